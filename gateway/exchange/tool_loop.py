@@ -55,7 +55,6 @@ class ToolLoop:
         "_session_fields",
         "_task",
         "_used",
-        "_writer",
     )
 
     def __init__(self, exchange: Exchange, opener: InnerOpener, session_fields: Fields) -> None:
@@ -65,7 +64,6 @@ class ToolLoop:
         self._session_fields = session_fields
         self._context: ResponseContext = exchange.request.state
         self._client = RoundClient(exchange)
-        self._writer: RoundsWriter
         self._rounds: ToolRounds
         self._task: asyncio.Task[None] | None = None
         self._entry: RateLimitEntry | None = None
@@ -80,11 +78,11 @@ class ToolLoop:
         """
         context, request = self._context, exchange.request
         assert context.mcp is not None
-        items = [*context.history, *own_items(request.fields)]
-        self._writer = writer = RoundsWriter(
-            request.outline_fields, context, is_stream=exchange.is_stream, listed_labels=listed_labels(items)
-        )
-        self._rounds = ToolRounds({**request.fields, **self._session_fields}, context.history, writer, context.mcp)
+        items = own_items(request.fields, context.referenced_items)
+        labels = listed_labels([*context.history, *items])
+        writer = RoundsWriter(request.outline_fields, context, is_stream=exchange.is_stream, listed_labels=labels)
+        fields = {**request.fields, **self._session_fields}
+        self._rounds = ToolRounds(fields, context.history, items, writer, context.mcp)
         context.writer = writer
         exchange.free_body()  # the rounds have bodies of their own
         exchange.set_header_lines(exchange.services.now())
@@ -157,7 +155,6 @@ class ToolLoop:
             new_id=self._context.new_id,
             history=self._context.history,
             conversation_id=self._context.conversation_id,
-            referenced_items=self._context.referenced_items,
             found_files=self._context.found_files,
             mcp=self._context.mcp,
             writer=writer,
@@ -276,17 +273,17 @@ class ToolLoop:
         if entry is not None:
             entry.settle_request(
                 self._exchange.services.now(),
-                self._used.prompt + self._used.completion,
+                None if self._used.is_partial else self._used.total,
                 was_sent=self._used.was_sent,
                 is_failed=False,
-                passed_tokens=0,
+                passed_tokens=self._used.total,
             )
 
 
 class _UsedTokens:
     """The tokens of all rounds of a response, for the limits of its key."""
 
-    __slots__ = ("completion", "prompt", "was_sent")
+    __slots__ = ("completion", "is_partial", "prompt", "was_sent")
 
     def __init__(self) -> None:
         self.prompt = 0
@@ -294,6 +291,13 @@ class _UsedTokens:
         """Generated tokens; of a round whose engine sent no count, those that came."""
         self.was_sent = False
         """An engine was asked."""
+        self.is_partial = False
+        """Of an answer, or of a part of one, the engine sent no count."""
+
+    @property
+    def total(self) -> int:
+        """Tokens of prompts and answers together."""
+        return self.prompt + self.completion
 
     def add(self, exchange: Exchange) -> None:
         """Add a round that has ended."""
@@ -301,6 +305,7 @@ class _UsedTokens:
         self.was_sent = self.was_sent or account.attempts > 0
         if account.usage is None:
             self.completion += account.passed_tokens
+            self.is_partial = self.is_partial or (account.attempts > 0 and exchange.answer.status < 400)
         else:
             self.prompt += account.usage.prompt
             self.completion += account.usage.completion

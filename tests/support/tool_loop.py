@@ -14,8 +14,8 @@ from controller.schema.keys import Key
 from controller.schema.tools import McpServerRoute, ToolRoute
 from gateway.tools.spec import ToolCall, ToolResult
 from tests.fakes.fake_controller import route
-from tests.fakes.fake_tool_servers import FakeServers, FakeTool, install
 from tests.fakes.fake_tool_model import Call, Fields, Move, ToolModel, tool_model
+from tests.fakes.fake_tool_servers import FakeServers, FakeTool, install
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness, until
 
 CHAT = "/v1/chat/completions"

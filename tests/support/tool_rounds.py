@@ -73,10 +73,10 @@ def play(
     assert mcp is not None
     made = made or context(mcp=mcp, history=tuple(history), stores=True)
     read_prompt(fields, made)
-    writer = RoundsWriter(
-        fields, made, is_stream=is_stream, listed_labels=listed_labels([*history, *own_items(fields)])
-    )
-    rounds = ToolRounds(fields, history, writer, mcp)
+    items = own_items(fields, made.referenced_items)
+    labels = listed_labels([*history, *items])
+    writer = RoundsWriter(fields, made, is_stream=is_stream, listed_labels=labels)
+    rounds = ToolRounds(fields, history, items, writer, mcp)
     stream, played, ran = b"", Played(b"", {}, [], [], []), []
 
     def finish(calls: Sequence[RunCall]) -> None:

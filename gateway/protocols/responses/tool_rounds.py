@@ -7,13 +7,14 @@ answers with what it knows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from gateway.protocols.common.conversation import Fields, Finish, Tokens
 from gateway.protocols.common.field_reader import describe_value, field_error
 from gateway.protocols.responses import mcp_items
+from gateway.protocols.responses.items import resolve_item
 from gateway.protocols.responses.mcp_tools import McpTools, is_mcp
 from gateway.protocols.responses.rounds_writer import RoundsWriter, RoundWriter, RunCall
 
@@ -58,14 +59,21 @@ class ToolRounds:
     """The rounds of one response. Call `next_round`, then `end_round`, and `take_result` for each of its calls, until
     `is_over`; then `end_rounds`."""
 
-    def __init__(self, fields: Fields, history: Sequence[Fields], writer: RoundsWriter, mcp: McpTools) -> None:
-        """`fields`: of the client's request, which a dialect has read. `history`: the items that it continues."""
+    def __init__(
+        self, fields: Fields, history: Sequence[Fields], items: Sequence[Fields], writer: RoundsWriter, mcp: McpTools
+    ) -> None:
+        """`fields`: of the client's request, which a dialect has read. `history`: the items that it continues, `items`
+        its own (`own_items`).
+
+        Raises:
+            RoundhouseError: as `find_approved`.
+        """
         self._fields = fields
         self._writer = writer
         self._mcp = mcp
-        self._items: list[Fields] = own_items(fields)
+        self._items: list[Fields] = list(items)
         """The input of the next round."""
-        self._approved = find_approved([*history, *self._items], self._items, mcp)
+        self._approved = find_approved([*history, *items], items, mcp)
         tools = fields.get("tools") or ()
         self._own_names = frozenset([tool["name"] for tool in tools if tool.get("type") in ("function", "custom")])
         self._budget = _Budget(fields.get("max_output_tokens"), fields.get("max_tool_calls"))
@@ -166,12 +174,13 @@ class ToolRounds:
         )
 
 
-def own_items(fields: Fields) -> list[Fields]:
-    """Return the items of a request's own input, which a dialect has read."""
+def own_items(fields: Fields, references: Mapping[str, Fields]) -> list[Fields]:
+    """Return the items of a request's own input, which a dialect has read, with the items that it refers to in their
+    places. `references`: stored items by their id."""
     value = fields.get("input")
     if isinstance(value, str):
         return [{"type": "message", "role": "user", "content": value}] if value else []
-    return list(value or ())
+    return [resolve_item(item, references, f"input[{number}]") for number, item in enumerate(value or ())]
 
 
 def listed_labels(items: Iterable[Fields]) -> frozenset[str]:

@@ -206,6 +206,10 @@ async def test_an_approval_is_asked_for_and_given() -> None:
         assert message.content[0].text == TEXT
         assert loop.servers.calls == [("weather__get", BONN)]
         assert call_and_result(loop) == ([("weather__get", json.dumps(BONN))], ["Rain in Bonn"])
+        by_reference: Any = [{"type": "item_reference", "id": request.id}, *given]
+        referred = await loop.create(input=by_reference, tools=[APPROVED])
+        assert referred.output[1].output == "Rain in Bonn"
+        loop.servers.calls.pop()
         later = await loop.create(input="And?", previous_response_id=response.id, tools=[APPROVED])
         assert (later.output_text, len(loop.servers.calls)) == (TEXT, 1)
 

@@ -83,6 +83,18 @@ async def test_a_client_that_leaves_pays_for_what_came(clock: Clock) -> None:
         assert limits._states["a"].token_bucket.level == 10_000 - 30, "two rounds of 15 tokens"
 
 
+async def test_a_client_that_leaves_in_a_round_saves_nothing(clock: Clock) -> None:
+    keys = (key("a", tools=["weather__*"], tokens_per_minute=10_000),)
+    async with looping(ASKS, Move("It rains.", holds=True), keys=keys) as loop:
+        asking = asyncio.ensure_future(loop.create(max_output_tokens=5000))
+        await until(lambda: len(loop.model.requests) == 2 and loop.model.running == 1, "the second round runs")
+        asking.cancel()
+        server: Any = loop.here.server
+        limits = server._gateway.inference._services.limits
+        await until(lambda: limits.count_inflight("a") == 0, "the request is not counted any more")
+        assert 4_900 < limits._states["a"].token_bucket.level < 5_000, "as many as were announced"
+
+
 async def test_one_that_is_refused_pays_nothing() -> None:
     keys = (key("a", tools=["weather__*"], tokens_per_minute=1000, requests_per_minute=10),)
     async with looping(SAYS, keys=keys, m={"state": "unloaded"}) as loop:
