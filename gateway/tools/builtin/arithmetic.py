@@ -44,6 +44,14 @@ _CONTEXT: Final = Context(
     Emax=LARGEST_EXPONENT,
     traps=[InvalidOperation, DivisionByZero, Overflow],
 )
+_FUNCTION_CONTEXT: Final = Context(
+    prec=34,  # as many as decimal128 has, and more than are shown
+    rounding=ROUND_HALF_EVEN,
+    Emin=-LARGEST_EXPONENT,
+    Emax=LARGEST_EXPONENT,
+    traps=[InvalidOperation, DivisionByZero, Overflow],
+)
+"""For functions and powers that are not whole, which take long with more digits."""
 _TOKEN: Final = re.compile(
     r"\s*(?:(?P<number>(?:\d+(?:_\d+)*(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,5})?)|(?P<name>[A-Za-z_]\w*)"
     r"|(?P<sign>\*\*|//|[-+*/%^(),\u00d7\u00f7\u2212\u00b7]))",
@@ -160,7 +168,9 @@ class _Parser:
         self._take()
         self._count_function()
         # The right one first: 2**3**2 is 2**9. A sign may stand there: 2**-1.
-        return _CONTEXT.power(base, self._read_signed())
+        exponent = self._read_signed()
+        is_whole = abs(exponent) <= LARGEST_EXPONENT and exponent == exponent.to_integral_value()
+        return (_CONTEXT if is_whole else _FUNCTION_CONTEXT).power(base, exponent)
 
     def _read_atom(self) -> Decimal:
         kind, text = self._take()
@@ -230,8 +240,8 @@ def _round(value: Decimal, digits: Decimal | None = None) -> Decimal:
 
 def _log(value: Decimal, base: Decimal | None = None) -> Decimal:
     if base is None:
-        return _CONTEXT.ln(value)
-    return _CONTEXT.divide(_CONTEXT.ln(value), _CONTEXT.ln(base))
+        return _FUNCTION_CONTEXT.ln(value)
+    return _FUNCTION_CONTEXT.divide(_FUNCTION_CONTEXT.ln(value), _FUNCTION_CONTEXT.ln(base))
 
 
 def _by_float(function: Callable[[float], float]) -> Callable[..., Decimal]:
@@ -257,11 +267,11 @@ _FUNCTIONS: Final[Mapping[str, tuple[tuple[int, int], Callable[..., Decimal]]]] 
     "atan": ((1, 1), _by_float(math.atan)),
     "ceil": ((1, 1), lambda value: value.to_integral_value(ROUND_CEILING, _CONTEXT)),
     "cos": ((1, 1), _by_float(math.cos)),
-    "exp": ((1, 1), _CONTEXT.exp),
+    "exp": ((1, 1), _FUNCTION_CONTEXT.exp),
     "floor": ((1, 1), lambda value: value.to_integral_value(ROUND_FLOOR, _CONTEXT)),
     "ln": ((1, 1), _log),
     "log": ((1, 2), _log),
-    "log10": ((1, 1), _CONTEXT.log10),
+    "log10": ((1, 1), _FUNCTION_CONTEXT.log10),
     "max": ((1, LONGEST_EXPRESSION), max),
     "min": ((1, LONGEST_EXPRESSION), min),
     "round": ((1, 2), _round),

@@ -8,6 +8,7 @@ process limits its memory, processor time and writing. SIGTERM ends it in order,
 from __future__ import annotations
 
 import json
+import os
 import resource
 import signal
 import sys
@@ -20,6 +21,8 @@ from gateway.tools.files.html_text import extract_text
 
 MEMORY_BYTES: Final = 512 * 1024 * 1024
 """Address space of the process, Python included."""
+NICENESS: Final = 10
+"""The gateway, whose streams go on meanwhile, comes first."""
 _JOBS: Final[Mapping[str, Callable[..., str]]] = {
     "read_file": read_file,
     "list_files": list_files,
@@ -32,6 +35,7 @@ _JOBS: Final[Mapping[str, Callable[..., str]]] = {
 def main() -> None:
     """Do the job that standard input describes, and write its answer to standard output."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    os.nice(NICENESS)
     asked: dict[str, Any] = json.loads(sys.stdin.buffer.read())
     limit_resources(asked["cpu_s"], asked["largest_write"])
     try:

@@ -49,14 +49,17 @@ READS = st.lists(
 @settings(max_examples=campaign_count(40, 1_000))
 @given(READS)
 def test_every_read_keeps_the_promises(reads: list[tuple[float, ParsedFolder]]) -> None:
-    now, settled = 1000.0, None
+    now = 1000.0
+    settled: DebouncedState | None = None
     agreed_since: dict[str, float] = {}
     servers_since: dict[str, float] = {}
     for pause, parsed in reads:
         now += pause
         before, settled = settled, debounce(settled, parsed, now)
         is_first = before is None or not parsed.is_valid
-        in_force = (set(), set()) if before is None else (set(before.definitions), set(before.tools.servers))
+        in_force: tuple[set[str], set[str]] = (set(), set())
+        if before is not None:
+            in_force = (set(before.definitions), set(before.tools.servers))
         agreed_since = {} if is_first else agreeing(agreed_since, in_force[0] - set(parsed.definitions), now)
         servers_since = {} if is_first else agreeing(servers_since, in_force[1] - set(parsed.tools.servers), now)
         check(before, parsed, settled, agreed_since, now)
