@@ -30,7 +30,9 @@ def write_atomic(path: Path, content: bytes, *, durable: bool = True, mode: int 
 
 
 def overwrite(path: Path, content: bytes) -> None:
-    """Write over an existing file in place. Use it where a full disk has no room for the second file of `write_atomic`.
+    """Write over an existing file in place, and wait until the content is on disk.
+
+    Use it where a full disk has no room for the second file of `write_atomic`.
 
     The content must be shorter than a page (4 KiB), which is not checked. A process that is killed in between may leave
     the new content followed by the rest of a longer old one, and a power cut may leave neither. Raises OSError if the

@@ -98,9 +98,11 @@ class ListeningServer:
             self._serve(listener)
 
     async def close(self) -> None:
-        """Stop accepting connections, close WebSockets and idle connections, and return once the server has ended. It
-        waits for no answer: requests under way go on for as long as the event loop runs. The file of a unix socket
-        stays. Call once."""
+        """Stop accepting connections, close WebSockets and idle connections, and return once the servers have ended.
+
+        Answers are not waited for: requests under way go on for as long as the event loop runs. The file of a unix
+        socket stays. Call once.
+        """
         if self._watch_task is not None:
             self._watch_task.cancel()
             with suppress(asyncio.CancelledError):

@@ -21,8 +21,9 @@ _STANDARD_DESCRIPTORS: Final = (0, 1, 2)
 
 
 class LineWriter:
-    """Writes lines to the file descriptor of a stream, without its buffer. A line that the reader does not take in time
-    is lost, whole or in part; nothing raises. Not thread-safe.
+    """Writes lines to the file descriptor of a stream, past the stream's own buffer.
+
+    A line that the reader does not take in time is lost, whole or in part; nothing raises. Not thread-safe.
 
     Several programs may write to one pipe. If two of them take its last free page at the same moment, one still blocks
     until the reader reads.
@@ -45,11 +46,13 @@ class LineWriter:
                 self._descriptor = None
 
     def write_line(self, line: str) -> bool:
-        """Write one line, to which the newline is added. Return whether it was written; False: it is lost, whole or in
-        part, which is no error.
+        """Write one line, to which the newline is added.
 
-        May block up to `patience_s` seconds for each part of PIPE_BUF bytes. Once a reader took nothing for so long,
-        lines are lost at once until there is room again; the next line that is written follows one that says how many.
+        Return whether it was written; False: it is lost, whole or in part, which is no error.
+
+        May block up to `patience_s` seconds for each part of PIPE_BUF bytes. Once a reader has taken nothing for so
+        long, lines are lost at once until there is room again; then a line with the number of lost lines is written
+        first.
         """
         lines = [f"roundhouse: {self._lost_lines} lines were lost here: nobody took them", line]
         text = "".join(f"{each}\n" for each in (lines if self._lost_lines else lines[1:]))
@@ -87,8 +90,11 @@ class LineHandler(logging.Handler):
         self._writer = writer
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one record as a line. Never raises: where formatting fails, the line holds the traceback instead, and a
-        line that the output does not take is lost."""
+        """Write one record as a line, which may block as `LineWriter.write_line` does.
+
+        Never raises: where formatting fails, the line holds the traceback instead, and a line that the output does not
+        take is lost.
+        """
         try:
             line = self.format(record)
         except Exception:  # noqa: BLE001 - what the arguments of a record raise

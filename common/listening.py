@@ -100,12 +100,13 @@ def select_addresses(addresses: Iterable[HostAddress]) -> list[HostAddress]:
 
 def bind_listeners(hosts: Iterable[str], port: int) -> list[socket.socket]:
     """Bind a TCP socket to each address of `hosts` (those that `select_addresses` leaves), all with the same port.
+
     `port` 0: one that is free at all of them. The sockets are bound and do not listen yet; the caller closes them. On
     an error, none stays open. Blocks while names are resolved.
 
-    Of a name, the addresses that this machine does not have are skipped, unless it has none of them: `localhost` often
-    has an IPv6 address where IPv6 is switched off. The socket for `::` takes IPv4 connections only if no IPv4 address
-    is bound here, and the system lets it.
+    If a name has addresses of this machine and others, only those of this machine are bound: `localhost` often has an
+    IPv6 address where IPv6 is switched off. The socket for `::` takes IPv4 connections only if no IPv4 address is bound
+    here, and the system lets it.
 
     Raises:
         ListenError: an address is taken or may not be bound, none of a host's addresses is one of this machine, or a

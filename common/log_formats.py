@@ -15,8 +15,11 @@ _PRIORITIES: Final = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNIN
 
 
 def create_formatter(log_format: LogFormat, *, is_journal: bool = False) -> logging.Formatter:
-    """Return a formatter for lines of this form. `is_journal`: journald reads the lines, so that each begins with its
-    syslog priority, and those for people have no time."""
+    """Return a formatter for lines of this form.
+
+    `is_journal`: journald reads the lines. Each line then begins with its syslog priority, and lines for people have no
+    time.
+    """
     lines = JsonFormatter() if log_format == "json" else None
     if is_journal:
         return JournalFormatter(lines)
@@ -24,9 +27,11 @@ def create_formatter(log_format: LogFormat, *, is_journal: bool = False) -> logg
 
 
 def tag_request(request_id: str | None) -> dict[str, str | None]:
-    """Return the `extra` argument of a logging call about a request, so that a JSON line has the request's id in
-    `request_id`. The message must name the id, too, for the other forms. None: the request has no id, and the line has
-    no such field."""
+    """Return the `extra` argument for a logging call about a request: it puts the id into `request_id` of a JSON line.
+
+    The message must name the id too, because lines of the other forms have no such field. None: the request has no id,
+    and the JSON line gets no `request_id`.
+    """
     return {"request_id": request_id}
 
 

@@ -14,12 +14,15 @@ _SUFFIXES: Final = (".gguf", ".safetensors", ".litertlm", ".onnx")
 _FORBIDDEN: Final = re.compile(r"[^A-Za-z0-9._-]+")
 _LONGEST: Final = 200
 FALLBACK: Final = "model"
-"""The name where nothing else is left."""
+"""The name of a model if `suggest_model_name` finds no other."""
 
 
 def suggest_model_name(reference: ModelReference) -> str:
-    """Return a name for the model of a reference, such as `gemma-3-4b-it` for `hf:ggml-org/gemma-3-4b-it-GGUF:Q4_K_M`:
-    the repository's name, or else the file's, without words for the file format. It may be taken already."""
+    """Return a name for a model: the name of its repository or file, without words for the file format.
+
+    For example `gemma-3-4b-it` for `hf:ggml-org/gemma-3-4b-it-GGUF:Q4_K_M`. The name is `FALLBACK` if no characters are
+    left. Another model may have the name already.
+    """
     match reference:
         case HubReference(repo=repo):
             text = repo.rpartition("/")[2]

@@ -34,7 +34,7 @@ _FORMS: Final = (
 
 
 class InvalidReferenceError(ValueError):
-    """A text that is no reference of a model. The message says what is wrong and what the forms are."""
+    """A text is not a reference to a model. The message says what is wrong and what the forms are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,10 @@ class HubReference:
     repo: str
     """`USER/REPO`."""
     quantisation: str | None = None
-    """Such as `Q4_K_M`; None: the source chooses, or takes the whole folder."""
+    """Name of the quantisation, for example `Q4_K_M`.
+
+    None: none is named, and the source chooses one or takes the whole folder.
+    """
     path: str | None = None
     """File in the repository; None: none is named."""
     revision: str | None = None
@@ -64,7 +67,7 @@ class RegistryReference:
     name: str
     tag: str = "latest"
     digest: str | None = None
-    """Of the manifest, `sha256:` and 64 hexadecimal digits; None: whatever the tag names."""
+    """Digest of the manifest, `sha256:` and 64 hexadecimal digits; None: whatever manifest the tag names."""
 
     def __str__(self) -> str:
         place = f"ollama:{self.name}" if self.host is None else f"oci:{self.host}/{self.name}"
@@ -99,10 +102,10 @@ ModelReference = HubReference | RegistryReference | UrlReference | LocalReferenc
 
 
 def parse_reference(text: str) -> ModelReference:
-    """Parse a reference; `str` of the result is its canonical form.
+    """Parse a reference to a model (the module lists the forms). `str` of the result is the reference's canonical form.
 
     Raises:
-        InvalidReferenceError: `text` has none of the forms.
+        InvalidReferenceError: `text` has none of the forms. It is a ValueError.
     """
     if len(text) > LONGEST_REFERENCE:
         raise InvalidReferenceError(f"A reference has at most {LONGEST_REFERENCE} characters.")
@@ -117,7 +120,11 @@ def parse_reference(text: str) -> ModelReference:
 
 
 def validate_file_path(path: str) -> str | None:
-    """Return why `path`, as a source names a file, cannot be a path below a folder; None: it can."""
+    """Return why a source's file may not be stored at `path` below a folder, or None if it may.
+
+    The reasons: an empty part, `.` or `..`; control characters or a backslash; a part of more than 240 bytes, or more
+    than 1024 characters in all.
+    """
     parts = path.split("/")
     if not path or any(part in ("", ".", "..") for part in parts):
         return "it has an empty part, `.` or `..`"

@@ -63,9 +63,11 @@ class ProgramAddress:
         raise ValueError("must be http://host:port or unix:/path/to/the.sock")
 
     def read_headers(self) -> dict[str, str]:
-        """Read the token file, and return the header that carries the token; empty without a token file, and where the
-        file is missing or unusable (see `read_token`), which raises nothing. Call for each request: the program may
-        make the token later, or replace it."""
+        """Read the token file, and return the header that carries the token. Blocks for the time of the read.
+
+        Empty if there is no token file, or the file is missing or unusable (see `read_token`); nothing is raised. Call
+        for each request: the program may make the token later, or replace it.
+        """
         token = read_token(self.token_file) if self.token_file is not None else None
         return {self.token_header: token} if token is not None else {}
 

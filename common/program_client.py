@@ -118,10 +118,12 @@ class ProgramClient:
         *,
         timeout: aiohttp.ClientTimeout | None = None,
     ) -> ProgramAnswer:
-        """Send a request and wait for the answer's headers. The caller closes the answer, by `async with`.
+        """Send a request and wait for the answer's headers. Call while the client is entered.
+
+        The caller closes the answer, by `async with`.
 
         `target` is the path with its query, percent-encoded; it is sent as it is. A `body` in parts is sent as they
-        come; what its iterator raises is raised. `timeout` None: the client's own, which bounds connecting alone;
+        come; an exception of its iterator is raised. `timeout` None: the client's own, which bounds connecting alone;
         another one counts for reading the answer too. An answer with an error status is returned like any other.
 
         Raises:

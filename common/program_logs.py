@@ -81,8 +81,11 @@ class BoundedLogFile(logging.Handler):
         self._is_losing = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Append the record. Never raises: a record that cannot be written is lost, and one that cannot be formatted is
-        reported by logging's own `handleError`."""
+        """Append the record, which blocks on the disk.
+
+        Never raises: a record that cannot be written is lost, and one that cannot be formatted is reported by logging's
+        own `handleError`.
+        """
         try:
             line = self.format(record).encode("utf-8", "backslashreplace")
         except Exception:  # noqa: BLE001 - as every handler of `logging`: a wrong call that logs ends nothing

@@ -30,7 +30,7 @@ class FileIdentity(NamedTuple):
 
 
 def identify_file(path: Path) -> FileIdentity | None:
-    """Return which file the path leads to; None: no file. Raises OSError where that cannot be read."""
+    """Return which file the path leads to; None: there is no file. Raises OSError if the path cannot be read."""
     try:
         status = path.stat()
     except FileNotFoundError:
@@ -49,8 +49,10 @@ class FileConnection(sqlite3.Connection):
     """Descriptor that holds the file; None: the file is not held."""
 
     def is_in_place(self) -> bool:
-        """Whether the path still leads to the opened file; False if the file was deleted or replaced. Raises OSError
-        where that cannot be read."""
+        """Whether the path still leads to the opened file; False if the file was deleted or replaced.
+
+        Raises OSError if the path cannot be read.
+        """
         return identify_file(self.path) == self.identity
 
     def close(self) -> None:
@@ -135,11 +137,13 @@ def _hold_within(path: Path, within_s: float) -> int:
 
 @contextmanager
 def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """Context manager that runs its block as one transaction: all of it is written, or nothing. Any exception of the
-    block rolls it back and is raised.
+    """Context manager that runs its block as one transaction: all of it is written, or nothing.
 
-    Takes the write lock first, for which it waits as long as the connection's busy timeout says; then raises
-    sqlite3.OperationalError. Cannot be nested. The connection must be in autocommit mode.
+    Any exception of the block rolls it back and is raised.
+
+    Takes the write lock first, for which it waits up to the connection's busy timeout. Blocks. Raises
+    sqlite3.OperationalError if the lock is not free in time, and sqlite3.Error if the database fails. Cannot be nested.
+    The connection must be in autocommit mode.
     """
     db.execute("BEGIN IMMEDIATE")
     try:
@@ -152,8 +156,11 @@ def transaction(db: sqlite3.Connection) -> Iterator[None]:
 
 
 def check_content(db: sqlite3.Connection) -> None:
-    """Check the file's pages and indexes, which reads the whole file and blocks for so long. Returns nothing if the
-    content is sound; raises sqlite3.DatabaseError for the first fault, for which `is_damaged` returns True."""
+    """Check the file's pages and indexes. Blocks while it reads the whole file.
+
+    Returns nothing if the content is sound. Raises sqlite3.DatabaseError for the first fault, for which `is_damaged`
+    returns True; another sqlite3.Error if the file cannot be read.
+    """
     [verdict] = db.execute("PRAGMA quick_check(1)").fetchone()
     if verdict != "ok":
         error = sqlite3.DatabaseError(str(verdict))
@@ -189,11 +196,16 @@ class OpenedDatabase(Protocol):
     """A database that `DatabaseFile` has opened: the methods that it calls."""
 
     def is_in_place(self) -> bool:
-        """Whether the path still leads to the opened file; False if the file was deleted or replaced. Raises OSError
-        where that cannot be read."""
+        """Whether the path still leads to the opened file; False if the file was deleted or replaced.
+
+        Raises OSError if the path cannot be read.
+        """
 
     def close(self) -> None:
-        """Close the database."""
+        """Close the database. Blocks; may raise sqlite3.Error.
+
+        `DatabaseFile` calls this once, and no method afterwards.
+        """
 
 
 Database = TypeVar("Database", bound=OpenedDatabase)
@@ -217,7 +229,7 @@ class DatabaseFile(Generic[Database]):
         self._database: Database | None = None
 
     def run(self, work: Callable[[Database], Result]) -> Result:
-        """Open the database if needed, and return what `work` returns.
+        """Open the database if needed, and return what `work` returns. Blocks.
 
         Where the file proves to be damaged, set it aside and call `work` once more, with a new file: `work` must bear
         being called twice. `on_file_lost` is called then, and where the opened file was deleted or replaced. Raises
@@ -243,7 +255,10 @@ class DatabaseFile(Generic[Database]):
         return self._database
 
     def close(self) -> None:
-        """Close the database if it is open. May be called repeatedly; the next `run` opens it again."""
+        """Close the database if it is open. May be called repeatedly; the next `run` opens it again.
+
+        Blocks; raises what the database's own `close` raises.
+        """
         database, self._database = self._database, None
         if database is not None:
             database.close()

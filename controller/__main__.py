@@ -52,6 +52,8 @@ def main() -> int:
     keep_log_file(settings.state, "controller", settings.log_mib, settings.log_format)
     try:
         return asyncio.run(_serve(settings, store))
+    except StateError as error:  # a file of the folder is damaged
+        return _fail(EXIT_FAILED, str(error))
     finally:
         store.close()
 

@@ -76,7 +76,8 @@ EXIT_RUNTIME_SILENT = 5
 
 
 class Controller:
-    """One controller: all parts and tasks of it except the HTTP server, and the methods that its API calls.
+    """One controller: all parts and tasks of it except the HTTP server, and the methods that its API calls. Making one
+    reads the state folder, and raises StateError where a file in it is damaged.
 
     An async context manager, to be entered once. Entering reads the desired-state files and starts the tasks; leaving
     ends the tasks, stops the engines if `shut_down` asked for that, waits for running operations, and closes `runtime`
@@ -418,9 +419,9 @@ class Controller:
         )
 
     async def find_drift(self) -> Drift:
-        """Compare what the last observation saw running with what is declared, and return the differences. Where the
-        runtime does not answer for a replica, what it said last counts. Raises RoundhouseError `controller_unavailable`
-        before the first observation."""
+        """Compare what the last observation saw running with what is declared, and return the differences. If the
+        runtime does not answer about a replica, its last answer about that replica is used. Raises RoundhouseError
+        `controller_unavailable` before the first observation."""
         current_round = self.admin_service.read_current_state()
         return await self._drift_detector.check_drift(current_round)
 

@@ -414,7 +414,7 @@ class Gpu:
 
     @property
     def label(self) -> str:
-        """Name for people: `0` for a GPU, `0:1` for MIG instance 1 of it."""
+        """Name for people: the GPU's index; for a MIG instance, index and instance number, as `0:1`."""
         return str(self.index) if self.mig is None else f"{self.index}:{self.mig}"
 
 
@@ -435,7 +435,7 @@ class UnreadGpu:
 
     @property
     def label(self) -> str:
-        """Name for people: `1` for a GPU, `1:0` for MIG instance 0 of it."""
+        """Name for people: the GPU's index; for a MIG instance, index and instance number, as `1:0`."""
         return str(self.index) if self.mig is None else f"{self.index}:{self.mig}"
 
     @property

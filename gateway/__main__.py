@@ -132,6 +132,8 @@ def main() -> int:
         server = server_of(settings, store, certificate)
     except AdminHostError as error:
         return _refuse_start(EXIT_SETTINGS, f"ROUNDHOUSE_ADMIN_HOST: {error}")
+    except OSError as error:
+        return _refuse_start(EXIT_SETTINGS, f"{error.filename}: {error.strerror}. Set ROUNDHOUSE_STATE")
     configure_logging(settings.log_level, settings.log_format)
     keep_log_file(settings.state, "gateway", settings.log_mib, settings.log_format)
     disable_created_metrics()  # type: ignore[no-untyped-call]

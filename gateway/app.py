@@ -127,8 +127,9 @@ class Gateway:
     """The calls of tools that clients sent."""
 
     def begin_stop(self) -> None:
-        """End answers of admin routes and of retrieval that would never end by themselves, such as event streams;
-        inference requests go on.
+        """End answers of admin routes and of retrieval that have no known length, among them all event streams.
+
+        Inference requests go on.
 
         `/health/ready` answers 503 from now on. Call when the server begins to stop.
         """
@@ -157,7 +158,7 @@ class Gateway:
 def open_store(settings: GatewaySettings) -> StateStore | None:
     """Open the store of responses, conversations and chat completions; None if the settings store none.
 
-    Starts the store's thread: close the store, or give it to `create_gateway`.
+    Blocks while the database is opened. Starts the store's thread: close the store, or give it to `create_gateway`.
 
     Raises:
         StoreError: the state folder cannot be used, or another gateway holds it.
@@ -171,7 +172,8 @@ def open_store(settings: GatewaySettings) -> StateStore | None:
 def open_streams(settings: GatewaySettings, live: LiveRoutes) -> ResumableStreams:
     """Return the resumable streams, with those that an earlier gateway left in files of the state folder.
 
-    Reads these files, unless `stream_files` is off. Close the result when the gateway ends.
+    Reads these files, which blocks, unless `stream_files` is off. Close the result when the gateway ends. Raises
+    OSError if the folder of the files cannot be read.
     """
     ring_bytes = settings.stream_ring_bytes
     registry = StreamRegistry(
@@ -184,7 +186,7 @@ def open_streams(settings: GatewaySettings, live: LiveRoutes) -> ResumableStream
 
 
 def open_certificate(settings: GatewaySettings) -> TlsCertificate | None:
-    """Load the HTTPS certificate of the settings; None if they name none, so that HTTP is served.
+    """Load the HTTPS certificate of the settings; None if they name none, so that HTTP is served. Blocks.
 
     Raises:
         CertificateError: the certificate or its key cannot be used.
@@ -218,14 +220,17 @@ def find_admin_addresses(settings: GatewaySettings) -> frozenset[str] | None:
 def create_gateway(
     settings: GatewaySettings, store: StateStore | None, certificate: TlsCertificate | None = None
 ) -> Gateway:
-    """Assemble a gateway with these settings. Connects to nothing and serves nothing before its lifespan begins, but
-    reads the streams in the state folder (`open_streams`).
+    """Assemble a gateway with these settings.
+
+    Connects to nothing and serves nothing before its lifespan begins, but reads the streams in the state folder
+    (`open_streams`) and resolves names (`find_admin_addresses`), which both block.
 
     `store` None: responses are not stored. `certificate` None: it serves HTTP. The gateway closes `store` when it ends,
     and loads `certificate` again when its files change.
 
     Raises:
         AdminHostError: `admin_host` has an entry that is no usable address; see `find_admin_addresses`.
+        OSError: the folder of the streams' files cannot be read.
     """
     live, link_state, metrics, limits = LiveRoutes(), LinkState(), Metrics(), RateLimits()
     admission = Admission(settings.queue_limit)

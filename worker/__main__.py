@@ -21,7 +21,7 @@ from worker import engines
 from worker.errors import LoadError, PortTakenError
 from worker.preflight import port_number
 
-LAUNCHERS = ("llama_server", "vllm")
+LAUNCHERS = ("llama_server", "mcp", "vllm")
 """Engines with a server of their own. They take that server's flags, after `--`."""
 
 

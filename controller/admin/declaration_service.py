@@ -41,7 +41,8 @@ class DeclarationService:
         )
 
     def get_declaration(self, kind: DeclarationKind, name: str) -> DeclarationView:
-        """Return one runtime declaration with secrets masked. Raises RoundhouseError `unknown_declaration`."""
+        """Return one runtime declaration with secrets masked. Raises RoundhouseError `unknown_declaration` if there is
+        none of this kind and name; what the files declare is none."""
         declaration = _of_kind(self._files.declarations, kind).get(name)
         if declaration is None:
             raise _unknown(kind, name)
@@ -50,11 +51,12 @@ class DeclarationService:
     def put_declaration(
         self, kind: DeclarationKind, name: str, fields: Mapping[str, JsonValue], *, actor: str
     ) -> tuple[DeclarationView, bool]:
-        """Declare a model or a key, and return the declaration and whether it is new. The same fields again change
-        nothing.
+        """Declare a model or a key, and return the declaration with secrets masked, and whether it is new. It is in
+        force before the return. The same fields again change nothing.
 
-        Raises RoundhouseError: `declared_in_files` if the files declare the name; `invalid_declaration` with the first
-        problem of the fields, whose `param` is the field; or with `MAX_DECLARATIONS` declared already.
+        Raises RoundhouseError: `declared_in_files` if the files declare the name; `invalid_declaration` if the fields
+        have a problem (`param` is the field of the first one), or if 10,000 (`MAX_DECLARATIONS`) of this kind are
+        declared already.
         """
         if self._files.declares(kind, name):
             message = f"The desired-state files declare {_subject(kind, name)}: edit them."
@@ -77,8 +79,9 @@ class DeclarationService:
         return _view(kind, name, declaration), earlier is None
 
     def drop_declaration(self, kind: DeclarationKind, name: str, *, actor: str) -> DeclarationView:
-        """Remove a runtime declaration, and return what it was. The model is drained and its engines end; the key is
-        refused from then on. Raises RoundhouseError `unknown_declaration`."""
+        """Remove a runtime declaration, and return what it was, with secrets masked. A model is drained and its engines
+        end; a key is refused from then on. Raises RoundhouseError `unknown_declaration` if there is none of this
+        kind and name."""
         view = self.get_declaration(kind, name)
         self._files.drop_declaration(kind, name, actor)
         self._wake()

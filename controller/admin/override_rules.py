@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from controller.config.messages import explain_errors
 from controller.desired.resolve import with_params
-from controller.engines import ENGINES
+from controller.engines import REPLICA_ENGINES
 from controller.engines.load_fields import LoadValue
 from controller.engines.load_request import find_wrong_backend
 from controller.schema.errors import RoundhouseError
@@ -106,7 +106,7 @@ def decide_unload(standing: ModelStanding, *, hold: bool, actor: str, now: float
 
 def _checked_params(want: DesiredModel, params: Mapping[str, LoadValue]) -> dict[str, Any]:
     """Return the load's parameters as definition fields. Raises RoundhouseError `invalid_load_request`."""
-    engine = ENGINES[want.backend]
+    engine = REPLICA_ENGINES[want.backend]
     backend_fault = find_wrong_backend(engine, params)
     fault = backend_fault or next(iter(engine.load_faults(params)), None)
     if fault is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from controller.engines import ENGINES
+from controller.engines import REPLICA_ENGINES
 from controller.engines.load_fields import list_constraints
 from controller.planning.draining import (
     GatewayView,
@@ -86,7 +86,7 @@ class Traffic:
 
 def configured_row(want: DesiredModel) -> ModelConfigured:
     """Return the part of a model's row that only an edit or a load changes, with secrets masked."""
-    engine, declared_definition = ENGINES[want.backend], want.declared_definition
+    engine, declared_definition = REPLICA_ENGINES[want.backend], want.declared_definition
     return ModelConfigured(
         name=want.name,
         resolved_backend=want.backend,
@@ -165,7 +165,7 @@ def shown_definition(definition: Definition) -> dict[str, JsonValue]:
 
 def gpu_model(want: DesiredModel, model: ModelLive) -> GpuModel:
     """Return the entry of a model in the GPU memory view. `model` is the live part of its row."""
-    engine = ENGINES[want.backend]
+    engine = REPLICA_ENGINES[want.backend]
     return GpuModel(
         name=want.name,
         runtime_state=model.runtime_state,

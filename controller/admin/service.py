@@ -261,8 +261,9 @@ class AdminService:
 
     async def reload_files(self) -> ReloadResult:
         """Read the desired-state files now, look for the files of sources, and wake the reconcile loop. The removal of
-        a model is confirmed by a second reading, two seconds later. Waits up to TAKEN_WITHIN_S until the gateways apply
-        a change. Raises RoundhouseError `controller_unavailable` before the first observation."""
+        a model is confirmed by a second reading, two seconds later. After a change, waits up to 2 s for a round that
+        knows it, and then up to 2 s for the gateways to apply it. Raises RoundhouseError `controller_unavailable`
+        before the first observation; problems of the files raise nothing and are in the result."""
         before = self.read_current_state().desired.revision
         await self._files.read_files()
         if (wake_at := self._files.wake_at()) is not None:
@@ -305,10 +306,10 @@ class AdminService:
     ) -> tuple[AdminModel, bool]:
         """Wait for a load, until it is done or `timeout_s` seconds have passed. Returns the model's row, and whether
         the load is done. `name` is the model's own name, not an alias. While the controller is paused, a load is not
-        waited for.
+        waited for. With `restart`, the load is done once every wanted replica has the new values.
 
-        With `restart`, the load is done once every wanted replica has the new values. Also with a short `timeout_s`, up
-        to 2 s are waited for a round that knows the statement; and up to 2 s more for the gateways to apply it.
+        Even with a short `timeout_s`, the method waits up to 2 s for a round that knows the statement, and then up to 2
+        s for the gateways to apply it.
 
         Raises:
             RoundhouseError: `model_failed` where the load failed (with `restart`, also where the old engines still
@@ -321,12 +322,13 @@ class AdminService:
 
     async def wait_for_unload(self, name: str, result: StatementResult, timeout_s: float) -> tuple[AdminModel, bool]:
         """Wait for an unload, until it is done or `timeout_s` seconds have passed. Returns the model's row, and whether
-        the unload is done. `name` is the model's own name, not an alias. While the controller is paused, an unload is
-        not waited for. Waits up to 2 s longer for a round that knows the statement, and for the gateways to apply it.
+        the unload is done. `name` is the model's own name, not an alias. While the controller is paused, an unload
+        is not waited for. Even with a short `timeout_s`, the method waits up to 2 s for a round that knows the
+        statement, and then up to 2 s for the gateways to apply it.
 
         Raises:
-            RoundhouseError: `state_conflict` where the model was loaded again by an operator, or was removed from the
-                files. A load by a request (autoload) counts as done.
+            RoundhouseError: `state_conflict` where the model was loaded again by an operator, or was removed from
+                the files. A load by a request (autoload) counts as done.
         """
         is_done = await self._wait_for_round(
             lambda current_round: _unload_is_done(current_round, name), result.revision, timeout_s

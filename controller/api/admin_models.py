@@ -56,8 +56,8 @@ _TAGS: list[Any] = ["admin"]
 
 
 def declare(app: FastAPI, service: AdminService) -> None:
-    """Add the routes `/v1/admin/models...` and `/v1/admin/gpu-memory` to `app`. Call last of the routes below
-    `/v1/admin/models`."""
+    """Add the routes `/v1/admin/models...` and `/v1/admin/gpu-memory` to `app`. Call it after every other function that
+    adds routes below `/v1/admin/models`: the route of one model matches their paths too."""
 
     @app.get(
         "/v1/admin/models",

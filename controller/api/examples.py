@@ -36,6 +36,7 @@ ROW: Final[dict[str, Any]] = {
     },
     "capabilities": {
         "modalities": ["text"],
+        "media_urls": False,
         "multi_turn": True,
         "thinking_modes": ["default", "enabled", "disabled"],
         "tools": True,
@@ -147,5 +148,5 @@ GPU_MEMORY: Final[dict[str, Any]] = {
 
 
 def example_response(value: dict[str, Any]) -> dict[int | str, dict[str, Any]]:
-    """Return the OpenAPI `responses` entry for status 200 with this example."""
+    """Return the OpenAPI `responses` entry for status 200 with `value` as its example."""
     return {200: {"content": {"application/json": {"example": value}}}}

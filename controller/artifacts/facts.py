@@ -20,9 +20,9 @@ class ArtifactError(ValueError):
 
 
 def show_text(text: str) -> str:
-    """Return a text from a model file in a form that is safe in an error message: LONGEST_SHOWN characters and `...` at
-    most, and, where a character is not printable (control characters, lone surrogates, direction marks), all in ASCII
-    with escapes."""
+    """Return a text from a model file in a form that is safe in an error message: at most 100 characters
+    (`LONGEST_SHOWN`) and `...`, and, where a character is not printable (control characters, lone surrogates,
+    direction marks), all in ASCII with escapes."""
     shown = text if text.isprintable() else ascii(text[:LONGEST_SHOWN])
     return shown if len(shown) <= LONGEST_SHOWN else shown[:LONGEST_SHOWN] + "..."
 
@@ -56,7 +56,7 @@ class Gguf:
 
     @property
     def weights(self) -> int:
-        """Bytes of all tensors."""
+        """Total size of all tensors in bytes."""
         return sum(self.blocks) + self.embedding + self.output + self.rest
 
     def get_number(self, name: str, default: int | None = None) -> int | None:

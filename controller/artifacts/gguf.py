@@ -34,8 +34,8 @@ _BLOCK: Final = re.compile(r"blk\.(\d{1,5})\.")
 
 
 class TooShort(Exception):  # noqa: N818 - no error: the caller reads more and parses again
-    """Raised by `parse_head`, and no error: the head is longer than the bytes that the caller has read so far, so read
-    more and parse again."""
+    """Raised by `parse_head` where the head is longer than the bytes that the caller has read so far. It is no fault of
+    the file: the caller reads more bytes and parses again."""
 
 
 @dataclass(frozen=True, slots=True)

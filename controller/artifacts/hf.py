@@ -21,11 +21,12 @@ _TEXT_MODELS: Final = ("text_config", "llm_config", "language_config")
 
 
 def head_length(data: bytes, size: int) -> int:
-    """Return the length in bytes of the JSON header that follows the first HEAD_LENGTH bytes of a safetensors file.
+    """Return the length in bytes of the JSON header that follows the first 8 bytes (`HEAD_LENGTH`) of a safetensors
+    file.
 
     `data`: these first bytes, which hold that length and are not part of it. `size`: bytes of the whole file. Raises
-    ArtifactError where the file is damaged, cut off, or no safetensors file, and where its header is longer than
-    LONGEST_READ_HEAD.
+    ArtifactError where the file is damaged, cut off, or no safetensors file, and where its header is longer than 32 MiB
+    (`LONGEST_READ_HEAD`).
     """
     length = int.from_bytes(data, "little")
     if len(data) < HEAD_LENGTH or not 0 < length <= _LONGEST_HEAD:
@@ -63,8 +64,9 @@ def tensor_bytes(head: bytes, data_size: int) -> dict[str, int]:
 
 
 def text_config(data: bytes) -> Mapping[str, object]:
-    """Return the fields of a `config.json`, in which those of the part that describes the text model (`text_config` or
-    the like), if there is one, override the top-level ones. Raises ArtifactError as `json_object`."""
+    """Return the fields of a `config.json`. If it has a part that describes the text model (`text_config`, `llm_config`
+    or `language_config`), the fields of that part override the top-level ones. Raises ArtifactError where `data` is
+    not a JSON object, or has more than 2,000,000 values."""
     config = json_object(data)
     for name in _TEXT_MODELS:
         inner = config.get(name)
@@ -74,11 +76,12 @@ def text_config(data: bytes) -> Mapping[str, object]:
 
 
 def find_custom_code(data: bytes) -> str | None:
-    """Return the first class that an `auto_map` names, at any depth of a `config.json` or the like, shortened and
-    escaped for messages. None means that there is none.
+    """Return the first class that an `auto_map` names, at any depth of a model's JSON file, shortened and escaped for
+    messages. None means that there is none.
 
     Such code comes with the model. transformers imports it where remote code is trusted, and vLLM did so where it was
-    not trusted (CVE-2025-66448, CVE-2026-22807). Raises ArtifactError as `json_object`.
+    not trusted (CVE-2025-66448, CVE-2026-22807). Raises ArtifactError where `data` is not a JSON object, or has more
+    than 2,000,000 values.
     """
     values: list[object] = [json_object(data)]
     while values:
@@ -100,7 +103,7 @@ def _first_text(value: object) -> str:
 
 def shard_names(index: bytes) -> frozenset[str]:
     """Return the file names in a `model.safetensors.index.json`, without checking that they exist. Raises ArtifactError
-    where it has no `weight_map` of texts, and as `json_object`."""
+    where it is not a JSON object, has no `weight_map` of texts, or has more than 2,000,000 values."""
     files = json_object(index).get("weight_map")
     if not isinstance(files, dict) or not all(isinstance(name, str) for name in files.values()):
         raise ArtifactError("has no `weight_map`")
@@ -108,8 +111,8 @@ def shard_names(index: bytes) -> frozenset[str]:
 
 
 def json_object(data: bytes) -> dict[str, Any]:
-    """Parse a JSON object. Raises ArtifactError where `data` is not one, or has so many values that it would fill the
-    memory."""
+    """Parse a JSON object. Raises ArtifactError where `data` is not one, or has so many values (more than 2,000,000)
+    that it would fill the memory."""
     if sum(data.count(mark) for mark in (b",", b"[", b"{")) > _MOST_VALUES:
         raise ArtifactError(f"holds more than {_MOST_VALUES:,} values")
     try:

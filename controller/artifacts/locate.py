@@ -23,7 +23,7 @@ class LocatedPath:
 
 
 def locate_path(roots: ModelRoots, path: str) -> LocatedPath:
-    """Resolve a model path to a models folder and a place in it, which need not exist.
+    """Resolve a model path to a models folder and a place in it, which need not exist. Reads the disk.
 
     A relative path means the first models folder that has an entry of that name, or the first folder where none has. An
     absolute path means the models folders that contain it, in the same way. Symbolic links below the models folder are
@@ -47,5 +47,6 @@ def locate_path(roots: ModelRoots, path: str) -> LocatedPath:
 
 
 def is_inside(roots: ModelRoots, target: Path) -> bool:
-    """Return whether `target`, an absolute path without symbolic links, lies in one of the models folders or is one."""
+    """Return whether `target`, an absolute path without symbolic links, lies in one of the models folders or is one.
+    Reads the disk, for the models folders' own symbolic links."""
     return any(target.is_relative_to(root) for root in roots.resolve().folders)

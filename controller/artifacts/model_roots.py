@@ -52,7 +52,8 @@ class ModelRoots:
         return _SEPARATOR.join(map(str, self.folders))
 
     def describe(self) -> str:
-        """Return the folders as an error names them: `the models folders /a, /b`."""
+        """Return the folders in words for an error message: `the models folder` or `the models folders`, and the paths,
+        comma-separated."""
         return f"the models folder{'s' if len(self.folders) > 1 else ''} {', '.join(map(str, self.folders))}"
 
     def advise_adding(self, path: PurePath) -> str | None:

@@ -41,8 +41,8 @@ Stamp = tuple[tuple[str, int, int], ...]
 
 def list_files(target: Path) -> list[Path]:
     """Return the files of the model at `target`, in no order: a file with its external weights, the set of a split
-    file, or all files of a folder and its subfolders. A path where nothing is gives the path itself. Raises OSError
-    where a folder cannot be read."""
+    file, or all files of a folder and its subfolders. A path where nothing is gives the path itself. Blocks on the
+    disk. Raises OSError where a folder cannot be read."""
     if target.is_dir():
         return [file for file in target.rglob("*") if file.is_file()]
     if split := SPLIT_FILE.fullmatch(target.name):
@@ -54,7 +54,7 @@ def list_files(target: Path) -> list[Path]:
 
 def files_below(roots: ModelRoots, path: str) -> list[Path]:
     """Return the files of the model at `path`, a declared model path: its file, its split set, or all files of its
-    folder, sorted by name. A path where nothing is gives that path, and no error.
+    folder, sorted by name. A path where nothing is gives that path, and no error. Blocks on the disk.
 
     Raises:
         ArtifactError: the path leads out of the models folders, or cannot be read.
@@ -71,8 +71,8 @@ def files_below(roots: ModelRoots, path: str) -> list[Path]:
 
 
 def stamp_of(files: Iterable[Path]) -> Stamp:
-    """Return the stamp of these files, in their order, by which a change is detected. Raises ArtifactError where a file
-    is missing, cannot be read or is not a regular file."""
+    """Return the stamp of these files, in their order, by which a change is detected. Blocks on the disk. Raises
+    ArtifactError where a file is missing, cannot be read or is not a regular file."""
     try:
         stats = [(str(file), file.stat()) for file in files]
     except (OSError, ValueError) as error:
@@ -116,7 +116,7 @@ def read_artifact(path: str, files: list[Path]) -> Artifact:
 
 def read_custom_code(folder: Path) -> tuple[str, str] | None:
     """Return the file name and the class of Python code that comes with the model in `folder`, by the JSON files
-    directly in it. None means that there is none, or that `folder` is no folder.
+    directly in it. None means that there is none, or that `folder` is no folder. Blocks on the disk.
 
     Raises ArtifactError, whose message begins with the file's name, where a file cannot be read or is not a JSON
     object; OSError where the folder cannot be listed.

@@ -54,7 +54,8 @@ def measure_tokenizer(data: bytes) -> int | None:
     """Return the maximum number of text bytes, without white space, that one token stands for, by the content of a
     `tokenizer.json`. None means that the tokenizer is not known to cover a text byte by byte.
 
-    Raises ArtifactError as `json_object` where `data` is not a JSON object, or too large.
+    Raises ArtifactError where `data` is not a JSON object, or has more than 2,000,000 values; RecursionError where its
+    steps are nested too deeply.
     """
     fields = json_object(data)
     model = fields.get("model")

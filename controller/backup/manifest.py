@@ -118,7 +118,7 @@ class MemberPlace:
 
     @property
     def member(self) -> str:
-        """Name of the file in an archive, such as `state/memory.json`."""
+        """Name of the file in an archive: `folder` and `name`, joined by a slash."""
         return f"{self.folder}/{self.name}"
 
     @property

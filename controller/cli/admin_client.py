@@ -128,34 +128,39 @@ class AdminClient:
     # Internal routes, which a gateway does not forward.
 
     async def get_status(self) -> ControllerStatus:
-        """Return the controller's status: models, replicas, GPUs and problems. Not through a gateway. Errors: see
-        `AdminClient`."""
+        """Return the controller's status: models, replicas, GPUs and problems. Not through a gateway. Raises
+        NoControllerError if no controller answers, RequestRefusedError if it refuses, and CommandError for any other
+        failure."""
         return await self._ask("GET", "/internal/status", ControllerStatus)
 
     async def set_paused(self, paused: bool) -> ControllerStatus:
-        """Pause or resume the controller, and return its status afterwards. Not through a gateway. Errors: see
-        `AdminClient`."""
+        """Pause or resume the controller, and return its status afterwards. Not through a gateway. Raises
+        NoControllerError if no controller answers, RequestRefusedError if it refuses, and CommandError for any other
+        failure."""
         return await self._ask("POST", "/internal/pause", ControllerStatus, {"paused": paused})
 
     async def shut_down(self, *, stop_engines: bool) -> None:
         """Ask the controller to end, and return once it has agreed, which is before its end. With `stop_engines` it
-        stops all engines first; otherwise they keep running. Not through a gateway. Errors: see `AdminClient`."""
+        stops all engines first; otherwise they keep running. Not through a gateway. Raises NoControllerError if no
+        controller answers, RequestRefusedError if it refuses, and CommandError for any other failure."""
         await self._exchange("POST", "/internal/shutdown", {"stop_engines": stop_engines})
 
     # The admin API.
 
     async def list_models(self) -> AdminModels:
-        """Return the rows of all declared models. Errors: see `AdminClient`."""
+        """Return the rows of all declared models. Raises NoControllerError if no controller answers,
+        RequestRefusedError if it refuses, and CommandError for any other failure."""
         return await self._ask("GET", MODELS, AdminModels)
 
     async def get_model(self, name: str) -> AdminModel:
-        """Return the row of a model, by its name or an alias. Raises RequestRefusedError (`unknown_model`) where there
-        is none. Errors: see `AdminClient`."""
+        """Return the row of a model, by its name or an alias. Raises NoControllerError if no controller answers,
+        RequestRefusedError if it refuses (`unknown_model`: there is none), and CommandError for any other failure."""
         return await self._ask("GET", model_path(name), AdminModel)
 
     async def declares_model(self, name: str) -> bool:
         """Return whether a model or an alias of this name is declared. True also where the controller refuses to tell,
-        as long as it has read no files. Raises where none answers: see `AdminClient`."""
+        as long as it has read no files. Raises NoControllerError if no controller answers, and CommandError for any
+        other failure."""
         try:
             await self.get_model(name)
         except RequestRefusedError as error:
@@ -169,8 +174,9 @@ class AdminClient:
 
         `wait_s`: seconds that the controller waits for the end before it answers; None or 0: it answers at once, and
         the verdict is PENDING unless the model is there. With `restart`, a model that serves is restarted with the
-        values. A load that fails raises nothing: it returns FAILED with the reason in the row's `last_error`. Other
-        refusals raise RequestRefusedError. Errors: see `AdminClient`.
+        values. A load that fails raises nothing: it returns FAILED with the reason in the row's `last_error`. Raises
+        NoControllerError if no controller answers, RequestRefusedError if it refuses otherwise, and CommandError for
+        any other failure.
         """
         goal = TransitionGoal(ModelState.LOADED, restart)
         try:
@@ -188,53 +194,68 @@ class AdminClient:
         """Unload a model, and return how far that is: DONE or PENDING.
 
         `wait_s`: seconds that the controller waits for the end before it answers; None or 0: it answers at once. With
-        `hold`, requests do not load an autoload model again. Errors: see `AdminClient`.
+        `hold`, requests do not load an autoload model again. Raises NoControllerError if no controller answers,
+        RequestRefusedError if it refuses, and CommandError for any other failure.
         """
         goal = TransitionGoal(ModelState.UNLOADED)
         return await self._change_model(f"{model_path(name)}/unload", {"hold": hold}, wait_s, goal)
 
     async def reset_model(self, name: str) -> AdminModel:
         """Drop the operator's load or unload of a model, and return the model's row; a model without one is no error.
-        Errors: see `AdminClient`."""
+        Raises NoControllerError if no controller answers, RequestRefusedError if it refuses, and CommandError for
+        any other failure."""
         return await self._ask("DELETE", f"{model_path(name)}/override", AdminModel)
 
     async def list_declarations(self) -> DeclarationsView:
-        """Return the runtime declarations, and why some are not in force. Errors: see `AdminClient`."""
+        """Return the runtime declarations, and why some are not in force. Raises NoControllerError if no controller
+        answers, RequestRefusedError if it refuses, and CommandError for any other failure."""
         return await self._ask("GET", DECLARATIONS, DeclarationsView)
 
     async def put_declaration(
         self, kind: DeclarationKind, name: str, fields: Mapping[str, JsonValue]
     ) -> DeclarationView:
         """Declare a model or a key at run time, in place of an earlier runtime declaration of that name. Raises
-        RequestRefusedError (`invalid_declaration`, `declared_in_files`). Errors: see `AdminClient`."""
+        NoControllerError if no controller answers, RequestRefusedError if it refuses (`invalid_declaration`;
+        `declared_in_files`: the files declare the name), and CommandError for any other failure."""
         return await self._ask("PUT", declaration_path(kind, name), DeclarationView, dict(fields))
 
     async def drop_declaration(self, kind: DeclarationKind, name: str) -> DeclarationView:
-        """Take a runtime declaration back, and return what it was. Raises RequestRefusedError (`unknown_declaration`)
-        where there is none. Errors: see `AdminClient`."""
+        """Take a runtime declaration back, and return what it was. Raises NoControllerError if no controller answers,
+        RequestRefusedError if it refuses (`unknown_declaration`: there is none), and CommandError for any other
+        failure."""
         return await self._ask("DELETE", declaration_path(kind, name), DeclarationView)
 
     async def inspect_download(self, order: ModelDownloadOrder) -> InspectedModel:
         """Return what a reference is, what memory it takes and where it fits; nothing is downloaded. Raises
-        RequestRefusedError (`source_...`, `downloads_disabled`, ...). Errors: see `AdminClient`."""
+        NoControllerError if no controller answers, RequestRefusedError if it refuses (`reference_invalid`,
+        `downloads_disabled`, `transfers_unreachable`, `models_folder_failed`, or a code that begins with `source_`),
+        and CommandError for any other failure."""
         return await self._ask("POST", f"{DOWNLOADS}/inspect", InspectedModel, order.model_dump(), timeout_s=SOURCE_S)
 
     async def order_download(self, order: ModelDownloadOrder) -> OrderedDownload:
-        """Begin a download, and return it; one that is under way is returned as it is. Raises RequestRefusedError as
-        `inspect_download`. Errors: see `AdminClient`."""
+        """Begin a download, and return it; one that is under way is returned as it is. Raises NoControllerError if no
+        controller answers, RequestRefusedError if it refuses (the codes of `inspect_download`, or another one that
+        begins with `models_`), and CommandError for any other failure."""
         return await self._ask("POST", DOWNLOADS, OrderedDownload, order.model_dump(), timeout_s=SOURCE_S)
 
     async def list_downloads(self) -> DownloadList:
-        """Return all downloads, newest first. Errors: see `AdminClient`."""
+        """Return all downloads, newest first. Raises NoControllerError if no controller answers, RequestRefusedError if
+        it refuses, and CommandError for any other failure."""
         return await self._ask("GET", DOWNLOADS, DownloadList)
 
     async def cancel_download(self, download: str) -> Download:
-        """End a download, and return it; one that has ended stays as it is. Errors: see `AdminClient`."""
+        """End a download, and return it; one that has ended stays as it is. Raises NoControllerError if no controller
+        answers, RequestRefusedError if it refuses, and CommandError for any other failure."""
         return await self._ask("DELETE", f"{DOWNLOADS}/{quote(download, safe='')}", Download, timeout_s=SOURCE_S)
 
     async def follow_downloads(self) -> AsyncGenerator[Download, None]:
-        """Yield every download, and then each that changes, until the server ends the stream. Raises
-        LostControllerError as `follow_events`. Close the generator (`aclosing`). Errors: see `AdminClient`."""
+        """Yield every download, and then each that changes, until the server ends the stream. Close the generator
+        (`aclosing`).
+
+        Raises LostControllerError where the connection breaks or nothing comes for 60 s (`SILENCE_S`),
+        NoControllerError if no controller answers, RequestRefusedError if it refuses, and CommandError for any other
+        failure.
+        """
         reader = SseReader()
         chunks = self._chunks(f"{DOWNLOADS}/events", {}, headers={}, silence_s=SILENCE_S)
         async with aclosing(chunks):
@@ -244,27 +265,32 @@ class AdminClient:
                         yield self._parse_answer(Download, event.data.encode())
 
     async def list_model_files(self) -> ModelFileList:
-        """Return what lies in the models folders. Errors: see `AdminClient`."""
+        """Return what lies in the models folders. Raises NoControllerError if no controller answers,
+        RequestRefusedError if it refuses, and CommandError for any other failure."""
         return await self._ask("GET", MODEL_FILES, ModelFileList, timeout_s=FILES_S)
 
     async def remove_model_files(self, model: str) -> Removal:
-        """Remove a downloaded model, by its path below the models folder or its reference. Raises RequestRefusedError
-        (`models_file_in_use`, `models_file_kept`). Errors: see `AdminClient`."""
+        """Remove a downloaded model, by its path below the models folder or its reference. Raises NoControllerError if
+        no controller answers, RequestRefusedError if it refuses (`models_file_in_use`, `models_file_kept`), and
+        CommandError for any other failure."""
         return await self._ask("DELETE", MODEL_FILES, Removal, query={"model": model}, timeout_s=FILES_S)
 
     async def get_plan(self) -> PlanView:
-        """Return the controller's last plan: what it does now or, while it is paused, what it would do. Errors: see
-        `AdminClient`."""
+        """Return the controller's last plan: what it does now or, while it is paused, what it would do. Raises
+        NoControllerError if no controller answers, RequestRefusedError if it refuses, and CommandError for any other
+        failure."""
         return await self._ask("GET", "/v1/admin/plan", PlanView)
 
     async def run_dry_run(self, files: Mapping[str, str]) -> DryRun:
         """Return what would change if these files (name to content) were in the desired-state folder, each in place of
-        the file of its name. Nothing is changed, and problems of the files are in the result. Errors: see
-        `AdminClient`."""
+        the file of its name. Nothing is changed, and problems of the files are in the result. Raises
+        NoControllerError if no controller answers, RequestRefusedError if it refuses, and CommandError for any other
+        failure."""
         return await self._ask("POST", "/v1/admin/plan", DryRun, {"files": dict(files)})
 
     async def find_drift(self) -> Drift:
-        """Return what runs differently from what is declared, empty where nothing does. Errors: see `AdminClient`."""
+        """Return what runs differently from what is declared, empty where nothing does. Raises NoControllerError if no
+        controller answers, RequestRefusedError if it refuses, and CommandError for any other failure."""
         return await self._ask("GET", "/v1/admin/drift", Drift)
 
     async def read_history(
@@ -273,13 +299,15 @@ class AdminClient:
         """Return one page of up to `limit` entries of the history, newest first.
 
         `model` None: of all models. Empty `kinds` means the kinds that change something. `before`: only entries with a
-        smaller id, as the `next_before` of the page before says. Errors: see `AdminClient`.
+        smaller id, as the `next_before` of the page before says. Raises NoControllerError if no controller answers,
+        RequestRefusedError if it refuses, and CommandError for any other failure.
         """
         query = _query(model=model, kind=kinds, limit=limit, before=before)
         return await self._ask("GET", "/v1/admin/history", History, query=query)
 
     async def get_gpu_memory(self) -> GpuMemoryAnswer:
-        """Return the memory of each GPU, and the estimated memory of each model, in MiB. Errors: see `AdminClient`."""
+        """Return the memory of each GPU, and the estimated memory of each model, in MiB. Raises NoControllerError if no
+        controller answers, RequestRefusedError if it refuses, and CommandError for any other failure."""
         return await self._ask("GET", "/v1/admin/gpu-memory", GpuMemoryAnswer)
 
     async def follow_events(
@@ -290,7 +318,8 @@ class AdminClient:
         `after`: id of an entry; 0: every entry that is kept. Empty `kinds`: all; `model` None: all. An event of kind
         `gap` says that entries after `after` are no longer kept. It ends when the server ends the stream, and raises
         LostControllerError when the connection breaks or nothing comes for 60 s (`SILENCE_S`). It does not connect
-        again; `controller.cli.follow.EventFollower` does. Close the generator (`aclosing`). Errors: see `AdminClient`.
+        again; `controller.cli.follow.EventFollower` does. Close the generator (`aclosing`). Raises NoControllerError if
+        no controller answers, RequestRefusedError if it refuses, and CommandError for any other failure.
         """
         reader = SseReader()
         query, headers = _query(model=model, kind=kinds), {"Last-Event-ID": str(after)}
@@ -309,8 +338,8 @@ class AdminClient:
         10,000. With `follow`, the generator goes on with new lines, without a limit of time, until the server ends the
         answer or the caller closes the generator (`aclosing`). Without `follow`, it ends after the existing lines.
 
-        Raises RequestRefusedError (`unknown_model`, `unknown_replica`) where there is none, and LostControllerError
-        when the connection breaks. Errors: see `AdminClient`.
+        Raises NoControllerError if no controller answers, LostControllerError when the connection breaks,
+        RequestRefusedError if it refuses (`unknown_model`, `unknown_replica`), and CommandError for any other failure.
         """
         query = _query(replica=replica, lines=lines, follow="true" if follow else None)
         silence_s = None if follow else self._timeout_s
@@ -425,8 +454,9 @@ def _actor() -> str:
 
 
 def ask_admin(url: str, question: Callable[[AdminClient], Awaitable[Result]]) -> Result:
-    """Open a client for the controller at `url`, await `question` with it, and return the result. Blocks; raises
-    RuntimeError where an event loop already runs in this thread. Other errors: see `AdminClient`."""
+    """Open a client for the controller at `url`, await `question` with it, and return the result. Blocks. Raises what
+    `question` raises, CommandError for a wrong address, and RuntimeError where an event loop already runs in this
+    thread."""
 
     async def _asked() -> Result:
         async with AdminClient(url) as client:

@@ -56,8 +56,8 @@ class RequestRefusedError(CommandError):
 
     @property
     def error_code(self) -> str | None:
-        """The error's code, such as `unknown_model` (see `controller.schema.errors.ERROR_CODES`); None where `body` is
-        None."""
+        """The error's code as the answer has it (`controller.schema.errors.ERROR_CODES` lists the controller's); None
+        where `body` is None."""
         return self.body.code if self.body is not None else None
 
 

@@ -18,8 +18,8 @@ PATIENCE_S = 1.0
 
 
 def model_names(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return the names of declared models that begin with `incomplete`, as the controller that the command line names
-    so far reports them. Empty where none answers within 1 s. Aliases are not offered."""
+    """Return the names of declared models that begin with `incomplete`, by the controller that the command line names,
+    else by the one that the settings name. Empty where none answers within 1 s. Aliases are not offered."""
     return [row.name for row in _rows(ctx) if row.name.startswith(incomplete)]
 
 

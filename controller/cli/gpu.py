@@ -69,8 +69,8 @@ def _process_row(gpu: GpuMemory, process: GpuProcessView) -> tuple[str, ...]:
 
 
 def gpu_label(gpu: GpuMemory | GpuStatus) -> str:
-    """Return the label of a GPU: its index, or for a MIG instance the GPU's and the instance's number, such as
-    `0:1`."""
+    """Return the label of a GPU: its index; for a MIG instance, the GPU's index and the instance's number, joined by
+    `:`."""
     return str(gpu.index) if gpu.mig is None else f"{gpu.index}:{gpu.mig}"
 
 
@@ -92,5 +92,5 @@ def _row(model: GpuModel) -> tuple[str, ...]:
 
 
 def mib_words(mib: int | None) -> str:
-    """Return an amount of memory in MiB as text, such as `512MiB`; `-` for None (unknown)."""
+    """Return an amount of memory as the number followed by `MiB`, without a space; `-` for None (unknown)."""
     return "-" if mib is None else f"{mib}MiB"

@@ -79,8 +79,9 @@ async def _entries(url: str, model: str | None, kinds: Sequence[str], limit: int
 
 
 async def is_unknown(client: AdminClient, model: str | None) -> bool:
-    """Return whether no model of this name or alias is declared, and print an error then. None names no model: False.
-    Raises the errors of `AdminClient`."""
+    """Return whether no model of this name or alias is declared, and print an error then. `model` None, no name to look
+    for, returns False without a request. Raises NoControllerError if no controller answers, and CommandError for any
+    other failure."""
     if model is None or await client.declares_model(model):
         return False
     print_error(f"no model {model} is declared")
@@ -93,7 +94,8 @@ async def read_entries(
     """Return entries of the history, newest first, read page by page.
 
     `limit` is the maximum number of entries; None means no limit. Only entries with an id greater than `after`. `model`
-    None: of all models; empty `kinds`: the kinds that change something. Raises the errors of `AdminClient`.
+    None: of all models; empty `kinds`: the kinds that change something. Raises NoControllerError if no controller
+    answers, RequestRefusedError if it refuses, and CommandError for any other failure.
     """
     entries: list[JournalEntry] = []
     before_id: int | None = None

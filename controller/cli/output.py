@@ -38,32 +38,35 @@ def print_error(text: str) -> None:
 
 
 def print_blocked(row: AdminModel) -> None:
-    """Print what keeps replicas of a model from starting, one line per reason; nothing where there is none."""
+    """Print what keeps replicas of a model from starting to stdout, one line per reason; nothing where there is none.
+    Raises BrokenPipeError where the reader of stdout is gone."""
     for reason in row.blocked:
         print_line(f"{row.name}: {one_line(reason)}")
 
 
 def print_json(value: BaseModel | Any) -> None:
-    """Print the whole result to stdout as indented JSON: a pydantic model, or a value that `json` can write (another
-    one raises TypeError)."""
+    """Print the whole result to stdout as indented JSON: a pydantic model, or a value that `json` can write. Raises
+    TypeError for another value, and BrokenPipeError where the reader of stdout is gone."""
     dump = getattr(value, "model_dump_json", None)
     typer.echo(dump(indent=2) if dump is not None else json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def print_json_line(value: Any) -> None:
     """Print one of several results to stdout as JSON on one line. Raises TypeError for a value that `json` cannot
-    write."""
+    write, and BrokenPipeError where the reader of stdout is gone."""
     typer.echo(json.dumps(value, ensure_ascii=False))
 
 
 def print_piece(text: str) -> None:
-    """Print part of a text to stdout, without a line break after it."""
+    """Print part of a text to stdout, without a line break after it. Raises BrokenPipeError where the reader of stdout
+    is gone."""
     typer.echo(text, nl=False)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], styles: dict[str, str] | None = None) -> None:
     """Print a table to stdout. `styles` maps the text of a cell to its rich style, which only a terminal shows. Where
-    stdout is no terminal, lines have up to 400 columns (`PIPE_WIDTH`); longer cells are folded to further lines."""
+    stdout is no terminal, lines have up to 400 columns (`PIPE_WIDTH`); longer cells are folded to further lines.
+    Raises BrokenPipeError where the reader of stdout is gone."""
     from rich.console import Console  # 50 ms that most commands do not need
 
     console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
@@ -119,9 +122,12 @@ def plain_words(value: object) -> str:
 
 
 def first_line(text: str, width: int) -> str:
-    """Return the first line of a text, stripped. ` ...` after it marks that further lines are left out. If that is
-    longer than `width` characters, it is cut to `width`, with `...` at the end. Where further lines are left out, the
-    words that announce an engine's log (`LOG_FOLLOWS`) are removed, too."""
+    """Return the first line of a text, stripped, and cut to `width` characters, with `...` as the last three, if it is
+    longer.
+
+    Where the text has further lines, ` ...` follows the first one before it is cut, and the words that announce an
+    engine's log (`LOG_FOLLOWS`) are removed from its end.
+    """
     first, _, other_lines = text.strip().partition("\n")
     line = f"{first.strip().removesuffix(LOG_FOLLOWS)} ..." if other_lines.strip() else first.strip()
     return line if len(line) <= width else f"{line[: width - 3]}..."

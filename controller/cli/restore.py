@@ -79,7 +79,7 @@ def restore(
 def hold_catalog(documents: Path) -> list[int]:
     """Lock the catalog of a state folder of retrieval against a retrieval program. Return a list of the file descriptor
     that holds the lock, which the caller closes to release it; empty where there is no catalog. Raises CommandError
-    (LOCKED) where a program uses it."""
+    (LOCKED) where a program uses it, and OSError where it cannot be opened."""
     from common.sqlite_files import hold_file
     from common.state_files import CATALOG_NAME, RETRIEVAL_FOLDER
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 def read_settings(**options: Any) -> ControllerSettings:
-    """Return the controller's settings: `options` by the setting's name, where not None, before environment and
-    defaults. Raises CommandError (ExitCode.USAGE) where a setting is wrong."""
+    """Return the controller's settings. `options` (by the setting's name; None: not given) override the environment,
+    which overrides the defaults. Raises CommandError (ExitCode.USAGE) where a setting is wrong."""
     from controller.settings import SettingsError, load_settings  # pydantic takes 100 ms
 
     try:

@@ -51,7 +51,7 @@ def save_last_good(
     tools: DeclaredTools | None = None,
 ) -> None:
     """Store the declared models, keys, tools and MCP servers, each by name with its fields, in the state folder. `now`
-    is Unix time. `tools` None: none.
+    is Unix time. `tools` None: none. Blocks.
 
     Raises OSError (disk full, folder gone); the previous file then stays.
     """
@@ -67,7 +67,7 @@ def save_last_good(
 
 def load_last_good(state_folder: Path, roots: ModelRoots) -> DebouncedState | None:
     """Load the stored declarations and validate them as this version does. None means that none were ever stored.
-    `roots` are absolute.
+    `roots` are absolute. Blocks.
 
     Raises LastGoodError where they cannot be read or are not valid; the caller goes on without them.
     """

@@ -37,7 +37,8 @@ def suggest_name(word: str, known_words: Iterable[str]) -> str:
 
 
 def kind_of(value: object) -> str:
-    """Return the kind of a value from YAML or JSON in words, such as `a number`, or `null` for None."""
+    """Return the kind of a value from YAML or JSON in words: `true or false`, `a number`, `a string`, `a mapping`, `a
+    list`, or `null` for None."""
     if isinstance(value, bool):
         return "true or false"
     if isinstance(value, (int, float)):

@@ -45,8 +45,9 @@ def canonical_source(text: str) -> str | None:
 
 
 def placeholder_path(reference: ModelReference) -> str:
-    """Return the path that stands for the files of a source until it is known which they are. Its suffix is that of
-    the files, where the reference tells: `.gguf` for a quantisation, a repository named so, and a registry."""
+    """Return the path that stands for the files of a source until it is known which they are. Its suffix is that of the
+    files, where the reference tells it: `.gguf` for a quantisation, a repository whose name ends with `gguf`, and a
+    registry."""
     path = named_path(reference)
     if path is not None:
         return path

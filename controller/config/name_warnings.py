@@ -12,8 +12,8 @@ ROUTE_ENDINGS: Final = ("/status", "/benchmark")
 
 
 def find_name_warnings(definitions: Mapping[str, Definition]) -> list[tuple[str, str]]:
-    """Return a warning for each name and alias that ends as a route of another model does: pairs of the model's name
-    and the warning, in order of model names; empty: there is none."""
+    """Return a warning for each name and alias that ends with `/status` or `/benchmark`, as routes of another model do:
+    pairs of the model's name and the warning, in order of model names; empty: there is none."""
     return [
         (model, _describe_hidden_route(name, ending))
         for model, definition in sorted(definitions.items())

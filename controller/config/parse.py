@@ -72,8 +72,8 @@ def read_documents(
     snapshot: FolderSnapshot, known: Mapping[str, Document] = MappingProxyType({})
 ) -> dict[str, Document]:
     """Parse each file of the snapshot, and return the documents by path. Never raises: faults are problems of the
-    document. A file with the path and the bytes of a document of `known` is that document: reading is most of the work
-    of `parse_folder`, and depends on nothing else."""
+    document. A document of `known` is used again for a file with the same path and bytes: parsing is most of the
+    work of `parse_folder`, and depends on nothing else."""
     documents: dict[str, Document] = {}
     for name, content in snapshot.files.items():
         path = snapshot.path_of(name)
@@ -93,7 +93,7 @@ def parse_folder(snapshot: FolderSnapshot, roots: ModelRoots) -> ParsedFolder:
 
 def parse_documents(snapshot: FolderSnapshot, documents: Mapping[str, Document], roots: ModelRoots) -> ParsedFolder:
     """Merge and validate documents that `read_documents` returned for this snapshot. `roots` are absolute. Never
-    raises: every fault is a problem of the result. See `parse_folder`."""
+    raises: every fault is a problem of the result."""
     problems = [*snapshot.problems, *(problem for each in documents.values() for problem in each.problems)]
     tables = [each.table for each in documents.values() if each.table is not None]
     if snapshot.problems or len(tables) < len(snapshot.files):

@@ -38,19 +38,20 @@ class FolderSnapshot:
 
 
 def is_read(name: str) -> bool:
-    """Return whether a file of this name belongs to the desired state, by its suffix: no hidden file, which belong to
-    editors and version control, and not SCHEMA_FILE."""
+    """Return whether a file of this name belongs to the desired state: it ends with `.yaml`, `.yml` or `.json`, is not
+    hidden (does not begin with a dot), and is not `schema.json`."""
     return name.endswith(SUFFIXES) and not name.startswith(".") and name != SCHEMA_FILE
 
 
 def merge_order(name: str) -> tuple[bool, str]:
-    """Return the sort key of a file name: by name, `local.*` last."""
+    """Return the sort key that puts names of files in merge order: by name, but `local.yaml`, `local.yml` and
+    `local.json` after all others."""
     return (name.rpartition(".")[0] == LAST, name)
 
 
 def read_folder(path: Path) -> FolderSnapshot:
-    """Read every desired-state file directly in the folder, of MAX_FILE_BYTES at most each. Subfolders are left out.
-    Never raises: what cannot be read is a problem of the snapshot."""
+    """Read every desired-state file directly in the folder, of at most 4 MiB (MAX_FILE_BYTES) each. Subfolders are left
+    out. Blocks. Never raises: what cannot be read is a problem of the snapshot."""
     folder = str(path)
     try:
         names = sorted((entry.name for entry in path.iterdir() if is_read(entry.name)), key=merge_order)

@@ -13,6 +13,7 @@ from typing import Any, Final
 from controller.artifacts.model_roots import ModelRoots
 from controller.config.debounce import DebouncedState
 from controller.config.keys import validate_keys
+from controller.config.mcp_replicas import with_server_replicas
 from controller.config.parse import redact_problems
 from controller.config.tree import SourcePlace, Table, with_place
 from controller.config.validate import field_name, validate_models
@@ -30,7 +31,8 @@ class CombinedDeclarations:
     """What is declared, by files and at run time together."""
 
     state: DebouncedState
-    """The files' state with the runtime declarations that are in force."""
+    """The files' state with the runtime declarations that are in force, and with a definition for each MCP server that
+    the controller runs."""
     runtime_models: frozenset[str] = frozenset()
     """Names of the models in force that the files do not declare."""
     problems: tuple[Problem, ...] = ()
@@ -51,9 +53,11 @@ class _Combination:
 def combine_declarations(
     files: DebouncedState, declarations: RuntimeDeclarations, roots: ModelRoots
 ) -> CombinedDeclarations:
-    """Return what files and runtime declarations declare together. `roots` are absolute. Never raises."""
+    """Return what files and runtime declarations declare together. A runtime declaration of a name that the files
+    declare has no effect; one with a problem is left out, and its problems are in the result. `roots` are absolute.
+    Never raises."""
     if not declarations.models and not declarations.keys:
-        return CombinedDeclarations(files)
+        return CombinedDeclarations(with_server_replicas(files))
     result = _Combination(
         dict(files.definitions), dict(files.declared_models), dict(files.keys), dict(files.declared_keys)
     )
@@ -71,7 +75,7 @@ def combine_declarations(
         declared_keys=result.declared_keys,
     )
     runtime_models = frozenset(result.definitions.keys() - files.definitions.keys())
-    return CombinedDeclarations(state, runtime_models, redact_problems(result.problems))
+    return CombinedDeclarations(with_server_replicas(state), runtime_models, redact_problems(result.problems))
 
 
 def check_declaration(
@@ -81,14 +85,16 @@ def check_declaration(
     name: str,
     roots: ModelRoots,
 ) -> tuple[Problem, ...]:
-    """Return the problems that one of `declarations` would have beside the others; empty: it could be in force."""
+    """Return the problems that the runtime declaration of this kind and name, which `declarations` contains, has beside
+    the other declarations; empty: it can be in force. `roots` are absolute. Never raises."""
     prefix = field_name((kind, name))
     combined = combine_declarations(files, declarations, roots)
     return tuple(each for each in combined.problems if _is_below(each.field, prefix, kind))
 
 
 def list_superseded(files: DebouncedState, declarations: RuntimeDeclarations) -> dict[DeclarationKind, list[str]]:
-    """Return the names of the runtime declarations that the files declare, too, and so have no effect any more."""
+    """Return, by kind, the names of the runtime declarations that have no effect any more, because the files declare
+    the same name. A name that the files are about to lose does not count."""
     return {
         "models": [name for name in declarations.models if name in files.definitions and name not in files.missing],
         "keys": [name for name in declarations.keys if name in files.keys and files.keyless_since is None],

@@ -19,6 +19,7 @@ from controller.engines.base import Engine
 from controller.engines.options import list_paths
 from controller.schema.desired import Definition, ModelName
 from controller.schema.status import Problem
+from controller.schema.tools import REPLICA_PREFIX
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -68,7 +69,8 @@ def _values(table: Table) -> Mapping[str, Any]:
 
 
 def field_name(path: Iterable[str | int]) -> str:
-    """Return a path as problems show it, such as `models.chat.aliases[1]`."""
+    """Return a path as problems show it: names joined by dots, and the numbers of list items, from 0, in brackets
+    (`models.chat.aliases[1]`)."""
     return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).lstrip(".")
 
 
@@ -97,6 +99,9 @@ class _ModelValidator:
         except ValidationError as error:
             for each in error.errors(include_url=False):
                 self.add_problem(f"the name {explain_errors(each)}")
+        for name, place in ((self.name, ()), *((each, ("aliases",)) for each in self._aliases())):
+            if name.startswith(REPLICA_PREFIX):
+                self.add_problem(f"`{name}`: names that begin with `{REPLICA_PREFIX}` are those of MCP servers", *place)
         values = {**_values(self.table)}
         if isinstance(values.get("model_path"), str):
             values["model_path"] = self.normalize_path(values["model_path"], "model_path")
@@ -112,6 +117,10 @@ class _ModelValidator:
             return None
         definition = self.parse_definition(engine.definition, {**values, "backend": engine.name}, engine)
         return self.with_normalized_paths(definition) if definition is not None else None
+
+    def _aliases(self) -> list[str]:
+        aliases = _values(self.table).get("aliases")
+        return [each for each in aliases if isinstance(each, str)] if isinstance(aliases, list) else []
 
     def find_source_path(self, values: Mapping[str, Any]) -> str | None:
         """Return the path that stands for the files of `source`. None: the model names its path itself, or no source,

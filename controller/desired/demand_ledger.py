@@ -33,10 +33,11 @@ class DemandLedger:
         """Take a gateway's demand for autoload models, and record new requests as demand as of now, which ends the
         models' evictions.
 
-        A model's request is new if it is later than the one in the same gateway's report before. Where that report
-        did not have the model, or there was none, the request is new if the model has no demand yet and the request is
+        A model's request is new if it is later than the one in the same gateway's report before. Where that report did
+        not have the model, or there was none, the request is new if the model has no demand yet and the request is
         later than its override and eviction. Requests that may be older than an unload are dropped (see
-        `note_published`). Return whether any request was new.
+        `note_published`). Return whether any request was new. Blocks for a write to the state folder if so; a failed
+        write raises nothing.
         """
         known_demand = self._gateway_demand.pop(report.gateway_id, {})
         self._gateway_demand[report.gateway_id] = dict(report.demand)
@@ -57,7 +58,7 @@ class DemandLedger:
 
     def request_reload(self, models: Sequence[str]) -> None:
         """Record demand for each of these models as of now, and end their evictions. Names are not checked; an empty
-        sequence does nothing."""
+        sequence does nothing. Blocks for a write to the state folder; a failed write raises nothing."""
         if models:
             state = self._persistence.state
             demand = state.demand | dict.fromkeys(models, self._clock())
@@ -65,7 +66,8 @@ class DemandLedger:
 
     def evict_models(self, models: Mapping[str, str]) -> None:
         """Record that these models were evicted now, and drop the demand for them until the next request for each.
-        `models`: name to the reason, in words. An empty mapping does nothing."""
+        `models`: name to the reason, in words. An empty mapping does nothing. Blocks for a write to the state
+        folder; a failed write raises nothing."""
         if models:
             state = self._persistence.state
             evictions = {name: Evicted(at=self._clock(), reason=reason) for name, reason in models.items()}

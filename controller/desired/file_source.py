@@ -73,7 +73,8 @@ class FileSource:
         """Whether the state in force is on disk as the last good one."""
 
     def recover_last_good(self) -> DebouncedState | None:
-        """Put the stored last good state into force, and return it; None: there is none that can be used.
+        """Put the stored last good state into force, and return it; None: there is none that can be used. Blocks: reads
+        a file.
 
         Raises nothing: a stored state that cannot be read is logged. `on_change` is not called. Call it once, before
         the first `read_files`.
@@ -185,8 +186,8 @@ class FileSource:
         return self.from_files.wake_at if self.from_files is not None else None
 
     def declared_since(self, name: str) -> float:
-        """Unix time since when the files declare the model's present fields, or of this controller's start if later.
-        For a model that is not declared: now."""
+        """Return the Unix time since when the files declare the model's present fields, or of this controller's start
+        if that is later. For a model that is not declared: the present time."""
         return self._declared_since.get(name, ("", self._clock()))[1]
 
     def all_declared_since(self) -> dict[str, float]:

@@ -35,7 +35,7 @@ class OverrideStore:
 
     def drop_override(self, name: str) -> bool:
         """Remove a model's override at once, so that demand and the files decide again. Return whether there was one;
-        an unknown model has none."""
+        an unknown model has none. Blocks for a write to the state folder; a failed write raises nothing."""
         overrides = self._persistence.state.overrides
         if name not in overrides:
             return False

@@ -49,7 +49,8 @@ class StatePersistence:
         """Counts the changes of fields that the desired state is resolved from."""
 
     def update_state(self, change: Change) -> None:
-        """Set fields of the state, all in one write, and count a change of ruling fields in `ruling_changes`.
+        """Set fields of the state, all in one write, and count a change of ruling fields in `ruling_changes`. Blocks
+        for the write.
 
         A write that fails raises nothing: the first of several in a row is logged, `list_unsaved` names what is not on
         disk, and the next call writes it again. Where nothing differs from what is on disk, nothing is written.

@@ -149,8 +149,8 @@ class DesiredStateSource:
 
     def recover_last_good(self) -> None:
         """Put the stored last good state into force, so that broken files do not stop what ran. Where there is none
-        that can be used, the state in force stays None. Call it once, before the first `read_files`; it raises nothing
-        and does not call `on_edit`."""
+        that can be used, the state in force stays None. Call it once, before the first `read_files`; it raises
+        nothing and does not call `on_edit`. Blocks: reads files."""
         self._learn({name: override.params for name, override in self.stored_state.overrides.items()})
         state = self._files.recover_last_good()
         if state is not None:
@@ -159,8 +159,9 @@ class DesiredStateSource:
             self._persistence.update_state({"first_declared_at": self._first_declared_at(state)})
 
     async def read_files(self) -> None:
-        """Read the folder now, and put what it declares into force unless a file has a problem: see
-        `FileSource.read_files`. An edit ends the overrides, demand and evictions that it contradicts."""
+        """Read the folder now, and put what it declares into force unless a file has a problem (see `list_problems`).
+        Problems raise nothing. The removal of a model, or of the last key, comes into force only with a second
+        reading at `wake_at` or later. An edit ends the overrides, demand and evictions that it contradicts."""
         await self._files.read_files()
         self._end_superseded()
 
@@ -174,8 +175,8 @@ class DesiredStateSource:
             await self.refresh_sources()
 
     async def refresh_sources(self) -> None:
-        """Look again for the files of the declared models' sources. A model whose files are found waits for no
-        download any more."""
+        """Look again for the files of the declared models' sources. A model whose files are found waits for no download
+        any more. Does nothing before any files were in force."""
         if self.in_force is not None:
             sources = list_sources(self.in_force.definitions.values())
             self._take_sources(await asyncio.to_thread(self._find_sources, sources))
@@ -203,11 +204,12 @@ class DesiredStateSource:
         return {name: known.get(name, now) for name in state.declared_models}
 
     def declared_since(self, name: str) -> float:
-        """See `FileSource.declared_since`."""
+        """Return the Unix time since when the files declare the model's present fields, or of this controller's start
+        if that is later. For a model that is not declared: the present time."""
         return self._files.declared_since(name)
 
     def all_declared_since(self) -> dict[str, float]:
-        """See `FileSource.all_declared_since`."""
+        """Return `declared_since` of every model in force, by name, as a new dict."""
         return self._files.all_declared_since()
 
     def list_problems(self) -> list[Problem]:
@@ -244,12 +246,14 @@ class DesiredStateSource:
         return list(check_declaration(files, declarations, kind, name, self._roots))
 
     def put_declaration(self, kind: DeclarationKind, name: str, declaration: RuntimeDeclaration) -> None:
-        """Declare a model or a key, in place of an earlier runtime declaration of that name. Nothing is checked: see
-        `check_declaration` and `declares`."""
+        """Declare a model or a key, in place of an earlier runtime declaration of that name. Nothing is checked: call
+        `check_declaration` and `declares` first. Blocks for a write to the state folder and a look at the models
+        folders; a failed write raises nothing."""
         self._set_declarations(put_declaration(self.declarations, kind, name, declaration), declaration.actor)
 
     def drop_declaration(self, kind: DeclarationKind, name: str, actor: str) -> bool:
-        """Remove a runtime declaration: its model is drained, its key refused. Return whether there was one."""
+        """Remove a runtime declaration: its model is drained, its key refused. Return whether there was one. Blocks for
+        a write to the state folder and a look at the models folders; a failed write raises nothing."""
         known = self.declarations.models if kind == "models" else self.declarations.keys
         if name not in known:
             return False
@@ -283,7 +287,8 @@ class DesiredStateSource:
         """Put an operator's load or unload into force, in place of the model's earlier override.
 
         It ends the model's eviction, and an unload also drops the demand for the model. Nothing is checked: whether the
-        model exists and accepts the parameters is the caller's matter.
+        model exists and accepts the parameters is the caller's matter. Blocks for a write to the state folder; a failed
+        write raises nothing.
         """
         self._learn({override.model: override.params})
         unload_revision = self.revision + 1 if override.action == "unload" else None
@@ -295,22 +300,25 @@ class DesiredStateSource:
         )
 
     def drop_override(self, name: str) -> bool:
-        """Remove a model's override, so that demand and the files decide again. Return whether there was one."""
+        """Remove a model's override, so that demand and the files decide again. Return whether there was one. Blocks
+        for a write to the state folder; a failed write raises nothing."""
         return self._overrides.drop_override(name)
 
     def take_demand(self, report: GatewayReport) -> bool:
-        """Take a gateway's demand for autoload models: see `DemandLedger.take_demand`. Return whether any of it was
-        new, so that the caller plans again."""
+        """Take a gateway's demand for autoload models: record its new requests as of now, and end the evictions of
+        their models (see `DemandLedger.take_demand`). Return whether any request was new, so that the caller plans
+        again. Blocks for a write to the state folder if so; a failed write raises nothing."""
         return self._demand.take_demand(report)
 
     def request_reload(self, models: Sequence[str]) -> None:
         """Record demand for each of these models as of now, and end their evictions. Names are not checked; an empty
-        sequence does nothing."""
+        sequence does nothing. Blocks for a write to the state folder; a failed write raises nothing."""
         self._demand.request_reload(models)
 
     def evict_models(self, models: Mapping[str, str]) -> None:
         """Record that these models were evicted, and drop the demand for them until the next request for each.
-        `models`: name to the reason, in words. No engine is stopped by this."""
+        `models`: name to the reason, in words. An empty mapping does nothing. No engine is stopped by this. Blocks
+        for a write to the state folder; a failed write raises nothing."""
         self._demand.evict_models(models)
 
     def note_published(self, revision: int, stamp: Stamp) -> None:
@@ -324,17 +332,20 @@ class DesiredStateSource:
     # What the next controller must know.
 
     def set_paused(self, paused: bool) -> None:
-        """Pause or resume the controller, over restarts too. Setting what is set already does nothing."""
+        """Pause or resume the controller, over restarts too. Setting what is set already does nothing. Blocks for a
+        write to the state folder; a failed write raises nothing."""
         self._persistence.update_state({"paused": paused})
 
     def remember_attempts(self, attempts: AttemptNumbers) -> None:
         """Store the highest attempt number of each replica, so that no later controller gives a name twice. Call it
-        before a replica with a new number is started."""
+        before a replica with a new number is started. Blocks for a write to the state folder; a failed write raises
+        nothing."""
         self._persistence.update_state({"attempts": attempts})
 
     def remember_loaded(self, loaded_once: frozenset[str], ready_since: dict[str, float]) -> None:
         """Store, in place of what was stored before, the names of the models that have been loaded once, and the Unix
-        time by replica name since when each replica is ready."""
+        time by replica name since when each replica is ready. Blocks for a write to the state folder; a failed write
+        raises nothing."""
         self._persistence.update_state({"loaded_once": sorted(loaded_once), "ready_since": ready_since})
 
     def list_unsaved(self) -> list[str]:

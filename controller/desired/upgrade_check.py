@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from controller.engines import ENGINES, spec_hash
+from controller.engines import REPLICA_ENGINES, spec_hash
 from controller.state import DesiredModel
 
 
@@ -25,8 +25,8 @@ class UpgradeChange:
 
 @dataclass(frozen=True, slots=True)
 class RunningReplica:
-    """A running engine, as the running version reports it. `spec_hash`: what the engine was started with
-    (`spec_hash`)."""
+    """A running engine, as the running version reports it. `spec_hash` is the spec hash of the definition that the
+    engine was started with."""
 
     model: str
     spec_hash: str
@@ -60,7 +60,7 @@ def list_engine_changes(
 
 def _explain_hash(model: DesiredModel, running_hash: str) -> str:
     """Explain why a running engine's spec hash differs from the one that this version computes for the model."""
-    current_version = ENGINES[model.backend].render_version
+    current_version = REPLICA_ENGINES[model.backend].render_version
     for version in range(current_version - 1, 0, -1):
         if spec_hash(model.definition, model.image, model.name, render_version=version) == running_hash:
             return f"{model.backend} is started otherwise (render_version {version}, now {current_version})"

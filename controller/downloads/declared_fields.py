@@ -9,8 +9,9 @@ from controller.schema.model_files import MemoryForecast
 
 
 def build_fields(inspection: Inspection, forecast: MemoryForecast) -> dict[str, JsonValue]:
-    """Return the fields: the pinned source, whose files take the place of paths, the backend of the forecast, and GPUs
-    where the model fits there. Without a known backend they are no valid definition."""
+    """Return the fields of a definition that serves the inspected model: the pinned source, whose files take the place
+    of paths; the backend of the forecast, if one is known; and the number of GPUs, if the model fits on any. Without
+    a backend the fields are no valid definition."""
     fields: dict[str, JsonValue] = {"source": inspection.pinned}
     if forecast.backend is not None:
         fields["backend"] = forecast.backend
@@ -20,6 +21,6 @@ def build_fields(inspection: Inspection, forecast: MemoryForecast) -> dict[str, 
 
 
 def choose_gpu_count(forecast: MemoryForecast) -> int:
-    """Return on how many GPUs a replica fits, as few as possible, also if it does not now because of other models; 0:
-    on none, or it is not known."""
+    """Return the smallest number of GPUs on which one replica fits, now or without the models that are loaded now; 0:
+    it fits on none, or it is not known whether it does."""
     return min((len(fit.gpus) for fit in forecast.devices if fit.gpus and (fit.fits or fit.fits_alone)), default=0)

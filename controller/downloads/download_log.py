@@ -22,7 +22,8 @@ class DownloadLog:
     """Records in the journal what becomes of downloads, each step once, also over restarts of the controller."""
 
     def __init__(self, journal: EventLog, clock: Callable[[], float]) -> None:
-        """`clock`: Unix time in seconds."""
+        """Read the newest entries about downloads from the journal, to know which starts and ends it has. `clock`
+        returns Unix time in seconds."""
         self._journal = journal
         self._clock = clock
         self._told: dict[str, str] = {}
@@ -33,12 +34,13 @@ class DownloadLog:
                 self._told[download] = step
 
     def note_order(self, download: Download, actor: str) -> None:
-        """Record that somebody ordered a download, which is a new run."""
+        """Record that `actor` ordered a download, and that it thereby began. Secrets in its reference are masked. A
+        failed write raises nothing."""
         self._record(download, _STARTED, actor, f"download of {download.reference} started by {actor}")
 
     def note_download(self, download: Download) -> None:
-        """Record that a download began or ended, if the journal does not have that yet. One that had ended before the
-        journal knew of it is left out."""
+        """Record the start of a download that has not ended, or the end of one that has, unless the journal has that
+        entry. An end is left out if the journal does not have the start. A failed write raises nothing."""
         told = self._told.get(download.id)
         if download.state not in FINAL_STATES:
             if told != _STARTED:
@@ -47,12 +49,14 @@ class DownloadLog:
             self._record(download, download.state, _CONTROLLER, _end_words(download))
 
     def note_cancellation(self, download: Download, actor: str) -> None:
-        """Record that somebody cancelled a download, if it has ended by that."""
+        """Record that `actor` cancelled a download. Nothing is recorded if its state is not `cancelled`, or if the
+        journal does not have its start or already has its end. A failed write raises nothing."""
         if download.state == "cancelled" and self._told.get(download.id) == _STARTED:
             self._record(download, "cancelled", actor, f"download of {download.reference} cancelled by {actor}")
 
     def note_removal(self, name: str, removal: Removal, actor: str) -> None:
-        """Record that files of downloads were removed from the models folder."""
+        """Record that `actor` removed files of downloads from the models folder. `name`: the path or the reference that
+        was to be removed. A failed write raises nothing."""
         count = len(removal.removed)
         files, mib = "1 file" if count == 1 else f"{count} files", removal.freed_bytes / 2**20
         message = f"{name}: {files} removed by {actor}, {mib:.1f} MiB freed"

@@ -43,9 +43,9 @@ class ModelFileService:
         self._log = download_log
 
     async def list_files(self) -> ModelFileList:
-        """Return what lies in the models folders, who put it there, who uses it, and the memory of a replica: of the
-        first model that uses it, else with default options. Raises RoundhouseError `controller_unavailable` before the
-        first observation."""
+        """Return what lies in the models folders, who put it there, which declared models use it, and the memory of one
+        replica: of the first model that uses it, or if none does, of a model with default options. Raises
+        RoundhouseError `controller_unavailable` before the first observation."""
         current_round = self._read_round()
         desired = current_round.desired.models
         found = await asyncio.to_thread(list_models, self._roots)
@@ -88,9 +88,10 @@ class ModelFileService:
         """Remove what a download put into the models folder. `name`: a path below the models folder, which is a file, a
         split set by one of its files, or a folder; else a reference.
 
-        Raises RoundhouseError: `models_file_kept` for what no download put there, `models_file_in_use` for what a
-        declared model or a running engine uses, `downloads_disabled`, `controller_unavailable`, or what `Transfers`
-        raises. Nothing is removed then.
+        Raises RoundhouseError, and then removes nothing: `models_file_kept` for what no download put there,
+        `models_file_in_use` for what a declared model or a running engine uses, `downloads_disabled`,
+        `controller_unavailable` before the first observation, `transfers_unreachable`, or an error that `transfers`
+        answers with.
         """
         current_round = self._read_round()
         records = await asyncio.to_thread(read_records, self._roots.first)

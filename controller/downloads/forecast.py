@@ -11,7 +11,7 @@ from controller.artifacts.model_roots import ModelRoots
 from controller.config.tree import SourcePlace, Table, with_place
 from controller.config.validate import validate_models
 from controller.desired.resolve import DeclaredModel, Defaults, resolve_desired
-from controller.engines import ENGINES, resolve_backend
+from controller.engines import ENGINES, REPLICA_ENGINES, resolve_backend
 from controller.planning.placement import ClaimLedger, NoRoom, place_replica
 from controller.schema.model_files import DeviceFit, MemoryForecast
 from controller.sizing.estimator import Estimate, estimate_model
@@ -28,7 +28,8 @@ _MOST_TOLD: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class ModelPaths:
-    """What of a download a definition names: paths below the models folder, and the backend, if one was named."""
+    """Paths below the models folder that the definition of a downloaded model names. `projector` None: the model has
+    none. `backend` None: the files decide which backend serves them."""
 
     main: str
     projector: str | None = None
@@ -36,12 +37,12 @@ class ModelPaths:
 
 
 class UnknownModelError(Exception):
-    """Nothing serves the files by themselves. The message says why, as half a sentence."""
+    """No backend is known that serves the files without further options. The message says why, as half a sentence."""
 
 
 def build_model(paths: ModelPaths, roots: ModelRoots, gpus: int, *, name: str = NAME) -> DesiredModel:
-    """Return the model of these files with default options, on that many GPUs. Raises UnknownModelError where no
-    backend serves them without further options."""
+    """Return the model of these files with default options and the given name, with replicas on `gpus` GPUs (0: in main
+    memory). Raises UnknownModelError where no backend serves the files without further options."""
     fields: dict[str, Any] = {"model_path": paths.main, "gpus": gpus}
     backend = paths.backend or resolve_backend(paths.main)
     if backend is None:
@@ -67,10 +68,11 @@ def _explain(backend: str, problems: Sequence[str]) -> str:
 def forecast_memory(
     paths: ModelPaths, artifacts: Mapping[str, Artifact], roots: ModelRoots, observed: ObservedState | None
 ) -> MemoryForecast:
-    """Return what a model of these files takes with default options, and for each GPU, for several of them together
-    where one is not enough, and for main memory whether one replica fits, beside what is loaded now.
+    """Return the memory that a model of these files takes with default options, and where one replica fits beside what
+    is loaded now: for each GPU, for several GPUs together if one is not enough, and for main memory.
 
-    `artifacts`: what the heads of the files say, by path. `observed` None: nothing was observed yet.
+    `artifacts`: what the heads of the files say, by path. `observed` None: nothing was observed yet. Raises nothing:
+    where the memory is not known, the result has the reason, and no devices.
     """
     try:
         return _Forecaster(paths, artifacts, roots, observed).run()
@@ -163,7 +165,7 @@ class _Forecaster:
         )
 
     def _estimate(self, model: DesiredModel) -> Estimate | None:
-        paths = ENGINES[model.backend].list_artifacts(model.definition)
+        paths = REPLICA_ENGINES[model.backend].list_artifacts(model.definition)
         return estimate_model(model, {path: self._artifacts[path] for path in paths if path in self._artifacts})
 
 

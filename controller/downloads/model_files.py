@@ -12,7 +12,7 @@ from typing import Final
 from controller.artifacts.facts import ArtifactError
 from controller.artifacts.model_roots import ModelRoots
 from controller.artifacts.read import SPLIT_FILE, files_below
-from controller.engines import ENGINES
+from controller.engines import REPLICA_ENGINES
 from controller.engines.options import list_paths, split_paths
 from controller.state import DesiredModel
 
@@ -50,7 +50,8 @@ class FoundModels:
 
 
 def list_models(roots: ModelRoots, most_files: int = MOST_FILES) -> FoundModels:
-    """Return the models in the models folders, by folder and path. Blocks on the disk.
+    """Return the models in the models folders, by folder and path. Blocks on the disk. At most `most_files` files are
+    looked at.
 
     Hidden files and folders are left out, and symbolic links to folders are not followed. A folder that cannot be read
     or does not exist counts as empty.
@@ -117,8 +118,8 @@ def _key(path: str, model_folders: set[str]) -> tuple[str, bool]:
 
 
 def find_users(models: Iterable[DesiredModel], roots: ModelRoots) -> dict[Path, set[str]]:
-    """Return the declared models that use each file, by the file's path with symbolic links resolved. Blocks on the
-    disk. Paths that lead nowhere are left out."""
+    """Return the names of the declared models that use each file, by the file's path with symbolic links resolved.
+    Blocks on the disk. Paths that lead nowhere, or out of the models folders, are left out."""
     users: dict[Path, set[str]] = {}
     for model in models:
         for path in _list_named(model):
@@ -135,13 +136,13 @@ def _list_named(model: DesiredModel) -> set[str]:
     """Return every model path that a definition names."""
     definition = model.definition
     named = {path for _, _, value in list_paths(definition) for path in split_paths(value)}
-    named.update(ENGINES[model.backend].list_artifacts(definition))
+    named.update(REPLICA_ENGINES[model.backend].list_artifacts(definition))
     if definition.model_path is not None and model.runs:
         named.add(definition.model_path)
     return named
 
 
 def users_of(root: Path, files: Sequence[str], users: Mapping[Path, set[str]]) -> list[str]:
-    """Return the models that use one of these files, paths below `root`, by name. `users` as `find_users` returns it.
-    Reads the disk for symbolic links."""
+    """Return the names, sorted, of the models that use at least one of these files. `files` are paths below `root`,
+    `users` is what `find_users` returned. Blocks: resolves symbolic links on the disk."""
     return sorted({name for file in files for name in users.get((root / file).resolve(), ())})

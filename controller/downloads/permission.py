@@ -25,8 +25,9 @@ def decide_downloads(
 ) -> DownloadPermission:
     """Return whether models may be downloaded.
 
-    `setting`: the operator's word; None: it is not set. Then they may where whoever orders one is known: keys are
-    declared (`has_keys`), or the gateway listens on loopback addresses alone (`hosts`: what it listens on).
+    `setting`: the operator's decision; None: the operator made none. Downloads are then allowed if it is known who may
+    order one: if keys are declared (`has_keys`), or if the gateway listens on loopback addresses alone. `hosts`: the
+    addresses that the gateway listens on.
     """
     if setting is not None:
         return DownloadPermission(setting == "on", f"{VARIABLE} is `{setting}`")

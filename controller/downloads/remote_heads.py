@@ -25,7 +25,8 @@ class RangeReader(Protocol):
     """Reads parts of files at their source. `controller.downloads.transfers_client.Transfers` does."""
 
     async def read_range(self, order: RangeOrder) -> bytes:
-        """Return bytes of a file of the source, fewer at its end. Raises RoundhouseError."""
+        """Return the bytes of a file at its source that `order` names; fewer where the file ends. Raises
+        RoundhouseError where they cannot be read."""
 
 
 async def read_remote_artifacts(reader: RangeReader, inspection: Inspection) -> dict[str, Artifact]:
@@ -59,8 +60,8 @@ async def _read_model(reader: RangeReader, inspection: Inspection, path: str) ->
 
 
 def select_files(path: str, files: Iterable[RemoteFile]) -> list[RemoteFile]:
-    """Return the files of the model at a path below the models folder, by path: the file, its split set, or all files
-    of the folder."""
+    """Return the files of the model at `path`, a path below the models folder: the file, its split set, or all files of
+    the folder. They are sorted by their target path."""
     if split := SPLIT_FILE.fullmatch(path):
         stem, end = f"{split['stem']}-", f"-of-{split['count']}.gguf"
         return sorted(

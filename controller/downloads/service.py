@@ -72,7 +72,8 @@ class DownloadService:
 
     @property
     def known_downloads(self) -> Mapping[str, Download]:
-        """The downloads as they were seen last, by id. Asks nobody; stale while `transfers` is away."""
+        """The downloads as they were last seen, by id. `transfers` is not asked; while it does not answer, they are
+        stale."""
         return {download: seen.download for download, seen in self._seen.items()}
 
     @property
@@ -87,9 +88,12 @@ class DownloadService:
             raise RoundhouseError("downloads_disabled", f"Models are not downloaded here: {permission.reason}.")
 
     async def inspect_model(self, order: ModelDownloadOrder) -> InspectedModel:
-        """Return what a reference is now, what it will take, and where it fits. Raises RoundhouseError
-        `downloads_disabled`, `reference_invalid`, or what `Transfers` raises; what hides the memory alone is part of
-        the forecast."""
+        """Return what a reference resolves to now, the memory that its model will take, and where it fits. Heads of
+        files that cannot be read within 60 s raise nothing: the forecast then says that the memory is not known.
+
+        Raises RoundhouseError `downloads_disabled`, `reference_invalid`, `transfers_unreachable`, or an error that
+        `transfers` answers with (`source_…`, `models_…`).
+        """
         self.check_allowed()
         reference = _parse(order.reference)
         inspection = await self._transfers.inspect(_plain(order, reference))
@@ -101,8 +105,12 @@ class DownloadService:
         return found
 
     async def order_download(self, order: ModelDownloadOrder, *, actor: str) -> tuple[OrderedDownload, bool]:
-        """Begin a download, and return it with what it will take, and whether it is a new run. The same reference again
-        is the same download. Raises as `inspect_model`, before anything is begun."""
+        """Begin a download, and return it with the memory that the model will take, and whether it is a new run. An
+        order for a reference whose download is under way returns that download.
+
+        Raises RoundhouseError, and then begins nothing: `downloads_disabled`, `reference_invalid`,
+        `transfers_unreachable`, or an error that `transfers` answers with (`source_…`, `models_…`).
+        """
         self.check_allowed()
         at, inspected = self._inspected.get(order, (0.0, None))
         if inspected is None or not 0 <= self._clock() - at < INSPECTION_KEPT_S:
@@ -115,8 +123,9 @@ class DownloadService:
         return OrderedDownload(**fields), is_new
 
     async def order_plain(self, reference: str, *, actor: str) -> Download:
-        """Begin a download without a look at what it will take, and return it. Raises RoundhouseError
-        `downloads_disabled`, `reference_invalid`, or what `Transfers` raises."""
+        """Begin a download without a look at the memory that the model will take, and return it. `reference`: a model
+        reference as text. Raises RoundhouseError `downloads_disabled`, `reference_invalid`, `transfers_unreachable`,
+        or an error that `transfers` answers with (`source_…`, `models_…`)."""
         self.check_allowed()
         download, is_new = await self._transfers.order_download(DownloadOrder(reference=str(_parse(reference))))
         if is_new:
@@ -125,7 +134,8 @@ class DownloadService:
         return download
 
     async def list_downloads(self) -> list[Download]:
-        """Return all downloads as they are now, newest first."""
+        """Return all downloads as they are now, newest first. Raises RoundhouseError where `transfers` does not answer:
+        `downloads_disabled` if downloads are not allowed, else `transfers_unreachable`; or `models_folder_failed`."""
         with _Explained(self.check_allowed):
             downloads = await self._transfers.list_downloads()
         listed = {each.id for each in downloads}
@@ -135,14 +145,17 @@ class DownloadService:
         return downloads
 
     async def get_download(self, download: str) -> Download:
-        """Return a download as it is now."""
+        """Return a download, by its id, as it is now. Raises RoundhouseError `download_not_found`; where `transfers`
+        does not answer, `downloads_disabled` if downloads are not allowed, else `transfers_unreachable`."""
         with _Explained(self.check_allowed):
             found = await self._transfers.get_download(download)
         self._take(found)
         return found
 
     async def cancel_download(self, download: str, *, actor: str) -> Download:
-        """End a download, and return it; one that has ended stays as it is."""
+        """End a download, by its id, record that `actor` did so, and return the download. One that has ended stays as
+        it is. Raises RoundhouseError `download_not_found`; where `transfers` does not answer, `downloads_disabled`
+        if downloads are not allowed, else `transfers_unreachable`; or an error that `transfers` answers with."""
         with _Explained(self.check_allowed):
             found = await self._transfers.cancel_download(download)
         self._log.note_cancellation(found, actor)
@@ -150,8 +163,9 @@ class DownloadService:
         return found
 
     async def wait_for_changes(self, after: int) -> tuple[list[Download], int]:
-        """Wait until downloads have changed since version `after`, and return these and the version to wait for next. 0
-        returns every download that is known, at once if there is one."""
+        """Wait without limit until downloads have changed since version `after`. Return these downloads, and the
+        version to pass as `after` next time. With 0, return every known download, at once if there is one. Raises
+        nothing while `transfers` does not answer."""
         while True:
             changed = self._changed
             found = sorted(

@@ -28,14 +28,17 @@ class SourceDownloader(Protocol):
 
     @property
     def fractions(self) -> Mapping[str, float]:
-        """The part of the bytes, 0 to 1, that are here, by source, of downloads under way. Absent: unknown."""
+        """Source to the part of its bytes, 0 to 1, that is here, for downloads under way. A source whose part is not
+        known is absent."""
 
     async def download_source(self, source: str) -> None:
         """Download a source, and return when its files are in the models folder and the desired state has their paths.
-        It may be under way for somebody else; then this waits for it. Raises SourceDownloadError."""
+        A download of it that is under way already, for anybody, is waited for. Raises SourceDownloadError if the
+        download cannot be ordered, fails or is cancelled."""
 
     async def cancel_source(self, source: str) -> None:
-        """End the download of a source, if it is under way. Raises SourceDownloadError."""
+        """End the download of a source that `download_source` waits for; do nothing if there is none. Raises
+        SourceDownloadError if it cannot be ended."""
 
 
 class SourceDownloads:
@@ -53,13 +56,13 @@ class SourceDownloads:
 
     @property
     def fractions(self) -> Mapping[str, float]:
-        """See `SourceDownloader`."""
+        """See `SourceDownloader.fractions`."""
         known = self._downloads.known_downloads
         found = {source: _fraction(known.get(download)) for source, download in self._ids.items()}
         return {source: fraction for source, fraction in found.items() if fraction is not None}
 
     async def download_source(self, source: str) -> None:
-        """See `SourceDownloader`."""
+        """See `SourceDownloader.download_source`."""
         try:
             ordered = await self._downloads.order_plain(source, actor=ACTOR)
             self._ids[source] = ordered.id
@@ -75,7 +78,7 @@ class SourceDownloads:
         await self._refresh()
 
     async def cancel_source(self, source: str) -> None:
-        """See `SourceDownloader`."""
+        """See `SourceDownloader.cancel_source`."""
         download = self._ids.get(source)
         if download is None:
             return

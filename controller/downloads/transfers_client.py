@@ -48,28 +48,42 @@ class Transfers(Protocol):
     `reference_invalid`)."""
 
     async def inspect(self, order: DownloadOrder) -> Inspection:
-        """Return what a reference resolves to now."""
+        """Return what a reference resolves to now. Raises RoundhouseError: `transfers_unreachable` if `transfers` does
+        not answer within 90 s or in a way that cannot be read, or an error that it answers with
+        (`reference_invalid`, `source_…`, `models_…`)."""
 
     async def read_range(self, order: RangeOrder) -> bytes:
-        """Return bytes of a file of the source, fewer at its end."""
+        """Return the bytes of a file at its source that `order` names; fewer where the file ends. Raises
+        RoundhouseError: `transfers_unreachable` if `transfers` does not answer within 90 s or in a way that cannot
+        be read, or an error that it answers with (`reference_invalid`, `source_…`)."""
 
     async def order_download(self, order: DownloadOrder) -> tuple[Download, bool]:
-        """Begin a download. Return it, and whether it is a new run; one that is under way is returned as it is."""
+        """Begin a download. Return it, and whether it is a new run; a download that is under way is returned as it is.
+        Raises RoundhouseError: `transfers_unreachable` if `transfers` does not answer or in a way that cannot be
+        read, or an error that it answers with (`reference_invalid`, `source_…`, `models_…`)."""
 
     async def list_downloads(self) -> list[Download]:
-        """Return all downloads, newest first."""
+        """Return all downloads, newest first. Raises RoundhouseError: `transfers_unreachable` if `transfers` does not
+        answer or in a way that cannot be read, or an error that it answers with."""
 
     async def get_download(self, download: str) -> Download:
-        """Return one download."""
+        """Return one download, by its id. Raises RoundhouseError: `download_not_found`; `transfers_unreachable` if
+        `transfers` does not answer or in a way that cannot be read."""
 
     async def cancel_download(self, download: str) -> Download:
-        """End a download, and return it."""
+        """End a download, by its id, and return it; one that has ended is returned as it is. Raises RoundhouseError:
+        `download_not_found`; `transfers_unreachable` if `transfers` does not answer or in a way that cannot be read;
+        or an error that it answers with."""
 
     def follow_downloads(self) -> AsyncGenerator[Download, None]:
-        """Yield every download once, and then each that changes. Ends when the program does. Close it (`aclosing`)."""
+        """Yield every download once, and then each one whenever it changes, until `transfers` ends. Close the generator
+        (`aclosing`). Raises RoundhouseError `transfers_unreachable` if `transfers` does not answer, falls silent for
+        60 s, or answers in a way that cannot be read."""
 
     async def remove_files(self, order: RemovalOrder) -> Removal:
-        """Remove what a download put into the models folder."""
+        """Remove what a download put into the models folder, as `order` says. May take minutes. Raises RoundhouseError:
+        `transfers_unreachable` if `transfers` does not answer within 10 minutes or in a way that cannot be read, or
+        an error that it answers with (`models_…`, `download_not_found`)."""
 
 
 class TransfersClient:
@@ -86,36 +100,36 @@ class TransfersClient:
         await self._client.__aexit__(None, None, None)
 
     async def inspect(self, order: DownloadOrder) -> Inspection:
-        """See `Transfers`."""
+        """See `Transfers.inspect`."""
         return _parse(Inspection, (await self._exchange("POST", "/inspect", order, SOURCE_S))[1])
 
     async def read_range(self, order: RangeOrder) -> bytes:
-        """See `Transfers`."""
+        """See `Transfers.read_range`."""
         return (await self._exchange("POST", "/ranges", order, SOURCE_S))[1]
 
     async def order_download(self, order: DownloadOrder) -> tuple[Download, bool]:
-        """See `Transfers`."""
+        """See `Transfers.order_download`."""
         status, content = await self._exchange("POST", "/downloads", order)
         return _parse(Download, content), status == 202
 
     async def list_downloads(self) -> list[Download]:
-        """See `Transfers`."""
+        """See `Transfers.list_downloads`."""
         return _parse(DownloadList, (await self._exchange("GET", "/downloads"))[1]).downloads
 
     async def get_download(self, download: str) -> Download:
-        """See `Transfers`."""
+        """See `Transfers.get_download`."""
         return _parse(Download, (await self._exchange("GET", _path(download)))[1])
 
     async def cancel_download(self, download: str) -> Download:
-        """See `Transfers`."""
+        """See `Transfers.cancel_download`."""
         return _parse(Download, (await self._exchange("DELETE", _path(download)))[1])
 
     async def remove_files(self, order: RemovalOrder) -> Removal:
-        """See `Transfers`."""
+        """See `Transfers.remove_files`."""
         return _parse(Removal, (await self._exchange("DELETE", "/files", order, REMOVAL_S))[1])
 
     async def follow_downloads(self) -> AsyncGenerator[Download, None]:
-        """See `Transfers`."""
+        """See `Transfers.follow_downloads`."""
         timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_S, sock_connect=CONNECT_S, sock_read=SILENCE_S)
         try:
             async with await self._client.send_request("GET", "/downloads/events", {}, timeout=timeout) as answer:
@@ -151,7 +165,8 @@ class TransfersClient:
 
 
 def transfers_address(url: str, token_file: Path | None) -> ProgramAddress:
-    """Return where `transfers` is asked, by the settings. Raises ValueError for an address of another form."""
+    """Return the address at which `transfers` is asked, with the file of its token, by the settings. Raises ValueError
+    if `url` is no address of a program (see `ProgramAddress.parse`)."""
     return ProgramAddress.parse(url, token_file, TOKEN_HEADER)
 
 

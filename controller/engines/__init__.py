@@ -15,6 +15,7 @@ from controller.engines.exllamav3 import ExLlamaV3
 from controller.engines.litert_lm import LiteRTLM
 from controller.engines.llama_cpp import LlamaCpp
 from controller.engines.llama_server import LlamaServer
+from controller.engines.mcp import McpBridge
 from controller.engines.onnx import Onnx
 from controller.engines.openai_remote import OpenAIRemote
 from controller.engines.options import read_hashed_values
@@ -36,7 +37,9 @@ _ALL: Final[tuple[Engine[Any], ...]] = (
     Stub(),
 )
 ENGINES: Final[Mapping[str, Engine[Any]]] = MappingProxyType({engine.name: engine for engine in _ALL})
-"""Engine by backend name."""
+"""Engine by backend name, of the backends that a model may have."""
+REPLICA_ENGINES: Final[Mapping[str, Engine[Any]]] = MappingProxyType({**ENGINES, McpBridge.name: McpBridge()})
+"""Engine by backend name, of everything that the controller runs: also MCP servers, which are no models."""
 
 BACKEND_OF_SUFFIX: Final[Mapping[str, str]] = MappingProxyType(
     {".gguf": LlamaServer.name, ".litertlm": LiteRTLM.name, ".onnx": Onnx.name}
@@ -59,7 +62,7 @@ def get_engine(definition: Definition) -> Engine[Any]:
     validated: for another one an AssertionError or a KeyError may be raised."""
     name = definition.backend or resolve_backend(definition.model_path)
     assert name is not None, "validation resolves the backend"
-    return ENGINES[name]
+    return REPLICA_ENGINES[name]
 
 
 def spec_hash(definition: Definition, image: str | None, served_name: str, *, render_version: int | None = None) -> str:

@@ -82,6 +82,11 @@ class Launch:
     """Environment variable from which the engine reads the replica's token; None: the engine checks no token."""
     shm_bytes: int | None = None
     """Size of the container's shared memory; None: Docker's default."""
+    mounts: tuple[str, ...] | None = None
+    """Folders of the host that a container gets, as `HOST:CONTAINER`, read-only, or `HOST:CONTAINER:rw`, in place of
+    the models folders and the cache volume. None: it gets models and cache."""
+    has_egress: bool = False
+    """Whether a container may reach what lies beyond the network of engines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,15 +249,15 @@ class Engine(Generic[DefinitionT]):
 
     def configured_sessions(self, definition: DefinitionT) -> int:
         """Return how many sessions (conversations whose computed prompts stay in memory) one replica is meant to keep:
-        the declared `session_cache`, else `LEAST_SESSIONS` or, if that is more, the requests that it serves in
-        parallel. Whether the engine keeps any says `session_cache`."""
+        the declared `session_cache`, else 4 (`LEAST_SESSIONS`) or, if that is more, the requests that it serves in
+        parallel. `session_cache` says whether the engine keeps any."""
         if definition.session_cache is not None:
             return definition.session_cache
         return max(LEAST_SESSIONS, self.target_inflight(definition))
 
     def session_cache(self, definition: DefinitionT) -> int:
-        """Return of how many sessions one replica keeps what it has computed, by the definition; 0: the gateway names
-        no sessions to the engine. Here always 0."""
+        """Return the number of sessions for which one replica keeps what it has computed, by the definition; 0: the
+        gateway names no sessions to the engine. Here always 0."""
         return 0
 
     def session_binding(self, definition: DefinitionT) -> SessionBinding | None:
@@ -299,7 +304,8 @@ class Engine(Generic[DefinitionT]):
         return self.thinking_switch if len(self.derive_capabilities(definition).thinking_modes) > 1 else None
 
     def context_length(self, definition: DefinitionT) -> int | None:
-        """Return the declared context length of one request, prompt and answer, in tokens; None: not declared.
+        """Return the declared context length of one request, prompt and answer, in tokens; None: not declared. Here
+        None.
 
         What a running engine reports takes precedence.
         """
@@ -317,10 +323,11 @@ class Engine(Generic[DefinitionT]):
         )
 
     def kv_cache_tokens(self, definition: DefinitionT, told: EngineFigures) -> int | None:
-        """Return how many tokens all requests inside one replica may hold together; None: unknown, or no limit. The
-        gateway keeps further requests waiting.
+        """Return how many tokens all requests inside one replica may hold together; None: unknown, or no limit. Here
+        None. The gateway keeps further requests waiting.
 
-        For engines whose requests harm each other once the KV cache is full. `told` is what the replica reports.
+        The limit is for engines whose requests harm each other once the KV cache is full. `told` is what the replica
+        reports.
         """
         return None
 
@@ -331,7 +338,7 @@ class Engine(Generic[DefinitionT]):
 
     def longest_token(self, definition: DefinitionT, artifacts: Mapping[str, Artifact]) -> int | None:
         """Return the length in bytes of the longest token in the vocabulary, by which the gateway sees that a prompt is
-        too long without counting its tokens.
+        too long without counting its tokens. Here None.
 
         `artifacts` holds what was read of the model files, by model path. None: unknown, not read yet, or the engine
         truncates prompts that are too long.
@@ -342,7 +349,7 @@ class Engine(Generic[DefinitionT]):
         """Predict the memory of one replica, in bytes.
 
         `artifacts` holds what was read of the model files, by model path. `Unpredicted`: a file was not read, or the
-        formula does not cover the model or an option. None: the backend has no formula, as here.
+        formula does not cover the model or an option. None: the backend has no formula. Here always None.
         """
         return None
 
@@ -391,17 +398,17 @@ class Engine(Generic[DefinitionT]):
         raise TypeError(f"backend {self.name} is probed as a remote")
 
     def describe_remote(self, definition: DefinitionT) -> Remote | None:
-        """Return where another server serves the model; None: Roundhouse starts an engine for it, as here."""
+        """Return where another server serves the model; None: Roundhouse starts an engine for it. Here always None."""
         return None
 
     def list_apis(self, definition: DefinitionT) -> tuple[str, ...]:
-        """Return the request paths, such as `/v1/completions`, that the engine answers itself. For others the gateway
-        translates the request, or refuses it."""
+        """Return the request paths that the engine answers itself (`/v1/completions` is one). For others the gateway
+        translates the request, or refuses it. Here none."""
         return ()
 
     def list_extra_fields(self, definition: DefinitionT) -> tuple[str, ...] | None:
         """Return the names of the request fields that the gateway passes on beside those that the API family knows;
-        None: all fields, as here."""
+        None: all fields. Here always None."""
         return None
 
     def explain_exit(self, exit_code: int | None, log_tail: str) -> Verdict | None:

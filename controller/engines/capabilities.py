@@ -27,6 +27,7 @@ def apply_declared(definition: Definition, derived: Capabilities) -> Capabilitie
     # Every field is set: answers leave out fields that are not.
     return Capabilities(
         modalities=modalities,
+        media_urls=derived.media_urls if definition.media_urls is None else definition.media_urls,
         multi_turn=multi_turn,
         thinking_modes=thinking_modes,
         tools=takes_tools,

@@ -181,5 +181,6 @@ class CT2(Engine[CT2Definition]):
         return worker_probe()
 
     def list_apis(self, definition: CT2Definition) -> tuple[str, ...]:
-        """Return the request paths that a worker answers for text: `WORKER_CHAT_APIS`."""
+        """Return the request paths that a worker answers for text: chat completions and their number of input tokens,
+        completions, tokenizing, detokenizing and the chat template (`WORKER_CHAT_APIS`)."""
         return WORKER_CHAT_APIS

@@ -178,7 +178,8 @@ class ExLlamaV3(Engine[ExLlamaV3Definition]):
         return override
 
     def session_cache(self, definition: ExLlamaV3Definition) -> int:
-        """Return the configured number: ExLlamaV3's page cache finds what it has computed, while there is room."""
+        """Return the configured number of sessions (`configured_sessions`): ExLlamaV3's page cache finds what it has
+        computed, while there is room."""
         return self.configured_sessions(definition)
 
     def derive_capabilities(self, definition: ExLlamaV3Definition) -> Capabilities:
@@ -272,7 +273,8 @@ class ExLlamaV3(Engine[ExLlamaV3Definition]):
         return worker_probe()
 
     def list_apis(self, definition: ExLlamaV3Definition) -> tuple[str, ...]:
-        """Return the request paths that a worker answers for text: `WORKER_CHAT_APIS`."""
+        """Return the request paths that a worker answers for text: chat completions and their number of input tokens,
+        completions, tokenizing, detokenizing and the chat template (`WORKER_CHAT_APIS`)."""
         return WORKER_CHAT_APIS
 
     def parse_progress(self, log_tail: str) -> float | None:

@@ -29,8 +29,8 @@ def family_of(prompt_format: str | None, *names: str | None) -> Family | None:
     """Return the family by the prompt format, where one is declared, else by the first name that matches a family.
 
     Names are of files, folders or models of the hub; None among them is skipped. None: the declared format or the names
-    belong to no known family, or the name is of a Qwen3 model whose template has no switch for thinking (such as
-    Coder).
+    belong to no known family, or the name is of a Qwen3 model whose template has no switch for thinking (Qwen3-Coder is
+    one).
     """
     if prompt_format is not None:
         return _OF_FORMAT.get(prompt_format)

@@ -39,8 +39,8 @@ def compare_figure(
 
 
 def compare_slots(definition: Definition, declared: int, applied: int | None) -> tuple[FigureGap, ...]:
-    """Return the gap of an engine that serves fewer requests at a time than `declared`. More of them harm nobody: the
-    gateway sends no more than declared."""
+    """Return the gap of an engine that serves fewer requests at a time than `declared`; empty: it serves as many or
+    more, or does not report it. More of them harm nobody: the gateway sends no more than declared."""
     too_few = applied if applied is not None and applied < declared else None
     return compare_figure(definition, "target_inflight", declared, too_few)
 
@@ -48,15 +48,15 @@ def compare_slots(definition: Definition, declared: int, applied: int | None) ->
 def compare_padded_context(
     definition: Definition, field: str, declared: int | None, applied: int | None, *flags: str
 ) -> tuple[FigureGap, ...]:
-    """Return the gap of a context length in tokens of llama.cpp, which may round it up to a multiple of
-    CONTEXT_MULTIPLE."""
+    """Return the gap of a context length, in tokens, as `compare_figure` does. There is none where `applied` is the
+    declared length rounded up to a multiple of 256, as llama.cpp rounds it (`pad_context`)."""
     if declared is not None and applied == pad_context(declared):
         return ()
     return compare_figure(definition, field, declared, applied, *flags)
 
 
 def pad_context(tokens: int) -> int:
-    """Return a context length as llama.cpp rounds it up."""
+    """Return a context length, in tokens, rounded up to a multiple of 256 (CONTEXT_MULTIPLE), as llama.cpp does."""
     return -(-tokens // CONTEXT_MULTIPLE) * CONTEXT_MULTIPLE
 
 

@@ -75,7 +75,8 @@ class LiteRTLM(Engine[LiteRTLMDefinition]):
     verdicts: ClassVar[tuple[tuple[str, Verdict], ...]] = _VERDICTS
 
     def session_cache(self, definition: LiteRTLMDefinition) -> int:
-        """Return the configured number: each session is a `Conversation` of the library, with its own KV cache."""
+        """Return the configured number of sessions (`configured_sessions`): each session is a `Conversation` of the
+        library, with its own KV cache."""
         return self.configured_sessions(definition)
 
     def session_binding(self, definition: LiteRTLMDefinition) -> SessionBinding | None:

@@ -234,6 +234,6 @@ class LlamaCpp(Engine[LlamaCppDefinition]):
         return WORKER_CHAT_APIS
 
     def parse_progress(self, log_tail: str) -> float | None:
-        """Return the progress of a load, from 0 to 1, by the dots that llama.cpp writes while it loads: see
-        `dots_progress`."""
+        """Return the progress of a load, from 0 to 1, by the dots that llama.cpp writes while it loads (see
+        `dots_progress`); None: the log has no dots."""
         return dots_progress(log_tail)

@@ -75,6 +75,7 @@ _VERDICTS: tuple[tuple[str, Verdict], ...] = (
     (r"corrupted or incomplete", Verdict("the file is corrupted or incomplete", True)),
     (r"couldn't bind|address already in use|port .* in use", Verdict("port taken")),
     (r"No such file or directory|failed to open", Verdict("file missing")),
+    (r"failed to load multimodal model", Verdict("`llama_server_mmproj` is no projector of this model", True)),
 )
 
 
@@ -191,7 +192,8 @@ class LlamaServer(Engine[LlamaServerDefinition]):
         return self.target_inflight(definition)
 
     def session_cache(self, definition: LlamaServerDefinition) -> int:
-        """Return the configured number. Where sessions are in slots, the gateway keeps at most as many as there are."""
+        """Return the configured number of sessions (`configured_sessions`); 0 for embeddings and rankings. Where
+        sessions are in slots, the gateway keeps at most as many as there are slots."""
         if definition.llama_server_embedding or definition.llama_server_reranking:
             return 0
         return self.configured_sessions(definition)
@@ -261,8 +263,8 @@ class LlamaServer(Engine[LlamaServerDefinition]):
         return predict_llama_server(definition, self.target_inflight(definition), artifacts)
 
     def parse_progress(self, log_tail: str) -> float | None:
-        """Return the progress of a load, from 0 to 1, by the dots that some releases of llama.cpp write: see
-        `dots_progress`."""
+        """Return the progress of a load, from 0 to 1, by the dots that some releases of llama.cpp write (see
+        `dots_progress`); None: the log has no dots."""
         return dots_progress(log_tail)
 
 

@@ -98,7 +98,8 @@ class OpenAIRemote(Engine[OpenAIRemoteDefinition]):
         return tuple(definition.remote_fields)
 
     def session_cache(self, definition: OpenAIRemoteDefinition) -> int:
-        """Return the configured number for a server that is declared to take `session_id`, else 0."""
+        """Return the configured number of sessions (`configured_sessions`) for a server that is declared to take
+        `session_id`, else 0."""
         return self.configured_sessions(definition) if self.session_binding(definition) else 0
 
     def session_binding(self, definition: OpenAIRemoteDefinition) -> SessionBinding | None:
@@ -109,7 +110,7 @@ class OpenAIRemote(Engine[OpenAIRemoteDefinition]):
     def derive_capabilities(self, definition: OpenAIRemoteDefinition) -> Capabilities:
         """Return which requests the model takes: what the definition declares, else text, conversations, tools, JSON
         schemas and log probabilities, with the thinking mode `default` alone. The server is not asked."""
-        return apply_declared(definition, Capabilities())
+        return apply_declared(definition, Capabilities(media_urls=True))
 
     def max_choices(self, definition: OpenAIRemoteDefinition) -> int | None:
         """Return None, for no limit: the server decides."""

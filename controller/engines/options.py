@@ -54,7 +54,8 @@ class Flag:
     """A further value of the option for which there is no argument."""
 
     def render(self, value: Any, resolve_path: ResolvePath) -> tuple[str, ...]:
-        """Return the flag and `value` as two arguments; empty if `value` is None or equals `omit`."""
+        """Return the flag and `value` as two arguments, a list joined by commas; empty if `value` is None or equals
+        `omit`. `resolve_path` is not used."""
         if value is None or value == self.omit:
             return ()
         return (self.name, ",".join(map(str, value)) if isinstance(value, list) else str(value))
@@ -87,7 +88,8 @@ class PathFlag:
     """Name of a file that the folder must hold; empty: none."""
 
     def render(self, value: Any, resolve_path: ResolvePath) -> tuple[str, ...]:
-        """Return the arguments for the path or paths in `value`, as the engine sees them; empty if there are none."""
+        """Return the flag and the path or paths in `value`, as the engine sees them (`resolve_path`), joined by commas,
+        as two arguments; empty if there are no paths."""
         paths = split_paths(value)
         return (self.name, ",".join(map(resolve_path, paths))) if paths else ()
 
@@ -213,8 +215,9 @@ def render_options(
 
 
 def read_hashed_values(definition: Definition) -> dict[str, Any]:
-    """Return the values of the options that count in the spec hash, by field name: see `Hashed`. Fields that all
-    definitions have are not among them."""
+    """Return the values of the options that count in the spec hash, by field name: those marked `Hashed.ALWAYS`, and
+    those marked `Hashed.WHEN_SET` or not marked whose value differs from the default. Fields that all definitions
+    have are not among them."""
     always, when_set = _read_hashed_names(type(definition))
     values = {name: getattr(definition, name) for name in always}
     for name, default in when_set:

@@ -88,7 +88,8 @@ class VllmEngine(Engine[VllmFieldsT]):
         return definition.vram_mib if definition.share_follows_vram else None
 
     def session_cache(self, definition: VllmFieldsT) -> int:
-        """Return the configured number: vLLM's prefix cache finds what it has computed, while there is room."""
+        """Return the configured number of sessions (`configured_sessions`): vLLM's prefix cache finds what it has
+        computed, while there is room."""
         return self.configured_sessions(definition)
 
     def derive_capabilities(self, definition: VllmFieldsT) -> Capabilities:
@@ -221,12 +222,12 @@ class VllmEngine(Engine[VllmFieldsT]):
         return _EMBEDDING if definition.vllm_embedding else _GENERATING
 
     def parse_progress(self, log_tail: str) -> float | None:
-        """Return the progress of reading weights, from 0 to 1: see `vllm_progress`."""
+        """Return the progress of reading weights, from 0 to 1 (see `vllm_progress`); None: the log has no such bar."""
         return vllm_progress(log_tail)
 
     def explain_exit(self, exit_code: int | None, log_tail: str) -> Verdict | None:
-        """Return the cause that the log names: see `vllm_verdict`. `exit_code` is not looked at; None: the log names
-        none."""
+        """Return the cause of the end that the log names, in words (see `vllm_verdict`); None: the log names none.
+        `exit_code` is not looked at."""
         return vllm_verdict(log_tail)
 
 

@@ -33,7 +33,7 @@ HF_VERDICTS: Final[tuple[tuple[str, Verdict], ...]] = (
 
 def worker_program(engine: str, ctx: RenderContext) -> tuple[str, ...]:
     """Return the worker's command line up to the flags of the engine. `engine`: the worker's name for it, which is the
-    backend's name. Raises KeyError as `worker_python` does."""
+    backend's name. As a process, raises KeyError if the runtime knows no `python`."""
     listen_flags = ("--host", ctx.host, "--port", str(ctx.port), "--served-name", ctx.served_name)
     return (worker_python(ctx), "-m", "worker", engine, *listen_flags)
 

@@ -58,7 +58,7 @@ class JournalBounds(NamedTuple):
 
 class JournalDatabase:
     """An open journal file. `EventLog` uses it through a `DatabaseFile`. Every method may raise sqlite3.Error, and
-    blocks for up to BUSY_S seconds on another process's lock."""
+    blocks: it reads or writes the file, and waits up to 0.05 s (`BUSY_S`) for another process's lock."""
 
     def __init__(self, path: Path) -> None:
         """Open the file, and make it if it is missing. Reads the whole file to check it. Raises sqlite3.Error (one that
@@ -88,7 +88,8 @@ class JournalDatabase:
         return self._db.is_in_place()
 
     def read_bounds(self) -> JournalBounds:
-        """Return the oldest, the newest and the newest lost id; each 0 where there is none."""
+        """Return the oldest, the newest and the newest lost id; each 0 where there is none. Blocks. Raises
+        sqlite3.Error."""
         row = self._db.execute(
             "SELECT (SELECT min(id) FROM entries), (SELECT max(id) FROM entries),"
             " (SELECT value FROM meta WHERE key = 'lost')"
@@ -97,7 +98,7 @@ class JournalDatabase:
 
     def insert_entries(self, entries: Iterable[JournalEntry], *, keep: int | None, lost: int) -> None:
         """Write the entries in one transaction, all or none, and raise `JournalBounds.lost_id` to at least `lost` (0:
-        leave it). An id that exists already raises sqlite3.IntegrityError.
+        leave it). Blocks. Raises sqlite3.Error; for an id that exists already, sqlite3.IntegrityError.
 
         With `keep`, delete all but the newest `keep` entries of each of the `RETENTION_CLASSES`; None deletes nothing.
         """
@@ -126,7 +127,7 @@ class JournalDatabase:
 
     def read_after(self, entry_id: int, limit: int) -> list[JournalEntry]:
         """Return at most `limit` entries with ids above `entry_id`, oldest first. Entries of kinds that this version
-        does not know are left out, but count."""
+        does not know are left out, but count. Blocks. Raises sqlite3.Error."""
         rows = self._db.execute(
             f"SELECT {_COLUMNS} FROM entries WHERE id > ? ORDER BY id LIMIT ?",  # noqa: S608
             (entry_id, limit),
@@ -135,7 +136,7 @@ class JournalDatabase:
 
     def read_page(self, kinds: Sequence[str], model: str | None, before: int | None, limit: int) -> list[JournalEntry]:
         """Return at most `limit` entries, newest first. Entries of kinds that this version does not know are left out,
-        but count.
+        but count. Blocks. Raises sqlite3.Error.
 
         `kinds` and `model` select entries; an empty `kinds` and a `model` of None select all. `before` is an id: only
         entries with smaller ones are returned; None: no bound.

@@ -74,7 +74,8 @@ class EventLog:
 
     @property
     def oldest_id(self) -> int:
-        """Id of the oldest entry that still exists; 0 means there is none."""
+        """Id of the oldest entry that still exists; 0 means there is none. While the file cannot be read, of the oldest
+        entry in memory. Never raises."""
         return self._read_bounds().oldest_id or (self._unwritten[0].id if self._unwritten else 0)
 
     @property
@@ -85,16 +86,17 @@ class EventLog:
     def lacks_after(self, entry_id: int) -> bool:
         """Return whether a client that resumes after `entry_id` misses entries: newer ones existed, or may have existed
         in an earlier journal, and are no longer kept; or `entry_id` is above `newest_id`, so that it is not of this
-        journal."""
+        journal. Never raises."""
         lost_id = max(self._lost_id, self._read_bounds().lost_id)
         # Before its first entry there may have been another journal.
         return entry_id > self._newest_id or entry_id < (lost_id or self.oldest_id - 1)
 
     def record_entries(self, entries: Iterable[NewEntry], now: float) -> list[JournalEntry]:
-        """Append entries that happened at `now` (Unix time in seconds), and wake every `wait_for_entries`.
+        """Append entries that happened at `now` (Unix time in seconds), write them to the file at once, and wake every
+        `wait_for_entries`.
 
-        Return the entries with their ids. A write that fails raises nothing: the entries stay in memory, up to
-        `UNWRITTEN`, and calls from `RETRY_S` later on try again. Call it with no entries just to retry.
+        Return the entries with their ids. A write that fails raises nothing: the entries stay in memory, up to 1,000 of
+        them (`UNWRITTEN`), and calls 30 s (`RETRY_S`) or more later try again. Call it with no entries just to retry.
         """
         new_entries = [self._make_entry(entry, now) for entry in entries]
         self._unwritten.extend(new_entries)
@@ -146,8 +148,8 @@ class EventLog:
         return entries[:limit]
 
     async def wait_for_entries(self, after_id: int) -> list[JournalEntry]:
-        """Wait without limit until there are entries with ids above `after_id`. Return at most `FOLLOWED_AT_ONCE` of
-        them, oldest first, never none; call again with the last one's id for more."""
+        """Wait without limit until there are entries with ids above `after_id`. Return at most 500 (`FOLLOWED_AT_ONCE`)
+        of them, oldest first, never none; call again with the last one's id for more."""
         while not (entries := self.read_after(after_id, FOLLOWED_AT_ONCE)):
             await self._changed.wait()
         return entries

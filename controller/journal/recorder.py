@@ -16,6 +16,7 @@ from controller.redaction.redactor import Redact
 from controller.schema.admin import EventKind, KeyChange, ToolChange
 from controller.schema.declarations import DeclarationKind
 from controller.schema.override import is_whole_statement
+from controller.schema.tools import REPLICA_PREFIX
 from controller.status.reconcile_round import Round
 
 
@@ -40,8 +41,8 @@ class Recorder:
         self._record_entry(NewEntry("controller", "controller", "the controller stopped"))
 
     def record_statement(self, message: str, actor: str, details: Mapping[str, JsonValue]) -> None:
-        """Record an order about all models, such as pausing. `actor` is who gave it, `message` the entry's text.
-        Neither is masked."""
+        """Record an order about all models, for example to pause. `actor` is who gave it, `message` the entry's text.
+        Secrets in `message` and `details` are not masked."""
         self._record_entry(NewEntry("statement", actor, message, details=details))
 
     def record_superseded(self, kind: DeclarationKind, name: str) -> None:
@@ -74,7 +75,12 @@ class Recorder:
         if before is None:
             return
         model_edits = diff_models(before.declared_models, after.declared_models)
-        entries = [_edit_entry(each, ended_by_model.get(each.model, ()), actor) for each in model_edits]
+        entries = [
+            _edit_entry(each, ended_by_model.get(each.model, ()), actor)
+            for each in model_edits
+            # An edit of an MCP server is told with the tools.
+            if each.model in ended_by_model or not each.model.startswith(REPLICA_PREFIX)
+        ]
         entries += [_key_edit_entry(each, actor) for each in diff_keys(before.declared_keys, after.declared_keys)]
         entries += [_tool_edit_entry(each, actor) for each in diff_tools(before.tools, after.tools)]
         self._journal.record_entries(entries, self._clock())

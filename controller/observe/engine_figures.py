@@ -21,8 +21,9 @@ _SPECULATION: Final = re.compile(r"^vllm:spec_decode_", re.MULTILINE)
 
 
 def parse_figures(path: str, text: str) -> AppliedFigures:
-    """Return the figures in an engine's answer to a GET of `path`, whose body is `text`. A path that is none of those
-    named here is taken for Prometheus' text format."""
+    """Return the figures of an engine's own configuration in its answer to a GET of `path`, whose body is `text`. The
+    answers to `/v1/models`, `/props` and `/slots` are read as JSON, and that to any other path as Prometheus' text
+    format. Never raises: a figure that the answer lacks, or has in an unknown form, is None."""
     if path == MODELS_PATH:
         return _parse_models(_read_json(text))
     if path == PROPS_PATH:

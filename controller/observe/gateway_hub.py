@@ -76,8 +76,8 @@ class GatewayHub:
         tools: tuple[ToolRoute, ...] = (),
         mcp_servers: tuple[McpServerRoute, ...] = (),
     ) -> Stamp:
-        """Make these routes, keys, tools and servers the current table, wake every `wait_for_table`, and return the
-        current table's stamp. Does not wait for gateways; see `wait_until_applied`.
+        """Make these routes, keys, tools and servers the current table, wake every waiting call of `wait_for_table`,
+        and return the current table's stamp. Does not wait for gateways; see `wait_until_applied`.
 
         If they equal the current table, it stays in force with its stamp, and nothing is sent to gateways.
         """
@@ -113,7 +113,7 @@ class GatewayHub:
 
     async def wait_until_applied(self) -> None:
         """Wait, without limit, until every connected gateway reports that it routes by the current table or a newer
-        one. Returns at once if no gateway is connected; never before the first table."""
+        one. Returns at once if no gateway is connected; but before the first table is published, it does not return."""
         while not self._is_applied():
             await self._report_received.wait()
 
@@ -151,8 +151,8 @@ class GatewayHub:
             self._on_link(gateway_id, True)
 
     def close_link(self, gateway_id: str) -> None:
-        """Uncount a link that ended. After a gateway's last one its request counts are unknown, and the reconciler is
-        woken. Raises KeyError if no link of the gateway is open.
+        """Note that a link of a gateway ended. After the last one, the gateway's request counts are unknown, and the
+        reconciler is woken. Raises KeyError if no link of the gateway is open.
 
         A gateway that reported that it ends is forgotten; any other one counts as lost from now on.
         """
@@ -170,7 +170,7 @@ class GatewayHub:
         self._wake()
 
     def forget_lost(self) -> None:
-        """Forget gateways that were lost `FORGET_S` ago or earlier: they no longer hold requests."""
+        """Forget gateways that were lost 10 min (`FORGET_S`) ago or earlier: they no longer hold requests."""
         now = self._clock()
         for gateway_id, view in list(self._views.items()):
             if view.lost_at is not None and now - view.lost_at >= FORGET_S:

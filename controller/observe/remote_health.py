@@ -18,7 +18,7 @@ from typing import Final
 
 from pydantic import SecretStr
 
-from controller.engines import ENGINES
+from controller.engines import REPLICA_ENGINES
 from controller.engines.base import Remote
 from controller.observe.gateway_hub import GatewayHub
 from controller.planning.draining import ARRIVAL_S
@@ -55,7 +55,7 @@ def judge_remote(results: Mapping[str, GatewayResult], connected: Collection[str
     `results` is by gateway id, `connected` the ids of connected gateways, `now` Unix time. A remote is healthy if any
     gateway finds it healthy: all gateways share one routing table, and while a gateway that alone cannot reach the
     remote fails only its own clients, removing the route would fail everybody's. The results of connected gateways
-    count; if there are none, those of lost gateways count for `KEPT_S`.
+    count; if there are none, those of lost gateways count for 60 s (`KEPT_S`) after they were heard.
     """
     known_results = [result for gateway, result in results.items() if gateway in connected] or [
         result for result in results.values() if now - result.heard_at < KEPT_S
@@ -103,12 +103,12 @@ class RemoteHealth:
         self._report_received = asyncio.Event()
 
     def track_models(self, models: Iterable[DesiredModel]) -> None:
-        """Track exactly the remote ones of these models from now on, and read their API keys. Gateways learn what to
-        probe from the next table (`list_probes`). A model whose spec hash changed starts anew. A key that cannot be
-        read raises nothing: it becomes the model's error."""
+        """Track exactly the remote ones of these models from now on, and read their API keys, which blocks on key
+        files. Gateways learn what to probe from the next table (`list_probes`). A model whose spec hash changed
+        starts anew. A key that cannot be read raises nothing: it becomes the model's error."""
         tracked_states: dict[str, _RemoteState] = {}
         for model in models:
-            remote = ENGINES[model.backend].describe_remote(model.definition)
+            remote = REPLICA_ENGINES[model.backend].describe_remote(model.definition)
             if remote is None:
                 continue
             remote_state = self._remote_states.get(model.name)
@@ -119,7 +119,7 @@ class RemoteHealth:
         self._remote_states = tracked_states
 
     async def wait_for_first_round(self, loaded_before: Collection[str]) -> None:
-        """Wait for the first report of a gateway, but for `ARRIVAL_S` seconds at most, since there may be no gateway.
+        """Wait for the first report of a gateway, but for 5 s (`ARRIVAL_S`) at most, since there may be no gateway.
         Returns either way.
 
         Without it, a new controller's first table would drop remote models that the previous controller routed to.
@@ -157,10 +157,9 @@ class RemoteHealth:
         return errors
 
     def list_retries(self) -> dict[str, float]:
-        """Return the Unix time of the next probe of each failed remote model, by name, by its gateway's clock.
-
-        Healthy models are absent, and models whose probes are useless before their API key changes.
-        """
+        """Return, by name of each failed remote model, the Unix time of its next probe, by the clock of the gateway
+        that probes. Healthy models are absent, and so are models whose probes are useless before their API key
+        changes."""
         return {name: result.retry_at for name, result in self._judge_all().items() if result.retry_at is not None}
 
     def _judge_all(self) -> dict[str, GatewayResult]:

@@ -20,8 +20,8 @@ class RuntimeSilence:
     listens there, or it is not known."""
 
     def is_unhealthy(self, now: float) -> bool:
-        """Return whether, at Unix time `now`, the silence has lasted `UNHEALTHY_AFTER_S` or longer, so that the health
-        check must fail."""
+        """Return whether, at Unix time `now`, the silence has lasted 30 s (`UNHEALTHY_AFTER_S`) or longer, so that the
+        health check must fail."""
         return now - self.since >= UNHEALTHY_AFTER_S
 
     def ends_controller(self, now: float, limit_s: float) -> bool:

@@ -32,7 +32,8 @@ _UNTOLD_STATUSES: Final = BUSY_STATUSES | {401, 403, 404, 405, 501}
 
 def judge_rendering(status: int, text: str) -> Rendering:
     """Return what the template did with the system message, by the engine's answer to LATE_SYSTEM or LEADING_SYSTEM:
-    its HTTP status and its body. `refused` also where the message was dropped silently. Never raises.
+    its HTTP status and its body. `taken`: the prompt has it. `refused`: the template raised an error, or dropped the
+    message silently. `untold`: the answer does not tell. Never raises.
 
     llama-server and our worker answer with the prompt, vLLM with the strings of its tokens.
     """

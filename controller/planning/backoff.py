@@ -20,7 +20,7 @@ _SIGNALS = {-9: "was killed (SIGKILL)", -11: "crashed (SIGSEGV)", -6: "aborted (
 
 
 def verdict_of_exit(backend: str, end: Exit, *, was_ready: bool) -> Verdict:
-    """Explain why an engine ended: plain words, then up to `SHOWN_LINES` of its last log lines.
+    """Explain why an engine ended: plain words, then up to 8 (`SHOWN_LINES`) of its last log lines.
 
     `was_ready`: whether it was ever ready; then the verdict is never permanent (a permanent one is not retried). For an
     unknown `backend` or exit code 0 the words only say how the process ended, and that it ran out of memory if so.
@@ -47,7 +47,7 @@ def _describe_exit(code: int | None) -> str:
 
 
 def with_log_tail(message: str, log_tail: str) -> str:
-    """Return `message`, followed by the last `SHOWN_LINES` non-empty log lines if there are any."""
+    """Return `message`, followed by the last 8 (`SHOWN_LINES`) non-empty log lines if there are any."""
     lines = [line for line in log_tail.splitlines() if line.strip()][-SHOWN_LINES:]
     return f"{message}. Last log lines:\n" + "\n".join(lines) if lines else message
 
@@ -76,8 +76,8 @@ def next_failure(
 
 
 def has_recovered(replica: ObservedReplica, now: float) -> bool:
-    """Whether a replica runs and was first ready at least `STABLE_S` before `now` (Unix time), so that the caller may
-    forget the failures of its key."""
+    """Whether a replica runs and was first ready at least 60 s (`STABLE_S`) before `now` (Unix time), so that the
+    caller may forget the failures of its key."""
     if replica.phase is not Phase.RUNNING or replica.ready_since is None:
         return False
     return now - replica.ready_since >= STABLE_S

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
-from controller.engines import ENGINES
+from controller.engines import REPLICA_ENGINES
 from controller.planning.gpu_use import explain_unused_gpus
 from controller.state import DesiredModel, Health, ObservedReplica, OpKind, PendingOp, Phase, ReplicaId
 
@@ -123,6 +123,10 @@ def _off_gpu_reason(
 ) -> str | None:
     if model is None or replica.id.spec_hash != model.spec_hash or replica.id.index >= model.replicas:
         return None
-    if replica.health is not Health.READY or replica.draining is not None or not ENGINES[model.backend].computes:
+    if (
+        replica.health is not Health.READY
+        or replica.draining is not None
+        or not REPLICA_ENGINES[model.backend].computes
+    ):
         return None
     return explain_unused_gpus(replica, gpu_use.get(replica.name, {}))

@@ -58,7 +58,8 @@ class EvictionCandidate:
 
 
 def alive_replicas(observed: ObservedState) -> dict[str, list[ObservedReplica]]:
-    """Return model to its running replicas, ready or not, in the order observed. Models without one are left out."""
+    """Return the running replicas, ready or not, by model name, each model's in the order observed. Models without a
+    running replica are left out."""
     replicas_by_model: dict[str, list[ObservedReplica]] = {}
     for replica in observed.replicas:
         if replica.phase is Phase.RUNNING:

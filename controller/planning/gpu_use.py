@@ -21,12 +21,12 @@ SETTLED_S: Final = 20.0
 def measure_gpu_use(
     replica: ObservedReplica, gpus: tuple[Gpu, ...], growth_mib: Mapping[str, int], now: float
 ) -> dict[str, int]:
-    """Return GPU uuid to the MiB that a replica holds there, for the GPUs that it claims. A GPU is left out where that
-    is not known.
+    """Return, by GPU uuid, the MiB that a replica holds of each GPU that it claims. A GPU is left out where that is not
+    known.
 
-    Empty unless the replica has been ready for `SETTLED_S` at `now` (Unix time). `growth_mib`: GPU uuid to the MiB by
-    which the GPU's use grew while the replica loaded, where no other process changed it. It is used where the driver
-    does not report the memory of processes, but not for GPUs that share main memory. MIG instances are left out,
+    Empty unless the replica has been ready for 20 s (`SETTLED_S`) at `now` (Unix time). `growth_mib`: GPU uuid to the
+    MiB by which the GPU's use grew while the replica loaded, where no other process changed it. It is used where the
+    driver does not report the memory of processes, but not for GPUs that share main memory. MIG instances are left out,
     because drivers differ about their processes.
     """
     if replica.ready_since is None or now - replica.ready_since < SETTLED_S:
@@ -53,7 +53,7 @@ def _processes_mib(gpu: Gpu, name: str, growth_mib: int | None) -> int | None:
 
 
 def explain_unused_gpus(replica: ObservedReplica, held_mib: Mapping[str, int]) -> str | None:
-    """Explain why a ready replica that holds less than `UNUSED_MIB` of each of its GPUs counts as failed.
+    """Explain why a ready replica that holds less than 64 MiB (`UNUSED_MIB`) of each of its GPUs counts as failed.
 
     None: it uses a GPU, claims none, or its use of one of them is not known. `held_mib`: result of `measure_gpu_use`.
     The caller checks that the replica is ready and that its engine computes on GPUs.

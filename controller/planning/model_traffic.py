@@ -25,8 +25,8 @@ def joint_idle_span(spans: Iterable[IdleSpan | None]) -> IdleSpan | None:
 
 
 def idle_span_by_model(replicas: Iterable[ObservedReplica]) -> dict[str, IdleSpan]:
-    """Return model to the span in which all of its running engines were idle (see `joint_idle_span`). Models without a
-    running engine, or with one that is busy or does not report idleness, are left out."""
+    """Return, by model name, the span in which all of the model's running engines were idle (see `joint_idle_span`).
+    Models without a running engine, or with one that is busy or does not report idleness, are left out."""
     spans_by_model: dict[str, list[IdleSpan | None]] = {}
     for replica in replicas:
         if replica.phase is Phase.RUNNING:
@@ -45,7 +45,8 @@ def traffic_by_model(
     unsure: bool,
     idle_spans: Mapping[str, IdleSpan],
 ) -> dict[str, ModelTraffic]:
-    """Return each of `models` to its traffic: requests that wait, since when, and the last use, over all gateways.
+    """Return, by model name, the traffic of each of `models`: requests that wait, since when, and the last use, over
+    all gateways.
 
     All times are Unix seconds. `last_used`: model to the time of its last request. A model without an entry counts as
     used until `up_since`, this controller's start. `unsure`: there may be gateways besides these.

@@ -101,7 +101,8 @@ class ModelTurn:
             self.wake_times.append(deadline)
 
     def retire_current(self, reason: str) -> None:
-        """Retire every observed replica that runs the declared definition, as `retire_replica` does."""
+        """Add the next step of retiring every observed replica that runs the declared definition: a drain, then a stop
+        once the replica is empty or its deadline has passed. See `retire_replica`."""
         for current in self.buckets.current.values():
             if current is not None:
                 self.retire_replica(current, reason)

@@ -30,7 +30,7 @@ from controller.state import DesiredState, ObservedReplica, ObservedState, Pendi
 def plan(desired: DesiredState, observed: ObservedState, now: float) -> Plan:
     """Return the actions to take now, what is blocked, and when to plan again. `now` is Unix time in seconds.
 
-    The caller starts the actions in order, and leaves them if `desired.paused`, which the plan does not look at.
+    The caller starts the actions in order, but none of them if `desired.paused`, which the plan does not look at.
     Nothing is changed and no error is raised: a model that cannot be started is in `Plan.blocked`. Takes O(replicas +
     models) time where no model waits for the room of others.
     """

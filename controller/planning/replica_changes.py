@@ -28,8 +28,8 @@ def leaving_replicas(desired: DesiredState, observed: ObservedState, now: float)
 
 
 def missing_replicas(desired: DesiredState, observed: ObservedState) -> dict[str, tuple[int, ...]]:
-    """Return model to the wanted indices (from 0), ascending, at which no engine runs or is being started, whatever
-    definition it runs.
+    """Return, by model name, the wanted indices (from 0), ascending, at which no engine runs or is being started,
+    whatever definition it runs.
 
     Models that lack no replica, and remote models, have no entry. A replica that is being stopped counts as missing.
     """
@@ -52,10 +52,11 @@ def missing_replicas(desired: DesiredState, observed: ObservedState) -> dict[str
 def coming_replicas(
     desired: DesiredState, observed: ObservedState, candidates: Mapping[str, EvictionCandidate]
 ) -> dict[str, list[Mapping[str, int]]]:
-    """Return model to the claims of each of its replicas, for models that will be eviction candidates once loaded.
+    """Return, by model name, the claims of each replica of the models that will be eviction candidates once they are
+    loaded.
 
     These are the models that may be evicted, are not in `candidates`, and have a replica that runs or has an operation
-    under way.
+    under way. Each claims mapping is MiB by GPU uuid or HOST.
     """
     claims_by_model: dict[str, list[Mapping[str, int]]] = {}
     observed_names = {replica.name for replica in observed.replicas}

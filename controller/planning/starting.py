@@ -23,9 +23,9 @@ def start_replica(turn: ModelTurn, model: DesiredModel, index: int) -> None:
 
 
 def has_files(turn: ModelTurn, model: DesiredModel, index: int) -> bool:
-    """Return whether the files of the model's source are here, or it names none. Otherwise add to the turn their
-    download, or note there that the replica at `index` waits for it, or why it failed. A download waits for no room:
-    how much the model takes is known only afterwards."""
+    """Return whether the model names no source, or the files of its source are here. Otherwise add to the turn the
+    download of the files, or note there that the replica at `index` waits for the download, or why the download
+    failed. A download does not wait for room, because the memory that the model takes is known only afterwards."""
     source = model.missing_source
     if source is None:
         return True

@@ -103,8 +103,8 @@ class OperationState:
             self.attempts = self.attempts.with_attempt(replica.key.text, replica.attempt)
 
     def begin_operation(self, name: str, operation: PendingOp) -> None:
-        """Record an operation that is being issued for the replica `name`. A replica has at most one under way at a
-        time: AssertionError otherwise."""
+        """Record an operation that is being issued for the replica `name`. Raises AssertionError if another operation
+        of the replica is under way: there is at most one at a time."""
         previous_operation = self.pending.get(name)
         assert previous_operation is None or previous_operation.finished_at is not None, (
             f"{name} has an operation under way"
@@ -118,7 +118,7 @@ class OperationState:
 
     def forget_finished(self, began_at: float) -> None:
         """Drop the operations that ended before `began_at`, the Unix time at which an observation began: it shows their
-        effects. Also drop those whose end lies more than `CLOCK_SLACK_S` seconds after it: the clock was set back."""
+        effects. Also drop those whose end lies more than 60 s (`CLOCK_SLACK_S`) after it: the clock was set back."""
         finished_names = [
             name
             for name, operation in self.pending.items()

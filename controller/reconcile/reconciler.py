@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from controller.engines import ENGINES
+from controller.engines import REPLICA_ENGINES
 from controller.observe.gateway_hub import GatewayHub
 from controller.observe.load_progress import LoadProgress
 from controller.observe.prober import Prober, ProbeTarget
@@ -53,7 +53,7 @@ from controller.state import (
     Phase,
 )
 from controller.status.model_status import assess_models, is_starting
-from controller.status.permissions import build_permissions
+from controller.status.permissions import build_permissions, find_addresses, read_addresses
 from controller.status.reconcile_round import Round
 from controller.status.routing_table import build_routes
 from controller.status.state_machine import publishable_statuses
@@ -79,7 +79,8 @@ class DesiredSource(Protocol):
 
     async def refresh_files(self, now: float) -> None:
         """Read the files again if they were last read long enough before `now`, Unix time; otherwise do nothing. The
-        source decides how long."""
+        source decides how long. Raises nothing: while a file cannot be read or is invalid, the last good state stays
+        in force."""
 
     def wake_at(self) -> float | None:
         """Return the Unix time at which `refresh_files` must be called to confirm an edit; None: nothing is to be
@@ -87,18 +88,20 @@ class DesiredSource(Protocol):
 
     def evict_models(self, models: Mapping[str, str]) -> None:
         """Drop the demand for these models until the next request for each, so that they are not wanted any more.
-        Nothing is stopped by this. `models` maps names to the reason; an empty one changes nothing."""
+        Nothing is stopped by this. `models` maps names to the reason; an empty one changes nothing. A failed write
+        raises nothing."""
 
     def request_reload(self, models: Sequence[str]) -> None:
         """Record a request for each of these models now, and end their evictions, so that they are wanted again.
-        Nothing is loaded by this: a later plan does that. An empty list changes nothing."""
+        Nothing is loaded by this: a later plan does that. An empty list changes nothing. A failed write raises
+        nothing."""
 
     def remember_attempts(self, attempts: AttemptNumbers) -> None:
-        """Store the highest attempt number of each replica, for every later controller."""
+        """Store the highest attempt number of each replica, for every later controller. A failed write is no error."""
 
     def remember_loaded(self, loaded_once: frozenset[str], ready_since: dict[str, float]) -> None:
         """Store the models that were loaded since they were last wanted, and by replica name the Unix time since when
-        the replica is ready. Both replace what was stored before."""
+        the replica is ready. Both replace what was stored before. A failed write raises nothing."""
 
 
 class Reconciler:
@@ -187,7 +190,7 @@ class Reconciler:
 
     async def run(self) -> None:
         """Run rounds until cancelled. Errors of a round are not raised: they are logged and in `error`, and the next
-        round begins after `RETRY_S` seconds at most. Actions under way go on after the end."""
+        round begins after 1 s (`RETRY_S`) at most. Actions under way go on after the end."""
         while True:
             self._wake.clear()
             began_at = self._clock()
@@ -251,7 +254,7 @@ class Reconciler:
         cannot be observed."""
         desired = self._desired.desired_state()
         if desired is not None:
-            self._hub.replace_permissions(*build_permissions(desired))
+            self._hub.replace_permissions(*build_permissions(desired, read_addresses(self._hub.table)))
 
     def _publish_round(self, desired: DesiredState, observed: ObservedState, round_plan: Plan) -> None:
         """Assess the models after the plan's actions were issued, and publish their statuses and routes."""
@@ -272,7 +275,7 @@ class Reconciler:
                 self._remotes.list_probes(),
                 self._get_longest_tokens(desired.models.values()),
             ),
-            *build_permissions(desired),
+            *build_permissions(desired, find_addresses(issued_state, statuses, self._endpoint_token)),
         )
         self._remote_drains.note_published(stamp)
         for name, drain in self._memory.drains.items():
@@ -402,7 +405,7 @@ class Reconciler:
                 # serves and is idle still matters.
                 kept_names.add(replica.name)
             if model is not None and model.runs:
-                probe = ENGINES[model.backend].describe_probe(model.definition)
+                probe = REPLICA_ENGINES[model.backend].describe_probe(model.definition)
                 token, ready_since = self._operations.replica_token(replica.name), self._ready_since.get(replica.name)
                 targets[replica.name] = ProbeTarget(replica.base_url, probe, token, ready_since)
         self._prober.track_targets(targets, kept_names)
@@ -469,7 +472,7 @@ class Reconciler:
         replica_models = ((replica.name, desired.models.get(replica.id.model), replica) for replica in replicas)
         self._progress.track_engines(
             {
-                name: ENGINES[model.backend]
+                name: REPLICA_ENGINES[model.backend]
                 for name, model, replica in replica_models
                 if model is not None and is_starting(model, replica)
             }

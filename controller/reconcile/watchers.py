@@ -26,8 +26,8 @@ RETRY_S = 1.0
 
 async def follow_files(files: DesiredStateSource, folder: Path, wake: Callable[[], None], stop: asyncio.Event) -> None:
     """Read the desired files, then call `wake`, whenever something directly in the folder changes. Returns once `stop`
-    is set. A folder that cannot be watched, as while it is missing, raises nothing: it is tried again every second. The
-    first of several failures for the same reason is logged."""
+    is set. A folder that cannot be watched, for example because it is missing, raises nothing: the watch is tried
+    again every second. The first of several failures for the same reason is logged."""
     last_problem = ""
     while not stop.is_set():
         try:
@@ -46,7 +46,7 @@ async def follow_files(files: DesiredStateSource, folder: Path, wake: Callable[[
 
 async def follow_runtime(runtime: Runtime, wake: Callable[[], None]) -> None:
     """Call `wake` whenever the runtime reports that an engine may have changed, until cancelled. If the runtime is
-    unavailable or its watch ends, watch again after `RETRY_S` seconds."""
+    unavailable or its watch ends, watch again after 1 s."""
     while True:
         try:
             async for _ in runtime.watch_events():

@@ -150,14 +150,16 @@ def _find_starts(text: str, secret: str) -> Iterator[int]:
 
 
 def names_secret(name: str) -> bool:
-    """Return whether a name suggests that its value is a secret, as `api_key` or `--hf-token` do. The value is not
-    looked at: see `is_secret`."""
+    """Return whether a name of a field, flag or variable suggests that its value is a secret: it contains a word like
+    `key`, `token`, `secret`, `passw`, `auth` or `credential`. Names of tokenizers do not suggest one. The value is
+    not looked at: see `is_secret`."""
     return _SECRET_NAME.search(name) is not None and _SECRET_NAME.search(_TOKENIZER.sub("", name)) is not None
 
 
 def is_secret(name: str, value: Any) -> bool:
-    """Return whether a value is treated as a secret: its name suggests one, and it is not known to be harmless, as are
-    null, true, false and empty values, counts and times (`max_tokens: 512`), and places (`api_key_env: OPENAI_KEY`)."""
+    """Return whether a value is treated as a secret: its name suggests one (`names_secret`), and the value is not known
+    to be harmless. Harmless are: null, true, false and empty values; counts and times (`max_tokens: 512`); the
+    places of secrets (`api_key_env: OPENAI_KEY`)."""
     return names_secret(name) and not _is_harmless(name, value)
 
 

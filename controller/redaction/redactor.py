@@ -16,12 +16,12 @@ REMEMBERED: Final = 200
 
 
 class Redact(Protocol):
-    """A function that masks a model's secrets in a text, such as `Redactor.redact_text`. `replica` names the replica
-    whose engine wrote the text; None: no engine."""
+    """Signature of a function that masks a model's secrets in a text; `Redactor.redact_text` is one. `replica` names
+    the replica whose engine wrote the text; None: no engine wrote it."""
 
     def __call__(self, model: str, text: str, replica: str | None = None) -> str:
-        """Return the text with the secrets masked that are known of this model and replica. Of an unknown model, none
-        are known. Never raises."""
+        """Return `text` with the known secrets of `model` masked, and with the bearer token of `replica` masked if that
+        is given. A model that is not known has no secrets. Never raises."""
 
 
 def redact_nothing(model: str, text: str, replica: str | None = None) -> str:
@@ -62,10 +62,10 @@ class Redactor:
 
     def redact_text(self, model: str, text: str, replica: str | None = None) -> str:
         """Return the text with those secrets masked that `learn_secrets` was told of for the model, and with the bearer
-        token of `replica` if it is given.
+        token of `replica` masked if that is given. Never raises.
 
-        Left as they are: secrets of other models, secrets that are too short to be told from other text, and values of
-        `env` that neither name nor look show to be secret (see `collect_secrets`).
+        Not masked are: secrets of other models, secrets that are too short to be told from other text, and values of
+        `env` whose name suggests no secret and which do not look random (see `collect_secrets`).
         """
         return replace_secrets(text, self._known_secrets(model, replica))
 

@@ -10,7 +10,8 @@ from controller.state import ObservedReplica, Phase
 
 
 def list_command_lines(replicas: Iterable[ObservedReplica], redact: Redact) -> CommandLines:
-    """Return the command line of each model's newest engine that runs, with its secrets masked by `redact`."""
+    """Return the command line of each model's newest running engine, with its secrets masked by `redact`. A model
+    without a running engine, or whose engine has no known command line, is left out."""
     newest = {
         replica.id.model: replica
         for replica in sorted(replicas, key=lambda each: each.created_at)

@@ -73,9 +73,9 @@ async def run_dry_run(
 
     `declared_now` (models), `keys_now` (API keys) and `tools_now` are what the current files and the runtime
     `declarations` declare together, `desired_now` is what follows from them with `overrides`, `demand` and `rested`
-    (models that were evicted). `find_sources`: see `DesiredStateSource`. `roots` must be absolute. The runtime runs
-    preflights of the changed models that are wanted, and the plan follows from `observed` and these at `now`, Unix
-    time.
+    (models that were evicted). `find_sources` returns, by source, where the files are of those sources that are here;
+    it is called in a thread. `roots` must be absolute. The runtime runs preflights of the changed models that are
+    wanted, and the plan follows from `observed` and these at `now`, Unix time.
 
     Raises RoundhouseError (`invalid_request`) if a name is not that of a desired file, a file is too large or not valid
     Unicode, or a file to remove does not exist. Errors in the files' content do not raise: the result then has `ok`

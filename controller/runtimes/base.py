@@ -12,8 +12,9 @@ from controller.state import HOST, Exit, Gpu, GpuDriver, Phase, PreflightResult,
 
 
 class RuntimeUnavailableError(Exception):
-    """The runtime does not answer, say because the Docker daemon is down, or it cannot do what it was asked to, as when
-    a container does not end. What runs there is unknown, not empty. The caller may try again later."""
+    """The runtime does not answer, for example because the Docker daemon is down, or it could not do what it was asked
+    to, for example because a container does not end. What runs there is unknown, not empty. The caller may try again
+    later."""
 
 
 class RuntimeGoneError(RuntimeUnavailableError):
@@ -36,7 +37,7 @@ RENDER_ERRORS: Final = (ValueError, TypeError, KeyError)
 
 def no_command_error(model: str, error: Exception) -> StartError:
     """Return (not raise) the permanent error of a start of `model` whose definition yields no command line: rendering
-    raised `error`, one of `RENDER_ERRORS`."""
+    raised `error`, one of `RENDER_ERRORS` (ValueError, TypeError, KeyError)."""
     return StartError(f"the definition of {model} cannot be turned into a command line: {error}", permanent=True)
 
 
@@ -123,8 +124,8 @@ class Runtime(Protocol):
     async def list_replicas(self) -> list[SeenReplica]:
         """Return every replica of this instance, in any phase, in no particular order; empty if there are none.
 
-        One whose labels cannot be read (docker) is left out. A record that cannot be read (process) raises
-        RuntimeUnavailableError.
+        One whose labels cannot be read (docker) is left out. Raises RuntimeUnavailableError, also for a record that
+        cannot be read (process).
         """
 
     async def check_preflight(self, model: str, definition: Definition, image: str | None) -> PreflightResult:
@@ -132,13 +133,14 @@ class Runtime(Protocol):
 
         A check that fails does not raise; the result says why. If only the image is missing and may be pulled, the
         result names it (`missing_image`). `image` None: the backend's default image. Whether GPUs or memory are free is
-        not checked.
+        not checked. Raises RuntimeUnavailableError.
         """
 
     async def pull_image(self, image: str) -> None:
         """Pull an image from its registry, and return when it is there, however long that takes.
 
         Raises StartError with the registry's own reason; the process runtime, which has no images, always raises it.
+        Raises RuntimeUnavailableError.
         """
 
     async def start_replica(self, request: StartRequest) -> None:
@@ -146,32 +148,35 @@ class Runtime(Protocol):
 
         Does nothing if a replica of that name was started before, even if it has ended. The caller must have pulled the
         image. Raises StartError if the start fails, permanent if the definition yields no command line; nothing of the
-        replica is left then.
+        replica is left then. Raises RuntimeUnavailableError.
         """
 
     async def stop_replica(self, name: str, grace_s: float) -> None:
         """End a replica and remove it. The end of its log stays on disk. Does nothing if the name is unknown.
 
-        A process gets SIGTERM, as do its children, a container its image's stop signal (SIGTERM by default), and after
-        `grace_s` seconds SIGKILL. Returns once the replica is gone. The process runtime waits for that without limit;
-        docker raises RuntimeUnavailableError if the container does not end after SIGKILL either.
+        A process and its children get SIGTERM; a container gets its image's stop signal (SIGTERM by default). SIGKILL
+        follows after `grace_s` seconds. Returns once the replica is gone. The process runtime waits for that without
+        limit; docker raises RuntimeUnavailableError if the container does not end after SIGKILL either. Raises
+        RuntimeUnavailableError also if the runtime does not answer.
         """
 
     async def remove_replica(self, name: str) -> None:
         """Remove a replica that has ended or was never started. The end of its log stays on disk.
 
         If the name is unknown or the replica runs, do nothing; that is no error. Only `stop_replica` ends one that
-        runs.
+        runs. Raises RuntimeUnavailableError.
         """
 
     async def read_log_tail(self, name: str, lines: int = 50) -> str:
         """Return the engine's last log lines as one text, also those of a removed replica whose log was kept.
 
-        Empty if there are none. The text is shorter than `lines` lines if these are very long.
+        Empty if there are none. The text has fewer than `lines` lines if these are very long. `name` must be a replica
+        name of this instance: it becomes a file name unchecked. Raises RuntimeUnavailableError.
         """
 
     async def list_ended_logs(self, model: str) -> builtins.list[str]:
-        """Return the names of the model's removed replicas whose logs are kept, newest first; empty: there are none."""
+        """Return the names of the model's removed replicas whose logs are kept, newest first; empty: there are none.
+        Raises RuntimeUnavailableError."""
 
     async def read_log_after(self, name: str, cursor: str | None, lines: int = 50) -> LogPart | None:
         """Return what the engine wrote after `cursor`, the `LogPart.cursor` of an earlier call, in whole lines.
@@ -179,14 +184,14 @@ class Runtime(Protocol):
         With None, or with a text that is no cursor of this runtime, return the last `lines` lines. Does not wait for
         new lines: the part may be empty. With a cursor, a part may end before the log does; call again with its cursor
         while `LogPart.running` is true. Returns None if `name` is no replica name of this instance, or if no log of it
-        is known.
+        is known. Raises RuntimeUnavailableError.
         """
 
     async def render_replica(self, replica: SeenReplica, definition: Definition, image: str | None) -> Rendered | None:
         """Return what a running replica would be started with now, at its present address.
 
         None if that is unknown, since the definition yields no command line or a claimed GPU cannot be read. `image`
-        None: the backend's default image.
+        None: the backend's default image. Raises RuntimeUnavailableError.
         """
 
     async def read_gpus(self) -> tuple[Gpu, ...] | None:
@@ -194,13 +199,13 @@ class Runtime(Protocol):
         processes name the replicas that they belong to, where that is known.
 
         Empty: the host has none, or has no NVIDIA driver that could tell. None: unknown, since the driver or all GPUs
-        fail, or since GPUs were read before and the driver is gone now.
+        fail, or since GPUs were read before and the driver is gone now. Raises RuntimeUnavailableError.
         """
 
     async def read_host_mib(self, name: str) -> int | None:
         """Return the MiB of main memory that a running replica holds, including mapped model files.
 
-        None if that is unknown, or if no such replica runs; never 0.
+        None if that is unknown, or if no such replica runs; never 0. Raises RuntimeUnavailableError.
         """
 
     def get_gpu_error(self) -> str | None:

@@ -29,30 +29,31 @@ class EndedLogs:
 
     def save_log(self, name: str, data: bytes) -> None:
         """Keep the last `KEPT_BYTES` (64 KiB) of a log, from the start of a line, and delete all but the newest
-        `KEPT_LOGS` (50) logs. A kept log of the same name is replaced. Empty `data` changes nothing.
+        `KEPT_LOGS` (50) logs. A kept log of the same name is replaced. Empty `data` changes nothing. Blocks.
 
-        A failed write, say on a full disk, is only logged: it must not prevent the removal of the replica.
+        A failed write or deletion, for example on a full disk, is only logged: it must not prevent the removal of the
+        replica.
         """
         if not data:
             return
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_atomic(self.log_path(name), _last(data), durable=False)
+            for path in self._newest_first()[KEPT_LOGS:]:
+                path.unlink(missing_ok=True)
         except OSError as error:
-            log.warning("the log of %s is not kept: %s", name, error.strerror or error)
-        for path in self._newest_first()[KEPT_LOGS:]:
-            path.unlink(missing_ok=True)
+            log.warning("the log of %s is not kept, or older ones are: %s", name, error.strerror or error)
 
     def read_log(self, name: str) -> bytes | None:
-        """Return the kept end of a replica's log, unparsed; None if none is kept. Raises OSError if the file cannot be
-        read."""
+        """Return the kept end of a replica's log, unparsed; None if none is kept. Blocks. Raises OSError if the file
+        cannot be read."""
         try:
             return self.log_path(name).read_bytes()
         except FileNotFoundError:
             return None
 
     def list_names(self, instance: str, model: str) -> list[str]:
-        """Return the names of the model's replicas whose logs are kept, newest first; empty if there are none.
+        """Return the names of the model's replicas whose logs are kept, newest first; empty if there are none. Blocks.
 
         `instance`: this Roundhouse's id, with which the names of its replicas begin (`rh-<instance>-`). Raises
         ValueError if it is not an instance id.
@@ -61,8 +62,8 @@ class EndedLogs:
         return [path.stem for path in self._newest_first() if name_pattern.fullmatch(path.stem)]
 
     def highest_attempt(self) -> int:
-        """Return the highest attempt number among the replicas whose logs are kept, of all models; 0 if there are
-        none."""
+        """Return the highest attempt number among the replicas whose logs are kept, of all models; 0 if there are none.
+        Blocks."""
         numbers = (path.stem.rpartition("-")[2] for path in self._folder.glob("*.log"))
         return max((int(number) for number in numbers if number.isdecimal()), default=0)
 

@@ -25,8 +25,8 @@ Mounts = Mapping[Path, PurePosixPath]
 
 
 def mount_roots(roots: ModelRoots, targets: Sequence[PurePosixPath]) -> Mounts:
-    """Return each models folder, with its symbolic links resolved, to the path at which engines see it. `targets` has
-    that path for each folder of `roots`, in the same order.
+    """Return a mapping of each models folder, with its symbolic links resolved, to the path at which engines see it.
+    `targets` has that path for each folder of `roots`, in the same order. Reads the disk.
 
     If two folders are the same once symbolic links are resolved, the first one's target counts. Raises ValueError if
     the numbers of folders and targets differ.
@@ -38,8 +38,9 @@ def mount_roots(roots: ModelRoots, targets: Sequence[PurePosixPath]) -> Mounts:
 
 
 def find_engine_paths(roots: ModelRoots, paths: Iterable[str], mounts: Mounts | None = None) -> dict[str, str]:
-    """Return each of `paths`, as it was given, to the path by which an engine reaches it. Paths that cannot be located
-    below a models folder are left out; nothing is raised for them, and whether a file exists is not checked.
+    """Return a mapping of each of `paths`, as it was given, to the path by which an engine reaches it. Paths that
+    cannot be located below a models folder are left out; nothing is raised for them, and whether a file exists is
+    not checked. Reads the disk.
 
     `mounts` None means that engines see the same file system as the controller. A symbolic link that engines can follow
     is kept as it is, because its name may matter (a set of split files); for any other link, its target is used if that

@@ -61,7 +61,8 @@ def plain_tail(data: bytes, lines: int = TAIL_LINES) -> str:
 
 
 def tail_bytes(lines: int) -> int:
-    """Return how many bytes of UTF-8 a tail of `lines` lines has at most: 160 a line, and never under `TAIL_BYTES`."""
+    """Return how many bytes of UTF-8 a tail of `lines` lines has at most: 160 a line, and never under 8 KiB
+    (`TAIL_BYTES`)."""
     return max(TAIL_BYTES, lines * _LINE_BYTES)
 
 

@@ -403,8 +403,8 @@ class Reading:
     def to_line(self) -> str:
         """Return the reading as one line of JSON, without a newline.
 
-        If the line would be longer than `LINE_BYTES`, the GPUs' processes are left out of it (null: unknown), which may
-        still leave more than that.
+        If the line would be longer than 8,192 bytes (`LINE_BYTES`), the GPUs' processes are left out of it (null:
+        unknown), which may still leave more than that.
         """
         line = json.dumps(asdict(self), separators=(",", ":"))
         if len(line) <= LINE_BYTES or self.gpus is None:
@@ -414,7 +414,7 @@ class Reading:
 
     @classmethod
     def from_line(cls, line: str) -> Reading:
-        """Parse a line of `to_line`. Unknown fields of another version are ignored.
+        """Parse a line that `to_line` returned. Unknown fields of another version are ignored.
 
         Raises ValueError if the line is not a reading.
         """

@@ -93,6 +93,10 @@ class Capabilities(Wire):
     """The kinds of requests that a model accepts. The gateway refuses others."""
 
     modalities: tuple[Modality, ...] = Field(default=("text",), description="Kinds of input that requests may contain.")
+    media_urls: bool = Field(
+        default=False,
+        description="Whether requests may give images and sounds by `http` addresses, which the engine fetches.",
+    )
     multi_turn: bool = Field(default=True, description="Whether requests may contain a conversation of several turns.")
     thinking_modes: tuple[ThinkingMode, ...] = Field(
         default=("default",), description="Accepted values of the request field `thinking`."

@@ -144,6 +144,11 @@ class Definition(BaseModel):
     modalities: list[Modality] | None = Field(
         default=None, min_length=1, description="Kinds of input that the model accepts; default: set by the backend."
     )
+    media_urls: bool | None = Field(
+        default=None,
+        description="Whether requests may give images and sounds by `http` addresses, which the engine then fetches "
+        "from wherever it can reach; default: set by the backend, true for a remote model alone.",
+    )
     multi_turn: bool | None = Field(
         default=None,
         description="Whether the model accepts conversations of several turns; default: set by the backend.",

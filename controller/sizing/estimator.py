@@ -12,7 +12,7 @@ from typing import Final
 from controller.artifacts.facts import Artifact, ArtifactError, UnreadArtifact
 from controller.artifacts.model_roots import ModelRoots
 from controller.artifacts.read import Stamp, files_below, read_artifact, stamp_of
-from controller.engines import ENGINES
+from controller.engines import REPLICA_ENGINES
 from controller.engines.memory import MIB, Prediction, Unpredicted
 from controller.schema.admin import EstimateSource
 from controller.state import DesiredModel, Gpu, Requirement
@@ -149,25 +149,27 @@ class Estimator:
         """Return the length in bytes of the longest token in each model's vocabulary, by name, from the files read so
         far. Models of which it is not known are absent. Never waits."""
         longest_tokens = {
-            model.name: ENGINES[model.backend].longest_token(model.definition, self._known_artifacts(model))
+            model.name: REPLICA_ENGINES[model.backend].longest_token(model.definition, self._known_artifacts(model))
             for model in models
         }
         return {name: each for name, each in longest_tokens.items() if each is not None}
 
     def has_seen(self, model: DesiredModel) -> bool:
         """Return whether all files of the model were looked at at least once, even if they were missing. True for a
-        model whose backend needs none. May be false again once `KEPT_S` seconds passed without a look."""
-        return all(path in self._read_artifacts for path in ENGINES[model.backend].list_artifacts(model.definition))
+        model whose backend needs none. May be false again once an hour (`KEPT_S`) passed without a look."""
+        return all(
+            path in self._read_artifacts for path in REPLICA_ENGINES[model.backend].list_artifacts(model.definition)
+        )
 
     async def refresh_artifacts(self, models: Iterable[DesiredModel]) -> bool:
-        """Look again at those files of the models that were not checked for `FRESH_S` seconds, and wait until that is
+        """Look again at those files of the models that were not checked for 30 s (`FRESH_S`), and wait until that is
         done, also for looks that another caller began.
 
         Return whether what is known of one of them has changed, as on the first look at it. Files that are missing or
         damaged raise nothing.
         """
         now = self._clock()
-        paths = {path for model in models for path in ENGINES[model.backend].list_artifacts(model.definition)}
+        paths = {path for model in models for path in REPLICA_ENGINES[model.backend].list_artifacts(model.definition)}
         stale_paths = [path for path in paths if not self._is_fresh(path, now)]
         new_paths = [path for path in stale_paths if path not in self._read_tasks]
         if new_paths:
@@ -180,7 +182,7 @@ class Estimator:
         return any(changes)
 
     async def estimate_models(self, models: Iterable[DesiredModel]) -> Mapping[str, Estimate]:
-        """Read the models' files where they were not checked for `FRESH_S` seconds, wait for that, and return the
+        """Read the models' files where they were not checked for 30 s (`FRESH_S`), wait for that, and return the
         estimate for one replica of each model, by name. Models without an estimate are absent, as in
         `known_estimates`."""
         model_list = list(models)
@@ -209,7 +211,7 @@ class Estimator:
                 del self._read_tasks[path]
 
     def _known_artifacts(self, model: DesiredModel) -> Mapping[str, Artifact]:
-        paths = ENGINES[model.backend].list_artifacts(model.definition)
+        paths = REPLICA_ENGINES[model.backend].list_artifacts(model.definition)
         return {path: self._read_artifacts[path].artifact for path in paths if path in self._read_artifacts}
 
     def _estimate(self, model: DesiredModel) -> Estimate | None:
@@ -243,9 +245,10 @@ class _CachedEstimate:
 
 
 def estimate_model(model: DesiredModel, artifacts: Mapping[str, Artifact]) -> Estimate | None:
-    """Return the estimate for one replica of a model, from what was read of its files, by model path. None: the backend
-    cannot predict, and the sizes of the files are not all known. Never raises: a formula that fails is logged."""
-    engine, gpus = ENGINES[model.backend], model.gpu_count
+    """Return the estimate for one replica of a model. `artifacts`: what was read of its files, by model path. None: the
+    backend cannot predict, and the sizes of the files are not all known. Never raises: a formula that fails is
+    logged."""
+    engine, gpus = REPLICA_ENGINES[model.backend], model.gpu_count
     paths = engine.list_artifacts(model.definition)
     try:
         forecast = engine.predict_memory(model.definition, artifacts)

@@ -124,7 +124,7 @@ class MemoryHistory:
 
         `gpu_type` is that of `gpu_type_of`; None means without GPUs. Only loads with the model's present parameters
         count; those with the present number of replicas (the declared one while none is wanted) have precedence over
-        others. Of the `LOADS_KEPT` loads that are kept, the largest value counts.
+        others. Of the last 3 loads (`LOADS_KEPT`), which are kept, the largest value counts.
         """
         replicas = model.replicas or model.declared_definition.replicas
         digest = _digest(model)
@@ -197,8 +197,8 @@ class MemoryHistory:
         """Record the memory that a replica of `model` holds now. Of all measurements of a replica, the largest counts.
 
         `replica` is its name, `gpu_type` that of `gpu_type_of` (None: without GPUs), `at` a Unix time in seconds. None
-        for `per_gpu_mib` or `host_mib` means that it could not be measured. The oldest of more than `LOADS_KEPT` loads
-        and `KINDS_KEPT` kinds are dropped. Nothing is written to disk.
+        for `per_gpu_mib` or `host_mib` means that it could not be measured. The oldest of more than 3 loads of a kind
+        (`LOADS_KEPT`) and of more than 16 kinds of a model (`KINDS_KEPT`) are dropped. Nothing is written to disk.
         """
         digest, replicas = _digest(model), max(1, model.replicas)
         previous_kind = next(

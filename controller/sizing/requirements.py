@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Final, Protocol
 
-from controller.engines import ENGINES
+from controller.engines import REPLICA_ENGINES
 from controller.state import DesiredModel, Gpu, Requirement
 
 FIRST_LOOK_S: Final = 5.0
@@ -90,8 +90,8 @@ class Requirements:
         """Return the memory to set aside for one replica of each model on these GPUs, by name. Models of which nothing
         is known and remote models are absent. `gpus` None: unknown.
 
-        Starts a look at the models' files in the background, unless one is under way. Waits for it, up to
-        `FIRST_LOOK_S` seconds and once per look, only if the files of a model were never looked at.
+        Starts a look at the models' files in the background, unless one is under way. Waits for it, up to 5 s
+        (`FIRST_LOOK_S`) and once per look, only if the files of a model were never looked at.
         """
         engine_models = [model for model in models if model.runs]
         if self._look_task is None or self._look_task.done():
@@ -101,7 +101,7 @@ class Requirements:
             await asyncio.wait({self._look_task}, timeout=FIRST_LOOK_S)
         requirements = dict(self._predicted.predict_requirements(engine_models))
         held_names = {
-            model.name for model in engine_models if ENGINES[model.backend].is_held_to_claim(model.definition)
+            model.name for model in engine_models if REPLICA_ENGINES[model.backend].is_held_to_claim(model.definition)
         }
         for name, observation in self._observed.observed_requirements(engine_models, gpus).items():
             requirements[name] = combine_requirements(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from controller.engines import ENGINES
+from controller.engines import REPLICA_ENGINES
 from controller.engines.figure_gaps import FigureGap
 from controller.state import DesiredModel, ObservedReplica, Phase
 
@@ -15,7 +15,7 @@ def list_gaps(model: DesiredModel | None, replica: ObservedReplica) -> tuple[Fig
     """
     if model is None or replica.phase is Phase.EXITED or replica.id.spec_hash != model.spec_hash:
         return ()
-    return ENGINES[model.backend].compare_figures(model.definition, replica.figures)
+    return REPLICA_ENGINES[model.backend].compare_figures(model.definition, replica.figures)
 
 
 def describe_gap(replica: str, gap: FigureGap) -> str:

@@ -2,25 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 from pydantic import SecretStr
 
+from controller.engines.mcp import HTTP_PATH
 from controller.schema.keys import Key, KeyDefinition
-from controller.schema.tools import FetchTool, FolderTool, McpServer, McpServerRoute, ToolLimits, ToolRoute
-from controller.state import DesiredState
+from controller.schema.routing import RoutingTable
+from controller.schema.status import ModelState, ModelStatus
+from controller.schema.tools import (
+    REPLICA_PREFIX,
+    FetchTool,
+    FolderTool,
+    McpServer,
+    McpServerRoute,
+    ToolLimits,
+    ToolRoute,
+)
+from controller.state import DesiredState, ObservedState
+from controller.status.model_status import is_routable
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAddress:
+    """Where a replica of an MCP server answers; without a `url`, why none does."""
+
+    url: str | None = None
+    replica: str | None = None
+    token: SecretStr | None = None
+    reason: str | None = "it is not started"
 
 
 def build_permissions(
-    desired: DesiredState,
+    desired: DesiredState, addresses: Mapping[str, ServerAddress]
 ) -> tuple[tuple[Key, ...], tuple[ToolRoute, ...], tuple[McpServerRoute, ...]]:
-    """Return the API keys, the tools and the MCP servers for the routing table."""
-    return build_keys(desired.keys), build_tools(desired.tools), build_mcp_servers(desired.mcp_servers)
+    """Return the API keys, the tools and the MCP servers for the routing table. `addresses`: see
+    `build_mcp_servers`."""
+    servers = build_mcp_servers(desired.mcp_servers, addresses)
+    return build_keys(desired.keys), build_tools(desired.tools), servers
+
+
+def find_addresses(
+    observed: ObservedState, statuses: Iterable[ModelStatus], tokens: Callable[[str], str | None]
+) -> dict[str, ServerAddress]:
+    """Return where the MCP servers answer that the controller runs, by server name. `tokens` maps the name of a replica
+    to its token."""
+    addresses: dict[str, ServerAddress] = {}
+    for status in statuses:
+        if not status.name.startswith(REPLICA_PREFIX):
+            continue
+        routable = [each for each in observed.replicas if each.id.model == status.name and is_routable(each)]
+        server = status.name.removeprefix(REPLICA_PREFIX)
+        if status.state is ModelState.LOADED and routable:
+            # A replica that replaces an older one is the newest.
+            replica = max(routable, key=lambda each: (each.created_at, each.name))
+            token = tokens(replica.name)
+            addresses[server] = ServerAddress(
+                f"{replica.base_url}{HTTP_PATH}", replica.name, SecretStr(token) if token else None, None
+            )
+        else:
+            addresses[server] = ServerAddress(reason=_describe_state(status))
+    return addresses
+
+
+def _describe_state(status: ModelStatus) -> str:
+    if status.last_error is not None:
+        return f"it is {status.state}: {status.last_error}"
+    return f"it is {status.state}"
+
+
+def read_addresses(table: RoutingTable | None) -> dict[str, ServerAddress]:
+    """Return the addresses in a routing table, by server name, for when nothing can be observed; None: there are
+    none."""
+    servers = table.mcp_servers if table is not None else ()
+    return {each.name: ServerAddress(each.url, each.replica, each.token, each.reason) for each in servers}
 
 
 def build_keys(keys: Mapping[str, KeyDefinition]) -> tuple[Key, ...]:
-    """Return the API keys for the routing table, in name order, with those that have expired: gateways check that. A
-    key without a `tenant` gets its own name as one."""
+    """Return the API keys for the routing table, in name order. Keys that have expired are included: gateways check the
+    expiry. A key without a `tenant` gets its own name as its tenant."""
     return tuple(_key(name, keys[name]) for name in sorted(keys))
 
 
@@ -56,16 +117,23 @@ def _tool(name: str, tool: ToolLimits) -> ToolRoute:
     )
 
 
-def build_mcp_servers(servers: Mapping[str, McpServer]) -> tuple[McpServerRoute, ...]:
-    """Return the declared MCP servers for the routing table, in name order. One with `command` has no address."""
-    return tuple(_server(name, servers[name]) for name in sorted(servers))
+def build_mcp_servers(
+    servers: Mapping[str, McpServer], addresses: Mapping[str, ServerAddress]
+) -> tuple[McpServerRoute, ...]:
+    """Return the declared MCP servers for the routing table, in name order. One with a `command` has its address of
+    `addresses`, by server name; one that is not there has not been started yet."""
+    return tuple(_server(name, servers[name], addresses.get(name, ServerAddress())) for name in sorted(servers))
 
 
-def _server(name: str, server: McpServer) -> McpServerRoute:
+def _server(name: str, server: McpServer, address: ServerAddress) -> McpServerRoute:
+    if server.url is not None:
+        address = ServerAddress(server.url, reason=None)
     return McpServerRoute(
         name=name,
-        url=server.url,
-        reason=None if server.url is not None else "it is not started",
+        url=address.url,
+        reason=address.reason,
+        replica=address.replica,
+        token=address.token,
         headers={header: SecretStr(value) for header, value in server.headers.items()},
         tools=None if server.tools is None else tuple(server.tools),
         timeout_s=server.timeout_s,

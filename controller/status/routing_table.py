@@ -36,7 +36,8 @@ def build_routes(
     remote_probes: Mapping[str, RemoteProbe] = MappingProxyType({}),
     longest_tokens: Mapping[str, int] = MappingProxyType({}),
 ) -> tuple[ModelRoute, ...]:
-    """Return one route per declared model, in the order of `statuses`. Models that are no longer declared get none.
+    """Return one route per declared model, in the order of `statuses`. Models that are no longer declared get none, nor
+    do MCP servers that the controller runs (see `controller.status.permissions`).
 
     A model that is not `loaded` by its status gets a route without endpoints. `tokens` is called with the name of each
     replica, or of a remote model, that gets an endpoint. `remote_probes` maps remote models to what gateways probe,
@@ -57,7 +58,7 @@ def build_routes(
             observed.start_failures,
         )
         for status in statuses
-        if status.name in desired.models
+        if status.name in desired.models and desired.models[status.name].backend in ENGINES
     )
 
 

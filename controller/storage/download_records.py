@@ -34,13 +34,14 @@ def read_records(models_folder: Path) -> list[DownloadRecord]:
 
 
 def find_by_path(records: Iterable[DownloadRecord], path: str) -> list[DownloadRecord]:
-    """Return the downloads that put the file at a path below the models folder there, or a file below that folder."""
+    """Return the downloads that put a file at `path`, or a file below the folder `path`, into the models folder. `path`
+    is relative to the models folder."""
     return [record for record in records if any(is_below(each.path, path) for each in record.placed)]
 
 
 def find_by_reference(records: Sequence[DownloadRecord], text: str) -> DownloadRecord | None:
-    """Return the download of a reference, as it was ordered or with its revision. None: there is none, or the text is
-    no reference."""
+    """Return the newest download that was ordered by the reference `text`, else the newest whose pinned reference it
+    is. None: there is neither, or `text` is no reference."""
     try:
         canonical = str(parse_reference(text))
     except InvalidReferenceError:
@@ -50,5 +51,5 @@ def find_by_reference(records: Sequence[DownloadRecord], text: str) -> DownloadR
 
 
 def is_below(path: str, folder: str) -> bool:
-    """Return whether a path is another one, or lies below it, by their texts."""
+    """Return whether `path` is `folder` or lies below it. Only the texts are compared; the disk is not read."""
     return path == folder or path.startswith(f"{folder.rstrip('/')}/")

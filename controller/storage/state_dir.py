@@ -113,7 +113,7 @@ class StateDir:
 
     @classmethod
     def open_folder(cls, folder: Path, instance: str | None = None) -> StateDir:
-        """Lock the folder, and make it if it is missing. The caller must close the result.
+        """Lock the folder, and make it if it is missing. Blocks. The caller must close the result.
 
         `instance` names the instance of a new folder; None: a random name. A folder that has an identity keeps it.
         Raises StateLockedError if another process holds the lock, and StateError if the folder or its identity cannot
@@ -155,8 +155,8 @@ class StateDir:
         return epoch.epoch
 
     def save_epoch(self) -> bool:
-        """Store the number of this start if it is not stored yet. Returns whether it is stored now; a failed write
-        raises nothing. Before `next_epoch`, there is nothing to store: True."""
+        """Store the number of this start if it is not stored yet. Blocks. Returns whether it is stored now; a failed
+        write raises nothing. Before `next_epoch`, there is nothing to store, and the result is True."""
         if self._unsaved_epoch is not None:
             path = self.folder / EPOCH_NAME
             try:
@@ -176,13 +176,13 @@ class StateDir:
         return self._unsaved_epoch is None
 
     def load_memory(self) -> StoredState:
-        """Read what the last controller stored, or return defaults if it stored nothing. Raises StateError for a file
-        that is damaged, cannot be read, or was written by a newer version."""
+        """Read what the last controller stored, or return defaults if it stored nothing. Blocks. Raises StateError for
+        a file that is damaged, cannot be read, or was written by a newer version."""
         return _read_file(self.folder / MEMORY_NAME, StoredState) or StoredState()
 
     def save_memory(self, memory: StoredState) -> None:
-        """Store what the next controller must know, in place of what was stored before. Raises OSError if the file
-        cannot be written; what was stored before is then unchanged."""
+        """Store what the next controller must know, in place of what was stored before. Blocks. Raises OSError if the
+        file cannot be written; what was stored before is then unchanged."""
         _write_file(self.folder / MEMORY_NAME, memory)
 
     def close(self) -> None:

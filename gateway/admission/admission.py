@@ -51,8 +51,8 @@ class Admission:
 
         Returns grants for the waiting tickets that enter now, and grants with an error for those of a loaded model that
         have no replica left to try. Tickets keep waiting when their model has left the table or is no longer loaded:
-        release those that `waiting_tickets` lists, if they should not wait. Tickets inside a replica that left the
-        table stay inside.
+        release those that `waiting_tickets` lists, if they should not wait. Pass each grant to its ticket's owner.
+        Tickets inside a replica that left the table stay inside. `now`: monotonic seconds.
         """
         for replica in self._replicas.values():
             replica.is_routed = False
@@ -71,7 +71,7 @@ class Admission:
         return self.admit_trials(now)
 
     def admit_ticket(self, ticket: Ticket, route: ModelRoute, now: float) -> Endpoint | None:
-        """Admit or queue a new request. `route`: its model in the table in force.
+        """Admit or queue a new request. `route`: its model in the table in force. `now`: monotonic seconds.
 
         Returns the endpoint whose slot the ticket now holds; None means queued, and a later `Grant` holds the endpoint
         or an error. Call `release_ticket` once either way. Sets `ticket.place`.
@@ -87,12 +87,13 @@ class Admission:
         return queue.admit_ticket(ticket, now)
 
     def release_ticket(self, ticket: Ticket, now: float) -> Sequence[Grant]:
-        """Give back the ticket's slots, or remove it from the queue. Returns the outcomes for tickets that waited.
+        """Give back the ticket's slots, or remove it from the queue.
 
-        These grants are for tickets that enter now, or hold an error for those that have no replica left to try. If
-        `ticket` waited, there are some only if a replica may have been kept for it. Call when the request is done or
-        its client is gone. Repeated calls, and calls for a ticket that was refused or that a grant with an error has
-        removed, change nothing and return no grants.
+        Returns grants for tickets that waited; pass them to the tickets' owners. They are for tickets that enter now,
+        or hold an error for those that have no replica left to try. If `ticket` waited, there are grants only if a
+        replica may have been kept for it. Call when the request is done or its client is gone. Repeated calls, and
+        calls for a ticket that was refused or that a grant with an error has removed, change nothing and return no
+        grants. `now`: monotonic seconds.
         """
         state = ticket.state
         if state == "inside":
@@ -115,10 +116,11 @@ class Admission:
     def retry_ticket(self, ticket: Ticket, now: float, *, is_refused: bool) -> tuple[Endpoint | None, Sequence[Grant]]:
         """Move a ticket whose attempt failed before the first byte: release its slot and admit it elsewhere.
 
-        Returns the next endpoint, and grants for other tickets. Endpoint None means that the ticket waits, in front of
-        its tenant's other tickets: no replica has room, or the model is loading again. `is_refused`: the replica
-        refused the connection; False: the replica accepted the connection and closed it. Call `record_failure` first.
-        After a broken connection, open a new one for the next attempt: another stale one would prove nothing.
+        Returns the next endpoint, and grants for other tickets, which the caller passes to the tickets' owners.
+        Endpoint None means that the ticket waits, in front of its tenant's other tickets: no replica has room, or the
+        model is loading again. `now`: monotonic seconds. `is_refused`: the replica refused the connection; False: the
+        replica accepted the connection and closed it. Call `record_failure` first. After a broken connection, open a
+        new one for the next attempt: another stale one would prove nothing.
 
         Raises:
             RoundhouseError: `engine_unreachable` if no replica is left to try, or `MAX_BREAKS` attempts of the ticket
@@ -139,8 +141,9 @@ class Admission:
         """Take back the slot and KV cache tokens of a ticket that is inside, and admit it again with a larger claim.
 
         Call only while no part of the answer has been sent to the client. Returns what `retry_ticket` returns: the next
-        endpoint (None: the ticket waits, or the grants hold its error), and grants for other tickets. `by_engine`: the
-        engine reported that its KV cache is full; False: another request needs the tokens.
+        endpoint (None: the ticket waits, or the grants hold its error), and grants, which the caller passes to the
+        tickets' owners. `now`: monotonic seconds. `by_engine`: the engine reported that its KV cache is full; False:
+        another request needs the tokens.
 
         Raises:
             RoundhouseError: `kv_cache_exhausted` if the engine reported it and its number of tokens is unknown or the
@@ -156,11 +159,11 @@ class Admission:
         return self._requeue(ticket, now)
 
     def begin_answer(self, ticket: Ticket, *, is_counted: bool) -> int:
-        """Return after how many events of the answer, from its start, to call `extend_answer`; `NEVER`: not at all.
+        """Return after how many events of the answer, from its start, to call `extend_answer`; `NEVER`: do not call it.
 
-        That is so if the replica's tokens are not counted, or if the tokens reserved for the ticket are final. Call
-        when the request is sent to the replica that the ticket is inside. `is_counted`: the caller counts the answer's
-        events, about one per token; False: all reserved tokens are granted at once and are final.
+        `NEVER` means that the replica's tokens are not counted, or that the tokens reserved for the ticket are final.
+        Call when the request is sent to the replica that the ticket is inside. `is_counted`: the caller counts the
+        answer's events, about one per token; False: all reserved tokens are granted at once and are final.
         """
         pool = ticket.replica.token_pool
         return NEVER if pool is None else pool.begin_answer(ticket, is_counted=is_counted)
@@ -199,7 +202,8 @@ class Admission:
     def record_overrun(self, ticket: Ticket, now: float) -> None:
         """Raise the token estimates of the ticket's model, because the engine reported a full KV cache.
 
-        Call while `ticket` is still inside. Calls within a second (`OVERRUN_PAUSE_S`) count as one.
+        Call while `ticket` is still inside. Calls within a second (`OVERRUN_PAUSE_S`) count as one. `now`: monotonic
+        seconds.
         """
         ticket.queue.token_estimator.record_overrun(now)
 
@@ -218,7 +222,7 @@ class Admission:
     def has_other_replica(self, model: str, replica: str, now: float) -> bool:
         """Return whether a routed replica other than `replica` serves `model` and its circuit breaker admits requests.
 
-        The other replica may be full. False for an unknown model.
+        The other replica may be full. False for an unknown model. `now`: monotonic seconds.
         """
         queue = self._queues.get(model)
         return queue is not None and queue.has_other_replica(replica, now)
@@ -227,8 +231,9 @@ class Admission:
         """Return the endpoint of the replica with the fewest requests inside, for a request that takes no slot.
 
         Nothing is reserved, so nothing needs to be released. A replica is never chosen during its circuit breaker's
-        pause, and while the breaker's trial runs only if there is no other. `retries`: where the request has failed so
-        far; a replica that broke the connection is chosen again only if there is no other, one that refused it never.
+        pause, and while the breaker's trial runs only if there is no other. `now`: monotonic seconds. `retries`: where
+        the request has failed so far; a replica that broke the connection is chosen again only if there is no other,
+        one that refused it never.
 
         Raises:
             RoundhouseError: `engine_unreachable` if no replica is left to try; with a time to retry after if all are

@@ -36,10 +36,10 @@ class AnswerPace:
     def expected_s(self, prompt_tokens: int, most_tokens: int | None, *, runs_to_bound: bool) -> float | None:
         """Return the seconds that an answer is expected to take at most; None if the recorded answers do not tell.
 
-        That is so when there are none, when the prompt is much longer than theirs, and for an answer without any end.
-        `most_tokens`: the request's limit; None: it sets none. An answer is expected to have at most four times the
-        mean number of tokens, unless `runs_to_bound`, the model's end of text is ignored: then it has as many as the
-        limit allows.
+        They do not tell if there are none, if the prompt is much longer than theirs, or if the answer has no end
+        (`runs_to_bound` and no limit). `most_tokens`: the request's limit; None: it sets none. `runs_to_bound`: the
+        model's end of text is ignored, so that the answer has as many tokens as the limit allows; False: it is expected
+        to have at most four times the mean number of tokens.
         """
         if not self._completion_tokens or (runs_to_bound and most_tokens is None):
             return None

@@ -34,7 +34,9 @@ class CircuitBreaker:
         return self._pause_s > 0
 
     def record_failure(self, now: float) -> None:
-        """Count a failed connection. The third opens the breaker, with a pause of `FIRST_PAUSE_S` from `now`.
+        """Count a failed connection.
+
+        The third opens the breaker, with a pause of `FIRST_PAUSE_S` from `now` (monotonic seconds).
 
         A later one, after the pause, begins another pause of twice the length, up to `LONGEST_PAUSE_S`. Failures during
         a pause are ignored: those connections began before it.
@@ -51,11 +53,17 @@ class CircuitBreaker:
         self._until = now + self._pause_s
 
     def admits_request(self, now: float) -> bool:
-        """Return whether a request may enter now: the breaker is closed, or the pause is over and no trial runs."""
+        """Return whether a request may enter now: the breaker is closed, or the pause is over and no trial runs.
+
+        `now`: monotonic seconds.
+        """
         return not self.is_open or (self._trial is None and now >= self._until)
 
     def may_admit_soon(self, now: float) -> bool:
-        """Return whether a request may enter now, or as soon as the running trial succeeds. False during a pause."""
+        """Return whether a request may enter now, or as soon as the running trial succeeds. False during a pause.
+
+        `now`: monotonic seconds.
+        """
         return not self.is_open or now >= self._until
 
     def begin_trial(self, ticket: object) -> None:
@@ -76,6 +84,8 @@ class CircuitBreaker:
             self._trial = None
 
     def retry_in_s(self, now: float) -> float:
-        """Return the seconds until the next trial may begin; 0 if the pause is over, even if a trial runs, or the
-        breaker is closed."""
+        """Return the seconds until the next trial may begin. `now`: monotonic seconds.
+
+        0 if the breaker is closed, or the pause is over, even if a trial runs.
+        """
         return max(0.0, self._until - now)

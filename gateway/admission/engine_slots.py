@@ -48,11 +48,13 @@ class EngineSlots:
         known to be idle."""
 
     def place_session(self, key: bytes, held_slot: int | None, now: float) -> Placement | None:
-        """Choose and occupy a slot for a turn of the session `key`, which holds the slot from now on. None: no slot is
-        known to be idle, and nothing changes. Call `release` when the request is out.
+        """Choose and occupy a slot for a turn of the session `key`, which holds the slot from now on.
 
-        `held_slot`: the slot that the session holds so far, taken again if it is idle; None: the session holds none. A
-        session that gets another slot goes on holding that one, too, until the caller calls `give_up` for it.
+        None: no slot is known to be idle, and nothing changes. Call `release` when the request is out.
+
+        `held_slot`: the slot that the session holds so far, taken again if it is idle; None: the session holds none. If
+        the session gets another slot, it still holds `held_slot` too, until the caller calls `give_up` for that slot.
+        `now`: monotonic seconds.
         """
         if self.unplaced_count:
             return None
@@ -60,10 +62,11 @@ class EngineSlots:
         return None if slot is None else self._occupy(slot, key, now)
 
     def place_stranger(self, prefix: Sequence[int], now: float) -> Placement | None:
-        """Choose and occupy a slot for a request without a session; no session holds the slot from now on. None: no
-        slot is known to be idle, and nothing changes. Call `release` when the request is out.
+        """Choose and occupy a slot for a request without a session; no session holds the slot from now on.
 
-        `prefix`: see `prefix_affinity.prefix_keys`.
+        None: no slot is known to be idle, and nothing changes. Call `release` when the request is out.
+
+        `prefix`: see `prefix_affinity.prefix_keys`. `now`: monotonic seconds.
         """
         slot = None if self.unplaced_count else self._find_stranger_slot(prefix)
         if slot is None:
@@ -72,16 +75,21 @@ class EngineSlots:
         return self._occupy(slot, None, now)
 
     def release(self, slot: int, now: float) -> None:
-        """Mark a slot that `place_session` or `place_stranger` occupied as idle, last used at `now`.
+        """Mark a slot that `place_session` or `place_stranger` occupied as idle.
 
-        The session that holds the slot keeps it. Whether the slot is occupied is not checked.
+        The session that holds the slot keeps it.
+
+        `now`: monotonic seconds, from now on the time of the slot's last use. Whether the slot is occupied is not
+        checked.
         """
         self._busy[slot] = False
         self._used_at[slot] = now
 
     def give_up(self, slot: int) -> None:
-        """Take the slot from the session that holds it, because the session was dropped or moved. Harmless if none
-        does."""
+        """Take the slot from the session that holds it, because the session was dropped or moved.
+
+        Does nothing if no session holds the slot.
+        """
         self._holders[slot] = None
 
     def _occupy(self, slot: int, key: bytes | None, now: float) -> Placement:

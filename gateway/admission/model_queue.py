@@ -126,12 +126,12 @@ class ModelQueue:
     def admit_ticket(self, ticket: Ticket, now: float) -> Endpoint | None:
         """Admit or queue a new ticket, and set its `place`.
 
-        Returns the endpoint whose slot the ticket now holds; None: it waits, and a later grant has the endpoint or an
-        error.
+        Returns the endpoint whose slot the ticket now holds; None: the ticket waits, and a later grant has the endpoint
+        or an error. `now`: monotonic seconds.
 
         Raises:
-            RoundhouseError: `queue_full`; or `engine_unreachable` if the model is loaded and no replica accepts
-                requests. The ticket stays new.
+            RoundhouseError: `queue_full` (`ticket.place` is set), or `engine_unreachable` if the model is loaded and no
+                replica accepts requests. The ticket stays new.
         """
         fair_queue = self.fair_queue
         if fair_queue.waiting_count == self.retrying_count:
@@ -162,7 +162,7 @@ class ModelQueue:
         """Give back the slot of a ticket that is inside, and settle its tenant's charge.
 
         The time inside counts in `mean_s`, unless the request was retried, preempted or refused by the engine. The
-        caller sets `ticket.state`, and calls `serve_queue` for those that wait.
+        caller sets `ticket.state`, and calls `serve_queue` for the tickets that wait. `now`: monotonic seconds.
         """
         replica = ticket.replica
         replica.release(ticket)
@@ -201,7 +201,8 @@ class ModelQueue:
         """Admit every waiting ticket that can enter now. Returns their grants, in the order of entry.
 
         While the model is loaded, tickets that have no replica left to try are removed, and get grants that hold the
-        `engine_unreachable` error. The caller must deliver the grants, as for `Admission`.
+        `engine_unreachable` error. The caller must pass each grant to its ticket's owner, or release the ticket. `now`:
+        monotonic seconds.
         """
         grants: list[Grant] = []
         fair_queue = self.fair_queue
@@ -222,8 +223,11 @@ class ModelQueue:
         return grants
 
     def waiting_tickets(self) -> list[Ticket]:
-        """Return the waiting tickets, next to enter first. One that needs more than is free when its turn comes may be
-        overtaken."""
+        """Return the waiting tickets, next to enter first.
+
+        Tickets further behind may still overtake a ticket that needs more of a replica than is free when its turn
+        comes.
+        """
         return list(self.fair_queue.queue_order(self.mean_s or _UNKNOWN_COST))
 
     def list_places(self) -> list[tuple[Ticket, QueuePlace]]:
@@ -233,13 +237,16 @@ class ModelQueue:
         return list(zip(self.waiting_tickets(), places, strict=True))
 
     def has_other_replica(self, name: str, now: float) -> bool:
-        """Return whether the table in force has a replica other than `name` whose circuit breaker admits requests now;
-        it may be full."""
+        """Return whether the table in force has another replica than `name` whose circuit breaker admits requests.
+
+        The replica may be full. `now`: monotonic seconds.
+        """
         return any(replica.endpoint.replica != name and replica.admits_request(now) for replica in self.replicas)
 
     def choose_replica(self, now: float, retries: RetryState) -> Endpoint:
-        """Return the endpoint of the replica with the fewest requests inside, for a request that takes no slot. Nothing
-        is reserved.
+        """Return the endpoint of the replica with the fewest requests inside, for a request that takes no slot.
+
+        Nothing is reserved. `now`: monotonic seconds.
 
         A replica is never chosen during its circuit breaker's pause or if it refused the request before (`retries`);
         one whose trial runs, or that broke the request's connection, only if there is no other.
@@ -258,7 +265,7 @@ class ModelQueue:
     def replicas_left(self, retries: RetryState, now: float) -> list[ReplicaSlots]:
         """Return the replicas that a request with these `retries` may try now, or once they have room or pass a trial.
 
-        Empty: the request has nothing left to try.
+        Empty: the request has nothing left to try. `now`: monotonic seconds.
         """
         candidates = [replica for replica in self.replicas if replica.may_admit_soon(now)]
         if retries is NO_RETRIES:
@@ -275,7 +282,8 @@ class ModelQueue:
     def explain_unreachable(self, retries: RetryState, now: float) -> RoundhouseError:
         """Return, and do not raise, the `engine_unreachable` error that says why `replicas_left` is empty.
 
-        The error has a time to retry after only if every replica is left out by its circuit breaker.
+        The error has a time to retry after only if every replica is left out by its circuit breaker. `now`: monotonic
+        seconds.
         """
         wait_s = None
         if not self.replicas:

@@ -56,9 +56,12 @@ class ModelSessions:
             self._lost_keys.clear()
 
     def admit(self, ticket: Ticket, replica: ReplicaSlots, replicas: Iterable[ReplicaSlots], now: float) -> None:
-        """Place a request that enters `replica`, one of `replicas`: choose its slot, and set `claim.decision` for a
-        turn of a session. Call it, after the replica counted the request, for each turn of a session and for every
-        request of a replica that has a placement."""
+        """Place a request that enters `replica`, one of `replicas`.
+
+        Chooses its slot, and sets `claim.decision` for a turn of a session. Call it, after the replica counted the
+        request, for each turn of a session and for every request of a replica that has a placement. `now`: monotonic
+        seconds.
+        """
         claim = ticket.session
         if claim is None or self._terms is None:
             if replica.placement is not None:
@@ -77,7 +80,7 @@ class ModelSessions:
     def find_home(self, claim: SessionClaim, replicas: Iterable[ReplicaSlots], now: float) -> ReplicaSlots | None:
         """Return the home of the claim's session among those of `replicas` whose circuit breaker admits requests now.
 
-        None: there is none. Room is not looked at.
+        None: there is none. Room is not looked at. `now`: monotonic seconds.
         """
         well_replicas = [replica for replica in replicas if replica.admits_request(now)]
         return max(
@@ -87,7 +90,8 @@ class ModelSessions:
     def find_holder(self, claim: SessionClaim, replicas: Iterable[ReplicaSlots], now: float) -> ReplicaSlots | None:
         """Return the replica that is expected to have most tokens of the turn's prompt in its cache; None: none has.
 
-        Replicas whose circuit breaker admits no request now do not count. Room is not looked at.
+        Replicas whose circuit breaker admits no request now do not count. Room is not looked at. `now`: monotonic
+        seconds.
         """
         holder, most_tokens = None, 0
         for replica in replicas:
@@ -107,9 +111,11 @@ class ModelSessions:
         *,
         has_room: bool,
     ) -> bool:
-        """Return True if the turn goes to `home`, and waits there unless `has_room`; False: it goes to `other`, which
-        has room. `slots`: slots of one replica. `mean_s`: mean seconds of an answer; None: not known. See
-        `leaves_home`."""
+        """Return whether the turn goes to `home`, and waits there unless `has_room`.
+
+        False: it goes to `other`, which has room. `slots`: slots of one replica. `mean_s`: mean seconds of an answer;
+        None: not known. `now`: monotonic seconds. See `leaves_home`.
+        """
         return not leaves_home(
             ReplicaLoad(home.slots_taken, has_room, _cached_tokens(home, claim)),
             ReplicaLoad(other.slots_taken, True, _cached_tokens(other, claim)),

@@ -48,7 +48,8 @@ class ReplicaSlots:
     def apply_endpoint(self, endpoint: Endpoint) -> None:
         """Adopt the replica's entry of a new table, and resize the token pool to its `kv_cache_tokens`.
 
-        None there drops the pool. A pool that is new here does not count the requests that are inside already.
+        If `kv_cache_tokens` is None, the pool is dropped. A new pool does not count the requests that are inside
+        already.
         """
         self.endpoint = endpoint
         capacity = endpoint.kv_cache_tokens
@@ -61,13 +62,16 @@ class ReplicaSlots:
             self.token_pool.resize(capacity)
 
     def admits_request(self, now: float) -> bool:
-        """Return whether the circuit breaker lets a request enter now. Slots and tokens are not looked at."""
+        """Return whether the circuit breaker lets a request enter now. Slots and tokens are not looked at.
+
+        `now`: monotonic seconds.
+        """
         return self.breaker is None or self.breaker.admits_request(now)
 
     def may_admit_soon(self, now: float) -> bool:
         """Return whether the circuit breaker lets a request enter now, or once a running trial succeeds.
 
-        Slots and tokens are not looked at.
+        Slots and tokens are not looked at. `now`: monotonic seconds.
         """
         return self.breaker is None or self.breaker.may_admit_soon(now)
 

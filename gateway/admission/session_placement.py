@@ -22,7 +22,7 @@ class SessionTerms(NamedTuple):
 
     @classmethod
     def of(cls, route: ModelRoute) -> SessionTerms | None:
-        """Return the terms of the model `route`; None: its replicas keep no sessions."""
+        """Return the terms of sessions for the model of `route`; None: its replicas keep no sessions."""
         if not route.session_cache:
             return None
         slot_count = route.target_inflight if route.session_binding == "slot" else None
@@ -49,9 +49,9 @@ class SessionPlacement:
         """Place a request that enters the replica. Call `release` once when the request is out.
 
         Sets `ticket.engine_slot` (None: the engine chooses), and for a turn of a session its claim's `decision` and
-        `cached_tokens`. May drop other sessions: those beyond the capacity, and one whose slot is taken.
-        `is_known_elsewhere`: another replica keeps the session, or a replica that is gone kept it, so that the turn is
-        no `new` one.
+        `cached_tokens`. May drop other sessions: those beyond the capacity, and one whose slot is taken. `now`:
+        monotonic seconds. `is_known_elsewhere`: another replica keeps the session, or a replica that is gone kept it,
+        so that the turn is no `new` one.
         """
         claim = ticket.session
         if claim is None:
@@ -68,7 +68,7 @@ class SessionPlacement:
         """Free the slot of a request that is out of the replica, and end its turn. Call once for each `admit`.
 
         If the turn was answered, set its claim's `held_tokens` before. A session of which no turn was ever answered is
-        dropped.
+        dropped. `now`: monotonic seconds.
         """
         if self.slots is not None:
             slot = self._slots_by_ticket.pop(ticket, None)

@@ -89,7 +89,7 @@ class Queue(Protocol):
     def serve_queue(self, now: float) -> list[Grant]:
         """Admit every waiting ticket that can enter at `now` (monotonic seconds); see `ModelQueue.serve_queue`.
 
-        Returns the grants, which must be delivered.
+        Returns the grants. The caller must pass each one to its ticket's owner, or release the ticket.
         """
 
     def replicas_left(self, retries: RetryState, now: float) -> Sequence[Slots]:

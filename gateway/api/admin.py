@@ -83,6 +83,8 @@ class AdminForward:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward one request and its answer.
 
+        Access is not checked: `scope["state"]["caller"]` must be authorized already.
+
         Raises:
             RoundhouseError: before anything was sent to the client: `unknown_route`, `body_too_large`,
                 `request_timeout` for a slow body, `controller_unavailable` or `gateway_stopping`. A later failure ends
@@ -135,8 +137,11 @@ def _forwarded_headers(scope: Scope) -> dict[str, str]:
 
 
 def name_actor(scope: Scope) -> str:
-    """Return who makes an authenticated request, for the controller's history: the key's name and the client's
-    address."""
+    """Return who makes an authenticated request, for the controller's history.
+
+    `key NAME ADDRESS` with the name of the client's key, or `api ADDRESS` for a caller without a key. ` ADDRESS` is
+    missing if the client's address is not known.
+    """
     client, caller = scope.get("client"), scope["state"]["caller"]
     actor = "api" if caller.name is None else f"key {caller.name}"
     return f"{actor} {client[0]}" if client else actor

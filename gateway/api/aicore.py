@@ -63,7 +63,8 @@ def describe_aicore(status: AicoreStatus) -> dict[str, Any]:
 def declare(app: FastAPI, live: LiveRoutes, probe: AicoreProbe, benchmarks: Benchmarks) -> None:
     """Add `GET /v1/aicore/status`, and `GET` and `POST /v1/aicore/benchmark`, to `app`.
 
-    They answer for the model with the role `aicore` in the routing table in force; without one, `AICORE_UNAVAILABLE`.
+    The routes answer for the model with the role `aicore` in the routing table in force. Without such a model, they
+    answer `AICORE_UNAVAILABLE`.
     """
 
     def find_model(request: Request) -> ModelRoute:

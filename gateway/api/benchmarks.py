@@ -158,14 +158,14 @@ class Benchmarks:
         return BenchmarkResult.model_validate(result)
 
     async def measure(self, request: Request, route: ModelRoute, wanted: BenchmarkRequest) -> BenchmarkResult:
-        """Send the prompts of `wanted` to the model one after the other, and return and keep the result.
+        """Send the prompts of `wanted` to the model one after the other, keep the result, and return it.
 
-        Its requests wait in the queue as others do, without a time limit of their own. `warmup` is clamped to 0 to 5.
-        After an error nothing is kept. `request`: of the client, who must have been authorized for the model.
+        The requests wait in the queue as others do, without a time limit of their own. `warmup` is clamped to 0 to 5.
+        After an error nothing is kept. `request`: of the client, who must be authorized for the model.
 
         Raises:
-            RoundhouseError: the first error that the model answered, such as `model_not_loaded`; `not_supported`: the
-                model makes no text; `request_timeout`: the client left, which ends the benchmark.
+            RoundhouseError: the first error that the model answered; `not_supported`: the model makes no text;
+                `request_timeout`: the client left, which ends the benchmark.
         """
         warmup = min(5, max(0, wanted.warmup))
         test = SpeedTest(self._requests, request.headers.raw, request.state.caller)

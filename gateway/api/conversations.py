@@ -83,7 +83,7 @@ ItemId = Annotated[str, Path(description="Id of the item.")]
 def declare(app: FastAPI, conversations: Conversations, max_body_bytes: int) -> None:
     """Add the routes of conversations and their items, `/v1/conversations` and below, to `app`.
 
-    They are served from `conversations`. `max_body_bytes`: largest request body.
+    The routes are served from `conversations`. `max_body_bytes`: largest request body.
     """
     _declare_conversations(app, conversations, max_body_bytes)
     _declare_items(app, conversations, max_body_bytes)

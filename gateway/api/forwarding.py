@@ -74,8 +74,10 @@ class ForwardedAnswer:
         self.is_ended = False
 
     async def relay_answer(self, answer: ProgramAnswer) -> None:
-        """Send the client the status, the chosen headers and the body of the program's answer, part by part as they
-        come; of an event stream only whole events, so that an error can follow. Returns when all is sent.
+        """Send the client the status, the chosen headers and the body of the program's answer. Call once.
+
+        The body is sent part by part as the parts come; of an event stream only whole events are sent, so that an error
+        can follow. Returns when all is sent.
 
         Raises:
             ProgramGoneError: the program's connection broke within the answer. Call `fail_request` then.

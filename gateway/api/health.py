@@ -102,7 +102,7 @@ class HealthSources:
     """
 
     version: str
-    """Of the gateway."""
+    """Version of the gateway."""
     live: LiveRoutes
     ledger: InflightCounts
     link: LinkState
@@ -113,7 +113,7 @@ class HealthSources:
     """Returns whether the files of the TLS certificate cannot be used, so that the previous one is served."""
     aicore: AicoreProbe
     is_stopping: bool = False
-    """The gateway begins to stop, so that it is not ready any more."""
+    """Whether the gateway begins to stop, so that it is not ready any more."""
 
     def describe_health(self) -> dict[str, Any]:
         """Return the fields of `Health`, as values of JSON. Without a routing table `engines` is empty, and `degraded`
@@ -200,8 +200,8 @@ def _describe_aicore(status: AicoreStatus | None) -> dict[str, Any] | None:
 def declare(app: FastAPI, *, sources: HealthSources, metrics: Metrics, engines: EngineScraper) -> None:
     """Add GET and HEAD of `/health`, `/health/live`, `/health/ready`, `/metrics` and `/metrics/engines` to `app`.
 
-    They are open to everybody, without a key and under any host name. `sources`, `metrics` and `engines` are read at
-    each request. `DirectRoutes` answers GET of the three health paths before FastAPI.
+    The routes are open to everybody, without a key and under any host name. `sources`, `metrics` and `engines` are read
+    at each request. `DirectRoutes` answers GET of the three health paths before FastAPI.
     """
 
     @app.head("/health", include_in_schema=False)

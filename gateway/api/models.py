@@ -104,7 +104,7 @@ def router_status(view: ModelView) -> RouterStatus:
 
 
 def model_fields(view: ModelView) -> dict[str, Any]:
-    """Return the values of a `ModelObject`'s fields, by name."""
+    """Return the values of those fields of a `ModelObject` that differ between models, by field name."""
     route = view.route
     return {
         "id": route.name,
@@ -128,8 +128,8 @@ def model_fields(view: ModelView) -> dict[str, Any]:
 def declare(app: FastAPI, live: LiveRoutes, events: ModelEventLog) -> None:
     """Add `GET /v1/models` and `/v1/models/{name}` to `app`. Call after `benchmarks.declare`.
 
-    They show the models of the table in force in `live` that the caller may see, loaded or not, with their downloads as
-    `events` knows them. Without a table, they answer `controller_unavailable`.
+    The routes show the models of the table in force in `live` that the caller may see, loaded or not, with their
+    downloads as `events` knows them. Without a table, the routes answer `controller_unavailable`.
     """
     list_codes = ("scope_required", *INGRESS_CODES)
     model_codes = ("model_not_allowed", "unknown_model", *list_codes)

@@ -37,7 +37,7 @@ from retrieval.schema.routes import COMMON_CODES, FILES, ROUTES, RouteSpec
 UPLOAD_PATHS: Final = ("/v1/documents", FILES)
 """Paths whose bodies may be as large as a document."""
 FORM_BYTES: Final = 2 * 1024 * 1024
-"""What a form with a file may have besides the file."""
+"""Most bytes that a form with a file may have besides the file."""
 ESCAPED_BYTES: Final = 6
 """Most bytes of JSON for one byte of a document's text."""
 

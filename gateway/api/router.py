@@ -84,7 +84,9 @@ def declare(
     *,
     heartbeat_s: float,
 ) -> None:
-    """Add the routes to `app`. `events` must follow the tables of `live`; `gate` says who may change something.
+    """Add the routes of llama-server's router mode, `/models` and those below it, to `app`.
+
+    `events` must follow the tables of `live`; `gate` says who may change something.
 
     `heartbeat_s`: seconds of silence before a comment is sent in an event stream.
     """
@@ -226,8 +228,9 @@ async def follow_events(
 ) -> AsyncIterator[bytes]:
     """Yield the server-sent events after the one with the id `after`, and new ones until the log is closed.
 
-    Only models that `may_see` allows are told. Where events are missing, one `models_reload` takes their place. A
-    comment is yielded after `heartbeat_s` seconds of silence, and at once in the beginning.
+    Events of models for which `may_see` returns False are left out. Where the log no longer has some events, one
+    `models_reload` takes their place. A comment is yielded after `heartbeat_s` seconds of silence, and at once in the
+    beginning.
     """
     changed = asyncio.Event()
     log.add_listener(changed.set)
@@ -259,7 +262,10 @@ async def _wait_for(changed: asyncio.Event, seconds: float) -> bool:
 
 
 def describe_router(live: LiveRoutes) -> dict[str, Any]:
-    """Return what GET /props answers where no model is named: that of llama-server's router, for its web page."""
+    """Return the answer to GET /props without a model, as values of JSON, for the web page of llama-server's router.
+
+    Raises RoundhouseError `controller_unavailable` before the first routing table.
+    """
     names = sorted(live.current.models)
     return {
         "role": "router",

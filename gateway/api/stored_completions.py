@@ -70,7 +70,7 @@ CompletionId = Annotated[str, Path(description="Id of the chat completion.")]
 def declare(app: FastAPI, completions: StoredCompletions, max_body_bytes: int) -> None:
     """Add `GET /v1/chat/completions` and the routes below `/v1/chat/completions/{completion_id}` to `app`.
 
-    They are served from `completions`. `max_body_bytes`: largest request body.
+    The routes are served from `completions`. `max_body_bytes`: largest request body.
     """
 
     @app.get(

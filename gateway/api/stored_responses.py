@@ -71,8 +71,9 @@ ResponseId = Annotated[str, Path(description="Id of the response.")]
 def declare(app: FastAPI, responses: StoredResponses, streams: ResumableStreams, *, heartbeat_s: float) -> None:
     """Add the routes of `/v1/responses/{response_id}`, and of its `cancel` and `input_items`, to `app`.
 
-    They are served from `responses`; an event stream is served from `streams` while the wanted events are kept there.
-    `heartbeat_s`: seconds of silence before a comment is sent in an event stream that is served from `responses`.
+    The routes are served from `responses`; an event stream is served from `streams` while the wanted events are kept
+    there. `heartbeat_s`: seconds of silence before a comment is sent in an event stream that is served from
+    `responses`.
     """
 
     @app.get(

@@ -114,7 +114,7 @@ _READ_ANSWER: Final[dict[int | str, dict[str, Any]]] = {
 def declare(app: FastAPI, streams: ResumableStreams, max_body_bytes: int) -> None:
     """Add `GET` and `DELETE` of `/v1/stream/{conv_id}` and `/v1/stream`, and `POST /v1/streams/lookup`, to `app`.
 
-    They are served from `streams`. `max_body_bytes`: largest body of a look-up.
+    The routes are served from `streams`. `max_body_bytes`: largest body of a look-up.
     """
 
     async def read(request: Request, conv_id: str) -> Response:

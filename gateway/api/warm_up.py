@@ -23,7 +23,7 @@ from gateway.routing.table import Routes
 from gateway.server.asgi import ClientGoneError
 
 WARM_TIMEOUT_S: Final = 60.0
-"""Seconds after which a warm-up answers `timeout`, where the request says nothing else. The load goes on."""
+"""Seconds after which a warm-up answers `timeout` if the request sets no `timeout_s`. A load that has begun goes on."""
 _CODES: Final = ("invalid_request", "unknown_model", "model_not_allowed", "scope_required", *INGRESS_CODES)
 
 
@@ -76,11 +76,13 @@ def declare(
     default_model: str | None,
     now: Callable[[], float],
 ) -> None:
-    """Add `POST /health/warm` to `app`, which has `requests` send the model one small request and waits for the answer.
+    """Add `POST /health/warm` to `app`.
 
-    If the model has the role `aicore`, `aicore` is asked first, and the model only if that says that it is available.
-    `default_model`: name or alias of the model to warm up if none is named; None: the only one that is declared. `now`
-    returns monotonic seconds.
+    The route sends the model one small request through `requests` and waits for the answer.
+
+    A model with the role `aicore` gets the request only if the probe `aicore` reports that it is available.
+    `default_model`: name or alias of the model to warm up if the client names none; None: the only declared model, and
+    `invalid_request` if there is not exactly one. `now` returns monotonic seconds.
     """
 
     @app.post(

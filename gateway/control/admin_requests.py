@@ -35,9 +35,13 @@ class AdminRequests:
     ) -> Any:
         """Send a request and return the JSON of its answer.
 
-        `path`: below `/v1/admin/`, percent-encoded, with the query. `actor`: who asks, for the history. Raises
-        RoundhouseError with the controller's own code, or `controller_unavailable` if it does not answer within
-        `within_s` seconds.
+        `path`: below `/v1/admin/`, percent-encoded, with the query. `body`: JSON object to send; None: none is sent.
+        `actor`: who asks, for the controller's history. `within_s`: seconds that the whole answer may take.
+
+        Raises:
+            RoundhouseError: the controller's own error code, or `internal_error` if the gateway does not know that
+                code; `controller_unavailable` if the controller does not answer in time or refuses the gateway's token.
+            ValueError: an answer without an error is no JSON.
         """
         headers = {"x-roundhouse-actor": actor} | ({} if body is None else {"content-type": "application/json"})
         content = b"" if body is None else json.dumps(body).encode()
@@ -54,7 +58,10 @@ class AdminRequests:
             raise RoundhouseError("controller_unavailable", message) from error
         if answer.status >= 400:
             raise _read_error(answered)
-        return json.loads(answered)
+        try:
+            return json.loads(answered)
+        except ValueError:
+            raise RoundhouseError("controller_unavailable", "The controller's answer is no JSON.") from None
 
 
 def _read_error(body: bytes) -> RoundhouseError:

@@ -30,15 +30,15 @@ class AicoreStatus(NamedTuple):
 
     model_id: str
     code: int | None
-    """As in `WORDS`; None: it could not be asked."""
+    """Status code, a key of `WORDS`; None: the server could not be asked."""
     error: str | None = None
-    """Why it could not be asked; None: it was."""
+    """Why the server could not be asked; None: it was asked."""
     told: dict[str, Any] = {}
     """The server's own answer; empty: it gave none."""
 
     @property
     def word(self) -> str:
-        """The status in a word; `unknown` where it could not be asked."""
+        """The status in a word of `WORDS`; `unknown` if the server could not be asked."""
         return "unknown" if self.code is None else WORDS[self.code]
 
 
@@ -93,10 +93,10 @@ class AicoreProbe:
         await self._session.close()
 
     async def run(self) -> None:
-        """Find the model in the routing table, ask for its state and set `latest`, then wait `interval_s` seconds;
-        until cancelled.
+        """Ask the model with the role `aicore` for its state, set `latest`, and repeat that after `interval_s` seconds.
 
-        Never returns. Failures of the server are part of `latest`; nothing of them is raised.
+        The model is looked up in the routing table each time. Runs until it is cancelled, and never returns. Call
+        within the context. Failures of the server are part of `latest`; nothing of them is raised.
         """
         while True:
             routes = self._live.current_or_none
@@ -105,12 +105,12 @@ class AicoreProbe:
             await asyncio.sleep(self._interval_s)
 
     async def ask(self, route: ModelRoute, *, probes_all: bool = False) -> AicoreStatus:
-        """Ask the server of the model `route` for the state of AICore now, for `TIMEOUT_S` seconds at most, and return
-        it. Does not set `latest`; call it within the context.
+        """Ask the server of the model `route` for the state of AICore now, and return the answer.
 
-        `probes_all`: have the server check each of its configurations, too. A remote model that has no endpoint now is
-        not asked: its code is None. A model that is no remote is not asked either: its own state counts (loaded 3,
-        loading 1, else 2 if it is `autoload` and 0 if not). Failures are part of the result.
+        Waits `TIMEOUT_S` seconds at most. Does not set `latest`; call it within the context. `probes_all`: have the
+        server check each of its configurations, too. A remote model that has no endpoint now is not asked: its code is
+        None. A model that is no remote is not asked either: its own state counts (loaded 3, loading 1, else 2 if it is
+        `autoload` and 0 if not). Failures are part of the result.
         """
         remote = next((endpoint for endpoint in route.endpoints if endpoint.remote), None)
         if remote is None:

@@ -28,8 +28,11 @@ log = logging.getLogger(__name__)
 
 
 class DownloadFeed:
-    """Follows the downloads of the controller as long as `run` runs, and tells all of them whenever one has changed.
-    Downloads that nobody makes any more, and those of a controller that is away, stay as they were seen last."""
+    """Follows the downloads of the controller as long as `run` runs.
+
+    Calls `on_downloads` with all of them whenever one has changed. Downloads that nobody makes any more, and those of a
+    controller that is away, stay as they were seen last.
+    """
 
     def __init__(self, controller: ProgramClient, on_downloads: Callable[[Sequence[Download]], None]) -> None:
         """`controller`: an entered client, which the caller closes. `on_downloads` is called with all downloads: first
@@ -53,8 +56,13 @@ class DownloadFeed:
             pause_s = min(LONGEST_PAUSE_S, pause_s * 2)
 
     async def refresh_list(self) -> None:
-        """Ask for all downloads as they are now. Raises RoundhouseError, such as `downloads_disabled`, and nothing is
-        told then."""
+        """Ask the controller for all downloads, and call `on_downloads` with them. After an error it is not called.
+
+        Raises:
+            RoundhouseError: as `AdminRequests.send_request`, for example `downloads_disabled` or
+                `controller_unavailable`.
+            ValueError: the answer is not a list of downloads.
+        """
         answered = await self._admin.send_request("GET", "downloads", within_s=LIST_S)
         listed = DownloadList.model_validate(answered).downloads
         self._downloads = {each.id: each for each in listed}

@@ -143,10 +143,10 @@ def apply_answer(health: RemoteHealth, status: int, now: float, interval_s: floa
 
 
 def apply_doubt(health: RemoteHealth, now: float, interval_s: float) -> RemoteHealth:
-    """Return the health after a sign of failure, such as a broken connection: the next probe is due now.
+    """Return the health after a sign of failure, for example a broken connection, which brings the next probe forward.
 
-    It is due no sooner than `interval_s` seconds after the last one, and never later than it was. `is_well` stays as it
-    is until that probe. `now`: monotonic seconds.
+    The probe is due now, but no sooner than `interval_s` seconds after the last one, and never later than it was.
+    `is_well` stays as it is until that probe. `now`: monotonic seconds.
     """
     next_probe_at = min(health.next_probe_at, max(now, health.probed_at + interval_s))
     return replace(health, next_probe_at=next_probe_at)

@@ -37,31 +37,53 @@ class RouterChanges:
         self._events = events
 
     async def reload_files(self, actor: str) -> None:
-        """Have the desired-state files read, and wait a moment until the routing table has what they declare."""
+        """Have the controller read the desired-state files, and wait a moment for the routing table that results.
+
+        `actor`: who asks, for the history. Raises RoundhouseError with the controller's code, or
+        `controller_unavailable`.
+        """
         await self._admin.send_request("POST", "reload", actor=actor)
 
     async def list_commands(self) -> Mapping[str, list[str]]:
-        """Return the command line of each model's engine, by model name. Empty if the controller does not answer."""
+        """Return the command line of each model's engine, by model name. Waits `COMMANDS_S` seconds at most.
+
+        Empty if the controller does not answer in time, or not in the expected form; RoundhouseError is not raised.
+        """
         with suppress(RoundhouseError, ValidationError):
             answered = await self._admin.send_request("GET", "commands", within_s=COMMANDS_S)
             return CommandLines.model_validate(answered).models
         return {}
 
     async def load_model(self, name: str, actor: str) -> None:
-        """Begin to load a model."""
+        """Begin to load a model, and do not wait for the load. `name`: name or alias.
+
+        `actor`: who asks, for the history.
+
+        Raises RoundhouseError: `unknown_model`, the controller's own code, or `controller_unavailable`.
+        """
         route = find_model(self._live.current, name)
         await self._admin.send_request("POST", f"models/{_path(route)}/load?wait=false", {}, actor=actor)
 
     async def unload_model(self, name: str, actor: str) -> None:
-        """Begin to unload a model, and cancel the download of its files."""
+        """Begin to unload a model, do not wait for the end, and cancel the download of its files.
+
+        `name`: name or alias. `actor`: who asks, for the history. Raises RoundhouseError: `unknown_model`, the
+        controller's own code, or `controller_unavailable`.
+        """
         view = self._view(name)
         target = f"models/{_path(view.route)}/unload?wait=false"
         await self._admin.send_request("POST", target, {"hold": False}, actor=actor)
         await self._cancel_download(view, actor)
 
     async def download_model(self, reference: str, actor: str) -> None:
-        """Declare a model of that name that a request loads, and begin to download its files; or go on with the
-        download of a model that is declared already. Raises `state_conflict` if it is loaded, or names no source."""
+        """Declare a model with the name `reference` that a request loads, and begin to download its files.
+
+        If a model of that name is declared already, only its download goes on. `actor`: who asks, for the history.
+
+        Raises:
+            RoundhouseError: `state_conflict` if the declared model is loaded or names no source; the controller's own
+                code, or `controller_unavailable`. A declaration whose download did not begin is taken back.
+        """
         route = self._live.current.names.get(reference)
         if route is not None:
             if route.source is None or route.state in (ModelState.LOADED, ModelState.UNLOADING):
@@ -79,11 +101,14 @@ class RouterChanges:
             raise
 
     async def remove_model(self, name: str, actor: str) -> None:
-        """Take the runtime declaration of a downloaded model back, end its download, and remove its files; those that
-        others use stay.
+        """Take back the runtime declaration of a downloaded model, end its download, and remove its files.
 
-        Raises `state_conflict` if the model is loaded, `models_file_kept` if its files were not downloaded, or
-        `declared_in_files`; nothing is changed then.
+        Files that others use stay. `name`: name or alias. `actor`: who asks, for the history.
+
+        Raises:
+            RoundhouseError: `unknown_model`, `state_conflict` if the model is loaded or being loaded,
+                `models_file_kept` if its files were not downloaded, or `declared_in_files`: nothing is changed then.
+                The controller's other codes or `controller_unavailable`: a part may be done already.
         """
         view = self._view(name)
         route = view.route

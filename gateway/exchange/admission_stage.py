@@ -169,7 +169,7 @@ class AdmissionStage:
         self._enter_replica(self.renew_route(), endpoint)
 
     def fail_request(self, error: RoundhouseError) -> None:
-        """End the request with `error`, which the client gets. Does nothing after its end.
+        """End the request with `error`, which the client gets. Does nothing after the end of the request.
 
         Called by `GrantDispatcher` for a grant that holds an error.
         """

@@ -55,14 +55,14 @@ class ApiSpec:
         return SERVING_OPTIONS[self.path][0].dialect
 
     def read_request(self, body: bytes | LargeBody, client: ClientCall, routes: Routes) -> InferenceRequest:
-        """Return the decoded request. `routes`: the table in force, for an API whose requests need not name their
-        model.
+        """Return the decoded request. Whether the routing table has its model is not checked.
 
-        Whether the table has the model is not checked. `client`: for the query and the headers of the request.
+        `routes`: the table in force, for an API whose requests need not name their model. `client`: for the query and
+        the headers of the request.
 
         Raises:
-            RoundhouseError: `invalid_json` if the body is no JSON of the kind `body`, or `invalid_request`, as for a
-                request that names no model.
+            RoundhouseError: `invalid_json` if the body is no JSON of the kind `body`; `invalid_request` if it names no
+                model, or `stream` or `stream_options` is wrong, or a number is too large.
         """
         if not self.is_native:
             request = self._parse_request(body, client)

@@ -45,17 +45,23 @@ class AttemptOwner(Protocol):
         """
 
     def attempt_done(self) -> None:
-        """Note that the client's answer is complete, be it the engine's answer or the engine's error."""
+        """Note that the client's answer is complete, be it the engine's answer or the engine's error.
+
+        The attempt ends with this call: no other follows.
+        """
 
     def attempt_failed(self, failure: EngineFailureError, replica: str, *, resent: bool) -> None:
-        """Note that the connection to `replica` failed before any part of an answer came, so the request may be sent
-        elsewhere. `resent`: this was the second connection, after a kept one that broke."""
+        """Note that the connection to `replica` failed before any part of an answer came.
+
+        The request may be sent elsewhere. `resent`: this was the second connection, after a kept one that broke. The
+        attempt ends with this call: no other follows.
+        """
 
     def attempt_overrun(self, *, may_resend: bool) -> None:
         """Note that the engine ended the request, because its KV cache had no room for the request beside the others.
 
         `may_resend`: the client has no part of an answer, so the request may be sent again. False: the client's answer
-        has ended with the engine's error.
+        has ended with the engine's error. The attempt ends with this call: no other follows.
         """
 
     def extend_answer(self, answered: int) -> None:
@@ -63,7 +69,10 @@ class AttemptOwner(Protocol):
         larger number, or end the attempt; otherwise this is called again with the next part of the answer."""
 
     def fail_request(self, error: RoundhouseError) -> None:
-        """End the request with `error`: the engine failed in a way that another attempt would not mend."""
+        """End the request with `error`: the engine failed in a way that another attempt would not mend.
+
+        The attempt ends with this call: no other follows.
+        """
 
 
 class AnswerForm(NamedTuple):
@@ -80,10 +89,12 @@ class AnswerForm(NamedTuple):
 
 
 class Attempt:
-    """Sends the request to one replica and passes its answer on to the client. Used for one `send_request`.
+    """Sends the request to one replica and passes its answer on to the client.
 
-    The engine's connection calls the methods `engine_*`, in the event loop. While it is under way, the request counts
-    as in flight at the replica; the slot is the owner's. Call `cancel` to end it early.
+    Make one for each call of `send_request`.
+
+    The engine's connection calls the methods `engine_*`, in the event loop. While the attempt is under way, the request
+    counts as in flight at the replica; the slot belongs to the owner. Call `cancel` to end it early.
     """
 
     __slots__ = (
@@ -224,7 +235,10 @@ class Attempt:
             )
 
     def engine_data(self, data: bytes) -> None:
-        """Pass on a part of the body. One that cannot be passed on cancels the attempt and fails the request."""
+        """Pass on a part of the body. If it cannot be passed on, cancel the attempt and fail the request.
+
+        Called after `engine_head`. Calls `AttemptOwner.extend_answer` if the answer has `mark` events or more.
+        """
         assert self._relay is not None
         try:
             self._relay.feed_data(data)

@@ -154,10 +154,10 @@ class BackgroundAck:
         self._release_client()
 
     def client_full(self) -> None:
-        """Do nothing, as the one answer is short. Called when the client reads slower than it is sent."""
+        """Do nothing, because the one answer is short. Called when the client reads more slowly than data is sent."""
 
     def client_ready(self) -> None:
-        """Do nothing, as the one answer is short. Called when the client reads again."""
+        """Do nothing, because the one answer is short. Called when the client reads again."""
 
     def _release_client(self) -> ClientCall | None:
         client, self._client = self._client, None

@@ -52,6 +52,8 @@ class BodyRelay(Protocol):
     def finish_answer(self) -> None:
         """Complete the client's answer after the last part. An error of the engine is passed on as the client's answer.
 
+        Call once.
+
         Raises:
             CacheExhaustedError: the engine ended the request, because its KV cache is full.
             RoundhouseError: the engine's answer was not complete (`engine_disconnected`), or cannot be translated. The
@@ -196,9 +198,9 @@ class CollectingRelay:
 class WholeRelay:
     """Passes a blocking answer on when it is whole. A `BodyRelay`.
 
-    One of more than `hold_bytes` bytes is passed on in parts if `may_flow`; otherwise up to `STREAM_OVERHEAD` times as
-    many bytes are held, and more fail with `engine_disconnected`. An error is never passed on in parts, because it must
-    not reveal the engine's address: of a long one the first `hold_bytes` are used.
+    A body of more than `hold_bytes` bytes is passed on in parts if `may_flow`; otherwise up to `STREAM_OVERHEAD` times
+    as many bytes are held, and more fail with `engine_disconnected`. An error is never passed on in parts, because it
+    must not reveal the engine's address: of a long one the first `hold_bytes` are used.
     """
 
     __slots__ = (

@@ -29,7 +29,7 @@ class AnsweredCall(Protocol):
     def send_whole(self, status: int, lines: bytes, body: bytes) -> None:
         """Send a complete answer. `lines`: header lines, each with CRLF, without Content-Length, which is added.
 
-        Call once, and not after `start_response`.
+        Call once, and not after `start_response`. `ClientCall.send_whole` says more.
         """
 
     def start_response(self, status: int, lines: bytes, first_part: bytes) -> None: ...
@@ -241,9 +241,9 @@ class ClientResponse:
     def send_whole(self, status: int, lines: bytes, body: bytes) -> None:
         """Send a complete answer, and end it. `lines`: header lines beside those of `self.lines`, each with CRLF.
 
-        If a stream has begun, `body` must be an error, which becomes the last events. An error to a request for a
-        stream is sent as a stream with status 200 where the API family reports that error by events. Not possible after
-        `send_part`.
+        If a stream has begun, `body` must be an error, which becomes the last events. If the API family reports an
+        error by events, a request for a stream gets that error as a stream with status 200. Do not call after
+        `send_part` or the end of the answer.
         """
         self.is_ended = True
         if status >= 400:
@@ -266,8 +266,8 @@ class ClientResponse:
     def send_error(self, error: RoundhouseError) -> None:
         """End the answer with `error`, in the form that is still possible. Does nothing after the end.
 
-        Nothing sent yet: as `send_whole`, as a rule with the error's status. A stream: its last events. Parts: the
-        connection is broken off.
+        If nothing was sent yet, the error is sent as by `send_whole`, as a rule with its own status. A stream gets it
+        as its last events. If an answer is sent in parts, the connection is broken off.
         """
         if self.is_ended:
             return

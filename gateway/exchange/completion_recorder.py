@@ -23,8 +23,8 @@ def record_form(form: AnswerForm, completion_id: str, keep: KeepCompletion) -> A
     """Return a copy of `form` that records the completion, with `completion_id` in the place of the engine's id.
 
     `keep` is called at most once, with the completion object when it is complete, before its last byte is passed on,
-    and never for an error or a stream that breaks off. An event without an id gets none. The form may not flow: a
-    blocking answer is held whole.
+    and never for an error or a stream that breaks off. An event without an id gets none. `may_flow` of the copy is
+    False, so that a blocking answer is held whole.
     """
     body_recorder = _BodyRecorder(completion_id, keep)
     translate = form.translate

@@ -65,8 +65,8 @@ class DocumentSearch:
     ) -> VectorStoreResults:
         """Return the hits in one of a tenant's vector stores, best first; there may be none.
 
-        `request_id`: sent along, for the logs of retrieval. `place`: path of the search in the client's request, such
-        as `tools[0]`, the prefix of an error's `param`.
+        `request_id`: sent along, for the logs of retrieval. `place`: path of the search in the client's request
+        (`tools[0]`), which becomes the prefix of an error's `param`.
 
         Raises:
             RoundhouseError: `vector_store_not_found`; and as `search`: `retrieval_disabled`, `retrieval_unavailable`,

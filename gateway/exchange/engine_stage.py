@@ -120,11 +120,14 @@ class EngineStage:
         exchange.close()
 
     def attempt_failed(self, failure: EngineFailureError, replica: str, *, resent: bool) -> None:
-        """Send or queue the request again if `replica` refused the connection or closed it without an answer; else end
-        it with `engine_disconnected`. It ends with `engine_unreachable` if no replica is left to try.
+        """Send or queue the request again, or end it with an error, after an attempt without an answer.
 
-        `resent`: the attempt had sent the request twice, the second time on a new connection. Called by the attempt;
-        does nothing after the end of the request.
+        Called by the attempt.
+
+        The request is sent or queued again if `replica` refused the connection or closed it without an answer, and ends
+        with `engine_unreachable` if no replica is left to try. After any other failure it ends with
+        `engine_disconnected`. `resent`: the attempt had sent the request twice, the second time on a new connection.
+        Does nothing after the end of the request.
         """
         self._attempt = None
         exchange, ticket = self._exchange, self._admission.ticket

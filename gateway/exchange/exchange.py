@@ -182,8 +182,10 @@ class Exchange:
             self.close()
 
     def client_full(self) -> None:
-        """Stop reading from the engine, because the client reads slower than it is sent. Called by the client's
-        connection."""
+        """Stop reading from the engine, because the client reads more slowly than the answer is sent.
+
+        Called by the client's connection.
+        """
         if self.engine is not None:
             self.engine.pause()
 
@@ -332,10 +334,10 @@ class Exchange:
         self.request = self.answer.request = request
 
     def count_request(self) -> float:
-        """Count the request against its key's limits, begin the heartbeats of a stream, and return `services.now()`.
+        """Count the request against its key's limits and begin the heartbeats of a stream. Returns `services.now()`.
 
-        That is in monotonic seconds. Later calls only return the time. The exchange gives back what was counted when it
-        ends.
+        That time is in monotonic seconds. Later calls only return the time. The exchange gives back what was counted
+        when it ends.
 
         Raises:
             RoundhouseError: `rate_limit_exceeded`, at the first call only. The caller must end the request.

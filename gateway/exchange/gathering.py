@@ -17,8 +17,7 @@ def should_gather(services: Services, route: ModelRoute, request: InferenceReque
     """Return whether to ask the engine for a stream and gather it into the blocking answer to `request`.
 
     False if the engine notices when a client leaves, or the answer is expected to take less than `gather_after_s`
-    seconds; where that cannot be told, True.
-    Whether the API and its family can be gathered is not checked.
+    seconds. True if the expected time is not known. Whether the API and its family can be gathered is not checked.
     """
     return not (route.notices_leaving or _ends_soon(services, route.name, request))
 

@@ -33,18 +33,21 @@ class InnerAnswer:
     """When the request was made, in monotonic seconds, like all times here."""
     status: int = 0
     body: bytes = _EMPTY
-    """Of a whole answer; empty: the answer is a stream."""
+    """Body of a whole answer; empty: the answer is a stream."""
     lines: bytes = _EMPTY
     """Header lines of a whole answer, each with CRLF."""
     parts: list[tuple[float, bytes]] = field(default_factory=list)
-    """The parts of a stream, each with the time of its coming: whole events, or comments. Empty if they were handed
-    over as they came."""
+    """The parts of a stream, each with the monotonic time of its arrival: whole events, or comments. Empty if they were
+    handed over as they came."""
     ended_at: float = 0.0
     is_broken: bool = False
     """The stream ended without its last event."""
 
     def read_events(self) -> Iterator[tuple[float, Fields]]:
-        """Yield the data of each event of a stream that is a JSON object, with the time of its coming, in order."""
+        """Yield the data of each event of a stream that is a JSON object, in order, with the time of its arrival.
+
+        Times are monotonic seconds.
+        """
         for came_at, part in self.parts:
             for event in split_events(part):
                 fields = decode_json(data_of(event))
@@ -53,10 +56,10 @@ class InnerAnswer:
 
     @property
     def error(self) -> Fields | None:
-        """The field `error` of the error that the request was answered with, or with which a stream of OpenAI's form
-        ended, as a dict that may lack any field; None: the request succeeded.
+        """Field `error` of the answer, as a dict that may lack any field; None: the request succeeded.
 
-        A stream that ended without its last event has the code `engine_disconnected`.
+        It is taken from a whole answer with an error status, or from the event with which a stream in OpenAI's form
+        ended. A stream that ended without its last event has the code `engine_disconnected`.
         """
         if self.body:
             return _error_in(self.body) if self.status >= 400 else None
@@ -109,7 +112,7 @@ class InnerCall(ClientCall):
         self.send_part(first_part)
 
     def send_part(self, part: bytes) -> None:
-        """Keep a part of the answer, with the time of its coming, or hand it over."""
+        """Keep a part of the answer, with the time of its arrival, or hand it over."""
         if self._take_part is None:
             self._answer.parts.append((self._now(), part))
         else:

@@ -113,17 +113,19 @@ class ProgressPace:
         """The newest progress, if it is not sent yet; None: there is none."""
 
     def change(self, progress: Progress, now: float) -> bytes | None:
-        """Record the progress at `now`, and return the comment to send at once, which counts as sent; None: none.
+        """Record the progress, and return the comment to send at once, which counts as sent; None: none.
 
-        A change that comes too soon after a comment is held back for `next_comment`. Progress that equals what was sent
-        last drops a change that is held back.
+        `now`: monotonic seconds. A change that comes too soon after a comment is held back for `next_comment`. Progress
+        that equals what was sent last drops a change that is held back.
         """
         self._untold = progress if progress != self._told else None
         return self.next_comment(now)
 
     def next_comment(self, now: float) -> bytes | None:
-        """Return the comment that is due at `now`, and take it as sent; None: none is due. Call about twice a second
-        while the request waits, for changes that came too soon after others."""
+        """Return the comment that is due at `now` (monotonic seconds), and take it as sent; None: none is due.
+
+        Call about twice a second while the request waits, for changes that came too soon after others.
+        """
         progress, told = self._untold, self._told
         if progress is None:
             return None

@@ -112,16 +112,16 @@ class ExchangeRun:
     # The way in
 
     def load_history(self) -> Pause | None:
-        """Lock the conversation of a request that makes a response, and begin to load the items that the request
-        continues and refers to.
+        """Begin to load the items that the request continues and refers to. Call once.
 
-        Returns a pause that ends when they are loaded; None: there is nothing to load. The end of the exchange unlocks
-        the conversation.
+        The conversation of a request that makes a response is locked first; the end of the exchange unlocks it. Returns
+        a pause that ends when the items are loaded; None: there is nothing to load.
 
         Raises:
             RoundhouseError: `conversation_locked`; `rate_limit_exceeded`, since a request that needs loading is counted
-                first; or the error for a response or conversation that the caller may not continue, such as
-                `previous_response_not_found`, which the pause may raise, too.
+                first; or the error for a response or conversation that the caller may not continue
+                (`previous_response_not_found`, `conversation_not_found`, `invalid_request`), which the pause may raise,
+                too.
         """
         exchange, options = self._exchange, self._options
         responses = exchange.services.responses

@@ -64,8 +64,9 @@ class TurnCall(ClientCall):
         self.body_complete = True
 
     def send_whole(self, status: int, lines: bytes, body: bytes) -> None:
-        """Send an error as one message of the type `error`, and end the request. A whole answer is always an error
-        here, since the requests ask for streams.
+        """Send an error as one message of the type `error`, and end the request. Call once.
+
+        A whole answer is always an error here, since the requests ask for streams.
 
         `lines`: header lines; `retry-after`, `x-should-retry` and `x-request-id` become fields of the message.
         """
@@ -74,20 +75,26 @@ class TurnCall(ClientCall):
         self._end_turn()
 
     def start_response(self, status: int, lines: bytes, first_part: bytes) -> None:
-        """Send the first events as messages. Status and header lines are dropped: a message has none."""
+        """Send `first_part`, whole server-sent events, as messages.
+
+        Status and header lines are dropped: a message has none.
+        """
         self._session.send_events(first_part)
 
     def send_part(self, part: bytes) -> None:
-        """Send whole server-sent events as messages."""
+        """Send `part`, whole server-sent events, as messages."""
         self._session.send_events(part)
 
     def end_response(self, last_part: bytes = b"") -> None:
-        """Send the last events as messages, and end the request; the connection goes on with the next one."""
+        """Send `last_part`, whole server-sent events or nothing, as messages, and end the request. Call once.
+
+        The connection stays open for the next request.
+        """
         self._session.send_events(last_part)
         self._end_turn()
 
     def break_off(self) -> None:
-        """End the request without a last event; the connection stays open and goes on with the next one."""
+        """End the request without a last event. Call once. The connection stays open for the next request."""
         self._end_turn()
 
     def _end_turn(self) -> None:
@@ -124,8 +131,9 @@ class ResponseSession:
     # From the connection
 
     def take_message(self, message: bytes) -> None:
-        """Serve a message, or keep it until those before it are served. One that is no valid request is answered with
-        an error.
+        """Serve a message, or keep it until those before it are served.
+
+        A message that is no valid request is answered with an error.
 
         `message`: the bytes of the text. With more than `MOST_WAITING` messages or too many bytes waiting, reading from
         the client is paused. Does nothing once the connection is to be closed.
@@ -150,7 +158,7 @@ class ResponseSession:
             self._call = None
 
     def client_full(self) -> None:
-        """Tell the request that is being served, if there is one, that the client reads slower than it is sent."""
+        """Tell the request that is being served, if any, that the client reads more slowly than data is sent."""
         if self._call is not None and self._call.handler is not None:
             self._call.handler.client_full()
 
@@ -160,16 +168,21 @@ class ResponseSession:
             self._call.handler.client_ready()
 
     def check_age(self, age_s: float) -> None:
-        """At an age of `LONGEST_S`, send the error `websocket_connection_limit_reached`, drop the messages that wait,
-        and close the connection as soon as no request is being served. `age_s`: seconds since it was opened."""
+        """Close a connection that is `LONGEST_S` seconds old or older, as soon as no request is being served.
+
+        First sends the error `websocket_connection_limit_reached`, and drops the messages that wait. `age_s`: seconds
+        since the connection was opened. Does nothing if the connection is younger or to be closed already.
+        """
         if age_s >= LONGEST_S and self._close_code is None:
             message = f"The connection was open for {LONGEST_S:g} s, the most that there is: open another."
             self._send_refusal(RoundhouseError("websocket_connection_limit_reached", message))
             self._close_when_idle(CloseCode.NORMAL_CLOSURE)
 
     def begin_stop(self) -> None:
-        """Drop the messages that wait, and close the connection as soon as no request is being served: the gateway
-        stops."""
+        """Drop the messages that wait, and close the connection as soon as no request is being served.
+
+        Call when the gateway stops.
+        """
         self._close_when_idle(CloseCode.GOING_AWAY)
 
     def _close_when_idle(self, code: int) -> None:
@@ -262,7 +275,7 @@ def read_create(message: bytes, recent: RecentResponse) -> tuple[dict[str, Any],
     if fields.pop("background", None):
         raise field_error("background", "must be false: over WebSocket a response is made while its client waits")
     generates = fields.pop("generate", None)
-    if generates not in (None, True, False):
+    if generates is not None and not isinstance(generates, bool):
         raise field_error("generate", f"must be true or false; it is {generates!r:.60}")
     fields["stream"] = True
     return fields, SocketTurn(recent, generates is not False)

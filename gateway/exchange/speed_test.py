@@ -24,7 +24,7 @@ class Measurement(NamedTuple):
     prompt: str
     output_tokens: int
     ttft_s: float
-    """Until the first text of the answer; equals `total_s` if the answer has no text."""
+    """Seconds until the first text of the answer; equals `total_s` if the answer has no text."""
     total_s: float
 
     @property
@@ -34,8 +34,10 @@ class Measurement(NamedTuple):
 
 
 def generation_path(route: ModelRoute) -> str | None:
-    """Return the path of the API by which the model is asked for text: `CHAT` if it has it, else `COMPLETIONS`; None:
-    it makes no text. A model that lists no APIs is taken to answer chats."""
+    """Return the path of the API by which the model is asked for text: `CHAT` if the model has it, else `COMPLETIONS`.
+
+    None: the model makes no text. A model that lists no APIs is taken to answer chats.
+    """
     if not route.apis or offers_path(CHAT, route):
         return CHAT
     return COMPLETIONS if offers_path(COMPLETIONS, route) else None
@@ -113,8 +115,8 @@ class SpeedTest:
         Returns one measurement per prompt, in their order. `max_tokens`: limit of each answer.
 
         Raises:
-            RoundhouseError: what an answer was, such as `model_not_loaded`, which ends the test; `not_supported`: the
-                model makes no text.
+            RoundhouseError: the error of the first answer that is one, which ends the test (see `raise_error`);
+                `not_supported`: the model makes no text.
         """
         path = generation_path(route)
         if path is None:

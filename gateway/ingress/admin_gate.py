@@ -31,10 +31,9 @@ class AdminGate:
         self._is_open = is_open
 
     def allows_admin(self, caller: Caller, local_address: str | None) -> bool:
-        """Return whether `caller` may use admin routes on a connection to `local_address`, the gateway's own IP
-        address.
+        """Return whether `caller` may use admin routes on a connection to `local_address`.
 
-        None: the connection has no IP address.
+        `local_address`: the gateway's own IP address; None: the connection has none.
         """
         try:
             self.authorize_request(caller, "admin", local_address)

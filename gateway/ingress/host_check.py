@@ -85,7 +85,8 @@ def check_host_form(headers: Sequence[Header], *, may_lack_host: bool) -> None:
     `may_lack_host`: the header may be absent, as in HTTP/1.0.
 
     Raises:
-        RoundhouseError: `invalid_request` if the header is malformed, comes twice, or lacks where it may not.
+        RoundhouseError: `invalid_request` if the header is malformed, comes twice, or is missing although
+            `may_lack_host` is False.
     """
     hosts = [value for name, value in headers if name == b"host"]
     if len(hosts) == 1:

@@ -37,9 +37,9 @@ class EnginePage(NamedTuple):
     model: str
     replica: str
     text: str | None
-    """None: it could not be read."""
+    """Text of the page; None: the page could not be read."""
     seconds: float
-    """How long that took."""
+    """Seconds that the read took."""
 
 
 @dataclass(slots=True)

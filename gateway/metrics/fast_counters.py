@@ -32,7 +32,7 @@ class FastCounters:
     def counter_of(self, *labels: str) -> FastCounter:
         """Return the series of these label values, one per label in the order of the metric's labels (not checked).
 
-        It is created on first use. Keep it if you count often: it is never removed or replaced.
+        The series is created on first use. Keep it if you count often: it is never removed or replaced.
         """
         return self._series.get(labels) or self._series.setdefault(labels, FastCounter())
 
@@ -84,7 +84,7 @@ class FastHistograms:
     def histogram_of(self, *labels: str) -> FastHistogram:
         """Return the series of these label values, one per label in the order of the metric's labels (not checked).
 
-        It is created on first use. Keep it if you count often: it is never removed or replaced.
+        The series is created on first use. Keep it if you count often: it is never removed or replaced.
         """
         return self._series.get(labels) or self._series.setdefault(labels, FastHistogram(self._bounds))
 

@@ -21,7 +21,7 @@ class LoadedEngine(NamedTuple):
     """A replica that takes requests, as the label values of LocalLLM's `engine_loaded`."""
 
     key: str
-    """As in `/health`."""
+    """Key of the replica, as in `/health`."""
     backend: str
 
 

@@ -74,7 +74,9 @@ class Metrics:
         return series
 
     def client_series_of(self, client_text: bytes) -> ClientSeries:
-        """Return the counters of a client. `client_text`: how it names itself (`find_client_text`), not cleaned.
+        """Return the counters of a client, created on first use.
+
+        `client_text`: how the client names itself (`find_client_text`), not cleaned.
 
         The first `MAX_CLIENTS` names have counters of their own; all others share those of `other`.
         """
@@ -107,26 +109,37 @@ class Metrics:
         self._requests.tool_calls.counter_of(tool, outcome).value += 1
 
     def show_state(self, live: LiveRoutes, ledger: InflightCounts, link: LinkState, now: Callable[[], float]) -> None:
-        """Add gauges of requests in flight, queues, replicas, the link and the table's age. These objects are read when
-        Prometheus reads. `now` returns monotonic seconds."""
+        """Add gauges of requests in flight, queues, replicas, the link and the table's age. Call at most once.
+
+        The objects are read when Prometheus reads. `now` returns monotonic seconds.
+        """
         self.registry.register(StateCollector(live, ledger, link, now))
 
     def show_localllm_names(self, ledger: InflightCounts, list_engines: Callable[[], Iterable[LoadedEngine]]) -> None:
-        """Add the metrics under LocalLLM's names (ADR 25). `list_engines` is called when Prometheus reads."""
+        """Add the metrics under LocalLLM's names (ADR 25). `list_engines` is called when Prometheus reads.
+
+        Call at most once.
+        """
         self.registry.register(LocalllmCollector(self._requests, ledger, list_engines))
 
     def show_stored(self, stored_totals: Callable[[], StoredTotals], failures: Callable[[], int]) -> None:
-        """Add metrics of the store. Both functions are called when Prometheus reads."""
+        """Add metrics of the store. Both functions are called when Prometheus reads. Call at most once."""
         self.registry.register(StoredResponsesCollector(stored_totals, failures))
 
     def show_streams(self, stream_totals: Callable[[], StreamTotals]) -> None:
-        """Add metrics of resumable streams. `stream_totals` is called when Prometheus reads."""
+        """Add metrics of resumable streams. `stream_totals` is called when Prometheus reads. Call at most once."""
         self.registry.register(StreamsCollector(stream_totals))
 
     def show_certificate(self, has_problem: Callable[[], bool]) -> None:
-        """Add the gauge of unusable certificate files. `has_problem` is called when Prometheus reads."""
+        """Add the gauge of unusable certificate files. `has_problem` is called when Prometheus reads.
+
+        Call at most once.
+        """
         self.registry.register(CertificateCollector(has_problem))
 
     def show_connections(self, *, count_idle: Callable[[], int], count_busy: Callable[[], int]) -> None:
-        """Add the gauge of connections to engines. Both functions are called when Prometheus reads."""
+        """Add the gauge of connections to engines. Call at most once.
+
+        Both functions are called when Prometheus reads.
+        """
         self.registry.register(ConnectionCollector(count_idle, count_busy))

@@ -57,9 +57,9 @@ class EngineWork(NamedTuple):
     chunks: int = 0
     """Events of the engine's stream; 0: it sent none."""
     first_token_s: float | None = None
-    """Seconds from the request's headers to the first byte of the client's stream; None: it got none."""
+    """Seconds from the request's headers to the first byte of the client's stream; None: the client got no stream."""
     stream_s: float = 0.0
-    """Seconds from that byte to the end of the request."""
+    """Seconds from the first byte of the client's stream to the end of the request; 0: the client got no stream."""
 
 
 NO_WORK: Final = EngineWork()

@@ -32,7 +32,7 @@ class Surroundings(NamedTuple):
     retrieval: str
     """`off`, or as `ProgramProbe.result`."""
     models: Iterable[ModelRoute] | None
-    """Those of the routing table in force; None: no table was received yet."""
+    """Models of the routing table in force; None: no table was received yet."""
     open_circuits: Iterable[str]
     """Names of the replicas whose circuit breaker is open."""
     is_certificate_broken: bool

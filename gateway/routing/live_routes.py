@@ -50,7 +50,7 @@ class LiveRoutes:
     def apply_table(self, table: RoutingTable) -> None:
         """Put `table` in force, and call `on_table`, `on_models` and `on_tools`, whose exceptions are not caught.
 
-        Its stamp is not compared: the caller must have refused an older table, or one of another controller.
+        The stamp of `table` is not compared: the caller must have refused an older table, or one of another controller.
         """
         self._current = routes = Routes.of(table)
         self.on_table(routes)

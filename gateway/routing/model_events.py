@@ -69,13 +69,16 @@ class ModelEvent:
     route: ModelRoute | None = None
 
     def describe(self) -> dict[str, Any]:
-        """Return the event's JSON object."""
+        """Return the event as the JSON object that clients get: `model`, `event` and, unless it is None, `data`."""
         told: dict[str, Any] = {"model": self.model, "event": self.event}
         return told if self.data is None else {**told, "data": dict(self.data)}
 
 
 def join_downloads(models: Mapping[str, ModelRoute], downloads: Iterable[Download]) -> dict[str, ModelView]:
-    """Return the models by name, each with the newest download of its source, ordered with or without a revision."""
+    """Return the models by name, each with the newest download of its source.
+
+    A download belongs to a source if it was ordered under that reference, or was pinned to it.
+    """
     newest: dict[str | None, Download] = {}
     for download in sorted(downloads, key=lambda each: each.created_at):
         newest[download.reference] = download
@@ -164,14 +167,18 @@ class ModelEventLog:
         """Whether `close` was called."""
 
     def follow_table(self, models: Mapping[str, ModelRoute]) -> None:
-        """Add the events of the change to these models, which are those of the routing table in force, and call the
-        listeners if there are any."""
+        """Add the events of the change to the models of a new routing table.
+
+        Calls the listeners if there are any events. `models`: all models of the table in force, by name.
+        """
         self._models = models
         self._update(is_told=True)
 
     def follow_downloads(self, downloads: Sequence[Download]) -> None:
-        """Add the events of the change to these downloads, which are all that are known, and call the listeners if
-        there are any. Those of the first call are no news."""
+        """Add the events of the change to these downloads, and call the listeners if there are any events.
+
+        `downloads`: all downloads that are known. The first call adds no events.
+        """
         is_told = self._downloads is not None
         self._downloads = downloads
         self._update(is_told=is_told)
@@ -191,22 +198,27 @@ class ModelEventLog:
                 listener()
 
     def list_after(self, event_id: int) -> Sequence[ModelEvent] | None:
-        """Return the events after the one with that id, oldest first. None: not all of them are kept any more, or the
-        id is of another gateway process, because no event has it yet."""
+        """Return the events after the one with the id `event_id`, oldest first.
+
+        None: not all of them are kept any more, or no event has the id yet, because it is of another gateway process.
+        """
         if event_id > self.last_id or (self._events and event_id < self._events[0].id - 1):
             return None
         return [each for each in self._events if each.id > event_id]
 
     def close(self) -> None:
-        """End all readers: the gateway stops. Events are still kept."""
+        """Set `is_closed`, and call the listeners, so that all readers end. Call when the gateway stops.
+
+        Events are still kept.
+        """
         self.is_closed = True
         for listener in list(self._listeners):
             listener()
 
     def add_listener(self, listener: Callable[[], None]) -> None:
-        """Call `listener` after each change, until `remove_listener`."""
+        """Call `listener` after each change and in `close`, until `remove_listener`. It must not block."""
         self._listeners.add(listener)
 
     def remove_listener(self, listener: Callable[[], None]) -> None:
-        """Call it no more. Does nothing for one that is not known."""
+        """Stop calling `listener`. Does nothing if it was not added."""
         self._listeners.discard(listener)

@@ -42,7 +42,7 @@ class Handler(Protocol):
         """Stop: the client's connection is closed. Nothing may be sent any more. Not called after the answer's end."""
 
     def client_full(self) -> None:
-        """Send no more than necessary until `client_ready`: the client reads slower than it is sent."""
+        """Send no more than necessary until `client_ready`: the client reads more slowly than data is sent."""
 
     def client_ready(self) -> None:
         """Send again: the client has read enough of what was sent. Called after a `client_full`."""
@@ -278,7 +278,7 @@ class ClientCall:
         self._finish_response()
 
     def start_response(self, status: int, lines: bytes, first_part: bytes) -> None:
-        """Begin an answer of unknown length. `lines`: header lines, each with CRLF. `first_part`: not empty.
+        """Begin an answer of unknown length. Call once. `lines`: header lines, each with CRLF. `first_part`: not empty.
 
         The answer is chunked for HTTP/1.1; for HTTP/1.0 it ends with the connection. End it by `end_response` or
         `break_off`.
@@ -312,7 +312,9 @@ class ClientCall:
         self._finish_response()
 
     def break_off(self) -> None:
-        """Close the connection so that the client sees an incomplete answer. `Handler.client_gone` is not called then.
+        """Close the connection so that the client sees an incomplete answer. Call once, after `start_response`.
+
+        `Handler.client_gone` is not called then.
 
         An answer that has begun and is no event stream cannot report an error in any other way.
         """

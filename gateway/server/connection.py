@@ -360,7 +360,7 @@ class ClientConnection(RequestReader):
         return RoundhouseError("request_timeout", f"The request's {part} did not go on for {limit_s:g} s.")
 
     def pause_writing(self) -> None:
-        """Tell the handler that the client reads slower than it is sent.
+        """Tell the handler that the client reads more slowly than data is sent.
 
         Called by the event loop for a full write buffer.
         """

@@ -43,7 +43,7 @@ class MessageSession(Protocol):
         """Stop: the connection is closed, by either side. Called once, and no method after it."""
 
     def client_full(self) -> None:
-        """Send no more than necessary until `client_ready`: the client reads slower than it is sent."""
+        """Send no more than necessary until `client_ready`: the client reads more slowly than data is sent."""
 
     def client_ready(self) -> None:
         """Send again: the client has read enough of what was sent. Called after a `client_full`."""
@@ -161,7 +161,10 @@ class WebSocketConnection(asyncio.Protocol):
             session.client_gone()
 
     def pause_writing(self) -> None:
-        """Tell the session that the client reads slower than it is sent. Called by the event loop for a full buffer."""
+        """Tell the session that the client reads more slowly than data is sent.
+
+        Called by the event loop for a full buffer.
+        """
         self._unsent_bytes, self._unsent_since = self.transport.get_write_buffer_size(), self._loop.time()
         if self._session is not None:
             self._session.client_full()

@@ -120,9 +120,11 @@ class ReplicaSessions:
         return session.tokens if session is not None and self._continues(session, claim) else 0
 
     def begin_turn(self, claim: SessionClaim, now: float) -> Session:
-        """Count a turn of the claim's session as inside, set `claim.session`, and return the session: a new one if the
-        replica did not keep it. It becomes the most recently used. Call `drop_oldest` afterwards until it returns None,
-        and `end_turn` once per turn."""
+        """Count a turn of the claim's session as inside, set `claim.session`, and return the session.
+
+        The session is a new one if the replica did not keep it. It becomes the most recently used. Call `drop_oldest`
+        afterwards until it returns None, and `end_turn` once per turn. `now`: monotonic seconds.
+        """
         session = self._sessions.get(claim.key)
         if session is None:
             session = self._sessions[claim.key] = Session(now)
@@ -147,7 +149,7 @@ class ReplicaSessions:
         del self._sessions[key]
 
     def end_turn(self, claim: SessionClaim, now: float) -> Session | None:
-        """End a turn that `begin_turn` counted, and set `claim.session` to None.
+        """End a turn that `begin_turn` counted, and set `claim.session` to None. `now`: monotonic seconds.
 
         If `claim.held_tokens` is not None, the turn was answered: the session remembers its messages, its sampling and,
         unless they are 0, these tokens. A `rebuilt` turn without an answer makes the session forget the messages and
@@ -155,8 +157,8 @@ class ReplicaSessions:
         other turn of it is inside, the session is dropped.
 
         Returns:
-            The session if it is dropped now. None: it is kept, or was dropped before; then nothing happens, even if
-            the replica keeps a new session of the same key.
+            The session if it is dropped now. None: it is kept, or was dropped before; then nothing happens, even if the
+                replica keeps a new session of the same key.
         """
         session, claim.session = claim.session, None
         if session is None or self._sessions.get(claim.key) is not session:

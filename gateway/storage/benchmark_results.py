@@ -34,8 +34,11 @@ class BenchmarkResults:
         return self._results.get(model)
 
     def save_result(self, model: str, result: dict[str, Any]) -> None:
-        """Keep `result`, a JSON object, as the last one of the model, and write the file before the return. The model
-        that was measured longest ago is dropped beyond `MOST_MODELS`. A file that cannot be written is logged only."""
+        """Keep `result`, a JSON object, as the last one of the model, and write the file before the return. Blocks.
+
+        Beyond `MOST_MODELS`, the result of the model that was measured longest ago is dropped. A file that cannot be
+        written is logged as a warning; nothing is raised.
+        """
         self._results.pop(model, None)
         self._results[model] = result
         while len(self._results) > MOST_MODELS:

@@ -132,7 +132,10 @@ class StateDatabase:
             raise
 
     def is_in_place(self) -> bool:
-        """Return whether the path still leads to the opened file. Raises OSError if the path cannot be read."""
+        """Return whether the path still leads to the opened file; False if the file was deleted or replaced.
+
+        Raises OSError if the path cannot be read.
+        """
         return self._db.is_in_place()
 
     def _end_running(self) -> None:
@@ -144,7 +147,11 @@ class StateDatabase:
                 self._db.execute("UPDATE responses SET status = 'failed' WHERE number = ?", (number,))
 
     def transaction(self) -> AbstractContextManager[None]:
-        """Return a context that commits all changes at its end, or none if it raises. Contexts cannot be nested."""
+        """Return a context that commits all changes at its end, or none if it raises. Contexts cannot be nested.
+
+        It is for methods of `conversations` and `completions`; those of this class that write have a transaction of
+        their own. Entering it may raise sqlite3.OperationalError.
+        """
         return transaction(self._db)
 
     # What requests ask for
@@ -159,6 +166,7 @@ class StateDatabase:
         Raises:
             DatabaseFullError: the objects do not fit, even without all objects that may be deleted.
             sqlite3.IntegrityError: a chat completion with the id of a new one is stored.
+            sqlite3.Error: the database fails.
         """
         responses = [each for each in objects if isinstance(each, StoredResponse)]
         completions = [each for each in objects if isinstance(each, StoredCompletion)]
@@ -205,7 +213,10 @@ class StateDatabase:
             run_with_rows(_INSERT_EVENTS, events)
 
     def find_response(self, tenant: str, response_id: str) -> FoundResponse | None:
-        """Return a tenant's response; None: the tenant has no response with this id. Does not count as a use."""
+        """Return a tenant's response; None: the tenant has no response with this id. Does not count as a use.
+
+        Blocks; raises sqlite3.Error if the database fails.
+        """
         row = self._db.execute(_FIND, (response_id, tenant, self._file.cutoff())).fetchone()
         if row is None:
             return None
@@ -213,8 +224,10 @@ class StateDatabase:
         return FoundResponse(model, {**json.loads(response), "output": json.loads(output)})
 
     def find_events(self, tenant: str, response_id: str) -> bytes:
-        """Return the stored events of a tenant's response, as `EventLog.to_stored` encoded them. Empty: none are
-        stored, or the tenant has no such response."""
+        """Return the stored events of a tenant's response, as `EventLog.to_stored` encoded them.
+
+        Empty: none are stored, or the tenant has no such response. Blocks; raises sqlite3.Error if the database fails.
+        """
         row = self._db.execute(_FIND_EVENTS, (response_id, tenant, self._file.cutoff())).fetchone()
         return b"" if row is None else bytes(row[0])
 
@@ -222,7 +235,7 @@ class StateDatabase:
         """Return the name of the model that made a response, and all its input items; None: no such response.
 
         The items of the responses or the conversation that it continues, as far as they are still stored, come first,
-        oldest first. Does not count as a use.
+        oldest first. Does not count as a use. Blocks; raises sqlite3.Error if the database fails.
         """
         chain = self._load_chain(tenant, response_id)
         if not chain:
@@ -242,13 +255,15 @@ class StateDatabase:
     ) -> History:
         """Load what a request continues, a response or a conversation, and the items that it refers to.
 
-        All of these count as used now. `previous_id`, `conversation_id`: at most one is given; None: the request
-        continues none. `references`: item ids; those that are not stored are absent from the result.
+        All of these count as used now. Do not call within a transaction. `previous_id`, `conversation_id`: at most one
+        is given; None: the request continues none. `references`: item ids; those that are not stored are absent from
+        the result.
 
         Raises:
             RoundhouseError: `previous_response_not_found` if the response, one before it, or the conversation that they
                 were made in, is not stored; `conversation_not_found`; `invalid_request` if the response is running,
                 failed or cancelled, or what is to be loaded exceeds `bounds`.
+            sqlite3.Error: the database fails.
         """
         now = self._clock()
         with transaction(self._db):
@@ -282,8 +297,11 @@ class StateDatabase:
         return self.conversations.load_until(tenant, first_link.conversation_id, first_link.conversation_item)
 
     def delete_response(self, tenant: str, response_id: str) -> bool:
-        """Delete a tenant's response from the database, whatever its status; one that is being made is not stopped.
-        Returns whether there was one."""
+        """Delete a tenant's response from the database, whatever its status, and return whether there was one.
+
+        A response that is being made is not stopped. Do not call within a transaction. Blocks; raises sqlite3.Error if
+        the database fails.
+        """
         with transaction(self._db):
             cursor = self._db.execute(
                 "DELETE FROM responses WHERE id = ? AND tenant = ? AND used_at >= ?",
@@ -296,7 +314,10 @@ class StateDatabase:
     def sweep_expired(self) -> bool:
         """Delete some expired objects, and give some unused pages back to the file system.
 
-        Each call is short. Returns True if there may be more to do, so that the caller should call again soon.
+        Do not call within a transaction.
+
+        Each call is short. Returns True if there may be more to do, so that the caller should call again soon. Blocks;
+        raises sqlite3.Error if the database fails.
         """
         with transaction(self._db):
             has_more = self._file.delete_expired()
@@ -314,15 +335,20 @@ class StateDatabase:
         return False
 
     def count_stored(self) -> StoredTotals:
-        """Count the stored objects, including expired ones that are not deleted yet, and the used bytes of the file."""
+        """Count the stored objects, including expired ones that are not deleted yet, and the used bytes of the file.
+
+        Blocks; raises sqlite3.Error if the database fails.
+        """
         responses, completions, conversations = map(
             self._file.count_rows, ("responses", "completions", "conversations")
         )
         return StoredTotals(responses, self._file.count_used_bytes(), completions, conversations)
 
     def close(self) -> None:
-        """Close the database and release the file, for another process to open. The write-ahead log is merged into the
-        file. Call no other method afterwards."""
+        """Close the database and release the file, for another process to open.
+
+        The write-ahead log is merged into the file. Blocks. Call no other method afterwards.
+        """
         self._db.close()
 
     # Parts of these

@@ -136,20 +136,27 @@ class StateStore:
         return self.submit_job(lambda database: database.save_objects(response))
 
     def find_response(self, tenant: str, response_id: str) -> asyncio.Future[FoundResponse | None]:
-        """Find a tenant's response; None: the tenant has no response with this id.
+        """Find a tenant's response; the future's result is None if the tenant has no response with this id.
 
-        Does not count as a use of the response.
+        Does not count as a use of the response. The future raises RoundhouseError `response_store_failed` if the
+        database fails.
         """
         return self.submit_job(lambda database: database.find_response(tenant, response_id))
 
     def find_events(self, tenant: str, response_id: str) -> asyncio.Future[bytes]:
-        """Load the stored events of a tenant's response, encoded for `EventLog.from_stored`; empty: none are stored, or
-        the tenant has no such response."""
+        """Load the stored events of a tenant's response, encoded for `EventLog.from_stored`.
+
+        The future's result is empty if none are stored, or the tenant has no such response. The future raises
+        RoundhouseError `response_store_failed` if the database fails.
+        """
         return self.submit_job(lambda database: database.find_events(tenant, response_id))
 
     def list_input_items(self, tenant: str, response_id: str) -> asyncio.Future[tuple[str, list[Fields]] | None]:
-        """Load the name of the model that made a response, and the response's input items, oldest first, after those
-        that it continues; None: the tenant has no such response. See `StateDatabase.list_input_items`."""
+        """Load the name of the model that made a response, and its input items; None: the tenant has no such response.
+
+        See `StateDatabase.list_input_items` for the items. The future raises RoundhouseError `response_store_failed` if
+        the database fails.
+        """
         return self.submit_job(lambda database: database.list_input_items(tenant, response_id))
 
     def load_history(
@@ -162,16 +169,18 @@ class StateStore:
     ) -> asyncio.Future[History]:
         """Load what a request continues and refers to, all of which counts as used now.
 
-        The future raises RoundhouseError, such as `previous_response_not_found`, if what the request continues is not
-        stored or may not be continued; arguments and errors are those of `StateDatabase.load_history`.
+        Arguments are those of `StateDatabase.load_history`. The future raises RoundhouseError as that method does, and
+        `response_store_failed` if the database fails.
         """
         return self.submit_job(
             lambda database: database.load_history(tenant, previous_id, references, bounds, conversation_id)
         )
 
     def delete_response(self, tenant: str, response_id: str) -> asyncio.Future[bool]:
-        """Delete a tenant's response from the database, running or not. The result says whether there was one; False is
-        no error."""
+        """Delete a tenant's response from the database, running or not. The future's result says whether there was one.
+
+        The future raises RoundhouseError `response_store_failed` if the database fails.
+        """
         return self.submit_job(lambda database: database.delete_response(tenant, response_id))
 
     async def close(self) -> None:

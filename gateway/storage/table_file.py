@@ -50,28 +50,37 @@ class TableFile:
         return self.clock() - self._retention_s
 
     def read_pragma(self, name: str) -> int:
-        """Return the value of a SQLite pragma whose value is an integer, such as `page_count`."""
+        """Return the value of a SQLite pragma whose value is an integer. Blocks; may raise sqlite3.Error."""
         return int(self.db.execute(f"PRAGMA {name}").fetchone()[0])
 
     def find_next_number(self, table: str) -> int:
-        """Return the next free `number` of a table: the highest plus one, or 1 for an empty table."""
+        """Return the next free `number` of a table: the highest plus one, or 1 for an empty table.
+
+        Blocks; raises sqlite3.Error if the database fails.
+        """
         [number] = self.db.execute(f"SELECT coalesce(max(number), 0) FROM {table}").fetchone()  # noqa: S608 - ours
         return int(number) + 1
 
     def count_rows(self, table: str) -> int:
-        """Return the number of rows of a table, including expired rows that are not deleted yet."""
+        """Return the number of rows of a table, including expired rows that are not deleted yet.
+
+        Blocks; raises sqlite3.Error if the database fails.
+        """
         [count] = self.db.execute(f"SELECT count(*) FROM {table}").fetchone()  # noqa: S608 - ours
         return int(count)
 
     def count_used_bytes(self) -> int:
-        """Return the bytes of the file without its unused pages."""
+        """Return the bytes of the file without its unused pages. Blocks; raises sqlite3.Error if the database fails."""
         return self._used_pages() * self._page_size
 
     def run_with_rows(self, statement: str, rows: Sequence[tuple[Any, ...]], *extra_values: Any) -> None:
-        """Run one statement for many rows. Its `{}` is replaced by placeholders for the rows' values.
+        """Run one SQL statement for many rows.
+
+        The `{}` in `statement` is replaced by placeholders for the rows' values.
 
         `rows`: at least one row, all of the same length. `extra_values`: values of the placeholders after `{}`. SQLite
         releases Python's lock in each statement and waits for it again, so that one statement is faster than many.
+        Blocks; raises sqlite3.Error if the database fails.
         """
         values = ", ".join([f"({', '.join('?' * len(rows[0]))})"] * len(rows))
         self.db.execute(statement.format(values), [*itertools.chain.from_iterable(rows), *extra_values])
@@ -84,6 +93,7 @@ class TableFile:
 
         Raises:
             DatabaseFullError: the rows alone are too large, or only running responses are left to delete.
+            sqlite3.Error: the database fails.
         """
         pages = size // self._page_size + 8 * rows  # 8 pages per row for indexes and partly filled pages
         if pages > self._max_pages:
@@ -98,7 +108,8 @@ class TableFile:
     def delete_expired(self) -> bool:
         """Delete up to `SWEPT_AT_ONCE` expired objects of each table, but no running responses.
 
-        Returns True if a table may have more. Call within a transaction.
+        Returns True if a table may have more. Call within a transaction. Blocks; raises sqlite3.Error if the database
+        fails.
         """
         cutoff, has_more = self.cutoff(), False
         for table, condition in _DELETABLE.items():

@@ -115,12 +115,16 @@ class ClientFeed:
     # From the client's connection
 
     def take_body(self, body: bytes | LargeBody) -> None:
-        """Do nothing. Part of `gateway.server.call.Handler`, but never called: the exchange took the body before this
-        feed took its place."""
+        """Do nothing. `gateway.server.call.Handler` requires this method, but it is never called here.
+
+        The exchange took the body before this feed took its place.
+        """
 
     def fail_request(self, error: RoundhouseError) -> None:
-        """Do nothing. Part of `gateway.server.call.Handler`, but never called: only a request whose body is not
-        complete can fail so. An error of the exchange reaches the client as the last events of the stream."""
+        """Do nothing. `gateway.server.call.Handler` requires this method, but it is called only for an incomplete body.
+
+        Here the body is complete. An error of the exchange reaches the client as the last events of the stream.
+        """
 
     def client_gone(self) -> None:
         """Stop reading the stream and call `on_gone`, because the client has left; the exchange goes on. Does nothing

@@ -26,13 +26,14 @@ class RecoveredStream(NamedTuple):
 
 
 def recover_streams(folder: StreamFolder, registry: StreamRegistry, now: float) -> Iterator[RecoveredStream]:
-    """Add the streams in `folder` to `registry`, and yield each that was added. Iterate to the end: the work is done as
-    the iterator advances.
+    """Add the streams in `folder` to `registry`, and yield each that was added.
+
+    Iterate to the end: the work is done as the iterator advances.
 
     Streams that had ended keep their state. Interrupted ones get the error event `gateway_restarted`, in their files
     too, unless their last event was the final one. Not added, and their files removed: streams past their TTL, older
     ones of the same tenant and id, those of an unknown API, those for which there is no room, and unreadable ones
-    (logged). `now`: Unix time in seconds. Raises OSError if the folder cannot be read.
+    (logged). `now`: Unix time in seconds. Blocks on the disk. Raises OSError if the folder cannot be read.
     """
     kept_streams = sorted(folder.list_kept(), key=lambda each: _ended_at(each, now))
     newest = _find_newest(kept_streams)

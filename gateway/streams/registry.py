@@ -71,7 +71,7 @@ class StreamRegistry:
     ) -> ResumableStream:
         """Make a live stream. The tenant's previous stream of this id is removed, and its request cancelled if live.
 
-        The caller sets `producer`, appends events, and calls `end_stream` once.
+        The caller sets `producer`, appends events, and calls `end_stream` once. `now`: Unix time in seconds.
 
         Raises:
             RoundhouseError: `streams_full`: live streams leave no room. The previous stream stays; ended streams may
@@ -105,8 +105,11 @@ class StreamRegistry:
         return True
 
     def end_stream(self, stream: ResumableStream, state: StreamState, now: float) -> None:
-        """Set the final state of a live stream and wake its readers; its TTL begins at `now`. Harmless if it has ended.
-        A stream that was removed meanwhile is not kept again."""
+        """Set the final state of a live stream and wake its readers. Does nothing if the stream has ended.
+
+        `now`: Unix time in seconds, from which the stream's TTL runs. A stream that was removed meanwhile is not kept
+        again.
+        """
         if stream.state is not StreamState.LIVE:
             return
         stream.state, stream.ended_at, stream.producer = state, now, None
@@ -118,9 +121,12 @@ class StreamRegistry:
         stream.wake_readers()
 
     def remove_stream(self, stream: ResumableStream, told_events: bytes = b"") -> None:
-        """Drop a stream with its bytes and its file, and wake its readers. Does not cancel the request of a live
-        stream, whose further bytes are dropped. `told_events`: last events for readers that have not read all; empty:
-        they get the `lost_events` of their own. Harmless if the stream was removed before."""
+        """Drop a stream with its bytes and its file, and wake its readers.
+
+        Does not cancel the request of a live stream, whose further bytes are dropped. `told_events`: last events for
+        readers that have not read all; empty: they get the `lost_events` of their own. Does nothing if the stream was
+        removed before.
+        """
         if stream.is_removed:
             return
         streams = self._tenants[stream.tenant]
@@ -157,8 +163,10 @@ class StreamRegistry:
         return (tenant, stream_id) in self._removed
 
     def remove_expired(self, now: float, most: int) -> bool:
-        """Remove at most `most` streams that ended `ttl_s` or longer ago and have no readers. Return True if there may
-        be more; call again then."""
+        """Remove at most `most` streams that ended `ttl_s` or longer ago and have no readers.
+
+        `now`: Unix time in seconds. Returns True if there may be more; call again then.
+        """
         expired = []
         for stream in self._ended:
             if stream.ended_at is None or stream.ended_at + self.ttl_s > now:

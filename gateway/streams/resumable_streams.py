@@ -60,11 +60,12 @@ class ResumableStreams:
     def open_stream(
         self, caller: Caller, stream_id: str, *, model: str, path: str, request_id: str, response_id: str | None
     ) -> ResumableStream:
-        """Make a live stream of the caller's tenant, with a file if one can be written. It replaces, and cancels, the
-        tenant's stream of the same id. The caller of this method sets `producer`, appends the events, and calls
-        `end_stream` once.
+        """Make a live stream of the caller's tenant, with a file if one can be written.
 
-        `model`: its own name, not an alias; whether the caller may use it is not checked. `path`: of the API.
+        The stream replaces the tenant's stream of the same id, whose request is cancelled. The caller of this method
+        sets `producer`, appends the events, and calls `end_stream` once.
+
+        `model`: the model's own name, not an alias; whether the caller may use it is not checked. `path`: of the API.
         `response_id`: id of the background response that the request makes; None: it makes none.
 
         Raises:
@@ -88,13 +89,15 @@ class ResumableStreams:
         return stream is not None and stream.producer is not None and stream.producer.client_id == caller.client_id
 
     def end_stream(self, stream: ResumableStream, state: StreamState) -> None:
-        """Set a live stream's final state, now. Harmless if it has ended."""
+        """Set a live stream's final state, now, and wake its readers. Does nothing if the stream has ended."""
         self.registry.end_stream(stream, state, self._clock())
 
     def remove_stream(self, stream: ResumableStream, told_events: bytes) -> None:
-        """Drop a stream with its bytes and its file; the request of a live one is not cancelled. Harmless if it was
-        removed before. `told_events`: last events for readers that have not read all; empty: they get the events that
-        they have for lost bytes (see `ResumableStream.read`)."""
+        """Drop a stream with its bytes and its file; the request of a live one is not cancelled.
+
+        Does nothing if it was removed before. `told_events`: last events for readers that have not read all; empty:
+        they get the events that they have for lost bytes (see `ResumableStream.read`).
+        """
         self.registry.remove_stream(stream, told_events)
 
     # For clients that ask for them
@@ -163,9 +166,11 @@ class ResumableStreams:
     # The life of the gateway
 
     def recover_streams(self) -> None:
-        """Take over the streams in the files of an earlier process. Call once, before the first request. Files that
-        cannot be read are logged and removed, and do not raise. Raises OSError only if the folder itself cannot be
-        read."""
+        """Take over the streams in the files of an earlier process. Call once, before the first request. Blocks.
+
+        Files that cannot be read are logged and removed, and do not raise. Raises OSError if the folder itself cannot
+        be read.
+        """
         if self._folder is None:
             return
         for recovered in recover_streams(self._folder, self.registry, self._clock()):
@@ -176,7 +181,7 @@ class ResumableStreams:
             logger.info("%d streams of an earlier gateway can be read again", self.recovered_count)
 
     async def remove_expired(self) -> None:
-        """Remove expired streams every `gc_s` seconds. Runs until its task is cancelled."""
+        """Remove expired streams every `gc_s` seconds. Never returns: runs until its task is cancelled."""
         while True:
             await asyncio.sleep(self._gc_s)
             while self.registry.remove_expired(self._clock(), REMOVED_AT_ONCE):  # noqa: ASYNC110 - nothing signals it

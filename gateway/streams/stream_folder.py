@@ -74,7 +74,10 @@ class KeptStream(NamedTuple):
     """Unix time in seconds of the last write."""
 
     def read_events(self) -> bytes:
-        """Return the events in the file; the last one may be torn if the process was killed. Raises OSError."""
+        """Return the events in the file. Blocks; raises OSError if the file cannot be read.
+
+        The last event may be torn if the process was killed.
+        """
         with self.path.open("rb") as file:
             file.seek(self.header_bytes)
             return file.read()
@@ -98,9 +101,11 @@ class StreamFolder:
     # At the start
 
     def list_kept(self) -> Iterator[KeptStream]:
-        """Yield the files that an earlier process left, in no meaningful order. Files without a valid header are logged
-        and removed. Yields nothing if there is no folder, or if another gateway holds it. Raises OSError where the
-        folder cannot be read."""
+        """Yield the files that an earlier process left, in no meaningful order. Blocks on the disk.
+
+        Files without a valid header are logged and removed. Yields nothing if there is no folder, or if another gateway
+        holds it. Raises OSError if the folder cannot be read.
+        """
         if not self._path.is_dir() or not self._hold():
             return
         for path in sorted(self._path.iterdir()):
@@ -114,15 +119,18 @@ class StreamFolder:
                 remove_file(path)
 
     def end_interrupted(self, kept: KeptStream, whole_bytes: int, last_events: bytes, state: StreamState) -> Path:
-        """End the file of a stream whose process was killed: keep the first `whole_bytes` bytes of its events, append
-        `last_events`, and rename the file for `state`. Return the new path. Raises OSError."""
+        """End the file of a stream whose process was killed, and return the file's new path.
+
+        Keeps the first `whole_bytes` bytes of the stream's events, appends `last_events`, and renames the file for
+        `state`. Blocks; raises OSError, after which a part may be done.
+        """
         os.truncate(kept.path, kept.header_bytes + whole_bytes)
         with kept.path.open("ab") as file:
             file.write(last_events)
         return kept.path.rename(kept.path.with_suffix(f".{state}"))
 
     def adopt_file(self, kept_path: Path, header: StreamHeader) -> DiskFile:
-        """Return a DiskFile for a recovered stream, which has ended. Only its `remove` may be called."""
+        """Return a DiskFile for a recovered stream, which has ended. Call only its `remove`."""
         return DiskFile(self, kept_path, header)
 
     # While streams are made
@@ -206,11 +214,13 @@ class DiskFile:
         self._size = 0
 
     def append(self, events: bytes, ring: ByteRing) -> bool:
-        """Write whole events, before they are appended to `ring`; the first call creates the file, with the bytes that
-        `ring` has. A file that grew too long is written anew with the ring's bytes.
+        """Write whole events, before they are appended to `ring`.
 
-        Return False if the events could not be written, or the disk rests: the file is removed then, and must not be
-        used again. Never raises OSError. See `stream.StreamFile`.
+        The first call creates the file, with the bytes of `ring`.
+
+        A file that grew too long is written anew with the ring's bytes. Returns False if the events could not be
+        written, or the disk rests: the file is removed then, and must not be used again. Never raises OSError. May
+        block while the disk is slow. See `stream.StreamFile`.
         """
         folder, started_at = self._folder, time.perf_counter()
         if not folder.may_write():
@@ -233,8 +243,11 @@ class DiskFile:
         return True
 
     def end(self, state: StreamState) -> bool:
-        """Close the file and record the final state in its suffix. Return False if that failed: the file is removed
-        then, and must not be used again. True, and nothing is done, if nothing was ever appended."""
+        """Close the file and record the final state in its suffix.
+
+        Returns False if that failed: the file is removed then, and must not be used again. If nothing was ever
+        appended, does nothing and returns True. Never raises OSError.
+        """
         if self._descriptor is None:
             return True
         self._close()

@@ -43,11 +43,11 @@ class Caller:
     """The tenant's share in fair queueing."""
     scopes: frozenset[KeyScope]
     expires_at: float | None
-    """Unix time in seconds; None: never."""
+    """Unix time in seconds from which the key is refused; None: it never expires."""
     requests_per_minute: int | None
-    """None: no limit."""
+    """Maximum number of requests per minute; None: no limit."""
     tokens_per_minute: int | None
-    """None: no limit."""
+    """Maximum number of tokens per minute, prompts and answers together; None: no limit."""
     concurrency: int | None
     """Maximum number of requests at a time, waiting ones included; None: no limit."""
     is_limited: bool

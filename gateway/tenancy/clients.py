@@ -80,10 +80,10 @@ class ClientDirectory:
         self._caller_of = lru_cache(REMEMBERED_CALLERS)(partial(_limited_caller, limits))
 
     def find_caller(self, headers: Sequence[tuple[bytes, bytes]]) -> Caller:
-        """Return the caller for a request's headers, whose names are in lower case. It never raises.
+        """Return the caller for a request's headers, whose names are in lower case. Never raises.
 
-        Without limits, that is `ANONYMOUS` for all; else a caller with the rights of `ANONYMOUS`, the client's id and
-        the limits.
+        Without limits, the caller is `ANONYMOUS` for all requests; else one with the rights of `ANONYMOUS`, the
+        client's id and the limits.
         """
         return self._caller_of(client_id_of(headers)) if self._is_limited else ANONYMOUS
 

@@ -39,7 +39,7 @@ _DUST: Final = 1e-6
 
 
 def estimated_tokens(body_bytes: int, fields: Mapping[str, Any]) -> int:
-    """Estimate the tokens of a request: its prompt, by its size, and the longest answers that it allows.
+    """Estimate the tokens of a request: those of its prompt, by its size, and of the longest answers that it allows.
 
     `body_bytes`: size of the JSON body, of which `BYTES_PER_TOKEN` bytes count as one token. `fields`: its top-level
     fields. Answers without a limit count as 0, and so do images and sound in bodies above `LARGE_BODY_BYTES`;
@@ -125,7 +125,7 @@ class TokenBucket:
     def refill(self, now: float) -> None:
         """Add the units of the time since the last refill, at most up to `capacity`. Call before reading `level`.
 
-        A `now` before the last refill adds nothing.
+        `now`: monotonic seconds; a time before the last refill adds nothing.
         """
         if now > self.refilled_at:
             level = self.level + (now - self.refilled_at) * self.capacity / 60
@@ -133,7 +133,10 @@ class TokenBucket:
             self.refilled_at = now
 
     def resize(self, capacity: int, now: float) -> None:
-        """Refill the bucket, then change its capacity. `level`, even if negative, stays the same share of it."""
+        """Refill the bucket, then change its capacity. `level`, even if negative, stays the same share of the capacity.
+
+        `now`: monotonic seconds.
+        """
         self.refill(now)
         self.level *= capacity / self.capacity
         self.capacity = capacity
@@ -265,7 +268,9 @@ class RateLimits:
         """By client id; the client of the latest request is last."""
 
     def follow_keys(self, ring: KeyRing, now: float) -> None:
-        """Adopt the limits of a new table's keys. Call it for each table. Running requests stay counted.
+        """Adopt the limits of a new table's keys. Call this for each table. `now`: monotonic seconds.
+
+        Running requests stay counted.
 
         Usage of keys that vanished, or have no limits any more, is forgotten when their last request ends, and that of
         clients without a key as soon as keys are declared.
@@ -285,6 +290,8 @@ class RateLimits:
         self, caller: Caller, estimated_tokens: int, now: float, *, ending_requests: int = 0
     ) -> RateLimitEntry:
         """Count a request against the caller's limits, from before it waits in a queue until it ends.
+
+        `now`: monotonic seconds.
 
         The caller of this method must settle or release the returned entry when the request ends. `ending_requests`:
         number of the caller's running requests that this one replaces, which do not count for `concurrency`. A request
@@ -321,10 +328,10 @@ class RateLimits:
     def admit_read(self, caller: Caller, now: float, *, is_concurrent: bool = True) -> RateLimitEntry:
         """Count a request that only reads what the gateway or the controller knows, and runs no model.
 
-        It takes nothing of the requests and tokens per minute. A key with `requests_per_minute` may make
-        `READS_PER_MINUTE` reads besides, or as many as that limit, if that is more. `is_concurrent` False: the read is
-        about a running request, so it neither counts for `concurrency` nor is refused for it. The caller of this method
-        must release the returned entry when the read ends.
+        The read takes nothing of the requests and tokens per minute. `now`: monotonic seconds. A key with
+        `requests_per_minute` may make `READS_PER_MINUTE` reads besides, or as many as that limit, if that is more.
+        `is_concurrent` False: the read is about a running request, so it neither counts for `concurrency` nor is
+        refused for it. The caller of this method must release the returned entry when the read ends.
 
         Raises:
             RoundhouseError: `rate_limit_exceeded`, and nothing is counted; `retry_after_s` as for `admit_request`.
@@ -349,7 +356,7 @@ class RateLimits:
     def header_lines(self, caller: Caller, now: float) -> bytes:
         """Return the headers of `response_headers` as lines of an HTTP/1.1 header section, each with CRLF.
 
-        Empty for a caller without limits per minute.
+        Empty for a caller without limits per minute. `now`: monotonic seconds.
         """
         if not caller.is_limited:
             return b""
@@ -363,8 +370,8 @@ class RateLimits:
     def response_headers(self, caller: Caller, now: float) -> list[tuple[bytes, bytes]]:
         """Return the caller's `x-ratelimit-limit-*`, `-remaining-*` and `-reset-*` headers; empty without such limits.
 
-        There are three each for requests and tokens per minute. `remaining` is rounded down and at least 0; `reset` is
-        the time until the limit is wholly free, as `duration_text`.
+        There are three each for requests and tokens per minute. `now`: monotonic seconds. `remaining` is rounded down
+        and at least 0; `reset` is the time until the limit is wholly free, as `duration_text`.
         """
         if not caller.is_limited:
             return []

@@ -89,13 +89,13 @@ class EngineListener(Protocol):
     def engine_head(self, status: int, headers: Headers) -> None:
         """Take status, 200 to 599, and headers of the final answer; informational answers (1xx) are skipped.
 
-        Header names are in lower case, in the order of the answer, and may repeat.
+        Header names are in lower case, in the order of the answer, and may repeat. Must not block.
         """
 
     def engine_data(self, data: bytes) -> None:
         """Take the next bytes of the body, never empty, without the framing of chunks.
 
-        All bytes of one read from the socket come in one call.
+        All bytes of one read from the socket come in one call. Must not block.
         """
 
     def engine_end(self) -> None:
@@ -296,7 +296,7 @@ class EngineConnection(asyncio.Protocol):
     def abort(self) -> None:
         """Close the connection at once, and discard unsent bytes: a clean close could wait for the peer forever.
 
-        A request that it carries fails in a later turn of the event loop (`EngineListener.engine_failed`).
+        A request that the connection carries fails in a later turn of the event loop (`EngineListener.engine_failed`).
         """
         self._is_lost = True
         self._unsent_parts.clear()

@@ -24,8 +24,8 @@ class Pooled(Protocol):
     def abort(self) -> None:
         """Close the connection at once, without waiting for the peer; unsent bytes are lost.
 
-        The connection calls `ConnectionPool.remove_connection` in a later turn of the event loop. A request that it
-        carries fails then, which its listener is told.
+        The connection calls `ConnectionPool.remove_connection` in a later turn of the event loop. A request that the
+        connection carries fails then, and its listener is told.
         """
 
     def drop(self) -> None:

@@ -18,7 +18,7 @@ says, then reads the code beside it: the docstring is right, or missed something
 them may be missed. The campaign writes the table with empty cells; run again on the same commit, it keeps what was
 filled in and counts.
 """
-PROGRAMS: Final = ("common", "controller", "gateway", "retrieval", "worker")
+PROGRAMS: Final = ("common", "controller", "gateway", "retrieval", "transfers", "worker")
 DRAWN: Final = 20
 MOST_MISSED: Final = 1
 READINGS: Final = "Readings"

@@ -22,6 +22,7 @@ IMAGE_LOCKS: Final[Mapping[str, tuple[str, ...]]] = {
         "images/worker/ct2.txt",
         "images/worker/onnx.txt",
         "images/worker/litert-lm.txt",
+        "images/worker/mcp.txt",
     ),
 }
 """What the default build of an image installs."""

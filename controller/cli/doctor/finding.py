@@ -40,10 +40,12 @@ class CheckResult:
 
 
 def fault(message: str, remedy: str) -> Finding:
-    """Return a finding of severity `fault`."""
+    """Return a finding of severity `fault`. `message`: what is wrong, with the subject. `remedy`: what to do about
+    that."""
     return Finding("fault", message, remedy)
 
 
 def warning(message: str, remedy: str) -> Finding:
-    """Return a finding of severity `warning`."""
+    """Return a finding of severity `warning`. `message`: what is wrong, with the subject. `remedy`: what to do about
+    that."""
     return Finding("warning", message, remedy)

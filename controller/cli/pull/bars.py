@@ -20,13 +20,14 @@ _TOTAL: Final = "all files"
 
 
 class LineView:
-    """Prints a line for each new state, reason to wait, and tenth of the bytes."""
+    """Shows a download on stderr: a line for each new state, reason to wait, and tenth of the bytes."""
 
     def __init__(self) -> None:
         self._told: tuple[str, str | None, int] | None = None
 
     def show_download(self, download: Download) -> None:
-        """Show a download as it is now."""
+        """Print a line with the download's state and progress to stderr, unless its state, its reason to wait and the
+        tenth of its bytes are those of the last call. A line that cannot be written is dropped."""
         percent = 100 * download.done_bytes // download.total_bytes if download.total_bytes else 0
         shown = (download.state, download.waiting, percent // STEP_PERCENT)
         if shown != self._told:
@@ -35,14 +36,14 @@ class LineView:
 
 
 class BarView:
-    """Moves a bar for each file, and one for all of them where there are several."""
+    """Shows a download by bars: one for each file, and one for all of them where there are several."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._tasks: dict[str, TaskID] = {}
 
     def show_download(self, download: Download) -> None:
-        """Show a download as it is now."""
+        """Move the bars to where the download is now; a file that is seen for the first time gets a bar of its own."""
         files = download.files if len(download.files) > 1 else []
         for file in files:
             self._move(file.path.rpartition("/")[2], file.done_bytes, file.size, "")
@@ -60,7 +61,8 @@ class BarView:
 
 @contextmanager
 def open_view() -> Iterator[LineView | BarView]:
-    """Show a download within the block: with bars, if stderr is a terminal."""
+    """Yield a view whose `show_download` shows a download on stderr within the block: with bars if stderr is a
+    terminal, else with a line now and then."""
     if not sys.stderr.isatty():
         yield LineView()
         return

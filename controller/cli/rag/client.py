@@ -74,8 +74,11 @@ class RagClient:
 
     async def add_file(self, path: Path, document_id: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
         """Send a file, and return the document as it was accepted, as `/v1/documents` answers it. It is searchable
-        later, when `get_document` has the status `ready`. A document with this id is replaced. Raises OSError where the
-        file cannot be opened."""
+        later, when `get_document` has the status `ready`. A document with this id is replaced.
+
+        Raises OSError where the file cannot be opened, RefusedError where the gateway refuses, and CommandError where
+        it does not answer, or not as a gateway does.
+        """
         with path.open("rb") as content:
             form = aiohttp.FormData()
             form.add_field("file", content, filename=path.name)
@@ -87,8 +90,12 @@ class RagClient:
         self, fields: Mapping[str, str], media_type: str | None, content: AsyncIterator[bytes]
     ) -> dict[str, Any]:
         """Send a document, and return it as it was accepted, as `/v1/documents` answers it; it is searchable later. A
-        document with the same id is replaced. `fields`: of the form, beside the file, such as `id`, `filename` and (as
-        JSON text) `metadata`. `media_type`: of the content; None: not said."""
+        document with the same id is replaced.
+
+        `fields`: of the form, beside the file: `id`, `filename`, `metadata` (as JSON text) and others that the route
+        takes. `media_type`: of the content; None: not said. Raises RefusedError where the gateway refuses, and
+        CommandError where it does not answer, or not as a gateway does.
+        """
         form = aiohttp.FormData()
         # Named by a field of the form, because not every name survives in the header of a file.
         form.add_field("file", content, filename="", content_type=media_type or "application/octet-stream")
@@ -98,28 +105,33 @@ class RagClient:
 
     async def read_tenant(self) -> str:
         """Ask the gateway for which tenant this client asks, and return its name, as the gateway writes it in a header
-        (`?` for what a header cannot carry); empty where the answer names none."""
+        (`?` for what a header cannot carry); empty where the answer names none. Raises RefusedError where the
+        gateway refuses, and CommandError where it does not answer."""
         async with self._open("GET", "/v1/documents", params={"limit": "1"}) as answer:
             return answer.headers.get(_TENANT_HEADER, "")
 
     async def read_content(self, document_id: str) -> AsyncGenerator[bytes, None]:
         """Yield the parts of the original (the file as it was sent) of a document's newest version. Close the generator
-        (`aclosing`) if it is not read to its end. Raises RefusedError (`document_not_found`) where the tenant has no
-        such document."""
+        (`aclosing`) if it is not read to its end. Raises RefusedError where the gateway refuses
+        (`document_not_found`: the tenant has no such document), and CommandError where it does not answer or the
+        connection breaks."""
         path = f"/v1/documents/{quote(document_id, safe='')}/content"
         async with self._open("GET", path) as answer:
             async for part in answer.content.iter_chunked(_PART):
                 yield part
 
     async def get_document(self, document_id: str) -> dict[str, Any]:
-        """Return the document with this id, as `/v1/documents/{id}` answers it. Raises CommandError (FAILED) where the
-        tenant has none."""
+        """Return the document with this id, as `/v1/documents/{id}` answers it. Raises RefusedError where the gateway
+        refuses (`document_not_found`: the tenant has none), and CommandError where it does not answer, or not as a
+        gateway does."""
         return await self._ask("GET", f"/v1/documents/{quote(document_id, safe='')}")
 
     async def list_documents(self) -> AsyncIterator[dict[str, Any]]:
         """Yield all documents of the tenant, the oldest first, and end. Asks for 100 at a time, as they are consumed.
-        Raises RefusedError (`invalid_request`) where the last document of a page is deleted before the next page is
-        asked for."""
+
+        Raises RefusedError where the gateway refuses (`invalid_request`: the last document of a page was deleted before
+        the next page was asked for), and CommandError where it does not answer, or not as a gateway does.
+        """
         after: dict[str, str] = {}
         while True:
             page = await self._ask("GET", "/v1/documents", params={"limit": str(PAGE), "order": "asc", **after})
@@ -130,8 +142,9 @@ class RagClient:
             after = {"after": page["last_id"]}
 
     async def list_chunks(self, document_id: str) -> AsyncIterator[dict[str, Any]]:
-        """Yield the chunks of a document's searchable version, in their order, and end. Raises CommandError (FAILED)
-        with the first chunk where the tenant has no such document."""
+        """Yield the chunks of a document's searchable version, in their order, and end. Raises RefusedError where the
+        gateway refuses (`document_not_found`, with the first chunk: the tenant has no such document), and
+        CommandError where it does not answer, or not as a gateway does."""
         path = f"/v1/documents/{quote(document_id, safe='')}/chunks"
         after: dict[str, str] = {}
         while True:
@@ -143,22 +156,26 @@ class RagClient:
             after = {"after": str(page["data"][-1]["index"])}
 
     async def delete_document(self, document_id: str) -> None:
-        """Delete the document with this id: no search finds it when this returns. Raises CommandError (FAILED) where
-        the tenant has none."""
+        """Delete the document with this id: no search finds it when this returns. Raises RefusedError where the gateway
+        refuses (`document_not_found`: the tenant has none), and CommandError where it does not answer, or not as a
+        gateway does."""
         await self._ask("DELETE", f"/v1/documents/{quote(document_id, safe='')}")
 
     async def search(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answer of `/v1/search`, whose `data` is the list of hits, best first. `request`: the body, as
-        JSON."""
+        JSON. Raises RefusedError where the gateway refuses, and CommandError where it does not answer, or not as a
+        gateway does."""
         return await self._ask("POST", "/v1/search", json=request)
 
     async def get_status(self) -> dict[str, Any]:
-        """Return the answer of `/v1/retrieval`: the state of retrieval. Needs a key with the scope `admin`."""
+        """Return the answer of `/v1/retrieval`: the state of retrieval. Needs a key with the scope `admin`. Raises
+        RefusedError where the gateway refuses, and CommandError where it does not answer, or not as a gateway does."""
         return await self._ask("GET", "/v1/retrieval")
 
     async def start_reindex(self) -> dict[str, Any]:
         """Start a reindex in the background, and return the state of retrieval as it began. Needs a key with the scope
-        `admin`."""
+        `admin`. Raises RefusedError where the gateway refuses, and CommandError where it does not answer, or not as
+        a gateway does."""
         return await self._ask("POST", "/v1/retrieval/reindex")
 
     async def _ask(self, method: str, path: str, **options: Any) -> dict[str, Any]:

@@ -212,8 +212,8 @@ def reindex(gateway: Gateway = None, as_json: Json = False) -> int:
 
 def parse_attributes(texts: Sequence[str]) -> dict[str, Any]:
     """Return the attributes that texts of the form `KEY=VALUE` name. A value that is a finite number as JSON writes it,
-    with at most 18 digits before the point, becomes a number; `true` and `false` become booleans; every other value is
-    a string, such as `0123`. If a key repeats, its last value counts. Raises CommandError (USAGE) for a text without
+    with at most 18 digits before the point, becomes a number; `true` and `false` become booleans; every other value
+    is a string, also `0123`. If a key repeats, its last value counts. Raises CommandError (USAGE) for a text without
     `=` or without a key."""
     attributes: dict[str, Any] = {}
     for text in texts:

@@ -80,7 +80,8 @@ def parse_questions(lines: Iterable[str], source: str) -> list[Question]:
 
 async def find_unknown_documents(client: RagClient, questions: Sequence[Question]) -> list[str]:
     """Return the ids, sorted, of relevant documents that the tenant does not have, so that no search can find them.
-    Reads the whole list of the tenant's documents. Raises the errors of `RagClient`."""
+    Reads the whole list of the tenant's documents. Raises RefusedError where the gateway refuses, and CommandError
+    where it does not answer, or not as a gateway does."""
     wanted = {document for question in questions for document, grade in question.grades.items() if grade > 0}
     async for document in client.list_documents():
         wanted.discard(document["id"])

@@ -246,8 +246,8 @@ class ExportReader:
         self._file.close()
 
     def read_documents(self) -> Iterator[ExportedDocument]:
-        """Yield the documents, in the order of the file. Raises ExportError for a line that is none, and OSError where
-        the file cannot be read."""
+        """Yield the documents, in the order of the file. Raises ExportError for a line that is no document, and OSError
+        where the file cannot be read."""
         assert self._documents is not None
         with self.path.open("rb") as file:
             file.seek(self._documents.offset)
@@ -270,8 +270,8 @@ class ExportReader:
 
     async def read_original(self, sha256: str) -> AsyncIterator[bytes]:
         """Yield the parts of the content of an original. Check it before with `is_original_whole`, since the content is
-        not compared here; one that the file does not have raises KeyError. Several may be read at the same time. Raises
-        OSError."""
+        not compared here; one that the file does not have raises KeyError. Several may be read at the same time.
+        Raises OSError where the file cannot be read."""
         place = self._places[bytes.fromhex(sha256)]
         at, end = place.offset, place.offset + place.size
         while at < end:

@@ -30,9 +30,12 @@ Tenant: TypeAlias = Annotated[
 
 
 def ask_gateway(gateway: str | None, tenant: str | None, work: Callable[[RagClient], Awaitable[Result]]) -> Result:
-    """Return what `work` returns, called with a client of the gateway. `gateway`: its address; None: that of
-    `roundhouse up`, whose certificate is then not checked. `tenant`: see `RagClient`; None: the usual one. Blocks; no
-    event loop may run in this thread. Raises what `work` raises, and CommandError where a setting is wrong."""
+    """Return what `work` returns, called with a client of the gateway. Blocks; no event loop may run in this thread.
+
+    `gateway`: its address; None: that of `roundhouse up`, whose certificate is then not checked. `tenant`: whose
+    documents, while the gateway has no keys; None: the tenant `roundhouse` (`USUAL_TENANT`). Raises what `work` raises,
+    and CommandError where a setting is wrong.
+    """
     from controller.cli.rag.client import RagClient
 
     async def run() -> Result:

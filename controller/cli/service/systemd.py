@@ -69,28 +69,32 @@ class Systemd:
         return (Path("/etc") if self.is_system else config_folder(os.environ)) / "roundhouse" / f"{name}.env"
 
     def is_active(self, unit: str) -> bool:
-        """Return whether the unit runs, starts, reloads or stops; False for an unknown unit. Raises CommandError where
-        the manager does not answer."""
+        """Return whether the unit runs, starts, reloads or stops; False for an unknown unit. Blocks. Raises
+        CommandError where `systemctl` is missing, fails, or takes longer than 5 minutes."""
         done = self._systemctl("show", "--property=ActiveState", "--value", unit)
         return done.strip() in ("active", "activating", "reloading", "deactivating")
 
     def reload(self) -> None:
-        """Make the manager read its unit files again. Raises CommandError where `systemctl` fails."""
+        """Make the manager read its unit files again. Blocks. Raises CommandError where `systemctl` is missing, fails,
+        or takes longer than 5 minutes."""
         self._systemctl("daemon-reload")
 
     def enable(self, unit: str) -> None:
         """Start the unit now, unless it runs, and from now on with the machine or, for a user's manager, at the user's
-        login. Raises CommandError where `systemctl` fails, as for a unit that does not start."""
+        login. Blocks until it has started. Raises CommandError where `systemctl` is missing, fails (also where the
+        unit does not start), or takes longer than 5 minutes."""
         self._systemctl("enable", "--now", unit)
 
     def restart(self, unit: str) -> None:
-        """Restart the unit, or start it if it does not run. Returns when it has started. Call `reload` first if its
-        unit file has changed. Raises CommandError where `systemctl` fails, as for a unit that does not start."""
+        """Restart the unit, or start it if it does not run. Call `reload` first if its unit file has changed. Blocks
+        until it has started. Raises CommandError where `systemctl` is missing, fails (also where the unit does not
+        start), or takes longer than 5 minutes."""
         self._systemctl("restart", unit)
 
     def disable(self, unit: str) -> None:
-        """Stop the unit, wait for its end, and do not start it with the machine or a login any more. Raises
-        CommandError where `systemctl` fails, as for an unknown unit, or takes longer than `ANSWER_S`."""
+        """Stop the unit, and do not start it with the machine or a login any more. Blocks until it has ended. Raises
+        CommandError where `systemctl` is missing, fails (also for an unknown unit), or takes longer than 5 minutes,
+        in which case the unit may still end."""
         self._systemctl("disable", "--now", unit)
 
     def _systemctl(self, *arguments: str) -> str:

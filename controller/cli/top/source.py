@@ -45,9 +45,13 @@ class TopSource:
         return self._last is not None
 
     async def read_view(self) -> TopView:
-        """Read everything that one view shows. Token rates, in tokens per second, are averages since the last call of
-        this method or `read_first_counters`. They are None if there was no such call, or if this call or the last one
-        could not read the gateway's metrics, which raises nothing. Raises the errors of `AdminClient`."""
+        """Read everything that one view shows.
+
+        Token rates, in tokens per second, are averages since the last call of this method or `read_first_counters`.
+        They are None if there was no such call, or if this call or the last one could not read the gateway's metrics,
+        which raises nothing. Raises NoControllerError if no controller answers, RequestRefusedError if it refuses, and
+        CommandError for any other failure.
+        """
         models, memory, sample = await asyncio.gather(
             self._client.list_models(), self._client.get_gpu_memory(), self._sample()
         )

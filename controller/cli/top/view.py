@@ -35,7 +35,8 @@ class TopView:
         return [self._row(model) for model in sorted(self.listing.models, key=_busiest_first)]
 
     def trouble_lines(self) -> list[str]:
-        """Return warnings that show before the table, such as a paused controller. Empty where all is well."""
+        """Return warnings to show before the table: the controller is paused, cannot observe what runs, or the files
+        have problems. Empty where all is well."""
         return list(warning_lines(self.listing))
 
     def note_lines(self) -> list[str]:

@@ -17,6 +17,7 @@ from controller.cli.admin_client import AdminClient
 from controller.cli.exit_codes import CommandError
 from controller.cli.up.announce import Announcer
 from controller.schema.status import ControllerStatus, ModelState
+from controller.schema.tools import REPLICA_PREFIX
 
 FIRST_POLL_S: Final = 0.2
 """Seconds between the first two requests for the status."""
@@ -71,6 +72,7 @@ class FirstModelWatcher:
         except CommandError:
             return False  # the controller is starting or restarting; the supervisor reports that
         self._print_failures(status)
+        status = without_servers(status)
         if not any(model.state is ModelState.LOADED for model in status.models):
             self._print_empty(status)
             return False
@@ -118,6 +120,12 @@ class FirstModelWatcher:
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError):
             return None
         return choose_first_model(models)
+
+
+def without_servers(status: ControllerStatus) -> ControllerStatus:
+    """Return the status without the MCP servers that the controller runs, which no request can name as a model."""
+    models = [model for model in status.models if not model.name.startswith(REPLICA_PREFIX)]
+    return status.model_copy(update={"models": models})
 
 
 def choose_first_model(models: Sequence[Mapping[str, Any]]) -> tuple[str, str] | None:

@@ -15,7 +15,8 @@ from controller.settings import ControllerSettings
 
 @dataclass(frozen=True, slots=True)
 class SideProgram:
-    """A program that the others go on without. Its name is its Python package and its extra, too."""
+    """A program without which the others go on. Its `name` is also that of its Python package, and of the extra that
+    installs what it needs."""
 
     name: str
     packages: tuple[str, ...]
@@ -45,7 +46,8 @@ def program_socket(settings: ControllerSettings, name: str) -> Path:
 
 
 def drop_programs_without_packages(settings: ControllerSettings, announcer: Announcer) -> ControllerSettings:
-    """Return the settings without the programs whose packages are not installed, with a note for each."""
+    """Return the settings without the programs whose packages are not installed. `announcer` prints a note for each,
+    which says what to install."""
     for program in SIDE_PROGRAMS:
         if program.is_wanted(settings) and any(find_spec(name) is None for name in program.packages):
             announcer.print_note(

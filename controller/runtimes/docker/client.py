@@ -79,8 +79,7 @@ class Daemon:
 
         Raises RuntimeUnavailableError if the daemon does not answer in time, and its subclasses RuntimeGoneError if
         nothing listens at its address and DaemonRefusedError if the daemon answers with an error. Other errors of
-        `work`, such as StartError, are raised as they are. On a timeout or if the caller is cancelled, `work` goes on
-        in its thread.
+        `work` are raised as they are. On a timeout or if the caller is cancelled, `work` goes on in its thread.
         """
         try:
             async with asyncio.timeout(2 * self._timeout_s):
@@ -91,7 +90,9 @@ class Daemon:
 
     def run(self, work: Callable[[docker.APIClient], T]) -> T:
         """Run `work` with the client in the calling thread, without the time limit of `call` and outside its threads.
-        Blocks. Raises the same errors as `call`."""
+        Blocks. Raises RuntimeUnavailableError if the daemon does not answer, and its subclasses RuntimeGoneError if
+        nothing listens at its address and DaemonRefusedError if the daemon answers with an error. Other errors of
+        `work` are raised as they are."""
         try:
             return work(self._get_client())
         except APIError as error:

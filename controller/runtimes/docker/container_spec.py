@@ -27,6 +27,7 @@ CACHE: Final = PurePosixPath("/cache")
 """Path at which engines see the cache volume, with one folder per user."""
 PIDS_LIMIT: Final = 4096
 """Processes and threads that one engine may have. vLLM on many cores has some hundreds."""
+TMP: Final = PurePosixPath("/tmp")  # noqa: S108 - the container's own
 TMP_BYTES: Final = 2**30
 """Size of an engine's `/tmp`, which is in memory."""
 
@@ -167,7 +168,8 @@ def cache_folder_archive(uid: int, gid: int) -> bytes:
 def _environment(
     request: StartRequest, launch: Launch, identity: UserIdentity, gpu_env: Mapping[str, str]
 ) -> list[str]:
-    home = str(cache_dir(identity))
+    # An engine without the cache volume has no other folder to write to.
+    home = str(cache_dir(identity)) if launch.mounts is None else str(TMP)
     env = {
         "HOME": home,
         "XDG_CACHE_HOME": home,
@@ -195,8 +197,8 @@ def _host_config(request: StartRequest, launch: Launch, identity: UserIdentity, 
         **hardened_host_config(identity.cap_add),
         "PidsLimit": PIDS_LIMIT,
         "NetworkMode": host.network,
-        "Mounts": [*_models_mounts(host), _cache_mount(host)],
-        "Tmpfs": {"/tmp": f"rw,nosuid,nodev,exec,mode=1777,size={TMP_BYTES}"},  # noqa: S108 - the container's own
+        "Mounts": [*_models_mounts(host), _cache_mount(host)] if launch.mounts is None else _own_mounts(launch.mounts),
+        "Tmpfs": {str(TMP): f"rw,nosuid,nodev,exec,mode=1777,size={TMP_BYTES}"},
         "LogConfig": bounded_log(host.log_mib),
     }
     if host.publishes_ports:
@@ -220,6 +222,12 @@ def _models_mounts(host: HostContext) -> list[dict[str, Any]]:
         for mount, target in zip(host.models, models_targets(len(host.models)), strict=True)
         if mount is not None
     ]
+
+
+def _own_mounts(mounts: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the mounts of folders that a launch names, as `HOST:CONTAINER` or `HOST:CONTAINER:rw`."""
+    parts = [mount.split(":") for mount in mounts]
+    return [{"Type": "bind", "Source": part[0], "Target": part[1], "ReadOnly": part[2:] != ["rw"]} for part in parts]
 
 
 def _cache_mount(host: HostContext) -> dict[str, Any]:

@@ -32,8 +32,8 @@ def labels_of(container: Inspected) -> Mapping[str, str]:
 
 
 def own_containers(client: docker.APIClient, instance: str) -> list[Inspected]:
-    """Return the inspection of every container of this instance, in any state, including helpers such as the GPU
-    probe. Containers that are removed meanwhile are left out."""
+    """Return the inspection of every container of this instance, in any state, including helpers (the GPU probe is
+    one). Containers that are removed meanwhile are left out. Blocks. Raises the errors of docker-py and requests."""
     containers: list[Inspected] = []
     for row in client.containers(all=True, filters={"label": own_filter(instance)}):
         with suppress(NotFound):  # removed since it was listed
@@ -43,7 +43,8 @@ def own_containers(client: docker.APIClient, instance: str) -> list[Inspected]:
 
 def find_replica(client: docker.APIClient, instance: str, name: str) -> Inspected | None:
     """Return the inspection of the replica's container of this name (or id). None if there is none, or if the container
-    is no replica of this instance or has labels that cannot be read, of which a warning is logged."""
+    is no replica of this instance or has labels that cannot be read, of which a warning is logged. Blocks. Raises
+    the errors of docker-py and requests."""
     container = inspect_container(client, name)
     if container is None:
         return None
@@ -55,7 +56,7 @@ def find_replica(client: docker.APIClient, instance: str, name: str) -> Inspecte
 
 def inspect_container(client: docker.APIClient, name: str) -> Inspected | None:
     """Return the inspection of a container, of any instance, by its name or id (also the beginning of an id); None if
-    there is none."""
+    there is none. Blocks. Raises the errors of docker-py and requests."""
     try:
         container: Inspected = client.inspect_container(name)
     except NotFound:
@@ -76,19 +77,22 @@ def is_own_replica(container: Inspected, instance: str) -> bool:
 
 
 def create_container(client: docker.APIClient, name: str, config: Mapping[str, Any]) -> str:
-    """Create a container, without starting it, and return its id. Raises APIError, with status 409 if the name is
-    taken."""
+    """Create a container, without starting it, and return its id. Blocks. Raises the errors of docker-py and requests:
+    APIError with status 409 if the name is taken."""
     response: Mapping[str, Any] = client.create_container_from_config(dict(config), name)  # type: ignore[no-untyped-call]
     return str(response["Id"])
 
 
-def start_replica(client: docker.APIClient, instance: str, name: str, config: Mapping[str, Any]) -> None:
+def start_replica(
+    client: docker.APIClient, instance: str, name: str, config: Mapping[str, Any], further_network: str | None = None
+) -> None:
     """Create and start a replica's container. One that was already created is only started; one that was already
-    started is left as it is.
+    started is left as it is. Blocks.
 
-    `config` is that of `container_config`. Raises StartError if the daemon refuses to create or start it, or if the
+    `config` is that of `container_config`. `further_network` names a network that the container joins besides that of
+    `config`; None: none. Raises StartError if the daemon refuses to create or start it, or if the
     name is taken by a container that is no replica of this instance. A container whose start the daemon refused is
-    removed again.
+    removed again. Raises the other errors of docker-py and requests as they are.
     """
     container = _create_or_find(client, instance, name, config)
     if phase_of(container) is not Phase.CREATED:
@@ -96,7 +100,10 @@ def start_replica(client: docker.APIClient, instance: str, name: str, config: Ma
     container_id = str(container["Id"])
     uid, _, gid = str(container["Config"]["User"]).partition(":")
     try:
-        _make_cache_folder(client, container_id, int(uid), int(gid or uid))
+        if any(mount["Target"] == str(CACHE) for mount in config["HostConfig"]["Mounts"]):
+            _make_cache_folder(client, container_id, int(uid), int(gid or uid))
+        if further_network is not None and further_network not in container["NetworkSettings"]["Networks"]:
+            client.connect_container_to_network(container_id, further_network)
         client.start(container_id)
     except APIError as error:
         refused_error = refused_error_of(error)
@@ -141,7 +148,8 @@ def _find_by_name(client: docker.APIClient, instance: str, name: str, message: s
 
 def remove_container(client: docker.APIClient, container_id: str) -> None:
     """Remove a container that has ended or was never started, with its anonymous volumes and its log. Does nothing if
-    the container is gone or is being removed already. Raises APIError (status 409) if it still runs.
+    the container is gone or is being removed already. Blocks. Raises the errors of docker-py and requests: APIError
+    with status 409 if it still runs.
 
     Does not check whose container it is: the caller must have found it by `find_replica` or `own_containers`.
     """

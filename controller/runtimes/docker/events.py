@@ -53,7 +53,7 @@ class EventWatch:
         """Start the thread, and yield after events, one wakeup for one or more of them, until `close` is called.
 
         Also yield when the connection to the daemon was made, was lost or could not be made, since events may have been
-        missed. Such failures raise nothing: the thread connects again, after `MAX_BACKOFF_S` seconds at most. Call it
+        missed. Such failures raise nothing: the thread connects again, after 15 s (`MAX_BACKOFF_S`) at most. Call it
         once, since a thread cannot be started twice (RuntimeError). Closing the iterator calls `close`.
         """
         self._thread.start()
@@ -67,8 +67,8 @@ class EventWatch:
             await self.close()
 
     async def close(self) -> None:
-        """End the thread and the iteration of `watch_wakeups`. Waits for the thread, `JOIN_S` seconds at most; it may
-        end later. May be called repeatedly."""
+        """End the thread and the iteration of `watch_wakeups`. Waits for the thread, 5 s (`JOIN_S`) at most; it may end
+        later. May be called repeatedly."""
         with self._lock:
             self._stopped.set()
             stream = self._stream

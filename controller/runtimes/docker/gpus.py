@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 class GpuProbe:
     """Reads the host's GPUs: keeps a probe container running, named `rh-<instance>-gpu-probe`, which prints a reading
-    every `INTERVAL_S` seconds, and reads the last line of its log.
+    every 2 s (`INTERVAL_S`), and reads the last line of its log.
 
     The container starts at the first `read_gpus`, which first removes one that an earlier controller left, and runs
     until `close`.
@@ -95,10 +95,10 @@ class GpuProbe:
         """Return the host's GPUs as the probe last printed them. Empty: there are none, or none could be read so far.
         None: some were read before, and none can be read now.
 
-        Starts the probe container if it does not run, unless it failed a short time ago, and waits up to
-        `FIRST_READING_S` seconds for its first reading. A probe that fails or hangs is removed and raises nothing:
-        `reason` says why. Raises RuntimeUnavailableError if the daemon does not answer or refuses. Concurrent calls run
-        one after another.
+        Starts the probe container if it does not run, unless it failed a short time ago, and waits up to 5 s
+        (`FIRST_READING_S`) for its first reading. A probe that fails or hangs is removed and raises nothing: `reason`
+        says why. Raises RuntimeUnavailableError if the daemon does not answer or refuses. Concurrent calls run one
+        after another.
         """
         async with self._lock:
             if not self._is_begun:

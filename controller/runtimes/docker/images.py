@@ -23,14 +23,15 @@ BUILT_HERE = "roundhouse/"
 
 def image_id(client: docker.APIClient, image: str) -> str | None:
     """Return the id (`sha256:...`) of the local image that a reference names now; None if there is none. Asks no
-    registry."""
+    registry. Blocks. Raises the errors of docker-py and requests."""
     details = _inspect(client, image)
     return None if details is None else str(details["Id"])
 
 
 def image_environment(client: docker.APIClient, image: str) -> tuple[str, ...] | None:
     """Return the variables that a local image sets, as `KEY=value`; empty: it sets none. None: there is no such image
-    here, so that it must be pulled or built first. Asks no registry."""
+    here, so that it must be pulled or built first. Asks no registry. Blocks. Raises the errors of docker-py and
+    requests."""
     details = _inspect(client, image)
     return None if details is None else tuple((details.get("Config") or {}).get("Env") or ())
 
@@ -57,10 +58,11 @@ def build_command(image: str) -> str:
 
 
 def pull_image(client: docker.APIClient, image: str, stop_event: threading.Event) -> None:
-    """Pull an image, by default its tag `latest`. Returns when the image is there, however long that takes, or early
-    and without an error at the first progress message after `stop_event` was set.
+    """Pull an image, by default its tag `latest`. Blocks, and returns when the image is there, however long that takes,
+    or early and without an error at the first progress message after `stop_event` was set.
 
-    Raises StartError if the daemon or the registry refuses, also in the middle of the pull.
+    Raises StartError if the daemon or the registry refuses, also in the middle of the pull; errors of requests if the
+    daemon does not answer.
     """
     repository, tag = parse_repository_tag(image)
     try:

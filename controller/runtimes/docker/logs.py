@@ -35,7 +35,8 @@ _TIME: Final = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z) ")
 def read_log(client: docker.APIClient, container_id: str, records: int = READ_LINES) -> bytes:
     """Return the last `records` records of a container's output, stdout and stderr as one, without times. Blocks.
 
-    Empty if there are none, or if the daemon refuses, as for a container that is gone or being removed.
+    Empty if there are none, or if the daemon refuses, as for a container that is gone or being removed. Raises the
+    errors of requests if the daemon does not answer.
     """
     try:
         data: bytes = client.logs(container_id, stdout=True, stderr=True, stream=False, tail=records)
@@ -52,8 +53,9 @@ class ExitTails:
         self._tails: dict[tuple[str, str], str] = {}
 
     def read_tail(self, client: docker.APIClient, container: Mapping[str, Any]) -> str:
-        """Return the last `EXIT_LINES` lines of an ended container's log, as `plain_tail` returns them. Blocks the
-        first time. Empty if there are none or the daemon refuses, which is cached too."""
+        """Return the last 400 (`EXIT_LINES`) lines of an ended container's log, as `plain_tail` returns them. Blocks
+        the first time. Empty if there are none or the daemon refuses, which is cached too. Raises the errors of
+        requests if the daemon does not answer."""
         # The time of the end is part of the key, because somebody may start the container again by hand.
         key = (str(container["Id"]), str((container.get("State") or {}).get("FinishedAt")))
         if key not in self._tails:
@@ -153,9 +155,9 @@ def read_log_part(
     """Return the whole lines that a container wrote after `cursor`, each exactly once, oldest first. Blocks.
 
     With a `cursor` of None, or one that cannot be parsed, return the last `lines` lines. With a cursor, a part has at
-    most about `PART_BYTES` bytes, and `running` stays true until all was returned. If the daemon refuses, as for a
+    most about 256 KiB (`PART_BYTES`), and `running` stays true until all was returned. If the daemon refuses, as for a
     container that is being removed, nothing is raised: the part is then empty, or None if there is no cursor yet. Its
-    log is then among the kept ones (`read_ended_part`).
+    log is then among the kept ones (`read_ended_part`). Raises the errors of requests if the daemon does not answer.
     """
     log_cursor = DockerLogCursor.parse(cursor)
     has_ended = phase_of(container) is Phase.EXITED
@@ -194,10 +196,9 @@ def _fitting_records(records: Sequence[LogRecord], *, has_ended: bool, max_bytes
 
 def read_ended_part(ended_logs: EndedLogs, name: str, cursor: str | None, lines: int) -> LogPart | None:
     """Return what follows `cursor` in the kept log of a removed container, all of it in one part with `running` False.
-
     Without a cursor, or with one that cannot be parsed, return the last `lines` lines. If no log was kept, return an
-    empty part, or None without a cursor. `name` becomes a file name unchecked.
-    """
+    empty part, or None without a cursor. `name` becomes a file name unchecked. Blocks. Raises OSError if the kept
+    log cannot be read."""
     log_cursor, data = DockerLogCursor.parse(cursor), ended_logs.read_log(name)
     if data is None:
         return LogPart((), str(log_cursor), running=False) if log_cursor else None

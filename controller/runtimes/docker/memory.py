@@ -17,16 +17,18 @@ log = logging.getLogger(__name__)
 
 def pids_of(client: docker.APIClient, container_id: str) -> list[int]:
     """Return the ids of a container's processes in the host's PID namespace. Empty if the container does not run, or if
-    the daemon refuses for another reason."""
+    the daemon refuses for another reason. Blocks. Raises the errors of requests if the daemon does not answer."""
     return [pid for pid, _ in _list_processes(client, container_id)]
 
 
 def container_host_mib(client: docker.APIClient, container_id: str) -> int | None:
     """Return the MiB of main memory that a container holds, with mapped model files but without other file cache.
+    Blocks.
 
     None if the container does not run, or if the daemon does not report it; never 0. The value is that of the control
     group, which counts memory shared by its processes once. But it counts a file for whoever read it first, which may
-    be a process outside, so the result is at least the memory (RSS) of the largest process.
+    be a process outside, so the result is at least the memory (RSS) of the largest process. Raises the errors of
+    requests if the daemon does not answer.
     """
     largest_rss = max((rss for _, rss in _list_processes(client, container_id)), default=0)
     try:

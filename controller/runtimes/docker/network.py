@@ -1,4 +1,4 @@
-"""Creates and removes the Docker network that engines join. Blocking."""
+"""Creates and removes the Docker networks that engines join. Blocking."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ log = logging.getLogger(__name__)
 
 
 def ensure_network(client: docker.APIClient, name: str, instance: str, *, publishes_ports: bool) -> None:
-    """Create the network that engines join, unless it exists. Call it before each start, one call at a time.
+    """Create the network that engines join, unless it exists. Blocks. Call it before each start, one call at a time.
 
     A network created here lets nothing out: without address translation, answers to an engine's packets find no way
     back. It is not an internal network, since Docker publishes no ports on those. Of several networks of this name, the
     oldest is used, and others that this instance created are removed.
 
     Raises StartError if the network is missing and compose should have created it (`publishes_ports` is False), if the
-    daemon refuses to create it, or if it exists and is internal although ports must be published.
+    daemon refuses to create it, or if it exists and is internal although ports must be published. Raises the errors of
+    requests if the daemon does not answer.
     """
     networks = _find_networks(client, name)
     if not networks:
         if not publishes_ports:
             raise StartError(f"Docker network {name} is missing: `docker compose up` creates it")
-        _create_network(client, name, instance)
+        _create_network(client, name, instance, {"com.docker.network.bridge.enable_ip_masquerade": "false"})
         networks = _find_networks(client, name)
     # Two controllers at once may create two networks of one name, although the daemon was told to check, and then the
     # daemon starts nothing on either (seen on 20.10). All controllers keep the oldest.
@@ -47,10 +48,27 @@ def ensure_network(client: docker.APIClient, name: str, instance: str, *, publis
         )
 
 
-def remove_network(client: docker.APIClient, name: str, instance: str) -> None:
-    """Remove the network of engines if this instance created it and no container is on it.
+def egress_network(instance: str) -> str:
+    """Return the name of the network by which containers that may do so reach the world.
 
-    Otherwise do nothing. Does not raise if the daemon refuses, only if it does not answer.
+    It begins with a digit because a container on several networks has the default route of the one whose name sorts
+    first (Docker before 28 knows no other order), and the network of engines leads nowhere.
+    """
+    return f"0-rh-{instance}-egress"
+
+
+def ensure_egress_network(client: docker.APIClient, instance: str) -> None:
+    """Create the network of `egress_network`, unless it exists. Its members cannot reach each other. Call it before
+    each start of a container that needs it, one call at a time. Raises StartError if the daemon refuses."""
+    name = egress_network(instance)
+    if not _find_networks(client, name):
+        _create_network(client, name, instance, {"com.docker.network.bridge.enable_icc": "false"})
+
+
+def remove_network(client: docker.APIClient, name: str, instance: str) -> None:
+    """Remove a network of engines if this instance created it and no container is on it. Blocks.
+
+    Otherwise do nothing. Raises nothing if the daemon refuses, and the errors of requests if it does not answer.
     """
     try:
         for network in _find_networks(client, name):
@@ -67,11 +85,10 @@ def _find_networks(client: docker.APIClient, name: str) -> list[Mapping[str, Any
     return sorted((each for each in networks if each["Name"] == name), key=lambda each: (each["Created"], each["Id"]))
 
 
-def _create_network(client: docker.APIClient, name: str, instance: str) -> None:
-    options = {"com.docker.network.bridge.enable_ip_masquerade": "false"}
+def _create_network(client: docker.APIClient, name: str, instance: str, options: Mapping[str, str]) -> None:
     labels = own_labels(instance, NETWORK_ROLE)
     try:
-        client.create_network(name, driver="bridge", options=options, labels=labels, check_duplicate=True)
+        client.create_network(name, driver="bridge", options=dict(options), labels=labels, check_duplicate=True)
     except APIError as error:
         if error.status_code != 409:  # another controller was first
             raise start_error(refused_error_of(error).message, None) from error

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -52,7 +53,7 @@ from controller.runtimes.docker.labels import REPLICA_ROLE, ROLE, UnreadableLabe
 from controller.runtimes.docker.loader_variables import find_loader_problem
 from controller.runtimes.docker.logs import ExitTails, read_ended_part, read_log, read_log_part
 from controller.runtimes.docker.memory import container_host_mib, pids_of
-from controller.runtimes.docker.network import ensure_network, remove_network
+from controller.runtimes.docker.network import egress_network, ensure_egress_network, ensure_network, remove_network
 from controller.runtimes.docker.self_inspect import DockerSetupError, Surroundings, inspect_surroundings
 from controller.runtimes.docker.stop import stop_container
 from controller.runtimes.docker.user import UNPRIVILEGED, UserIdentity, choose_identity, entries_to_read
@@ -185,7 +186,7 @@ class DockerRuntime:
 
     async def list_replicas(self) -> list[SeenReplica]:
         """Return every replica of this instance, in any phase. Containers with unreadable labels are left out, with one
-        warning each in the log."""
+        warning each in the log. Raises RuntimeUnavailableError if the daemon does not answer."""
         publishes_ports = (await self.get_surroundings()).publishes_ports
 
         def look(client: docker.APIClient) -> list[tuple[Inspected, str]]:
@@ -212,14 +213,17 @@ class DockerRuntime:
 
     async def read_log_tail(self, name: str, lines: int = 50) -> str:
         """Return the engine's last `lines` log lines as one text, also those of a removed replica; empty if there are
-        none. `name` must be a replica name (`is_replica_name`): it becomes a file name unchecked."""
+        none. `name` must be a replica name (`is_replica_name`): it becomes a file name unchecked. Raises
+        RuntimeUnavailableError if the daemon does not answer, OSError if a kept log cannot be read."""
 
         def read(client: docker.APIClient) -> bytes | None:
             container = find_replica(client, self._instance, name)
             return None if container is None else read_log(client, container["Id"], max(lines, 400))
 
         data = await self._read_daemon.call(read)
-        return plain_tail((self._ended_logs.read_log(name) or b"") if data is None else data, lines)
+        if data is None:
+            data = await asyncio.to_thread(self._ended_logs.read_log, name) or b""
+        return plain_tail(data, lines)
 
     async def list_ended_logs(self, model: str) -> builtins.list[str]:
         """Return the names of the model's removed replicas whose logs are kept, newest first; empty: there are none."""
@@ -227,8 +231,9 @@ class DockerRuntime:
 
     async def read_log_after(self, name: str, cursor: str | None, lines: int = 50) -> LogPart | None:
         """Return the whole lines that the engine wrote after `cursor` (None: its last `lines` lines), from its
-        container or, once that is removed, from its kept log. None: not a replica name of this instance, or no log is
-        known. See `controller.runtimes.base.Runtime.read_log_after`."""
+        container or, once that is removed, from its kept log. None: not a replica name of this instance, or no log
+        is known. Raises RuntimeUnavailableError if the daemon does not answer, OSError if a kept log cannot be read.
+        See `controller.runtimes.base.Runtime.read_log_after`."""
         if not is_replica_name(self._instance, name):
             return None
 
@@ -241,7 +246,8 @@ class DockerRuntime:
 
     async def render_replica(self, replica: SeenReplica, definition: Definition, image: str | None) -> Rendered | None:
         """Return what a running replica would be started with now. `image_id` is None if the image is missing. Returns
-        None if the definition yields no command line, or if a claimed GPU cannot be read."""
+        None if the definition yields no command line, or if a claimed GPU cannot be read. Raises
+        RuntimeUnavailableError if the daemon does not answer."""
         try:
             gpus = describe_claims(replica.claims, await self._claimed_gpus(replica.claims))
             launch, _ = await self._render_launch(replica.id.model, definition, image, gpus)
@@ -255,7 +261,8 @@ class DockerRuntime:
     async def read_gpus(self) -> tuple[Gpu, ...] | None:
         """Return the host's GPUs, read by NVIDIA's library or, if the library finds none and this controller runs in a
         container, by a probe container, which this call may start. Their processes name their replicas. Empty: there
-        are none, or none could be read so far. None: unknown, since they cannot be read now."""
+        are none, or none could be read so far. None: unknown, since they cannot be read now. Raises
+        RuntimeUnavailableError if the daemon does not answer."""
         return await self._owners.name_owners(await self._read_host_gpus())
 
     async def _read_host_gpus(self) -> tuple[Gpu, ...] | None:
@@ -279,10 +286,9 @@ class DockerRuntime:
         return await self._read_daemon.call(look)
 
     async def read_host_mib(self, name: str) -> int | None:
-        """Return the MiB of main memory that a replica's container holds, including mapped model files.
-
-        None if the container does not run, or if the daemon does not report it.
-        """
+        """Return the MiB of main memory that a replica's container holds, including mapped model files. None if the
+        container does not run, or if the daemon does not report it. Raises RuntimeUnavailableError if the daemon
+        does not answer."""
 
         def look(client: docker.APIClient) -> int | None:
             container = find_replica(client, self._instance, name)
@@ -363,7 +369,8 @@ class DockerRuntime:
         return None
 
     async def pull_image(self, image: str) -> None:
-        """Pull an image, without a time limit. Raises StartError with the registry's own reason.
+        """Pull an image, without a time limit. Raises StartError with the registry's own reason,
+        RuntimeUnavailableError if the daemon does not answer.
 
         If the call is cancelled or the runtime is closed, the pull ends at its next progress message; after `close`,
         this call may return without an error although the image is missing.
@@ -385,7 +392,8 @@ class DockerRuntime:
         happens if it was started before. Creates the network of engines if needed.
 
         Raises StartError if the definition yields no command line (permanent), if the image, the network or a claimed
-        GPU is missing, or if the daemon refuses; no container is left then.
+        GPU is missing, or if the daemon refuses; no container is left then. Raises RuntimeUnavailableError if the
+        daemon does not answer.
         """
         surroundings = await self.get_surroundings()
         models = await asyncio.to_thread(self._present_models, surroundings)
@@ -408,7 +416,12 @@ class DockerRuntime:
                     client, self._network, self._instance, publishes_ports=surroundings.publishes_ports
                 )
             )
-        await self._write_daemon.call(lambda client: start_replica(client, self._instance, request.name, config))
+            if launch.has_egress:
+                await self._write_daemon.call(lambda client: ensure_egress_network(client, self._instance))
+        further_network = egress_network(self._instance) if launch.has_egress else None
+        await self._write_daemon.call(
+            lambda client: start_replica(client, self._instance, request.name, config, further_network)
+        )
 
     async def _render_launch(
         self, model: str, definition: Definition, image: str | None, gpus: tuple[ClaimedGpu, ...]
@@ -449,7 +462,7 @@ class DockerRuntime:
     async def remove_replica(self, name: str) -> None:
         """Remove the container of a replica that has ended or was never started; the end of its log is kept. One that
         runs is left as it is, with a warning in the log; nothing is raised. Does nothing if there is no such
-        replica."""
+        replica. Raises RuntimeUnavailableError if the daemon does not answer or refuses."""
         container = await self._find(name)
         if container is None:
             return
@@ -468,8 +481,7 @@ class DockerRuntime:
 
     async def close(self) -> None:
         """Release connections, end `watch_events` and pulls, and remove the GPU probe and an unused network. Engines go
-        on running. If the daemon does not answer within `CLOSE_S` seconds, probe and network stay; nothing is raised.
-        """
+        on running. If the daemon does not answer within 5 s (`CLOSE_S`), probe and network stay; nothing is raised."""
         for stop_event in tuple(self._pull_stops):
             stop_event.set()
         for watch in tuple(self._watches):
@@ -477,7 +489,8 @@ class DockerRuntime:
         try:
             async with asyncio.timeout(CLOSE_S):
                 await self._probe.close()
-                await self._read_daemon.call(lambda client: remove_network(client, self._network, self._instance))
+                for network in (self._network, egress_network(self._instance)):
+                    await self._read_daemon.call(partial(remove_network, name=network, instance=self._instance))
         except (RuntimeUnavailableError, TimeoutError) as error:
             log.debug("left behind on close: %s", error)
         self._nvml.close()

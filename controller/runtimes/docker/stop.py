@@ -25,7 +25,7 @@ async def stop_container(daemon: Daemon, container: Inspected, grace_s: float) -
     """Stop an inspected container, and return when it has ended or is gone. SIGKILL follows after `grace_s` seconds.
     The container is not removed. One that does not run is no error.
 
-    Raises RuntimeUnavailableError if the container does not end within `KILL_WAIT_S` seconds after SIGKILL, or if the
+    Raises RuntimeUnavailableError if the container does not end within 20 s (`KILL_WAIT_S`) after SIGKILL, or if the
     daemon does not answer.
     """
     container_id = str(container["Id"])

@@ -79,7 +79,8 @@ class ExitWatch:
 
 async def wait_any(processes: Iterable[Process], timeout_s: float) -> None:
     """Wait until one of the processes has ended, and for `timeout_s` seconds at most; without processes, for that long.
-    Returns nothing, so the caller must look what has ended. Raises OSError as `ExitWatch.add_process`."""
+    Returns nothing, so the caller must look what has ended. Raises OSError if a pidfd cannot be opened although this
+    system allows pidfds, as with too many open files."""
     end_event = asyncio.Event()
     watch = ExitWatch(lambda _: end_event.set())
     try:

@@ -79,7 +79,7 @@ def group_members(mark: ReplicaMark, known_processes: Collection[Process] = ()) 
 
 def find_leader(mark: ReplicaMark) -> Process | None:
     """Return the engine's process of an interrupted start: the replica's process that leads a session; None if there is
-    none. Blocks as `group_members`."""
+    none. Blocks: reads all of /proc."""
     for process in group_members(mark):
         stat = read_stat(process.pid)
         if stat is not None and stat.process == process and stat.session == process.pid:

@@ -49,7 +49,8 @@ class HostCommands:
     ) -> Launch:
         """Return the command line and the environment of one replica. `host` None: the host of all engines.
 
-        Raises one of `RENDER_ERRORS` if the definition yields no command line, OSError if a path cannot be looked at.
+        Raises ValueError, TypeError or KeyError (`RENDER_ERRORS`) if the definition yields no command line, OSError if
+        a path cannot be looked at.
         """
         engine = get_engine(definition)
         paths = [check.path for check in engine.list_files(definition)]

@@ -64,14 +64,15 @@ class Launcher:
 
     def check_preflight(self, model: str, definition: Definition) -> str | None:
         """Return why an engine could not be started, by its files, its program and its command line; None: it could.
-        Whether its GPUs are there is not checked. A failed check does not raise."""
+        Whether its GPUs are there is not checked. A failed check does not raise. Blocks."""
         problem = check_model(self._roots, get_engine(definition), definition)
         return problem or self._commands.check_command(definition, model)
 
     def render_replica(self, record: ReplicaRecord, definition: Definition) -> Rendered | None:
-        """Return what a replica would be started with now, at the address and with the GPUs in its record.
+        """Return what a replica would be started with now, at the address and with the GPUs in its record. Blocks.
 
-        None if the definition yields no command line, or if one of these GPUs is gone or cannot be read.
+        None if the definition yields no command line, or if one of these GPUs is gone or cannot be read. Raises OSError
+        if a path cannot be looked at.
         """
         try:
             gpus = self._claimed_gpus(record.claims)
@@ -84,6 +85,7 @@ class Launcher:
 
     def start_replica(self, request: StartRequest, children: MutableMapping[str, Child]) -> Process | None:
         """Start an engine, and return its process. None: there is a record of that name, so nothing was started.
+        Blocks.
 
         The engine is a child of this process; `children` gets it, by replica name, and the caller must reap it. Raises
         StartError if a claimed GPU is missing or cannot be used, no port is free, the definition yields no command

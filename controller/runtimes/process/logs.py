@@ -75,7 +75,7 @@ class ProcessLogs:
 
     def open_log(self, name: str) -> int:
         """Open and lock the log of a new engine. Return a file descriptor for its stdout and stderr, which the caller
-        must close once the engine has it. An existing file is appended to.
+        must close once the engine has it. An existing file is appended to. Blocks.
 
         Raises BlockingIOError if a process still has the log open as its output, and OSError if it cannot be opened.
         """
@@ -88,7 +88,8 @@ class ProcessLogs:
         return fd
 
     def is_written_to(self, name: str) -> bool:
-        """Return whether a process still has the log open as its output. False if there is no log."""
+        """Return whether a process still has the log open as its output. False if there is no log. Blocks on the disk.
+        Raises OSError if the log cannot be opened."""
         try:
             with self.log_path(name).open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -100,10 +101,11 @@ class ProcessLogs:
 
     def bound_log(self, name: str) -> None:
         """Cut a log that is longer than the limit: copy its last part, half of the limit, beside it, and empty it.
+        Blocks.
 
         Lines that are written during the copy are lost, and so is what an earlier cut put beside the log. A log that is
         missing or short enough is left alone. If the copy cannot be written, as on a full disk, the log is emptied all
-        the same, with a warning.
+        the same, with a warning. Raises OSError if the log cannot be read or emptied.
         """
         path = self.log_path(name)
         try:
@@ -117,12 +119,13 @@ class ProcessLogs:
 
     def read_tail(self, name: str, lines: int = TAIL_LINES) -> str:
         """Return the last `lines` lines of a replica's log as one text (see `plain_tail`), or of its kept log once it
-        was removed; empty if there are none."""
+        was removed; empty if there are none. Blocks. Raises OSError if the log cannot be read."""
         return plain_tail(self._last_bytes(name, 4 * tail_bytes(lines)), lines)
 
     def retire_log(self, name: str) -> None:
         """Delete the log of a replica that has ended, except for its end, which is kept among `ended_logs`. Without a
-        log, do nothing. Raises OSError if the log cannot be read or deleted, but not if its end cannot be kept."""
+        log, do nothing. Blocks. Raises OSError if the log cannot be read or deleted, but not if its end cannot be
+        kept."""
         with self._cut_lock:
             self.ended_logs.save_log(name, self._current_bytes(name, KEPT_BYTES))
             self._earlier_path(name).unlink(missing_ok=True)
@@ -130,11 +133,11 @@ class ProcessLogs:
 
     def read_after(self, name: str, cursor: str | None, lines: int, *, has_ended: bool) -> LogPart | None:
         """Return the whole lines that were written after `cursor`, each once. With None, or a text that is no cursor,
-        return the last `lines` lines.
+        return the last `lines` lines. Blocks. Raises OSError if the log cannot be read.
 
         `has_ended`: no more will be written, so that an unfinished last line is returned too. A line that is written
-        while the log is cut may be incomplete. A part has at most `PART_BYTES` bytes; `running` stays true until all
-        was returned. Of a removed replica, return what follows in its kept log. If there is none either, return an
+        while the log is cut may be incomplete. A part has at most 256 KiB (`PART_BYTES`); `running` stays true until
+        all was returned. Of a removed replica, return what follows in its kept log. If there is none either, return an
         empty part with `running` False, or None without a cursor.
         """
         log_cursor = ProcessLogCursor.parse(cursor)

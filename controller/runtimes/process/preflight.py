@@ -20,6 +20,7 @@ _PACKAGES: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "exllamav3": ("exllamav3", "exllamav3"),
         "onnx": ("onnxruntime", "onnx"),
         "litert_lm": ("litert_lm", "litert-lm"),
+        "mcp": ("mcp", "mcp"),
     }
 )
 """Worker engine to the Python package that it imports, and the extra of `roundhouse` that installs the package."""
@@ -44,6 +45,10 @@ def check_program(argv: Sequence[str]) -> str | None:
         package, extra = _PACKAGES[worker_engine]
         if importlib.util.find_spec(package) is None:
             return f"Python package {package} is not installed: pip install 'roundhouse[{extra}]'"
+    if worker_engine == "mcp":
+        # What follows the second `--` is the server's own command.
+        own_end = argv.index("--", argv.index("--") + 1)
+        return _check_executable(argv[own_end + 1])
     return None
 
 

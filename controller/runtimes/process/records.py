@@ -75,8 +75,8 @@ class ReplicaRecord(BaseModel):
 
 
 def keep_copy(record: ReplicaRecord, work_dir: Path) -> None:
-    """Copy the record of a running engine to the engine's working folder, unless there is a copy. Does nothing if that
-    cannot be written."""
+    """Copy the record of a running engine to the engine's working folder, unless there is a copy. Blocks. Does nothing
+    if the copy cannot be written."""
     path = work_dir / COPY_NAME
     with suppress(OSError):
         if not path.exists():
@@ -85,7 +85,7 @@ def keep_copy(record: ReplicaRecord, work_dir: Path) -> None:
 
 def read_copies(work: Path, instance: str) -> list[ReplicaRecord]:
     """Return the copies of this instance's records in the working folders below `work`, also of engines that have
-    ended. Leaves out what cannot be read."""
+    ended. Leaves out what cannot be read. Blocks."""
     copies = []
     for path in work.glob(f"rh-{instance}-*/{COPY_NAME}"):
         with suppress(OSError, ValidationError):
@@ -105,7 +105,7 @@ class Records:
         self._lock = threading.Lock()
 
     def read_records(self) -> list[ReplicaRecord]:
-        """Return every record of this instance, in order of replica names, also those of ended replicas.
+        """Return every record of this instance, in order of replica names, also those of ended replicas. Blocks.
 
         Raises RuntimeUnavailableError if a record cannot be parsed, and OSError if the folder cannot be read. It is
         then unknown which engines run.
@@ -114,16 +114,17 @@ class Records:
             return [record for path in self._paths() if (record := self._read(path)) is not None]
 
     def read_record(self, name: str) -> ReplicaRecord | None:
-        """Return the record of one replica; None if there is none, or if the file names another instance.
+        """Return the record of one replica; None if there is none, or if the file names another instance. Blocks.
 
-        Raises as `read_records`, and ValueError if `name` is not a name of this instance's replicas.
+        Raises RuntimeUnavailableError if the record cannot be parsed, OSError if it cannot be read, and ValueError if
+        `name` is not a name of this instance's replicas.
         """
         with self._lock:
             return self._read(self._path(name))
 
     def create_record(self, record: ReplicaRecord) -> bool:
         """Write a new record, and return True once it is on disk. Return False, and write nothing, if there is a record
-        of that name. Raises OSError if it cannot be written, and ValueError for a name of another instance."""
+        of that name. Blocks. Raises OSError if it cannot be written, and ValueError for a name of another instance."""
         with self._lock:
             path = self._path(record.name)
             if path.exists():
@@ -133,7 +134,8 @@ class Records:
 
     def update_record(self, name: str, **changes: Any) -> ReplicaRecord | None:
         """Change fields of a record, and return the changed record. None: there is no such record any more. `changes`
-        are not validated. Raises as `read_record`.
+        are not validated. Blocks. Raises RuntimeUnavailableError if the record cannot be parsed, OSError if it
+        cannot be read, and ValueError for a name of another instance.
 
         If the file cannot be written, as on a full disk, the changed record is returned all the same. The changes are
         observations of the engine, which the next observation makes again.
@@ -152,13 +154,16 @@ class Records:
             return changed_record
 
     def note_started(self, name: str, leader: Process) -> ReplicaRecord | None:
-        """Write into a record that the engine was started as the process `leader`, now. Returns and raises as
-        `update_record`: a failed write is only logged."""
+        """Write into a record that the engine was started as the process `leader`, now. Blocks. Returns the changed
+        record, also if it cannot be written, which is only logged; None: there is no such record any more. Raises
+        RuntimeUnavailableError if the record cannot be parsed, OSError if it cannot be read, and ValueError for a
+        name of another instance."""
         return self.update_record(name, pid=leader.pid, start_ticks=leader.start_ticks, started_at=time.time())
 
     def remove_record(self, name: str) -> None:
-        """Delete the record of a replica. Does nothing if there is none. Raises as `read_record`, and OSError if the
-        file cannot be deleted."""
+        """Delete the record of a replica. Does nothing if there is none. Blocks. Raises RuntimeUnavailableError if the
+        record cannot be parsed, OSError if it cannot be read or deleted, and ValueError for a name of another
+        instance."""
         with self._lock:
             path = self._path(name)
             if self._read(path) is not None:

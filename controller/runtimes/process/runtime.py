@@ -182,19 +182,22 @@ class ProcessRuntime:
 
     async def read_log_tail(self, name: str, lines: int = 50) -> str:
         """Return the engine's last `lines` log lines as one text, also those of a removed replica; empty if there are
-        none. `name` must be a replica name (`is_replica_name`): it becomes a file name unchecked."""
+        none. `name` must be a replica name (`is_replica_name`): it becomes a file name unchecked. Raises
+        RuntimeUnavailableError if the log cannot be read."""
         with _state_errors():
             return await asyncio.to_thread(self._logs.read_tail, name, lines)
 
     async def list_ended_logs(self, model: str) -> builtins.list[str]:
-        """Return the names of the model's removed replicas whose logs are kept, newest first; empty: there are none."""
+        """Return the names of the model's removed replicas whose logs are kept, newest first; empty: there are none.
+        Raises RuntimeUnavailableError if the state folder cannot be read."""
         with _state_errors():
             return await asyncio.to_thread(self._logs.ended_logs.list_names, self._instance, model)
 
     async def read_log_after(self, name: str, cursor: str | None, lines: int = 50) -> LogPart | None:
         """Return the whole lines that the engine wrote after `cursor` (None: its last `lines` lines), from its log or,
-        once the replica is removed, from its kept log. None: not a replica name of this instance, or no log is known.
-        See `controller.runtimes.base.Runtime.read_log_after`."""
+        once the replica is removed, from its kept log. None: not a replica name of this instance, or no log is
+        known. Raises RuntimeUnavailableError if a record or a log cannot be read. See
+        `controller.runtimes.base.Runtime.read_log_after`."""
         if not is_replica_name(self._instance, name):
             return None
         with _state_errors():
@@ -207,7 +210,8 @@ class ProcessRuntime:
 
     async def render_replica(self, replica: SeenReplica, definition: Definition, image: str | None) -> Rendered | None:
         """Return what a running replica would be started with now, at the address in its record. None if it has no
-        record, if the definition yields no command line, or if a claimed GPU cannot be read. `image` is ignored."""
+        record, if the definition yields no command line, or if a claimed GPU cannot be read. `image` is ignored.
+        Raises RuntimeUnavailableError if the record or a path cannot be read."""
 
         def render() -> Rendered | None:
             record = self._records.read_record(replica.name)
@@ -233,7 +237,8 @@ class ProcessRuntime:
 
     async def read_host_mib(self, name: str) -> int | None:
         """Return the MiB of main memory that an engine and its children hold, including mapped model files. None if the
-        replica does not run, or if its processes cannot be read."""
+        replica does not run, or if its processes cannot be read. Raises RuntimeUnavailableError if its record cannot
+        be read."""
 
         def look() -> int | None:
             record = self._records.read_record(name)
@@ -335,8 +340,12 @@ class ProcessRuntime:
 
     async def remove_replica(self, name: str) -> None:
         """Remove a replica that has ended or was never started, and kill the processes that its engine left behind,
-        which takes as long as they take to end. The end of its log is kept. Does nothing if there is no record of that
-        name. A replica whose engine runs is left as it is, with a warning in the log. Raises as `stop_replica`."""
+        which takes as long as they take to end. The end of its log is kept. Does nothing if there is no record of
+        that name. A replica whose engine runs is left as it is, with a warning in the log.
+
+        Raises RuntimeUnavailableError if a process belongs to another user or a file cannot be deleted, and ValueError
+        for a name of another instance.
+        """
         with _state_errors():
             async with self._lock_of(name):
                 record = await asyncio.to_thread(self._records.read_record, name)

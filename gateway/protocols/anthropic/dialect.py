@@ -69,7 +69,10 @@ class MessagesDialect(PassthroughDialect):
     heartbeat: bytes = b'event: ping\ndata: {"type": "ping"}\n\n'
 
     def can_serve(self, request: InferenceRequest) -> bool:
-        """Return False if `thinking` is a string, a form that Roundhouse defines and no engine's Messages API knows."""
+        """Return whether `thinking` is missing or no string.
+
+        No engine knows a string there: it is Roundhouse's own form.
+        """
         return not isinstance(request.outline_fields.get("thinking"), str)
 
     def engine_body(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:

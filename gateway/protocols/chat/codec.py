@@ -60,8 +60,10 @@ def write_request(prompt: Prompt) -> Fields:
 
 
 def answer_of(fields: Fields) -> Answer:
-    """Return the first choice of a decoded blocking chat completion. Fields that the engine leaves out or gives in
-    another type count as empty, which raises nothing; no choice at all gives an empty answer."""
+    """Return the first choice of a decoded blocking chat completion as an `Answer`. Raises nothing.
+
+    Fields that the engine leaves out or gives in another type count as empty. Without any choice the answer is empty.
+    """
     choices = fields.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
     message = choice.get("message")

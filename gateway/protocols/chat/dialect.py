@@ -105,9 +105,9 @@ class OpenAIDialect(EnvelopeDialect):
     def open_collector(self, request: InferenceRequest) -> StreamCollector | None:
         """Return a new collector for a blocking answer; None if a stream cannot give the same answer.
 
-        That is so where `differs_as_stream` says so, for log probabilities in a chat, and for log probabilities with
-        stop strings in a completion. Chat streams of llama-server lack those of tokens without text, such as the last
-        one; its completion streams include those of a stop string, which a blocking answer leaves out.
+        None if `differs_as_stream` is true, for log probabilities in a chat, and for log probabilities with stop
+        strings in a completion. Chat streams of llama-server lack the log probabilities of tokens without text; its
+        completion streams include those of a stop string, which a blocking answer leaves out.
         """
         fields = request.outline_fields
         if differs_as_stream(fields) or (wants_probabilities(fields) and (self._is_chat or fields.get("stop"))):

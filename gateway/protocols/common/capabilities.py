@@ -22,6 +22,7 @@ from gateway.protocols.common.conversation import (
     Turn,
     User,
 )
+from gateway.protocols.common.media_urls import check_media_urls, check_prompt_media_urls, list_inner_parts
 from gateway.protocols.common.output_constraints import CONSTRAINT_FIELDS
 
 MODALITY_OF_PART: Final[dict[str, Modality]] = {
@@ -43,6 +44,7 @@ HOLDS_FORMAT: Final = ("text", "output_config")
 _FORMS: Final = frozenset({*FORMATS, *HOLDS_FORMAT, *CONSTRAINT_FIELDS})
 _MODES: Final = get_args(ThinkingMode)
 _ALL_MODALITIES: Final = frozenset(get_args(Modality))
+_TEXT: Final[tuple[Modality, ...]] = ("text",)
 _ASKING: Final = frozenset({"user", "tool", "function"})
 """Roles whose messages ask for an answer."""
 
@@ -52,10 +54,10 @@ def check_capabilities(fields: dict[str, Any], capabilities: Capabilities, model
     at the fields of all API families, whichever API was asked. A field of an unexpected shape is not refused.
 
     Raises:
-        RoundhouseError: `invalid_request` (only for a string in `thinking` that is no known mode),
-            `thinking_unsupported`, `tools_unsupported`, `structured_output_unsupported`, `logprobs_unsupported`,
-            `modality_unsupported` or `multi_turn_unsupported`; its `param` is the field, or the path to the value
-            (`messages[1].content[0]`).
+        RoundhouseError: `invalid_request` (a string in `thinking` that is no known mode; media given by an address,
+            which the model does not fetch), `thinking_unsupported`, `tools_unsupported`,
+            `structured_output_unsupported`, `logprobs_unsupported`, `modality_unsupported` or
+            `multi_turn_unsupported`; its `param` is the field, or the path to the value (`messages[1].content[0]`).
     """
     if "thinking" in fields:
         _check_thinking(fields["thinking"], capabilities, model)
@@ -71,6 +73,8 @@ def check_capabilities(fields: dict[str, Any], capabilities: Capabilities, model
     if isinstance(messages, list):
         if not _ALL_MODALITIES.issubset(capabilities.modalities):
             _check_parts(messages, capabilities, model)
+        if _checks_media_urls(capabilities):
+            check_media_urls(messages, model)
         if not capabilities.multi_turn:
             _check_turns(messages, model)
 
@@ -79,10 +83,10 @@ def check_prompt(prompt: Prompt, capabilities: Capabilities, model: str) -> None
     """Refuse a request that is to be translated and asks for what `model` does not support.
 
     Raises:
-        RoundhouseError: `thinking_unsupported`, `tools_unsupported`, `structured_output_unsupported`,
-            `logprobs_unsupported`, `modality_unsupported` or `multi_turn_unsupported`; its `param` is a field's name,
-            such as `tools`, or for turns, parts and the output format the path in the client's own request, such as
-            `input[1].content[0]`.
+        RoundhouseError: `invalid_request` (media given by an address, which the model does not fetch),
+            `thinking_unsupported`, `tools_unsupported`, `structured_output_unsupported`, `logprobs_unsupported`,
+            `modality_unsupported` or `multi_turn_unsupported`; its `param` is a field's name, such as `tools`, or for
+            turns, parts and the output format the path in the client's own request, such as `input[1].content[0]`.
     """
     if prompt.thinking is not None and prompt.thinking not in capabilities.thinking_modes:
         raise _no_thinking(prompt.thinking, capabilities, model)
@@ -98,6 +102,8 @@ def check_prompt(prompt: Prompt, capabilities: Capabilities, model: str) -> None
     if not _ALL_MODALITIES.issubset(capabilities.modalities):
         for turn in prompt.turns:
             _check_turn(turn, capabilities, model)
+    if _checks_media_urls(capabilities):
+        check_prompt_media_urls(prompt, model)
     if not capabilities.multi_turn:
         _check_turns_of(prompt.turns, model)
 
@@ -160,6 +166,11 @@ def _is_form(value: Any) -> bool:
     return isinstance(value, dict) and value.get("type") not in (None, "text")
 
 
+def _checks_media_urls(capabilities: Capabilities) -> bool:
+    """Whether the engine might fetch what a request names, and must not: one that takes nothing but text never does."""
+    return not capabilities.media_urls and capabilities.modalities != _TEXT
+
+
 def _check_parts(messages: list[Any], capabilities: Capabilities, model: str) -> None:
     for number, message in enumerate(messages):
         content = message.get("content") if isinstance(message, dict) else None
@@ -180,7 +191,7 @@ def _find_refused_part(parts: list[Any], modalities: Sequence[Modality]) -> tupl
         if modality is not None:
             if modality not in modalities:
                 return modality, f"[{number}]"
-        elif (inner := _inner_parts(part)) is not None and (
+        elif (inner := list_inner_parts(part)) is not None and (
             refused_part := _find_refused_part(inner[0], modalities)
         ) is not None:
             return refused_part[0], f"[{number}]{inner[1]}{refused_part[1]}"
@@ -199,17 +210,6 @@ def _has_pages(source: Any) -> bool:
     """Whether the source of an Anthropic document is a PDF, whose pages are images to a model. Other sources are text
     or parts."""
     return isinstance(source, dict) and source.get("type") in ("base64", "url")
-
-
-def _inner_parts(part: dict[str, Any]) -> tuple[list[Any], str] | None:
-    """Return the parts inside an Anthropic tool result or document, and their place; None if it holds no parts."""
-    content, place = part.get("content"), ".content"
-    if part.get("type") == "document":
-        source = part.get("source")
-        content, place = source.get("content") if isinstance(source, dict) else None, ".source.content"
-    elif part.get("type") != "tool_result":
-        return None
-    return (content, place) if isinstance(content, list) else None
 
 
 def _check_turns(messages: list[Any], model: str) -> None:

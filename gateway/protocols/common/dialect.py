@@ -30,10 +30,11 @@ class Usage(NamedTuple):
 
 
 class EventStream(Protocol):
-    """Turns the bytes of one engine's stream into the events that the client gets, and notes the usage.
+    """Turns the bytes of one engine's stream into events for the client, and notes the usage.
 
-    The caller passes each chunk to `feed_data` and calls `finish_stream` once at the end of the engine's stream. If
-    `is_complete` is false then, or if the stream fails before, it sends what `fail_stream` returns.
+    The caller passes each chunk to `feed_data`, calls `finish_stream` once when the engine's stream has ended, and
+    sends the client what they return. If `is_complete` is then false, or the engine's stream fails earlier, the caller
+    also sends what `fail_stream` returns.
     """
 
     @property
@@ -48,17 +49,21 @@ class EventStream(Protocol):
         """
 
     def finish_stream(self) -> bytes:
-        """Return what is left to send when the engine's stream is over. May be empty. Includes the closing event where
-        the family demands one after an error. An event that was cut off is dropped, which raises nothing; see
-        `is_complete`."""
+        """Return what is left to send when the engine's stream is over; may be empty. Call once.
+
+        The result includes the closing event where the family demands one after an error. An event that was cut off is
+        dropped, which raises nothing; see `is_complete`.
+        """
 
     @property
     def is_complete(self) -> bool:
         """Whether the stream ended as the family demands: with its last event, or with an error."""
 
     def fail_stream(self, error: RoundhouseError, request_id: str) -> bytes:
-        """Return the last events of a stream that ends here with `error`, in the family's form. If the stream is
-        complete, no error follows: the result is empty, or the closing event that is still missing."""
+        """Return the last events of a stream that ends here with `error`, in the family's form. Call at most once.
+
+        If the stream is complete, no error follows: the result is empty, or the closing event that is still missing.
+        """
 
 
 class StreamCollector(Protocol):

@@ -96,8 +96,11 @@ class InferenceRequest:
         return encoded if self.large_body is None else self.large_body.fill(encoded)
 
     def with_fields(self, fields: dict[str, Any]) -> InferenceRequest:
-        """Return a copy of the request whose body is `fields`, not a large one. `prompt` and `repeated_turn` of the old
-        body are dropped; `model`, `stream` and `state` stay."""
+        """Return a copy of the request whose body is `fields`, not a large one.
+
+        `prompt` and `repeated_turn` of the old body are dropped; `model`, `stream` and `state` stay. Raises
+        RecursionError if `fields` are nested too deeply.
+        """
         return replace(
             self,
             outline=json_bytes(fields),
@@ -110,9 +113,11 @@ class InferenceRequest:
 
 
 def parse_request(body: bytes | LargeBody, *, may_stream: bool, usual_model: str | None = None) -> InferenceRequest:
-    """Decode a request whose body names its model. One that names none gets the field `model` with `usual_model`, and
-    its whole body is encoded again, a large one as a small one; None: it is refused. `may_stream` False: `stream` and
-    `stream_options` are neither read nor checked.
+    """Decode a request whose body names its model.
+
+    `usual_model`: model of a body that names none; the body then gets the field `model` and is encoded again, a large
+    one as a small one. None: a body that names no model is refused. `may_stream` False: `stream` and `stream_options`
+    are neither read nor checked.
 
     Raises:
         RoundhouseError: `invalid_json`: the body is no JSON object in UTF-8; the message has the position.
@@ -143,13 +148,11 @@ def parse_request(body: bytes | LargeBody, *, may_stream: bool, usual_model: str
 def parse_native(
     raw_body: bytes | LargeBody, query: bytes, path: str, sole_model: str | None, *, body: BodyKind
 ) -> InferenceRequest:
-    """Decode a request to one of llama.cpp's own routes. It may name its model in the query, in the body, or not at
-    all.
+    """Decode a request to one of llama.cpp's own routes. The query or the body may name the model, or neither.
 
     `sole_model` serves a request that names none; None: several models have the route, or no model has. `body` says
-    what JSON the route needs; where that is no object, the body may be empty, but a body that came is decoded and must
-    be JSON. The result's `target` is `path` and `query` without `model` and `autoload`,
-    which are for the gateway.
+    what JSON the route needs. For `any` and `none` the body may be empty, but a body that came is decoded and must be
+    JSON. The result's `target` is `path` and `query` without `model` and `autoload`, which are for the gateway.
 
     Raises:
         RoundhouseError: `invalid_json`: the body is not the JSON that the route needs. `invalid_request`: no model is

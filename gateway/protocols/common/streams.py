@@ -72,7 +72,10 @@ class PassthroughStream(EventCutter, ABC):
 
     @property
     def is_complete(self) -> bool:
-        """Whether the latest event is the family's last event or an error; comments do not count."""
+        """Whether the latest event that was passed on ends a stream of this API family, or is an error.
+
+        Comments do not count. False before the first event.
+        """
         last = last_event(self._last)
         return self._is_last(last) or self._is_error(last)
 

@@ -17,7 +17,10 @@ class PropsDialect(JsonDialect):
     hides their models; the answer says true."""
 
     def get_body_converter(self, request: InferenceRequest) -> Callable[[bytes], bytes] | None:
-        """Return what sets `ui` in an answer that has it. See `Dialect`."""
+        """Return the function that sets `ui` to true in an answer that has the field; other bodies pass unchanged.
+
+        Never None.
+        """
         return _show_in_page
 
 

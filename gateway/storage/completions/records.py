@@ -63,7 +63,7 @@ class CompletionFilter(NamedTuple):
     """Pairs that a completion's metadata must have."""
 
     def takes_model(self, model: str) -> bool:
-        """Return whether the list shows completions of a model. `model`: its own name."""
+        """Return whether the list shows completions of a model. `model`: the model's own name."""
         return self.model is None or self.model == model
 
 

@@ -82,7 +82,8 @@ class StoredCompletions:
         if nothing is stored.
 
         Raises:
-            RoundhouseError: `invalid_request` if `query.after` is not the id of a completion that the caller may see.
+            RoundhouseError: `invalid_request` if `query.after` is not the id of a completion that the caller may see;
+                `response_store_failed`.
         """
         if self._store is None:
             return list_object([], has_more=False)
@@ -143,8 +144,11 @@ class StoredCompletions:
         return updated
 
     async def delete(self, caller: Caller, completion_id: str) -> None:
-        """Delete a chat completion. Raises RoundhouseError `completion_not_found` if there is none that the caller may
-        see, or `response_store_failed`."""
+        """Delete a chat completion. Waits until the change is committed.
+
+        Raises RoundhouseError `completion_not_found` if there is none that the caller may see, or nothing is stored; or
+        `response_store_failed`.
+        """
         await self.get(caller, completion_id)
         is_deleted = await self._store_of(completion_id).submit_change(
             lambda database: database.completions.delete(caller.tenant, completion_id)

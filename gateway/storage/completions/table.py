@@ -51,12 +51,14 @@ class CompletionTable:
         self._next_number = file.find_next_number("completions")
 
     def save(self, completions: Sequence[StoredCompletion]) -> None:
-        """Write new completions, at least one. The least recently used objects are deleted if room is needed. Call
-        within a transaction.
+        """Write new completions, at least one. The least recently used objects are deleted if room is needed.
+
+        Call within a transaction.
 
         Raises:
             DatabaseFullError: the completions do not fit, even without all other objects.
             sqlite3.IntegrityError: a completion with one of the ids exists.
+            sqlite3.Error: the database fails.
         """
         now = self._file.clock()
         self._file.make_room(sum(each.size for each in completions), len(completions))
@@ -72,7 +74,10 @@ class CompletionTable:
             self._file.run_with_rows(_INSERT_METADATA, pairs)
 
     def find(self, tenant: str, completion_id: str) -> FoundCompletion | None:
-        """Return a tenant's completion; None: the tenant has no completion with this id. Does not count as a use."""
+        """Return a tenant's completion; None: the tenant has no completion with this id. Does not count as a use.
+
+        Blocks; raises sqlite3.Error if the database fails.
+        """
         row = self._find_row(tenant, completion_id)
         return None if row is None else FoundCompletion(row.model, _join(row.metadata, row.completion))
 
@@ -86,6 +91,7 @@ class CompletionTable:
 
         Raises:
             RoundhouseError: `invalid_request` if the tenant has no visible completion with the id `query.after`.
+            sqlite3.Error: the database fails.
         """
         statement = _LIST
         values: list[Any] = [tenant, self._file.cutoff()]
@@ -107,7 +113,10 @@ class CompletionTable:
         return list_object(data, has_more=len(numbers) > query.limit)
 
     def load_messages(self, tenant: str, completion_id: str) -> list[Fields]:
-        """Return the messages of a completion's request; empty if there is no such completion."""
+        """Return the messages of a completion's request; empty if the tenant has no such completion.
+
+        Blocks; raises sqlite3.Error if the database fails.
+        """
         row = self._find_row(tenant, completion_id)
         if row is None:
             return []
@@ -116,8 +125,11 @@ class CompletionTable:
         return loaded_messages
 
     def update_metadata(self, tenant: str, completion_id: str, metadata: Mapping[str, str]) -> Fields | None:
-        """Replace a completion's metadata, within the caller's transaction. Returns the completion object with the new
-        metadata, which counts as used now; None: the tenant has no completion with this id."""
+        """Replace a completion's metadata. Call within a transaction.
+
+        Returns the completion object with the new metadata; None: the tenant has no completion with this id. The
+        completion counts as used now. Blocks; raises sqlite3.Error if the database fails.
+        """
         row = self._find_row(tenant, completion_id)
         if row is None:
             return None
@@ -133,7 +145,10 @@ class CompletionTable:
         return _join(encoded_metadata, row.completion)
 
     def delete(self, tenant: str, completion_id: str) -> bool:
-        """Delete a tenant's completion, within the caller's transaction. Returns whether there was one."""
+        """Delete a tenant's completion, and return whether there was one. Call within a transaction.
+
+        Blocks; raises sqlite3.Error if the database fails.
+        """
         row = self._find_row(tenant, completion_id)
         if row is not None:
             self._db.execute("DELETE FROM completions WHERE number = ?", (row.number,))

@@ -97,6 +97,7 @@ class ConversationTable:
         Raises:
             DatabaseFullError: there is no room, even without all other objects.
             sqlite3.IntegrityError: the conversation's id exists, or two items have the same id.
+            sqlite3.Error: the database fails.
         """
         now = self._file.clock()
         encoded_metadata = json_bytes(metadata)
@@ -109,7 +110,7 @@ class ConversationTable:
     def find(self, tenant: str, conversation_id: str) -> StoredConversation | None:
         """Return a tenant's conversation; None: the tenant has no conversation with this id.
 
-        Does not count as a use.
+        Does not count as a use. Blocks; raises sqlite3.Error if the database fails.
         """
         row = self._find_row(tenant, conversation_id)
         return None if row is None else row.conversation
@@ -117,7 +118,8 @@ class ConversationTable:
     def update_metadata(self, tenant: str, conversation_id: str, metadata: Mapping[str, str]) -> StoredConversation:
         """Replace a conversation's metadata, and return the conversation, which counts as used now.
 
-        Call within a transaction. Raises RoundhouseError `conversation_not_found`.
+        Call within a transaction. Blocks. Raises RoundhouseError `conversation_not_found`, or sqlite3.Error if the
+        database fails.
         """
         row = self._require_row(tenant, conversation_id)
         self._mark_used(row.number)
@@ -125,7 +127,10 @@ class ConversationTable:
         return row.conversation._replace(metadata=metadata)
 
     def delete(self, tenant: str, conversation_id: str) -> bool:
-        """Delete a conversation with all its items, within the caller's transaction. Returns whether there was one."""
+        """Delete a conversation with all its items, and return whether there was one. Call within a transaction.
+
+        Blocks; raises sqlite3.Error if the database fails.
+        """
         row = self._find_row(tenant, conversation_id)
         if row is not None:
             self._db.execute("DELETE FROM conversations WHERE number = ?", (row.number,))
@@ -150,6 +155,7 @@ class ConversationTable:
             RoundhouseError: `conversation_not_found`; `conversation_item_not_found` if the parent does not exist;
                 `invalid_request` if an item's id exists in the conversation, or the branch would exceed `bounds`.
             DatabaseFullError: there is no room, even without all other objects.
+            sqlite3.Error: the database fails.
         """
         row = self._require_row(tenant, conversation_id)
         parent_id = row.active_item if start is None else start.parent_id
@@ -175,6 +181,7 @@ class ConversationTable:
 
         Raises:
             DatabaseFullError: there is no room, even without all other objects.
+            sqlite3.Error: the database fails.
         """
         for turn in turns:
             row = self._find_row(turn.tenant, turn.conversation_id)
@@ -193,6 +200,7 @@ class ConversationTable:
 
         Raises:
             RoundhouseError: `conversation_not_found`; `invalid_request` if `query.after` is no item of the branch.
+            sqlite3.Error: the database fails.
         """
         row = self._require_row(tenant, conversation_id)
         links = self._load_links(row.number, row.active_item)
@@ -203,7 +211,8 @@ class ConversationTable:
     def find_item(self, tenant: str, conversation_id: str, item_id: str) -> Fields:
         """Return an item of any branch of a conversation, with `parent_id`. Does not count as a use.
 
-        Raises RoundhouseError `conversation_not_found` or `conversation_item_not_found`.
+        Blocks. Raises RoundhouseError `conversation_not_found` or `conversation_item_not_found`, or sqlite3.Error if
+        the database fails.
         """
         row = self._require_row(tenant, conversation_id)
         found = self._find_item(row.number, item_id)
@@ -214,10 +223,13 @@ class ConversationTable:
     def delete_item(self, tenant: str, conversation_id: str, item_id: str) -> StoredConversation:
         """Delete an item of any branch, and return its conversation, which counts as used now.
 
-        Items that followed it then follow its parent, which becomes the active item if it was that. Responses that were
-        made after it are continued from its parent. Call within a transaction.
+        Call within a transaction.
 
-        Raises RoundhouseError `conversation_not_found` or `conversation_item_not_found`.
+        Items that followed the deleted one then follow its parent. If it was the active item, its parent becomes that.
+        Responses that were made after it are continued from its parent.
+
+        Blocks. Raises RoundhouseError `conversation_not_found` or `conversation_item_not_found`, or sqlite3.Error if
+        the database fails.
         """
         row = self._require_row(tenant, conversation_id)
         found = self._find_item(row.number, item_id)
@@ -237,10 +249,13 @@ class ConversationTable:
     # For responses
 
     def load_active(self, tenant: str, conversation_id: str, bounds: HistoryBounds) -> ActiveBranch:
-        """Load the active branch of a conversation that a response continues. The conversation counts as used now.
+        """Load the active branch of a conversation that a response continues. Call within a transaction.
+
+        The conversation counts as used now.
 
         Raises:
             RoundhouseError: `conversation_not_found`; `invalid_request` if the branch exceeds `bounds`.
+            sqlite3.Error: the database fails.
         """
         row = self._find_row(tenant, conversation_id)
         if row is None:
@@ -252,10 +267,10 @@ class ConversationTable:
         return ActiveBranch(row.model, row.active_item, tuple(self._load_items(row.number, links)))
 
     def load_until(self, tenant: str, conversation_id: str, item_id: str | None) -> list[Fields] | None:
-        """Return the items of the branch of a conversation that ends with `item_id`, oldest first; empty if `item_id`
-        is None.
+        """Return the items of the branch of a conversation that ends with `item_id`, oldest first.
 
-        None: the conversation or the item is not there any more. Does not count as a use.
+        Empty if `item_id` is None. None: the conversation or the item is not there any more. Does not count as a use.
+        Blocks; raises sqlite3.Error if the database fails.
         """
         row = self._find_row(tenant, conversation_id)
         links = [] if row is None else self._load_links(row.number, item_id)
@@ -264,16 +279,20 @@ class ConversationTable:
         return self._load_items(row.number, links)
 
     def mark_used(self, tenant: str, conversation_id: str) -> None:
-        """Count a conversation as used now. Does nothing if the tenant has no such conversation."""
+        """Count a conversation as used now. Call within a transaction.
+
+        Does nothing if the tenant has no such conversation. Blocks; raises sqlite3.Error if the database fails.
+        """
         row = self._find_row(tenant, conversation_id)
         if row is not None:
             self._mark_used(row.number)
 
     def find_referenced(self, tenant: str, item_id: str) -> tuple[bytes, str | None] | None:
-        """Find an item in any conversation of a tenant; None: there is none with this id.
+        """Find an item in any conversation of a tenant; None: there is none with this id. Call within a transaction.
 
-        Returns its JSON, and the name of the model that last answered in its conversation (None: none has). That
-        conversation counts as used now. If several have such an item, any one of them is taken.
+        Returns the item's JSON, and the name of the model that last answered in its conversation (None: none has). That
+        conversation counts as used now. If several conversations have such an item, any one of them is taken. Blocks;
+        raises sqlite3.Error if the database fails.
         """
         found = self._db.execute(_REFERENCED, (item_id, tenant, self._file.cutoff())).fetchone()
         if found is None:

@@ -73,10 +73,9 @@ class RecentResponse:
         return len(json_bytes(history)) if history else 0
 
     def forget(self, response_id: str | None) -> None:
-        """Drop the kept response, so that it can be continued no more from here. Call when a request that continued it
-        failed.
+        """Drop the kept response if it has this id, so that it can be continued no more from here.
 
-        Does nothing if another or no response is kept, as for None.
+        Call when a request that continued it failed. `response_id` None, or another id: nothing is dropped.
         """
         if self._kept is not None and self._kept.response_id == response_id:
             self._kept = None

@@ -58,8 +58,10 @@ class RequestOptions(NamedTuple):
 
     @classmethod
     def of_references(cls, fields: Fields) -> RequestOptions:
-        """Read what a request refers to that makes no response, such as one that counts tokens. Nothing is looked up;
-        `store` and `background` are not read, and stay False. Item ids of a wrong form are left out.
+        """Read what a request refers to that makes no response itself, for example one that counts tokens.
+
+        Nothing is looked up. `store` and `background` are not read, and stay False. Item ids of a wrong form are left
+        out.
 
         Raises:
             RoundhouseError: `invalid_request` if a field has a wrong type, the request continues both a response and a

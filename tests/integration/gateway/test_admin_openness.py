@@ -200,3 +200,11 @@ async def test_addresses_that_cannot_be_meant_are_told_in_one_line(admin_host: s
     code, said = await ended(await start(ROUNDHOUSE_ADMIN_HOST=admin_host, **settings))
     assert (code, said.count("\n")) == (2, 1), said
     assert f"ROUNDHOUSE_ADMIN_HOST: {words}" in said
+
+
+async def test_a_state_folder_that_cannot_be_used_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "streams").write_text("a file in the place of a folder")
+    settings = {"ROUNDHOUSE_PORT": "0", "ROUNDHOUSE_STATE": str(tmp_path)}
+    code, said = await ended(await start(**settings))
+    assert (code, said.count("\n")) == (2, 1), said
+    assert f"{tmp_path}/streams: " in said

@@ -68,6 +68,7 @@ async def test_everything_that_is_told_of_a_model() -> None:
             "backend": "llama_server",
             "capabilities": {
                 "modalities": ["text", "image"],
+                "media_urls": False,
                 "multi_turn": False,
                 "thinking_modes": ["default", "disabled"],
                 "tools": False,

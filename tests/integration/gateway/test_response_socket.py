@@ -140,7 +140,8 @@ async def test_websocket_generate_false() -> None:
         empty = (await client.turn())[-1]["response"]["id"]
         assert (await client.ask("three", previous_response_id=empty))["status"] == "completed"
         assert here.messages() == [("user", "three")]
-        assert (await client.ask("x", generate=7))["param"] == "generate"
+        for value in (7, 0, 1, "true"):
+            assert (await client.ask("x", generate=value))["param"] == "generate"
         found = await here.client.responses.retrieve(warm)
         assert (found.status, second["status"]) == ("completed", "completed")
 

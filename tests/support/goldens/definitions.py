@@ -35,6 +35,7 @@ ENGINE: Final[dict[str, Any]] = {
     "env": {"B_NAME": "b=c d", "A_NAME": "ä"},
     "extra_args": ["--verbose", "--name=with spaces", "-x"],
     "modalities": ["text", "image"],
+    "media_urls": True,
     "multi_turn": False,
     "thinking_modes": ["default", "disabled"],
     "tools": False,

@@ -122,7 +122,7 @@ def make_table() -> Any:
             _remote_probes(desired),
             {"told-its-context": 128},
         ),
-        *build_permissions(desired),
+        *build_permissions(desired, {}),
     )
     assert hub.table is not None
     return json.loads(hub.table.model_dump_json())

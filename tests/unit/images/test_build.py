@@ -97,7 +97,7 @@ def test_an_image_of_an_engine_may_be_named_as_well(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--engines", "exllama"), "no engine exllama; there are: exllamav3 vllm llama-cpp ct2 onnx litert-lm"),
+        (("--engines", "exllama"), "no engine exllama; there are: exllamav3 vllm llama-cpp ct2 onnx litert-lm mcp"),
         (("--engines", " "), "--engines names no engine"),
         (("--engines",), "--engines needs a value"),
         (("worker-onnx",), "no image worker-onnx; there are: controller gateway worker llama-server worker-exllamav3"),

@@ -57,11 +57,10 @@ def test_every_read_keeps_the_promises(reads: list[tuple[float, ParsedFolder]]) 
         now += pause
         before, settled = settled, debounce(settled, parsed, now)
         is_first = before is None or not parsed.is_valid
-        in_force: tuple[set[str], set[str]] = (set(), set())
-        if before is not None:
-            in_force = (set(before.definitions), set(before.tools.servers))
-        agreed_since = {} if is_first else agreeing(agreed_since, in_force[0] - set(parsed.definitions), now)
-        servers_since = {} if is_first else agreeing(servers_since, in_force[1] - set(parsed.tools.servers), now)
+        models: set[str] = set() if before is None else set(before.definitions)
+        servers: set[str] = set() if before is None else set(before.tools.servers)
+        agreed_since = {} if is_first else agreeing(agreed_since, models - set(parsed.definitions), now)
+        servers_since = {} if is_first else agreeing(servers_since, servers - set(parsed.tools.servers), now)
         check(before, parsed, settled, agreed_since, now)
         check_tools(before, parsed, settled, servers_since, now)
 

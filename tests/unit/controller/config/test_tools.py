@@ -59,7 +59,7 @@ def test_everything_that_may_be_declared() -> None:
         name="fetch_url", timeout_s=10.0, hosts=("docs.python.org", "*.example.org", "wiki:8080"), folder=None
     )
     assert tools["write_file"] == ToolRoute(name="write_file", folder="/srv/notes")
-    time, weather = build_mcp_servers(parsed.tools.servers)
+    time, weather = build_mcp_servers(parsed.tools.servers, {})
     assert weather.headers["Authorization"].get_secret_value() == f"Bearer {SECRET}"
     assert (weather.url, weather.reason, weather.tools) == (
         "https://mcp.example.org/mcp",
@@ -243,7 +243,7 @@ def test_a_table_survives_the_wire_and_shows_no_secret() -> None:
         instance="i",
         stamp=Stamp(epoch=1, seq=1),
         tools=build_tools(parsed.tools.tools),
-        mcp_servers=build_mcp_servers(parsed.tools.servers),
+        mcp_servers=build_mcp_servers(parsed.tools.servers, {}),
     )
     assert SECRET not in repr(table)
     assert RoutingTable.model_validate_json(table.model_dump_json()) == table

@@ -155,6 +155,7 @@ def test_what_is_declared_rules(backend: str) -> None:
     declared = _capabilities(
         backend,
         modalities=["audio"],
+        media_urls=not derived.media_urls,
         multi_turn=not derived.multi_turn,
         thinking_modes=["enabled"],
         tools=not derived.tools,
@@ -162,6 +163,7 @@ def test_what_is_declared_rules(backend: str) -> None:
     )
     assert declared == Capabilities(
         modalities=("audio",),
+        media_urls=not derived.media_urls,
         multi_turn=not derived.multi_turn,
         thinking_modes=("default", "enabled"),
         tools=not derived.tools,

@@ -195,6 +195,12 @@ def test_the_backend_is_resolved_from_the_artifact() -> None:
         ("gguf_init_from_file_impl: invalid magic characters", "not a GGUF file", True),
         ("unknown model architecture: 'zamba'", "unsupported model architecture", True),
         ("couldn't bind HTTP server socket, hostname: 127.0.0.1", "port taken", False),
+        (
+            "mtmd_init_from_file: error: mismatch between text model (n_embd = 64) and mmproj (n_embd = 128)\n"
+            "E srv    load_model: failed to load multimodal model, 'p.gguf'",
+            "`llama_server_mmproj` is no projector of this model",
+            True,
+        ),
     ],
 )
 def test_llama_cpps_sentences_in_plain_words(tail: str, words: str, permanent: bool) -> None:

@@ -24,8 +24,10 @@ from controller.cli.up.first_model import (
     has_only_demo,
     real_model_line,
     try_line,
+    without_servers,
 )
 from controller.cli.up.record import ProcessRecord, UpRecord, read_record, write_record
+from controller.schema.status import ControllerStatus, ModelState, ModelStatus, StatementView
 from controller.settings import url_of
 from tests.support.stand_in_up import ENDED_IN_ORDER, Up, down, runs
 from tests.support.wait import until
@@ -321,6 +323,18 @@ def test_the_model_to_try_is_the_one_with_the_best_api() -> None:
         choose_first_model([{**chat, "state": "failed"}, {"id": "r", "state": "loaded", "apis": ["/v1/rerank"]}])
         is None
     )
+
+
+def test_an_mcp_server_is_no_model_to_try() -> None:
+    rows = [
+        ModelStatus(
+            name=name, backend=backend, state=ModelState.LOADED, wanted_replicas=1, loaded_replicas=1,
+            statement=StatementView(kind="file", since=1.0, reason="enabled in the files"),
+        )
+        for name, backend in (("mcp:time", "mcp"), ("m", "stub"))
+    ]  # fmt: skip
+    status = ControllerStatus(instance="i", version="1", runtime="process", generation=1, models=rows)
+    assert [model.name for model in without_servers(status).models] == ["m"]
 
 
 def test_the_line_to_try_is_a_shell_command_with_json() -> None:

@@ -87,6 +87,22 @@ def test_the_oldest_ended_logs_go_first(tmp_path: Path) -> None:
     assert logs.read_tail(names[0]) == ""
 
 
+def test_an_old_log_that_cannot_be_deleted_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    logs = EndedLogs(tmp_path)
+    for attempt in range(KEPT_LOGS):
+        logs.save_log(f"rh-a-m-0-12345678-{attempt}", b"x")
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    logs.save_log(NAME, b"newest")
+    assert logs.read_log(NAME) == b"newest"
+    assert "Operation not permitted" in caplog.text
+
+
 def test_the_highest_attempt_of_kept_logs_is_known(tmp_path: Path) -> None:
     logs = ProcessLogs(tmp_path, 1000)
     assert EndedLogs(tmp_path / "nowhere").highest_attempt() == logs.ended_logs.highest_attempt() == 0

@@ -23,7 +23,11 @@ TOOL: Fields = {"name": "get_weather", "description": "Now.", "input_schema": SC
 CALLED: Fields = {"type": "function", "function": {"name": "get_weather", "description": "Now.", "parameters": SCHEMA}}
 PNG: Fields = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}
 ANYTHING = Capabilities(
-    modalities=("text", "image"), thinking_modes=("default", "enabled", "disabled"), tools=True, structured_output=True
+    modalities=("text", "image"),
+    media_urls=True,
+    thinking_modes=("default", "enabled", "disabled"),
+    tools=True,
+    structured_output=True,
 )
 
 

@@ -233,7 +233,7 @@ def test_images_in_blocks_of_anthropics(block: dict[str, Any], param: str | None
     request = asks([SAYS, block])
     expected = None if param is None else ("modality_unsupported", f"messages[0].content[1]{param}")
     assert refused(request, TEXT) == expected
-    assert refused(request, SEES) is None
+    assert refused(request, SEES.model_copy(update={"media_urls": True})) is None
 
 
 def refused_prompt(prompt: Prompt, capabilities: Capabilities) -> tuple[str, str | None] | None:

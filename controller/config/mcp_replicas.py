@@ -1,0 +1,42 @@
+"""Makes definitions of the declared MCP servers with a command, so that the controller runs them as it runs engines.
+Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from controller.config.debounce import DebouncedState
+from controller.engines.mcp import McpBridge, McpBridgeDefinition
+from controller.schema.tools import replica_model
+
+_FIELDS: Final[Mapping[str, str]] = {
+    "command": "mcp_command",
+    "network": "mcp_network",
+    "mounts": "mcp_mounts",
+    "image": "image",
+    "env": "env",
+}
+"""Field of a server that its replica depends on, to the field of the definition."""
+
+
+def with_server_replicas(state: DebouncedState) -> DebouncedState:
+    """Return the state with a definition for each MCP server that has a command, named by `replica_model`."""
+    declared = {
+        replica_model(name): _replica_fields(fields)
+        for name, fields in state.tools.declared_servers.items()
+        if fields.get("command") is not None
+    }
+    if not declared:
+        return state
+    definitions = {name: McpBridgeDefinition.model_validate(fields) for name, fields in declared.items()}
+    return replace(
+        state,
+        definitions={**state.definitions, **definitions},
+        declared_models={**state.declared_models, **declared},
+    )
+
+
+def _replica_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {"backend": McpBridge.name} | {own: fields[each] for each, own in _FIELDS.items() if each in fields}

@@ -1,0 +1,113 @@
+"""An MCP server with a command as a process: started, logged and ended by the runtime as engines are."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from controller.engines.mcp import McpBridgeDefinition
+from controller.runtimes.base import SeenReplica, StartRequest
+from controller.runtimes.process.runtime import ProcessRuntime
+from tests.support.mcp_bridges import bridge_client, call_text
+from tests.support.process_engines import ProcessEngines
+from tests.support.runtime_contract import exited, only, said
+from tests.support.wait import until
+
+SERVER = str(Path(__file__).parents[4] / "support" / "mcp_stdio_server.py")
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> ProcessEngines:
+    return ProcessEngines(tmp_path)
+
+
+def request_of(processes: ProcessEngines, *command: str, **fields: Any) -> StartRequest:
+    """A start of a server."""
+    values = {"backend": "mcp", "mcp_command": list(command or (sys.executable, SERVER)), **fields}
+    return processes.request(McpBridgeDefinition.model_validate(values), "mcp:known")
+
+
+async def start(processes: ProcessEngines, request: StartRequest) -> tuple[ProcessRuntime, SeenReplica]:
+    """Start a server and see it."""
+    runtime = processes.runtime()
+    await runtime.start_replica(request)
+    return runtime, await only(runtime)
+
+
+def has_ended(pid: int) -> bool:
+    """Whether no such process runs; one that only waits to be reaped counts as ended."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+async def test_a_server_answers_with_its_own_environment_and_its_stderr_is_the_log(
+    processes: ProcessEngines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET_OF_THE_CONTROLLER", "x")
+    request = request_of(processes, env={"A_VARIABLE": "declared"})
+    runtime, seen = await start(processes, request)
+    assert seen.base_url is not None
+    async with bridge_client(seen.base_url, request.token) as client:
+        assert await call_text(client, "echo", text="hé") == "hé"
+        environment = json.loads(await call_text(client, "environment"))
+    assert environment["A_VARIABLE"] == "declared"
+    assert not {"SECRET_OF_THE_CONTROLLER", "ROUNDHOUSE_ENGINE_TOKEN"} & environment.keys()
+    await said(runtime, request.name, "the known server starts")
+    await runtime.stop_replica(request.name, 10)
+    assert await runtime.list_replicas() == []
+    assert "the known server starts" in await runtime.read_log_tail(request.name)
+    await runtime.close()
+
+
+async def test_a_stop_leaves_nothing_that_the_server_started(processes: ProcessEngines) -> None:
+    request = request_of(processes)
+    runtime, seen = await start(processes, request)
+    assert seen.base_url is not None
+    async with bridge_client(seen.base_url, request.token) as client:
+        stray = int(await call_text(client, "spawn"))
+    assert not has_ended(stray)
+    await runtime.stop_replica(request.name, 10)
+    assert has_ended(stray)
+    await runtime.close()
+
+
+async def test_a_killed_launcher_takes_all_of_it_along(processes: ProcessEngines) -> None:
+    request = request_of(processes)
+    runtime, seen = await start(processes, request)
+    assert seen.base_url is not None
+    async with bridge_client(seen.base_url, request.token) as client:
+        stray = int(await call_text(client, "spawn"))
+    pids = [*processes.pids(request.name), stray]
+    assert len(pids) > 3
+    os.kill(processes.leader(request.name), signal.SIGKILL)
+    await exited(runtime)
+    await runtime.stop_replica(request.name, 10)
+    await until("all of it has ended", lambda: all(map(has_ended, pids)))
+    await runtime.close()
+
+
+async def test_a_server_that_ends_is_seen_with_the_reason(processes: ProcessEngines) -> None:
+    request = request_of(processes, "/bin/true")
+    runtime, _ = await start(processes, request)
+    seen = await exited(runtime)
+    assert seen.exit is not None
+    assert seen.exit.code == 1
+    assert seen.exit.log_tail.splitlines()[-1] == "the MCP server /bin/true ended before it introduced itself"
+    await runtime.close()
+
+
+async def test_a_missing_program_is_found_before_the_start(processes: ProcessEngines) -> None:
+    runtime = processes.runtime()
+    definition = request_of(processes, "/no/such/program").definition
+    result = await runtime.check_preflight("mcp:known", definition, None)
+    assert (result.ok, result.error) == (False, "program /no/such/program does not exist")
+    await runtime.close()

@@ -1,0 +1,318 @@
+"""Images and sounds through a whole gateway, to a real llama-server with a projector: exact answers in every API."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from controller.engines.llama_server import LlamaServer, LlamaServerDefinition
+from tests.fakes.fake_controller import route
+from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
+from tests.support.llama_servers import Kind, needed, started
+from tests.support.seeing_model import (
+    BRIGHT,
+    DARK,
+    encode,
+    make_image,
+    make_projector,
+    make_seeing_model,
+    make_sound,
+)
+from tests.support.worker_process import Worker
+from worker.clockwork import SENTENCE
+
+pytestmark = [pytest.mark.engines, pytest.mark.embedded]
+
+TOKEN = "replica-token"
+CONTEXT = 4096
+DEFINITIONS: dict[str, dict[str, Any]] = {
+    "seeing": {"llama_server_mmproj": "p.gguf"},
+    "blind": {},
+    "hearing": {"llama_server_mmproj": "p.gguf", "modalities": ["text", "image", "audio"]},
+    "fetching": {"llama_server_mmproj": "p.gguf", "media_urls": True},
+}
+LIGHT, NIGHT = make_image(230), make_image(20)
+SEEN: list[tuple[tuple[bytes, ...], str]] = [
+    ((), SENTENCE),
+    ((LIGHT,), BRIGHT),
+    ((NIGHT,), DARK),
+    ((NIGHT, NIGHT), DARK),
+    # One for the other: neither is lost.
+    ((NIGHT, LIGHT), SENTENCE),
+    ((NIGHT, LIGHT, NIGHT), DARK),
+    ((LIGHT, NIGHT, LIGHT), BRIGHT),
+]
+QUESTION = "Is it day?"
+
+
+@pytest.fixture(scope="module", params=["embedded", "binary"])
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    """A llama-server that sees and hears: in a worker's process, and the program itself."""
+    kind: Kind = request.param
+    needed(kind)
+    folder = tmp_path_factory.mktemp("engine")
+    make_seeing_model(folder / "m.gguf")
+    make_projector(folder / "p.gguf", hears=True)
+    flags = ("--mmproj", str(folder / "p.gguf"))
+    with started(kind, folder, "m", folder / "m.gguf", *flags, token=TOKEN) as made:
+        yield made.ready()
+
+
+@pytest.fixture
+async def here(engine: Worker) -> AsyncIterator[GatewayHarness]:
+    """A gateway that knows it under each name of `DEFINITIONS`, with what is declared there."""
+    models = []
+    for name, more in DEFINITIONS.items():
+        definition = LlamaServerDefinition.model_validate({"model_path": "m.gguf", **more})
+        made = route(
+            name,
+            [f"http://127.0.0.1:{engine.port}"],
+            backend="llama_server",
+            token=TOKEN,
+            served_name="inner-m",
+            apis=LlamaServer().list_apis(definition),
+            capabilities=LlamaServer().derive_capabilities(definition),
+            context_length=CONTEXT,
+            longest_token=6,
+            target_inflight=4,
+        )
+        models.append(made)
+    async with gateway_harness() as built:
+        await built.publish(*models)
+        yield built
+
+
+def chat_content(*images: bytes) -> list[Any]:
+    parts = [{"type": "image_url", "image_url": {"url": data_url(image)}} for image in images]
+    return [*parts, {"type": "text", "text": QUESTION}]
+
+
+def response_content(*images: bytes) -> list[Any]:
+    parts = [{"type": "input_image", "detail": "auto", "image_url": data_url(image)} for image in images]
+    return [*parts, {"type": "input_text", "text": QUESTION}]
+
+
+def message_content(*images: bytes) -> list[Any]:
+    sources = [{"type": "base64", "media_type": "image/png", "data": encode(image)} for image in images]
+    return [*({"type": "image", "source": source} for source in sources), {"type": "text", "text": QUESTION}]
+
+
+def data_url(image: bytes) -> str:
+    return f"data:image/png;base64,{encode(image)}"
+
+
+def user(content: list[Any]) -> list[Any]:
+    return [{"role": "user", "content": content}]
+
+
+@pytest.mark.parametrize(("images", "said"), SEEN)
+async def test_a_chat(here: GatewayHarness, images: tuple[bytes, ...], said: str) -> None:
+    async with openai.AsyncOpenAI(base_url=here.url + "/v1", api_key="any", max_retries=0) as client:
+        messages = user(chat_content(*images))
+        answer = await client.chat.completions.create(model="seeing", messages=messages)
+        assert answer.choices[0].message.content == said
+        stream = await client.chat.completions.create(model="seeing", messages=messages, stream=True)
+        assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices]) == said
+
+
+@pytest.mark.parametrize(("images", "said"), SEEN)
+async def test_a_response(here: GatewayHarness, images: tuple[bytes, ...], said: str) -> None:
+    async with openai.AsyncOpenAI(base_url=here.url + "/v1", api_key="any", max_retries=0) as client:
+        asked = user(response_content(*images))
+        answer = await client.responses.create(model="seeing", input=asked)
+        assert answer.output_text == said
+        stream = await client.responses.create(model="seeing", input=asked, stream=True)
+        events = [event async for event in stream]
+        assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == said
+
+
+@pytest.mark.parametrize(("images", "said"), SEEN)
+async def test_a_message(here: GatewayHarness, images: tuple[bytes, ...], said: str) -> None:
+    async with anthropic.AsyncAnthropic(base_url=here.url, api_key="any", max_retries=0) as client:
+        asked: dict[str, Any] = {"model": "seeing", "max_tokens": 64, "messages": user(message_content(*images))}
+        answer = await client.messages.create(**asked)
+        assert [block.text for block in answer.content if block.type == "text"] == [said]
+        async with client.messages.stream(**asked) as stream:
+            assert "".join([text async for text in stream.text_stream]) == said
+
+
+async def test_an_earlier_image_stays_in_the_conversation(here: GatewayHarness) -> None:
+    async with openai.AsyncOpenAI(base_url=here.url + "/v1", api_key="any", max_retries=0) as client:
+        first = await client.responses.create(model="seeing", input=user(response_content(NIGHT)))
+        assert first.output_text == DARK
+        later: dict[str, Any] = {"model": "seeing", "previous_response_id": first.id}
+        assert (await client.responses.create(input="And now?", **later)).output_text == DARK
+        assert (await client.responses.create(input=user(response_content(LIGHT)), **later)).output_text == SENTENCE
+
+
+async def test_what_is_counted_is_what_the_engine_makes_of_an_image_and_not_its_size(here: GatewayHarness) -> None:
+    # As text, these would be more tokens than the context has.
+    large = make_image(20, 4000, 4000)
+    assert len(encode(large)) > 6 * CONTEXT
+    prompt_tokens = {}
+    for name, images in {"none": (), "one": (NIGHT,), "two": (NIGHT, NIGHT), "large": (large,)}.items():
+        messages = user(chat_content(*images))
+        async with here.post("/v1/chat/completions", model="seeing", messages=messages) as answer:
+            told = await answer.json()
+            assert answer.status == 200, told
+            prompt_tokens[name] = told["usage"]["prompt_tokens"]
+        async with here.post("/v1/chat/completions/input_tokens", model="seeing", messages=messages) as answer:
+            assert (await answer.json())["input_tokens"] == prompt_tokens[name]
+    each = prompt_tokens["one"] - prompt_tokens["none"]
+    assert 0 < each < 100
+    assert prompt_tokens["two"] == prompt_tokens["one"] + each
+    assert prompt_tokens["large"] == prompt_tokens["one"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body", "place"),
+    [
+        ("/v1/chat/completions", {"messages": user(chat_content(LIGHT))}, "messages[0].content[0]"),
+        ("/v1/responses", {"input": user(response_content(LIGHT))}, "input[0].content[0]"),
+        ("/v1/messages", {"max_tokens": 9, "messages": user(message_content(LIGHT))}, "messages[0].content[0]"),
+    ],
+)
+async def test_a_model_without_a_projector_takes_no_images(
+    here: GatewayHarness, path: str, body: dict[str, Any], place: str, stream: bool
+) -> None:
+    async with here.post(path, model="blind", stream=stream, **body) as answer:
+        error = (await answer.json())["error"]
+    assert (answer.status, error["code"], error["param"]) == (400, "modality_unsupported", place)
+    assert error["message"] == "The model 'blind' takes no image; it takes text."
+
+
+async def test_the_lists_say_what_each_model_takes(here: GatewayHarness, engine: Worker) -> None:
+    seen = ["text", "image"]
+    wanted = {"seeing": seen, "blind": ["text"], "hearing": [*seen, "audio"], "fetching": seen}
+    for path in ("/v1/models", "/models"):
+        async with here.client.get(here.url + path) as answer:
+            listed = (await answer.json())["data"]
+        assert {model["id"]: model["architecture"]["input_modalities"] for model in listed} == wanted
+        assert all(model["architecture"]["output_modalities"] == ["text"] for model in listed)
+    props = json.loads(engine.ask("GET", "/props")[1])["modalities"]
+    assert (props["vision"], props["audio"]) == (True, True)
+
+
+@pytest.fixture
+async def elsewhere() -> AsyncIterator[tuple[str, list[str]]]:
+    """Where a dark image is served, and the paths that were asked for."""
+    asked: list[str] = []
+
+    async def serve(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        return web.Response(body=NIGHT, content_type="image/png")
+
+    app = web.Application()
+    app.router.add_get("/{name}", serve)
+    async with TestServer(app) as server:
+        yield str(server.make_url("/")).rstrip("/"), asked
+
+
+async def test_an_address_is_fetched_by_a_model_that_declares_it_and_by_no_other(
+    here: GatewayHarness, elsewhere: tuple[str, list[str]]
+) -> None:
+    url, asked = elsewhere
+    chat = {"messages": user([{"type": "image_url", "image_url": {"url": f"{url}/chat"}}])}
+    requests: list[tuple[str, dict[str, Any], str]] = [
+        ("/v1/chat/completions", chat, "messages"),
+        ("/v1/chat/completions/input_tokens", chat, "messages"),
+        ("/apply-template", chat, "messages"),
+        ("/v1/responses", {"input": user([{"type": "input_image", "image_url": f"{url}/response"}])}, "input"),
+        (
+            "/v1/messages",
+            {
+                "max_tokens": 64,
+                "messages": user([{"type": "image", "source": {"type": "url", "url": f"{url}/message"}}]),
+            },
+            "messages",
+        ),
+        (
+            "/v1/chat/completions",
+            {"messages": user([{"type": "video_url", "video_url": {"url": f"{url}/video"}}])},
+            "messages",
+        ),
+        (
+            "/v1/chat/completions",
+            {"messages": user([{"type": "input_audio", "input_audio": {"data": f"{url}/sound", "format": "wav"}}])},
+            "messages",
+        ),
+    ]
+    for path, body, place in requests:
+        async with here.post(path, model="hearing", **body) as answer:
+            error = (await answer.json())["error"]
+        assert (answer.status, error["code"]) == (400, "invalid_request"), path
+        assert error["param"] == f"{place}[0].content[0]"
+        assert error["message"] == (
+            "The model 'hearing' fetches no addresses: send the data itself, as base64 or as a `data:` URL."
+        )
+    assert asked == []
+    async with here.post("/v1/chat/completions", model="fetching", **chat) as answer:
+        assert (await answer.json())["choices"][0]["message"]["content"] == DARK
+    assert asked == ["/chat"]
+
+
+CUT = LIGHT[: len(LIGHT) // 2]
+BROKEN = {
+    "cut": CUT,
+    "head": LIGHT[:8],
+    "text": b"no image",
+    "empty": b"",
+    "damaged": LIGHT.replace(b"IDAT", b"IDAT\xff"),
+    "too large": LIGHT[:16] + b"\x7f\xff\xff\xff" * 2 + LIGHT[24:],
+    "no pixels": LIGHT[:16] + bytes(8) + LIGHT[24:],
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", BROKEN)
+async def test_a_broken_image_is_the_client_s_error_in_every_api(here: GatewayHarness, name: str, stream: bool) -> None:
+    image = BROKEN[name]
+    for path, body in (
+        ("/v1/chat/completions", {"messages": user(chat_content(image))}),
+        ("/v1/responses", {"input": user(response_content(image))}),
+        ("/v1/messages", {"max_tokens": 9, "messages": user(message_content(image))}),
+    ):
+        async with here.post(path, model="seeing", stream=stream, **body) as answer:
+            error = (await answer.json())["error"]
+        told = (answer.status, error["code"], error["type"], error["message"])
+        assert told == (400, "engine_error", "invalid_request_error", "Failed to load image or audio file"), path
+    # The engine goes on.
+    async with here.chat("seeing") as answer:
+        assert (await answer.json())["choices"][0]["message"]["content"] == SENTENCE
+
+
+SOUNDS = [(make_sound(30_000), BRIGHT), (make_sound(300), BRIGHT), (make_sound(0), DARK)]
+
+
+@pytest.mark.parametrize(("sound", "said"), SOUNDS, ids=["noise", "soft noise", "silence"])
+async def test_a_sound(here: GatewayHarness, sound: bytes, said: str) -> None:
+    part: Any = {"type": "input_audio", "input_audio": {"data": encode(sound), "format": "wav"}}
+    async with openai.AsyncOpenAI(base_url=here.url + "/v1", api_key="any", max_retries=0) as client:
+        messages = user([part, {"type": "text", "text": QUESTION}])
+        answer = await client.chat.completions.create(model="hearing", messages=messages)
+        assert answer.choices[0].message.content == said
+        stream = await client.chat.completions.create(model="hearing", messages=messages, stream=True)
+        assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices]) == said
+        response = await client.responses.create(
+            model="hearing", input=user([part, {"type": "input_text", "text": QUESTION}])
+        )
+        assert response.output_text == said
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.chat.completions.create(model="seeing", messages=messages)
+    assert (refused.value.code, refused.value.param) == ("modality_unsupported", "messages[0].content[0]")
+
+
+async def test_what_is_heard_and_what_is_seen_go_together(here: GatewayHarness) -> None:
+    noise = {"type": "input_audio", "input_audio": {"data": encode(make_sound(30_000)), "format": "wav"}}
+    for images, said in (((), BRIGHT), ((NIGHT,), SENTENCE), ((NIGHT, NIGHT), DARK)):
+        messages = user([noise, *chat_content(*images)])
+        async with here.post("/v1/chat/completions", model="hearing", messages=messages) as answer:
+            assert (await answer.json())["choices"][0]["message"]["content"] == said

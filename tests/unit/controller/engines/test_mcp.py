@@ -1,0 +1,251 @@
+"""MCP servers with a command: their definitions, command lines, containers, and their place in the routing table."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import pytest
+
+from controller.config.debounce import settled_state
+from controller.config.mcp_replicas import with_server_replicas
+from controller.config.runtime_declarations import combine_declarations
+from controller.desired.resolve import DeclaredModel, Defaults, resolve_desired
+from controller.engines import ENGINES, REPLICA_ENGINES, spec_hash
+from controller.engines.base import Launch, RenderContext
+from controller.engines.mcp import McpBridge, McpBridgeDefinition
+from controller.runtimes.base import StartRequest
+from controller.runtimes.docker.container_spec import HostContext, container_config, render_context
+from controller.runtimes.docker.user import UserIdentity
+from controller.runtimes.process.preflight import check_program
+from controller.schema.declarations import RuntimeDeclaration, RuntimeDeclarations
+from controller.schema.status import ModelState
+from controller.schema.tools import McpServerRoute
+from controller.state import ReplicaId
+from tests.support.config_files import MODELS_ROOT, parse_text, problems_of
+from tests.support.controller_harness import AddressedRuntime, ControllerHarness
+
+TIME = "mcp_servers: {time: {command: [mcp-server-time, --utc], env: {B: '2', A: s3cr3t}}, far: {url: https://far/mcp}}"
+PROCESS = RenderContext(
+    runtime="process",
+    served_name="mcp:time",
+    models_root=PurePosixPath("/srv/models"),
+    host="127.0.0.1",
+    port=4242,
+    cache_dir=PurePosixPath("/var/cache"),
+    executables={"python": "/venv/bin/python"},
+)
+USER = UserIdentity(1000, 1001)
+
+
+def server(text: str) -> McpBridgeDefinition:
+    """The definition of the server `time` with these fields."""
+    state = with_server_replicas(settled_state(parse_text(f"models: {{}}\nmcp_servers: {{time: {text}}}")))
+    definition = state.definitions["mcp:time"]
+    assert isinstance(definition, McpBridgeDefinition)
+    return definition
+
+
+def hash_of(text: str) -> str:
+    return spec_hash(server(text), None, "mcp:time")
+
+
+def render(definition: McpBridgeDefinition, ctx: RenderContext = PROCESS) -> Launch:
+    return McpBridge().render_command(definition, ctx)
+
+
+# From files to definitions.
+
+
+def test_a_server_with_a_command_is_run_and_one_with_an_address_is_not() -> None:
+    state = with_server_replicas(settled_state(parse_text(f"models: {{m: {{backend: stub}}}}\n{TIME}")))
+    assert list(state.definitions) == ["m", "mcp:time"]
+    assert state.declared_models["mcp:time"] == {
+        "backend": "mcp", "mcp_command": ["mcp-server-time", "--utc"], "env": {"B": "2", "A": "s3cr3t"},
+    }  # fmt: skip
+    models = {name: DeclaredModel(each, {}, 1.0) for name, each in state.definitions.items()}
+    desired = resolve_desired(models, {}, {}, Defaults({"worker": "w:1"}), generation=1)
+    model = desired.models["mcp:time"]
+    assert (model.backend, model.runs, model.replicas, model.image, model.gpu_count) == ("mcp", True, 1, "w:1", 0)
+
+
+def test_no_file_and_no_operator_can_name_the_backend_or_take_a_servers_name() -> None:
+    assert "mcp" not in ENGINES
+    assert set(REPLICA_ENGINES) - set(ENGINES) == {"mcp"}
+    assert problems_of("models: {a: {backend: mcp, mcp_command: [sh]}}")[0].startswith(
+        "desired-state/models.yaml:1: models.a.backend: unknown backend `mcp`"
+    )
+    assert problems_of("models: {'mcp:time': {backend: stub}}") == [
+        "desired-state/models.yaml:1: models.mcp:time: `mcp:time`: names that begin with `mcp:` are those of MCP "
+        "servers"
+    ]
+    [problem] = problems_of("models: {a: {backend: stub, aliases: ['mcp:time']}}")
+    assert "models.a.aliases: `mcp:time`: names that begin with `mcp:`" in problem
+    files = settled_state(parse_text(f"models: {{}}\n{TIME}"))
+    taken = RuntimeDeclaration(fields={"backend": "stub"}, declared_at=1.0, actor="someone")
+    combined = combine_declarations(files, RuntimeDeclarations(models={"mcp:time": taken}), MODELS_ROOT)
+    assert isinstance(combined.state.definitions["mcp:time"], McpBridgeDefinition)
+    assert (combined.runtime_models, len(combined.problems)) == (frozenset(), 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_same"),
+    [
+        ("{command: [x], timeout_s: 5, max_output_kib: 1, tools: [a]}", True),
+        ("{command: [y]}", False),
+        ("{command: [x, y]}", False),
+        ("{command: [x], env: {A: b}}", False),
+        ("{command: [x], network: true}", False),
+        ("{command: [x], mounts: ['/a:/b']}", False),
+    ],
+)
+def test_only_what_the_process_depends_on_restarts_it(text: str, is_same: bool) -> None:
+    assert (hash_of(text) == hash_of("{command: [x]}")) is is_same
+
+
+# The command line.
+
+
+def test_the_bridge_runs_the_command_with_the_declared_variables_alone() -> None:
+    launch = render(server("{command: [npx, -y, server, --flag], env: {B: '2', A: s3cr3t}}"))
+    assert launch.argv == (
+        *("/venv/bin/python", "-m", "worker", "mcp", "--", "--host", "127.0.0.1", "--port", "4242", "--name", "time"),
+        *("--pass-env", "A", "--pass-env", "B", "--", "npx", "-y", "server", "--flag"),
+    )
+    assert (launch.env, launch.token_env) == ({"A": "s3cr3t", "B": "2"}, "ROUNDHOUSE_ENGINE_TOKEN")
+
+
+@pytest.mark.parametrize(
+    ("program", "problem"),
+    [
+        (sys.executable, None),
+        ("no-such-program-of-ours", "program no-such-program-of-ours is not on PATH"),
+        ("/no/such/program", "program /no/such/program does not exist"),
+        ("./here", "program ./here is a relative path: give an absolute one, or a name on PATH"),
+    ],
+)
+def test_a_missing_program_is_found_before_the_start(program: str, problem: str | None) -> None:
+    ctx = replace(PROCESS, executables={"python": sys.executable})
+    assert check_program(render(server(f"{{command: [{program}, --, x]}}"), ctx).argv) == problem
+
+
+@pytest.mark.parametrize("reason", ["No such file or directory", "Permission denied"])
+def test_a_program_that_cannot_be_run_is_permanent(reason: str) -> None:
+    verdict = McpBridge().explain_exit(1, f"x\nthe MCP server /a b cannot be used: {reason}\n")
+    assert verdict is not None
+    assert verdict.permanent
+
+
+# The container.
+
+
+def container(text: str) -> dict[str, Any]:
+    host = HostContext("one", "engines", False, [{"Type": "bind", "Source": "/srv/models"}], 16)
+    definition = server(text)
+    launch = render(definition, render_context("mcp:time", USER, {"worker": "worker:1"}))
+    request = StartRequest(ReplicaId("mcp:time", 0, "0" * 16, 1), "rh-x", definition, "mcp:time", None, "TOKEN")
+    return container_config(request, launch, USER, host, 1.0)
+
+
+def test_a_container_gets_no_folder_that_is_not_declared() -> None:
+    made = container("{command: [x], env: {A: b}}")
+    host = made["HostConfig"]
+    assert (host["Mounts"], host["CapDrop"], host["CapAdd"], host["ReadonlyRootfs"]) == ([], ["ALL"], [], True)
+    assert (host["NetworkMode"], host["SecurityOpt"]) == ("engines", ["no-new-privileges"])
+    assert (made["Image"], made["User"]) == ("worker:1", "1000:1001")
+    assert {"HOME=/tmp", "A=b", "ROUNDHOUSE_ENGINE_TOKEN=TOKEN"} <= set(made["Env"])
+    assert "TOKEN" not in str(made["Cmd"])
+
+
+def test_a_container_gets_the_declared_folders_read_only_unless_they_say_otherwise() -> None:
+    made = container("{command: [x], mounts: ['/srv/a:/a', '/srv/b:/b:rw', '/srv/c:/c:ro']}")
+    assert made["HostConfig"]["Mounts"] == [
+        {"Type": "bind", "Source": "/srv/a", "Target": "/a", "ReadOnly": True},
+        {"Type": "bind", "Source": "/srv/b", "Target": "/b", "ReadOnly": False},
+        {"Type": "bind", "Source": "/srv/c", "Target": "/c", "ReadOnly": True},
+    ]
+
+
+@pytest.mark.parametrize("says", [True, False])
+def test_the_way_out_is_as_declared(says: bool) -> None:
+    assert render(server(f"{{command: [x], network: {str(says).lower()}}}")).has_egress is says
+
+
+# The routing table.
+
+
+@dataclass
+class Place:
+    """A controller over a fake host."""
+
+    harness: ControllerHarness
+    runtime: AddressedRuntime
+    time: list[float]
+
+    async def rounds(self, count: int, *, ready: bool = True) -> None:
+        """Rounds of a second, in which engines become ready."""
+        for _ in range(count):
+            await self.harness.reconciler.run_round()
+            await self.harness.operations.wait_until_idle()
+            for name in self.runtime.replicas if ready else ():
+                self.harness.prober.ready.setdefault(name, self.time[0])
+            self.time[0] += 1.0
+
+
+@pytest.fixture
+async def place(tmp_path: Path) -> AsyncIterator[Place]:
+    (tmp_path / "desired").mkdir()
+    (tmp_path / "desired" / "a.yaml").write_text(f"models: {{m: {{backend: stub}}}}\n{TIME}\n")
+    time = [1_000.0]
+    runtime = AddressedRuntime(lambda: time[0])
+    made = Place(ControllerHarness(tmp_path, runtime, time), runtime, time)
+    await made.harness.files.read_files()
+    yield made
+    made.harness.end()
+
+
+def route(place: Place, name: str = "time") -> McpServerRoute:
+    assert place.harness.hub.table is not None
+    return next(each for each in place.harness.hub.table.mcp_servers if each.name == name)
+
+
+async def test_a_running_server_is_in_the_table_with_its_token_and_is_no_model(place: Place) -> None:
+    await place.rounds(2, ready=False)
+    assert (route(place).url, route(place).reason) == (None, "it is loading")
+    await place.rounds(4)
+    table = place.harness.hub.table
+    assert table is not None
+    assert [each.name for each in table.models] == ["m"]
+    [endpoint] = table.models[0].endpoints
+    found = route(place)
+    assert (found.url, found.reason) == ("http://engine/mcp", None)
+    assert found.replica is not None
+    assert found.replica.startswith("rh-i-mcp-time-")
+    assert found.token is not None
+    assert found.token != endpoint.token
+    assert (route(place, "far").url, route(place, "far").replica) == ("https://far/mcp", None)
+
+
+async def test_an_unloaded_server_says_why_it_is_not_there(place: Place) -> None:
+    await place.rounds(5)
+    place.harness.admin_service.unload_model("mcp:time", hold=True, actor="operator")
+    await place.rounds(5)
+    assert (route(place).url, route(place).replica, route(place).token) == (None, None, None)
+    assert route(place).reason == "it is unloaded"
+    place.harness.admin_service.load_model("mcp:time", {}, None, actor="operator")
+    await place.rounds(5)
+    assert route(place).url == "http://engine/mcp"
+
+
+async def test_a_server_stays_in_the_table_while_nothing_can_be_observed(place: Place) -> None:
+    await place.rounds(5)
+    before = route(place)
+    place.runtime.unavailable = "the daemon is down"
+    await place.rounds(1, ready=False)
+    assert route(place) == before
+    assert place.harness.reconciler.round is not None
+    states = {each.name: each.state for each in place.harness.reconciler.round.statuses}
+    assert states["mcp:time"] is ModelState.LOADED
