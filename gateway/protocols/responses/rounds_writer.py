@@ -91,10 +91,9 @@ class RoundsWriter(ResponseWriter):
             self.write_whole(mcp_items.list_item(self._context.new_id("mcpl"), server)) for server in servers
         )
 
-    def begin_round(self) -> int:
-        """Forget the calls of the round before, whose indexes the next round uses again. Return the number of items so
-        far."""
-        self._calls = {}
+    @property
+    def item_count(self) -> int:
+        """Number of the items so far."""
         return len(self._items)
 
     def describe_items(self, first: int) -> list[Fields]:
@@ -146,7 +145,7 @@ class RoundWriter:
         self._writer = writer
         self._mcp = mcp
         self._own_names = own_names
-        self._first_item = writer.begin_round()
+        self._first_item = writer.item_count
         self._own_indexes: set[int] = set()
         self._calls: dict[int, RunCall] = {}
         self.finish: Finish | None = None

@@ -314,7 +314,8 @@ def test_what_the_client_approves_is_run_and_what_it_refuses_is_told(in_input: b
     )
 
     # A later request continues: nothing is run again.
-    later = play(SAYS, history=[*before, *answers, *played.response["output"]], input="And?", tools=[ALWAYS])
+    items = [*before, *answers, *played.response["output"], {"role": "user", "content": "And?"}]
+    later = play(SAYS, **({"input": items} if in_input else {"history": items, "input": "So?"}), tools=[ALWAYS])
     assert not later.ran
     calls = [turn.calls for turn in later.prompts[0].turns if isinstance(turn, Assistant)]
     assert [[call.name for call in each] for each in calls] == [["weather__set", "weather__get"], []]
@@ -361,12 +362,16 @@ def test_one_that_is_cancelled_in_the_middle_of_a_call() -> None:
     rounds = RoundsWriter({"model": "m", "tools": [WEATHER]}, made, is_stream=True)
     writer = RoundWriter(rounds, mcp, ())
     stream = writer.begin_answer("") + writer.write_tool_call(0, "c", "weather__get", BONN)
+    stream += writer.write_tool_call(1, "d", "weather__set", BONN)
     stream += writer.end_answer("tool_calls", None, Tokens(1, 2))
+    failed = writer.calls[0].item
+    assert failed is not None
+    stream += rounds.end_call(failed, None, failed_tool("No."))
     assert made.cancel is not None
     stream += made.cancel()
     assert made.response is not None
     assert folded(stream) == made.response
-    assert made.response["output"][-1]["status"] == "incomplete"
+    assert [item["status"] for item in made.response["output"][1:]] == ["failed", "incomplete"]
 
 
 def test_an_error_in_a_round_is_kept_and_fails_the_response() -> None:
