@@ -319,7 +319,7 @@ def create_gateway(
     clients_of_programs = (controller,) if retrieval_client is None else (controller, retrieval_client)
     retrieval_probe = None if retrieval_client is None else ProgramProbe(retrieval_client)
     aicore_probe = AicoreProbe(live)
-    model_events = ModelEventLog()
+    model_events = ModelEventLog(secrets.token_hex(4))
     live.on_models = model_events.follow_table
     download_feed = DownloadFeed(controller, model_events.follow_downloads)
     loops = [link.run, download_feed.run, inference.run_timers, resumable_streams.remove_expired, aicore_probe.run]

@@ -42,7 +42,8 @@ EXIT_LOCKED: Final = 4
 def main() -> int:
     """Run one retrieval program in this thread until SIGTERM, SIGINT or a failure. Return its exit code: 0 it ended as
     asked, 1 it failed, 2 a setting is wrong, 3 the address is taken, 4 the state folder is in use. The reason of a
-    failed start is one line on stderr; a later failure is in the log.
+    failed start is one line on stderr; a later failure is in the log. Raises OSError if the state folder cannot be
+    created, and ValueError if the address of the Qdrant server is malformed.
 
     Settings come from the environment. Call once per process: logging is configured, and the process' priority lowered.
     """

@@ -52,8 +52,8 @@ class RetrievalMetrics(Collector):
         )
 
     def record_search(self, result: SearchResult, seconds: float) -> None:
-        """Add one search to the histogram of durations, under its mode (`dense`, `sparse` or `hybrid`, with `+rerank`
-        where it was reranked). `seconds`: its duration. Searches that failed are not recorded."""
+        """Add one answered search to the histogram of durations, under its mode (`dense`, `sparse` or `hybrid`, with
+        `+rerank` if it was reranked). `seconds`: its duration. Do not call it for a search that failed."""
         mode = f"{result.mode}+rerank" if result.rerank_model is not None else result.mode
         self._search_seconds.labels(mode).observe(seconds)
 

@@ -36,7 +36,9 @@ SLOW_THREADS: Final = 16
 
 
 class Transfers:
-    """All parts of one transfers program. A context manager, entered once: it holds the lock of the models folder."""
+    """All parts of one transfers program. A context manager, entered once. While it is entered, it holds the lock of
+    the models folder, and downloads run; leaving it stops them, blocks until their threads have ended, and gives the
+    lock back."""
 
     def __init__(self, settings: TransfersSettings) -> None:
         self._network = network = NetworkOptions(
@@ -69,7 +71,7 @@ class Transfers:
         return create_app([*downloads.routes(), *FileRoutes(self.files, slow).routes()])
 
     def __enter__(self) -> Transfers:
-        """Take the models folder, and go on with what was under way.
+        """Take the lock of the models folder, and go on with the downloads that were under way. Blocks on the disk.
 
         Raises:
             BlockingIOError: another program has the models folder.

@@ -17,7 +17,7 @@ OPEN_FILES: Final = 1024
 
 def limit_resources() -> None:
     """Limit address space and open files of this process, and write no core files, which may hold a token. A limit that
-    is lower already stays. Raises OSError: the kernel refuses."""
+    is lower already stays. Raises OSError or ValueError if the kernel refuses."""
     for kind, limit in (
         (resource.RLIMIT_AS, MEMORY_BYTES),
         (resource.RLIMIT_NOFILE, OPEN_FILES),
@@ -29,11 +29,12 @@ def limit_resources() -> None:
 
 
 def become_owner(models: Path, writable: Path | None) -> None:
-    """Where this process is root, become the owner of the models folder, for good, so that what is downloaded is the
-    operator's, and a fault in what reads strangers' bytes is not root's. `writable`, a folder that is root's so far,
-    becomes the owner's before; None: there is none. Where the folder is root's, and without root, nothing changes.
+    """If this process is root, become the owner of the models folder, for good. Downloaded files then belong to the
+    operator, and a fault in the code that reads strangers' bytes does not have root's rights. Does nothing if the
+    folder belongs to root, or the process is not root.
 
-    A container needs the capabilities CHOWN, SETUID and SETGID for this.
+    `writable`: a folder that belongs to root so far; it is created, and its owner and that of the files in it changed,
+    before. None: there is none. A container needs the capabilities CHOWN, SETUID and SETGID for this.
 
     Raises:
         OSError: the models folder cannot be looked at, or the kernel refuses.

@@ -19,7 +19,8 @@ class TransfersSettings(BaseSettings):
     """Every setting of transfers, read from environment variables when the object is made. Immutable.
 
     The variable is `ROUNDHOUSE_` and the field's name in upper case; an empty one counts as unset, and unknown ones are
-    ignored. Making the object raises pydantic's ValidationError for invalid values. No file or address is checked.
+    ignored. Making the object raises pydantic's ValidationError for invalid values. No file is opened, and no address
+    connected to.
     """
 
     model_config = SettingsConfigDict(env_prefix="ROUNDHOUSE_", env_ignore_empty=True, extra="ignore", frozen=True)
@@ -103,12 +104,12 @@ class TransfersSettings(BaseSettings):
 
     @property
     def models_folder(self) -> Path:
-        """The folder that downloads go into."""
+        """The folder that downloads go into: the first of `models`. It may not exist."""
         return Path(_split(self.models)[0]).expanduser()
 
     @property
     def local_folders(self) -> tuple[Path, ...]:
-        """The folders from which local models may be taken."""
+        """The folders from which `file:` references may take models; empty: none. They may not exist."""
         return tuple(Path(each).expanduser() for each in _split(self.transfers_local_folders))
 
     @property
@@ -122,7 +123,8 @@ class TransfersSettings(BaseSettings):
         return round(self.transfers_keep_free_gb * 10**9)
 
     def read_hub_token(self) -> str | None:
-        """Return the token of the hub: the variable's, else the file's; None: there is none. Blocks for a read."""
+        """Return the token of the hub: `hub_token`, else that in `hub_token_file`; None: there is none, or the file
+        cannot be read. Blocks for a read. Never raises."""
         if self.hub_token is not None:
             return self.hub_token.strip()
         return None if self.hub_token_file is None else read_token(self.hub_token_file)

@@ -165,8 +165,8 @@ def write_gguf(
     template: str = CHAT_TEMPLATE,
     layers: int = LAYERS,
 ) -> None:
-    """Write the GGUF file to `path`, over an existing one: matrices as float16, norms as float32. `context`, in tokens,
-    is the length that the file states. `layers` must be the number of layers in `weights`.
+    """Write the demo model as a GGUF file to `path`, over an existing one: matrices as float16, norms as float32.
+    `context`, in tokens, is the length that the file states. `layers` must be the number of layers in `weights`.
 
     Raises OSError if it cannot be written, which may leave a part of it; ModuleNotFoundError without gguf or numpy.
     """
@@ -217,9 +217,9 @@ def _add_tokenizer(writer: Any, token_type: Any, vocabulary: Vocabulary) -> None
 
 
 def write_hf(folder: Path, vocabulary: Vocabulary, weights: Tensors, layers: int = LAYERS) -> None:
-    """Write the Hugging Face folder, and make it if needed. Each file is replaced whole; the weights come last, so a
-    folder with weights is complete. `layers` must be the number of layers in `weights`. Raises OSError if a file cannot
-    be written, ModuleNotFoundError without safetensors."""
+    """Write the demo model to `folder` in Hugging Face's form, and make the folder if needed. Each file is replaced
+    whole; the weights come last, so a folder with weights is complete. `layers` must be the number of layers in
+    `weights`. Raises OSError if a file cannot be written, ModuleNotFoundError without safetensors."""
     from safetensors.numpy import save
 
     for name, content in hf_files(vocabulary, layers).items():
@@ -296,10 +296,11 @@ def _hf_tokenizer(vocabulary: Vocabulary) -> dict[str, Any]:
 
 @contextmanager
 def replace_file(path: Path) -> Iterator[Path]:
-    """Yield a path beside `path` to write to, and make the folder if needed. When the block ends, what was written
-    takes the name of `path`; where the block raises, it is removed, and `path` stays as it was.
+    """Return a context manager that yields a path beside `path` to write to, and makes the folder if needed. When the
+    block ends, what was written takes the name of `path`. If the block raises, what was written is removed, and `path`
+    stays as it was.
 
-    Raises OSError; FileNotFoundError where the block wrote nothing.
+    Raises OSError; FileNotFoundError if the block wrote nothing.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")

@@ -110,8 +110,8 @@ class Engine(Protocol):
     """Data types of the K and the V cache, once the model is loaded; None: the engine has no choice of them."""
 
     def load_model(self) -> None:
-        """Load the model; blocks until it can answer. Called once, before any other method. Raises LoadError with one
-        plain line for the operator."""
+        """Load the model; blocks until it can answer. Called once, before any other method. Raises LoadError, with one
+        plain line for the operator, if the model cannot be loaded."""
 
     def stream_chat(self, request: ChatRequest, job: Job) -> Generator[Piece]:
         """Answer a conversation: return an iterator of pieces, whose last one has a finish reason. The caller exhausts
@@ -131,8 +131,8 @@ class Engine(Protocol):
 
     def embed_texts(self, texts: list[str], job: Job) -> list[list[float]]:
         """Return one vector for each text, in order, of Euclidean length 1 unless the command line says otherwise.
-        Raises RequestError, for example for a text that is too long, and JobCancelledError once the job is
-        cancelled."""
+        Calls `job`'s counters as texts are processed. Raises RequestError if a text cannot be embedded (it is too
+        long), and JobCancelledError once the job is cancelled."""
 
     def join_tokens(self, tokens: list[int]) -> str:
         """Return the text of tokens in a request for embeddings, without special tokens. Raises RequestError with

@@ -153,8 +153,8 @@ class ChatRequest(GenerationRequest):
 
     @property
     def token_limit(self) -> int | None:
-        """Maximum tokens to generate; None: as many as fit the context. `max_completion_tokens` wins over
-        `max_tokens`."""
+        """Maximum tokens to generate; None: as many as fit the context. If both `max_completion_tokens` and
+        `max_tokens` are set, the first counts."""
         return self.max_completion_tokens or self.max_tokens
 
 

@@ -25,19 +25,22 @@ _PORTS: Final = {"http": 80, "https": 443}
 
 @dataclass(frozen=True, slots=True)
 class AllowedHosts:
-    """Hosts whose addresses may be anywhere, and which may be asked without encryption."""
+    """Hosts that the operator named: downloads may connect to them wherever their addresses are, and without
+    encryption."""
 
     hosts: frozenset[tuple[str, int | None]] = frozenset()
     """Host in lower case, and its port; None: every port."""
 
     def has(self, host: str, port: int) -> bool:
-        """Return whether the operator named this host, with this port or with none."""
+        """Return whether the operator named this host, either with this port or without a port. Case and a dot at the
+        end do not count."""
         name = host.lower().rstrip(".")
         return (name, port) in self.hosts or (name, None) in self.hosts
 
 
 def parse_allowed_hosts(text: str) -> AllowedHosts:
-    """Parse hosts that are separated by commas, each with or without `:port`; an IPv6 address stands in brackets.
+    """Parse hosts that are separated by commas, each with or without `:port`; an IPv6 address must be in brackets.
+    Empty text gives no hosts.
 
     Raises:
         ValueError: an entry is neither a host nor a host and a port.
@@ -60,10 +63,10 @@ def parse_allowed_hosts(text: str) -> AllowedHosts:
 
 
 def find_refusal(address: Address) -> str | None:
-    """Return why the address must not be connected to; None: it is on the public internet.
+    """Return why the address must not be connected to; None: it is on the public internet, and may be.
 
-    An IPv6 address that carries an IPv4 address (mapped, compatible, NAT64, 6to4, Teredo, ISATAP) is refused where that
-    one is.
+    An IPv6 address that carries an IPv4 address (mapped, compatible, NAT64, 6to4, Teredo, ISATAP) is also refused if
+    the IPv4 address is.
     """
     for each in _judged_addresses(address):
         if (word := _name_range(each)) is not None:
@@ -77,7 +80,8 @@ def default_port(scheme: str) -> int:
 
 
 def find_refused(addresses: Iterable[Address]) -> str | None:
-    """Return why a name with these addresses must not be connected to: one of them is refused. None: none is."""
+    """Return why a host with these addresses must not be connected to: the reason of the first that `find_refusal`
+    refuses. None: all may be connected to."""
     return next((reason for address in addresses if (reason := find_refusal(address)) is not None), None)
 
 

@@ -24,14 +24,15 @@ DEFAULT_TIMEOUT_S: Final = 10.0
 
 
 def resolve_addresses(host: str, port: int) -> list[str]:
-    """Return the addresses of a host as the system's resolver has them. Blocks. Raises OSError: it has none."""
+    """Return the addresses of a host as the system's resolver has them, each once. Blocks, without a limit of time.
+    Raises OSError if the host has none, and UnicodeError if its name cannot be one."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))
 
 
 class CheckedBackend(httpcore2.NetworkBackend):
-    """Network backend of `httpcore2` that connects to nothing but addresses which it has checked itself: the name is
-    not resolved again afterwards. Safe for threads."""
+    """Network backend of `httpcore2` that resolves a name, checks all its addresses, and connects to one of them; the
+    name is not resolved again afterwards. Safe for threads."""
 
     def __init__(self, allowed: AllowedHosts, resolver: Resolver = resolve_addresses) -> None:
         self._allowed = allowed
@@ -41,7 +42,8 @@ class CheckedBackend(httpcore2.NetworkBackend):
         self._is_interrupted = False
 
     def interrupt(self) -> None:
-        """End all connections, and refuse new ones from now on. Whoever reads or writes gets an error at once."""
+        """End all connections, and refuse new ones for good. A thread that reads or writes gets an error at once. Does
+        not wait. May be called from any thread."""
         with self._lock:
             self._is_interrupted = True
             sockets = list(self._sockets)
@@ -57,10 +59,11 @@ class CheckedBackend(httpcore2.NetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore2.NetworkStream:
-        """Connect to the first address of the host that answers, within `timeout` seconds for all of it.
+        """Connect to the first address of the host that answers. `timeout`: seconds for resolving and connecting
+        together; None: `DEFAULT_TIMEOUT_S`. `local_address` and `socket_options` are ignored. Blocks.
 
         Raises:
-            AddressRefusedError: one of the host's addresses is refused, or none can be read as one.
+            AddressRefusedError: one of the host's addresses is refused, or is no address.
             InterruptedConnectionError: `interrupt` was called.
             httpcore2.ConnectError: the name does not resolve, or nothing answers.
             httpcore2.ConnectTimeout: it took too long.
@@ -133,7 +136,8 @@ class OpenBackends:
         self._is_interrupted = False
 
     def add(self, backend: CheckedBackend) -> None:
-        """Have a backend interrupted with the others; at once, if that has happened."""
+        """Note a backend, so that `interrupt` interrupts it, too. If `interrupt` was called already, the backend is
+        interrupted at once. Only a weak reference is kept."""
         with self._lock:
             self._backends.add(backend)
             is_late = self._is_interrupted
@@ -141,7 +145,8 @@ class OpenBackends:
             backend.interrupt()
 
     def interrupt(self) -> None:
-        """End all connections of all backends, for good."""
+        """End all connections of all backends, and refuse new ones, for good. Does not wait. May be called from any
+        thread."""
         with self._lock:
             self._is_interrupted = True
             backends = list(self._backends)

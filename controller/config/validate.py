@@ -16,7 +16,7 @@ from controller.config.paths import PathRefusedError, normalize_model_path
 from controller.config.tree import Listing, SourcePlace, Table, known_part, place_of, to_plain_value
 from controller.engines import ENGINES, resolve_backend
 from controller.engines.base import Engine
-from controller.engines.options import list_paths
+from controller.engines.options import Paths, list_paths
 from controller.schema.desired import Definition, ModelName
 from controller.schema.status import Problem
 from controller.schema.tools import REPLICA_PREFIX
@@ -112,11 +112,13 @@ class _ModelValidator:
         if engine is None:
             self.check_common_fields(values)
             return None
-        if values.get("source") is not None and not engine.definition.model_fields["model_path"].is_required():
+        definition = self.parse_definition(engine.definition, {**values, "backend": engine.name}, engine)
+        if definition is None:
+            return None
+        if definition.source is not None and not engine.list_artifacts(definition):
             self.add_problem(f"the backend {engine.name} loads no files of a model, so that it has no source", "source")
             return None
-        definition = self.parse_definition(engine.definition, {**values, "backend": engine.name}, engine)
-        return self.with_normalized_paths(definition) if definition is not None else None
+        return self.with_normalized_paths(definition)
 
     def _aliases(self) -> list[str]:
         aliases = _values(self.table).get("aliases")
@@ -193,10 +195,12 @@ class _ModelValidator:
 
     def with_normalized_paths(self, definition: Definition) -> Definition | None:
         """Return the definition with the paths of all options in their one way of writing, or None with problems."""
-        normalized_paths: dict[str, str | list[str]] = {}
+        normalized_paths: dict[str, Paths] = {}
         for name, _, value in list_paths(definition):
             if isinstance(value, str):
                 normalized_paths[name] = self.normalize_path(value, name)
+            elif isinstance(value, dict):
+                normalized_paths[name] = {key: self.normalize_path(path, name, key) for key, path in value.items()}
             else:
                 paths = enumerate(value)
                 normalized_paths[name] = [self.normalize_path(path, name, number) for number, path in paths]
@@ -204,7 +208,7 @@ class _ModelValidator:
 
     def normalize_path(self, declared_path: str, *place: str | int) -> str:
         """Return the path in its one way of writing; where it is refused, the path as declared, with a problem noted
-        at `place` (a field, or a field and the number of a list's item)."""
+        at `place` (a field, or a field and the number or name of its item)."""
         try:
             return normalize_model_path(declared_path, self.roots)
         except PathRefusedError as error:

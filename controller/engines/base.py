@@ -63,6 +63,8 @@ class RenderContext:
     chosen."""
     model_paths: Mapping[str, str] = field(default_factory=dict)
     """Engine-side path by model path, for the model paths that the runtime looked up."""
+    index: int = 0
+    """Number of the replica among those of its model, from 0."""
 
     def resolve_path(self, model_path: str) -> str:
         """Return the path at which the engine sees a model path. A path that the runtime did not look up is taken to
@@ -87,6 +89,8 @@ class Launch:
     the models folders and the cache volume. None: it gets models and cache."""
     has_egress: bool = False
     """Whether a container may reach what lies beyond the network of engines."""
+    folders: tuple[PurePosixPath, ...] = ()
+    """Folders below `RenderContext.cache_dir` that the runtime creates before the start. They outlive the engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +267,11 @@ class Engine(Generic[DefinitionT]):
     def session_binding(self, definition: DefinitionT) -> SessionBinding | None:
         """Return how requests name their session to the engine (see `SessionBinding`); None: they do not, since the
         engine keeps no sessions or finds by itself what it has computed. Here always None."""
+        return None
+
+    def lora_modules(self, definition: DefinitionT) -> tuple[str, ...] | None:
+        """Return the names of LoRA modules that the engine serves as models of their own. None: it has no such modules,
+        and reads `lora` itself, if at all."""
         return None
 
     def max_choices(self, definition: DefinitionT) -> int | None:

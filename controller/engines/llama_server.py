@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, zip_longest
+from pathlib import PurePosixPath
 from typing import ClassVar, Final
+from urllib.parse import quote
 
 from controller.artifacts.facts import Artifact, longest_token_at
 from controller.engines.base import ClaimedGpu, Engine, EngineFigures, FileCheck, Launch, Probe, RenderContext, Verdict
@@ -111,7 +113,7 @@ class LlamaServer(Engine[LlamaServerDefinition]):
             *("--fit", "off", "--metrics", "--slots", "--jinja", "--no-webui"),
             *("--cache-ram", str(definition.llama_server_cache_ram_mib or 0)),
             *render_options(definition, Flag, fallbacks=fallbacks, decimals=_DECIMALS),
-            *render_options(definition, PathFlag, ctx.resolve_path),
+            *_scale_adapters(definition, render_options(definition, PathFlag, ctx.resolve_path)),
         ]
         if definition.llama_server_draft_model_path and spec_type is None:
             # Without a type llama-server loads the draft model and never uses it.
@@ -120,6 +122,8 @@ class LlamaServer(Engine[LlamaServerDefinition]):
         args += _device_flags(definition)
         if definition.llama_server_tensor_split is None:
             args += tensor_split_args(ctx.gpus)
+        folders = (_saved_slots_folder(ctx),) if definition.llama_server_slot_save else ()
+        args += [argument for folder in folders for argument in ("--slot-save-path", str(folder))]
         args += definition.extra_args
         env = {"LLAMA_CACHE": str(ctx.cache_dir)}
         if definition.llama_server_library_path and ctx.runtime == "process":
@@ -130,6 +134,7 @@ class LlamaServer(Engine[LlamaServerDefinition]):
             env,
             self.resolve_image(definition, ctx.images),
             "LLAMA_API_KEY",
+            folders=folders,
         )
 
     def _build_program(self, definition: LlamaServerDefinition, ctx: RenderContext) -> tuple[str, ...]:
@@ -302,6 +307,24 @@ def tensor_split_args(gpus: Sequence[ClaimedGpu]) -> tuple[str, ...]:
     if not 1 < len(gpus) <= _MOST_SHARES:
         return ()
     return ("--tensor-split", ",".join(str(gpu.claim_mib) for gpu in gpus))
+
+
+def _saved_slots_folder(ctx: RenderContext) -> PurePosixPath:
+    """Return the folder of the replica's saved slots. It is the same after a restart, a swap and an edit, because it
+    follows the model's name and the replica's number. Replicas share no folder, so a client that saves slots of two
+    replicas under one name keeps both."""
+    return ctx.cache_dir / "slots" / quote(ctx.served_name, safe="") / str(ctx.index)
+
+
+def _scale_adapters(definition: LlamaServerDefinition, args: list[str]) -> list[str]:
+    """Return the arguments with the adapters' scales, if the definition sets them. An adapter without one has 1."""
+    scales = definition.llama_server_lora_scales
+    if scales is None or not definition.llama_server_lora:
+        return args
+    position = args.index("--lora") + 1
+    pairs = zip_longest(args[position].split(","), scales, fillvalue=1)
+    scaled = (f"{path}:{round(scale, _DECIMALS)}" for path, scale in pairs)
+    return [*args[: position - 1], "--lora-scaled", ",".join(scaled), *args[position + 1 :]]
 
 
 def _device_flags(definition: LlamaServerDefinition) -> tuple[str, ...]:

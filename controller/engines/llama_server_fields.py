@@ -160,7 +160,16 @@ class LlamaServerDefinition(Definition):
     llama_server_lora: Annotated[list[str] | None, PathFlag("--lora", "gguf")] = Field(
         default=None,
         min_length=1,
-        description="Paths of LoRA adapters (GGUF), in models folders. They apply to every request.",
+        description="Paths of LoRA adapters (GGUF), in models folders. They apply to every request that names none in "
+        "`lora`.",
+    )
+    llama_server_lora_scales: Annotated[
+        list[Annotated[float, Field(ge=-100, le=100)]] | None, SpecialFlag("--lora-scaled")
+    ] = Field(
+        default=None,
+        min_length=1,
+        description="Scale of each adapter of `llama_server_lora`, in the same order, and 1 of those that are left; 0: "
+        "the adapter applies to requests alone that name it in `lora`. Ignored without `llama_server_lora`.",
     )
     llama_server_image_min_tokens: Annotated[int | None, Flag("--image-min-tokens")] = Field(
         default=None, ge=1, description="Minimum vision tokens per image."
@@ -253,6 +262,14 @@ class LlamaServerDefinition(Definition):
         description="Minimum share of a prompt that a slot's cache must match for the slot to be chosen for it; "
         "default: 0.1.",
     )
+    llama_server_slot_save: Annotated[bool, SpecialFlag("--slot-save-path")] = Field(
+        default=False,
+        description="Let `POST /slots/{id}` save the cache of a slot into a file in a folder of the replica's own, and "
+        "restore it.",
+    )
+    llama_server_props: Annotated[bool, Switch("--props")] = Field(
+        default=False, description="Let `POST /props` change the engine's properties."
+    )
     llama_server_warmup: Annotated[bool, Switch(off="--no-warmup")] = Field(
         default=True, description="Run the model once with an empty prompt before the engine is ready."
     )
@@ -325,6 +342,17 @@ class LlamaServerDefinition(Definition):
             raise ValueError(
                 f"llama_server_spec_type is {self.llama_server_spec_type}, which needs `llama_server_draft_model_path`"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _adapters_can_be_written(self) -> Self:
+        adapters = self.llama_server_lora or []
+        scales = self.llama_server_lora_scales or []
+        if adapters and len(scales) > len(adapters):
+            raise ValueError(f"llama_server_lora_scales has {len(scales)} values for {len(adapters)} adapters")
+        separators = ",:" if scales else ","
+        if mark := next((each for each in separators if any(each in path for path in adapters)), None):
+            raise ValueError(f"llama_server_lora: llama-server takes no path with {mark!r}")
         return self
 
     @model_validator(mode="after")

@@ -39,6 +39,8 @@ from controller.schema.desired import Definition
 # Inline in the JSON Schema of the files, which has no place for pydantic's own definition of it.
 Anything = Annotated[JsonValue, WithJsonSchema({})]
 """Any JSON value."""
+Paths: TypeAlias = str | list[str] | dict[str, str]
+"""The value of an option with a `PathFlag`: one path, a list of paths, or names with their paths."""
 FileKind: TypeAlias = Literal["gguf", "file", "folder", "any"]
 ResolvePath: TypeAlias = Callable[[str], str]
 """The engine-side path of a model path."""
@@ -76,7 +78,7 @@ class JoinedFlag:
 @dataclass(frozen=True, slots=True)
 class PathFlag:
     """Marker of an option that the command line says as `--name PATH`: a model path, or a list of them joined by
-    commas. None or an empty list: no argument.
+    commas. A mapping of names to model paths becomes `--name NAME=PATH NAME=PATH`. None, or none of them: no argument.
 
     The path must lie in a models folder: validation refuses a definition with another one, and the preflight checks
     that the path exists and is of `kind`.
@@ -89,7 +91,10 @@ class PathFlag:
 
     def render(self, value: Any, resolve_path: ResolvePath) -> tuple[str, ...]:
         """Return the flag and the path or paths in `value`, as the engine sees them (`resolve_path`), joined by commas,
-        as two arguments; empty if there are no paths."""
+        as two arguments; of a mapping, the flag and an argument `NAME=PATH` for each. Empty if there are no paths."""
+        if isinstance(value, Mapping):
+            named = tuple(f"{name}={resolve_path(path)}" for name, path in value.items())
+            return (self.name, *named) if named else ()
         paths = split_paths(value)
         return (self.name, ",".join(map(resolve_path, paths))) if paths else ()
 
@@ -226,9 +231,9 @@ def read_hashed_values(definition: Definition) -> dict[str, Any]:
     return values
 
 
-def list_paths(definition: Definition) -> list[tuple[str, PathFlag, str | list[str]]]:
-    """Return field name, flag and value (a path, or a list of paths) of each option with a `PathFlag` that is not None,
-    in the order of declaration."""
+def list_paths(definition: Definition) -> list[tuple[str, PathFlag, Paths]]:
+    """Return field name, flag and value of each option with a `PathFlag` that is not None, in the order of
+    declaration."""
     return [
         (name, flag, value)
         for name, flag in _read_path_flags(type(definition))
@@ -236,8 +241,10 @@ def list_paths(definition: Definition) -> list[tuple[str, PathFlag, str | list[s
     ]
 
 
-def split_paths(value: str | list[str] | None) -> list[str]:
+def split_paths(value: Paths | None) -> list[str]:
     """Return the paths in the value of an option with a `PathFlag`, as a list; empty for None."""
+    if isinstance(value, Mapping):
+        return [*value.values()]
     return [value] if isinstance(value, str) else list(value or ())
 
 

@@ -143,6 +143,10 @@ class VllmEngine(Engine[VllmFieldsT]):
         """
         return told.kv_cache_tokens if told.is_preempting else None
 
+    def lora_modules(self, definition: VllmFieldsT) -> tuple[str, ...] | None:
+        """Return the names of the declared LoRA modules, each of which vLLM serves as a model of that name."""
+        return tuple(definition.vllm_lora_modules or ())
+
     def list_artifacts(self, definition: VllmFieldsT) -> tuple[str, ...]:
         """Return the model path, as a tuple of one; empty where the model is a name on the hub."""
         return (definition.model_path,) if definition.model_path is not None else ()
@@ -162,6 +166,8 @@ class VllmEngine(Engine[VllmFieldsT]):
         """
         if (mover := find_memory_mover(definition)) is not None:
             return Unpredicted(f"{mover} changes what is where")
+        if definition.vllm_lora_modules and definition.vllm_kv_cache_memory_bytes is not None:
+            return Unpredicted("what vllm_lora_modules take beside the declared cache is not known")
         return predict_vllm(_build_load(definition, self.target_inflight(definition)), artifacts)
 
     def render_command(self, definition: VllmFieldsT, ctx: RenderContext) -> Launch:

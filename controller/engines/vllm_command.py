@@ -30,7 +30,8 @@ def vllm_arguments(definition: VllmFields, ctx: RenderContext, inflight: int) ->
     """Return the arguments of `vllm serve`: the model, the address, the options, and `extra_args` last.
 
     The program itself is not among them. `inflight` becomes `--max-num-seqs`. Without `ctx.gpus`, as in a preflight, no
-    share of GPU memory follows from `vram_mib`. vLLM does not log requests, because the gateway does.
+    share of GPU memory follows from `vram_mib`. vLLM does not log requests, because the gateway does. Raises ValueError
+    if a LoRA module has the model's own name, because requests could not choose it.
     """
     model = ctx.resolve_path(definition.model_path) if definition.model_path is not None else definition.vllm_model
     assert model is not None, "one of both is validated"
@@ -46,6 +47,10 @@ def vllm_arguments(definition: VllmFields, ctx: RenderContext, inflight: int) ->
         args += ("--gpu-memory-utilization", str(_claimed_share(ctx.gpus)))
     if definition.vllm_tool_call_parser:
         args.append("--enable-auto-tool-choice")
+    if definition.vllm_lora_modules:
+        if ctx.served_name in definition.vllm_lora_modules:
+            raise ValueError(f"vllm_lora_modules: {ctx.served_name!r} is the name of the model itself")
+        args.append("--enable-lora")
     args += render_options(definition, Switch)
     if definition.vllm_embedding:
         args += ("--runner", "pooling")

@@ -247,6 +247,24 @@ class VllmFields(Definition):
     vllm_chat_template_kwargs: Annotated[dict[str, Anything] | None, JsonFlag("--default-chat-template-kwargs")] = (
         Field(default=None, description="Arguments of the chat template for requests that do not set them.")
     )
+    vllm_lora_modules: Annotated[
+        dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")], str] | None,
+        PathFlag("--lora-modules", "folder", inside="adapter_config.json"),
+    ] = Field(
+        default=None,
+        min_length=1,
+        description="LoRA modules: names, each with the path of a PEFT folder in a models folder. A request chooses "
+        "one by its name in `lora`.",
+    )
+    vllm_max_lora_rank: Annotated[Literal[1, 8, 16, 32, 64, 128, 256, 320, 512] | None, Flag("--max-lora-rank")] = (
+        Field(default=None, description="Highest rank of a LoRA module, for which memory is reserved; default: 16.")
+    )
+    vllm_max_loras: Annotated[int | None, Flag("--max-loras")] = Field(
+        default=None,
+        ge=1,
+        le=1024,
+        description="Maximum LoRA modules that one step computes; memory is reserved for each; default: 1.",
+    )
     vllm_chat_template_file: Annotated[str | None, PathFlag("--chat-template", "file"), Hashed.ALWAYS] = Field(
         default=None, description="Path of a Jinja chat template, in a models folder; default: the model's own."
     )

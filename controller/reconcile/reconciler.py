@@ -216,8 +216,7 @@ class Reconciler:
 
         None means that the runtime did not answer, or that no valid files were ever read. No engine was changed then,
         at most API keys, tools and MCP servers were published, and `error` says why. Other exceptions are raised; `run`
-        catches them.
-        While the controller is paused, the round is planned and published, but no action is started.
+        catches them. While the controller is paused, the round is planned and published, but no action is started.
         """
         try:
             desired, observed = await self._observe()
@@ -250,8 +249,7 @@ class Reconciler:
         return self.round
 
     def _publish_permissions(self) -> None:
-        """Publish the current API keys, tools and MCP servers alone: a revoked one must stop working even while engines
-        cannot be observed."""
+        """Publish keys, tools and MCP servers alone: what is revoked must end even while engines cannot be observed."""
         desired = self._desired.desired_state()
         if desired is not None:
             self._hub.replace_permissions(*build_permissions(desired, read_addresses(self._hub.table)))

@@ -162,6 +162,9 @@ class ModelRoute(Wire):
         default=None,
         description="Reference, in its canonical form, from which the model's files are downloaded; null: none.",
     )
+    is_runtime_declared: bool = Field(
+        default=False, description="Whether the model was declared through the admin API, and not by the files."
+    )
     progress: float | None = Field(
         default=None,
         description="Progress of loading, from 0 to 1; null: not loading, or the engine does not report it.",
@@ -195,6 +198,11 @@ class ModelRoute(Wire):
     )
     shortens_embeddings: bool = Field(
         default=False, description="Whether the gateway may truncate embeddings to the `dimensions` of a request."
+    )
+    lora_modules: tuple[str, ...] | None = Field(
+        default=None,
+        description="LoRA modules that the engine serves as models of their own; a request chooses one by its name in "
+        "`lora`. null: the engine reads `lora` itself, if at all.",
     )
     session_cache: int = Field(
         default=0, description="Sessions of which each replica keeps what it has computed; 0: sessions mean nothing."

@@ -10,7 +10,7 @@ from pydantic import SecretStr
 from controller.engines.mcp import HTTP_PATH
 from controller.schema.keys import Key, KeyDefinition
 from controller.schema.routing import RoutingTable
-from controller.schema.status import ModelState, ModelStatus
+from controller.schema.status import ModelStatus
 from controller.schema.tools import (
     REPLICA_PREFIX,
     FetchTool,
@@ -54,7 +54,7 @@ def find_addresses(
             continue
         routable = [each for each in observed.replicas if each.id.model == status.name and is_routable(each)]
         server = status.name.removeprefix(REPLICA_PREFIX)
-        if status.state is ModelState.LOADED and routable:
+        if routable:
             # A replica that replaces an older one is the newest.
             replica = max(routable, key=lambda each: (each.created_at, each.name))
             token = tokens(replica.name)

@@ -109,6 +109,7 @@ def _route(
         last_error=status.last_error,
         exit_code=status.exit_code,
         source=definition_source(model.definition),
+        is_runtime_declared=model.is_runtime_declared,
         retry_at=status.retry_at,
         progress=status.progress,
         capabilities=engine.derive_capabilities(model.definition),
@@ -119,6 +120,7 @@ def _route(
         system_first=any(replica.system_first for replica in replicas),
         takes_dimensions=engine.takes_dimensions,
         shortens_embeddings=model.definition.matryoshka,
+        lora_modules=engine.lora_modules(model.definition),
         session_cache=engine.session_cache(model.definition),
         session_binding=engine.session_binding(model.definition),
     )

@@ -75,7 +75,9 @@ class ModelObject(BaseModel):
     status: RouterStatus = Field(description="State of the model, as llama-server's router lists it.")
     architecture: RouterArchitecture = Field(description="Modalities, as llama-server's router lists them.")
     tags: list[str] = Field(default_factory=list, description="Always empty.")
-    can_remove: bool = Field(description="Whether the model has a source, so that DELETE /models removes its files.")
+    can_remove: bool = Field(
+        description="Whether DELETE /models takes the model back: it was declared at run time, and has a source."
+    )
 
     @classmethod
     def of(cls, view: ModelView) -> ModelObject:
@@ -121,7 +123,7 @@ def model_fields(view: ModelView) -> dict[str, Any]:
         "context_length": route.context_length,
         "status": router_status(view),
         "architecture": RouterArchitecture(input_modalities=list(route.capabilities.modalities)),
-        "can_remove": route.source is not None,
+        "can_remove": route.source is not None and route.is_runtime_declared,
     }
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from fastapi import FastAPI
 
 from gateway.api.declare import declare_inference
 from gateway.api.schemas import Anything
 from gateway.exchange.api_spec import ApiSpec
 
-_PROPS = ApiSpec("/props", method="GET", takes_slot=False, is_native=True, body="none", scope="inference")
-_LORA = ApiSpec("/lora-adapters", method="GET", takes_slot=False, is_native=True, body="none", scope="inference")
+_read = partial(
+    ApiSpec, method="GET", takes_slot=False, is_native=True, body="none", scope="inference", names_replica=True
+)
+_PROPS = _read("/props")
+_LORA = _read("/lora-adapters")
 APIS = (_PROPS, _LORA)
 
 

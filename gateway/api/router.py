@@ -153,7 +153,7 @@ def _declare_events(app: FastAPI, live: LiveRoutes, events: ModelEventLog, heart
     @require_access("inference")
     async def follow(request: Request, last_event_id: Annotated[str | None, Header()] = None) -> StreamingResponse:
         live.check_table()
-        after = _read_event_id(last_event_id, events.last_id)
+        after = events.last_id if last_event_id is None else events.read_id(last_event_id)
         stream = follow_events(events, request.state.caller.may_see_model, after, heartbeat_s)
         return StreamingResponse(stream, media_type="text/event-stream", headers={"cache-control": "no-store"})
 
@@ -218,19 +218,14 @@ def _declare_downloads(app: FastAPI, changes: RouterChanges) -> None:
         return RouterDone()
 
 
-def _read_event_id(text: str | None, newest_id: int) -> int:
-    """Return the id to go on after; that of the newest event where the header is missing or no number."""
-    return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 16 else newest_id
-
-
 async def follow_events(
-    log: ModelEventLog, may_see: Callable[[ModelRoute], bool], after: int, heartbeat_s: float
+    log: ModelEventLog, may_see: Callable[[ModelRoute], bool], after: int | None, heartbeat_s: float
 ) -> AsyncIterator[bytes]:
     """Yield the server-sent events after the one with the id `after`, and new ones until the log is closed.
 
-    Events of models for which `may_see` returns False are left out. Where the log no longer has some events, one
-    `models_reload` takes their place. A comment is yielded after `heartbeat_s` seconds of silence, and at once in the
-    beginning.
+    Events of models for which `may_see` returns False are left out. Where the log no longer has some events, or may
+    lack some (`after` None: an id of another gateway process), one `models_reload` takes their place. A comment is
+    yielded after `heartbeat_s` seconds of silence, and at once in the beginning.
     """
     changed = asyncio.Event()
     log.add_listener(changed.set)
@@ -244,7 +239,7 @@ async def follow_events(
             for event in new_events:
                 after = event.id
                 if event.route is None or may_see(event.route):
-                    yield b"id: %d\ndata: %b\n\n" % (event.id, json.dumps(event.describe()).encode())
+                    yield f"id: {log.write_id(event)}\ndata: {json.dumps(event.describe())}\n\n".encode()
             if log.is_closed:
                 return
             if not await _wait_for(changed, heartbeat_s):

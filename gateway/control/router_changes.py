@@ -92,7 +92,7 @@ class RouterChanges:
             return
         found = await self._inspect(reference, actor)
         path = f"declarations/models/{quote(reference)}"
-        await self._admin.send_request("PUT", path, {**found.fields, "autoload": True}, actor=actor)
+        await self._admin.send_request("PUT", path, {**found.fields, "enabled": False, "autoload": True}, actor=actor)
         try:
             await self._admin.send_request("POST", "downloads", {"reference": found.inspection.pinned}, actor=actor)
         except RoundhouseError:

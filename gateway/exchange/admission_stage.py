@@ -18,8 +18,10 @@ from gateway.exchange.attempt import Attempt
 from gateway.exchange.exchange_state import ExchangeState
 from gateway.exchange.hooks import SendHook
 from gateway.exchange.load_wait import begin_load_wait, check_worth_waiting, forbids_autoload
+from gateway.exchange.replica_choice import HEADER, find_named_replica
 from gateway.protocols.api_matrix import ServingOption, serving_option
 from gateway.protocols.common.choices import count_slots
+from gateway.protocols.common.lora_modules import route_to_module
 from gateway.protocols.common.prompt_length import check_length
 from gateway.routing.availability import refusal_of
 from gateway.sessions.replica_sessions import SessionClaim
@@ -73,7 +75,8 @@ class AdmissionStage:
         endpoint: Endpoint | None
         if refusal is None and not exchange.api.takes_slot:
             exchange.set_header_lines(now)
-            endpoint = services.admission.choose_replica(route, now)
+            endpoint = self._find_named_replica(route) or services.admission.choose_replica(route, now)
+            self._tell_replica(endpoint)
         else:
             if refusal is not None:
                 self._await_load(route, refusal, now)
@@ -87,6 +90,14 @@ class AdmissionStage:
             self._wait_in_queue(route, now)
         else:
             self._enter_replica(route, endpoint)
+
+    def _find_named_replica(self, route: ModelRoute) -> Endpoint | None:
+        api, query = self._exchange.api, self._exchange.client.query
+        return find_named_replica(route, query, must_choose=api.changes_replica) if api.names_replica else None
+
+    def _tell_replica(self, endpoint: Endpoint) -> None:
+        if self._exchange.api.names_replica:
+            self._exchange.answer.lines += HEADER % endpoint.replica.encode()
 
     def renew_route(self) -> ModelRoute:
         """Return the model as the table in force has it, and check the request again if the model has changed.
@@ -104,6 +115,7 @@ class AdmissionStage:
     def _check_request(self, route: ModelRoute) -> None:
         api, request = self._exchange.api, self._exchange.request
         self.serving_option = option = serving_option(api.path, request, route)
+        route_to_module(request, route)
         option.dialect.check_request(request, route)
         if api.takes_slot and not api.is_native:
             check_length(request, route)
@@ -166,7 +178,10 @@ class AdmissionStage:
             series.count_waited(now - self.waits_since)
         self.waits_since = exchange.load_wait = None
         exchange.set_due()
-        self._enter_replica(self.renew_route(), endpoint)
+        route = self.renew_route()
+        endpoint = self._find_named_replica(route) or endpoint
+        self._tell_replica(endpoint)
+        self._enter_replica(route, endpoint)
 
     def fail_request(self, error: RoundhouseError) -> None:
         """End the request with `error`, which the client gets. Does nothing after the end of the request.
@@ -242,10 +257,14 @@ class AdmissionStage:
             self._readmit(partial(admission.retry_ticket, is_refused=is_refused))
             return
         route = self.renew_route()
-        if exchange.account.attempts > 1:
+        if exchange.account.attempts > 1 or self._find_named_replica(route) is not None:
             raise RoundhouseError("engine_unreachable", f"The model {route.name!r} cannot be reached.")
         retries = NO_RETRIES.after_refusal(replica) if is_refused else NO_RETRIES.after_break(replica)
-        self._enter_replica(route, admission.choose_replica(route, exchange.services.now(), retries))
+        now = exchange.services.now()
+        endpoint = admission.choose_replica(route, now, retries)
+        exchange.set_header_lines(now)
+        self._tell_replica(endpoint)
+        self._enter_replica(route, endpoint)
 
     def preempt_request(self, *, by_engine: bool) -> None:
         """Give the slot back, and send or queue the request again with a larger claim on a replica's KV cache.

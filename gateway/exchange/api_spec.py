@@ -34,6 +34,8 @@ class ApiSpec:
     """The scope that a key needs. It has no default, so the gateway does not start with an API that declares none."""
     is_inner_state: bool = False
     """The API changes or reveals an engine's inner state. It is served only if `engine_state_routes` is set."""
+    names_replica: bool = False
+    """A request may choose the replica that answers (`?replica=`), and the answer names the replica (`X-Replica`)."""
     body: BodyKind = "object"
     """The JSON that a request must hold. Where that is no object, the query names the model."""
     state: Literal["none", "read", "made", "completion", "message"] = "none"
@@ -45,6 +47,11 @@ class ApiSpec:
     serves the API."""
     resumes: bool = False
     """A stream with `X-Conversation-Id` is kept, and can be read again."""
+
+    @property
+    def changes_replica(self) -> bool:
+        """Whether requests change what one engine keeps, so that one of several replicas must be chosen."""
+        return self.is_inner_state and self.method != "GET"
 
     @property
     def dialect(self) -> Dialect:

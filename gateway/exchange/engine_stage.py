@@ -11,6 +11,7 @@ from gateway.admission.admission import Ticket, cache_exhausted_error
 from gateway.exchange.attempt import AnswerForm, Attempt
 from gateway.exchange.exchange_state import ExchangeState
 from gateway.exchange.gathering import learn_pace, should_gather
+from gateway.protocols.common.lora_modules import route_to_module
 from gateway.protocols.common.request import InferenceRequest
 from gateway.sessions.session_name import SESSION_FIELD
 from gateway.upstream.client import EngineBrokenError, EngineFailureError, EngineRefusedError
@@ -55,7 +56,7 @@ class EngineStage:
         may_gather = (api.streams or api.gathers) and not exchange.is_stream
         is_gathered = may_gather and should_gather(services, route, request)
         collector = dialect.open_collector(request) if is_gathered else None
-        encoded = dialect.engine_body(request, route, as_stream=collector is not None)
+        encoded = dialect.engine_body(request, route_to_module(request, route), as_stream=collector is not None)
         if ticket is not None and (ticket.engine_slot is not None or ticket.session is not None):
             encoded = _name_session(encoded, ticket, route, request)
         body = request.fill(encoded)

@@ -13,7 +13,7 @@ _EXPOSED: Final = (
     b"x-request-id, x-client-id, x-queue-position, x-queue-depth, x-estimated-wait-ms, retry-after, x-should-retry, "
     b"x-load-progress, x-ratelimit-client, x-ratelimit-limit-requests, x-ratelimit-remaining-requests, "
     b"x-ratelimit-reset-requests, x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens, "
-    b"x-stream-state, x-stream-first-offset, x-stream-length, x-stream-file, x-session"
+    b"x-stream-state, x-stream-first-offset, x-stream-length, x-stream-file, x-session, x-replica"
 )
 _ALLOWED: Final = (
     b"authorization, x-api-key, content-type, accept, last-event-id, x-client-id, x-conversation-id, "

@@ -22,6 +22,7 @@ from gateway.protocols.completions.via_chat import COMPLETIONS_VIA_CHAT
 from gateway.protocols.embeddings.dialect import EMBEDDINGS
 from gateway.protocols.llama_native.dialect import NATIVE
 from gateway.protocols.llama_native.props import PROPS
+from gateway.protocols.llama_native.slots import SLOTS
 from gateway.protocols.rerank.dialect import RERANK, RERANK_V2
 from gateway.protocols.responses.via_chat import COMPACTION_VIA_CHAT, RESPONSES_COUNT, RESPONSES_VIA_CHAT
 
@@ -92,7 +93,7 @@ SERVING_OPTIONS: Final[Mapping[str, tuple[ServingOption, ...]]] = {
     "/embedding": (_passthrough("/embedding", JSON_DIALECT),),
     "/props": (_passthrough("/props", PROPS),),
     "/slots": (_passthrough("/slots", JSON_DIALECT),),
-    "/slots/{id}": (_passthrough("/slots", JSON_DIALECT),),
+    "/slots/{id}": (_passthrough("/slots", SLOTS),),
     "/lora-adapters": (_passthrough("/lora-adapters", JSON_DIALECT),),
 }
 """Path of the gateway to the options that serve it, best first. All options of a path answer errors in the same

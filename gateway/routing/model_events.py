@@ -59,8 +59,8 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ModelEvent:
-    """One event. `id` counts from 1, without gaps; `data` None: the event has none. `route`: the model as it is since,
-    or was before its removal; None: the event is about the list."""
+    """One event. `id` counts from 1 in each log, without gaps; `data` None: the event has none. `route`: the model as
+    it is since, or was before its removal; None: the event is about the list."""
 
     id: int
     event: EventName
@@ -154,7 +154,9 @@ class ModelEventLog:
     """The models of one gateway with their downloads, the last `KEPT_EVENTS` events, and who is to be told of new ones.
     Use it in one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        """`name`: of this log, different in every gateway process, of letters, digits and `-`."""
+        self._name = name
         self._models: Mapping[str, ModelRoute] | None = None
         self._downloads: Sequence[Download] | None = None
         self.views: Mapping[str, ModelView] = {}
@@ -197,14 +199,24 @@ class ModelEventLog:
             for listener in list(self._listeners):
                 listener()
 
-    def list_after(self, event_id: int) -> Sequence[ModelEvent] | None:
+    def list_after(self, event_id: int | None) -> Sequence[ModelEvent] | None:
         """Return the events after the one with the id `event_id`, oldest first.
 
-        None: not all of them are kept any more, or no event has the id yet, because it is of another gateway process.
+        None: not all of them are kept any more, or `event_id` is None, because it is of another gateway process.
         """
-        if event_id > self.last_id or (self._events and event_id < self._events[0].id - 1):
+        if event_id is None or event_id > self.last_id or (self._events and event_id < self._events[0].id - 1):
             return None
         return [each for each in self._events if each.id > event_id]
+
+    def write_id(self, event: ModelEvent) -> str:
+        """Return the event's id as readers get it, which no event of another gateway process has."""
+        return f"{self._name}.{event.id}"
+
+    def read_id(self, text: str) -> int | None:
+        """Return the id that `write_id` wrote. None: it is of another log, or none."""
+        name, _, number = text.rpartition(".")
+        is_own = name == self._name and number.isascii() and number.isdigit() and len(number) < 16
+        return int(number) if is_own else None
 
     def close(self) -> None:
         """Set `is_closed`, and call the listeners, so that all readers end. Call when the gateway stops.

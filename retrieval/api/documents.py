@@ -41,11 +41,12 @@ LONGEST_WAIT_S: Final = 600.0
 
 
 class DocumentRoutes:
-    """The handlers of `/v1/documents`, over one DocumentService. Every handler raises RoundhouseError, which
-    `create_app` turns into an answer: `invalid_request` for a wrong parameter, and what the service's method raises."""
+    """The handlers of `/v1/documents`, over one DocumentService. Every handler raises RoundhouseError:
+    `invalid_request` for a wrong parameter, and what the service's method raises; and sqlite3.Error if the catalog
+    fails. `create_app` turns both into answers."""
 
     def __init__(self, service: DocumentService, originals: Originals, max_bytes: int) -> None:
-        """`max_bytes`: of a document."""
+        """`max_bytes`: most bytes of a document; a larger one is refused with `document_too_large`."""
         self._service = service
         self._originals = originals
         self._max_bytes = max_bytes
@@ -71,7 +72,8 @@ class DocumentRoutes:
         indexing fails, answer that error, and the version is withdrawn.
 
         Raises RoundhouseError `retrieval_busy`, `document_too_large`, `document_empty`, `invalid_json`,
-        `invalid_request`, `storage_full` or `storage_failed`.
+        `invalid_request`, `storage_full` or `storage_failed`, with `wait=true` also the code of the failure; and
+        sqlite3.Error if the catalog cannot be read.
         """
         caller, waits = read_caller(request), read_boolean(request, "wait")
         await self._service.check_room()
@@ -92,7 +94,8 @@ class DocumentRoutes:
 
     async def list_documents(self, request: Request) -> Response:
         """Answer a page of the tenant's own documents (without those of vector stores) that match the parameters
-        `filter` and `status`. Raises RoundhouseError `invalid_request`, also where `after` is no such document."""
+        `filter` and `status`. Raises RoundhouseError `invalid_request`, also if `after` is the id of no such document;
+        and sqlite3.Error if the catalog fails."""
         caller = read_caller(request)
         try:
             parsed = parse_filter(read_json_parameter(request, "filter"))
@@ -117,13 +120,14 @@ class DocumentRoutes:
         return answer_model(result, caller)
 
     async def get_document(self, request: Request) -> Response:
-        """Answer a document without its text. Raises RoundhouseError `document_not_found`."""
+        """Answer a document without its text. Raises RoundhouseError `document_not_found`. Raises sqlite3.Error if the
+        catalog fails."""
         caller, key = _named(request)
         return answer_model(await self._service.find_document(key), caller)
 
     async def delete_document(self, request: Request) -> Response:
         """Delete a document; when this answers, no search finds it. Raises RoundhouseError `document_not_found`, also
-        for a second deletion."""
+        for a second deletion; `storage_full` or `storage_failed`."""
         caller, key = _named(request)
         await self._service.delete_document(key)
         return answer_model(DeletedDocument(id=key.id, deleted=True), caller)
@@ -131,7 +135,7 @@ class DocumentRoutes:
     async def list_chunks(self, request: Request) -> Response:
         """Answer a page of the chunks of the searchable version, in the order of the text, empty where there is none.
         The parameter `after` is the index of a chunk, from 0: the page begins behind it. Raises RoundhouseError
-        `invalid_request` or `document_not_found`."""
+        `invalid_request` or `document_not_found`. Raises sqlite3.Error if the catalog fails."""
         caller, key = _named(request)
         first = read_integer(request, "after", -1, 0, _MOST) + 1
         limit = read_integer(request, "limit", 20, 1, 100)
@@ -142,14 +146,14 @@ class DocumentRoutes:
 
     async def get_text(self, request: Request) -> Response:
         """Answer the text of the searchable version in UTF-8. Raises RoundhouseError `document_not_found`, also where
-        no version is searchable yet."""
+        no version is searchable yet. Raises sqlite3.Error if the catalog fails."""
         caller, key = _named(request)
         text = await self._service.read_text(key)
         return Response(text, headers=tenant_headers(caller), media_type="text/plain; charset=utf-8")
 
     async def get_content(self, request: Request) -> Response:
         """Answer the bytes that the client sent, of the newest version, as a download. Raises RoundhouseError
-        `document_not_found`."""
+        `document_not_found`. Raises sqlite3.Error if the catalog fails."""
         caller, key = _named(request)
         path, document = await self._service.find_original(key)
         # Never shown by a browser as a page of this address.
@@ -164,8 +168,8 @@ class DocumentRoutes:
         """Answer a stream of server-sent events: `document` with the document as it is now, and again after changes,
         until it is `ready` or `failed`. Changes in quick succession may come as one event.
 
-        Raises RoundhouseError `document_not_found` for an unknown document; where it is deleted later, the stream ends
-        with an event `error`.
+        Raises RoundhouseError `document_not_found` for an unknown document, and sqlite3.Error if the catalog fails. If
+        the document is deleted later, the stream ends with an event `error`; if the catalog fails later, it breaks off.
         """
         caller, key = _named(request)
         await self._service.find_document(key)  # an unknown one has a status of its own

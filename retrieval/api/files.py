@@ -30,12 +30,12 @@ _MOST: Final = 10_000
 
 
 class FileRoutes:
-    """The handlers of `/v1/files`, over one FileService. Every handler raises RoundhouseError, which `create_app` turns
-    into an answer: `invalid_request` for a wrong parameter or field, `file_not_found` for a file that the tenant does
-    not have."""
+    """The handlers of `/v1/files`, over one FileService. Every handler raises RoundhouseError: `invalid_request` for a
+    wrong parameter or field, `file_not_found` for a file that the tenant does not have; and sqlite3.Error if the
+    catalog fails. `create_app` turns both into answers."""
 
     def __init__(self, service: FileService, originals: Originals, max_bytes: int) -> None:
-        """`max_bytes`: of a file."""
+        """`max_bytes`: most bytes of a file; a larger one is refused with `document_too_large`."""
         self._service = service
         self._originals = originals
         self._max_bytes = max_bytes
@@ -74,7 +74,8 @@ class FileRoutes:
 
     async def list_files(self, request: Request) -> Response:
         """Answer a page of the tenant's files that have not expired, newest first unless `order` is `asc`. Raises
-        RoundhouseError `invalid_request`, also where `after` is no file of the tenant."""
+        RoundhouseError `invalid_request`, also if `after` is the id of no file of the tenant; and sqlite3.Error if the
+        catalog fails."""
         caller = read_caller(request)
         files, has_more = await self._service.list_files(
             caller.tenant,
@@ -91,22 +92,22 @@ class FileRoutes:
         )
 
     async def get_file(self, request: Request) -> Response:
-        """Answer a file without its content. Raises RoundhouseError `file_not_found`, also once the file has
-        expired."""
+        """Answer a file without its content. Raises RoundhouseError `file_not_found`, also once the file has expired.
+        Raises sqlite3.Error if the catalog fails."""
         caller = read_caller(request)
         file = await self._service.find_file(caller.tenant, request.path_params["file_id"])
         return answer_model(build_file(file), caller)
 
     async def delete_file(self, request: Request) -> Response:
         """Delete a file, also from all vector stores. Raises RoundhouseError `file_not_found`, also for a second
-        deletion."""
+        deletion. Raises sqlite3.Error if the catalog fails."""
         caller, file_id = read_caller(request), request.path_params["file_id"]
         await self._service.delete_file(caller.tenant, file_id)
         return answer_model(DeletedFile(id=file_id), caller)
 
     async def get_content(self, request: Request) -> Response:
         """Answer the bytes that the client sent, as a download. Raises RoundhouseError `file_not_found`, also once the
-        file has expired."""
+        file has expired. Raises sqlite3.Error if the catalog fails."""
         caller = read_caller(request)
         file = await self._service.find_file(caller.tenant, request.path_params["file_id"])
         # Never shown by a browser as a page of this address.

@@ -16,8 +16,8 @@ LONGEST_FIELD: Final = 1024 * 1024
 
 
 class FormError(Exception):
-    """A form is malformed, or has what it may not have. The text is a sentence for the client; `field` is the name of
-    the field that is at fault, None for the form as a whole."""
+    """A form is malformed, or has a part that it must not have. The text is a sentence for the client. `field`: name of
+    the field that is at fault; None: the form as a whole."""
 
     def __init__(self, message: str, field: str | None = None) -> None:
         """`message`: a sentence. `field`: the one that is at fault; None: the form as a whole."""
@@ -37,7 +37,7 @@ class UploadedFile:
 
 class FormParser:
     """Parses one form. Give each part of the body to `feed`, store the bytes of the file that it returns, and call
-    `finish` at the end. After a FormError, the parser is of no use."""
+    `finish` at the end. Do not use the parser after a FormError."""
 
     def __init__(self, content_type: str, fields: Collection[str]) -> None:
         """`content_type`: the request's header. `fields`: names that the form may have beside `file`. Raises FormError
@@ -74,9 +74,9 @@ class FormParser:
             raise FormError(f"The form is malformed: {error}") from None
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Parse the next bytes of the body. Return those that belong to the file's content, in their order, perhaps
-        none. Raises FormError for a malformed form, a field that is unknown, there twice or above `LONGEST_FIELD`
-        bytes, and a second file."""
+        """Parse the next bytes of the body. Return those that belong to the content of the file, in their order; the
+        list may be empty. Raises FormError for a malformed form, a second file, and a field that is unknown, comes
+        twice or is longer than `LONGEST_FIELD` bytes. Do not use the parser after that."""
         try:
             self._parser.write(data)
         except FormParserError as error:
@@ -86,7 +86,7 @@ class FormParser:
 
     def finish(self) -> tuple[dict[str, str], UploadedFile]:
         """Return the values of the fields by name, and what the client said of the file; its content came from `feed`.
-        Raises FormError where the form ended early or had no file."""
+        Call it once, when the whole body was fed. Raises FormError where the form ended early or had no file."""
         if not self._has_ended:
             raise FormError("The form is malformed: it ends before its last boundary.")
         if self._file is None:

@@ -57,8 +57,8 @@ async def read_body(request: Request, most: int) -> bytes:
 
 
 def parse_body(model: type[Model], body: bytes) -> Model:
-    """Parse a JSON body into the model. Raises RoundhouseError `invalid_json` for what is no JSON (also for an empty
-    body), and `invalid_request` for the first wrong field."""
+    """Parse a JSON body into the model. Raises RoundhouseError `invalid_json` for a body that is not JSON (an empty one
+    too), and `invalid_request` for the first wrong field."""
     try:
         json.loads(body)
     except ValueError as error:
@@ -69,8 +69,8 @@ def parse_body(model: type[Model], body: bytes) -> Model:
 
 
 def parse_fields(model: type[Model], body: bytes | str, prefix: str = "") -> Model:
-    """Parse JSON text into the model. Raises RoundhouseError `invalid_request` for the first wrong field, and for what
-    is no JSON. `prefix` is put in front of the field's name in the error."""
+    """Parse JSON text into the model. Raises RoundhouseError `invalid_request` for the first wrong field, and for text
+    that is not JSON. `prefix` is put in front of the field's name in the error."""
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
@@ -90,8 +90,8 @@ def read_boolean(request: Request, name: str) -> bool:
 
 def read_integer(request: Request, name: str, default: int, low: int, high: int) -> int:
     """Return an integer parameter of the query string; `default`, unchecked, where it is missing. Raises
-    RoundhouseError `invalid_request` for what is no decimal integer from `low` to `high`, both included. No sign is
-    taken."""
+    RoundhouseError `invalid_request` for any other text than a decimal integer without a sign, from `low` to `high`,
+    both included."""
     text = request.query_params.get(name)
     if text is None:
         return default
@@ -111,7 +111,7 @@ def read_choice(request: Request, name: str, choices: tuple[str, ...]) -> str | 
 
 def read_json_parameter(request: Request, name: str) -> Any:
     """Return the decoded value of a JSON parameter of the query string; None where it is missing, or is `null`. Raises
-    RoundhouseError `invalid_request` for what is no JSON."""
+    RoundhouseError `invalid_request` for text that is not JSON."""
     text = request.query_params.get(name)
     if text is None:
         return None
@@ -122,8 +122,8 @@ def read_json_parameter(request: Request, name: str) -> Any:
 
 
 def answer_model(model: BaseModel, caller: RequestCaller, status: int = 200, **headers: str) -> Response:
-    """Return an answer with the model as JSON, the header `x-tenant-id` with the caller's tenant, and `headers`, which
-    win over it."""
+    """Return an answer with the model as JSON, the header `x-tenant-id` with the caller's tenant, and `headers`. A
+    header among `headers` replaces one of the same name."""
     return Response(
         model.model_dump_json(),
         status,
@@ -133,7 +133,8 @@ def answer_model(model: BaseModel, caller: RequestCaller, status: int = 200, **h
 
 
 def tenant_headers(caller: RequestCaller) -> dict[str, str]:
-    """Return the header `x-tenant-id` for an answer: the tenant, with `?` for what a header cannot carry."""
+    """Return the header `x-tenant-id` for an answer: the caller's tenant, with `?` for every character that is not
+    printable ASCII."""
     return {ANSWERED_TENANT_HEADER: header_text(caller.tenant)}
 
 

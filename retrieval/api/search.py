@@ -32,7 +32,7 @@ class SearchRoutes:
         """Answer the hits of a search over the tenant's own documents, without those of vector stores.
 
         Raises RoundhouseError `body_too_large` above 1 MiB, `invalid_json`, `invalid_request`, and what
-        `SearchService.search` raises.
+        `SearchService.search` raises. An answered search is recorded in the metrics.
         """
         caller = read_caller(request)
         wanted = parse_body(SearchRequest, await read_body(request, _MOST_BYTES))

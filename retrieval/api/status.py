@@ -28,12 +28,14 @@ class StatusRoutes:
         return {("GET", "/v1/retrieval"): self.get_status, ("POST", "/v1/retrieval/reindex"): self.reindex}
 
     async def get_status(self, request: Request) -> Response:
-        """Answer which index serves, which is being built, and the number of versions by state."""
+        """Answer which index serves, which is being built, and the number of versions by state. Raises sqlite3.Error if
+        the catalog fails."""
         return answer_model(await self._read_status(), read_caller(request))
 
     async def reindex(self, request: Request) -> Response:
         """Ask for a reindex in the background, and answer the state with status 202. The state may not show the reindex
-        yet; a failure is in `reindex_error` of later answers. While a reindex runs, another one follows it."""
+        yet; a failure is in `reindex_error` of later answers. If a reindex is running, another one follows it. Raises
+        sqlite3.Error if the catalog fails."""
         caller = read_caller(request)
         self._start_reindex()
         return answer_model(await self._read_status(), caller, 202)

@@ -28,7 +28,7 @@ class TenantRoutes:
 
     async def list_tenants(self, request: Request) -> Response:
         """Answer the tenants that have documents, by name: all for a caller with the scope `admin`, else the caller's
-        own alone. The list may be empty."""
+        own alone. The list may be empty. Raises sqlite3.Error if the catalog fails."""
         caller = read_caller(request)
         tenants = await self._service.list_tenants(None if caller.is_admin else caller.tenant)
         return answer_model(TenantList(data=[build_tenant(each) for each in tenants]), caller)
@@ -37,7 +37,7 @@ class TenantRoutes:
         """Delete all documents, files and vector stores of a tenant, and answer how many documents there were.
 
         Raises RoundhouseError `tenant_not_found` where the tenant has neither documents nor files, and, without the
-        scope `admin`, for every tenant but the caller's own.
+        scope `admin`, for every tenant but the caller's own; `storage_full` or `storage_failed`.
         """
         caller, tenant = read_caller(request), request.path_params["tenant_id"]
         if not caller.is_admin and tenant != caller.tenant:

@@ -53,8 +53,8 @@ async def open_form(
     request: Request, max_bytes: int, fields: Collection[str], originals: Originals
 ) -> AsyncIterator[tuple[dict[str, str], UploadedFile, IncomingOriginal]]:
     """Read a form with a `file`. Return an async context manager that yields its other fields, what the client said of
-    the file, and the file's content, which is removed when the block ends, unless it was kept. The request must have
-    the header Content-Type of a form.
+    the file, and the file's content, which is removed when the block ends, unless it was kept. The request must have a
+    header Content-Type.
 
     `max_bytes`: most bytes of the file. The whole form may have 1 MiB more, and another for each of `fields`, the names
     of the other fields that the form may have, each of at most 1 MiB; all are optional.

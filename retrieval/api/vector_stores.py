@@ -49,9 +49,9 @@ MOST_QUERIES: Final = 10
 class VectorStoreRoutes:
     """The handlers of `/v1/vector_stores`, over one VectorStoreService and one SearchService.
 
-    Every handler raises RoundhouseError, which `create_app` turns into an answer: `invalid_request` or `invalid_json`
-    for wrong parameters or a wrong body, `body_too_large` for a body above 1 MiB, `vector_store_not_found`, and what
-    the service's method raises.
+    Every handler raises RoundhouseError: `invalid_request` or `invalid_json` for wrong parameters or a wrong body,
+    `body_too_large` for a body above 1 MiB, `vector_store_not_found`, and what the service's method raises; and
+    sqlite3.Error if the catalog fails. `create_app` turns both into answers.
     """
 
     def __init__(self, service: VectorStoreService, search: SearchService, metrics: RetrievalMetrics) -> None:
@@ -81,16 +81,18 @@ class VectorStoreRoutes:
         }
 
     async def create_store(self, request: Request) -> Response:
-        """Create a vector store, and add its first files; an empty body means no fields. Raises RoundhouseError
-        `invalid_json`, `invalid_request`, `file_not_found`, `retrieval_busy`, `storage_full` or `storage_failed`; after
-        the last three, the vector store may exist with some of its files."""
+        """Create a vector store, and add its first files; an empty body means no fields. Raises sqlite3.Error if the
+        catalog fails, and RoundhouseError `body_too_large`, `invalid_json`, `invalid_request`, `file_not_found`,
+        `retrieval_busy`, `storage_full` or `storage_failed`; after the last four, the vector store may exist with some
+        of its files."""
         caller = read_caller(request)
         new = parse_body(NewVectorStore, await read_body(request, _MOST_BYTES) or b"{}")
         return answer_model(await self._service.create_store(caller.tenant, new), caller)
 
     async def list_stores(self, request: Request) -> Response:
         """Answer a page of the tenant's vector stores, expired ones included, newest first unless `order` is `asc`.
-        Raises RoundhouseError `invalid_request`, also where `after` or `before` is no vector store of the tenant."""
+        Raises RoundhouseError `invalid_request`, also if `after` or `before` is the id of no vector store of the
+        tenant; and sqlite3.Error if the catalog fails."""
         caller = read_caller(request)
         stores, has_more = await self._service.list_stores(caller.tenant, _read_page(request))
         ids = [store.id for store in stores]
@@ -100,30 +102,34 @@ class VectorStoreRoutes:
         return answer_model(page, caller)
 
     async def get_store(self, request: Request) -> Response:
-        """Answer a vector store, also an expired one. Raises RoundhouseError `vector_store_not_found`."""
+        """Answer a vector store, also an expired one. Raises RoundhouseError `vector_store_not_found`. Raises
+        sqlite3.Error if the catalog fails."""
         caller, store_id = _named(request)
         return answer_model(await self._service.get_store(caller.tenant, store_id), caller)
 
     async def change_store(self, request: Request) -> Response:
         """Change the fields of a vector store that the body names; null clears one. Counts as activity. Raises
-        RoundhouseError `vector_store_not_found`, `invalid_json` or `invalid_request`."""
+        RoundhouseError `vector_store_not_found`, `body_too_large`, `invalid_json` or `invalid_request`; and
+        sqlite3.Error if the catalog fails."""
         caller, store_id = _named(request)
         change = parse_body(VectorStoreChange, await read_body(request, _MOST_BYTES))
         return answer_model(await self._service.change_store(caller.tenant, store_id, change), caller)
 
     async def delete_store(self, request: Request) -> Response:
         """Delete a vector store with what it has made of its files; the files stay. Raises RoundhouseError
-        `vector_store_not_found`, also for a second deletion."""
+        `vector_store_not_found`, also for a second deletion; `storage_full` or `storage_failed`; and sqlite3.Error if
+        the catalog fails."""
         caller, store_id = _named(request)
         await self._service.delete_store(caller.tenant, store_id)
         return answer_model(DeletedVectorStore(id=store_id), caller)
 
     async def search_store(self, request: Request) -> Response:
-        """Search one after the other for the queries, 1 to `MOST_QUERIES`, and answer their hits together, best first.
-        A chunk that several queries found is there once, with its best score. Counts as activity of the vector store.
+        """Search for each of the queries (1 to `MOST_QUERIES`), one after the other, and answer their hits together,
+        best first. A chunk that several queries found is there once, with its best score. Counts as activity of the
+        vector store.
 
-        Raises RoundhouseError `vector_store_not_found`, `vector_store_expired`, `invalid_request`, and what
-        `SearchService.search` raises. Without a rerank model, `ranker` is ignored.
+        Raises RoundhouseError `body_too_large`, `invalid_json`, `invalid_request`, `vector_store_not_found` or
+        `vector_store_expired`, and what `SearchService.search` raises. Without a rerank model, `ranker` is ignored.
         """
         caller, store_id = _named(request)
         wanted = parse_body(VectorStoreSearch, await read_body(request, _MOST_BYTES))
@@ -143,16 +149,17 @@ class VectorStoreRoutes:
         return answer_model(merge_results(wanted, queries, results), caller)
 
     async def add_file(self, request: Request) -> Response:
-        """Add a file to a vector store, and answer at once; indexing follows. Raises RoundhouseError
-        `vector_store_not_found`, `vector_store_expired`, `file_not_found` or `retrieval_busy`."""
+        """Add a file to a vector store, and answer at once; indexing follows. Raises RoundhouseError `body_too_large`,
+        `invalid_json`, `invalid_request`, `vector_store_not_found`, `vector_store_expired`, `file_not_found`,
+        `retrieval_busy`, `storage_full` or `storage_failed`; and sqlite3.Error if the catalog fails."""
         caller, store_id = _named(request)
         new = parse_body(NewVectorStoreFile, await read_body(request, _MOST_BYTES))
         return answer_model(await self._service.add_file(caller.tenant, store_id, new), caller)
 
     async def list_files(self, request: Request) -> Response:
-        """Answer a page of a vector store's files, those with the status `filter` where that is given. Raises
-        RoundhouseError `vector_store_not_found`, and `invalid_request` also where `after` or `before` is no file of
-        it."""
+        """Answer a page of a vector store's files, those with the status `filter` if that is given. Raises
+        RoundhouseError `vector_store_not_found`, and `invalid_request`, also if `after` or `before` is the id of no
+        file of it; and sqlite3.Error if the catalog fails."""
         caller, store_id = _named(request)
         files, has_more = await self._service.list_files(
             caller.tenant, store_id, _read_page(request), status=read_choice(request, "filter", _STATUSES)
@@ -161,14 +168,16 @@ class VectorStoreRoutes:
 
     async def get_file(self, request: Request) -> Response:
         """Answer the status and attributes of a file in a vector store. Raises RoundhouseError
-        `vector_store_not_found`, or `file_not_found` where the vector store does not have the file."""
+        `vector_store_not_found`, or `file_not_found` where the vector store does not have the file. Raises
+        sqlite3.Error if the catalog fails."""
         caller, store_id = _named(request)
         file = await self._service.get_file(caller.tenant, store_id, request.path_params["file_id"])
         return answer_model(file, caller)
 
     async def change_file(self, request: Request) -> Response:
         """Replace all attributes of a file in a vector store; the file is indexed again. Raises RoundhouseError
-        `vector_store_not_found`, `file_not_found` or `retrieval_busy`."""
+        `body_too_large`, `invalid_json`, `invalid_request`, `vector_store_not_found`, `file_not_found`,
+        `retrieval_busy`, `storage_full` or `storage_failed`; and sqlite3.Error if the catalog fails."""
         caller, store_id = _named(request)
         change = parse_body(AttributesChange, await read_body(request, _MOST_BYTES))
         file = await self._service.change_attributes(
@@ -177,8 +186,9 @@ class VectorStoreRoutes:
         return answer_model(file, caller)
 
     async def remove_file(self, request: Request) -> Response:
-        """Remove a file from a vector store; the file itself stays. Raises RoundhouseError `vector_store_not_found`, or
-        `file_not_found`, also for a second removal."""
+        """Remove a file from a vector store; the file itself stays. Raises RoundhouseError `vector_store_not_found`,
+        `file_not_found`, also for a second removal, `storage_full` or `storage_failed`; and sqlite3.Error if the
+        catalog fails."""
         caller, store_id = _named(request)
         file_id = request.path_params["file_id"]
         await self._service.remove_file(caller.tenant, store_id, file_id)
@@ -186,37 +196,41 @@ class VectorStoreRoutes:
 
     async def get_content(self, request: Request) -> Response:
         """Answer the text that was extracted from a file. Raises RoundhouseError `vector_store_not_found`,
-        `file_not_found`, or `document_not_found` where the file is not searchable yet."""
+        `file_not_found`, or `document_not_found` if the file is not searchable yet; and sqlite3.Error if the catalog
+        fails."""
         caller, store_id = _named(request)
         text = await self._service.read_text(caller.tenant, store_id, request.path_params["file_id"])
         return answer_model(FileContent(data=[TextContent(text=text)]), caller)
 
     async def add_batch(self, request: Request) -> Response:
-        """Add up to 2000 files to a vector store, and answer the batch at once; indexing follows. Raises
-        RoundhouseError `invalid_request`, `vector_store_not_found`, `vector_store_expired`, `file_not_found`,
-        `retrieval_busy`, `storage_full` or `storage_failed`."""
+        """Add up to 2000 files to a vector store, and answer the batch at once; indexing follows. Raises sqlite3.Error
+        if the catalog fails, and RoundhouseError `body_too_large`, `invalid_json`, `invalid_request`,
+        `vector_store_not_found`, `vector_store_expired`, `file_not_found`, `retrieval_busy`, `storage_full` or
+        `storage_failed`."""
         caller, store_id = _named(request)
         new = parse_body(NewFileBatch, await read_body(request, _MOST_BYTES))
         return answer_model(await self._service.add_batch(caller.tenant, store_id, new), caller)
 
     async def get_batch(self, request: Request) -> Response:
         """Answer a batch with its files by status. Raises RoundhouseError `vector_store_not_found`, also for an unknown
-        batch."""
+        batch. Raises sqlite3.Error if the catalog fails."""
         caller, store_id = _named(request)
         batch = await self._service.get_batch(caller.tenant, store_id, request.path_params["batch_id"])
         return answer_model(batch, caller)
 
     async def cancel_batch(self, request: Request) -> Response:
         """Stop indexing the files of a batch, and answer the batch; files that are searchable stay. Raises
-        RoundhouseError `vector_store_not_found`, also for an unknown batch."""
+        RoundhouseError `vector_store_not_found`, also for an unknown batch. Raises sqlite3.Error if the catalog fails.
+        """
         caller, store_id = _named(request)
         batch = await self._service.cancel_batch(caller.tenant, store_id, request.path_params["batch_id"])
         return answer_model(batch, caller)
 
     async def list_batch_files(self, request: Request) -> Response:
-        """Answer a page of the files of a batch, those with the status `filter` where that is given; files that were
+        """Answer a page of the files of a batch, those with the status `filter` if that is given; files that were
         removed from the vector store are missing. Raises RoundhouseError `vector_store_not_found`, also for an unknown
-        batch, and `invalid_request`, also where `after` or `before` is no file of the batch."""
+        batch, and `invalid_request`, also if `after` or `before` is the id of no file of the batch; and sqlite3.Error
+        if the catalog fails."""
         caller, store_id = _named(request)
         files, has_more = await self._service.list_batch_files(
             caller.tenant,

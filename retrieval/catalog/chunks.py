@@ -15,8 +15,8 @@ _CHUNK: Final = "c.version, c.ordinal, c.start, c.end, c.page, c.headings, c.tex
 
 def save_parsed(db: sqlite3.Connection, version: int, parsed: ParsedDocument) -> bool:
     """Store the text and the chunks of a version in the state `parsing`, and set its state to `embedding`. Replaces
-    what an earlier try stored. False: the version is in another state (replaced, deleted, cancelled), and nothing is
-    stored."""
+    what an earlier try stored. Returns False, and stores nothing, if the version is in another state (replaced, deleted
+    or cancelled)."""
     changed = db.execute(
         "UPDATE versions SET state = 'embedding', media_type = ?, chunks = ? WHERE number = ? AND state = 'parsing'",
         (parsed.media_type, len(parsed.chunks), version),
@@ -36,9 +36,10 @@ def save_parsed(db: sqlite3.Connection, version: int, parsed: ParsedDocument) ->
 
 
 def resume_embedding(db: sqlite3.Connection, version: int) -> int | None:
-    """Set the state of a claimed version to `embedding` where its chunks are known, and return their number, perhaps 0:
-    an earlier try has stored them, or the version has a twin (see `find_twin`), whose text and chunks are copied. None:
-    the version is to be parsed, or it is not in the state `parsing` any more; nothing changed."""
+    """Set the state of a claimed version to `embedding` if its chunks are known, and return their number, perhaps 0.
+    They are known if an earlier try has stored them, or if the version has a twin (see `find_twin`), whose text and
+    chunks are then copied. None: nothing changed, because the version must be parsed, or is not in the state `parsing`
+    any more."""
     row = db.execute(
         "UPDATE versions SET state = 'embedding' WHERE number = ? AND state = 'parsing' AND chunks IS NOT NULL "
         "RETURNING chunks",
@@ -51,9 +52,9 @@ def resume_embedding(db: sqlite3.Connection, version: int) -> int | None:
 
 
 def find_twin(db: sqlite3.Connection, version: int) -> int | None:
-    """Return a visible version of the same tenant that was made of the same original, file name, type and chunking, so
-    that it has the same chunks: as a rule the version that this one replaces with other metadata. None: there is none.
-    """
+    """Return a visible version of the same tenant that was made of the same original, file name, type and chunking. Its
+    chunks are the same, unless another version of Roundhouse cut them. As a rule, it is the version that this one
+    replaces with other metadata. None: there is none."""
     row = db.execute(
         "SELECT t.number FROM versions v JOIN versions t ON t.sha256 = v.sha256 AND t.tenant = v.tenant "
         "AND t.number != v.number AND t.state = 'ready' AND t.filename IS v.filename "

@@ -31,8 +31,7 @@ ANY: Final = SqlCondition("1")
 
 
 def combine_conditions(operator: str, conditions: Sequence[SqlCondition]) -> SqlCondition:
-    """Join conditions: with the operator `AND`, all must hold; with `OR`, at least one. There must be at least one
-    condition."""
+    """Join conditions: with the operator `AND`, all must hold; with `OR`, at least one. `conditions` is not empty."""
     if any(each == ANY for each in conditions):
         if operator == "OR":
             return ANY

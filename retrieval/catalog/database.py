@@ -27,20 +27,22 @@ class CatalogDatabase:
 
     async def read(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
         """Call `work` in the thread, without a transaction, and return what it returns. Its statements see one state of
-        the catalog, for nothing else runs meanwhile.
+        the catalog, because nothing else runs meanwhile.
 
-        `work` must be done with the connection when it returns, so that it returns no open cursor. Raises what `work`
-        raises, and RuntimeError after `close`.
+        `work` must not return an open cursor. Raises what `work` raises (sqlite3.Error if the disk fails), and
+        RuntimeError after `close`.
         """
         return await asyncio.get_running_loop().run_in_executor(self._executor, work, self._db)
 
     async def write(self, work: Callable[[sqlite3.Connection], Result], *, is_durable: bool = True) -> Result:
-        """Return what `work` returns, called in the thread within a transaction, which is durable on return.
+        """Call `work` in the thread within a transaction, and return what it returns. The transaction is durable on
+        return. `work` must not begin or end a transaction, and must return no open cursor.
 
-        `is_durable` False: it is durable with the next one that is, so a loss of power may undo it, and all that came
-        after it. For what a restart does again anyway.
+        `is_durable` False: the transaction is committed, but becomes durable only with the next durable one. Until
+        then, a loss of power may undo it, with later ones that are not durable. Use it for what a restart does again
+        anyway.
 
-        Raises what `work` raises, after a rollback; sqlite3.Error where the disk fails; RuntimeError after `close`. A
+        Raises what `work` raises, after a rollback; sqlite3.Error if the disk fails; RuntimeError after `close`. A
         caller that is cancelled does not know whether the transaction was committed.
         """
 

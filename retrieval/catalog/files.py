@@ -48,7 +48,8 @@ def add_file(db: sqlite3.Connection, file: StoredFile) -> None:
 
 
 def find_file(db: sqlite3.Connection, tenant: str, file_id: str, now: float) -> StoredFile | None:
-    """Return a tenant's file; None: the tenant has none of that id, or the file expired before `now`."""
+    """Return a tenant's file; None: the tenant has none of that id, or the file expired before `now` (Unix time in
+    seconds)."""
     row = db.execute(
         f"SELECT {_COLUMNS} FROM files WHERE tenant = ? AND id = ? AND coalesce(expires_at, ?) >= ?",
         (tenant, file_id, now, now),
@@ -67,7 +68,7 @@ def list_files(
     purpose: str | None,
 ) -> list[StoredFile]:
     """Return the first `limit` files of a tenant, in the order of creation: oldest first if `is_ascending`, else newest
-    first. Files that expired before `now` are left out.
+    first. Files that expired before `now` (Unix time in seconds) are left out.
 
     `after`: id of the file behind which the result begins, in the same order; it may have expired. None: begin with the
     first file. `purpose`: only files of this purpose; None: of any.
@@ -101,7 +102,8 @@ def delete_file(db: sqlite3.Connection, tenant: str, file_id: str) -> str | None
 
 
 def list_expired_files(db: sqlite3.Connection, now: float) -> list[tuple[str, str]]:
-    """Return (tenant, id) of all tenants' files that expired before `now` and are not deleted, in no order."""
+    """Return (tenant, id) of all tenants' files that expired before `now` (Unix time in seconds) and are not deleted,
+    in no order."""
     return db.execute("SELECT tenant, id FROM files WHERE expires_at < ?", (now,)).fetchall()
 
 

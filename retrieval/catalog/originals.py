@@ -40,7 +40,7 @@ class Originals:
 
     def begin_original(self) -> IncomingOriginal:
         """Create an empty file to receive an original of unknown hash, and return it. Use it as a context manager: in
-        the block, `write` the content, then call `keep` with the hash pinned. Raises OSError."""
+        the block, `write` the content, then call `keep` with the hash pinned. Blocks. Raises OSError."""
         return IncomingOriginal(self._incoming / secrets.token_hex(16), self)
 
     def path_of(self, sha256: str) -> Path:
@@ -53,8 +53,9 @@ class Originals:
     @contextlib.contextmanager
     def pin(self, sha256: str) -> Iterator[None]:
         """Return a context manager in whose block `remove_original` leaves the original of that hash alone. The block
-        must contain `keep` and the commit of the version or file that needs the original. Pins nest; the original need
-        not exist."""
+        must contain `keep` and the commit of the version or file that needs the original. The original need not exist.
+        Several pins of one hash may be open at once. Does not touch the disk, but may wait for a `remove_original` in
+        another thread."""
         with self._lock:
             self._pins[sha256] += 1
         try:
@@ -66,11 +67,11 @@ class Originals:
                     del self._pins[sha256]
 
     def remove_original(self, sha256: str) -> bool:
-        """Remove an original, and return True; also where it is missing. The caller has made sure that the catalog
-        does not need it, and that this does not change meanwhile.
+        """Remove an original, and return True; also where it is missing. The caller has made sure that the catalog does
+        not need it, and that this does not change meanwhile.
 
         False: the original stays, because it is pinned, or because a backup is reading the folder. In the second case
-        its hash is remembered for `take_postponed`. Raises OSError, and ValueError for a string that is not 64
+        its hash is remembered for `take_postponed`. Blocks. Raises OSError, and ValueError for a string that is not 64
         lower-case hex digits.
         """
         path = self.path_of(sha256)
@@ -85,7 +86,7 @@ class Originals:
     def take_postponed(self) -> list[str]:
         """Return the hashes that `remove_original` left because a backup was reading the folder, in no order, and
         forget them. Nothing is removed: the caller asks again whether the catalog needs each, and removes the others.
-        """
+        Does not touch the disk, but may wait for a `remove_original` in another thread."""
         with self._lock:
             postponed = list(self._postponed)
             self._postponed.clear()
@@ -104,7 +105,7 @@ class Originals:
 
     def list_originals(self) -> Iterator[str]:
         """Yield the hashes of all originals in the folder, in no order; unfinished files are not among them. The folder
-        is read during the iteration, which blocks."""
+        is read during the iteration, which blocks, and may raise OSError."""
         for path in self._folder.glob("??/*"):
             if _HASH.fullmatch(path.name):
                 yield path.name
@@ -132,8 +133,9 @@ class IncomingOriginal:
         self._path.unlink(missing_ok=True)
 
     def write(self, part: bytes) -> None:
-        """Append `part` to the file, whole, and count it in `bytes` and `sha256`. Raises OSError (errno ENOSPC: the
-        disk is full); the file may then hold some bytes of `part` that are not counted, so do not write or keep it."""
+        """Append `part` to the file, whole, and count it in `bytes` and `sha256`. Blocks. Raises OSError (errno ENOSPC:
+        the disk is full); the file may then hold some bytes of `part` that are not counted, so do not write or keep it.
+        """
         view = memoryview(part)
         while view:
             view = view[self._file.write(view) :]
@@ -142,13 +144,13 @@ class IncomingOriginal:
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of what was written so far, in lower-case hex."""
+        """SHA-256 of the bytes that were written so far, in lower-case hex."""
         return self._hash.hexdigest()
 
     def keep(self) -> str:
         """Move the file to its place among the originals, durably, and return its hash. Replaces an original of the
-        same hash. Call once, after the last `write`, with the hash pinned (`Originals.pin`). Raises OSError; the
-        original may then be in its place or not."""
+        same hash. Call once, after the last `write`, with the hash pinned (`Originals.pin`). Blocks. Raises OSError;
+        the original may then be in its place or not."""
         os.fsync(self._file.fileno())
         target = self._originals.path_of(self.sha256)
         target.parent.mkdir(exist_ok=True, mode=0o700)

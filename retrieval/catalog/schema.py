@@ -119,7 +119,7 @@ _UPGRADES: Final = {1: "ALTER TABLE collections ADD COLUMN bm25 TEXT"}
 
 
 def open_catalog_file(path: Path) -> FileConnection:
-    """Open the catalog's file, creating it and its tables where it is missing, and hold it for this process.
+    """Open the catalog's file, creating it and its tables where it is missing, and hold it for this process. Blocks.
 
     An existing file is read as a whole to check it, and one of an older Roundhouse is brought up to `SCHEMA_VERSION`,
     after which the older Roundhouse refuses it. Every commit is durable when it returns. The caller closes the

@@ -52,8 +52,8 @@ class FileBatch:
 
 
 def save_store(db: sqlite3.Connection, store: StoredVectorStore) -> None:
-    """Insert a vector store; of one whose id exists, change name, description, metadata, activity and expiry. Its
-    tenant and its creation stay."""
+    """Insert a vector store. If its id exists, change the name, description, metadata, last activity and expiry of the
+    stored one instead; its tenant and its time of creation stay."""
     values = (
         store.id,
         store.tenant,
@@ -92,13 +92,14 @@ def list_stores(db: sqlite3.Connection, tenant: str, page: PageRequest) -> tuple
 
 
 def touch_store(db: sqlite3.Connection, store_id: str, now: float) -> None:
-    """Set a vector store's last activity to `now`, so that it expires later. Does nothing for an unknown id."""
+    """Set a vector store's last activity to `now` (Unix time in seconds), so that it expires later. Does nothing for an
+    unknown id."""
     db.execute("UPDATE vector_stores SET last_active_at = ? WHERE id = ?", (now, store_id))
 
 
 def list_expired_stores(db: sqlite3.Connection, now: float) -> list[tuple[str, str]]:
-    """Return (tenant, id) of all tenants' vector stores that expired before `now` and still have documents, in no
-    order."""
+    """Return (tenant, id) of all tenants' vector stores that expired before `now` (Unix time in seconds) and still have
+    documents, in no order."""
     return db.execute(
         "SELECT s.tenant, s.id FROM vector_stores s WHERE s.last_active_at + s.expires_days * ? < ? AND EXISTS "
         "(SELECT 1 FROM documents d WHERE d.tenant = s.tenant AND d.space = s.id)",

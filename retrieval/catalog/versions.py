@@ -60,8 +60,9 @@ def accept_version(db: sqlite3.Connection, new: NewVersion, now: float) -> Accep
     whether anything changed.
 
     The newest version until then becomes garbage unless it is visible; a visible one stays so until `publish_version`.
-    Where the newest version has the same fingerprint, no version is made: a failed one is queued again without its
-    error and its count of tries, but keeps its number and `accepted_at`; any other stays as it is.
+    If the newest version has the same fingerprint, no version is made. If that version failed, it is queued again
+    without its error and its count of tries, but keeps its number and `accepted_at`; otherwise nothing changes. `now`:
+    Unix time in seconds.
     """
     found = find_document(db, new.key)
     if found is not None and _fingerprint(db, found.newest.number) == new.fingerprint:
@@ -106,10 +107,13 @@ def scan_documents(
     where: SqlCondition,
     most: int,
 ) -> tuple[list[StoredDocument], int | None]:
-    """Look at the next `most` documents of a space in the order of creation (`is_ascending`: oldest first, else newest
-    first), behind the document with the number `after`; None: from the first on. Return those for which `where` holds,
-    which speaks of their newest versions as `v`, and the `after` of the next call; None: this was the end. The list may
-    be empty before the end."""
+    """Look at the next documents of a space, `most` at most, in the order of creation: oldest first if `is_ascending`,
+    else newest first. Return those for which `where` holds, and the `after` of the next call; None: there are no
+    further documents. The list may be empty before the end.
+
+    `after`: number of the document behind which to begin; None: begin with the first. `where`: a condition over the
+    newest versions, which its SQL calls `v`. `most`: at least 1.
+    """
     comparison, direction = (">", "ASC") if is_ascending else ("<", "DESC")
     bound = (-1 if is_ascending else 2**62) if after is None else after
     row = db.execute(
@@ -197,9 +201,9 @@ def claim_version(db: sqlite3.Connection, now: float, busy_tenants: Sequence[str
     """Take the queued version with the smallest number whose `retry_at` has come, set its state to `parsing`, and
     return it. None: none is due.
 
-    Tenants in `busy_tenants` come after all others, so that a tenant with many documents delays nobody else's. The
-    caller ends the claim with `publish_version`, `retry_version` or `fail_version`; `restart_versions` does it after a
-    crash.
+    Tenants in `busy_tenants` come after all others, so that a tenant with many documents delays nobody else's. `now`:
+    Unix time in seconds. The caller ends the claim with `publish_version`, `retry_version` or `fail_version`;
+    `restart_versions` does it after a crash.
     """
     marks = ", ".join("?" * len(busy_tenants))
     row = db.execute(
@@ -281,8 +285,8 @@ def publish_version(db: sqlite3.Connection, version: int, collection: int) -> bo
     caller has written all its points to the collection with the number `collection`, which this also notes. Raises
     sqlite3.IntegrityError where the catalog has no such collection.
 
-    False: nothing changed, for the version is not embedding any more, or not its document's newest one (replaced,
-    deleted, cancelled or published already).
+    Returns False, and changes nothing, if the version is not embedding any more, or not its document's newest one
+    (replaced, deleted, cancelled or published already).
     """
     row = db.execute(
         "SELECT d.number, d.live FROM versions v JOIN documents d ON d.number = v.document "
@@ -343,7 +347,7 @@ def is_original_used(db: sqlite3.Connection, sha256: str) -> bool:
 
 
 def restart_versions(db: sqlite3.Connection) -> int:
-    """Set all versions that are parsing or embedding to `queued`, for an earlier process left them so. Return how many.
+    """Set all versions that are parsing or embedding, as an earlier process left them, to `queued`. Return how many.
     Call once, before the first `claim_version`."""
     return db.execute("UPDATE versions SET state = 'queued' WHERE state IN ('parsing', 'embedding')").rowcount
 

@@ -67,8 +67,8 @@ class DocumentPage:
 
 @dataclass(frozen=True, slots=True)
 class DocumentFields:
-    """What a client sends with a document's content. Nothing is checked here; `accept_document` does it. None: not
-    sent."""
+    """What a client sends with a document's content. Nothing is checked here; `accept_document` does it. A field that
+    is None was not sent."""
 
     id: str | None = None
     """None: `doc-` and the beginning of the content's SHA-256, so that the same content has the same id."""
@@ -84,9 +84,9 @@ class DocumentService:
     """Accepts, reads and deletes the documents of all tenants and spaces ("" or a vector store's id). It indexes
     nothing: the IngestionPipeline does.
 
-    Methods that take a DocumentKey of an existing document raise RoundhouseError `document_not_found` where there is
-    none of that key. Methods that store or delete raise `storage_full` or `storage_failed` where the disk fails;
-    nothing is changed then. Methods that read raise sqlite3.Error.
+    Methods that take a DocumentKey of an existing document raise RoundhouseError `document_not_found` if there is no
+    document of that key. Methods that store or delete raise `storage_full` or `storage_failed` if the disk fails;
+    nothing is changed then. Methods that read raise sqlite3.Error if the catalog cannot be read.
     """
 
     def __init__(
@@ -100,8 +100,9 @@ class DocumentService:
         on_accepted: Callable[[], None],
         on_garbage: Callable[[], None],
     ) -> None:
-        """`chunking`: where a client says nothing. `clock`: Unix time in seconds.
-        `on_accepted`, `on_garbage`: called when there is a version to make, or garbage to remove."""
+        """`chunking`: used if a client does not name sizes of chunks. `clock`: returns Unix time in seconds.
+        `on_accepted`: called when there is a version to index. `on_garbage`: called when there may be garbage to
+        remove."""
         self._catalog = catalog
         self._originals = originals
         self._changes = changes
@@ -145,7 +146,8 @@ class DocumentService:
         `check` is called in the transaction that queues the version, and raises where the original may be gone.
 
         Raises:
-            RoundhouseError: `retrieval_busy`, `storage_full`, `storage_failed`, or that of `check`.
+            RoundhouseError: `retrieval_busy`, `storage_full`, `storage_failed`, or what `check` raises; nothing is
+                queued then.
         """
         try:
             await self._queue(new, check)
@@ -155,18 +157,21 @@ class DocumentService:
     async def check_room(self, count: int = 1) -> None:
         """Raise RoundhouseError `retrieval_busy` where, with `count` further versions, more than `MOST_WAITING` would
         be queued. Reserves nothing: call it before a request's content is read or stored; `accept_document` and
-        `accept_stored` check again."""
+        `accept_stored` check again. Raises sqlite3.Error if the catalog cannot be read."""
         await self._catalog.read(partial(_check_room, count=count))
 
     async def wait_for_document(self, key: DocumentKey) -> Document:
-        """Wait until the document's newest version is `ready`, and return the document; at once where it is. A version
-        that fails is withdrawn: the visible version is the newest again, and without one the document is deleted.
+        """Wait until the document's newest version is `ready`, and return the document. Returns at once if it is
+        `ready` already. A version that fails is withdrawn: the visible version is then the newest again; a document
+        without a visible version is deleted.
 
-        The wait has no bound (tries may be repeated for ever): the caller sets one.
+        The wait has no bound, because tries may be repeated for ever: the caller sets one.
 
         Raises:
-            RoundhouseError: with the failure's code where the newest version failed; `document_not_found` where there
-                is no such document, or it was deleted meanwhile.
+            RoundhouseError: the failure's code if the newest version failed; `document_not_found` if there is no such
+                document, or it is deleted meanwhile; `storage_full` or `storage_failed` if a failed version cannot be
+                withdrawn.
+            sqlite3.Error: the catalog cannot be read.
         """
         async for document in self.follow_document(key):
             if document.status == "ready":
@@ -180,14 +185,14 @@ class DocumentService:
         raise AssertionError("a document is followed until it is ready or failed")
 
     async def find_document(self, key: DocumentKey) -> Document:
-        """Return a document as clients see it. Raises RoundhouseError `document_not_found`."""
+        """Return a document as clients see it. Raises RoundhouseError `document_not_found`, and sqlite3.Error."""
         return self._view(await self._find(key))
 
     async def follow_document(self, key: DocumentKey) -> AsyncIterator[Document]:
         """Yield the document as it is, and again after changes, until its newest version is `ready` or `failed`, which
         is yielded last. Changes in quick succession may come as one.
 
-        Raises RoundhouseError `document_not_found`, also once the document is deleted.
+        Raises RoundhouseError `document_not_found`, also once the document is deleted, and sqlite3.Error.
         """
         with self._changes.follow_document(key) as changed:
             while True:
@@ -213,7 +218,8 @@ class DocumentService:
         `filter` (None: any), oldest first if `is_ascending`, else newest first. `after`: only those that follow the
         document with that id; None: from the first on.
 
-        Raises RoundhouseError `invalid_request` where `after` is no document of the space.
+        `status` None: any. Raises RoundhouseError `invalid_request` if `after` is not the id of a document of the
+        space, and sqlite3.Error.
         """
 
         found, has_more = await self.list_stored(
@@ -236,12 +242,13 @@ class DocumentService:
         where: SqlCondition,
         matches: Callable[[StoredDocument], bool],
     ) -> tuple[list[StoredDocument], bool]:
-        """Return a page of the documents of a space for which `matches` is true, as the catalog has them, in the order
-        that `page` asks for, and whether there are more behind it (with `before`: ahead of it).
+        """Return one page of the stored documents of a space for which `matches` is true, in the order that `page` asks
+        for, and whether more follow it (with `before`: precede it).
 
-        `where` (see `scan_documents`) must hold for every document that matches, and should leave out most others. Many
-        documents are looked at in parts, so that the catalog does other work in between. Raises RoundhouseError
-        `invalid_request` where the page's cursor is no document of the space.
+        `where` (see `scan_documents`) must hold for every document that matches, and should exclude most others.
+        `matches` runs in the event loop. The catalog is read in parts, so that it can do other work in between; it may
+        change between two parts. Raises RoundhouseError `invalid_request` if the page's cursor is not the id of a
+        document of the space, and sqlite3.Error.
         """
         number = None if page.cursor is None else await self._find_number(DocumentKey(tenant, space, page.cursor), page)
         found: list[StoredDocument] = []
@@ -268,27 +275,30 @@ class DocumentService:
 
     async def delete_document(self, key: DocumentKey) -> None:
         """Delete a document with all its versions. When this returns, no search that begins finds it. Raises
-        RoundhouseError `document_not_found`, also for a second call."""
+        RoundhouseError `document_not_found`, also for a second call, and `storage_full` or `storage_failed`, after
+        which nothing is deleted."""
         if not await self._write(lambda db: delete_document(db, key)):
             raise _not_found(key)
         self._note_deleted(key.tenant)
 
     async def delete_space(self, tenant: str, space: str) -> int:
         """Delete all documents of a tenant's space, as `delete_document` does. Return how many there were, perhaps 0;
-        an unknown space is no error."""
+        an unknown space is no error. Raises RoundhouseError `storage_full` or `storage_failed`, after which nothing is
+        deleted."""
         count = await self._write(lambda db: delete_documents(db, tenant, space))
         self._note_deleted(tenant)
         return count
 
     async def list_tenants(self, tenant: str | None) -> list[TenantTotals]:
         """Return how much tenants have stored, by name; `tenant` None: all tenants. A tenant without documents is
-        missing in the list."""
+        missing in the list. Raises sqlite3.Error."""
         return await self._catalog.read(lambda db: list_tenants(db, tenant))
 
     async def delete_tenant(self, tenant: str) -> int:
         """Delete all documents, files and vector stores of a tenant. Return how many documents it had. Raises
-        RoundhouseError `tenant_not_found` where it had neither documents nor files; empty vector stores are deleted
-        even then. An original that cannot be removed after the deletion goes at the next start."""
+        RoundhouseError `tenant_not_found` if it had neither documents nor files (empty vector stores are deleted even
+        then), and `storage_full` or `storage_failed`, after which nothing is deleted. An original that cannot be
+        removed after the deletion goes at the next start."""
 
         def delete(db: sqlite3.Connection) -> tuple[int, list[str]]:
             forget_stores(db, tenant)
@@ -304,7 +314,8 @@ class DocumentService:
 
     async def read_chunks(self, key: DocumentKey, *, first: int, limit: int) -> tuple[list[Chunk], bool]:
         """Return up to `limit` chunks of the visible version from the ordinal `first` (from 0) on, and whether more
-        follow. No chunks where no version is visible. Raises RoundhouseError `document_not_found`."""
+        follow. There are no chunks if no version is visible. Raises RoundhouseError `document_not_found`, and
+        sqlite3.Error."""
         document = await self._find(key)
         live = document.live
         if live is None:
@@ -313,8 +324,8 @@ class DocumentService:
         return chunks[:limit], len(chunks) > limit
 
     async def read_text(self, key: DocumentKey) -> bytes:
-        """Return the text of the visible version in UTF-8. Raises RoundhouseError `document_not_found` where there is
-        no such document, or no visible version of it."""
+        """Return the text of the visible version in UTF-8. Raises RoundhouseError `document_not_found` if there is no
+        such document, or no visible version of it, and sqlite3.Error."""
         document = await self._find(key)
         live = document.live
         text = None if live is None else await self._catalog.read(lambda db: read_text(db, live))
@@ -324,7 +335,7 @@ class DocumentService:
 
     async def find_original(self, key: DocumentKey) -> tuple[Path, StoredDocument]:
         """Return the path of the newest version's original, and the document. The file may be removed at any time after
-        the document was deleted or replaced. Raises RoundhouseError `document_not_found`."""
+        the document was deleted or replaced. Raises RoundhouseError `document_not_found`, and sqlite3.Error."""
         document = await self._find(key)
         return self._originals.path_of(document.newest.sha256), document
 
@@ -396,8 +407,8 @@ def choose_chunking(default: ChunkingOptions, max_tokens: int | None, overlap_to
 
 
 def unknown_cursor(page: PageRequest, what: str) -> RoundhouseError:
-    """Return the RoundhouseError `invalid_request` for a page whose cursor (`after` or `before`) is the id of nothing;
-    the caller raises it. `what`: of what it must be the id, such as `a document`."""
+    """Return the RoundhouseError `invalid_request` for a page whose cursor (`after` or `before`) is not the id of an
+    object in the list; the caller raises it. `what`: what the id must name, with an article (`a document`)."""
     name = "after" if page.before is None else "before"
     return RoundhouseError(
         "invalid_request", f"`{name}` must be the id of {what}; it is {page.cursor!r:.100}.", param=name

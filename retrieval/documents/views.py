@@ -9,8 +9,8 @@ from retrieval.schema.documents import Chunking, Document, DocumentChunk, Docume
 
 def build_document(document: StoredDocument, progress: EmbeddingProgress | None) -> Document:
     """Return a document as clients see it: times as whole seconds of Unix time. `progress`: that of its newest version;
-    None where it is not being embedded, which shows as 0 chunks of those that are known, or no progress once it is
-    `ready` or `failed`."""
+    None: the version is not being embedded. The answer then has 0 chunks as its progress, or no progress if the version
+    is `ready` or `failed`."""
     newest = document.newest
     return Document(
         id=document.key.id,

@@ -36,8 +36,8 @@ class FileService:
         on_garbage: Callable[[], None],
         on_deleted: Callable[[str], None],
     ) -> None:
-        """`clock`: Unix time in seconds. `on_garbage`: called after a deletion.
-        `on_deleted`: called with the tenant whose documents were deleted."""
+        """`clock`: returns Unix time in seconds. `on_garbage`: called after a deletion. `on_deleted`: called after a
+        deletion with the tenant whose documents were deleted."""
         self._catalog = catalog
         self._originals = originals
         self._clock = clock
@@ -84,7 +84,7 @@ class FileService:
         return file
 
     async def find_file(self, tenant: str, file_id: str) -> StoredFile:
-        """Return a file. Raises RoundhouseError `file_not_found`, also once the file has expired."""
+        """Return a file. Raises RoundhouseError `file_not_found`, also once the file has expired, and sqlite3.Error."""
         now = self._clock()
         file = await self._catalog.read(lambda db: find_file(db, tenant, file_id, now))
         if file is None:
@@ -98,7 +98,7 @@ class FileService:
         first, and whether more follow. `after`: only those that follow the file with that id; None: from the first on.
         `purpose` None: any.
 
-        Raises RoundhouseError `invalid_request` where the tenant has no file `after`.
+        Raises RoundhouseError `invalid_request` if the tenant has no file `after`, and sqlite3.Error.
         """
         now = self._clock()
         try:
@@ -114,7 +114,8 @@ class FileService:
 
     async def delete_file(self, tenant: str, file_id: str) -> None:
         """Delete a file, also an expired one, with its documents in all vector stores; then remove its original unless
-        something else needs it. Raises RoundhouseError `file_not_found`, also for a second call."""
+        something else needs it. Raises RoundhouseError `file_not_found`, also for a second call, and sqlite3.Error. An
+        original that cannot be removed stays until the next start."""
         sha256 = await self._catalog.write(lambda db: delete_file(db, tenant, file_id))
         if sha256 is None:
             raise file_not_found(file_id)
@@ -124,7 +125,8 @@ class FileService:
 
     async def delete_expired(self) -> int:
         """Delete the files of all tenants that have expired, as `delete_file` does. Return how many. Call regularly.
-        Raises at the first that fails, `file_not_found` for one that was deleted meanwhile; the next call goes on."""
+        Raises at the first that fails: sqlite3.Error, or RoundhouseError `file_not_found` for a file that was deleted
+        meanwhile. The next call goes on."""
         now = self._clock()
         expired = await self._catalog.read(lambda db: list_expired_files(db, now))
         for tenant, file_id in expired:

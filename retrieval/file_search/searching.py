@@ -9,9 +9,9 @@ from retrieval.schema.search import FusionChoice, SearchHit, SearchRequest, Sear
 
 
 def build_search(wanted: VectorStoreSearch, query: str, *, has_reranker: bool) -> SearchRequest:
-    """Return the search in Roundhouse's own form for one of the queries of `wanted`, cut off after 32,768 characters.
-    It asks for weighted fusion, since OpenAI's scores go from 0 to 1, and for a rerank where `ranker` names one and
-    `has_reranker`. `score_threshold` is left to `merge_results`.
+    """Return the search in Roundhouse's own form for `query`, one of the queries of `wanted`. The query is cut off
+    after 32,768 characters. The search asks for weighted fusion, because OpenAI's scores go from 0 to 1, and for a
+    rerank if `ranker` names one and `has_reranker` is True. `score_threshold` is left to `merge_results`.
 
     Raises pydantic's ValidationError for an empty query.
     """

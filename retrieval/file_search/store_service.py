@@ -54,7 +54,7 @@ class VectorStoreService:
     Methods raise RoundhouseError `vector_store_not_found` for a vector store (or a batch) that the tenant does not
     have, `file_not_found` for a file that the tenant or the vector store does not have, and `invalid_request` for wrong
     metadata, attributes, sizes of chunks or `after`. Those that queue files raise `retrieval_busy`, `storage_full` and
-    `storage_failed`. Other writes raise sqlite3.Error where the disk fails.
+    `storage_failed`. All raise sqlite3.Error if the catalog fails otherwise.
     """
 
     def __init__(
@@ -78,7 +78,8 @@ class VectorStoreService:
 
         Raises RoundhouseError `invalid_request`, `file_not_found` or `retrieval_busy` before anything is created. After
         the vector store was created with some of its files, raises `storage_full` or `storage_failed`, and
-        `file_not_found` or `retrieval_busy` where a file or the room for it has gone meanwhile.
+        `file_not_found` or `retrieval_busy` if a file or the room for it has gone meanwhile. Raises sqlite3.Error if
+        the catalog fails otherwise.
         """
         check_metadata(new.metadata or {}, _METADATA)
         chunking = self._choose_chunking(new.chunking_strategy)
@@ -95,13 +96,14 @@ class VectorStoreService:
         return await self._view(store)
 
     async def get_store(self, tenant: str, store_id: str) -> VectorStoreObject:
-        """Return a vector store, also an expired one. Raises RoundhouseError `vector_store_not_found`."""
+        """Return a vector store, also an expired one. Raises RoundhouseError `vector_store_not_found`; and
+        sqlite3.Error if the catalog fails."""
         return await self._view(await self._find(tenant, store_id))
 
     async def list_stores(self, tenant: str, page: PageRequest) -> tuple[list[VectorStoreObject], bool]:
         """Return a page of the tenant's vector stores, expired ones included, in the order that `page` asks for, and
-        whether there are more behind it (with `before`: ahead of it). Raises RoundhouseError `invalid_request` where
-        the page's cursor is no vector store of the tenant."""
+        whether there are more behind it (with `before`: ahead of it). Raises RoundhouseError `invalid_request` if the
+        page's cursor is the id of no vector store of the tenant; and sqlite3.Error if the catalog fails."""
         try:
             stores, has_more = await self._catalog.read(lambda db: list_stores(db, tenant, page))
         except LookupError:
@@ -112,7 +114,8 @@ class VectorStoreService:
         """Change those fields of a vector store that the client sent (null clears one), and return it. Counts as
         activity, so that an expired one is in use again; files that were deleted meanwhile do not come back.
 
-        Raises RoundhouseError `vector_store_not_found`, or `invalid_request` for the metadata.
+        Raises RoundhouseError `vector_store_not_found`, or `invalid_request` for the metadata; and sqlite3.Error if the
+        catalog fails.
         """
         store = await self._find(tenant, store_id)
         check_metadata(change.metadata or {}, _METADATA)
@@ -130,7 +133,7 @@ class VectorStoreService:
     async def delete_store(self, tenant: str, store_id: str) -> None:
         """Delete a vector store, its batches, and what it has made of its files; the files stay. When this returns, no
         search that begins finds them. Raises RoundhouseError `vector_store_not_found`, `storage_full` or
-        `storage_failed`."""
+        `storage_failed`; and sqlite3.Error if the catalog fails."""
         await self._find(tenant, store_id)
         await self._documents.delete_space(tenant, store_id)
         await self._catalog.write(lambda db: forget_store(db, tenant, store_id))
@@ -138,7 +141,8 @@ class VectorStoreService:
     async def use_store(self, tenant: str, store_id: str) -> None:
         """Note that a vector store is used now, so that it expires later. Call before a search in it.
 
-        Raises RoundhouseError `vector_store_not_found`, or `vector_store_expired` for an expired one, which stays so.
+        Raises RoundhouseError `vector_store_not_found`, or `vector_store_expired` for an expired one, which stays
+        expired; and sqlite3.Error if the catalog fails.
         """
         store, now = await self._find(tenant, store_id), self._clock()
         if store.expires_at is not None and store.expires_at < now:
@@ -151,7 +155,8 @@ class VectorStoreService:
         vector store. A file that is there already gets the new attributes and sizes of chunks once it is indexed again;
         if nothing differs, nothing happens, but a failed or cancelled one is tried again.
 
-        Raises RoundhouseError as the class says, and `vector_store_expired`.
+        Raises RoundhouseError `invalid_request`, `vector_store_not_found`, `vector_store_expired`, `file_not_found`,
+        `retrieval_busy`, `storage_full` or `storage_failed`; and sqlite3.Error if the catalog fails.
         """
         check_metadata(new.attributes or {}, _ATTRIBUTES)
         chunking = self._choose_chunking(new.chunking_strategy)
@@ -162,7 +167,8 @@ class VectorStoreService:
         return await self.get_file(tenant, store_id, new.file_id)
 
     async def get_file(self, tenant: str, store_id: str, file_id: str) -> VectorStoreFile:
-        """Return a file of a vector store. Raises RoundhouseError `vector_store_not_found` or `file_not_found`."""
+        """Return a file of a vector store. Raises RoundhouseError `vector_store_not_found` or `file_not_found`; and
+        sqlite3.Error if the catalog fails."""
         return await self._view_file(await self._find_document(tenant, store_id, file_id))
 
     async def list_files(
@@ -170,8 +176,8 @@ class VectorStoreService:
     ) -> tuple[list[VectorStoreFile], bool]:
         """Return a page of a vector store's files in the order of their addition that `page` asks for, and whether
         there are more behind it (with `before`: ahead of it). `status`: only files with this status of OpenAI's; None:
-        all. Raises RoundhouseError `vector_store_not_found`, or `invalid_request` where the page's cursor is no file of
-        the vector store."""
+        all. Raises RoundhouseError `vector_store_not_found`, or `invalid_request` if the page's cursor is the id of no
+        file of the vector store; and sqlite3.Error if the catalog fails."""
         await self._find(tenant, store_id)
         documents, has_more = await self._documents.list_stored(
             tenant,
@@ -189,8 +195,9 @@ class VectorStoreService:
         done, searches compare the old ones. Does nothing for the same attributes, but a failed or cancelled file is
         tried again. An expired vector store is not refused, and the change does not count as activity.
 
-        Raises RoundhouseError as the class says; `file_not_found` also where the file itself was deleted or has
-        expired.
+        Raises RoundhouseError `invalid_request`, `vector_store_not_found`, `file_not_found` (also if the file itself
+        was deleted or has expired), `retrieval_busy`, `storage_full` or `storage_failed`; and sqlite3.Error if the
+        catalog fails.
         """
         check_metadata(attributes, _ATTRIBUTES)
         document = await self._find_document(tenant, store_id, file_id)
@@ -201,13 +208,15 @@ class VectorStoreService:
 
     async def remove_file(self, tenant: str, store_id: str, file_id: str) -> None:
         """Remove a file from a vector store; the file itself stays. When this returns, no search that begins finds it.
-        Raises RoundhouseError `vector_store_not_found`, or `file_not_found`, also for a second call."""
+        Raises RoundhouseError `vector_store_not_found`, `file_not_found`, also for a second call, `storage_full` or
+        `storage_failed`; and sqlite3.Error if the catalog fails."""
         document = await self._find_document(tenant, store_id, file_id)
         await self._documents.delete_document(document.key)
 
     async def read_text(self, tenant: str, store_id: str, file_id: str) -> str:
         """Return the text that was extracted from a file. Raises RoundhouseError `vector_store_not_found`,
-        `file_not_found`, or `document_not_found` where the file is not searchable yet."""
+        `file_not_found`, or `document_not_found` if the file is not searchable yet; and sqlite3.Error if the catalog
+        fails."""
         document = await self._find_document(tenant, store_id, file_id)
         return (await self._documents.read_text(document.key)).decode()
 
@@ -217,8 +226,8 @@ class VectorStoreService:
 
         Raises RoundhouseError `vector_store_not_found`, `vector_store_expired`, `file_not_found` for any of the files,
         `invalid_request` or `retrieval_busy` before anything is added. After some of the files were added, raises
-        `storage_full` or `storage_failed`, and `file_not_found` or `retrieval_busy` where a file or the room for it has
-        gone meanwhile.
+        `storage_full` or `storage_failed`, and `file_not_found` or `retrieval_busy` if a file or the room for it has
+        gone meanwhile. Raises sqlite3.Error if the catalog fails otherwise.
         """
         await self.use_store(tenant, store_id)
         store = await self._find(tenant, store_id)
@@ -234,14 +243,16 @@ class VectorStoreService:
 
     async def get_batch(self, tenant: str, store_id: str, batch_id: str) -> FileBatchObject:
         """Return a batch with its files by status now. Raises RoundhouseError `vector_store_not_found` for an unknown
-        vector store or batch."""
+        vector store or batch; and sqlite3.Error if the catalog fails."""
         return await self._view_batch(await self._find_batch(tenant, store_id, batch_id))
 
     async def cancel_batch(self, tenant: str, store_id: str, batch_id: str) -> FileBatchObject:
-        """Stop indexing those files of a batch that are in progress: their status becomes `cancelled`. Others stay as
-        they are, and so does an older searchable version. Nothing happens to a batch that is done. Return the batch.
+        """Stop indexing those files of a batch that are in progress, and return the batch. The status of these files
+        becomes `cancelled`; an older version of such a file stays searchable. Other files stay as they are, so a call
+        for a batch that is done changes nothing.
 
-        Raises RoundhouseError `vector_store_not_found` for an unknown vector store or batch.
+        Raises RoundhouseError `vector_store_not_found` for an unknown vector store or batch; and sqlite3.Error if the
+        catalog fails.
         """
         batch = await self._find_batch(tenant, store_id, batch_id)
         keys = [DocumentKey(tenant, store_id, file_id) for file_id in batch.files]
@@ -254,7 +265,8 @@ class VectorStoreService:
         """Return a page of the files of a batch, by their places in it, and whether there are more behind it (with
         `before`: ahead of it); those that were removed since are missing. `status`: only files with this status of
         OpenAI's; None: all. Raises RoundhouseError `vector_store_not_found` for an unknown vector store or batch, and
-        `invalid_request` where the page's cursor is no file of the batch."""
+        `invalid_request` if the page's cursor is the id of no file of the batch; and sqlite3.Error if the catalog
+        fails."""
         batch = await self._find_batch(tenant, store_id, batch_id)
         keys = [DocumentKey(tenant, store_id, file_id) for file_id in batch.files]
         found = await self._catalog.read(lambda db: [find_document(db, key) for key in keys])
@@ -270,8 +282,8 @@ class VectorStoreService:
     async def empty_expired(self) -> int:
         """Delete what expired vector stores of all tenants have made of their files; the vector stores stay, as
         expired. Return how many were emptied; those that are empty already are not counted. Call regularly. Raises
-        RoundhouseError `storage_full` or `storage_failed` at the first that fails, or sqlite3.Error; the next call goes
-        on."""
+        RoundhouseError `storage_full` or `storage_failed`, or sqlite3.Error, at the first that fails; the next call
+        goes on."""
         now = self._clock()
         expired = await self._catalog.read(lambda db: list_expired_stores(db, now))
         for tenant, store_id in expired:

@@ -104,8 +104,8 @@ def build_batch(batch: FileBatch, documents: Iterable[StoredDocument | None]) ->
 
 
 def count_files(totals: SpaceTotals) -> FileCounts:
-    """Return the numbers of a vector store's files by OpenAI's statuses; whatever is not done counts as
-    `in_progress`."""
+    """Return the numbers of a vector store's files by OpenAI's statuses, and their sum; a file that is neither done nor
+    failed nor cancelled counts as `in_progress`."""
     states = totals.states
     completed, failed, cancelled = states.get("ready", 0), states.get("failed", 0), states.get(CANCELLED, 0)
     total = sum(states.values())
@@ -127,7 +127,8 @@ def status_of(version: Version) -> FileStatus:
 
 
 def build_status_condition(status: str | None) -> SqlCondition:
-    """Return the condition that a document's newest version has OpenAI's status; None: any."""
+    """Return the condition that a document's newest version has OpenAI's status; None: a condition that always holds
+    (`ANY`)."""
     if status == "completed":
         return SqlCondition("v.state = 'ready'")
     if status == "cancelled":

@@ -42,7 +42,8 @@ class CollectionWriter:
         *,
         batch: int,
     ) -> None:
-        """`prefixes_of`: the prefixes of a model, by its name. `batch`: most texts of one request for embeddings."""
+        """`prefixes_of`: called with the name of an embedding model, returns the prefixes of that model. `batch`: most
+        texts of one request for embeddings."""
         self._catalog = catalog
         self._store = store
         self._models = models
@@ -56,16 +57,17 @@ class CollectionWriter:
         """Points written since the start of the program, repeated ones included. Only rises."""
 
     async def write_version(self, collection: Collection, version: Version, on_progress: Callable[[int], None]) -> None:
-        """Write all points of a version, which is `embedding` or `ready`; the caller flushes the collection. Writes
-        again what an earlier try has written. Vectors of a version with the same chunks (see `find_twin`) are taken
-        from the collection, and only what it lacks is embedded. `on_progress` is called after each batch, with the
-        number of chunks that are written so far.
+        """Write all points of a version, which is `embedding` or `ready`; the caller flushes the collection. What an
+        earlier try has written is written again. If another version has the same chunks (see `find_twin`), its vectors
+        are taken from the collection, and only what the collection lacks is embedded.
+
+        `on_progress` is called after each batch, with the number of chunks that are written so far.
 
         Raises:
             VersionGoneError: the version is in another state now, or deleted; some points may be written.
             ModelUnavailableError: the embedding model does not answer.
-            ModelRefusedError: the embedding model refuses a chunk; the text has the chunk's ordinal where the request
-                had several chunks.
+            ModelRefusedError: the embedding model refuses a chunk, whose ordinal the text has; or it does not answer
+                vectors.
             VectorStoreError: the vector store fails.
             KeyError: the vector store has no such collection.
             DimensionChangedError: the model's vectors have another dimension than the collection.

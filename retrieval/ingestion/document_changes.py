@@ -50,13 +50,13 @@ class DocumentChanges:
             event.set()
 
     def note_visible_change(self, tenant: str) -> None:
-        """Count that another set of the tenant's versions is visible. Call after each such commit: searches under way
-        notice by the count, and search again."""
+        """Count that other versions of the tenant are visible now. Call after each commit that changes this: a search
+        under way compares the count with that at its begin, and searches again if it differs."""
         self._visible_changes[tenant] = self._visible_changes.get(tenant, 0) + 1
 
     def note_deletion(self, tenant: str) -> None:
-        """Count a visible change, and wake the followers of all the tenant's documents. Call after each commit that
-        deletes several of them."""
+        """Count a visible change (see `note_visible_change`), and wake the followers of all the tenant's documents.
+        Call after each commit that deletes documents of the tenant."""
         self.note_visible_change(tenant)
         for key, followers in self._followers.items():
             if key.tenant == tenant:
@@ -64,8 +64,8 @@ class DocumentChanges:
                     event.set()
 
     def count_visible_changes(self, tenant: str) -> int:
-        """Return how often what the tenant's searches can find has changed since the start of the program: the number
-        of calls of `note_visible_change` and `note_deletion`."""
+        """Return how often the visible versions of a tenant have changed since the start of the program: the number of
+        calls of `note_visible_change` and `note_deletion` for it."""
         return self._visible_changes.get(tenant, 0)
 
     def set_progress(self, version: int, progress: EmbeddingProgress | None) -> None:

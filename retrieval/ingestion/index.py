@@ -88,12 +88,13 @@ class Index:
         return None if self.active is None else describe_change(self.active, self.wanted_model, self.wanted_bm25)
 
     async def open(self, *, is_restored: bool = False) -> None:
-        """Compare the catalog's collections with the vector store's: create what is lost, empty, and delete from the
-        store what the catalog does not know. Sets `active`, `building` and `missing`. With `is_restored`, the catalog
-        comes from a backup: all collections are created anew, because the points in the vector store are of another
-        catalog, where the same numbers mean other versions.
+        """Make the vector store's collections those of the catalog, and set `active`, `building` and `missing`.
+        Collections that the store has lost are created empty, and those that the catalog does not know are deleted.
+        Call once, before anything else.
 
-        Raises VectorStoreError or sqlite3.Error.
+        `is_restored`: the catalog comes from a backup. All collections are then created anew, because the points in the
+        vector store are of another catalog, in which the same numbers mean other versions. Raises VectorStoreError or
+        sqlite3.Error.
         """
         stored = {spec.name: spec for spec in await self._store.list_collections()}
         self.active, self.building = await self._catalog.read(
@@ -117,8 +118,8 @@ class Index:
         await self._count_missing()
 
     def note_lost(self) -> None:
-        """Note that the vector store has lost a collection of this index, as a KeyError of a call said. Only ends
-        `wait_until_lost`: the collection is created anew by `replace_lost`."""
+        """Note that the vector store has lost a collection of this index, after a call raised KeyError. Only ends
+        `wait_until_lost`; `replace_lost` creates the collection anew."""
         self._is_lost.set()
 
     async def wait_until_lost(self) -> None:
@@ -126,8 +127,8 @@ class Index:
         await self._is_lost.wait()
 
     async def replace_lost(self) -> None:
-        """Create those of the active and the building collection anew, empty, that the vector store has lost. Call
-        `fill` afterwards, which writes their points. Raises VectorStoreError or sqlite3.Error."""
+        """Create the active and the building collection anew, empty, if the vector store has lost them. Call `fill`
+        afterwards, which writes their points. Raises VectorStoreError or sqlite3.Error."""
         self._is_lost.clear()
         stored = {spec.name for spec in await self._store.list_collections()}
         async with self.publish_lock:
@@ -138,14 +139,15 @@ class Index:
         await self._count_missing()
 
     async def find_active(self) -> Collection:
-        """Return the active collection. Where there is none, create it first for the model that is set, which is asked
-        for one embedding to learn its dimension; also replace one for another model or other options of BM25 if no
-        document is visible.
+        """Return the active collection. If there is none, create it first for the model that is set, which is asked for
+        one embedding to learn its dimension. If no document is visible, replace a collection for another model or other
+        options of BM25 first.
 
         Raises:
             ModelUnavailableError: the model does not answer, so that its dimension is not known.
             ModelRefusedError: the model is no embedding model.
             VectorStoreError: the vector store fails.
+            DimensionChangedError, KeyError: as `reindex`, if a document becomes visible during a replacement.
             sqlite3.Error: the catalog cannot be read or written.
         """
         if self.active is None or await self._is_replaced_at_once():
@@ -157,8 +159,8 @@ class Index:
         return self.active
 
     async def fill(self) -> None:
-        """Write the visible versions that are missing in the active collection; then finish a collection that an
-        earlier process was building, as `reindex` does. May take hours.
+        """Write the visible versions that are missing in the active collection. Then finish a collection that an
+        earlier process was building, which takes the place of the active one (see `reindex`). May take hours.
 
         Raises what `CollectionWriter.write_version` raises, except VersionGoneError: VectorStoreError,
         ModelUnavailableError, ModelRefusedError, DimensionChangedError, KeyError or sqlite3.Error. What was written
@@ -175,11 +177,13 @@ class Index:
                 await self._finish(self.building)
 
     async def reindex(self) -> None:
-        """Build a new collection for the model and the options of BM25 that are set, also where the active one has the
+        """Build a new collection for the model and the options of BM25 that are set, even if the active one has the
         same. When it has the points of all visible versions, it becomes the active one, and the old one is deleted. A
         collection that is being built already is completed, unless it is for other settings: then it is dropped first.
 
-        May take hours. Raises what `fill` raises; the next call then goes on."""
+        May take hours. Raises VectorStoreError, ModelUnavailableError, ModelRefusedError, DimensionChangedError,
+        KeyError or sqlite3.Error; the next call then goes on, after DimensionChangedError with a new collection.
+        """
         async with self._build_lock:
             await self._build()
 
@@ -265,7 +269,8 @@ class Index:
 
 
 def describe_change(active: Collection, model: str | None, bm25: Bm25Options) -> str | None:
-    """Say how a collection differs from what is set, and what to do; None: it does not differ."""
+    """Return a text that says how the active collection differs from the settings (`model`: None means no embedding
+    model), and what to do. None: it does not differ."""
     changes = []
     if active.model != model:
         changes.append(f"the embedding model {active.model or 'none'}, and set is {model or 'none'}")
@@ -281,8 +286,8 @@ def describe_change(active: Collection, model: str | None, bm25: Bm25Options) ->
 
 
 def choose_name(model: str | None, dimension: int | None, taken: set[str]) -> str:
-    """Return a name for a new collection that is not in `taken`: made of the model's name and the dimension, such as
-    `minilm-l6-384`, or `bm25` without a model; with `-2`, `-3`, ... at its end where that is taken."""
+    """Return a name for a new collection that is not in `taken`. It is made of the model's name and the dimension
+    (`minilm-l6-384`), or `bm25` if `model` is None, and ends with `-2`, `-3`, ... if that name is taken."""
     slug = _SPARSE_NAME if model is None else re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-")[:64] or "model"
     base = slug if dimension is None else f"{slug}-{dimension}"
     numbered = (f"{base}-{number}" for number in range(2, len(taken) + 3))

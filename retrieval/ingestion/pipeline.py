@@ -55,8 +55,8 @@ class IngestionPipeline:
         clock: Callable[[], float],
         on_garbage: Callable[[], None],
     ) -> None:
-        """`at_once`: versions that are parsed and written at a time. `clock`: Unix time in seconds. `on_garbage`:
-        called after a publication that replaced a version."""
+        """`at_once`: versions that are parsed and written at a time. `clock`: returns Unix time in seconds.
+        `on_garbage`: called when there may be garbage to remove."""
         self._catalog = catalog
         self._originals = originals
         self._parser = parser
@@ -87,8 +87,9 @@ class IngestionPipeline:
     async def run(self) -> None:
         """Work until cancelled; never return. Call once. First queue again what an earlier process left in work.
 
-        A cancellation waits until the versions in work have stopped; the next start queues them again. Errors of the
-        catalog are logged, and tried again; only one at the very beginning is raised (sqlite3.Error).
+        A cancellation waits until the versions in work have stopped; the next start queues them again. After an error
+        of the catalog, the work is tried again, and the error is logged. Only an error at the very beginning is raised
+        (sqlite3.Error).
         """
         await self._catalog.write(restart_versions)
         publishing = asyncio.create_task(self._publisher.run())

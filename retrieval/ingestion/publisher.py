@@ -51,13 +51,13 @@ class Publisher:
         self._last_flush_s = 0.0
 
     async def publish_version(self, version: Version, collection: Collection) -> bool | None:
-        """Make a version visible whose points were all written into the collection. True: it is visible, durably.
-        Waits for a flush that `run` does, perhaps of many versions.
-
-        False: it was replaced or deleted meanwhile. None: another collection serves since, which needs the points, too.
+        """Make a version visible whose points were all written into the collection. Waits for a flush that `run` does,
+        perhaps of many versions. Returns True if the version is visible, durably; False if it was replaced or deleted
+        meanwhile; None if another collection has become the active one, which needs the points, too.
 
         Raises:
-            VectorStoreError, KeyError: the store fails, or has lost the collection.
+            VectorStoreError: the vector store fails.
+            KeyError: the vector store has lost the collection.
             sqlite3.Error: the catalog cannot be written.
         """
         loop = asyncio.get_running_loop()

@@ -81,8 +81,8 @@ class ParsedDocument:
 class ParsingError(Exception):
     """A file cannot be parsed. The text says why in plain words, for the client that sent the file.
 
-    A later try fails in the same way, except that `parsing_timeout` and `parsing_failed` may also come from a busy
-    machine, a killed process or a closed parser.
+    A later try fails in the same way, except that a busy machine, a killed process or a closed parser may also cause
+    `parsing_timeout` and `parsing_failed`. `code`: what is wrong.
     """
 
     def __init__(self, code: ParsingErrorCode, message: str) -> None:
@@ -109,5 +109,5 @@ class Parser(Protocol):
         ...
 
     async def close(self) -> None:
-        """End the processes, and wait until they are gone. Calls under way and later ones fail with ParsingError."""
+        """End the processes, and wait until they are gone. Calls under way and later ones raise ParsingError."""
         ...

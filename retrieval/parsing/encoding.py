@@ -25,16 +25,14 @@ _MOST_CONTROLS: Final = 0.001
 
 
 def decode_text(data: bytes, declared: str | None = None) -> str:
-    """Return the characters of a text file.
+    """Return the characters of a text file, decoded by the first of these that fits: a byte order mark of UTF-16 or
+    UTF-32, UTF-8, the declared encoding, UTF-16 without a mark, UTF-8 with some damage, cp1252.
 
-    Tried in this order: a byte order mark of UTF-16 or UTF-32, UTF-8, the declared encoding, UTF-16 without a mark,
-    UTF-8 with some damage, cp1252. A byte order mark of UTF-8 stays in the text as its first character, so that offsets
-    hold in the file.
+    A byte order mark of UTF-8 stays in the text as its first character, so that offsets hold in the file. Bytes that
+    cannot be decoded become U+FFFD if they are few. Empty data gives empty text.
 
     `declared`: name of an encoding, from the media type or the content, that may be wrong or unknown; None if nothing
     was declared.
-
-    Empty data gives empty text. Bytes that cannot be decoded may become U+FFFD, where they are few.
 
     Raises:
         ParsingError: `document_not_text`: no encoding fits, or the characters are those of a binary file.

@@ -55,7 +55,7 @@ def extract_file(path: Path, filename: str | None, media_type: str | None, limit
 
     Raises:
         ParsingError: the format is not read, or the file is empty, encrypted, malformed or beyond a limit.
-        OSError: the file does not exist.
+        OSError: the file does not exist, or cannot be read.
         Exception: a damaged file may make the libraries raise any other exception.
     """
     data = path.read_bytes()

@@ -148,9 +148,9 @@ _BY_TYPE: Final[dict[str, DetectedFile]] = {
 
 
 def detect_file(data: bytes, filename: str | None, media_type: str | None) -> DetectedFile:
-    """Return the format of a file, by the first that tells it: marks in the content, the name's suffix, the media type,
-    markup in the content. Text that nothing identifies is `text/plain`. HTML is
-    recognised under a name or a type of plain text, too. Whether the file is intact is not checked.
+    """Return the format of a file. The first of these that identifies it decides: marks in the content, the name's
+    suffix, the media type, markup in the content. A file that nothing identifies is `text/plain`. A file whose name or
+    type is that of plain text may still be recognised as HTML by its markup. Whether the file is intact is not checked.
 
     `data`: the whole file. `media_type` may have parameters; an unknown or generic one is ignored. A file that starts
     with the mark of a ZIP archive or of a PDF is one whatever its name says. `%PDF-` further on in its first 1024 bytes

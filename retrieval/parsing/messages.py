@@ -63,8 +63,8 @@ def encode_request(request: ParseRequest) -> bytes:
 
 
 def decode_request(body: bytes) -> ParseRequest:
-    """Return the request of a frame's JSON part, which `encode_request` wrote. Other JSON raises KeyError, TypeError or
-    ValueError."""
+    """Return the request of a frame's JSON part, which `encode_request` wrote. Raises KeyError, TypeError or ValueError
+    for anything else."""
     read = json.loads(body)
     chunking = ChunkingOptions(read["max_tokens"], read["overlap_tokens"])
     return ParseRequest(Path(read["path"]), read["filename"], read["media_type"], chunking)
@@ -103,7 +103,7 @@ def read_frame_head(head: bytes, most_raw_bytes: int) -> tuple[int, int]:
 def decode_answer(body: bytes, raw: bytes) -> ParseAnswer:
     """Return the answer of a frame's JSON and raw bytes; its result is the document, or the file's ParsingError.
 
-    A large text takes a while, so callers use a thread and not the event loop.
+    Blocks for a while if the text is large, so call it in a thread, not in the event loop.
 
     Raises:
         FrameError: the JSON is no answer, or does not fit the raw bytes.

@@ -98,7 +98,8 @@ class ParserPool:
         return answer.result
 
     async def close(self) -> None:
-        """End the processes, and wait until they are gone. Calls under way and later ones fail with ParsingError."""
+        """End the processes, and wait until they are gone. Calls under way and later ones raise ParsingError
+        (`parsing_failed`). A second call does nothing."""
         self._is_closed = True
         for worker in (*self._idle, *self._busy):
             self._end(worker)

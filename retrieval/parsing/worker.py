@@ -39,8 +39,8 @@ _GRACE_S: Final = 10
 def main() -> None:
     """Parse the files that standard input asks for, one after the other, until it ends.
 
-    Sets the limits of the first argument on this process. A file that takes too long ends the process by a signal
-    (SIGXCPU, SIGALRM), without an answer.
+    Sets the limits of the first argument on this process for good. A file that takes too long ends the process by a
+    signal (SIGXCPU, SIGALRM), without an answer.
     """
     limits = ParsingLimits(**json.loads(sys.argv[1]))
     logging.disable()
@@ -59,8 +59,8 @@ def main() -> None:
 def answer_request(request: ParseRequest, limits: ParsingLimits) -> bytes:
     """Parse a file, and return the frame of the answer: its text and chunks, or the code and text of a ParsingError.
 
-    No exception of a library is raised: it becomes `parsing_failed`, MemoryError `document_too_large`, and
-    RecursionError `document_malformed`.
+    Blocks. Raises no Exception: MemoryError becomes the code `document_too_large`, RecursionError `document_malformed`,
+    and any other exception of a library `parsing_failed`.
     """
     try:
         extracted = extract_file(request.path, request.filename, request.media_type, limits)

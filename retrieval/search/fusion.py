@@ -52,12 +52,12 @@ class FusionRule:
 def fuse_rankings(
     dense: Sequence[ScoredPoint] | None, sparse: Sequence[ScoredPoint] | None, rule: FusionRule
 ) -> list[Candidate]:
-    """Return the chunks of both rankings, each once, with their fused scores: best first, equal ones by version and
+    """Return the chunks of both rankings, each once, with their fused scores: best first, equal scores by version and
     ordinal.
 
-    Each ranking must be best first, and have no chunk twice. None: that search was not made; the score is then the
-    other ranking's own, and `rule` has no effect. An empty ranking was made, so `rule` counts. Empty if both are None
-    or empty.
+    Each ranking must be best first, and have no chunk twice. None means that this search was not made: the scores are
+    then those of the other ranking, and `rule` is not used. An empty ranking counts as made, so `rule` is used. The
+    result is empty if neither ranking has a chunk.
     """
     dense_by, sparse_by = _by_place(dense), _by_place(sparse)
     parts = {}

@@ -53,8 +53,8 @@ class SearchService:
         prefixes_of: Callable[[str], Prefixes],
         rerank_model: str | None,
     ) -> None:
-        """`prefixes_of`: returns the prefixes of an embedding model, by its name. `rerank_model`: name of the rerank
-        model; None: none is set, and searches with `rerank` are refused."""
+        """`prefixes_of`: called with the name of an embedding model, returns the prefixes of that model.
+        `rerank_model`: name of the rerank model; None: none is set, and searches with `rerank` are refused."""
         self._catalog = catalog
         self._store = store
         self._index = index
@@ -70,8 +70,8 @@ class SearchService:
 
     async def search(self, tenant: str, spaces: Sequence[str], request: SearchRequest) -> SearchResult:
         """Return up to `top_k` hits, best first, from the tenant's documents in these spaces ("": those of no vector
-        store); at least one space. Every hit is of a version that was visible during the search. Before anything was
-        indexed, no hits, and no model is asked.
+        store); at least one space. Every hit is of a version that was visible during the search. If nothing was ever
+        indexed, there are no hits, and no model is asked.
 
         Raises:
             RoundhouseError: `invalid_request` for the filter, the mode, a query that the model refuses, or `rerank`
@@ -210,14 +210,15 @@ class SearchService:
 
 
 def choose_mode(asked: Mode | None, collection: Collection | None, wanted_model: str | None) -> Mode:
-    """Return the mode of a search: as asked; for None, `hybrid` where the active collection has vectors, else `sparse`.
+    """Return the mode of a search: `asked`, or if that is None, `hybrid` if the collection has vectors, else `sparse`.
 
-    `collection` None: nothing was ever indexed, so that every mode is allowed, and finds nothing. `wanted_model`: the
-    embedding model that is set, perhaps another one than the collection's, or None.
+    `collection`: the active one; None: nothing was ever indexed, so every mode is allowed, and finds nothing.
+    `wanted_model`: the embedding model that is configured now, perhaps another one than the collection's; None: none
+    is.
 
     Raises:
-        RoundhouseError: for `dense` and `hybrid` where the collection has no vectors: `embedding_model_changed` if a
-            model is set since, so that a reindex helps; else `invalid_request`.
+        RoundhouseError: `asked` is `dense` or `hybrid`, and the collection has no vectors: `embedding_model_changed` if
+            `wanted_model` is set (a reindex adds the vectors), else `invalid_request`.
     """
     has_vectors = collection is not None and collection.model is not None
     if asked is None:

@@ -113,8 +113,8 @@ class VectorStore(Protocol):
         ...
 
     async def delete_collection(self, name: str) -> None:
-        """Delete the collection with its points. Does nothing where there is none of that name. After
-        VectorStoreError, `list_collections` says whether it still exists."""
+        """Delete the collection with its points. Does nothing where there is none of that name. Raises
+        VectorStoreError; `list_collections` then says whether it still exists."""
         ...
 
     async def upsert_points(self, collection: str, points: Sequence[Point]) -> None:
@@ -181,7 +181,7 @@ class VectorStore(Protocol):
     async def optimize_collection(self, collection: str) -> None:
         """Build indexes for points that had none when the call began, and free the space of deleted points.
 
-        Returns when that is done, which may take minutes. Searches go on meanwhile; so do writes, but for moments
+        Returns when that is done, which may take minutes. Searches and writes go on meanwhile, but writes pause briefly
         (0.5 s per GB). Does nothing where nothing was written since the last call, or the store does this by itself (a
         Qdrant server). Raises KeyError for an unknown collection, and VectorStoreError where it fails or `close` ends
         it; nothing is lost then.

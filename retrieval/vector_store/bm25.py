@@ -37,7 +37,7 @@ class Bm25Encoder:
         )
 
     def encode_passage(self, text: str) -> SparseVector:
-        """Return the vector of a stored text; its `indices` are empty where the text has no words. Takes about 0.1 us
+        """Return the vector of a stored text; its `indices` are empty where the text has no words. Blocks, about 0.1 us
         per byte. Raises UnicodeEncodeError for text that is not valid Unicode."""
         return self._bm25.embed_document(text)
 

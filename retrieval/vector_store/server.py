@@ -193,7 +193,7 @@ class ServerStore:
 
     async def delete_collection(self, name: str) -> None:
         """Delete the collection with its points on the server, after writes under way. Does nothing where there is none
-        of that name. After VectorStoreError, `list_collections` says whether it still exists."""
+        of that name. Raises VectorStoreError; `list_collections` then says whether it still exists."""
         async with self._lock_writes(name):
             self._specs.pop(name, None)
             with contextlib.suppress(KeyError):

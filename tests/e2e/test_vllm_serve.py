@@ -24,6 +24,7 @@ import pytest
 
 from tests.support.admin import AdminApi
 from tests.support.clockwork_folders import make_hf
+from tests.support.lora_adapters import ADAPTED, make_peft_adapter
 from tests.support.roundhouse_stack import RoundhouseStack
 from tests.support.runtime_fixtures import ProcessRuntimeFixture
 from tests.support.vllm_engine import ON_CPU, STARTS_S, engine_cache, programs
@@ -81,10 +82,12 @@ def served() -> Iterator[Served]:
     root = Path(tempfile.mkdtemp(prefix="rh"))
     stack = RoundhouseStack(root, "process", {"OMP_NUM_THREADS": "1"})
     make_hf(stack.models / "clockwork")
+    make_peft_adapter(stack.models / "lora" / "fox")
     stack.state.mkdir()
     engine_cache().mkdir(exist_ok=True)
     (stack.state / "cache").symlink_to(engine_cache())
     fields = {"backend": "vllm_serve", "model_path": "clockwork", "vllm_serve_binary": str(binary), **ON_CPU}
+    fields |= {"vllm_lora_modules": {"fox": "lora/fox"}, "vllm_max_lora_rank": 8}
     stack.declare({"chat": {**fields, "enabled": False, "vllm_max_model_len": DECLARED, "target_inflight": 3}})
     try:
         yield Served(stack, asyncio.run(_loaded(stack)))
@@ -118,8 +121,9 @@ async def test_what_a_load_sets_is_what_the_engine_has(served: Served) -> None:
     assert served.answer["definition"]["vllm_max_model_len"] == DECLARED
     status, text = await served.engine("/v1/models")
     assert status == 200
-    (model,) = json.loads(text)["data"]
+    model, module = json.loads(text)["data"]
     assert (model["id"], model["max_model_len"]) == ("chat", LOADED)
+    assert (module["id"], module["parent"]) == ("fox", "chat")
     async with served.client() as client:
         assert ((await client.models.retrieve("chat")).model_extra or {})["context_length"] == LOADED
     configured = re.search(r"non-default args: (.*)", _log(served))
@@ -176,6 +180,31 @@ async def test_counting_and_messages(served: Served, path: str, body: dict[str, 
         content = await told.json()
     assert told.status == 200, content
     assert {name: content[name] for name in answer} == answer
+
+
+async def test_a_request_chooses_a_lora_module_in_every_api(served: Served) -> None:
+    chosen: dict[str, Any] = {"extra_body": {"lora": "fox"}, "model": "chat", "temperature": 0}
+    async with served.client() as client:
+        chat = await client.chat.completions.create(messages=HI, **chosen)
+        assert chat.choices[0].message.content == ADAPTED
+        stream = await client.chat.completions.create(messages=HI, stream=True, **chosen)
+        assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream]) == ADAPTED
+        text = await client.completions.create(prompt="<|assistant|>", max_tokens=40, **chosen)
+        assert text.choices[0].text == ADAPTED
+        response = await client.responses.create(input="hello", store=False, **chosen)
+        assert response.output_text == ADAPTED
+        plain = await client.chat.completions.create(
+            model="chat", messages=HI, temperature=0, extra_body={"lora": None}
+        )
+        assert plain.choices[0].message.content == SENTENCE
+        with pytest.raises(openai.BadRequestError, match="`lora` must be one of fox"):
+            await client.chat.completions.create(model="chat", messages=HI, extra_body={"lora": "dog"})
+    message = {"model": "chat", "messages": HI, "max_tokens": 30, "temperature": 0, "lora": "fox"}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{served.stack.url}/v1/messages", json=message) as told,
+    ):
+        assert (await told.json())["content"] == [{"type": "text", "text": ADAPTED}]
 
 
 async def test_a_client_that_leaves_stops_the_work(served: Served) -> None:

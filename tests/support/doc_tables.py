@@ -173,7 +173,8 @@ def _one_type(schema: dict[str, Any]) -> str:
     if schema["type"] == "array":
         return f"list of {_many(schema['items'])}"
     if schema["type"] == "object":
-        return f"mapping of {_many(schema['additionalProperties'])}"
+        values = [*schema.get("patternProperties", {}).values()] or [schema["additionalProperties"]]
+        return f"mapping of {_many(values[0])}"
     bounds = [
         f"{words} {schema[key]:g}"
         for key, words in (("minimum", "from"), ("exclusiveMinimum", "above"), ("maximum", "to"))

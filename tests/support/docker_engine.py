@@ -231,7 +231,7 @@ class DockerEngines:
         """A container that was created and not started."""
         runtime = self.runtime()
         around = await runtime.get_surroundings()
-        launch, identity = await runtime._render_launch(request.served_name, request.definition, request.image, ())
+        launch, identity = await runtime._render_launch(request.served_name, 0, request.definition, request.image, ())
         host = HostContext(self.instance, self.network, around.publishes_ports, around.models, 1)
         config = container_config(request, launch, identity, host, time.time())
         create_container(self.client.api, request.name, config)

@@ -45,8 +45,8 @@ def needed(kind: Kind) -> None:
 
 
 def started(kind: Kind, folder: Path, name: str, model: Path, *flags: str, token: str) -> Worker:
-    """A llama-server of four slots, which calls its model `inner-NAME`; not ready yet. The program lets its state be
-    changed, too, which the embedded one cannot."""
+    """A llama-server of four slots, which calls its model `inner-NAME`; not ready yet. It lets its state be changed,
+    too."""
     port = free_port()
     args: tuple[str, ...] = (
         "--model",
@@ -60,10 +60,10 @@ def started(kind: Kind, folder: Path, name: str, model: Path, *flags: str, token
     )
     args += ("--ctx-size", "4096", "--parallel", "4", "--kv-unified", "--fit", "off", "--metrics", "--slots")
     args += ("--jinja", "--no-webui", "--threads", "1", *flags)
+    args += ("--props", "--slot-save-path", str(folder))
     log = folder / f"{name}.log"
     if kind == "embedded":
         return Worker(log, port, "llama_server", "--", *args, token=token, env={"LLAMA_API_KEY": token})
-    args += ("--props", "--slot-save-path", str(folder))
     return Program(log, port, program(), *args, token=token)
 
 

@@ -21,7 +21,8 @@ _MOST = 2**31 - 1
 def option_values(option: Option) -> st.SearchStrategy[Any]:
     """Values that the option takes, without None. Numbers are within 31 bits, texts are words or names of files."""
     if isinstance(option.flag, PathFlag):
-        return st.lists(NAMES, min_size=1, max_size=3) if _is_list(option) else NAMES
+        kinds = {list: st.lists(NAMES, min_size=1, max_size=3), dict: st.dictionaries(WORDS, NAMES, min_size=1)}
+        return kinds.get(_origin(option), NAMES)
     return _values(_strip_null(option.info.annotation), option.info.metadata)
 
 
@@ -29,7 +30,7 @@ def sample_value(option: Option) -> Any:
     """One value that differs from the default."""
     if isinstance(option.flag, PathFlag):
         path = f"org/{option.name}.gguf" if option.flag.kind == "gguf" else f"org/{option.name}"
-        return [path, f"other/{path}"] if _is_list(option) else path
+        return {list: [path, f"other/{path}"], dict: {"name": path}}.get(_origin(option), path)
     return _sample(_strip_null(option.info.annotation), option)
 
 
@@ -38,8 +39,9 @@ def tried_options(definition_class: type[Definition]) -> dict[str, st.SearchStra
     return {option.name: option_values(option) for option in list_options(definition_class) if option.flag is not None}
 
 
-def _is_list(option: Option) -> bool:
-    return get_origin(_strip_null(option.info.annotation)) is list
+def _origin(option: Option) -> Any:
+    """`list` or `dict` for an option that takes such; None: another kind of value."""
+    return get_origin(_strip_null(option.info.annotation))
 
 
 def _strip_null(annotation: Any) -> Any:

@@ -71,10 +71,10 @@ def _mounted(folder: Path) -> Iterator[SmallDisk]:
 
 
 @contextlib.contextmanager
-def no_space() -> Iterator[None]:
-    """No file of this process may hold anything: the nearest thing to a full disk that needs no mount."""
+def no_space(after_bytes: int = 0) -> Iterator[None]:
+    """No file of this process may grow beyond `after_bytes`: the nearest thing to a full disk that needs no mount."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (after_bytes, hard))
     try:
         yield
     finally:

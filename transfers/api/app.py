@@ -45,8 +45,8 @@ def create_app(routes: Iterable[Route]) -> Starlette:
 
 
 class TokenCheck:
-    """ASGI middleware that refuses HTTP requests, but those for `/health`, whose header `x-roundhouse-transfers-token`
-    does not have the token. For a program that listens on a port; a unix socket is protected by its file mode."""
+    """ASGI middleware that refuses an HTTP request unless its header `x-roundhouse-transfers-token` has the token.
+    `/health` needs none. For a program that listens on a port; a unix socket is protected by its file mode."""
 
     def __init__(self, app: AsgiApp, token: SharedToken) -> None:
         self._app = app

@@ -25,10 +25,12 @@ SILENCE_S: Final = 15.0
 
 
 class DownloadRoutes:
-    """The handlers of `/inspect`, `/ranges` and `/downloads`."""
+    """The handlers of `/inspect`, `/ranges` and `/downloads`. What they raise (RoundhouseError, and OSError of the
+    models folder), `create_app` turns into an answer."""
 
     def __init__(self, board: DownloadBoard, inspector: Inspector, quick: Worker, slow: Worker) -> None:
-        """`quick`: threads for what waits for the disk at most; `slow`: for what waits for a source."""
+        """`quick`: threads for calls that wait for the disk at most. `slow`: threads for calls that wait for a source
+        or for the end of a download."""
         self._board = board
         self._inspector = inspector
         self._quick = quick
@@ -47,7 +49,9 @@ class DownloadRoutes:
         ]
 
     async def inspect(self, request: Request) -> Response:
-        """Answer what a reference resolves to now."""
+        """Answer what the reference in the body (a `DownloadOrder`) resolves to now. Raises RoundhouseError
+        `body_too_large`, `invalid_json`, `invalid_request`, `reference_invalid`, or a code that `Inspector.inspect`
+        raises; and OSError if the models folder cannot be read."""
         order = await read_order(request, DownloadOrder)
         reference = read_reference(order.reference)
         return answer_model(
@@ -55,14 +59,18 @@ class DownloadRoutes:
         )
 
     async def read_range(self, request: Request) -> Response:
-        """Answer bytes of a file of the source."""
+        """Answer bytes of a file at the source, as the body (a `RangeOrder`) names them; fewer at the end of the file.
+        Raises RoundhouseError `body_too_large`, `invalid_json`, `invalid_request`, `reference_invalid`, or a code that
+        `Inspector.read_range` raises."""
         order = await read_order(request, RangeOrder)
         reference = read_reference(order.reference)
         found = await self._slow.run(self._inspector.read_range, reference, order.path, order.start, order.length)
         return Response(found, media_type="application/octet-stream")
 
     async def order(self, request: Request) -> Response:
-        """Begin a download, and answer it with status 202; with 200 where it is under way already."""
+        """Begin the download in the body (a `DownloadOrder`), and answer it with status 202; with 200 if it is under
+        way already. Does not wait for its end. Raises RoundhouseError `body_too_large`, `invalid_json`,
+        `invalid_request` or `reference_invalid`; and OSError if it cannot be recorded."""
         order = await read_order(request, DownloadOrder)
         reference = read_reference(order.reference)
         download, is_new = await self._quick.run(self._board.order, reference, include_pickle=order.include_pickle)
@@ -73,15 +81,17 @@ class DownloadRoutes:
         return answer_model(DownloadList(downloads=await self._quick.run(self._board.list_downloads)))
 
     async def get_download(self, request: Request) -> Response:
-        """Answer one download."""
+        """Answer one download as it is now. Raises RoundhouseError `download_not_found`."""
         return answer_model(await self._quick.run(self._board.find, request.path_params["download"]))
 
     async def cancel(self, request: Request) -> Response:
-        """End a download, and answer it."""
+        """End a download, and answer it as it is after at most `CANCEL_WAIT_S` of waiting; one that has finished stays
+        as it is. Raises RoundhouseError `download_not_found`, and OSError if the models folder cannot be written."""
         return answer_model(await self._slow.run(self._board.cancel, request.path_params["download"]))
 
     async def follow_events(self, request: Request) -> Response:
-        """Answer an endless stream of server-sent events `download`."""
+        """Answer an endless stream of server-sent events `download`: first each download as it is, then each one that
+        has changed. Downloads that are forgotten get no event. A comment comes after `SILENCE_S` without an event."""
         headers = {"cache-control": "no-cache"}
         return _EndlessResponse(self._stream_events(), media_type="text/event-stream", headers=headers)
 

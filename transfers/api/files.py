@@ -13,7 +13,8 @@ from transfers.downloads.removal import StoredFiles
 
 
 class FileRoutes:
-    """The handlers of `/files`."""
+    """The handlers of `/files`. What they raise (RoundhouseError, and OSError of the models folder), `create_app` turns
+    into an answer."""
 
     def __init__(self, files: StoredFiles, worker: Worker) -> None:
         self._files = files
@@ -27,11 +28,15 @@ class FileRoutes:
         ]
 
     async def list_files(self, request: Request) -> Response:
-        """Answer the files that downloads put there."""
+        """Answer the files that downloads put into the models folder, by path. Raises OSError if the folder cannot be
+        read."""
         return answer_model(StoredFileList(files=await self._worker.run(self._files.list_files)))
 
     async def remove(self, request: Request) -> Response:
-        """Remove the files of a download, a file or a folder, and answer what was removed."""
+        """Remove what the body (a `RemovalOrder`) names: the files of a download, a file or a folder. Answer what was
+        removed. Raises RoundhouseError `body_too_large`, `invalid_json`, `invalid_request` (also unless exactly one of
+        `id` and `path` is set), `download_not_found` or `models_file_kept`; and OSError if the models folder cannot be
+        written."""
         order = await read_order(request, RemovalOrder)
         if (order.id is None) == (order.path is None):
             raise RoundhouseError("invalid_request", "Exactly one of `id` and `path` must be set.", param="id")

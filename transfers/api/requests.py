@@ -21,8 +21,9 @@ Arguments = ParamSpec("Arguments")
 
 
 async def read_order(request: Request, model: type[Model]) -> Model:
-    """Return the body as the model. Raises RoundhouseError `body_too_large`, `invalid_json`, or `invalid_request` for
-    the first wrong field."""
+    """Return the body of a request as the model. Raises RoundhouseError `body_too_large` as soon as more than
+    `LONGEST_BODY` bytes have come, `invalid_json`, or `invalid_request` for the first wrong field; and ClientDisconnect
+    if the client leaves before the end."""
     body = bytearray()
     async for part in request.stream():
         body += part
@@ -39,7 +40,7 @@ async def read_order(request: Request, model: type[Model]) -> Model:
 
 
 def answer_model(model: BaseModel, status: int = 200) -> Response:
-    """Return an answer with the model as JSON."""
+    """Return an answer with this status and the model as JSON."""
     return Response(model.model_dump_json(), status, media_type="application/json")
 
 
@@ -52,7 +53,7 @@ class Worker:
     async def run(
         self, function: Callable[Arguments, Answer], *args: Arguments.args, **kwargs: Arguments.kwargs
     ) -> Answer:
-        """Call the function in a thread, and return what it returns. It goes on to its end where the caller is
-        cancelled."""
+        """Call the function with these arguments in a thread, and return what it returns or raise what it raises. If
+        the caller is cancelled, the function still runs to its end."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, lambda: function(*args, **kwargs))

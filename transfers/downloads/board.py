@@ -31,12 +31,15 @@ CANCEL_WAIT_S: Final = 10.0
 
 
 class DownloadBoard:
-    """The downloads of this program, with threads of its own. Safe for threads."""
+    """The downloads of this program, which run in threads of its own. Call `open` once before anything else. Methods
+    may be called from several threads; they may block on the disk, and while another thread holds the downloads still
+    (`hold_still`)."""
 
     def __init__(
         self, tools: JobTools, store: RecordStore, parallel: int, clock: Callable[[], float] = time.time
     ) -> None:
-        """`parallel`: downloads at the same time. `clock`: Unix time in seconds."""
+        """Start nothing yet. `parallel`: most downloads that run at the same time; further ones wait. `clock`: returns
+        Unix time in seconds."""
         self._tools = tools
         self._store = store
         self._clock = clock
@@ -52,7 +55,8 @@ class DownloadBoard:
         self._pool = ThreadPoolExecutor(parallel, "download")
 
     def open(self) -> None:
-        """Read the records, and go on with the downloads that were under way. Raises OSError."""
+        """Read the records of downloads, and go on with the downloads that were under way. Partial files of downloads
+        that are unknown, finished or cancelled are removed. Call once. Blocks on the disk. Raises OSError."""
         with self._lock:
             records = {record.id: record for record in self._store.read_all()}
             for name in self._tools.folder.list_partials():
@@ -65,7 +69,8 @@ class DownloadBoard:
                     self._go_on(record)
 
     def stop(self) -> None:
-        """Stop all downloads, which go on after the next `open`."""
+        """Have all downloads stop soon, for good; does not wait. Their records stay as they are, so that they go on
+        after the `open` of the next program. `order` must not be called afterwards."""
         with self._lock:
             self._is_closing = True
             jobs = list(self._jobs.values())
@@ -73,13 +78,15 @@ class DownloadBoard:
             job.stop()
 
     def close(self) -> None:
-        """As `stop`, and block until the threads ended."""
+        """Stop all downloads as `stop` does, and block until their threads have ended. Only methods that read may be
+        called afterwards."""
         self.stop()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def order(self, reference: ModelReference, *, include_pickle: bool) -> tuple[Download, bool]:
-        """Begin a download. Return it, and whether it is a new run; if one of the same reference is under way, return
-        that. Raises OSError where it cannot be recorded."""
+        """Begin a download, or begin again one that has ended. Return it, and True; if the same reference is under way
+        with the same `include_pickle`, return that download, and False. Does not wait for the source. Blocks on the
+        disk. Raises OSError if the download cannot be recorded."""
         text = str(reference)
         download = make_download_id(text, include_pickle=include_pickle)
         with self._lock:
@@ -113,8 +120,8 @@ class DownloadBoard:
             return [self._view(record.id) for record in newest]
 
     def cancel(self, download: str) -> Download:
-        """End a download, and remove what was fetched of it and is not in its place. One that has finished stays as it
-        is. Blocks for `CANCEL_WAIT_S` at most; the state may not be final then.
+        """End a download, and return it as it is then. What was fetched of it and is not in its place is removed. One
+        that has finished stays as it is. Blocks for `CANCEL_WAIT_S` at most; the state may not be final then.
 
         Raises:
             RoundhouseError: `download_not_found`.
@@ -141,12 +148,14 @@ class DownloadBoard:
         return self.find(download)
 
     def list_placed(self) -> list[tuple[DownloadRecord, PlacedFile]]:
-        """Return the files that downloads have put into the models folder, with their downloads."""
+        """Return the files that downloads have put into the models folder, each with the record of its download. A file
+        that several downloads have is there several times. The folder is not looked at."""
         with self._lock:
             return [(record, placed) for record in self._records.values() for placed in record.placed]
 
     def forget_files(self, paths: set[str]) -> None:
-        """Take files out of all records; a download without files and without a run is forgotten. Raises OSError."""
+        """Take the files with these paths (below the models folder) out of all records. A download that has no other
+        file and does not run is forgotten. The files themselves stay. Blocks on the disk. Raises OSError."""
         with self._lock:
             for record in list(self._records.values()):
                 placed = [each for each in record.placed if each.path not in paths]
@@ -158,8 +167,8 @@ class DownloadBoard:
                     self.forget(record.id)
 
     def forget(self, download: str) -> None:
-        """Forget a download that does not run, and remove what was fetched of it and is not in its place. Its files
-        stay. Raises OSError."""
+        """Forget a download that does not run, and remove what was fetched of it and is not in its place. Its files in
+        their places stay. Does nothing for an unknown id. Blocks on the disk. Raises OSError."""
         with self._lock:
             self._tools.folder.remove_partials(download)
             self._store.remove(download)
@@ -168,23 +177,25 @@ class DownloadBoard:
 
     @contextmanager
     def hold_still(self) -> Iterator[None]:
-        """Keep all downloads from beginning, and from putting files into their places, until the block ends."""
+        """Return a context manager in whose block no download begins, and none puts files into their places. Calls of
+        other threads wait until the block ends; the calling thread may use all methods."""
         with self._lock:
             yield
 
     def is_running(self, download: str) -> bool:
-        """Return whether a download has not ended."""
+        """Return whether a download runs or waits for its turn. False for an unknown id."""
         with self._lock:
             return download in self._jobs
 
     def count_changes(self) -> int | None:
-        """Return a number that is the same as before where nothing has changed; None: downloads run, and their
-        progress changes all the time."""
+        """Return a number that rises with each change of a record; the same number as before means that nothing has
+        changed. None: downloads run, so their progress changes all the time."""
         with self._lock:
             return None if self._jobs else self._changes
 
     def is_under_way(self, path: str) -> bool:
-        """Return whether a download that has not ended has the file."""
+        """Return whether a download that runs or waits for its turn has the file at this path below the models
+        folder."""
         with self._lock:
             return any(
                 path in {each.path for each in self._view(download).files}

@@ -39,7 +39,8 @@ class Inspector:
         list_placed: Callable[[], Sequence[PlacedFile]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`list_placed` returns the files that all downloads have put into place. `clock`: seconds, never back."""
+        """`list_placed`: returns the files that all downloads have put into place. `clock`: returns seconds, and never
+        goes back."""
         self._sources = sources
         self._folder = folder
         self._network = network
@@ -49,8 +50,10 @@ class Inspector:
         self._kept: dict[str, tuple[float, Resolution]] = {}
 
     def inspect(self, reference: ModelReference, *, include_pickle: bool) -> Inspection:
-        """Ask the source what the reference is now. Blocks, a minute at most. Raises RoundhouseError `source_…`, or
-        OSError where the models folder cannot be read."""
+        """Ask the source what the reference is now, and compare its files with the models folder by size and time.
+        Blocks, a minute at most. Raises RoundhouseError `source_not_found`, `source_forbidden`,
+        `source_address_refused`, `source_unavailable` or `source_mismatch`; and OSError if the models folder cannot be
+        read."""
         placed = self._list_placed()
         resolution = choose_folder(self._resolve(reference, include_pickle=include_pickle), placed)
         known = {each.path: each for each in placed}
@@ -68,8 +71,10 @@ class Inspector:
         )
 
     def read_range(self, reference: ModelReference, path: str, start: int, length: int) -> bytes:
-        """Return bytes of a file of the source, fewer at its end. Blocks, a minute at most. Raises RoundhouseError
-        `source_…`."""
+        """Return up to `length` bytes of the file `path` at the source, from the byte `start` on; fewer, or none, at
+        the end of the file. `path` is the one at the source. What the source said of the reference is used for
+        `KEPT_S`. Blocks, a minute at most. Raises RoundhouseError `source_not_found`, `source_forbidden`,
+        `source_address_refused`, `source_unavailable` or `source_mismatch`."""
         resolution = self._find_kept(str(reference)) or self._resolve(reference, include_pickle=True)
         file = next((each for each in resolution.files if each.path == path), None)
         if file is None:

@@ -39,7 +39,8 @@ class FolderLocks:
 
     @contextmanager
     def hold(self, folder: str, check_stop: Callable[[], None]) -> Iterator[None]:
-        """Hold the lock of a folder. Blocks until it is free; what `check_stop` raises meanwhile is raised."""
+        """Return a context manager that holds the lock of a model's folder in its block. Blocks until the lock is free,
+        and calls `check_stop` meanwhile; what that raises is raised."""
         with self._guard:
             lock = self._locks.setdefault(folder, threading.Lock())
         while not lock.acquire(timeout=LOCK_POLL_S):
@@ -62,7 +63,7 @@ class JobTools:
 
 
 class DownloadJob:
-    """One run of one download. Use it once; `stop` may be called from any thread, also before."""
+    """One run of one download. Call `run` once, in a thread; `stop` may be called from any thread, also before."""
 
     def __init__(
         self,
@@ -72,8 +73,8 @@ class DownloadJob:
         save: Callable[[DownloadRecord], None],
         list_placed: Callable[[], list[PlacedFile]],
     ) -> None:
-        """`reference`: what to resolve, which may be `record.pinned`. `save` is called with each change of the record;
-        `list_placed` returns the files that all downloads have put into place."""
+        """`reference`: what to resolve, which may be `record.pinned`. `save`: called with each new state of the record,
+        in the thread of `run`. `list_placed`: returns the files that all downloads have put into place."""
         self.progress = DownloadProgress()
         self._tools = tools
         self._record = record
@@ -84,17 +85,21 @@ class DownloadJob:
         self._client = SourceClient(tools.network)
 
     def stop(self) -> None:
-        """End the run soon with StoppedError."""
+        """Have `run` end soon with StoppedError; does not wait. A question to the source about the reference that is
+        under way is not broken off."""
         self._stopped.set()
         self._client.interrupt()
 
     def run(self) -> None:
-        """Do everything. Blocks. When it returns, all files are in their places, and the record has them.
+        """Resolve the reference, fetch the files that are missing, and put them into place. Blocks, perhaps for hours.
+        When it returns, all files are in their places, and the record has them. Call once.
 
         Raises:
-            RoundhouseError: `source_…` or `models_…`.
+            RoundhouseError: `source_not_found`, `source_forbidden`, `source_address_refused`, `source_unavailable`,
+                `source_mismatch`, `models_disk_full` or `models_file_conflict`.
             StoppedError: `stop` was called. What is here stays.
-            OSError: the models folder cannot be written.
+            InterruptedConnectionError: all connections of the program were ended while the reference was resolved.
+            OSError: the models folder cannot be read or written, or `save` raises it.
         """
         try:
             self._check_stop()

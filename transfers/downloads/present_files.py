@@ -26,7 +26,8 @@ class PresentFiles:
 
 
 def has_kept_state(folder: ModelsFolder, placed: PlacedFile) -> bool:
-    """Return whether a file is there with the size and the time that it was put there with. Raises OSError."""
+    """Return whether the file is in the models folder with the size and the modification time that it had when it was
+    put there. False if anything else is there. Blocks on the disk. Raises OSError."""
     try:
         status = folder.find_file(placed.path)
     except RoundhouseError:
@@ -35,8 +36,9 @@ def has_kept_state(folder: ModelsFolder, placed: PlacedFile) -> bool:
 
 
 def is_unchanged(folder: ModelsFolder, placed: PlacedFile) -> bool:
-    """Return whether a file is there as a download put it: by size and time, else by its content. Blocks. Raises
-    OSError."""
+    """Return whether the file is in the models folder as a download put it. If its size and time are the same, its
+    content is not read; if only the size is, its SHA-256 is compared, which may take minutes. Blocks. Raises OSError.
+    """
     if has_kept_state(folder, placed):
         return True
     try:
@@ -52,12 +54,14 @@ def is_unchanged(folder: ModelsFolder, placed: PlacedFile) -> bool:
 def find_present(
     folder: ModelsFolder, resolution: Resolution, placed: Iterable[PlacedFile], check_stop: Callable[[], None]
 ) -> PresentFiles:
-    """Return which files the models folder has. They are compared with the source, by their content where no download
-    of late put them there. Blocks.
+    """Return which files of a download the models folder has, and which are missing. A file that a download put there
+    is compared with the source by size, time and recorded hash, any other by its content. Blocks, perhaps for minutes.
+    `placed`: the files that all downloads have put into place. `check_stop` is called now and then; what it raises is
+    raised.
 
     Raises:
         RoundhouseError: `models_file_conflict`: something else is where a file belongs.
-        OSError: the folder cannot be read.
+        OSError: the folder, or a local source, cannot be read.
     """
     known = {each.path: each for each in placed}
     present = PresentFiles()

@@ -21,10 +21,11 @@ class _FileProgress:
 
 
 class DownloadProgress:
-    """The progress of one run of a download. Safe for threads; a `FetchProgress`."""
+    """The progress of one run of a download. Implements `transfers.fetch.segment_fetch.FetchProgress`. Safe for
+    threads. `set_files` is called before any method that takes a file."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock`: seconds; it never goes back."""
+        """`clock`: returns seconds, and never goes back."""
         self._clock = clock
         self._lock = threading.Lock()
         self._files: dict[str, _FileProgress] = {}
@@ -33,7 +34,8 @@ class DownloadProgress:
         self._state: DownloadState | None = None
 
     def set_files(self, resolution: Resolution) -> None:
-        """Note what the download consists of."""
+        """Note the files that the download consists of, none of them here yet. Replaces the files of an earlier
+        call."""
         with self._lock:
             self._files = {
                 each.path: _FileProgress(resolution.target_of(each), each.size, each.sha256)
@@ -41,33 +43,35 @@ class DownloadProgress:
             }
 
     def set_state(self, state: DownloadState) -> None:
-        """Note what the run does."""
+        """Note what the run does now, which views show in place of the record's state."""
         with self._lock:
             self._state = state
 
     def set_done(self, file: SourceFile, done_bytes: int) -> None:
-        """See `FetchProgress`."""
+        """See `FetchProgress.set_done`. Also sets the state `downloading`. Raises KeyError for a file that `set_files`
+        did not get."""
         with self._lock:
             self._files[file.path].done_bytes = done_bytes
             self._state = "downloading"
 
     def add_done(self, file: SourceFile, added_bytes: int) -> None:
-        """See `FetchProgress`."""
+        """See `FetchProgress.add_done`. Raises KeyError for a file that `set_files` did not get."""
         with self._lock:
             self._files[file.path].done_bytes += added_bytes
 
     def set_waiting(self, reason: str | None) -> None:
-        """See `FetchProgress`."""
+        """See `FetchProgress.set_waiting`."""
         with self._lock:
             self._waiting = reason
 
     def set_verifying(self, file: SourceFile) -> None:
-        """See `FetchProgress`."""
+        """See `FetchProgress.set_verifying`. Sets the state `verifying`."""
         with self._lock:
             self._state = "verifying"
 
     def build_view(self, record: DownloadRecord) -> Download:
-        """Return the download as it is now, and take a sample for its speed."""
+        """Return the download as it is now: the record with this run's state, files and speed. Each call also takes a
+        sample for the speed, which is None before the second call."""
         with self._lock:
             files = [
                 DownloadFile(path=each.target, size=each.size, done_bytes=each.done_bytes, sha256=each.sha256)
@@ -93,7 +97,9 @@ def build_view(
     remaining_s: float | None = None,
     waiting: str | None = None,
 ) -> Download:
-    """Return the wire's form of a download."""
+    """Return a download as the API answers it, with the sums of the files' bytes. `bytes_per_s`: its speed; None:
+    unknown. `remaining_s`: seconds until its end; None: unknown. `waiting`: why nothing comes just now; None: it does
+    not wait."""
     return Download(
         id=record.id,
         reference=record.reference,

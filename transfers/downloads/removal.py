@@ -20,8 +20,9 @@ class StoredFiles:
         self._folder = folder
 
     def list_files(self) -> list[StoredFile]:
-        """Return the files that downloads put there, by path, each once, with the download that was ordered first.
-        Whether one is unchanged is told by its size and time. Raises OSError."""
+        """Return the files that downloads put into the models folder, sorted by path. A file that several downloads
+        have comes once, with the download that was ordered first. `is_unchanged` goes by size and time; the content is
+        not read. Blocks on the disk. Raises OSError."""
         found: dict[str, tuple[DownloadRecord, PlacedFile]] = {}
         for record, placed in sorted(self._board.list_placed(), key=lambda pair: (pair[0].created_at, pair[0].id)):
             found.setdefault(placed.path, (record, placed))
@@ -38,7 +39,8 @@ class StoredFiles:
         ]
 
     def remove_download(self, download: str) -> Removal:
-        """Remove the files of a download, and forget it. Those that another download has, too, stay. Blocks.
+        """Remove the files of a download, and forget the download. Files that another download has, too, stay. Return
+        what was removed. Blocks; may read whole files, to see whether they were changed.
 
         Raises:
             RoundhouseError: `download_not_found`; `models_file_kept`: it is under way, or a file of it was changed.
@@ -55,7 +57,8 @@ class StoredFiles:
         )
 
     def remove_path(self, path: str) -> Removal:
-        """Remove a file that a download put there, or all such files below a folder. Blocks.
+        """Remove a file that a download put into the models folder, or all such files below a folder. `path` is below
+        the models folder. Return what was removed. Blocks; may read whole files, to see whether they were changed.
 
         Raises:
             RoundhouseError: `models_file_kept`: no download put it there, one that has it is under way, or it was

@@ -14,8 +14,9 @@ SHOWN_DIGITS: Final = 12
 
 
 def choose_folder(resolution: Resolution, placed: Iterable[PlacedFile]) -> Resolution:
-    """Return the resolution with the folder that its files go into: its own, or `FOLDER@REVISION` where downloads have
-    put another revision's files there. Engines may be reading those, so that nothing is written over them.
+    """Return the resolution with the folder that its files go into. This is its own folder, or `FOLDER@REVISION` if
+    downloads have put files of another revision into its own: engines may be reading those, so they are not
+    overwritten. A resolution without a revision keeps its folder.
 
     `placed`: the files that all downloads have put into the models folder.
     """

@@ -11,14 +11,14 @@ _SHORTEST_S: Final = 0.5
 
 
 class SpeedMeter:
-    """Speed over the last seconds, from samples of how many bytes are here."""
+    """Measures the speed of a download over the last `WINDOW_S`, from samples of the number of bytes that are here."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, int]] = deque()
 
     def add_sample(self, now: float, done_bytes: int) -> None:
-        """Note how many bytes are here. `now`: seconds of a clock that never goes back. Fewer bytes than before (a
-        part is fetched anew) begin the measurement again."""
+        """Note that `done_bytes` bytes are here at the time `now`, in seconds of a clock that never goes back. If there
+        are fewer bytes than before, because a part is fetched anew, the measurement begins again."""
         if self._samples and done_bytes < self._samples[-1][1]:
             self._samples.clear()
         self._samples.append((now, done_bytes))
@@ -26,7 +26,8 @@ class SpeedMeter:
             self._samples.popleft()
 
     def measure(self) -> float | None:
-        """Return bytes per second; None: there are not enough samples yet."""
+        """Return the speed in bytes per second; None: the samples are fewer than two, or cover less than half a
+        second."""
         if len(self._samples) < 2:
             return None
         (first_at, first), (last_at, last) = self._samples[0], self._samples[-1]

@@ -17,10 +17,11 @@ _CHUNK: Final = 8 * 1024 * 1024
 
 
 def copy_file(file: SourceFile, partial: Path, progress: FetchProgress, stopped: threading.Event) -> FileHash:
-    """Copy a local file from its beginning, and return the hash of the copy, which is on disk then. Blocks.
+    """Copy a local file into the partial file, over what that has, and return the hash of the copy, which is on disk
+    then. `partial` may not exist yet. Blocks.
 
     Raises:
-        RoundhouseError: `models_disk_full`, or `source_mismatch` where the file changed meanwhile.
+        RoundhouseError: `models_disk_full`; `source_mismatch` if the file changed meanwhile.
         StoppedError: `stopped` was set.
         OSError: a file cannot be read or written.
     """

@@ -31,7 +31,7 @@ class FetchOptions:
 
 
 class FileFetch:
-    """One file of one download. Use it once."""
+    """Fetches one file of a download into its partial file. Use it once."""
 
     def __init__(
         self,
@@ -42,8 +42,9 @@ class FileFetch:
         progress: FetchProgress,
         stopped: threading.Event,
     ) -> None:
-        """`partial`: path of the partial file, in a folder that nobody else writes; the journal lies beside it.
-        `stopped`: when it is set, the fetch ends soon with StoppedError."""
+        """`file` must have a `url`. `partial`: path of the partial file, which may not exist yet, in a folder that
+        nobody else writes; the journal is kept beside it. `stopped`: when it is set, the fetch ends soon with
+        StoppedError."""
         self._client = client
         self._file = file
         self._partial = partial
@@ -53,13 +54,15 @@ class FileFetch:
         self._stopped = stopped
 
     def run(self) -> FileHash:
-        """Fetch what is missing, and compare the whole with the source's hash. Blocks. The partial file then has the
-        right content, on disk.
+        """Fetch what the partial file lacks, compare the whole with the source's hash, and return its hashes. The
+        partial file then has the right content, on disk. Blocks, perhaps for hours. Call once.
 
         Raises:
-            RoundhouseError: `source_…` or `models_disk_full`. With a wrong hash, nothing of the file stays.
-            StoppedError: the download was ended. What is here stays.
-            OSError: the folder of the partial file cannot be written.
+            RoundhouseError: `source_not_found`, `source_forbidden`, `source_address_refused`, `source_unavailable`,
+                `source_mismatch` or `models_disk_full`. After a wrong hash (`source_mismatch`), the partial file is
+                removed.
+            StoppedError: `stopped` was set, or the client interrupted. What is here stays.
+            OSError: the partial file or its journal cannot be written.
         """
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         descriptor = os.open(self._partial, flags, 0o600)
@@ -148,7 +151,7 @@ class FileFetch:
 
 
 def is_right(file: SourceFile, found: FileHash) -> bool:
-    """Return whether the content has the hash that the source names. A file without a hash is right as it is."""
+    """Return whether the content has the hash that the source names. Any content is right for a file without a hash."""
     if file.sha256 is not None:
         return found.sha256 == file.sha256
     return file.git_sha1 is None or found.git_sha1 == file.git_sha1

@@ -13,7 +13,7 @@ _CHUNK: Final = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class FileHash:
-    """What a file's content is known by."""
+    """The hashes that identify a file's content, in lower-case hex."""
 
     sha256: str
     git_sha1: str
@@ -21,8 +21,9 @@ class FileHash:
 
 
 def hash_file(descriptor: int, size: int, check_stop: Callable[[], None]) -> FileHash:
-    """Read the file from its beginning. Blocks. `check_stop` is called now and then; what it raises is raised. Raises
-    OSError."""
+    """Return the hashes of a file's content, read from its beginning to its end. `size`: the file's size in bytes,
+    which the git id depends on. Blocks. `check_stop` is called for every MiB; what it raises is raised. Raises OSError.
+    """
     sha256 = hashlib.sha256()
     # Not for security: it is the name that git gives the content.
     git_sha1 = hashlib.sha1(f"blob {size}\0".encode(), usedforsecurity=False)

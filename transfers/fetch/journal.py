@@ -10,15 +10,16 @@ from transfers.fetch.segments import Segment
 
 
 class FetchJournal:
-    """Lines of text: the content's identity, then one line per range that is done. A line that was cut off by a kill is
-    left out. Safe for threads."""
+    """The journal of one partial file: the content's identity, then one line per range that is done. A line that was
+    cut off by a kill is left out. Methods block on the disk; `add` may be called from several threads."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = threading.Lock()
 
     def read(self, identity: str, size: int) -> list[Segment]:
-        """Return the ranges that are done; empty where there is no journal, or one of other content. Raises OSError."""
+        """Return the ranges that are done, in the order in which they were noted. Empty if there is no journal, or one
+        of other content (another `identity`). A range beyond `size` bytes is left out. Blocks. Raises OSError."""
         try:
             text = self._path.read_text("utf-8", errors="replace")
         except FileNotFoundError:
@@ -30,17 +31,18 @@ class FetchJournal:
         return [each for each in found if each is not None and 0 <= each[0] < each[1] <= size]
 
     def begin(self, identity: str) -> None:
-        """Write a journal without ranges over whatever is there. Raises OSError."""
+        """Write a journal without ranges over whatever is there. `identity`: one line of text. Durable on return.
+        Blocks. Raises OSError."""
         self._write(f"{identity}\n", os.O_TRUNC)
 
     def add(self, segment: Segment) -> None:
-        """Note a range whose bytes are on disk. Raises OSError."""
+        """Note a range whose bytes are on disk. Durable on return. Blocks. Raises OSError."""
         with self._lock:
             # A line of its own, whatever a kill left of the one before.
             self._write(f"\n{segment[0]} {segment[1]}\n", os.O_APPEND)
 
     def remove(self) -> None:
-        """Remove the file, if it is there. Raises OSError."""
+        """Remove the file if it is there. Blocks. Raises OSError."""
         self._path.unlink(missing_ok=True)
 
     def _write(self, text: str, flag: int) -> None:

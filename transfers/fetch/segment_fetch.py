@@ -21,27 +21,27 @@ ENOUGH_BYTES: Final = 256 * 1024
 
 
 class StoppedError(Exception):
-    """The download was ended from this side."""
+    """The download was stopped by this program: its stop event was set, or its connections were interrupted."""
 
 
 class IgnoredRangeError(AskAgainError):
-    """The source sends the whole file instead of a range."""
+    """The source sends the whole file instead of a range. Asking again does not help."""
 
 
 class FetchProgress(Protocol):
-    """What a fetch tells while it goes on. Called from several threads."""
+    """Receives the progress of a fetch. Methods are called from several threads, often, and must not block."""
 
     def set_done(self, file: SourceFile, done_bytes: int) -> None:
-        """So many bytes of the file are here."""
+        """Note that `done_bytes` bytes of the file are here in all. Replaces the number before."""
 
     def add_done(self, file: SourceFile, added_bytes: int) -> None:
-        """So many more bytes of the file are here."""
+        """Note that `added_bytes` more bytes of the file are here."""
 
     def set_waiting(self, reason: str | None) -> None:
-        """Nothing comes just now, for this reason; None: it goes on."""
+        """Note that nothing comes just now, and why. None: the fetch goes on."""
 
     def set_verifying(self, file: SourceFile) -> None:
-        """All bytes of the file are here, and are compared with the source's hash."""
+        """Note that all bytes of the file are here, and are compared with the source's hash now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,22 +64,26 @@ class FileContext:
 
 
 class SegmentFetch:
-    """One segment of one file. Use it once."""
+    """Fetches one segment of a file into its place in the partial file. Use it once."""
 
     def __init__(self, context: FileContext, segment: Segment, *, restarts: bool = False) -> None:
-        """`restarts`: the segment is the whole file, of a source that ignores ranges: a broken connection loses all."""
+        """`restarts`: the source ignores ranges, and the segment is the whole file, so that each new try begins with
+        the first byte."""
         self._context = context
         self._start, self._end = segment
         self._position = self._start
         self._restarts = restarts
 
     def run(self) -> None:
-        """Fetch the segment. Blocks.
+        """Fetch the segment, and write its bytes into their place in the partial file, which is not flushed. A
+        connection that breaks off is made again, and the fetch goes on from there, as often as the policy allows.
+        Blocks. Call once.
 
         Raises:
-            IgnoredRangeError: the source sends something else than the range. Nothing was written.
-            RoundhouseError: `source_…`.
-            StoppedError: the download was ended.
+            IgnoredRangeError: the source sends the whole file instead of the range. Bytes that came before stay.
+            RoundhouseError: `source_not_found`, `source_forbidden`, `source_address_refused`, `source_unavailable` or
+                `source_mismatch`.
+            StoppedError: `stopped` was set, or the client interrupted.
             OSError: the partial file cannot be written.
         """
         failures = 0

@@ -23,17 +23,19 @@ _FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEX
 
 
 class ModelsFolder:
-    """The models folder. Below it, no symbolic link is followed, and nothing is written over."""
+    """The models folder, as its only writer uses it. No symbolic link below it is followed, and no file is overwritten.
+    A `target` is a path below the folder. Methods block on the disk."""
 
     def __init__(self, path: Path, keep_free_bytes: int) -> None:
-        """`keep_free_bytes`: what downloads leave free on the disk."""
+        """Name the folder; the disk is not touched. `keep_free_bytes`: bytes of the disk that downloads leave free."""
         self.path = path
         self.own = path / OWN_FOLDER
         self._keep_free_bytes = keep_free_bytes
         self._lock: int | None = None
 
     def open(self) -> None:
-        """Make the folder of the downloads' own files, and take its lock, until `close`.
+        """Make the folder of the downloads' own files, and take its lock, which lasts until `close`. Does not wait for
+        the lock. Blocks on the disk.
 
         Raises:
             BlockingIOError: another process has the lock.
@@ -53,37 +55,42 @@ class ModelsFolder:
             raise
 
     def close(self) -> None:
-        """Give the lock back."""
+        """Give the lock back. Does nothing if the folder is not open."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
     def measure_free(self) -> int:
-        """Return the bytes that downloads may take, at least 0. Raises OSError."""
+        """Return the bytes of the disk that downloads may take, at least 0. Blocks. Raises OSError."""
         return max(0, shutil.disk_usage(self.path).free - self._keep_free_bytes)
 
     def partial_path(self, download: str, file: str) -> Path:
-        """Return the path of a file's partial file; its folder is made. Raises OSError."""
+        """Return the path of the partial file for a file of a download. Its folder is made; the file need not exist.
+        `file`: the file's path at the source. Blocks. Raises OSError."""
         folder = self.own / "partial" / download
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         return folder / hashlib.sha256(file.encode()).hexdigest()[:32]
 
     def remove_partials(self, download: str) -> None:
-        """Remove what was fetched of a download and did not get into its place. Raises OSError."""
+        """Remove what was fetched of a download and is not in its place. Does nothing if there is none. Blocks. Raises
+        OSError."""
         with suppress(FileNotFoundError):
             shutil.rmtree(self.own / "partial" / download)
 
     def list_partials(self) -> list[str]:
-        """Return the ids of the downloads of which something was fetched that is not in its place. Raises OSError."""
+        """Return the ids of the downloads of which something was fetched that is not in its place, sorted. Blocks.
+        Raises OSError."""
         with suppress(FileNotFoundError):
             return sorted(path.name for path in (self.own / "partial").iterdir())
         return []
 
     def find_file(self, target: str) -> os.stat_result | None:
-        """Return the status of what is at a path below the models folder; None: nothing is.
+        """Return the status of the file at a path below the models folder; None: nothing is there. Blocks.
 
         Raises:
-            RoundhouseError: `models_file_conflict`: it is no regular file, or a link or file is on the way.
+            RoundhouseError: `models_file_conflict`: it is no regular file, a link or file is on the way, or no model
+                can have the path.
+            OSError: the folder cannot be read.
         """
         try:
             with self._open_parent(target, makes=False) as (parent, name):
@@ -96,7 +103,9 @@ class ModelsFolder:
 
     @contextmanager
     def open_file(self, target: str) -> Iterator[int]:
-        """Yield a descriptor of the file for reading. Raises OSError, or RoundhouseError `models_file_conflict`."""
+        """Return a context manager that yields a descriptor of the file for reading. It blocks. Raises OSError
+        (FileNotFoundError if nothing is there), or RoundhouseError `models_file_conflict` if a link or file is on the
+        way or no model can have the path."""
         with self._open_parent(target, makes=False) as (parent, name):
             descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
         try:
@@ -105,11 +114,12 @@ class ModelsFolder:
             os.close(descriptor)
 
     def place_file(self, partial: Path, target: str) -> os.stat_result:
-        """Move a partial file, whose content is on disk, to its place, and return its status. It appears there whole,
-        with the models folder's owner and mode. Folders on the way are made.
+        """Move a partial file to its place, and return its status. The file appears there whole and durably, with the
+        models folder's owner and mode (not executable). Folders on the way are made. Blocks.
 
         Raises:
-            RoundhouseError: `models_file_conflict`: something is there, or a link or file is on the way.
+            RoundhouseError: `models_file_conflict`: something is there, a link or file is on the way, or no model can
+                have the path. The partial file stays.
             OSError: the folder cannot be written.
         """
         descriptor = os.open(partial, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -124,8 +134,9 @@ class ModelsFolder:
             os.close(descriptor)
 
     def remove_file(self, target: str) -> None:
-        """Remove a file, and the folders above it that are empty then. Raises OSError, or RoundhouseError
-        `models_file_conflict`."""
+        """Remove a file, and the folders above it that are empty then. Blocks. Raises OSError (FileNotFoundError if
+        nothing is there), or RoundhouseError `models_file_conflict` if a link or file is on the way or no model can
+        have the path."""
         with self._open_parent(target, makes=False) as (parent, name):
             os.unlink(name, dir_fd=parent)
             os.fsync(parent)

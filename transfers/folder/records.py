@@ -20,21 +20,22 @@ _ID: Final = re.compile(r"dl_[0-9a-f]{24}", re.ASCII)
 
 
 def make_download_id(reference: str, *, include_pickle: bool) -> str:
-    """Return the id of a download: the same for the same canonical reference."""
+    """Return the id of a download, `dl_` and 24 hex digits: always the same for the same `reference` (in its canonical
+    form) and `include_pickle`."""
     digest = hashlib.sha256(f"{reference}\n{include_pickle}".encode()).hexdigest()
     return f"dl_{digest[:24]}"
 
 
 class RecordStore:
-    """The records in a folder. It and they have the owner and the rights of the folder above it: the controller reads
-    them."""
+    """The records of downloads, one file each in one folder. The folder and the files have the owner and the rights of
+    the folder above, because the controller reads them. Methods block on the disk."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def read_all(self) -> list[DownloadRecord]:
         """Return all records, by id. One that cannot be read is left out, with a warning in the log. What a kill left
-        of a record that was being written is removed. The folder is made where it is missing. Raises OSError."""
+        of a record that was being written is removed. The folder is made if it is missing. Blocks. Raises OSError."""
         self._make_folder()
         for unfinished in self._folder.glob(".dl_*.new"):
             unfinished.unlink(missing_ok=True)
@@ -50,8 +51,9 @@ class RecordStore:
         return records
 
     def write(self, record: DownloadRecord) -> None:
-        """Store a record, on disk when this returns; a reader sees the old one or the new one. Two threads must not
-        write the same one at the same time. Raises OSError: the old one is unchanged."""
+        """Store a record, over one with the same id. It is on disk when this returns; a reader sees the old record or
+        the new one. `read_all` must have made the folder. Two threads must not write the same record at the same time.
+        Blocks. Raises OSError; the old record is then unchanged."""
         path = self._folder / f"{record.id}.json"
         new_path = path.with_name(f".{path.name}.new")
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -67,7 +69,7 @@ class RecordStore:
             raise
 
     def remove(self, download: str) -> None:
-        """Remove a record, if it is there. Raises OSError."""
+        """Remove a record if it is there. Blocks. Raises OSError."""
         (self._folder / f"{download}.json").unlink(missing_ok=True)
 
     def _make_folder(self) -> None:

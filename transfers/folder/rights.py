@@ -9,8 +9,9 @@ from pathlib import Path
 
 
 def adopt_rights(descriptor: int, like: Path) -> None:
-    """Give a new file or folder the owner and the mode of the folder `like`; a file is not made executable. Raises
-    OSError. Without the right to give files away, the owner stays."""
+    """Give a new file or folder the owner and the mode of the folder `like`; a file is not made executable.
+    `descriptor`: of the new one. If this process may not give files away, the owner stays. Blocks on the disk. Raises
+    OSError."""
     wanted, own = like.stat(), os.fstat(descriptor)
     if (own.st_uid, own.st_gid) != (wanted.st_uid, wanted.st_gid):
         with suppress(PermissionError):

@@ -58,8 +58,9 @@ def open_transport(options: NetworkOptions) -> CheckedTransport:
 
 
 class SourceClient:
-    """HTTP client whose redirects are followed by hand: each hop is checked, and a token goes to its origin alone. A
-    registry that wants a token from everybody gets an anonymous one. Safe for threads. Close it."""
+    """HTTP client that follows redirects itself: each hop is checked, and a token goes only to its own origin. For a
+    registry that wants a token from everybody, the client gets an anonymous one. Methods may be called from several
+    threads. The owner calls `close`."""
 
     def __init__(self, options: NetworkOptions) -> None:
         self._options = options
@@ -77,7 +78,8 @@ class SourceClient:
         self._challenge_lock = threading.Lock()
 
     def interrupt(self) -> None:
-        """End all requests that are under way, and those to come, with an error. May be called from any thread."""
+        """End all requests that are under way with an error, and refuse those to come. Does not wait. May be called
+        from any thread."""
         self._transport.backend.interrupt()
 
     def close(self) -> None:
@@ -86,12 +88,15 @@ class SourceClient:
 
     @contextmanager
     def open(self, url: str, headers: Mapping[str, str]) -> Iterator[tuple[httpx2.Response, list[httpx2.Response]]]:
-        """Send `GET`, and yield the answer after the redirects, unread, and the redirects before it.
+        """Return a context manager that sends `GET`, and yields the answer after the redirects, unread, and the
+        redirects before it in their order. The answer is closed at the end of the block. Its status is not checked.
+        Blocks.
 
         Raises:
             AddressRefusedError: the host, or one that is redirected to, must not be connected to.
             InterruptedConnectionError: `interrupt` was called.
-            httpx2.HTTPError: the connection failed, or there are too many redirects.
+            httpx2.HTTPError: the connection failed, a registry's token server is busy or fails, or there are more than
+                `MOST_REDIRECTS` redirects (httpx2.TooManyRedirects).
             httpx2.InvalidURL: a redirect names no URL.
         """
         hops: list[httpx2.Response] = []
@@ -167,7 +172,7 @@ class SourceClient:
 
 
 def refuse_downgrade(response: httpx2.Response) -> None:
-    """Refuse a redirect that leaves encryption. Any other answer passes; it may be unread.
+    """Raise an error for a redirect from https to another scheme. Any other answer passes; it may be unread.
 
     Raises:
         AddressRefusedError: the answer to a request by https redirects to another scheme.

@@ -23,10 +23,10 @@ FAILURES: Final = (
 
 
 def describe_failure(error: Exception, source: str) -> RoundhouseError:
-    """Return the error to answer where asking `source` failed with one of `FAILURES`.
-
-    `source`: words for the message, such as `the hub`. Neither the query of an address nor a header is in the message.
-    """
+    """Return the RoundhouseError for a failure of asking `source`; the caller raises it. `error`: one of `FAILURES`.
+    `source`: how the message names the source (`the hub`). The code is `source_address_refused`, `source_unavailable`,
+    or `source_mismatch` for an answer that cannot be read. Neither the query of an address nor a header is in the
+    message."""
     if isinstance(error, AddressRefusedError):
         return RoundhouseError("source_address_refused", f"{error}.")
     if isinstance(error, httpx2.TooManyRedirects):

@@ -25,13 +25,14 @@ class Challenge:
     service: str | None
 
     def build_query(self, repository: str) -> dict[str, str]:
-        """Return the query for a token that may read the repository, whatever scope the registry named."""
+        """Return the parameters of the query that asks the token server for a token to read the repository. A scope
+        that the registry named is ignored."""
         service = {} if self.service is None else {"service": self.service}
         return {**service, "scope": f"repository:{repository}:pull"}
 
 
 def parse_challenge(header: str) -> Challenge | None:
-    """Return what the header asks for; None: no token server is named."""
+    """Return what a `WWW-Authenticate` header asks for; None: no token server is named."""
     scheme, _, rest = header.strip().partition(" ")
     if scheme.lower() != "bearer":
         return None
@@ -40,13 +41,14 @@ def parse_challenge(header: str) -> Challenge | None:
 
 
 def find_repository(path: str) -> str | None:
-    """Return the repository that a path of a registry names; None: it is no such path."""
+    """Return the repository in the path of a manifest's or a blob's URL (`/v2/REPOSITORY/manifests/...`); None: the
+    path is no such path."""
     found = _PATH.fullmatch(path)
     return None if found is None else found[1]
 
 
 def parse_token(body: bytes) -> str | None:
-    """Return the token in a token server's answer; None: it has none."""
+    """Return the token in the body of a token server's answer; None: the body has none."""
     try:
         answer = json.loads(body)
     except (ValueError, RecursionError):

@@ -19,8 +19,12 @@ class RetryPolicy:
     """Seconds that a source may ask to wait. A source that asks for more is given up."""
 
     def choose_delay(self, failures: int, asked_s: float | None) -> float | None:
-        """Return the seconds until the next try after `failures` failures in a row, at least 1; None: give up.
-        `asked_s`: what the source asked for; None: nothing."""
+        """Return the seconds until the next try after `failures` failures in a row (at least 1). None: give up, because
+        there were `attempts` failures, or the source asks for more than `longest_asked_s`.
+
+        The delay doubles with each failure from `first_delay_s` to `longest_delay_s`. `asked_s`: seconds that the
+        source asked to wait, which the delay is never below; None: it asked for nothing.
+        """
         if failures >= self.attempts or (asked_s is not None and asked_s > self.longest_asked_s):
             return None
         delay = min(self.longest_delay_s, self.first_delay_s * 2.0 ** (failures - 1))

@@ -24,7 +24,8 @@ class SourceFile:
 
     @property
     def identity(self) -> str:
-        """Text that is the same for the same content: what was fetched of it before can be gone on with."""
+        """Text that is the same for the same content, so that a later fetch may go on with the bytes that an earlier
+        one brought."""
         return f"{self.size} {self.sha256 or self.git_sha1 or self.local_path}"
 
 
@@ -48,12 +49,12 @@ class Resolution:
     """Path at the source of the multimodal projector; None: none."""
 
     def target_of(self, file: SourceFile) -> str:
-        """Return the path below the models folder."""
+        """Return the path below the models folder of one of `files`."""
         return f"{self.folder}/{file.path}"
 
     @property
     def main(self) -> str:
-        """Path below the models folder that a definition names."""
+        """Path below the models folder that a definition names: the folder if `is_folder`, else the first file."""
         return self.folder if self.is_folder else self.target_of(self.files[0])
 
     @property

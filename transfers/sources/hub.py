@@ -35,12 +35,14 @@ Wait = Callable[[float], None]
 
 
 class HubSource:
-    """Lists the files of repositories. Make one per process: `huggingface_hub` has one client for all calls."""
+    """Lists the files of Hugging Face repositories. Make one per process, because `huggingface_hub` has one HTTP client
+    for all calls, which this sets."""
 
     def __init__(
         self, endpoint: str, options: NetworkOptions, read_token: Callable[[], str | None], policy: RetryPolicy
     ) -> None:
-        """`endpoint`: address of the hub. `read_token` is called for each resolution; None: no token."""
+        """`endpoint`: address of the hub. `read_token`: called for each resolution, returns the token; None: there is
+        none. `policy`: for requests that the hub refuses for a time."""
         self._endpoint = endpoint.rstrip("/")
         self._read_token = read_token
         self._policy = policy
@@ -57,11 +59,13 @@ class HubSource:
         )
 
     def resolve(self, reference: HubReference, *, include_pickle: bool, wait: Wait = time.sleep) -> Resolution:
-        """Ask the hub what the reference is now. Blocks. `wait` sleeps between two tries; what it raises is raised.
+        """Ask the hub what the reference is now. Blocks. `include_pickle`: whether weights in pickle files are taken,
+        too. `wait` sleeps between two tries; what it raises is raised.
 
         Raises:
             RoundhouseError: `source_not_found`, `source_forbidden`, `source_address_refused`, `source_unavailable`, or
                 `source_mismatch` for a list that cannot be used.
+            InterruptedConnectionError: all connections of the program were ended.
         """
         info = self._ask(reference, wait)
         siblings = {each.rfilename: each for each in info.siblings or []}

@@ -21,7 +21,7 @@ _CT2_VOCABULARIES: Final = ("shared_vocabulary", "source_vocabulary", "vocabular
 
 
 class NoSuchFileError(Exception):
-    """The repository has not what the reference names. The message says what it has."""
+    """The repository does not have what the reference names. The message says what it has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +40,13 @@ def choose_files(
 ) -> ChosenFiles:
     """Choose what to download from a repository with these files.
 
-    With `path`: this file, and all shards if it is one of them. With `quantisation`: the GGUF file or shards of that
-    name, and the projector that stands nearest. With neither: one of `DEFAULT_QUANTISATIONS`, else the first GGUF
-    file; in a repository without GGUF files, the weights and texts of its folder.
+    With `path`: this file, and if it is a shard, all shards of the same model. With `quantisation`: the GGUF file, or
+    the shards, whose name has it, and the projector in the nearest folder. With neither: the same for one of
+    `DEFAULT_QUANTISATIONS`, else the first GGUF file; in a repository without GGUF files, the weights in the top folder
+    and all texts. `include_pickle`: whether weights in pickle files are taken, too.
 
     Raises:
-        NoSuchFileError: the repository has no such file.
+        NoSuchFileError: the repository has no such file, lacks a shard, or has weights in pickle files alone.
     """
     every = sorted(paths)
     if path is not None:
@@ -124,7 +125,10 @@ def _choose_folder(every: Sequence[str], *, include_pickle: bool) -> ChosenFiles
     if not weights:
         pickles = [each for each in top if each.endswith(_PICKLES)]
         if pickles:
-            raise NoSuchFileError(f"its weights are pickles, which run code when they are loaded: {', '.join(pickles)}")
+            names = ", ".join(pickles)
+            raise NoSuchFileError(
+                f"its weights are pickles, which run code when they are loaded: {names}. `--pickle` takes them"
+            )
         raise NoSuchFileError(f"it has no weights that an engine loads; {_list_some(every)}")
     texts = [each for each in every if each.endswith(_TEXTS) and not each.startswith(".") and "/." not in each]
     return ChosenFiles((*weights, *(each for each in texts if each not in weights)), is_folder=True)

@@ -16,14 +16,17 @@ class LocalSource:
     """Lists files below the named folders, and nothing else."""
 
     def __init__(self, roots: Sequence[Path]) -> None:
-        """`roots`: folders from which files may be taken; empty: none may."""
+        """`roots`: folders from which files may be taken; empty: no file may. Symbolic links in them are resolved
+        now."""
         self._roots = [root.resolve() for root in roots]
 
     def resolve(self, reference: LocalReference, *, include_pickle: bool) -> Resolution:
-        """Look at the file, or list the folder. Blocks.
+        """Return the file that the reference names, or the files of a model in the folder that it names; none is read.
+        Blocks on the disk. `include_pickle`: whether weights in pickle files are taken from a folder, too.
 
         Raises:
-            RoundhouseError: `source_forbidden` outside of the named folders, else `source_not_found`.
+            RoundhouseError: `source_forbidden`: the path is outside the named folders; `source_not_found`: it does not
+                exist, cannot be read, or has no model.
         """
         try:
             path = Path(reference.path).resolve(strict=True)

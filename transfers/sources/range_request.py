@@ -22,10 +22,11 @@ _CHUNK: Final = 256 * 1024
 
 
 class AskAgainError(Exception):
-    """The range did not come, and may come when it is asked for again. The message says why."""
+    """The range did not come; another try may bring it. The message says why."""
 
     def __init__(self, message: str, *, asked_s: float | None = None, is_answer: bool = True) -> None:
-        """`asked_s`: seconds that the source asks to wait; None: nothing. `is_answer`: the source did answer."""
+        """`asked_s`: seconds that the source asks to wait; None: it asks for nothing. `is_answer`: whether the source
+        answered at all."""
         super().__init__(message)
         self.asked_s = asked_s
         self.is_answer = is_answer
@@ -48,13 +49,17 @@ class RangeAnswer:
 
 @contextmanager
 def read_range(client: SourceClient, url: str, start: int, end: int) -> Iterator[RangeAnswer]:
-    """Ask for the bytes from `start` to before `end`, and yield the answer.
+    """Return a context manager that asks for the bytes from `start` up to, without, `end`, and yields the answer, whose
+    headers were checked. Errors of the connection while `chunks` is read within the block raise AskAgainError, too.
+    Blocks.
 
     Raises:
         AskAgainError: the connection failed, or the source is busy or has an error of its own.
         RoundhouseError: `source_not_found`, `source_forbidden`, `source_unavailable` or `source_mismatch`: another try
             changes nothing.
         AddressRefusedError: the address, or one that is redirected to, must not be connected to.
+        InterruptedConnectionError: the client was interrupted.
+        httpx2.TooManyRedirects, httpx2.InvalidURL: the redirects lead nowhere.
     """
     try:
         with client.open(url, {"range": f"bytes={start}-{end - 1}"}) as (response, hops):
@@ -67,8 +72,9 @@ def read_range(client: SourceClient, url: str, start: int, end: int) -> Iterator
 
 
 def check_status(response: httpx2.Response, hops: Sequence[httpx2.Response]) -> None:
-    """Check the status of an answer after the redirects `hops`: 200, 206 and 416 pass. Raises AskAgainError or
-    RoundhouseError, as `read_range` says."""
+    """Return if the status of an answer is 200, 206 or 416. Raises AskAgainError if another try may help (the source is
+    busy or fails, or refuses behind a redirect), else RoundhouseError `source_forbidden`, `source_not_found` or
+    `source_unavailable`. `hops`: the redirects before the answer."""
     status, host = response.status_code, response.url.host
     if status in (200, 206, 416):
         return

@@ -45,18 +45,20 @@ class RegistrySource:
     """Lists the files of models in registries."""
 
     def __init__(self, ollama: str, options: NetworkOptions, policy: RetryPolicy) -> None:
-        """`ollama`: address of the registry that `ollama:` means."""
+        """`ollama`: address of the registry that `ollama:` means. `policy`: for requests that a registry refuses for a
+        time."""
         self._ollama = ollama.rstrip("/")
         self._options = options
         self._policy = policy
 
     def resolve(self, reference: RegistryReference, *, include_pickle: bool, wait: Wait = time.sleep) -> Resolution:
-        """Ask the registry what the reference is now. Blocks. `wait` sleeps between two tries; what it raises is
-        raised.
+        """Ask the registry what the reference is now. Blocks. `include_pickle`: whether weights in pickle files are
+        taken, too. `wait` sleeps between two tries; what it raises is raised.
 
         Raises:
             RoundhouseError: `source_not_found`, `source_forbidden`, `source_address_refused`, `source_unavailable`, or
                 `source_mismatch` for a manifest that cannot be used.
+            InterruptedConnectionError: all connections of the program were ended.
         """
         client = SourceClient(self._options)
         try:

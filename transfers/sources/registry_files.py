@@ -32,7 +32,7 @@ _MOST_LAYERS: Final = 2000
 
 
 class UnusableManifestError(Exception):
-    """The manifest cannot be read, or names what cannot be. The message says what."""
+    """A manifest cannot be read, or has what Roundhouse does not take. The message says what."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,8 @@ class RegistryFiles:
 
 
 def parse_manifest(body: bytes) -> dict[str, Any]:
-    """Return a manifest or an index. Raises UnusableManifestError."""
+    """Return the JSON object of a manifest or an index. Raises UnusableManifestError if `body` is no JSON object;
+    fields are not checked."""
     try:
         found = json.loads(body)
     except (ValueError, RecursionError):
@@ -82,7 +83,7 @@ def find_single_manifest(manifest: Mapping[str, Any]) -> str | None:
     """Return the digest of the one manifest that an index names; None: it is no index.
 
     Raises:
-        UnusableManifestError: it names none, or several.
+        UnusableManifestError: the index names no manifest, or several (those with an unknown platform do not count).
     """
     if manifest.get("mediaType") not in INDEX_TYPES and "manifests" not in manifest:
         return None
@@ -95,15 +96,17 @@ def find_single_manifest(manifest: Mapping[str, Any]) -> str | None:
 
 
 def read_layers(manifest: Mapping[str, Any]) -> list[Layer]:
-    """Return the layers. Raises UnusableManifestError."""
+    """Return the layers of a manifest, in its order. Raises UnusableManifestError if there is no list of layers, or a
+    layer has no type, digest or size, or an impossible file name."""
     return [_read_layer(each) for each in _objects(manifest, "layers")]
 
 
 def choose_layers(layers: Sequence[Layer], stem: str, *, include_pickle: bool) -> RegistryFiles:
-    """Choose which layers to fetch, and name them. `stem`: beginning of names, for layers without one.
+    """Choose which layers to fetch, and give each a path. `stem`: beginning of the file names of layers that have none.
+    `include_pickle`: whether weights in pickle files are taken, too.
 
     Raises:
-        NoSuchFileError: there is no file that an engine loads.
+        NoSuchFileError: no layer is a file that an engine loads, or the weights lack their `config.json`.
     """
     named: dict[str, Layer] = {}
     for layer in layers:

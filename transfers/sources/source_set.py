@@ -34,8 +34,14 @@ class SourceSet:
     def resolve(
         self, reference: ModelReference, *, include_pickle: bool, wait: Callable[[float], None] = time.sleep
     ) -> Resolution:
-        """Ask the source what the reference is now. Blocks. `wait` sleeps between two tries; what it raises is raised.
-        Raises RoundhouseError `source_…`."""
+        """Ask the source of the reference's kind what the reference is now. Blocks. `include_pickle`: whether weights
+        in pickle files are taken, too. `wait` sleeps between two tries; what it raises is raised.
+
+        Raises:
+            RoundhouseError: `source_not_found`, `source_forbidden`, `source_address_refused`, `source_unavailable` or
+                `source_mismatch`.
+            InterruptedConnectionError: all connections of the program were ended.
+        """
         if isinstance(reference, HubReference):
             return self.hub.resolve(reference, include_pickle=include_pickle, wait=wait)
         if isinstance(reference, UrlReference):
@@ -46,7 +52,7 @@ class SourceSet:
 
 
 def read_reference(text: str) -> ModelReference:
-    """Parse a reference. Raises RoundhouseError `reference_invalid`."""
+    """Return the reference that a text names. Raises RoundhouseError `reference_invalid` if it is none."""
     try:
         return parse_reference(text)
     except InvalidReferenceError as error:

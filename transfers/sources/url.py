@@ -20,7 +20,7 @@ _FOLDER_CHARACTERS: Final = re.compile(r"[^A-Za-z0-9.-]", re.ASCII)
 
 
 class UrlSource:
-    """Describes the file at an address."""
+    """Describes the one file at an address."""
 
     def __init__(self, options: NetworkOptions, policy: RetryPolicy) -> None:
         self._options = options
@@ -30,7 +30,9 @@ class UrlSource:
         """Ask the server for the file's size. Blocks. `wait` sleeps between two tries; what it raises is raised.
 
         Raises:
-            RoundhouseError: `source_not_found`, `source_forbidden`, `source_address_refused` or `source_unavailable`.
+            RoundhouseError: `source_not_found`, `source_forbidden`, `source_address_refused`, `source_unavailable` or
+                `source_mismatch`.
+            InterruptedConnectionError: all connections of the program were ended.
         """
         parts = urlsplit(reference.url)
         name, host = unquote(parts.path.rpartition("/")[2]), parts.hostname or ""

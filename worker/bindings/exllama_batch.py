@@ -34,8 +34,8 @@ class Batch:
         Blocks between results. May be called from any thread; jobs of several callers run at once.
 
         `make` gets the queue that must be the job's `identifier`. While no result comes, `check` is called every LOOK_S
-        seconds; it may raise. Raises what the generator raised for this job, or what `check` raised. In the latter
-        case, and when the iterator is closed early, the job is cancelled.
+        seconds; it may raise. Raises what the generator raised for this job, or what `check` raised. If `check` raised,
+        or the iterator is closed early, the job is cancelled.
         """
         answers: Answers = queue.SimpleQueue()
         job = make(answers)

@@ -51,15 +51,16 @@ class HeldConversations:
 
     def make_room(self, session_id: str | None) -> None:
         """Close the conversations of the sessions that were used longest ago, until there is room for another session.
-        Call before a conversation is created for `session_id`, which holds none. None: no session, so nothing is done.
-        """
+        Call before a conversation is created for `session_id`, which holds none. None: the request has no session, and
+        nothing is done."""
         while session_id is not None and self._sessions and len(self._sessions) >= self._capacity:
             self._sessions.popitem(last=False)[1].conversation.close()
 
     def keep(self, session_id: str | None, held: HeldConversation) -> None:
-        """Keep a conversation whose answer is complete, in the place of the session's earlier one, which `take`
-        removed; `session_id` None: in that of the last request without a session. With a capacity of 0, a session's
-        conversation is closed at once. Call `make_room` before the conversation is created: nothing is dropped here."""
+        """Keep a conversation whose answer is complete, for the next request of the session `session_id`; None: for the
+        next request without a session. It takes the place of that session's earlier conversation, which `take` has
+        removed. If the capacity is 0, a session's conversation is closed at once. Call `make_room` before the
+        conversation is created: nothing is dropped here."""
         if session_id is None:
             self._last_plain = held
         elif self._capacity:

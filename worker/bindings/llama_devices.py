@@ -17,7 +17,8 @@ def check_gpus(llama_cpp: Any, gpu_count: int, read_first_error: Callable[[], st
     warning.
 
     `llama_cpp` is the module; the check starts CUDA. `read_first_error` returns the first error in llama.cpp's log,
-    which this check may cause. Passes where this version's libraries tell no number, and can compute on GPUs.
+    which this check may cause. Returns without an error if this version's libraries do not tell the number of GPUs, but
+    can compute on GPUs.
 
     Raises:
         LoadError: llama.cpp sees fewer GPUs.

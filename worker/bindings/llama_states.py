@@ -46,7 +46,8 @@ class SessionStates:
 
         If the context holds another session, that session's cache is copied to main memory, and sessions beyond the
         capacity are dropped. Then the kept cache of `session_id` is restored into the context, if it begins with more
-        tokens of `prompt` than the context does. A copy that fails for want of memory is left out, without an error.
+        tokens of `prompt` than the context does. If there is no memory for a copy, that session's cache is lost,
+        without an error.
 
         `session_id` None: the request belongs to no session.
         """

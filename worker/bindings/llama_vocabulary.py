@@ -78,8 +78,8 @@ class LlamaVocabulary:
         )
 
     def check_grammar(self, gbnf: str, place: str) -> None:
-        """Raise RequestError, with `place` as `param`, if llama.cpp cannot read the GBNF grammar: a sampler with such a
-        grammar would crash."""
+        """Raise RequestError, with `place` as `param`, if llama.cpp cannot read the GBNF grammar, whose start rule must
+        be `root`. Call this before a sampler is made with the grammar: llama.cpp would crash otherwise."""
         sampler = self._llama_cpp.llama_sampler_init_grammar(self._vocab, gbnf.encode(), b"root")
         if not sampler:
             raise RequestError(f"`{place}` cannot be followed: llama.cpp makes no grammar of it.", param=place)

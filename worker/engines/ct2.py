@@ -107,9 +107,9 @@ class CT2(HFEngine):
     def generate_tokens(
         self, tokens: list[int], limit: int | None, request: GenerationRequest, job: Job
     ) -> Generator[int]:
-        """Yield the ids of generated tokens, the end token included, at most `limit`; UNBOUNDED_ANSWER if `limit` is
-        None. Raises RequestError before the first for a `seed` where tokens are sampled. Closing the iterator ends the
-        work. See `worker.hf.engine.HFEngine.generate_tokens`."""
+        """Yield the ids of generated tokens, the end token included: at most `limit`, or UNBOUNDED_ANSWER if that is
+        None. Raises RequestError before the first token for a `seed` if tokens are sampled (see `sampling_options`).
+        Closing the iterator ends the work. See `worker.hf.engine.HFEngine.generate_tokens`."""
         steps = self._generator.generate_tokens(
             [self.vocabulary.token_name(token) for token in tokens],
             max_length=limit or UNBOUNDED_ANSWER,
@@ -124,9 +124,9 @@ class CT2(HFEngine):
 def sampling_options(request: GenerationRequest, size: int) -> dict[str, Any]:
     """Return the sampling arguments of `ctranslate2.Generator.generate_tokens` by name: `repetition_penalty` always
     (1.0: none), and `sampling_temperature`, `sampling_topk` (0: all tokens) and `sampling_topp` where tokens are
-    sampled. Tokens are not sampled, the most probable one is taken, if `temperature` is 0, `top_k` is 1, or the request
-    sets none of `temperature`, `top_p` and `top_k`. `size` is the number of tokens in the vocabulary, at which `top_k`
-    is cut.
+    sampled. Tokens are sampled unless `temperature` is 0, `top_k` is 1, or the request sets none of `temperature`,
+    `top_p` and `top_k`; then the most probable token is taken. `size` is the number of tokens in the vocabulary, at
+    which `top_k` is cut.
 
     Raises RequestError for a `seed` where tokens are sampled, because CTranslate2 cannot repeat an answer.
     """

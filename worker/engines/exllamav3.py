@@ -131,9 +131,9 @@ class ExLlamaV3(HFEngine):
     def generate_tokens(
         self, tokens: list[int], limit: int | None, request: GenerationRequest, job: Job
     ) -> Generator[int]:
-        """Yield the ids of generated tokens, the end token included, at most `limit`. Raises RequestError for a
-        `logit_bias` of a token that there is not; JobCancelledError once the job is cancelled, also while no token
-        comes. Closing the iterator ends the work. See `worker.hf.engine.HFEngine.generate_tokens`."""
+        """Yield the ids of generated tokens, the end token included, at most `limit`. Raises RequestError for an
+        unknown token in `logit_bias`; JobCancelledError once the job is cancelled, also while no token comes. Closing
+        the iterator ends the work. See `worker.hf.engine.HFEngine.generate_tokens`."""
         sampler = self._exllamav3.ComboSampler(**self._sampling(request))
 
         def made(answers: Answers) -> Any:
@@ -219,12 +219,12 @@ def _gibibytes(text: str) -> list[float]:
 
 @contextmanager
 def lock_extension(name: str) -> Iterator[None]:
-    """Hold, while the block runs, this machine's lock of the torch extension `name`, whose import compiles it the first
-    time. Waits without limit for another process that holds the lock.
+    """Return a context manager that holds this machine's lock of the torch extension `name` in its block. The import of
+    the extension compiles it the first time. Waits without limit for another process that holds the lock; blocks.
 
     torch waits for ever for the `lock` file that a killed compile left in the extension's folder. Our lock ends with
-    its process, so whoever holds it removes that file. Raises LoadError if the folder cannot be used, and for an
-    OSError of the block.
+    its process, so the holder of it removes that file. Raises LoadError if the folder cannot be used, and if the block
+    raises OSError.
     """
     own_root = os.environ.get("TORCH_EXTENSIONS_DIR")
     python = f"py{sys.version_info.major}{sys.version_info.minor}"

@@ -87,9 +87,10 @@ class LiteRTLM(PartialEngine):
         self._held = HeldConversations(args.session_cache)
 
     def load_model(self) -> None:
-        """Load the file, and read whether its chat template takes tools. Raises LoadError if the package is missing, or
-        the file is no usable language model or lacks what the command line asks for; why the library failed stands on
-        stderr only. See `Engine`."""
+        """Load the file, and find out whether its chat template takes tools. Raises LoadError if the package is
+        missing, the file is no usable language model, or it lacks what the command line asks for. Raises OSError if the
+        folder of `--cache-dir` cannot be made. If the library fails, only its log on stderr says why. See
+        `Engine.load_model`."""
         args = self._args
         check_litertlm(args.model)
         try:
@@ -148,10 +149,12 @@ class LiteRTLM(PartialEngine):
         return {"cpu": self._library.Backend.CPU, "gpu": self._library.Backend.GPU}[name]()
 
     def stream_chat(self, request: ChatRequest, job: Job) -> Generator[Piece]:
-        """Answer by the model's own chat template, in the kept conversation if the request continues it. See `Engine`.
+        """Answer by the model's own chat template, in the kept conversation if the request continues it. See
+        `Engine.stream_chat`.
 
         Raises RequestError before the first piece for sampling fields, grammars, tools or contents that LiteRT-LM
-        lacks, for a last message that is not the user's or a tool's, and with `context_length_exceeded`.
+        lacks, for a last message that is not the user's or a tool's, for a conversation that the template does not
+        take, and with `context_length_exceeded`. Raises JobCancelledError while iterating, once the job is cancelled.
         """
         self._check_request(request)
         messages = litert_messages.messages_for(

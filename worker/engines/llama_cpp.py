@@ -155,11 +155,12 @@ class LlamaCpp:
         self._llama.verbose = False
 
     def stream_chat(self, request: ChatRequest, job: Job) -> Generator[Piece]:
-        """Answer by the model's own chat template, or by the chat format of the command line. See `Engine`.
+        """Answer by the model's own chat template, or by the chat format of the command line. See `Engine.stream_chat`.
 
-        Raises RequestError if the template takes no such conversation, or the grammar, schema or tools cannot be
-        followed; before the first piece, if `logit_bias` holds an unknown token, `ignore_eos` stands beside a grammar
-        or, with `context_length_exceeded`, the prompt does not fit.
+        Raises RequestError, from the call, if the template takes no such conversation, or the grammar, schema or tools
+        cannot be followed. Raises it before the first piece if `logit_bias` has an unknown token, `ignore_eos` stands
+        beside a grammar, or, with `context_length_exceeded`, the prompt does not fit. Raises JobCancelledError while
+        iterating, once the job is cancelled.
         """
         form = self._forms.choose_form(request)
         prompt = form.render_prompt(request)
@@ -174,11 +175,12 @@ class LlamaCpp:
 
     def stream_completion(self, request: CompletionRequest, job: Job) -> Generator[Piece]:
         """Continue the prompt without a template. A text gets the model's begin token, and names of special tokens in
-        it are read as these tokens. See `Engine`.
+        it are read as these tokens. See `Engine.stream_completion`.
 
-        Raises RequestError, among others, if there are several prompts, the prompt has no tokens, the prompt or
-        `logit_bias` holds an unknown token, the grammar or schema cannot be followed or stands beside another one or
-        `ignore_eos`, or, with `context_length_exceeded` before the first piece, the prompt does not fit.
+        Raises RequestError, from the call, if there are several prompts, the prompt has no tokens or an unknown one,
+        the grammar or schema cannot be followed, or the request asks for several. Raises it before the first piece if
+        `logit_bias` has an unknown token, `ignore_eos` stands beside a grammar, or, with `context_length_exceeded`, the
+        prompt does not fit. Raises JobCancelledError while iterating, once the job is cancelled.
         """
         prompt = request.text_or_tokens
         tokens = self.tokenize(prompt, add_special=True, parse_special=True) if isinstance(prompt, str) else prompt
@@ -192,8 +194,8 @@ class LlamaCpp:
 
     def embed_texts(self, texts: list[str], job: Job) -> list[list[float]]:
         """Return for each text the model's pooled vector, or the mean over its tokens if the model does not pool,
-        scaled to length 1. Raises RequestError for a text that is longer than one batch; nothing is cut. See
-        `Engine`."""
+        scaled to length 1. Raises RequestError for a text that is longer than one batch; nothing is cut. Raises
+        JobCancelledError between texts, once the job is cancelled. See `Engine.embed_texts`."""
         vectors = []
         for text in texts:
             job.check_cancelled()
@@ -213,8 +215,8 @@ class LlamaCpp:
         return b"".join(texts).decode(errors="replace")
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """Return the tokens of a text; raises nothing. `add_special` adds the tokens that a prompt starts or ends with.
-        `parse_special` reads names of special tokens as these tokens, not as text."""
+        """Return the tokens of a text. Raises nothing once the model is loaded. `add_special` adds the tokens that a
+        prompt starts or ends with. `parse_special` reads names of special tokens as these tokens, not as text."""
         return self._vocabulary.tokenize(text, add_special=add_special, parse_special=parse_special)
 
     def token_texts(self, tokens: list[int]) -> list[bytes]:
@@ -363,15 +365,16 @@ def cache_type(llama_cpp: Any, name: str) -> int:
 
 
 def cache_type_name(llama_cpp: Any, number: int) -> str:
-    """Return the name in `KV_CACHE_TYPES` of ggml's number for a type; of another type the number as text."""
+    """Return the name in `KV_CACHE_TYPES` of the type with ggml's number `number`. For a type that is not in
+    `KV_CACHE_TYPES`, return the number as text."""
     names = (name for name in KV_CACHE_TYPES if getattr(llama_cpp, f"GGML_TYPE_{name.upper()}", None) == number)
     return next(names, str(number))
 
 
 def sampling_options(request: GenerationRequest) -> dict[str, Any]:
     """Return keyword arguments for `llama_cpp.Llama.generate`: those fields of `SAMPLING` that the request sets, with
-    the request's values; empty if it sets none, and then the library's own defaults hold. Temperature and seed are not
-    in `SAMPLING`: the caller passes them on by itself."""
+    the request's values; empty if it sets none. For a missing argument the library's own default holds. Temperature and
+    seed are not in `SAMPLING`: the caller passes them on itself."""
     return request.model_dump(include=set(SAMPLING), exclude_none=True)
 
 

@@ -103,7 +103,7 @@ class Onnx(PartialEngine):
 
     def embed_texts(self, texts: list[str], job: Job) -> list[list[float]]:
         """Return one vector for each text, of length 1 unless `--no-normalize` is set. Texts that are too long are cut,
-        without an error. Raises JobCancelledError between batches. See `Engine`."""
+        without an error. Raises JobCancelledError between batches, once the job is cancelled. See `Engine`."""
         vectors: list[list[float]] = []
         for begin in range(0, len(texts), WINDOW):
             job.check_cancelled()

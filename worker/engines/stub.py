@@ -78,7 +78,7 @@ class Stub:
 
     def embed_texts(self, texts: list[str], job: Job) -> list[list[float]]:
         """Return one vector of length 1 and DIMENSIONS numbers for each text, in order, equal for equal texts. Counts
-        the words as prompt tokens. Raises no RequestError, and does not look whether the job is cancelled."""
+        the words as prompt tokens. Raises no RequestError, and goes on if the job is cancelled."""
         job.count_prompt_tokens(sum(count_words(text) for text in texts))
         return [make_embedding(text) for text in texts]
 
@@ -130,7 +130,8 @@ class Stub:
 
 
 def split_words(text: str) -> list[str]:
-    """Split a text into the stub's tokens; joined, they are the text again."""
+    """Return the stub's tokens of a text, in order: each is a word with the white space before it, and white space at
+    the end is one of its own. Joined, they are the text again."""
     return re.findall(r"\s*\S+|\s+$", text)
 
 

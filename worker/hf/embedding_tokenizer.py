@@ -85,8 +85,9 @@ def load_tokenizer(path: Path, max_tokens: int | None, most: int | None = None) 
     """Return the tokenizer in a file: a `tokenizer.json`, or a BERT vocabulary with one token on each line. Settings of
     a `tokenizer_config.json` beside it count too.
 
-    Texts are cut at `max_tokens`, else at the tokenizer's own limit, else at `most`, else at BERT_TOKENS for a
-    vocabulary alone; all include the tokens that are added.
+    Texts are cut at the first of these limits that is known: `max_tokens` (None: not given), the tokenizer's own,
+    `most` (None: not known), and BERT_TOKENS for a BERT vocabulary; else not at all. All count tokens, those that the
+    tokenizer adds included.
 
     Raises LoadError if a file cannot be used or the limit leaves no room for a text, ImportError without `tokenizers`.
     """
@@ -146,8 +147,8 @@ def _word_piece(tokenizers: Any, path: Path, config: dict[str, Any]) -> Any:
 
 
 def is_lower_case(tokens: Sequence[str] | dict[str, int]) -> bool:
-    """Return whether a vocabulary is of lower-cased text: no token has a capital letter but those that begin with `[`,
-    as special ones do."""
+    """Return whether a vocabulary is of lower-cased text: no token has a capital letter, except tokens that begin with
+    `[` (special ones)."""
     return not any(token != token.lower() and not token.startswith("[") for token in tokens)
 
 

@@ -48,8 +48,9 @@ nonsense."""
 
 
 class HFEngine:
-    """The base of engines with a Hugging Face model folder: implements all of `Engine` for one model but `load_model`,
-    which must call `open_folder`, and `generate_tokens`. These and `slots` are a subclass's. Refuses embeddings."""
+    """The base of engines with a Hugging Face model folder: implements `Engine` for one model, except `load_model`,
+    `generate_tokens` and `slots`, which a subclass defines. `load_model` must call `open_folder`. Embeddings are
+    refused."""
 
     name: ClassVar[str]
     """Name of the engine in error messages."""
@@ -62,9 +63,9 @@ class HFEngine:
     _forms: HFForms
 
     def open_folder(self, folder: HFFolder, prompt_format: str | None) -> None:
-        """Read tokenizer and chat templates; sets `vocabulary`. `prompt_format` is what `--prompt-format` names, None:
-        found out by the template. Raises LoadError if a file cannot be used, ImportError if `tokenizers` or `jinja2` is
-        missing."""
+        """Read the tokenizer and the chat templates, and set `vocabulary`. `load_model` of a subclass calls it. Blocks.
+        `prompt_format`: what `--prompt-format` names; None: found out by the template. Raises LoadError if a file
+        cannot be used, and ImportError if `tokenizers` or `jinja2` is missing."""
         from worker.hf.prompts import HFForms
 
         self.vocabulary = HFVocabulary(folder)
@@ -82,10 +83,13 @@ class HFEngine:
         raise NotImplementedError
 
     def stream_chat(self, request: ChatRequest, job: Job) -> Generator[Piece]:
-        """Answer by the folder's chat template. See `Engine`.
+        """Answer a conversation by the folder's chat template: return an iterator of pieces, whose last one has a
+        finish reason. The caller exhausts or closes it. See `Engine.stream_chat`.
 
-        Raises RequestError, all before the first piece: no template, or it takes no such conversation or no tools; a
-        schema or grammar; `tool_choice` that forces a call; unsupported sampling; `context_length_exceeded`.
+        Raises RequestError, from the call or before the first piece: the folder has no template, or the template takes
+        no such conversation or no tools; the request asks for a schema, a grammar, a forced tool call or unsupported
+        sampling; or, with `context_length_exceeded`, the prompt does not fit. Raises JobCancelledError while iterating,
+        once the job is cancelled.
         """
         form = self._forms.choose_form(request)
         check_unconstrained(request, self.name)
@@ -99,10 +103,13 @@ class HFEngine:
         return separate_calls(pieces, request, form, call_id)
 
     def stream_completion(self, request: CompletionRequest, job: Job) -> Generator[Piece]:
-        """Continue the prompt as it is, without a template. See `Engine`.
+        """Continue a prompt, a text or token ids, as it is, without a template: return an iterator of pieces, whose
+        last one has a finish reason. The caller exhausts or closes it. See `Engine.stream_completion`.
 
-        Raises RequestError, before the first piece, for an empty prompt or an unknown token, a schema or grammar,
-        unsupported sampling, and with `context_length_exceeded`.
+        Raises RequestError, from the call or before the first piece: the prompt is empty, is several texts, or has an
+        unknown token; the request asks for a schema, a grammar or unsupported sampling; or, with
+        `context_length_exceeded`, the prompt does not fit. Raises JobCancelledError while iterating, once the job is
+        cancelled.
         """
         check_unconstrained(request, self.name)
         prompt = request.text_or_tokens
@@ -121,8 +128,8 @@ class HFEngine:
         raise RequestError(f"{self.name} makes no embeddings here.", code="not_supported")
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """Return the tokens of a text; raises nothing. `add_special` adds the tokens that a prompt starts or ends with.
-        `parse_special` reads names of special tokens as these tokens, not as text."""
+        """Return the tokens of a text. Raises nothing once the model is loaded. `add_special` adds the tokens that a
+        prompt starts or ends with. `parse_special` reads names of special tokens as these tokens, not as text."""
         return self.vocabulary.tokenize(text, add_special=add_special, parse_special=parse_special)
 
     def token_texts(self, tokens: list[int]) -> list[bytes]:

@@ -21,8 +21,9 @@ class HFFolder:
     `tokenizer.json` is."""
 
     def __init__(self, folder: Path, model: Path) -> None:
-        """`folder` holds the tokenizer, `model` is the folder of the weights, mostly the same. `config.json` and
-        `generation_config.json` are read in both."""
+        """Read the JSON files. `folder` holds the tokenizer, and `model` the weights; both may be the same;
+        `config.json` and `generation_config.json` are read in both. Blocks. Raises LoadError if `tokenizer.json` is
+        missing, or another file cannot be read or is not a JSON object; other missing files are no error."""
         self.path = folder
         check_file(folder / TOKENIZER)
         self._tokenizer = _object(folder / "tokenizer_config.json")
@@ -31,8 +32,8 @@ class HFFolder:
 
     @property
     def special_tokens(self) -> dict[str, str]:
-        """Texts of special tokens by the names that templates use: `bos_token`, `eos_token` and the like. May be
-        empty."""
+        """Texts of special tokens by the names that templates use (`bos_token`, `eos_token`). Only names that end with
+        `_token` count. May be empty."""
         return dict(self._specials())
 
     @property
@@ -49,15 +50,14 @@ class HFFolder:
 
     @property
     def end_token_ids(self) -> frozenset[int]:
-        """Ids of the tokens that end an answer, where the files give ids; others are in `end_tokens`. May be empty."""
+        """Ids of the tokens that end an answer, where the files give ids and not names. May be empty."""
         return frozenset(
             number for each in self._others for number in _list(each.get("eos_token_id")) if isinstance(number, int)
         )
 
     @property
     def end_tokens(self) -> frozenset[str]:
-        """Names of the tokens that end an answer, where the files give names. May be empty. CTranslate2's configuration
-        names its own."""
+        """Names of the tokens that end an answer, where the files give names and not ids. May be empty."""
         names = (self.special_tokens.get("eos_token"), *(each.get("eos_token") for each in self._others))
         return frozenset(name for name in names if isinstance(name, str) and name)
 

@@ -42,7 +42,7 @@ class HFVocabulary:
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """Return the tokens of a text. `add_special` adds the tokens that a prompt starts or ends with. `parse_special`
         reads names of special tokens as these tokens, not as text. Half of a surrogate pair, which UTF-8 cannot encode,
-        becomes `?`."""
+        becomes `?`. Raises nothing."""
         tokenizer = self._tokenizer if parse_special else self._plain
         valid_text = text.encode(errors="replace").decode()
         tokens: list[int] = tokenizer.encode(valid_text, add_special_tokens=add_special).ids

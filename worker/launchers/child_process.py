@@ -91,8 +91,8 @@ def supervise(
 
 
 def die_with_parent(number: signal.Signals) -> None:
-    """Have the kernel send this signal to this process when its parent dies (PR_SET_PDEATHSIG). Children do not inherit
-    this. A parent that died before the call is not noticed."""
+    """Make the kernel send the signal `number` to this process when its parent ends (PR_SET_PDEATHSIG). Children do not
+    inherit this. If the parent ended before the call, no signal comes."""
     _prctl(_PR_SET_PDEATHSIG, number)
 
 

@@ -25,6 +25,7 @@ from worker.launchers.child_process import Ending, supervise
 from worker.launchers.llama_server_flags import (
     DEVICES,
     INSTEAD,
+    Adapter,
     Member,
     Setting,
     UsageError,
@@ -47,7 +48,7 @@ _GPU_TYPES = ("GGML_BACKEND_DEVICE_TYPE_GPU", "GGML_BACKEND_DEVICE_TYPE_IGPU")
 def run(arguments: Sequence[str]) -> int:
     """Host llama.cpp's server with these flags until a signal or its end, and return the worker's exit code: 0 after a
     signal, 2 for wrong flags, 3 for a taken port, else 1. For a code other than 0, the last line on stderr says why.
-    Call in the main thread."""
+    Blocks. Call once, in the main thread."""
     try:
         settings = parse_flags(arguments, os.environ)
         check_preflight(settings)
@@ -69,6 +70,10 @@ def check_preflight(settings: Sequence[Setting]) -> None:
         path = value_of(settings, attribute)
         if isinstance(path, Path):
             check_gguf(path)
+    adapters = value_of(settings, "lora_adapters")
+    for adapter in adapters if isinstance(adapters, list) else ():
+        if isinstance(adapter, Adapter):
+            check_gguf(Path(adapter.path))
     if importlib.util.find_spec("xllamacpp") is None:
         raise LoadError("No module named 'xllamacpp': install the extra `embedded`, or name a llama-server program")
     port = value_of(settings, "port")
@@ -89,8 +94,8 @@ def first_error(line: str) -> str | None:
 
 
 def explain_ending(ending: Ending, settings: Sequence[Setting]) -> tuple[int, str | None]:
-    """Return the worker's exit code and one plain line that says why the server ended. After a signal that asked for
-    the end: 0 and None."""
+    """Return the worker's exit code, and one plain line that says why the server ended. If a signal to the worker asked
+    for the end, they are 0 and None."""
     if ending.asked_for:
         return 0, None
     cause = f": {ending.first_error}" if ending.first_error and not ending.was_ready else ""
@@ -123,8 +128,8 @@ def check_devices(named_devices: Sequence[str], devices: Iterable[Mapping[str, A
 
 
 def apply_settings(settings: Iterable[Setting], params: Any, xllamacpp: Any) -> None:
-    """Set the settings, in order, on `params`, an xllamacpp `CommonParams`; except for the devices, which it has no
-    field for. Raises AttributeError if this version of xllamacpp lacks one."""
+    """Set the settings, in order, on `params`, an xllamacpp `CommonParams`; except the devices, for which it has no
+    field. Raises AttributeError if this version of xllamacpp lacks one."""
     for setting in settings:
         if setting.attribute == DEVICES:
             continue
@@ -135,9 +140,11 @@ def apply_settings(settings: Iterable[Setting], params: Any, xllamacpp: Any) -> 
         setattr(owner, name, _native(setting.value, xllamacpp))
 
 
-def _native(value: Value, xllamacpp: Any) -> Any:
+def _native(value: Value | Adapter, xllamacpp: Any) -> Any:
     if isinstance(value, Member):
         return getattr(getattr(xllamacpp, value.enum), value.name)
+    if isinstance(value, Adapter):
+        return xllamacpp.CommonAdapterLoraInfo(value.path, value.scale)
     if isinstance(value, list):
         return [_native(item, xllamacpp) for item in value]
     return str(value) if isinstance(value, Path) else value

@@ -27,7 +27,15 @@ class Member:
     name: str
 
 
-Value = str | int | float | bool | Path | Member | list[str] | set[str] | list[Member] | list[float]
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA adapter: path of its GGUF file, and its scale."""
+
+    path: str
+    scale: float
+
+
+Value = str | int | float | bool | Path | Member | list[str] | set[str] | list[Member] | list[float] | list[Adapter]
 Read = Callable[[str], Value]
 
 
@@ -131,6 +139,23 @@ def _on_off(text: str) -> bool:
     return words[text]
 
 
+def _folder(text: str) -> str:
+    if not Path(text).is_dir():
+        raise ValueError("it is no folder")
+    return text.rstrip("/") + "/"
+
+
+def _adapters(text: str) -> list[Adapter]:
+    return [Adapter(path, 1.0) for path in _parts(text)]
+
+
+def _scaled_adapters(text: str) -> list[Adapter]:
+    pairs = [part.split(":") for part in _parts(text)]
+    if any(len(pair) != 2 for pair in pairs):
+        raise ValueError("it is paths with their scales, as a.gguf:0.5,b.gguf:1")
+    return [Adapter(path, _number(scale)) for path, scale in pairs]
+
+
 def _content(text: str) -> str:
     return Path(text).read_text(encoding="utf-8")
 
@@ -218,6 +243,10 @@ _ROWS: tuple[tuple[str, Option], ...] = (
     ("--cache-reuse", _takes(_whole, "n_cache_reuse")),
     ("--ctx-checkpoints --swa-checkpoints -ctxcp", _takes(_whole, "n_ctx_checkpoints")),
     ("--slot-prompt-similarity -sps", _takes(_number, "slot_prompt_similarity")),
+    ("--slot-save-path", _takes(_folder, "slot_save_path")),
+    ("--props", _sets(endpoint_props=True)),
+    ("--lora", _takes(_adapters, "lora_adapters")),
+    ("--lora-scaled", _takes(_scaled_adapters, "lora_adapters")),
     ("--warmup", _sets(warmup=True)),
     ("--no-warmup", _sets(warmup=False)),
     ("--chat-template", _takes(str, "chat_template")),

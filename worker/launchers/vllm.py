@@ -37,7 +37,7 @@ _NO_CAUSE = re.compile(
 def run(arguments: Sequence[str]) -> int:
     """Host vLLM's server with these arguments of `vllm serve` until a signal or its end, and return the worker's exit
     code: 0 after a signal, 2 for wrong arguments, 3 for a taken port, else 1. For a code other than 0, the last line on
-    stderr says why. Call in the main thread."""
+    stderr says why. Blocks. Call once, in the main thread."""
     try:
         check_preflight(arguments)
     except LoadError as error:
@@ -70,8 +70,8 @@ def check_preflight(arguments: Sequence[str]) -> None:
 
 
 def explain_ending(ending: Ending, *, has_served: bool) -> tuple[int, str | None]:
-    """Return the worker's exit code and one plain line that says why the server ended. After a signal that asked for
-    the end: 0 and None. `has_served`: whether vLLM had begun to serve."""
+    """Return the worker's exit code, and one plain line that says why the server ended. If a signal to the worker asked
+    for the end, they are 0 and None. `has_served`: whether vLLM had begun to serve."""
     if ending.asked_for:
         return 0, None
     cause = f": {ending.first_error}" if ending.first_error else ""
@@ -91,9 +91,9 @@ class Log:
         self.has_served = False
 
     def find_error(self, line: str) -> str | None:
-        """Return the exception that a line names; None if it names none, or one that says only that another one came
-        before. Call once for each line, in order: it also sets `has_served`, after which errors are about requests, and
-        it returns None."""
+        """Return the exception that a line of the log names; None if it names none, or one that only says that another
+        exception came before. Call once for each line, in order. Also sets `has_served`; from then on, it returns None,
+        because errors are about requests."""
         self.has_served = self.has_served or _STARTED in line
         match = _ERROR_LINE.match(line)
         return None if match is None or self.has_served or _NO_CAUSE.search(line) else match["text"]

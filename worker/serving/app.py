@@ -86,8 +86,8 @@ class Worker:
         return meta
 
     async def chat(self, request: Request) -> Answer:
-        """Answer `/v1/chat/completions`, as a stream if the request asks for it: 503 while the engine loads, 501 if it
-        offers no chat. The job begins when the answer is sent. Raises RequestError for a wrong body."""
+        """Answer `/v1/chat/completions`, as a stream if the request asks for it: 503 while the engine is not loaded,
+        501 if it offers no chat. The job begins when the answer is sent. Raises RequestError for a wrong body."""
         if refusal := self._refusal("chat"):
             return refusal
         chat_request = await _read(request, ChatRequest)
@@ -95,8 +95,8 @@ class Worker:
         return self._generate(chat_request, shape, lambda job: self.engine.stream_chat(chat_request, job))
 
     async def completions(self, request: Request) -> Answer:
-        """Answer `/v1/completions`, as a stream if the request asks for it: 503 while the engine loads, 501 if it
-        offers no completions. The job begins when the answer is sent. Raises RequestError for a wrong body."""
+        """Answer `/v1/completions`, as a stream if the request asks for it: 503 while the engine is not loaded, 501 if
+        it offers no completions. The job begins when the answer is sent. Raises RequestError for a wrong body."""
         if refusal := self._refusal("completions"):
             return refusal
         completion_request = await _read(request, CompletionRequest)
@@ -108,8 +108,9 @@ class Worker:
         )
 
     async def embeddings(self, request: Request) -> Answer:
-        """Answer `/v1/embeddings`: 503 while the engine loads, 501 if it offers no embeddings. The job begins when the
-        answer is sent. Raises RequestError for a wrong body, and for `dimensions`, which no engine supports."""
+        """Answer `/v1/embeddings`: 503 while the engine is not loaded, 501 if it offers no embeddings. The job begins
+        when the answer is sent. Raises RequestError for a wrong body, and for `dimensions`, which no engine supports.
+        """
         if refusal := self._refusal("embeddings"):
             return refusal
         embedding_request = await _read(request, EmbeddingRequest)
@@ -155,8 +156,9 @@ class Worker:
 
 
 def create_app(worker: Worker, token: str | None) -> Starlette:
-    """Return the ASGI app. With a token, all paths but `/health` require it as a bearer token; None or empty: no path
-    does. Errors become answers in OpenAI's form, of engine failures 500 without details."""
+    """Return the ASGI app of a worker's routes. `token`: all paths but `/health` require it as a bearer token; None or
+    empty: no path requires one. A RequestError of a route is answered with its own status, code and message; an unknown
+    path or method with 404 or 405; any other exception with 500 `internal_error`, without details."""
     routes = [
         Route("/health", worker.health),
         Route("/metrics", worker.metrics),

@@ -94,8 +94,8 @@ class Runner:
     def start_run(self, work: Work[T]) -> Run[T]:
         """Queue a job and return its run. `work` is called in an engine thread, and iterated there.
 
-        Check `stopping` first: jobs started after `stop_runs` are not cancelled. Cancel the run when you no longer
-        listen, and call `forget_run` at the end.
+        The caller checks `stopping` first, because nobody cancels a job that is started after `stop_runs`. The caller
+        cancels the run when it no longer listens, and calls `forget_run` at the end.
         """
         run = Run(work, self._counters)
         self._runs.add(run)
@@ -103,8 +103,7 @@ class Runner:
         return run
 
     def forget_run(self, run: Run[T]) -> None:
-        """Drop a run that its caller is done with. What is left of it is cancelled; a run that has ended is just
-        dropped."""
+        """Drop a run that its caller is done with. A run that has not ended is cancelled."""
         run.cancel()
         self._runs.discard(run)
 

@@ -24,24 +24,28 @@ class TextRoutes:
         self._refusal = refusal
 
     async def tokenize(self, request: Request) -> Response:
-        """Answer `/tokenize` with `{"tokens": [...]}`: the ids of a text's tokens or, where the request sets
-        `with_pieces`, objects with `id` and `piece`, which is the token's text, or a list of its bytes where these are
-        not UTF-8. Token ids in the request are passed through."""
+        """Answer `/tokenize` with `{"tokens": [...]}`: the ids of a text's tokens. If the request sets `with_pieces`,
+        they are objects with `id` and `piece` instead; `piece` is the token's text, or a list of its bytes if these are
+        not UTF-8. Token ids in the request are passed through. Answers 503 while the engine is not loaded, 501 if it
+        offers no `tokens`. Raises RequestError for a wrong body, and with `with_pieces` for an unknown token id."""
         return await self._answer("tokens", request, self._tokenize)
 
     async def detokenize(self, request: Request) -> Response:
         """Answer `/detokenize` with `{"content": TEXT}`: the text of tokens, special ones included. Bytes that are not
-        UTF-8 become U+FFFD."""
+        UTF-8 become U+FFFD. Answers 503 while the engine is not loaded, 501 if it offers no `tokens`. Raises
+        RequestError for a wrong body or an unknown token id."""
         return await self._answer("tokens", request, self._detokenize)
 
     async def apply_template(self, request: Request) -> Response:
         """Answer `/apply-template` with `{"prompt": TEXT}`: the text of a conversation's prompt, which is not sent to
-        the model."""
+        the model. Answers 503 while the engine is not loaded, 501 if it offers no `prompts`. Raises RequestError for a
+        wrong body, and for a conversation that the model does not take."""
         return await self._answer("prompts", request, self._apply_template)
 
     async def input_tokens(self, request: Request) -> Response:
         """Answer `/v1/chat/completions/input_tokens` with `input_tokens`: the number of tokens in a conversation's
-        prompt, which may be more than fit the context."""
+        prompt, which may be more than fit the context. Answers 503 while the engine is not loaded, 501 if it offers no
+        `prompts`. Raises RequestError for a wrong body, and for a conversation that the model does not take."""
         return await self._answer("prompts", request, self._input_tokens)
 
     async def _answer(self, api: Api, request: Request, make: Callable[[bytes], Object]) -> Response:

@@ -16,12 +16,13 @@ RESERVED: Final = frozenset(
 
 
 def build_variables(request: ChatRequest) -> dict[str, Any]:
-    """Return the chat template's variables that a request sets, by name: those of `chat_template_kwargs`;
-    `enable_thinking` where the request has `thinking` (enabled or disabled) or `reasoning_effort` `none` (False); and
-    `reasoning_effort` with another value. `thinking` wins over `chat_template_kwargs`, and these over
-    `reasoning_effort`. May be empty.
+    """Return the chat template's variables that a request sets, by name. May be empty. They are those of
+    `chat_template_kwargs`, `reasoning_effort` if the request has it with another value than `none`, and
+    `enable_thinking`: True or False if `thinking` is `enabled` or `disabled`, and False if `reasoning_effort` is
+    `none`.
 
-    Raises RequestError, with the field in `param`, for a variable in RESERVED.
+    If several set the same variable, `thinking` counts before `chat_template_kwargs`, and that before
+    `reasoning_effort`. Raises RequestError, with the field in `param`, for a variable in RESERVED.
     """
     client_variables = request.chat_template_kwargs or {}
     if reserved_names := sorted(RESERVED & client_variables.keys()):
@@ -39,8 +40,9 @@ def build_variables(request: ChatRequest) -> dict[str, Any]:
 
 
 def messages_for(request: ChatRequest, template: str) -> list[dict[str, Any]]:
-    """Return the conversation as the template with this Jinja source takes it: messages as of `plain_message`;
-    `developer` becomes `system` unless the template mentions it. Raises RequestError as `plain_message`."""
+    """Return the conversation as the template with this Jinja source takes it: each message as `plain_message` returns
+    it. The role `developer` becomes `system` unless the template mentions `developer`. Raises RequestError for content
+    other than text."""
     messages = [plain_message(message, number) for number, message in enumerate(request.messages)]
     if "developer" not in template:
         for message in messages:

@@ -50,9 +50,9 @@ def schema_asked(response_format: Mapping[str, Any] | None) -> tuple[dict[str, A
 
 
 def constraint_asked(request: GenerationRequest) -> tuple[dict[str, Any] | None, str | None, str]:
-    """Return the JSON Schema and the GBNF grammar that the answer must follow, at most one of them not None, and the
-    field that asks for it (`response_format` if none does). Raises RequestError if the request asks for two, or as
-    `schema_asked`."""
+    """Return the JSON Schema that the answer must follow, the GBNF grammar that it must follow, and the field that asks
+    for it. At least one of the first two is None; if both are, the field is `response_format`. Raises RequestError if
+    the request asks for two forms, or `response_format` has an unknown type or a schema that is no object."""
     schema, place = schema_asked(request.response_format)
     asked: list[tuple[dict[str, Any] | None, str | None, str]] = []
     if schema is not None:
@@ -68,8 +68,8 @@ def constraint_asked(request: GenerationRequest) -> tuple[dict[str, Any] | None,
 
 
 def check_unconstrained(request: GenerationRequest, engine: str) -> None:
-    """Refuse what an engine without grammars would ignore: a schema, a grammar, `ignore_eos`. `engine` is its name in
-    the error. Raises RequestError."""
+    """Raise RequestError if the request asks for a schema, a grammar or `ignore_eos`, which an engine without grammars
+    would ignore; also for a malformed `response_format`. `engine`: the engine's name, for the message."""
     schema, grammar, place = constraint_asked(request)
     if schema is not None or grammar is not None:
         message = f"{engine} holds answers to no schema or grammar: ask for the form in words."
@@ -200,8 +200,8 @@ def _move_reference(place: str, ref: str) -> str:
 
 
 def allow_call(gbnf: str, begin: str) -> str:
-    """Return the grammar extended by tool calls in place of the answer. `begin` is the mark of a call; what follows it
-    is not constrained."""
+    """Return a grammar that permits a tool call in place of an answer that follows `gbnf`. `begin`: the mark of a call;
+    the text behind it is not constrained."""
     answer, inner = _rename_root(gbnf)
     return f"root ::= {answer} | {_literal(begin)} .*\n{inner}"
 
@@ -213,8 +213,9 @@ def _rename_root(gbnf: str) -> tuple[str, str]:
 
 
 def allow_reasoning(gbnf: str, marks: Marks, *, is_thinking: bool) -> str:
-    """Return the grammar extended by a thought before the answer. `is_thinking`: the prompt opened a thought, so the
-    answer begins inside it; else the thought may be missing. The thought itself is not constrained."""
+    """Return a grammar that permits a thought before an answer that follows `gbnf`. `is_thinking`: the prompt opened a
+    thought, so the answer begins inside it; False: the thought may be missing. The thought itself is not constrained.
+    """
     (answer, inner), thought = _rename_root(gbnf), _free_name("thought", gbnf)
     thinking = f'{thought}-0 "\\n"? "\\n"? {answer}'
     root = thinking if is_thinking else f"{_literal(marks.begin)} {thinking} | {answer}"

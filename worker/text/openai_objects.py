@@ -16,7 +16,8 @@ DONE = b"data: [DONE]\n\n"
 
 
 def encode_event(content: Object) -> bytes:
-    """Return one server-sent event with this content as JSON, the empty line at its end included."""
+    """Return one server-sent event with this content as JSON, the empty line at its end included. Raises ValueError for
+    NaN and infinity, which JSON does not have."""
     return b"data: " + encode_json(content) + b"\n\n"
 
 
@@ -62,7 +63,7 @@ class Shape(Protocol):
     has `usage` null."""
 
     def opening_event(self) -> Object | None:
-        """Return the event before the first piece; None if the API has none, as completions."""
+        """Return the event of a stream before the first piece; None: the API has no such event."""
 
     def chunk_event(self, piece: Piece) -> Object:
         """Return the event of a stream for one piece, also for an empty one."""
@@ -72,8 +73,8 @@ class Shape(Protocol):
         for usage."""
 
     def whole_answer(self, pieces: Sequence[Piece], job: Job) -> Object:
-        """Return the answer to a request that does not stream, with token counts. `pieces` are all of the answer;
-        without a finish reason in them, it is `stop`."""
+        """Return the answer to a request that does not stream, with token counts. `pieces`: all pieces of the answer.
+        If none of them has a finish reason, the answer's is `stop`."""
 
 
 @dataclass(frozen=True, slots=True)

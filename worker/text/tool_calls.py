@@ -239,8 +239,7 @@ def split_forced_call(pieces: Generator[Piece], name: str, new_id: Callable[[], 
 
 def split_json_calls(pieces: Generator[Piece], new_id: Callable[[], str]) -> Generator[Piece]:
     """Yield the pieces of an answer whose whole text is one call, as `{"name": ..., "arguments": ...}`; the call comes
-    with the last piece. A text that is no such call, for example because it was cut short, comes whole as text of the
-    last piece."""
+    with the last piece. A text that is no such call (it was cut short) comes whole as text of the last piece."""
     parts = []
     with closing(pieces):
         for piece in pieces:

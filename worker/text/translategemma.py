@@ -22,10 +22,12 @@ DETECT: Final = (
 
 def structure_messages(request: ChatRequest) -> list[dict[str, Any]]:
     """Return the messages for TranslateGemma's template: one user message with one part. The languages are those of the
-    text part, else those of the request; a source that is missing, `auto` or `mixed` has the model detect the language.
+    text part, else those of the request. If the source language is missing, `auto` or `mixed`, a sentence before the
+    text asks the model to detect it.
 
     Raises:
-        RequestError: `multi_turn_unsupported`, `tools_unsupported` or `invalid_request`, with the field in `param`.
+        RequestError: with the field in `param`: `multi_turn_unsupported` for several messages, `tools_unsupported` for
+            tools, `invalid_request` for a message that is not one text of the user, or a missing target language.
     """
     if request.tools:
         raise RequestError("TranslateGemma calls no tools.", code="tools_unsupported", param="tools")

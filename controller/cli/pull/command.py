@@ -109,7 +109,7 @@ class _Pull:
         from controller.cli.client_errors import RequestRefusedError  # aiohttp
 
         if found.forecast.backend is None:
-            raise CommandError(f"{found.forecast.summary}: name it with --backend", ExitCode.USAGE)
+            raise CommandError(f"it cannot be declared: {found.forecast.reason}", ExitCode.USAGE)
         earlier = (await client.list_declarations()).models.get(name)
         if earlier is not None and earlier.fields.get("source") == found.inspection.pinned:
             return

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from types import MappingProxyType
@@ -77,12 +77,13 @@ def render_context(
     images: Mapping[str, str],
     gpus: tuple[ClaimedGpu, ...] = (),
     model_paths: Mapping[str, str] = MappingProxyType({}),
+    index: int = 0,
 ) -> RenderContext:
     """Return the context in which an engine's command line is rendered for a container: it listens on all addresses at
     `PORT`, and has its home in the cache volume.
 
     `images` are the default images by kind, `model_paths` maps model paths to those in the container. `gpus` must be in
-    PCI order.
+    PCI order. `index`: the replica's number among those of its model.
     """
     return RenderContext(
         runtime="docker",
@@ -92,6 +93,7 @@ def render_context(
         port=PORT,
         cache_dir=cache_dir(identity),
         images=images,
+        index=index,
         gpus=gpus,
         model_paths=model_paths,
     )
@@ -150,18 +152,23 @@ def bounded_log(mib: int) -> dict[str, Any]:
     return {"Type": "json-file", "Config": {"max-size": f"{max(1, mib // 2)}m", "max-file": "2"}}
 
 
-def cache_folder_archive(uid: int, gid: int) -> bytes:
-    """Return a tar archive (bytes) that holds one empty folder with mode 0700, named and owned by `uid`: the user's own
-    in the cache volume. Unpack it at `CACHE`.
+def cache_folder_archive(uid: int, gid: int, folders: Iterable[PurePosixPath] = ()) -> bytes:
+    """Return a tar archive (bytes) of empty folders with mode 0700, owned by `uid`: the user's own in the cache volume,
+    named by `uid`, and `folders` below it with those that they lie in. Unpack it at `CACHE`.
+
+    `folders`: as the engine sees them. Folders that exist keep what is in them.
 
     The daemon unpacks the archive into a container that has not started yet. So any user can use a volume that only
     root may write to, without a program that runs as root, and whatever the image holds.
     """
-    folder = tarfile.TarInfo(str(uid))
-    folder.type, folder.mode, folder.uid, folder.gid = tarfile.DIRTYPE, 0o700, uid, gid
+    below = [folder.relative_to(CACHE) for folder in folders]
+    names = dict.fromkeys((str(uid), *(str(each) for path in below for each in (*path.parents[-2::-1], path))))
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as tar:
-        tar.addfile(folder)
+        for name in names:
+            folder = tarfile.TarInfo(name)
+            folder.type, folder.mode, folder.uid, folder.gid = tarfile.DIRTYPE, 0o700, uid, gid
+            tar.addfile(folder)
     return archive.getvalue()
 
 

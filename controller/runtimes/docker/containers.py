@@ -6,8 +6,9 @@ Errors of the daemon that a function does not name are raised as docker-py raise
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import PurePosixPath
 from typing import Any
 
 import docker
@@ -84,15 +85,20 @@ def create_container(client: docker.APIClient, name: str, config: Mapping[str, A
 
 
 def start_replica(
-    client: docker.APIClient, instance: str, name: str, config: Mapping[str, Any], further_network: str | None = None
+    client: docker.APIClient,
+    instance: str,
+    name: str,
+    config: Mapping[str, Any],
+    folders: Sequence[PurePosixPath] = (),
+    further_network: str | None = None,
 ) -> None:
     """Create and start a replica's container. One that was already created is only started; one that was already
     started is left as it is. Blocks.
 
-    `config` is that of `container_config`. `further_network` names a network that the container joins besides that of
-    `config`; None: none. Raises StartError if the daemon refuses to create or start it, or if the
-    name is taken by a container that is no replica of this instance. A container whose start the daemon refused is
-    removed again. Raises the other errors of docker-py and requests as they are.
+    `config` is that of `container_config`, `folders` are `Launch.folders`. `further_network` names a network that the
+    container joins besides that of `config`; None: none. Raises StartError if the daemon refuses to create or start it,
+    or if the name is taken by a container that is no replica of this instance. A container whose start the daemon
+    refused is removed again. Raises the other errors of docker-py and requests as they are.
     """
     container = _create_or_find(client, instance, name, config)
     if phase_of(container) is not Phase.CREATED:
@@ -101,7 +107,7 @@ def start_replica(
     uid, _, gid = str(container["Config"]["User"]).partition(":")
     try:
         if any(mount["Target"] == str(CACHE) for mount in config["HostConfig"]["Mounts"]):
-            _make_cache_folder(client, container_id, int(uid), int(gid or uid))
+            _make_cache_folders(client, container_id, cache_folder_archive(int(uid), int(gid or uid), folders))
         if further_network is not None and further_network not in container["NetworkSettings"]["Networks"]:
             client.connect_container_to_network(container_id, further_network)
         client.start(container_id)
@@ -112,9 +118,8 @@ def start_replica(
         raise start_error(refused_error.message, str(config["Image"])) from error
 
 
-def _make_cache_folder(client: docker.APIClient, container_id: str, uid: int, gid: int) -> None:
-    """Create the user's folder in the cache volume, which all containers of the instance share."""
-    archive = cache_folder_archive(uid, gid)
+def _make_cache_folders(client: docker.APIClient, container_id: str, archive: bytes) -> None:
+    """Create the folders of `archive` in the cache volume, which all containers of the instance share."""
     try:
         client.put_archive(container_id, str(CACHE), archive)
     except APIError as error:

@@ -12,6 +12,7 @@ from docker.errors import APIError
 
 from controller.runtimes.base import StartError
 from controller.runtimes.docker.client import refused_error_of
+from controller.runtimes.docker.container_spec import HostContext
 from controller.runtimes.docker.error_messages import start_error
 from controller.runtimes.docker.labels import NETWORK_ROLE, is_own, own_labels
 
@@ -48,6 +49,22 @@ def ensure_network(client: docker.APIClient, name: str, instance: str, *, publis
         )
 
 
+def ensure_networks(client: docker.APIClient, host: HostContext, *, has_egress: bool) -> str | None:
+    """Create the networks that a container joins, unless they exist, and return the name of the second one, by which it
+    reaches the world; None: it has none, without `has_egress`. Blocks. Call it before each start, one call at a time.
+
+    Raises as `ensure_network` does.
+    """
+    ensure_network(client, host.network, host.instance, publishes_ports=host.publishes_ports)
+    if not has_egress:
+        return None
+    name = egress_network(host.instance)
+    if not _find_networks(client, name):
+        # Its members, which are not trusted, cannot reach each other.
+        _create_network(client, name, host.instance, {"com.docker.network.bridge.enable_icc": "false"})
+    return name
+
+
 def egress_network(instance: str) -> str:
     """Return the name of the network by which containers that may do so reach the world.
 
@@ -57,12 +74,10 @@ def egress_network(instance: str) -> str:
     return f"0-rh-{instance}-egress"
 
 
-def ensure_egress_network(client: docker.APIClient, instance: str) -> None:
-    """Create the network of `egress_network`, unless it exists. Its members cannot reach each other. Call it before
-    each start of a container that needs it, one call at a time. Raises StartError if the daemon refuses."""
-    name = egress_network(instance)
-    if not _find_networks(client, name):
-        _create_network(client, name, instance, {"com.docker.network.bridge.enable_icc": "false"})
+def remove_networks(client: docker.APIClient, name: str, instance: str) -> None:
+    """Remove the network of engines and that of `egress_network`, each as `remove_network` does."""
+    for each in (name, egress_network(instance)):
+        remove_network(client, each, instance)
 
 
 def remove_network(client: docker.APIClient, name: str, instance: str) -> None:

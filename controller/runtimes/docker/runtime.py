@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -53,7 +52,7 @@ from controller.runtimes.docker.labels import REPLICA_ROLE, ROLE, UnreadableLabe
 from controller.runtimes.docker.loader_variables import find_loader_problem
 from controller.runtimes.docker.logs import ExitTails, read_ended_part, read_log, read_log_part
 from controller.runtimes.docker.memory import container_host_mib, pids_of
-from controller.runtimes.docker.network import egress_network, ensure_egress_network, ensure_network, remove_network
+from controller.runtimes.docker.network import ensure_networks, remove_networks
 from controller.runtimes.docker.self_inspect import DockerSetupError, Surroundings, inspect_surroundings
 from controller.runtimes.docker.stop import stop_container
 from controller.runtimes.docker.user import UNPRIVILEGED, UserIdentity, choose_identity, entries_to_read
@@ -250,7 +249,7 @@ class DockerRuntime:
         RuntimeUnavailableError if the daemon does not answer."""
         try:
             gpus = describe_claims(replica.claims, await self._claimed_gpus(replica.claims))
-            launch, _ = await self._render_launch(replica.id.model, definition, image, gpus)
+            launch, _ = await self._render_launch(replica.id.model, replica.id.index, definition, image, gpus)
         except (*RENDER_ERRORS, AssertionError, OSError, StartError):
             return None
         image_name = launch.image
@@ -401,7 +400,9 @@ class DockerRuntime:
         gpus = await self._claimed_gpus(request.claims)
         claims = describe_claims(request.claims, gpus)
         try:
-            launch, identity = await self._render_launch(request.served_name, request.definition, request.image, claims)
+            launch, identity = await self._render_launch(
+                request.served_name, request.id.index, request.definition, request.image, claims
+            )
         except RENDER_ERRORS as error:
             raise no_command_error(request.served_name, error) from error
         if launch.image is None:
@@ -409,28 +410,23 @@ class DockerRuntime:
         gpu_env = visible_gpus(gpus) if gpus and self._is_wsl2 else {}
         config = container_config(request, launch, identity, host, time.time(), gpu_env)
 
-        # One at a time, since the daemon would create two networks of one name (see `ensure_network`).
+        # One at a time, since the daemon would create two networks of one name (see `ensure_networks`).
         async with self._network_lock:
-            await self._write_daemon.call(
-                lambda client: ensure_network(
-                    client, self._network, self._instance, publishes_ports=surroundings.publishes_ports
-                )
+            further_network = await self._write_daemon.call(
+                lambda client: ensure_networks(client, host, has_egress=launch.has_egress)
             )
-            if launch.has_egress:
-                await self._write_daemon.call(lambda client: ensure_egress_network(client, self._instance))
-        further_network = egress_network(self._instance) if launch.has_egress else None
         await self._write_daemon.call(
-            lambda client: start_replica(client, self._instance, request.name, config, further_network)
+            lambda client: start_replica(client, self._instance, request.name, config, launch.folders, further_network)
         )
 
     async def _render_launch(
-        self, model: str, definition: Definition, image: str | None, gpus: tuple[ClaimedGpu, ...]
+        self, model: str, index: int, definition: Definition, image: str | None, gpus: tuple[ClaimedGpu, ...]
     ) -> tuple[Launch, UserIdentity]:
         engine = get_engine(definition)
         paths = [check.path for check in engine.list_files(definition)]
         identity = choose_identity(await asyncio.to_thread(entries_to_read, self._roots, paths))
         model_paths = await asyncio.to_thread(lambda: find_engine_paths(self._roots, paths, self._mounts()))
-        context = render_context(model, identity, self._images, gpus, model_paths)
+        context = render_context(model, identity, self._images, gpus, model_paths, index)
         launch = engine.render_command(definition, context)
         return replace(launch, image=image or launch.image), identity
 
@@ -489,8 +485,7 @@ class DockerRuntime:
         try:
             async with asyncio.timeout(CLOSE_S):
                 await self._probe.close()
-                for network in (self._network, egress_network(self._instance)):
-                    await self._read_daemon.call(partial(remove_network, name=network, instance=self._instance))
+                await self._read_daemon.call(lambda client: remove_networks(client, self._network, self._instance))
         except (RuntimeUnavailableError, TimeoutError) as error:
             log.debug("left behind on close: %s", error)
         self._nvml.close()

@@ -46,8 +46,10 @@ class HostCommands:
         port: int,
         gpus: tuple[ClaimedGpu, ...] = (),
         host: str | None = None,
+        index: int = 0,
     ) -> Launch:
-        """Return the command line and the environment of one replica. `host` None: the host of all engines.
+        """Return the command line and the environment of one replica, the one with the number `index` of its model.
+        `host` None: the host of all engines.
 
         Raises ValueError, TypeError or KeyError (`RENDER_ERRORS`) if the definition yields no command line, OSError if
         a path cannot be looked at.
@@ -62,6 +64,7 @@ class HostCommands:
             port=port,
             cache_dir=PurePosixPath(self.cache_dir),
             executables=self.executables,
+            index=index,
             gpus=gpus,
             model_paths=find_engine_paths(self.roots, paths),
         )

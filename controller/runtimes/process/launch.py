@@ -77,9 +77,10 @@ class Launcher:
         try:
             gpus = self._claimed_gpus(record.claims)
             claims = describe_claims(record.claims, gpus)
-            return Rendered(
-                self._commands.render_command(definition, record.model, record.port, claims, record.host).argv
+            launch = self._commands.render_command(
+                definition, record.model, record.port, claims, record.host, record.index
             )
+            return Rendered(launch.argv)
         except (*RENDER_ERRORS, AssertionError, StartError):
             return None
 
@@ -113,7 +114,9 @@ class Launcher:
         port = find_free_port(self._host, {record.port for record in self._records.read_records()})
         claims = describe_claims(request.claims, gpus)
         try:
-            launch = self._commands.render_command(request.definition, request.served_name, port, claims)
+            launch = self._commands.render_command(
+                request.definition, request.served_name, port, claims, index=request.id.index
+            )
         except RENDER_ERRORS as error:
             raise no_command_error(request.served_name, error) from error
         record = ReplicaRecord(
@@ -143,6 +146,8 @@ class Launcher:
     ) -> Process:
         work_dir = self._work_dir / record.name
         work_dir.mkdir(mode=0o700, exist_ok=True)
+        for folder in launch.folders:
+            Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
         env = inherited_environment(os.environ) | dict(launch.env) | dict(gpu_env)
         env |= mark_variables(self._instance, record.name, record.start_id)
         if launch.token_env is not None:

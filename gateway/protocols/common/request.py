@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NoReturn
+from typing import Any, Final, Literal, NoReturn
 from urllib.parse import parse_qsl, urlencode
 
 from controller.schema.errors import RoundhouseError
@@ -13,6 +13,8 @@ from gateway.protocols.common.conversation import Assistant, Prompt
 from gateway.protocols.common.json_bytes import json_bytes
 from gateway.protocols.common.large_body import LargeBody
 
+_OURS: Final = ("model", "autoload", "replica")
+"""Parameters of a query that are for the gateway."""
 BodyKind = Literal["object", "any", "none"]
 """JSON that a request must hold: an object, any value, or none at all."""
 
@@ -152,7 +154,8 @@ def parse_native(
 
     `sole_model` serves a request that names none; None: several models have the route, or no model has. `body` says
     what JSON the route needs. For `any` and `none` the body may be empty, but a body that came is decoded and must be
-    JSON. The result's `target` is `path` and `query` without `model` and `autoload`, which are for the gateway.
+    JSON. The result's `target` is `path` and `query` without `model`, `autoload` and `replica`, which are for the
+    gateway.
 
     Raises:
         RoundhouseError: `invalid_json`: the body is not the JSON that the route needs. `invalid_request`: no model is
@@ -161,7 +164,7 @@ def parse_native(
     """
     pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
     names = {value for name, value in pairs if name == "model" and value}
-    other_query = urlencode([pair for pair in pairs if pair[0] not in ("model", "autoload")])
+    other_query = urlencode([pair for pair in pairs if pair[0] not in _OURS])
     raw, large_body = split_body(raw_body)
     json_value = _decode(raw, large_body) if raw or body == "object" else {}
     if body == "object" and not isinstance(json_value, dict):

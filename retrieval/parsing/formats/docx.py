@@ -15,8 +15,9 @@ _NOTES: Final = ("footnotes", "endnotes")
 
 
 def extract_docx(package: OfficePackage, main_part: str, builder: TextBuilder) -> None:
-    """Add the text of a document to `builder`, its footnotes and endnotes last. Deleted text of tracked changes, codes
-    of fields, page headers and page footers are left out. `main_part`: the part of the package that is the document.
+    """Add the text of a document to `builder`, as Markdown, its footnotes and endnotes last. Deleted text of tracked
+    changes, codes of fields, page headers and page footers are left out. `main_part`: the part of the package that is
+    the document.
 
     Raises:
         ParsingError: `document_malformed` or `document_too_large`.

@@ -38,8 +38,9 @@ def find_charset(data: bytes) -> str | None:
 
 
 def extract_html(markup: str, builder: TextBuilder) -> None:
-    """Add the text of an HTML page to `builder`. Programs, styles, drawings and menus are left out; the page's title is
-    added last, where the page has no heading. Malformed markup is read as far as possible, and raises nothing.
+    """Add the text of an HTML page to `builder`, as Markdown. Scripts, styles, drawings, navigation, selection lists
+    and embedded objects are left out. If the page has no heading, its title is added last, as `Title: ...`. Malformed
+    markup raises nothing: it is read as far as possible.
 
     Raises:
         ParsingError: `document_too_large`: the text is larger than the builder allows.

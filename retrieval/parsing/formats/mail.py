@@ -18,12 +18,14 @@ _DEEPEST: Final = 10
 
 
 def extract_mail(data: bytes, builder: TextBuilder) -> None:
-    """Add the text of a mail to `builder`: subject, senders and date, the plain body if it has one, else the HTML body.
-    Attached texts and mails follow (mails at most 10 deep); of other attachments only the name is added.
+    """Add the text of a mail to `builder`, as Markdown: the subject as a heading, senders, receivers and date, and the
+    plain body if it has one, else the HTML body. Attached texts and mails follow (mails at most 10 deep); of other
+    attachments only the name is added.
 
     Raises:
-        ParsingError: `document_malformed`: the data has no headers; `document_too_large`. The standard library may
-            raise other exceptions for malformed mails.
+        ParsingError: `document_malformed`: the data has no headers; `document_too_large`: the text is larger than the
+            builder allows.
+        Exception: the standard library may raise other exceptions for malformed mails.
     """
     message = BytesParser(policy=policy.default).parsebytes(data)
     if not message.keys():

@@ -32,7 +32,7 @@ class OfficePackage:
     """
 
     def __init__(self, path: Path, limits: ParsingLimits) -> None:
-        """Open the file, and read its table of contents; `names` are the names of its parts.
+        """Open the file, and read its table of contents. Blocks, as all methods do; `names` are the names of its parts.
 
         Raises:
             ParsingError: `document_malformed`: it is no intact ZIP file; `document_encrypted`: a part of it is;
@@ -72,9 +72,9 @@ class OfficePackage:
         self, name: str, start: StartHandler, end: EndHandler | None = None, text: TextHandler | None = None
     ) -> None:
         """Parse a part as XML, and call the handlers in the order of the part: `start` with the name and the attributes
-        of an element, `end` with its name, `text` with characters between. Names have no namespace; of attributes that
-        are then equal, the last is given. Exceptions of the handlers pass through, but ValueError and LookupError
-        become ParsingError.
+        of an element, `end` with its name, `text` with characters between. Names have no namespace; of attributes whose
+        names are then equal, the last is given. Exceptions of the handlers pass through, except ValueError and
+        LookupError, which become ParsingError.
 
         Raises:
             ParsingError: `document_malformed`: the part is missing, damaged, no XML, or declares entities;

@@ -25,8 +25,8 @@ _UNPRINTABLE: Final = re.compile(r"[\x00-\x08\x0e-\x1f\ufffe\uffff]")
 
 
 def extract_pdf(path: Path, builder: TextBuilder, limits: ParsingLimits) -> list[Heading]:
-    """Add the text of a PDF to `builder`, a page at a time, and return its headings, in the text's order: the lines
-    that its outline (bookmarks) names; empty where it has no outline.
+    """Add the text of a PDF to `builder`, as plain text, a page at a time. Return its headings, in the text's order:
+    the lines that its outline (bookmarks) names; empty if it has no outline.
 
     A page that is damaged or an image has no text. A PDF that is encrypted, but needs no password for reading, is read.
 

@@ -30,8 +30,8 @@ class TextBuilder:
         self._was_line = False
 
     def add_block(self, text: str) -> None:
-        """Add a paragraph, a heading or the like, after an empty line. Blank text is left out, and so are line breaks
-        at both ends.
+        """Add a paragraph, a heading or another block, as it is, after an empty line. Line breaks at both ends are left
+        out. Does nothing for blank text.
 
         Raises:
             ParsingError: `document_too_large`: the whole text would be larger than `limits.max_text_bytes`.
@@ -50,7 +50,7 @@ class TextBuilder:
         self._was_line = True
 
     def end_lines(self) -> None:
-        """Have the next `add_line` begin after an empty line, so that two tables or lists stay apart."""
+        """Let the next `add_line` begin after an empty line, so that two tables or lists stay apart."""
         self._was_line = False
 
     def build(self) -> str:

@@ -20,9 +20,9 @@ _NOT_OF_DATES: Final = re.compile(r'"[^"]*"|\\.|\[[^\]]*\]|_.|general|[^ymdhs]',
 
 
 def extract_xlsx(package: OfficePackage, main_part: str, builder: TextBuilder, limits: ParsingLimits) -> None:
-    """Add the text of a workbook's sheets to `builder`, in their order; each is a page, with its name as a heading and
-    a line per row that has a value. Of formulas the stored results are added, and dates as ISO dates. `main_part`: the
-    part of the package that lists the sheets.
+    """Add the text of a workbook's sheets to `builder`, as Markdown, in their order. Each sheet is a page, with its
+    name as a heading and a row of a table for each row that has a value. For a formula its stored result is added, and
+    dates are ISO dates. `main_part`: the part of the package that lists the sheets.
 
     Raises:
         ParsingError: `document_malformed` or `document_too_large`.

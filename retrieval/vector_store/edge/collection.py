@@ -102,8 +102,9 @@ class EdgeCollection:
         """Write points that `arguments.check_points` has checked, in batches; one with the id of a stored point
         replaces it.
 
-        Writes are applied in the order of the calls. Searches see them when the call returns, and some before. After an
-        error, some batches may be written. The points are durable after `flush`. Raises what EdgeCollection names.
+        Writes are applied in the order of the calls. Searches see all of them when the call returns, and some of them
+        earlier. After an error, some batches may be written. The points are durable after `flush`. Raises
+        VectorStoreError, ShardDamagedError or OSError (see `EdgeCollection`).
         """
         async with self._writing:
             for start in range(0, len(points), UPSERT_BATCH):
@@ -114,8 +115,9 @@ class EdgeCollection:
                 await self._flush_after(len(batch))
 
     async def delete_points(self, where: Mapping[str, Any]) -> None:
-        """Delete the points that match the filter (see `retrieval.vector_store.payload`), in batches, after all
-        earlier writes. After an error, some points may be deleted. Raises what EdgeCollection names."""
+        """Delete the points that match the filter (see `retrieval.vector_store.payload`), in batches, after all earlier
+        writes. After an error, some points may be deleted. Raises VectorStoreError, ShardDamagedError or OSError (see
+        `EdgeCollection`)."""
         frame = encode_frame({"op": "delete", "where": where})
         async with self._writing:
             self._note_write(frame)
@@ -123,15 +125,15 @@ class EdgeCollection:
                 await self._flush_after(deleted)
 
     async def flush(self) -> None:
-        """Wait for earlier writes, and make them durable, so that they survive a loss of power. Raises what
-        EdgeCollection names."""
+        """Wait for earlier writes, and make them durable, so that they survive a loss of power. Raises
+        VectorStoreError, ShardDamagedError or OSError (see `EdgeCollection`)."""
         async with self._writing:
             await self._flush()
 
     async def read_vectors(self, ids: Sequence[str]) -> dict[str, list[float]]:
         """Return the dense vectors of stored points by their ids, scaled to length 1; ids without a point are missing.
-        Only for a collection with dense vectors, and for ids that are UUIDs (see `arguments.check_ids`). Raises what
-        EdgeCollection names."""
+        Only for a collection with dense vectors, and for ids that are UUIDs (see `arguments.check_ids`). Raises
+        VectorStoreError, ShardDamagedError or OSError (see `EdgeCollection`)."""
         vectors: dict[str, list[float]] = {}
         for start in range(0, len(ids), UPSERT_BATCH):
             found = await self._request(encode_frame({"op": "vectors", "ids": ids[start : start + UPSERT_BATCH]}))
@@ -143,15 +145,15 @@ class EdgeCollection:
 
         `request["op"]` is `search_dense`, with the keys `dimension`, `where` and `limit` and the query's vector in
         `data` (from `encode_vector`), or `search_sparse`, with `text`, `where`, `corpus` and `limit`, and no data;
-        `Shard` describes them. Raises UnicodeEncodeError for text that is not valid Unicode, and what EdgeCollection
-        names.
+        `Shard` describes them. Raises UnicodeEncodeError for text that is not valid Unicode, and VectorStoreError,
+        ShardDamagedError or OSError (see `EdgeCollection`).
         """
         found = await self._request(encode_frame(request, data))
         return [ScoredPoint(version, ordinal, score) for version, ordinal, score in found]
 
     async def count(self, where: Mapping[str, Any] | None) -> int:
         """Return the exact number of points that match the filter, or of all points where `where` is None. Raises
-        what EdgeCollection names."""
+        VectorStoreError, ShardDamagedError or OSError (see `EdgeCollection`)."""
         counted: int = await self._request(encode_frame({"op": "count", "where": where}))
         return counted
 
@@ -160,8 +162,8 @@ class EdgeCollection:
 
         Searches go on meanwhile; writes wait while the copy is made and while it takes the shard's place. Returns at
         once where nothing was written since the last optimization; a concurrent call waits for the first. Cancelling
-        the call, or `close`, gives up the optimization. Raises what EdgeCollection names where it fails, and
-        VectorStoreError where it is given up; the old shard is then still served.
+        the call, or `close`, gives up the optimization. Raises VectorStoreError, ShardDamagedError or OSError (see
+        `EdgeCollection`) if it fails, and VectorStoreError if it is given up; the old shard is then still served.
         """
         async with self._optimizing:
             if self._is_optimized:
@@ -182,7 +184,7 @@ class EdgeCollection:
 
     async def close(self) -> None:
         """Flush the shard, and end its process. An optimization under way is given up, writes under way are finished,
-        and later calls raise VectorStoreError. A second call does nothing."""
+        and later calls raise VectorStoreError. A second call does nothing. A flush that fails is not reported."""
         self._is_closed = True
         self._stop_optimizing.set()
         async with self._optimizing, self._writing, self._starting:
@@ -314,7 +316,8 @@ class EdgeCollection:
 
 
 async def _apply(log: WriteLog, connection: ShardConnection) -> None:
-    """Send what is in the log now. What arrives meanwhile stays there."""
+    """Send what is in the log now. What arrives meanwhile stays there. Reading a request blocks the event loop: it was
+    written moments before, and is in memory as a rule."""
     for _ in range(log.pending_count):
         frame = log.take()
         assert frame is not None

@@ -54,7 +54,7 @@ class ShardConnection:
 
     @property
     def is_open(self) -> bool:
-        """True until the process is known to have ended; while `close` waits for it, too."""
+        """True until the process is known to have ended; also while `close` waits for its end."""
         return self._ended is None
 
     @property
@@ -76,8 +76,9 @@ class ShardConnection:
         return await self.request_encoded(encode_frame(message, data))
 
     async def request_encoded(self, frame: bytes) -> Any:
-        """Send a request that `encode_frame` has encoded, and return its result, as `request` does. Raises
-        ShardEndedError where the process ended before it answered, and VectorStoreError where the shard refused."""
+        """Send a request that `encode_frame` has encoded, and return its result, as `request` does. A caller that is
+        cancelled stops waiting, but the request is carried out. Raises ShardEndedError if the process ended before it
+        answered (the request may have been carried out), and VectorStoreError if the shard refused it."""
         if self._ended is not None:
             raise ShardEndedError(self._ended)
         answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -91,7 +92,8 @@ class ShardConnection:
             answered.cancel()
 
     async def close(self) -> None:
-        """Have the process answer the requests that it has, flush the shard and end, and wait for the end.
+        """Let the process answer the requests that it has, flush the shard and end, and wait for its end. A flush that
+        fails is not reported.
 
         A process that needs more than 30 s is killed. Does nothing where the process has ended.
         """

@@ -49,8 +49,8 @@ class CollectionRecord:
 def lock_store(folder: Path) -> int:
     """Create the store's folder where it is missing, lock it, and return the descriptor that holds the lock.
 
-    The lock lasts until this descriptor is closed here and in all child processes that inherited it. Does not wait:
-    raises BlockingIOError where another program has the lock, and OSError where the folder cannot be used.
+    The lock lasts until this descriptor is closed here and in all child processes that inherited it. Does not wait for
+    the lock. Raises BlockingIOError if another program has the lock, and OSError if the folder cannot be used.
     """
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -74,12 +74,12 @@ class CollectionFolder:
 
     @property
     def has_record(self) -> bool:
-        """Whether the file `collection.json` exists. A folder without it is no collection."""
+        """Whether the file `collection.json` exists. A folder without it is no collection. Blocks."""
         return (self.path / RECORD).exists()
 
     def read_record(self) -> CollectionRecord:
         """Return the collection's record. Raises RecordError where the file is missing or malformed, or names another
-        collection. Does not check that the shard exists."""
+        collection. Does not check that the shard exists. Blocks. Raises OSError if the file cannot be read."""
         try:
             record = json.loads((self.path / RECORD).read_text())
             spec = CollectionSpec(record["name"], record["dimension"], load_options(record.get("bm25")))
@@ -99,7 +99,8 @@ class CollectionFolder:
         return CollectionRecord(spec, shard)
 
     def write_record(self, record: CollectionRecord) -> None:
-        """Replace `collection.json`, atomically and durably. The collection's folder must exist."""
+        """Replace `collection.json`, atomically and durably. The collection's folder must exist. Blocks. Raises
+        OSError."""
         fields = {
             "version": _RECORD_VERSION,
             "name": record.spec.name,
@@ -118,7 +119,7 @@ class CollectionFolder:
 
     def make_shard(self) -> str:
         """Create an empty folder for a new shard, with the next free number, and return its name. The collection's
-        folder is created where it is missing; the store's must exist."""
+        folder is created where it is missing; the store's must exist. Blocks. Raises OSError."""
         self.path.mkdir(exist_ok=True)
         numbers = [int(found[1]) for entry in self.path.iterdir() if (found := _SHARD.fullmatch(entry.name))]
         name = f"shard-{max(numbers, default=0) + 1:06}"
@@ -126,8 +127,8 @@ class CollectionFolder:
         return name
 
     def copy_shard(self, source: str) -> str:
-        """Copy a shard that nobody writes to, and return the copy's name. Takes about 0.5 s per GB that is cached.
-        Raises OSError, with nothing left of the copy."""
+        """Copy a shard that nobody writes to, and return the copy's name. Blocks, about 0.5 s per GB that is cached.
+        Raises OSError after it has removed the copy."""
         name = self.make_shard()
         try:
             shutil.copytree(self.path / source, self.path / name, copy_function=copy_sparse_file, dirs_exist_ok=True)
@@ -138,7 +139,7 @@ class CollectionFolder:
 
     def sync_shard(self, shard: str) -> None:
         """Call fsync on the shard's files and folders. What its process still holds in memory is not written. Files
-        that vanish meanwhile are skipped."""
+        that vanish meanwhile are skipped. Blocks. Raises OSError."""
         for folder, _, files in os.walk(self.path / shard):
             for name in files:
                 with contextlib.suppress(FileNotFoundError):
@@ -147,18 +148,20 @@ class CollectionFolder:
                 _sync(Path(folder))
 
     def remove_shard(self, shard: str) -> None:
-        """Remove the folder of a shard that nobody has open. Errors are ignored; the next start removes the rest."""
+        """Remove the folder of a shard that nobody has open. Errors are ignored; the next start removes the rest.
+        Blocks."""
         shutil.rmtree(self.path / shard, ignore_errors=True)
 
     def remove_leftovers(self, shard: str) -> None:
-        """Remove everything in the collection's folder but `collection.json` and the folder of this shard."""
+        """Remove everything in the collection's folder but `collection.json` and the folder of this shard. Blocks.
+        Raises OSError."""
         for entry in self.path.iterdir():
             if entry.name not in (RECORD, shard):
                 _remove(entry)
 
     def remove(self) -> None:
         """Delete the collection's folder, its record first and durably, so that what a killed program leaves is no
-        collection. Does nothing where there is no folder."""
+        collection. Does nothing if there is no folder. Blocks. Raises OSError."""
         (self.path / RECORD).unlink(missing_ok=True)
         if self.path.exists():
             _sync(self.path)
@@ -166,7 +169,7 @@ class CollectionFolder:
 
     def set_aside(self) -> Path:
         """Rename the folder to `NAME.damaged`, so that it is no collection any more, and return the new path. An
-        earlier folder of that name is removed."""
+        earlier folder of that name is removed. Blocks. Raises OSError."""
         if self._damaged.exists():
             shutil.rmtree(self._damaged)
         self.path.rename(self._damaged)
@@ -175,7 +178,7 @@ class CollectionFolder:
 
 def list_collection_folders(store: Path) -> list[CollectionFolder]:
     """Return the store's folders whose names a collection can have, sorted by name; damaged ones that were renamed are
-    not among them. A folder may lack its record. Raises OSError where the store's folder cannot be read."""
+    not among them. A folder may lack its record. Raises OSError where the store's folder cannot be read. Blocks."""
     names = sorted(entry.name for entry in store.iterdir() if entry.is_dir() and COLLECTION_NAME.fullmatch(entry.name))
     return [CollectionFolder(store, name) for name in names]
 

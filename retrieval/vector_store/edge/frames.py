@@ -29,7 +29,7 @@ def encode_frame(message: Mapping[str, Any], data: bytes = b"") -> bytes:
 
 def read_frame(stream: BinaryIO) -> tuple[dict[str, Any], bytes] | None:
     """Wait for the next frame of a blocking stream, and return its message and its data; None where the stream ends
-    between two frames. Raises EOFError where the stream ends within a frame."""
+    between two frames. Raises EOFError if the stream ends within a frame, and ValueError if the message is not JSON."""
     head = stream.read(_LENGTHS.size)
     if not head:
         return None

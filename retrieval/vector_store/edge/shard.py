@@ -47,7 +47,8 @@ class Shard:
     def create(cls, folder: Path, dimension: int | None, bm25: Bm25Options) -> Shard:
         """Create a shard with its payload indexes in `folder`, which must exist and be empty, and flush it.
 
-        `dimension`: numbers per dense vector; None: points have sparse vectors alone.
+        `dimension`: numbers per dense vector; None: points have sparse vectors alone. Blocks. Raises what Qdrant Edge
+        raises (see `Shard`).
         """
         shard = qdrant.EdgeShard.create(str(folder), _make_config(dimension))
         # Graphs are built per value of every indexed field that does not say no: one over a space that all tenants
@@ -66,14 +67,15 @@ class Shard:
     @classmethod
     def load(cls, folder: Path, bm25: Bm25Options) -> Shard:
         """Open an existing shard. It has all writes that were acknowledged before its last process ended, flushed or
-        not. Raises Exception where the files are damaged."""
+        not. Blocks. Raises Exception itself if the files are damaged."""
         return cls(qdrant.EdgeShard.load(str(folder)), bm25)
 
     def upsert(self, points: Sequence[Mapping[str, Any]], vectors: Sequence[Sequence[float]] | None) -> None:
         """Write points, each a dictionary with `id` (a UUID), `text` (for BM25) and `payload`; a stored point with the
         same id is replaced. `vectors[i]` belongs to `points[i]`; None in a shard without dense vectors.
 
-        A write survives the end of the process at once, and a loss of power after `flush`.
+        A write survives the end of the process at once, and a loss of power after `flush`. Blocks. Raises what Qdrant
+        Edge raises (see `Shard`).
         """
         self._shard.update(
             qdrant.UpdateOperation.upsert_points(
@@ -86,7 +88,7 @@ class Shard:
 
     def delete(self, where: Mapping[str, Any]) -> int:
         """Delete up to `DELETE_BATCH` points that match, and return how many were deleted. The caller repeats the call
-        until it returns 0."""
+        until it returns 0. Blocks. Raises what Qdrant Edge raises (see `Shard`)."""
         found, _ = self._shard.scroll(
             qdrant.ScrollRequest(limit=DELETE_BATCH, filter=make_edge_filter(where), with_payload=False)
         )
@@ -96,7 +98,7 @@ class Shard:
 
     def read_vectors(self, ids: Sequence[str]) -> dict[str, Sequence[float]]:
         """Return the dense vectors of the points with these ids, scaled to length 1; ids without a point are missing.
-        Only for a shard with dense vectors."""
+        Only for a shard with dense vectors. Blocks. Raises what Qdrant Edge raises (see `Shard`)."""
         found = self._shard.retrieve(list(ids), with_payload=False, with_vector=[DENSE_VECTOR])
         vectors: dict[str, Sequence[float]] = {}
         for record in found:
@@ -107,7 +109,8 @@ class Shard:
     def search_dense(
         self, vector: Sequence[float], where: Mapping[str, Any], limit: int
     ) -> list[tuple[int, int, float]]:
-        """Return (version, ordinal, cosine) of up to `limit` points that match `where`, highest cosine first."""
+        """Return (version, ordinal, cosine) of up to `limit` points that match `where`, highest cosine first. Blocks.
+        Raises what Qdrant Edge raises (see `Shard`)."""
         return self._query(qdrant.Query.Nearest(list(vector), using=DENSE_VECTOR), where, limit, None)
 
     def search_sparse(
@@ -115,7 +118,7 @@ class Shard:
     ) -> list[tuple[int, int, float]]:
         """Return (version, ordinal, BM25 score) of up to `limit` points that match `where` and share words with `text`,
         highest score first; an empty list where `text` has no words. The filter `corpus` selects the points over which
-        the rarity of words is counted."""
+        the rarity of words is counted. Blocks. Raises what Qdrant Edge raises (see `Shard`)."""
         query = self._bm25.encode_query(text)
         if not query.indices:
             return []
@@ -123,22 +126,25 @@ class Shard:
         return self._query(qdrant.Query.Nearest(query, using=SPARSE_VECTOR), where, limit, params)
 
     def count(self, where: Mapping[str, Any] | None) -> int:
-        """Return the exact number of points that match `where`, or of all points where it is None."""
+        """Return the exact number of points that match `where`, or of all points where it is None. Blocks. Raises what
+        Qdrant Edge raises (see `Shard`)."""
         return self._shard.count(
             qdrant.CountRequest(exact=True, filter=None if where is None else make_edge_filter(where))
         )
 
     def flush(self) -> None:
-        """Write all earlier writes to the disk, so that they survive a loss of power."""
+        """Write all earlier writes to the disk, so that they survive a loss of power. Blocks. Raises what Qdrant Edge
+        raises (see `Shard`)."""
         self._shard.flush()
 
     def optimize(self) -> None:
         """Build indexes and graphs, and free the space of deleted points. Blocks for about a minute for 100,000 points.
-        The caller calls `flush` afterwards."""
+        The caller calls `flush` afterwards. Raises what Qdrant Edge raises (see `Shard`)."""
         self._shard.optimize()
 
     def close(self) -> None:
-        """Close the shard's files. Callers call `flush` first, and no method afterwards."""
+        """Close the shard's files. Callers call `flush` first, and no method afterwards. Blocks. Raises what Qdrant
+        Edge raises (see `Shard`)."""
         self._shard.close()
 
     def _make_point(self, point: Mapping[str, Any], vector: Sequence[float] | None) -> qdrant.Point:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 def copy_sparse_file(source: str, target: str) -> str:
     """Copy a file that nobody writes to, and leave holes where it has holes. Return `target`; it is replaced where it
-    exists. For `shutil.copytree`.
+    exists. For `shutil.copytree`. Blocks.
 
     Raises:
         OSError: the source is no regular file, or one of both cannot be read or written.

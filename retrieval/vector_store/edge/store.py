@@ -184,15 +184,15 @@ class EdgeStore:
         return await self._call(collection, lambda found: found.count(where))
 
     async def optimize_collection(self, collection: str) -> None:
-        """Build the indexes in a copy of the collection's files, in a process of its own, and serve the copy then.
-        Takes up to minutes; searches go on, and writes but for moments. Does nothing where nothing was written since
-        the last call. Raises KeyError for an unknown or damaged collection, and VectorStoreError where it fails or
-        `close` ends it; the old files are served on then."""
+        """Build the indexes in a copy of the collection's files, in a process of its own, and serve the copy then. May
+        take minutes; searches and writes go on meanwhile, but writes pause briefly. Does nothing if nothing was written
+        since the last call. Raises KeyError for an unknown or damaged collection, and VectorStoreError if it fails or
+        `close` ends it; the old files are then still served."""
         await self._call(collection, lambda found: found.optimize())
 
     async def close(self) -> None:
         """Flush all collections, end their processes, and give up the folder's lock. Optimizations under way are given
-        up. Other methods then raise KeyError, and must not be called; a second `close` does nothing."""
+        up. No other method may be called afterwards; a second `close` does nothing."""
         async with self._changing:
             collections = list(self._collections.values())
             self._collections.clear()

@@ -285,9 +285,7 @@ async def test_an_engines_state_is_not_to_be_had_by_default(
 
 
 @pytest.mark.parametrize(("method", "path", "body"), STATE)
-async def test_an_engines_state_is_for_admins(
-    servers: dict[str, Worker], kind: Kind, method: str, path: str, body: Any
-) -> None:
+async def test_an_engines_state_is_for_admins(servers: dict[str, Worker], method: str, path: str, body: Any) -> None:
     named = f"{path}{'&' if '?' in path else '?'}model=plain"
     async with gateway_harness(engine_state_routes=True) as here:
         keys = (key("user", "inference"), key("boss", "admin"), key("both", "admin", "inference"))
@@ -298,11 +296,7 @@ async def test_an_engines_state_is_for_admins(
         assert (user[0], user[1]["error"]["code"]) == (403, "scope_required")
         for admin in ("boss", "both"):
             status, told = await ask(here, method, named, body, authorization=f"Bearer {admin}")
-            own_status, own = servers["plain"].ask(method, path, body)
-            assert status == own_status
-            assert status == 200 or kind == "embedded", "the embedded server cannot be started to allow it"
-            if status >= 400:
-                assert told["error"]["message"] == json.loads(own)["error"]["message"]
+            assert status == servers["plain"].ask(method, path, body)[0] == 200
         if path == "/slots":
             assert [slot["id"] for slot in told] == [0, 1, 2, 3]
         chat = {"model": "plain", **HI}

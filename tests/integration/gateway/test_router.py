@@ -79,8 +79,14 @@ async def test_a_reader_that_comes_back_loses_nothing() -> None:
         await here.publish(route("m", state=ModelState.UNLOADING))
         async with following(here, last_id) as reader:
             assert [(await reader.next() or {})["data"]["status"] for _ in range(2)] == ["loaded", "unloaded"]
-        async with following(here, "999999") as reader:
-            assert await reader.next() == {"model": "*", "event": "models_reload"}, "an id of another process"
+        name, _, number = last_id.rpartition(".")
+        for of_another in (f"{name}.999999", f"{name}x.{number}", number, "x", ""):
+            async with following(here, of_another) as reader:
+                assert await reader.next() == {"model": "*", "event": "models_reload"}, "it may have missed any"
+                resumed_id = reader.last_id
+        await here.publish(route("m", state=ModelState.UNLOADED), route("n"))
+        async with following(here, resumed_id) as reader:
+            assert [(await reader.next() or {})["event"] for _ in range(2)] == ["models_reload", "model_status"]
 
 
 async def test_a_stop_ends_readers() -> None:
@@ -140,7 +146,9 @@ async def test_a_download_is_told_from_its_order_to_its_end() -> None:
                 assert (answer.status, await answer.json()) == (200, {"success": True})
             declared, ordered = changes_asked(here)[-2:]
             assert (declared.method, declared.target) == ("PUT", "/v1/admin/declarations/models/user/tiny-GGUF%3AQ8_0")
-            assert json.loads(declared.body) == {"source": PINNED, "backend": "llama_server", "autoload": True}
+            # A download loads nothing: a request, or a load, does.
+            on_demand = {"enabled": False, "autoload": True}
+            assert json.loads(declared.body) == {"source": PINNED, "backend": "llama_server", **on_demand}
             assert (ordered.target, json.loads(ordered.body)) == ("/v1/admin/downloads", {"reference": PINNED})
             # Whichever comes first, the download or the table that has the model: nothing is lost.
             fake.show(download("downloading", 25))
@@ -226,7 +234,12 @@ async def test_a_model_is_deleted_unless_it_is_loaded_or_not_ours() -> None:
 
 async def test_the_list_has_command_lines_and_reads_the_files_where_asked() -> None:
     async with with_downloads() as (here, _):
-        await here.publish(route("m"), route("n", state=ModelState.FAILED, exit_code=-9))
+        own = route("own", source=PINNED, is_runtime_declared=True)
+        failed_route = route("n", state=ModelState.FAILED, exit_code=-9)
+        await here.publish(route("m"), failed_route, own, route("files", source=PINNED))
+        async with here.client.get(f"{here.url}/models") as answer:
+            removable = {each["id"]: each["can_remove"] for each in (await answer.json())["data"]}
+        assert removable == {"files": False, "m": False, "n": False, "own": True}
         assert (await status_of(here, "m"))["args"] == ["llama-server", "--port", "1"]
         failed = await status_of(here, "n")
         assert (failed["value"], failed["failed"], failed["exit_code"]) == ("unloaded", True, -9)

@@ -176,7 +176,7 @@ def test_a_port_that_is_taken(start: Start) -> None:
 @pytest.mark.parametrize(
     ("flags", "code", "line"),
     [
-        (("--lora", "x.gguf"), 2, r"the embedded llama-server does not take --lora"),
+        (("--control-vector", "x.gguf"), 2, r"the embedded llama-server does not take --control-vector"),
         (("--cache-type-k", "q9"), 2, r"--cache-type-k q9: it is one of f32, f16"),
         (("--mmproj", "/nowhere/p.gguf"), 1, r"^cannot open /nowhere/p.gguf: No such file or directory$"),
         (("--cache-type-v", "q8_0", "--flash-attn", "off"), 1, r"quantized V cache requires flash_attn"),

@@ -213,9 +213,10 @@ def test_a_change_of_tools_alone_is_a_new_table() -> None:
     tool, server = ToolRoute(name="calculate"), McpServerRoute(name="a", url="https://a/")
     assert made.publish_table((), (), (tool,), (server,)) == made.publish_table((), (), (tool,), (server,))
     made.publish_table((), (), (tool,), (server.model_copy(update={"url": None}),))
+    assert made.publish_table((), (), (), (server.model_copy(update={"url": None}),)).seq == 3
     made.replace_permissions((CI,), (), ())
     assert made.table is not None
-    assert (made.table.stamp.seq, made.table.keys, made.table.tools, made.table.mcp_servers) == (3, (CI,), (), ())
+    assert (made.table.stamp.seq, made.table.keys, made.table.tools, made.table.mcp_servers) == (4, (CI,), (), ())
 
 
 async def test_tools_are_wanted_at_once_and_their_secrets_are_learned(place: Place) -> None:

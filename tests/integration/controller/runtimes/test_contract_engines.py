@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from controller.engines.ct2 import CT2Definition
+from controller.runtimes.naming import replica_name
 from controller.schema.desired import Definition
 from tests.support.clockwork_folders import make_ct2
-from tests.support.runtime_contract import RUN, ContractEngines, only, serve_and_end
+from tests.support.runtime_contract import RUN, ContractEngines, exited, only, serve_and_end
 from worker.clockwork import SENTENCE
 
 pytestmark = pytest.mark.engines
+
+NOTES = """while [ "$1" != --slot-save-path ]; do shift; done
+cd "$2" && echo "$(stat -c %A .) $(ls | wc -l)" && : > note"""
+"""Says the mode of the folder for saved slots and how many files it holds, and leaves one there."""
 
 
 async def test_the_stub_serves(engines: ContractEngines) -> None:
@@ -59,6 +65,24 @@ async def test_preflight_says_what_files_are_missing_and_starts_nothing(engines:
         assert said.startswith(f"model_path: folder/{name} is missing from {engines.models}")
     assert await runtime.list_replicas() == []
     assert engines.left() == []
+
+
+async def test_each_replica_finds_its_own_folder_and_what_it_wrote_there(engines: ContractEngines) -> None:
+    runtime = engines.runtime()
+    definition = engines.shell(NOTES, llama_server_slot_save=True)
+    said = []
+    for attempt, index in enumerate((0, 1, 0), 1):
+        first = engines.request(definition, attempt=attempt)
+        where = replace(first.id, index=index)
+        request = replace(first, id=where, name=replica_name(engines.instance, where))
+        await runtime.start_replica(request)
+        seen = await exited(runtime)
+        rendered = await engines.runtime().render_replica(seen, definition, request.image)
+        assert rendered is not None
+        assert rendered.argv == seen.argv
+        said.append((await runtime.read_log_tail(request.name)).strip())
+        await runtime.remove_replica(request.name)
+    assert said == ["drwx------ 0", "drwx------ 0", "drwx------ 1"]
 
 
 async def test_what_was_not_edited_renders_as_it_runs(engines: ContractEngines) -> None:

@@ -33,6 +33,8 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "llama_server_override_tensor": st.just("exps=CPU"),
     "llama_server_threads": st.integers(1, 512),
     "llama_server_threads_batch": st.integers(1, 512),
+    # A colon separates a path from its scale.
+    "llama_server_lora": st.lists(NAMES.filter(lambda name: ":" not in name), min_size=1, max_size=3),
     "target_inflight": st.integers(1, 256),
 }
 REFUSED_EMBEDDED = {
@@ -62,6 +64,9 @@ def definitions(draw: st.DrawFn, tried: Mapping[str, st.SearchStrategy[Any]] = F
     fields = draw(st.fixed_dictionaries({"model_path": NAMES}, optional=dict(tried)))
     if "llama_server_chat_template" in fields:
         fields.pop("llama_server_chat_template_file", None)
+    if "llama_server_lora" in fields and "llama_server_lora_scales" in fields:
+        adapters = len(fields["llama_server_lora"])
+        fields["llama_server_lora_scales"] = fields["llama_server_lora_scales"][:adapters]
     if fields.get("llama_server_spec_type") in ("draft-simple", "draft-eagle3"):
         fields.setdefault("llama_server_draft_model_path", "draft.gguf")
     declared = LlamaServerDefinition.model_validate(fields)
@@ -80,9 +85,12 @@ def rendered(
 ) -> Launch:
     root = PurePosixPath(str(models))
     gpus = tuple(ClaimedGpu(f"GPU-{number}", mib, 2**20) for number, mib in enumerate(claims))
-    return ENGINE.render_command(
-        definition, RenderContext("process", served, root, "::1", 1, PurePosixPath("/c"), executables, gpus=gpus)
+    launch = ENGINE.render_command(
+        definition, RenderContext("process", served, root, "::1", 1, root / "cache", executables, gpus=gpus)
     )
+    for folder in launch.folders:  # as the runtime does; the parser looks at them
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    return launch
 
 
 def test_every_field_of_a_load_is_tried() -> None:

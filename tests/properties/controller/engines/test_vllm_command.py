@@ -88,6 +88,7 @@ def definitions(draw: st.DrawFn) -> VllmFields:
 def test_the_parser_takes_it_and_means_the_same(
     real: Parser, definition: VllmFields, runtime: Any, served: str, data: st.DataObject
 ) -> None:
+    served = f"m/{served}"  # no name of a LoRA module
     claim = definition.vram_mib or 1000
     count = definition.gpu_count or 0
     totals = data.draw(st.lists(st.integers(claim, 4 * claim), min_size=count, max_size=count))
@@ -109,7 +110,16 @@ def test_the_parser_takes_it_and_means_the_same(
         definition.vllm_tensor_parallel_size or (definition.gpu_count or groups) // groups
     )
     assert_same_values(definition, told, min(totals, default=None))
+    assert_same_modules(definition.vllm_lora_modules or {}, told)
     assert_same_content(definition, told)
+
+
+def assert_same_modules(modules: dict[str, str], told: dict[str, Any]) -> None:
+    """LoRA modules, which the parser turns into objects of its own."""
+    starts = [f"LoRAModulePath(name={name!r}, path={str(MODELS / path)!r}, " for name, path in modules.items()]
+    found = told["lora_modules"] or []
+    assert [each[: len(start)] for each, start in zip(found, starts, strict=True)] == starts
+    assert told["enable_lora"] is (True if modules else None)
 
 
 def assert_same_values(definition: VllmFields, told: dict[str, Any], smallest_mib: int | None) -> None:
@@ -123,7 +133,7 @@ def assert_same_values(definition: VllmFields, told: dict[str, Any], smallest_mi
                 assert told[_destination(on)] == said, on
             case JsonFlag(name) if said and name != "--limit-mm-per-prompt":
                 assert told[_destination(name)] == said, name
-            case PathFlag(name) if said is not None:
+            case PathFlag(name) if isinstance(said, str):
                 assert told[_destination(name)] == str(MODELS / said), name
     if definition.vllm_gpu_memory_utilization is None:
         share = told["gpu_memory_utilization"]

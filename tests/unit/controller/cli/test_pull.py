@@ -103,7 +103,11 @@ async def test_what_cannot_be_declared_is_said_before_anything_is_fetched(
     for arguments, code, words in (
         ((REFERENCE, "--declare", "--as", "mine"), ExitCode.FAILED, "a model mine is declared already"),
         ((REFERENCE, "--as", "other"), ExitCode.USAGE, "--as names the model of --declare"),
-        (("user/folder", "--declare"), ExitCode.USAGE, "name it with --backend"),
+        (
+            ("user/folder", "--declare"),
+            ExitCode.USAGE,
+            "it cannot be declared: the files do not tell which backend serves them; name it with `--backend`",
+        ),
         (("",), ExitCode.USAGE, "REF is empty"),
         (("nothing",), ExitCode.FAILED, "a repository is named USER/REPO"),
         (("user/nothing",), ExitCode.FAILED, "There is no hf:user/nothing"),

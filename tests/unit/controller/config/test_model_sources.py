@@ -15,10 +15,13 @@ from controller.config.model_sources import PlacedSource, list_sources, placehol
 from controller.config.parse import ParsedFolder, parse_folder
 from controller.config.read import FolderSnapshot
 from controller.desired.resolve import DeclaredModel, Defaults, resolve_desired
+from controller.engines import ENGINES
 from controller.state import DesiredModel
 
 ROOTS = ModelRoots((Path("/models"),))
 HASH = "0" * 64
+REMOTE = "base_url: 'http://h/v1'"
+LOADING = [name for name in ENGINES if name not in ("openai_remote", "stub")]
 
 
 def parse(text: str) -> ParsedFolder:
@@ -73,6 +76,15 @@ def test_paths_that_are_declared_stay() -> None:
     assert projector.definition.model_dump()["llama_server_mmproj"] == "p.gguf"
 
 
+@pytest.mark.parametrize("backend", LOADING)
+def test_every_backend_that_loads_files_takes_a_source(backend: str) -> None:
+    gpus = "" if backend == "onnx" else ", gpus: 1"
+    text = f"models: {{m: {{source: 'hf:a/b', backend: {backend}{gpus}}}}}"
+    assert resolve(text, {}).missing_source == "hf:a/b"
+    here = resolve(text, {"hf:a/b": PlacedSource("a/b")})
+    assert (here.missing_source, here.definition.model_path) == (None, "a/b")
+
+
 def test_the_same_files_by_path_or_by_source_are_the_same_engine() -> None:
     sources = {"hf:a/b:Q4": PlacedSource("a/b/x.gguf")}
     by_source = resolve("models: {m: {source: 'hf:a/b:Q4'}}", sources)
@@ -84,7 +96,7 @@ def test_the_same_files_by_path_or_by_source_are_the_same_engine() -> None:
     [
         ("source: 'what is this'", "models.m.source", "no reference of a model"),
         ("source: 4", "models.m.source", "string"),
-        ("{source: 'hf:a/b:Q4', backend: openai_remote}", "models.m.source", "loads no files"),
+        (f"{{source: 'hf:a/b:Q4', backend: openai_remote, {REMOTE}}}", "models.m.source", "loads no files"),
         ("{source: 'hf:a/b:Q4', backend: stub}", "models.m.source", "loads no files"),
         ("source: 'hf:a/b'", "models.m", "the source does not tell which backend"),
     ],

@@ -84,6 +84,51 @@ def test_llama_server_keeps_as_many_prompts_in_main_memory_as_is_declared() -> N
         definition.model_validate({**fields, "llama_server_cache_ram_mib": 4096})
 
 
+@pytest.mark.parametrize(("context", "cache"), [(DOCKER, "/cache"), (PROCESS, "/var/cache")])
+def test_each_replica_of_llama_server_saves_its_slots_into_a_folder_of_its_own(
+    context: RenderContext, cache: str
+) -> None:
+    engine = ENGINES["llama_server"]
+    definition = engine.definition.model_validate({"model_path": "a.gguf", "llama_server_slot_save": True})
+    for name, quoted in (("chat", "chat"), ("org/chat:Q4", "org%2Fchat%3AQ4")):
+        for index in (0, 3):
+            launch = engine.render_command(definition, replace(context, served_name=name, index=index))
+            folder = f"{cache}/slots/{quoted}/{index}"
+            assert launch.argv[-2:] == ("--slot-save-path", folder)
+            assert launch.folders == (PurePosixPath(folder),)
+    plain = engine.render_command(definition.model_copy(update={"llama_server_slot_save": False}), context)
+    assert ("--slot-save-path" in plain.argv, plain.folders) == (False, ())
+
+
+def test_llama_server_gets_adapters_with_their_scales() -> None:
+    lora = {"model_path": "a.gguf", "llama_server_lora": ["b.gguf", "c/d.gguf"]}
+    argv, _ = _launch("llama_server", DOCKER, **lora)
+    assert argv[-2:] == ["--lora", "/models/b.gguf,/models/c/d.gguf"]
+    argv, _ = _launch("llama_server", DOCKER, **lora, llama_server_lora_scales=[0, -0.5], llama_server_mmproj="e.gguf")
+    assert argv[-4:] == [
+        *("--mmproj", "/models/e.gguf", "--lora-scaled", "/models/b.gguf:0.0,/models/c/d.gguf:-0.5"),
+    ]
+    assert "--lora" not in argv
+    argv, _ = _launch("llama_server", DOCKER, **lora, llama_server_lora_scales=[0.25])
+    assert argv[-2:] == ["--lora-scaled", "/models/b.gguf:0.25,/models/c/d.gguf:1"]
+    alone = {"model_path": "a.gguf", "llama_server_lora_scales": [0.25]}
+    assert _launch("llama_server", DOCKER, **alone) == _launch("llama_server", DOCKER, model_path="a.gguf")
+
+
+@pytest.mark.parametrize(
+    ("lora", "words"),
+    [
+        ({"llama_server_lora": ["a"], "llama_server_lora_scales": [1, 2]}, "has 2 values for 1 adapters"),
+        ({"llama_server_lora": ["a,b"]}, "takes no path with ','"),
+        ({"llama_server_lora": ["a:b"], "llama_server_lora_scales": [1]}, "takes no path with ':'"),
+    ],
+)
+def test_adapters_that_llama_server_would_not_read_as_they_are_meant(lora: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        _launch("llama_server", DOCKER, model_path="a.gguf", **lora)
+    _launch("llama_server", DOCKER, model_path="a.gguf", llama_server_lora=["a:b"])
+
+
 def test_llama_server_as_a_process_is_a_binary_or_embedded() -> None:
     embedded, _ = _launch("llama_server", PROCESS, model_path="m.gguf", llama_server_embedding=True)
     assert embedded[:5] == ["/venv/bin/python", "-m", "worker", "llama_server", "--"]

@@ -309,6 +309,9 @@ def test_vllm_with_a_cache_in_bytes_takes_what_it_needs() -> None:
     shared = predicted("vllm", FOLDER, gpus=1, vllm_gpu_memory_utilization=0.9, **fields)
     assert (shared.gpu_share, shared.gpu) == (0.9, one.gpu), "so much must be free, or vLLM does not start"
     assert "hub" in reason("vllm", None, vllm_model="org/name", gpus=1, vllm_kv_cache_memory_bytes=GIB)
+    lora = {"vllm_lora_modules": {"french": "l"}}
+    assert "vllm_lora_modules" in reason("vllm", FOLDER, gpus=1, **lora, **fields)
+    assert predicted("vllm", FOLDER, model_path="m", gpus=1, **lora).gpu_share == 0.92, "they are within the share"
     draft = {"vllm_speculative_method": "draft_model", "vllm_speculative_model": "org/draft"}
     assert "org/draft" in reason("vllm", FOLDER, gpus=1, **draft, **fields)
     assert "extra_args" in reason("vllm", FOLDER, gpus=1, extra_args=["--gpu-memory-utilization=0.5"], **fields)

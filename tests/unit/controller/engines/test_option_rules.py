@@ -47,6 +47,9 @@ def test_an_adapter_is_beside_the_model() -> None:
         alone = server(gpus=gpus)
         gpu, host = adapted.gpu.total - alone.gpu.total, adapted.host.total - alone.host.total
         assert (gpu, host) == ((64 * MIB, 0) if gpus else (0, 64 * MIB))
+        scaled = definition.model_copy(update={"llama_server_lora_scales": [0.0, 2.0]})
+        artifacts = {"a.gguf": llama_3_8b(), "b.gguf": adapter, "c.gguf": adapter}
+        assert engine.predict_memory(scaled, artifacts) == adapted, "an adapter is loaded whatever its scale"
     definition = engine.definition.model_validate({**fields, "gpus": 1})
     assert "b.gguf: was not read yet" in str(engine.predict_memory(definition, {"a.gguf": llama_3_8b()}))
 
@@ -190,4 +193,21 @@ def test_paths_in_lists_are_written_in_one_way_and_refused_by_their_number() -> 
     assert parsed.definitions["m"].model_dump()["llama_server_lora"] == ["a/b.gguf", "c.gguf"]
     [problem] = problems_of(LORA.format("a.gguf, /etc/b.gguf"))
     assert problem.startswith("desired-state/models.yaml:5: models.m.llama_server_lora[1]: ")
+    assert "lies outside" in problem
+
+
+NAMED = """
+    models:
+      m:
+        backend: vllm_serve
+        model_path: m
+        vllm_lora_modules: {{french: {}, terse: b}}
+"""
+
+
+def test_paths_with_names_are_written_in_one_way_and_refused_by_their_name() -> None:
+    parsed = parse_text(NAMED.format("/srv/models/c"))
+    assert parsed.definitions["m"].model_dump()["vllm_lora_modules"] == {"french": "c", "terse": "b"}
+    [problem] = problems_of(NAMED.format("/etc/b"))
+    assert problem.startswith("desired-state/models.yaml:6: models.m.vllm_lora_modules.french: ")
     assert "lies outside" in problem

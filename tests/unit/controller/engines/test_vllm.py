@@ -81,6 +81,42 @@ def test_vllm_serve_in_a_container() -> None:
     assert (launch.image, launch.token_env, launch.shm_bytes) == ("img/vllm", "VLLM_API_KEY", 10 * 2**30)
 
 
+@pytest.mark.parametrize("backend", ["vllm_serve", "vllm"])
+def test_lora_modules_are_named_folders(backend: str) -> None:
+    modules = {"french": "lora/fr", "terse": "lora/terse"}
+    launch = _launch(
+        backend, DOCKER, vllm_lora_modules=modules, vllm_max_lora_rank=32, vllm_max_loras=2, extra_args=["--seed", "3"]
+    )
+    assert launch.argv[launch.argv.index("--disable-uvicorn-access-log") + 1 :] == (
+        *("--max-lora-rank", "32", "--max-loras", "2", "--enable-lora"),
+        *("--lora-modules", "french=/models/lora/fr", "terse=/models/lora/terse", "--seed", "3"),
+    )
+    assert launch.env == _launch(backend, DOCKER).env, "modules are paths, so nothing is fetched"
+    engine = ENGINES[backend]
+    definition = engine.definition.model_validate(
+        {"backend": backend, "model_path": "a/b", "vllm_lora_modules": modules}
+    )
+    assert engine.lora_modules(definition) == ("french", "terse")
+    assert [(check.field, check.full_path, check.kind) for check in engine.list_files(definition)[1:]] == [
+        ("vllm_lora_modules", "lora/fr", "folder"),
+        ("vllm_lora_modules", "lora/fr/adapter_config.json", "file"),
+        ("vllm_lora_modules", "lora/terse", "folder"),
+        ("vllm_lora_modules", "lora/terse/adapter_config.json", "file"),
+    ]
+    with pytest.raises(ValueError, match="vllm_lora_modules: 'chat' is the name of the model itself"):
+        _launch(backend, DOCKER, vllm_lora_modules={"chat": "lora/fr"})
+    for name in ("", "a=b", "a b", "-a", "a/b", "x" * 65):
+        with pytest.raises(ValueError, match="vllm_lora_modules"):
+            _launch(backend, DOCKER, vllm_lora_modules={name: "lora/fr"})
+
+
+def test_only_vllm_serves_modules_as_models() -> None:
+    definition = ENGINES["vllm"].definition.model_validate({"backend": "vllm", "model_path": "a/b"})
+    assert ENGINES["vllm"].lora_modules(definition) == ()
+    llama = ENGINES["llama_server"]
+    assert llama.lora_modules(llama.definition.model_validate({"model_path": "a.gguf"})) is None
+
+
 def test_vllm_serve_as_a_process() -> None:
     named = {"vllm_serve_binary": "/opt/bin/vllm", "vllm_serve_library_path": "/opt/lib:/lib2"}
     launch = _launch("vllm_serve", PROCESS, vllm_model="Qwen/Qwen3-8B", target_inflight=3, vllm_embedding=True, **named)

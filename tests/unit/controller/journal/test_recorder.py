@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from controller.config.debounce import DebouncedState
+from controller.config.mcp_replicas import with_server_replicas
 from controller.config.tools import DeclaredTools
 from controller.journal.event_log import EventLog
 from controller.journal.recorder import Recorder
@@ -66,3 +67,24 @@ def test_of_tools_and_servers_only_names_are_told(tmp_path: Path) -> None:
     assert entries[3].details == {"kind": "mcp_server", "name": "a", "change": "edited", "fields": ["headers"]}
     assert {entry.actor for entry in entries} == {"files"}
     assert not any("s3cr3t" in str(entry) for entry in entries)
+
+
+def test_an_edit_of_a_server_that_the_controller_runs_is_told_once(tmp_path: Path) -> None:
+    states = [
+        with_server_replicas(
+            DebouncedState({}, {}, tools=DeclaredTools(declared_servers={"time": {"command": [word]}}))
+        )
+        for word in ("old", "new")
+    ]
+    assert [each.declared_models["mcp:time"]["mcp_command"] for each in states] == [["old"], ["new"]]
+    journal = EventLog(tmp_path / "journal.db", keep=20)
+    recorder = Recorder(journal, lambda: 1_000.0, redact_nothing)
+    recorder.record_edits(states[0], states[1], {}, "files")
+    recorder.record_edits(states[0], states[1], {"mcp:time": ["unload"]}, "files")
+    messages = [entry.message for entry in journal.read_page(("file",), None, None, 20)[::-1]]
+    journal.close()
+    assert messages == [
+        "the MCP server time is edited: command",
+        "edited: mcp_command; this ended its runtime statement",
+        "the MCP server time is edited: command",
+    ]

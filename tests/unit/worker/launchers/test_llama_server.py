@@ -14,10 +14,11 @@ import pytest
 from tests.support.require import require
 from worker.launchers.child_process import Ending
 from worker.launchers.llama_server import apply_settings, check_devices, explain_ending, first_error
-from worker.launchers.llama_server_flags import OPTIONS, Member, Setting, UsageError, parse_flags, value_of
+from worker.launchers.llama_server_flags import OPTIONS, Adapter, Member, Setting, UsageError, parse_flags, value_of
 
 BASE = ("--model", "m.gguf", "--port", "8081")
 REFUSAL = 'error while handling argument "--device": invalid device: CUDA0'
+SCALED = "it is paths with their scales, as a.gguf:0.5,b.gguf:1"
 VALUES = {
     "--flash-attn": "on",
     "--cache-type-k": "q8_0",
@@ -33,6 +34,9 @@ VALUES = {
     "--rope-scale": "4",
     "--spec-draft-type-k": "q8_0",
     "--spec-draft-type-v": "q4_0",
+    "--slot-save-path": "/tmp",
+    "--lora": "a.gguf,b.gguf",
+    "--lora-scaled": "a.gguf:0.5,b.gguf:-1",
 }
 
 
@@ -63,6 +67,8 @@ def test_every_flag_sets_attributes_that_xllamacpp_has(name: str) -> None:
         assert found == getattr(getattr(xllamacpp, wanted.enum), wanted.name)
     elif isinstance(wanted, Path):
         assert found == str(wanted)
+    elif last == "lora_adapters":
+        assert [Adapter(each.path, each.scale) for each in found] == wanted
     elif last == "types":
         assert [each.name for each in found] == [
             "COMMON_SPECULATIVE_TYPE_DRAFT_MTP",
@@ -129,6 +135,20 @@ def test_devices_that_it_would_not_use_or_use_beside_those_named(named: list[str
     assert str(raised.value).startswith(f'error while handling argument "--device": {message}')
 
 
+def test_adapters_have_scales(tmp_path: Path) -> None:
+    plain = parse_flags([*BASE, "--lora", "a.gguf,b.gguf"], {})
+    assert value_of(plain, "lora_adapters") == [Adapter("a.gguf", 1.0), Adapter("b.gguf", 1.0)]
+    scaled = parse_flags([*BASE, "--lora-scaled", "a.gguf:0,b.gguf:-0.5"], {})
+    assert value_of(scaled, "lora_adapters") == [Adapter("a.gguf", 0.0), Adapter("b.gguf", -0.5)]
+
+
+def test_the_folder_for_slots_is_one_and_ends_with_a_slash(tmp_path: Path) -> None:
+    for text in (str(tmp_path), f"{tmp_path}/"):
+        assert value_of(parse_flags([*BASE, "--slot-save-path", text], {}), "slot_save_path") == f"{tmp_path}/"
+    with pytest.raises(UsageError, match=r"--slot-save-path .*/none: it is no folder"):
+        parse_flags([*BASE, "--slot-save-path", str(tmp_path / "none")], {})
+
+
 def test_threads_are_for_prompts_too() -> None:
     settings = parse_flags([*BASE, "--threads", "3"], {})
     assert value_of(settings, "cpuparams.n_threads") == value_of(settings, "cpuparams_batch.n_threads") == 3
@@ -150,7 +170,19 @@ def test_a_template_file_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([*BASE, "--lora", "x"], "the embedded llama-server does not take --lora: name a llama-server program instead"),
+        (
+            [*BASE, "--control-vector", "x"],
+            "the embedded llama-server does not take --control-vector: name a llama-server program instead",
+        ),
+        (
+            [*BASE, "--lora-scaled", "a.gguf"],
+            f"--lora-scaled a.gguf: {SCALED}",
+        ),
+        (
+            [*BASE, "--lora-scaled", "a:b:1"],
+            f"--lora-scaled a:b:1: {SCALED}",
+        ),
+        ([*BASE, "--lora-scaled", "a:x"], "--lora-scaled a:x: it is a number"),
         ([*BASE, "--ctx-size", "x"], "--ctx-size x: it is a whole number"),
         ([*BASE, "--ctx-size"], "--ctx-size needs a value"),
         ([*BASE, "--spec-draft-p-min", "x"], "--spec-draft-p-min x: it is a number"),

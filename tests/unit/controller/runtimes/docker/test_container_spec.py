@@ -6,6 +6,7 @@ import io
 import tarfile
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import PurePosixPath
 from typing import Any
 
 from controller.engines import ENGINES, get_engine
@@ -159,3 +160,13 @@ def test_the_cache_s_archive_holds_one_folder_of_the_user_s_own() -> None:
     with tarfile.open(fileobj=io.BytesIO(cache_folder_archive(1000, 1001))) as tar:
         (folder,) = tar.getmembers()
     assert (folder.name, folder.isdir(), folder.mode, folder.uid, folder.gid) == ("1000", True, 0o700, 1000, 1001)
+
+
+def test_the_cache_s_archive_holds_the_engine_s_folders_and_those_that_they_lie_in() -> None:
+    wanted = [PurePosixPath("/cache/1000/slots/a%2Fb/0"), PurePosixPath("/cache/1000/x")]
+    with tarfile.open(fileobj=io.BytesIO(cache_folder_archive(1000, 1001, wanted))) as tar:
+        folders = tar.getmembers()
+    names = ["1000", "1000/slots", "1000/slots/a%2Fb", "1000/slots/a%2Fb/0", "1000/x"]
+    assert [(each.name, each.isdir(), each.mode, each.uid, each.gid) for each in folders] == [
+        (name, True, 0o700, 1000, 1001) for name in names
+    ]

@@ -10,6 +10,7 @@ import pytest
 
 from retrieval.vector_store.edge.frames import decode_vectors, encode_frame, encode_vector, read_frame, receive_frame
 from retrieval.vector_store.edge.write_log import WriteLog
+from tests.support.small_disk import no_space
 
 
 def test_a_frame_is_read_as_it_was_written() -> None:
@@ -51,3 +52,15 @@ def test_a_log_returns_what_was_noted_in_its_order_and_leaves_no_file(tmp_path: 
     assert (log.pending_count, log.pending_bytes) == (0, 0)
     assert list(tmp_path.iterdir()) == []
     log.close()
+
+
+def test_a_full_disk_fails_the_request_that_does_not_fit_and_nothing_else_of_a_log(tmp_path: Path) -> None:
+    log = WriteLog(tmp_path)
+    log.append(b"first")
+    with no_space(after_bytes=100):
+        with pytest.raises(OSError, match="File too large"):
+            log.append(bytes(200))
+        assert (log.pending_count, log.pending_bytes) == (1, 9)
+        log.append(b"second")
+        assert [log.take(), log.take(), log.take()] == [b"first", b"second", None]
+        log.close()
