@@ -102,19 +102,6 @@ class Server(uvicorn.Server):
                 signal.signal(number, handler)
 
 
-def _begin_listening(listeners: Sequence[socket.socket], settings: GatewaySettings) -> None:
-    """Accept connections from now on, and log at which addresses."""
-    for listener in listeners:
-        listener.listen(BACKLOG)  # before the log says so: clients that read it may connect
-    scheme = "https" if settings.tls_cert else "http"
-    log = logging.getLogger("gateway")
-    for listener in listeners:
-        host, port = listener.getsockname()[:2]
-        log.info("listening on %s://%s:%d", scheme, f"[{host}]" if ":" in host else host, port)
-    if settings.serves_everybody and not settings.opens_admin:
-        log.info("admin requests are refused while no keys are declared (ROUNDHOUSE_OPEN_ADMIN)")
-
-
 def main() -> int:
     """Run the gateway until it is stopped by a signal, or write to stderr why it cannot start.
 
@@ -153,13 +140,25 @@ def main() -> int:
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     logging.getLogger("httpx2").setLevel(logging.WARNING)
     logging.getLogger("mcp").setLevel(logging.CRITICAL)  # it would log what foreign servers send
-    _begin_listening(listeners, settings)
+    for listener in listeners:
+        listener.listen(BACKLOG)  # before the log says so: clients that read it may connect
+    _log_addresses(listeners, settings)
     raise_file_limit()
     tune_garbage_collector()
     if store is not None:
         shorten_switch_interval()
     server.run(sockets=listeners)
     return 0
+
+
+def _log_addresses(listeners: Sequence[socket.socket], settings: GatewaySettings) -> None:
+    scheme = "https" if settings.tls_cert else "http"
+    log = logging.getLogger("gateway")
+    for listener in listeners:
+        host, port = listener.getsockname()[:2]
+        log.info("listening on %s://%s:%d", scheme, f"[{host}]" if ":" in host else host, port)
+    if settings.serves_everybody and not settings.opens_admin:
+        log.info("admin requests are refused while no keys are declared (ROUNDHOUSE_OPEN_ADMIN)")
 
 
 def raise_file_limit() -> None:
