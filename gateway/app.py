@@ -303,6 +303,7 @@ def create_gateway(
         time.monotonic,
         time.time,
         document_search=document_search,
+        tools=tool_runner,
     )
     apis = [api for group in INFERENCE_GROUPS for api in group.APIS]
     inference = InferenceDispatcher(apis, services, authenticator, next_id)

@@ -202,8 +202,9 @@ class ResponsesRequest(_Inference):
     max_output_tokens: int | None = None
     tools: list[dict[str, Any]] | None = Field(
         None,
-        description="Functions and custom tools that the client runs, and `file_search`, which the gateway runs before "
-        "it asks the model (docs/retrieval.md).",
+        description="Functions and custom tools that the client runs; `file_search`, which the gateway runs before it "
+        "asks the model (docs/retrieval.md); and `mcp`, a declared server whose tools the gateway runs when the model "
+        "calls them (docs/responses.md).",
     )
     session_id: str | None = _SESSION
 

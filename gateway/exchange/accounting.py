@@ -34,6 +34,14 @@ class RequestAccount:
     """The client left, and the request ended for that."""
     usage: Usage | None = None
     """Tokens as the engine counted them; None before the end of the request, and where the engine sent no count."""
+    passed_tokens: int = 0
+    """Tokens of a stream whose engine sent no count, as far as they came. Set at the end of the request."""
+
+    def take_entry(self) -> RateLimitEntry | None:
+        """Return what the request takes of its key's rate limits; the caller must settle it, in the place of
+        `close_account`. None: there is nothing to settle."""
+        entry, self.entry = self.entry, None
+        return entry
 
     def close_account(
         self,
@@ -47,12 +55,12 @@ class RequestAccount:
     ) -> None:
         """Settle the request's rate limits and count it in the metrics. Call once, at the end of the request.
 
-        Sets `usage`. `path`: of its API. `client_text`: how the client names itself. `answer`: the client's, which has
-        ended. `attempt`: the last one; None: none was sent, or the last one failed before an answer. `now`: monotonic
-        seconds.
+        Sets `usage` and `passed_tokens`. `path`: of its API. `client_text`: how the client names itself. `answer`: the
+        client's, which has ended. `attempt`: the last one; None: none was sent, or the last one failed before an
+        answer. `now`: monotonic seconds.
         """
         self.usage = usage = attempt.usage if attempt is not None else None
-        streamed_tokens = attempt.count_tokens() if attempt is not None and usage is None else 0
+        self.passed_tokens = streamed_tokens = attempt.count_tokens() if attempt is not None and usage is None else 0
         if self.entry is not None:
             used_tokens = usage.prompt + usage.completion if usage is not None else None
             is_failed = attempt is None or attempt.is_refused or answer.status >= 400

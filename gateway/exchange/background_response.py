@@ -64,6 +64,11 @@ class BackgroundResponse:
             save_future.add_done_callback(ack.answer_when_saved)
 
     @property
+    def saved(self) -> asyncio.Future[None]:
+        """Done when the queued response is stored, or cannot be."""
+        return self._save_future
+
+    @property
     def response(self) -> Fields:
         """The response object as long as the engine's answer has not brought another: `queued`, or `in_progress` once
         an engine is asked."""

@@ -19,7 +19,7 @@ from gateway.exchange.exchange_state import WAITING_STATES
 from gateway.exchange.file_hooks import FILE_HOOKS
 from gateway.exchange.file_search_hooks import FILE_SEARCH_HOOKS
 from gateway.exchange.grounding_hooks import GROUNDED_CHAT, GROUNDED_MESSAGES
-from gateway.exchange.hooks import ExchangeHooks
+from gateway.exchange.hooks import NO_HOOKS, ExchangeHooks
 from gateway.exchange.progress_hooks import PROGRESS_HOOKS
 from gateway.exchange.response_hooks import RESPONSE_HOOKS, open_turn_hooks
 from gateway.exchange.response_session import PATH as RESPONSES_PATH
@@ -27,6 +27,7 @@ from gateway.exchange.response_session import ResponseSession, SocketTurn
 from gateway.exchange.services import Services
 from gateway.exchange.session_hooks import SESSION_HOOKS
 from gateway.exchange.stream_hooks import STREAM_HOOKS
+from gateway.exchange.tool_loop_hooks import COUNTED_TOOLS, tool_loop_hooks
 from gateway.ingress.authenticator import Authenticator, KeylessWarning
 from gateway.routing.table import Routes
 from gateway.server.asgi import Header
@@ -43,7 +44,7 @@ LONGEST_PAUSE_S: Final = 0.5
 _BARE_RESPONSES_PATH: Final = RESPONSES_PATH.removeprefix(b"/v1")
 _HOOKS: Final = {
     "none": FILE_HOOKS + STREAM_HOOKS + PROGRESS_HOOKS,
-    "read": FILE_HOOKS + RESPONSE_HOOKS,
+    "read": FILE_HOOKS + RESPONSE_HOOKS + COUNTED_TOOLS,
     "made": FILE_HOOKS + RESPONSE_HOOKS + FILE_SEARCH_HOOKS + STREAM_HOOKS + PROGRESS_HOOKS,
     "message": GROUNDED_MESSAGES + FILE_HOOKS + STREAM_HOOKS + PROGRESS_HOOKS,
     "completion": GROUNDED_CHAT + FILE_HOOKS + COMPLETION_HOOKS + STREAM_HOOKS + PROGRESS_HOOKS,
@@ -73,7 +74,10 @@ class InferenceDispatcher:
         self.body_budget = BodyBudget(services.settings.body_memory_bytes)
         """Memory for large request bodies, shared by all connections."""
         self._apis = named_apis = {(api.method.encode(), api.path.encode()): api for api in apis}
-        self._openers = {name: partial(self._open_exchange, api, _hooks_of(api)) for name, api in named_apis.items()}
+        self._loop_hooks = tool_loop_hooks(self)
+        self._openers = {
+            name: partial(self._open_exchange, api, self._hooks_of(api)) for name, api in named_apis.items()
+        }
         self._responses_api = named_apis[b"POST", RESPONSES_PATH]
         self._keyless_warning = KeylessWarning(
             services.settings.host, serves_everybody=services.settings.serves_everybody
@@ -94,14 +98,18 @@ class InferenceDispatcher:
             return self._openers.get((method, _NUMBER.sub(b"/{id}", path)))
         return opener
 
-    def open_inner(self, call: ClientCall, caller: Caller) -> Handler:
+    def open_inner(
+        self, call: ClientCall, caller: Caller, hooks: ExchangeHooks = NO_HOOKS, request_id: str | None = None
+    ) -> Handler:
         """Open an exchange for a request of the gateway's own, and return its handler. It does not count for the limits
         of `caller`, who must have been authenticated.
 
-        While the gateway stops, the call is answered with `gateway_stopping`. Raises KeyError if no inference API has
-        the call's method and path.
+        `hooks`: all that the exchange has. `request_id`: of the request that this one is a part of; None: it gets a new
+        one. While the gateway stops, the call is answered with `gateway_stopping`. Raises KeyError if no inference API
+        has the call's method and path.
         """
-        exchange = Exchange(self._apis[call.method, call.path], call, self._services, self._next_id())
+        api = self._apis[call.method, call.path]
+        exchange = Exchange(api, call, self._services, request_id or self._next_id(), hooks)
         exchange.authorize_caller(replace(caller, is_limited=False))
         try:
             self._check_running()
@@ -201,9 +209,14 @@ class InferenceDispatcher:
         return lambda connection: ResponseSession(connection, headers, self._open_turn, bounds)
 
     def _open_turn(self, call: ClientCall, turn: SocketTurn) -> Handler:
-        return self._open_exchange(
-            self._responses_api, FILE_HOOKS + open_turn_hooks(turn) + FILE_SEARCH_HOOKS + SESSION_HOOKS, call
-        )
+        hooks = FILE_HOOKS + open_turn_hooks(turn) + FILE_SEARCH_HOOKS + self._loop_hooks + SESSION_HOOKS
+        return self._open_exchange(self._responses_api, hooks, call)
+
+    def _hooks_of(self, api: ApiSpec) -> ExchangeHooks:
+        hooks = _HOOKS[api.state]
+        if api.state == "made":
+            hooks += self._loop_hooks
+        return hooks + SESSION_HOOKS if api.streams else hooks
 
     def _check_running(self) -> None:
         if self._is_stopping:
@@ -224,10 +237,6 @@ class InferenceDispatcher:
         for model in list(services.admission.depths):
             for ticket in services.admission.waiting_tickets(model):
                 ticket.owner.follow_table()
-
-
-def _hooks_of(api: ApiSpec) -> ExchangeHooks:
-    return _HOOKS[api.state] + SESSION_HOOKS if api.streams else _HOOKS[api.state]
 
 
 def _stopped_error() -> RoundhouseError:

@@ -1,7 +1,8 @@
 """Inference requests that the gateway makes itself, on behalf of a caller whose own request waits for the answer.
 
 Such a request is an `Exchange` like any other: it queues, takes a slot and is counted in metrics. It does not count for
-its caller's limits, because the caller's own request has.
+its caller's limits, because the caller's own request has. Its answer is kept until it is complete, or handed over in
+the parts in which it comes.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from gateway.exchange.hooks import NO_HOOKS, ExchangeHooks
 from gateway.protocols.common.conversation import Fields
 from gateway.protocols.common.errors import decode_json
 from gateway.protocols.common.json_bytes import json_bytes
@@ -32,8 +34,11 @@ class InnerAnswer:
     status: int = 0
     body: bytes = _EMPTY
     """Body of a whole answer; empty: the answer is a stream."""
+    lines: bytes = _EMPTY
+    """Header lines of a whole answer, each with CRLF."""
     parts: list[tuple[float, bytes]] = field(default_factory=list)
-    """The parts of a stream, each with the monotonic time of its arrival: whole events, or comments."""
+    """The parts of a stream, each with the monotonic time of its arrival: whole events, or comments. Empty if they were
+    handed over as they came."""
     ended_at: float = 0.0
     is_broken: bool = False
     """The stream ended without its last event."""
@@ -72,23 +77,33 @@ def _error_in(body: bytes) -> Fields:
 
 
 class InnerCall(ClientCall):
-    """A `ClientCall` that has no client's connection: it gathers the answer to a request of the gateway's own. Await
-    `answered`."""
+    """A `ClientCall` that has no client's connection: it gathers the answer to a request of the gateway's own, or hands
+    its parts over. Await `answered`."""
 
-    __slots__ = ("_answer", "_now", "answered")
+    __slots__ = ("_answer", "_now", "_take_part", "answered")
 
-    def __init__(self, path: bytes, headers: list[Header], now: Callable[[], float]) -> None:
-        """`headers`: those of the request on whose behalf this one is made. `now` returns monotonic seconds."""
-        super().__init__(_NoConnection(), _no_opener, b"POST", path, b"", headers, keep_alive=True, is_http_1_1=True)
+    def __init__(
+        self,
+        path: bytes,
+        headers: list[Header],
+        now: Callable[[], float],
+        *,
+        query: bytes = b"",
+        take_part: Callable[[bytes], None] | None = None,
+    ) -> None:
+        """`headers`, `query`: those of the request on whose behalf this one is made. `now` returns monotonic seconds.
+        `take_part` gets each part of a stream, which is not kept then; None: all are kept."""
+        super().__init__(_NoConnection(), _no_opener, b"POST", path, query, headers, keep_alive=True, is_http_1_1=True)
         self.body_complete = True
         self._now = now
+        self._take_part = take_part
         self._answer = InnerAnswer(now())
         self.answered: asyncio.Future[InnerAnswer] = asyncio.get_running_loop().create_future()
         """The answer, when it is complete; it never has an exception."""
 
     def send_whole(self, status: int, lines: bytes, body: bytes) -> None:
-        """Keep a complete answer, and end the call: `answered` is done. The header lines are dropped."""
-        self._answer.status, self._answer.body = status, body
+        """Keep a complete answer, and end the call: `answered` is done."""
+        self._answer.status, self._answer.body, self._answer.lines = status, body, lines
         self._finish()
 
     def start_response(self, status: int, lines: bytes, first_part: bytes) -> None:
@@ -97,8 +112,11 @@ class InnerCall(ClientCall):
         self.send_part(first_part)
 
     def send_part(self, part: bytes) -> None:
-        """Keep a part of the answer, with the time of its arrival."""
-        self._answer.parts.append((self._now(), part))
+        """Keep a part of the answer, with the time of its arrival, or hand it over."""
+        if self._take_part is None:
+            self._answer.parts.append((self._now(), part))
+        else:
+            self._take_part(part)
 
     def end_response(self, last_part: bytes = b"") -> None:
         """Keep `last_part`, unless it is empty, and end the call: `answered` is done."""
@@ -142,11 +160,14 @@ def _no_opener(_: ClientCall) -> Handler:
 class InnerOpener(Protocol):
     """Opens inner requests. Implemented by `InferenceDispatcher`."""
 
-    def open_inner(self, call: ClientCall, caller: Caller) -> Handler:
+    def open_inner(
+        self, call: ClientCall, caller: Caller, hooks: ExchangeHooks = NO_HOOKS, request_id: str | None = None
+    ) -> Handler:
         """Return the handler of a request of the gateway's own, at the path of `call`. Raises KeyError if that is no
         inference API.
 
-        `caller` must have been authenticated. A request that may not come in is answered with its error.
+        `caller` must have been authenticated. `hooks`: all that the request has. `request_id` None: it gets a new one.
+        A request that may not come in is answered with its error.
         """
 
 

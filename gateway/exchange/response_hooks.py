@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from functools import partial
 from typing import Final
@@ -96,6 +97,12 @@ class ExchangeRun:
         if self._context.response is not None or self._background is None:
             return self._context.response
         return self._background.response
+
+    @property
+    def saved(self) -> asyncio.Future[None] | None:
+        """Done when the response is stored at its beginning, or cannot be. None unless it is made in the background and
+        admission has accepted it."""
+        return self._background.saved if self._background is not None else None
 
     @property
     def events(self) -> ResponseEvents | None:

@@ -23,6 +23,7 @@ from gateway.storage.completions.registry import StoredCompletions
 from gateway.storage.responses.registry import StoredResponses
 from gateway.streams.resumable_streams import ResumableStreams
 from gateway.tenancy.rate_limits import RateLimits
+from gateway.tools.runner import ToolRunner
 from gateway.upstream.client import EngineClient
 
 if TYPE_CHECKING:
@@ -58,5 +59,7 @@ class Services:
     turns: GrantDispatcher = field(default_factory=GrantDispatcher)
     documents: DocumentReader = field(default_factory=DocumentReader)
     document_search: DocumentSearch = field(default_factory=lambda: DocumentSearch(None))
+    tools: ToolRunner | None = None
+    """The tools that responses may have run; None: there are none."""
     exchanges: set[Exchange] = field(default_factory=set)
     """All exchanges from the time their caller is known to their end."""

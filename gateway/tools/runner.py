@@ -75,6 +75,16 @@ class ToolRunner:
         specs = [each.tool.spec for each in self._builtin.values()] + self._servers.list_tools()
         return sorted((spec for spec in specs if caller.may_call_tool(spec.name)), key=lambda spec: spec.name)
 
+    def list_down(self, caller: Caller) -> list[str]:
+        """Return the names of the declared MCP servers that are not connected now, of which the caller may call a tool
+        as far as is known: what a server offered last, or anything that it may offer."""
+        return [
+            status.name
+            for status in self._servers.list_status()
+            if status.state != "connected"
+            and any(map(caller.may_call_tool, (*status.catalog.tools, f"{status.name}{SEPARATOR}")))
+        ]
+
     async def call_tool(
         self, caller: Caller, name: str, arguments: Fields, *, request_id: str, document_tenant: str | None = None
     ) -> ToolResult:

@@ -32,6 +32,8 @@ _BEYOND = (
     *("response.file_search_call.completed", "response.output_text.annotation.added"),
 )
 """Events that Open Responses does not know; it knows annotations of another type."""
+_BEYOND_ITEMS = ("custom_tool_call", "file_search_call", "mcp_list_tools", "mcp_call", "mcp_approval_request")
+RUN_CALL = "mcp_call"
 
 
 def context(**fields: Any) -> ResponseContext:
@@ -74,7 +76,9 @@ def check_event(event: Fields, *, is_open: bool = False) -> None:
     assert kind in _OPENAI_EVENTS or kind in OPEN_EVENTS, kind
     if kind in _OPENAI_EVENTS:
         _OPENAI_EVENTS[kind].model_validate_json(as_json(event), strict=True)
-    is_beyond = kind in _BEYOND or event.get("item", {}).get("type") in ("custom_tool_call", "file_search_call")
+    is_beyond = (
+        kind in _BEYOND or kind.startswith("response.mcp_") or event.get("item", {}).get("type") in _BEYOND_ITEMS
+    )
     if not is_beyond and b'"file_citation"' not in as_json(event):
         OPEN_EVENTS[kind].model_validate_json(as_json(event), strict=True)
 
@@ -134,10 +138,14 @@ class Fold:
     def _output_item_added(self, event: Fields) -> None:
         item = event["item"]
         assert event["output_index"] == len(self.items)
-        assert item["status"] == "in_progress"
-        assert item.get("content", item.get("arguments", item.get("input", item.get("queries")))) in ([], "")
+        if item["type"] == "mcp_approval_request":
+            assert item["arguments"]
+        else:
+            assert item.get("status", "in_progress") == "in_progress"
+            begun = ("content", "arguments", "input", "queries", "tools")
+            assert next(item[name] for name in begun if name in item) in ([], "")
         assert self._part is None
-        assert all("call_id" in self.items[index] for index in self._open)
+        assert all("call_id" in self.items[index] or self.items[index]["type"] == RUN_CALL for index in self._open)
         assert item["id"] not in [other["id"] for other in self.items]
         self.items.append(item)
         self._open.add(event["output_index"])
@@ -161,9 +169,10 @@ class Fold:
         """What grows, and in which field."""
         item = self._item(event)
         if "content_index" not in event:
-            assert name == {"function_call": "function_call_arguments"}.get(item["type"], "custom_tool_call_input")
+            named = {"function_call": "function_call_arguments", RUN_CALL: "mcp_call_arguments"}
+            assert name == named.get(item["type"], "custom_tool_call_input")
             assert event["output_index"] not in self._finished_calls
-            return item, "arguments" if item["type"] == "function_call" else "input"
+            return item, "arguments" if item["type"] in named else "input"
         part = item["content"][event["content_index"]]
         assert self._part is not None
         assert part is self._part
@@ -210,8 +219,45 @@ class Fold:
     def _file_search_call_completed(self, event: Fields) -> None:
         assert self._item(event)["status"] == "searching"
 
+    def _mcp_list_tools_in_progress(self, event: Fields) -> None:
+        self._item(event)["step"] = "in_progress"
+
+    def _mcp_list_tools_completed(self, event: Fields) -> None:
+        self._step(event, "completed")
+
+    def _mcp_list_tools_failed(self, event: Fields) -> None:
+        self._step(event, "failed")
+
+    _mcp_call_in_progress = _mcp_list_tools_in_progress
+    _mcp_call_completed = _mcp_list_tools_completed
+    _mcp_call_failed = _mcp_list_tools_failed
+
+    def _step(self, event: Fields, name: str) -> None:
+        item = self._item(event)
+        assert item["step"] == "in_progress"
+        assert item["type"] != RUN_CALL or event["output_index"] in self._finished_calls
+        item["step"] = name
+
+    def _take_result(self, index: int, item: Fields) -> None:
+        """Take what a call that the gateway runs, or a list of tools, has at its end alone."""
+        step = self.items[index].pop("step", None)
+        if item["type"] == "mcp_list_tools":
+            assert step == ("completed" if item["error"] is None else "failed")
+            self.items[index] |= {name: item[name] for name in ("tools", "error")}
+        elif item["type"] == RUN_CALL:
+            assert index in self._finished_calls
+            assert (step, item["status"]) in (("completed",) * 2, ("failed",) * 2, ("in_progress", "incomplete"))
+            assert (item["output"] is None) is (item["status"] != "completed")
+            assert (item["error"] is None) is (item["status"] != "failed")
+            self.items[index] |= {name: item[name] for name in ("output", "error", "status")}
+
     def _output_item_done(self, event: Fields) -> None:
         index, item = event["output_index"], event["item"]
+        if item["type"].startswith("mcp_"):
+            self._take_result(index, item)
+            assert item == self.items[index]
+            self._open.remove(index)
+            return
         if item["type"] == "file_search_call":
             assert self.items[index]["status"] == "searching"
             self.items[index] |= {name: item[name] for name in ("queries", "results")}
@@ -231,14 +277,19 @@ class Fold:
         status = event["type"].removeprefix("response.")
         is_cut_off = status == "failed" or response["status"] == "cancelled"
         assert response["status"] == status or (status, response["status"]) == ("incomplete", "cancelled")
+        for item in self.items:
+            item.pop("step", None)
         assert response["output"] == [
             {**item, "status": "incomplete"} if number in self._open else item for number, item in enumerate(self.items)
         ]
         assert (status == "failed") is (self._error is not None)
         assert not self._open or is_cut_off
-        statuses = [item["status"] for item in response["output"]]
+        statuses = [item.get("status") for item in response["output"]]
         assert "incomplete" not in statuses[:-1] or is_cut_off
-        assert ("incomplete" in statuses[-1:]) is (status == "incomplete" and bool(statuses)) or is_cut_off
+        is_between = bool(self.items) and self.items[-1]["type"] == RUN_CALL  # the tokens were spent by then
+        assert (
+            ("incomplete" in statuses[-1:]) is (status == "incomplete" and bool(statuses)) or is_cut_off or is_between
+        )
         told = {"status", "output", "usage", "completed_at", "incomplete_details", "error"}
         assert {k: v for k, v in response.items() if k not in told} == {
             k: v for k, v in before.items() if k not in told

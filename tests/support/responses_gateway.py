@@ -31,16 +31,21 @@ def engines(kind: Kind, folder: Path) -> Iterator[dict[str, Worker]]:
     require("llama_cpp", importlib.util.find_spec("llama_cpp") is not None, "llama-cpp-python is not installed")
     port = free_port()
     make_model(folder / "plain.gguf")
-    make_caller(folder / "agent.gguf")
-    (folder / "agent.jinja").write_text(AGENT_TEMPLATE)
-    template = ("--chat-template-file", str(folder / "agent.jinja"))
     with ExitStack() as stack:
         plain = stack.enter_context(started(kind, folder, "plain", folder / "plain.gguf", token=TOKEN))
-        agent = stack.enter_context(started(kind, folder, "agent", folder / "agent.gguf", *template, token=TOKEN))
+        agent = stack.enter_context(agent_engine(kind, folder))
         args: tuple[str, ...] = ("--host", "127.0.0.1", "--port", str(port), "--served-name", "inner-worker")
         args += ("--model", str(folder / "plain.gguf"))
         worker = stack.enter_context(Worker(folder / "worker.log", port, "llama_cpp", *args))
         yield {"plain": plain.ready(), "agent": agent.ready(), "worker": worker.ready()}
+
+
+def agent_engine(kind: Kind, folder: Path) -> Worker:
+    """The `agent` alone; not ready yet."""
+    make_caller(folder / "agent.gguf")
+    (folder / "agent.jinja").write_text(AGENT_TEMPLATE)
+    template = ("--chat-template-file", str(folder / "agent.jinja"))
+    return started(kind, folder, "agent", folder / "agent.gguf", *template, token=TOKEN)
 
 
 def route_of(name: str, engine: Worker) -> ModelRoute:

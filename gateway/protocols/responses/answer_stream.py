@@ -7,7 +7,7 @@ arguments are not JSON yet stays open.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from gateway.protocols.common.conversation import Answer, Fields, Finish, Tokens
 from gateway.protocols.common.errors import encode_json
@@ -24,11 +24,14 @@ from gateway.protocols.responses.growing_items import (
     ContentPart,
     PartKind,
     SearchItem,
+    delta_start,
 )
 from gateway.protocols.responses.items import custom_input
+from gateway.protocols.responses.mcp_items import McpCallItem, WholeItem
 from gateway.protocols.responses.tools import custom_names
 
 DONE: Final = b"data: [DONE]\n\n"
+OutputItem: TypeAlias = ContentItem | CallItem | SearchItem | McpCallItem | WholeItem
 _SEARCH_STEPS: Final = ("in_progress", "searching", "completed")
 
 
@@ -46,7 +49,7 @@ class ResponseWriter:
         self._custom_names: frozenset[str] = frozenset()
         self._sequence_number = 0
         """Number of the next event."""
-        self._items: list[ContentItem | CallItem | SearchItem] = []
+        self._items: list[OutputItem] = []
         """All items of the output, in order."""
         self._open_item: ContentItem | None = None
         """The message or reasoning item that is open; None if none is."""
@@ -141,6 +144,47 @@ class ResponseWriter:
         )
         return response
 
+    # Calls that the gateway runs
+
+    def write_whole(self, item: Fields) -> bytes:
+        """Return the events of an item `mcp_list_tools` or `mcp_approval_request`."""
+        whole_item = WholeItem(item, len(self._items))
+        self._items.append(whole_item)
+        index = whole_item.index
+        out = [self._event("response.output_item.added", output_index=index, item=whole_item.beginning)]
+        out += [self._event(f"response.{item['type']}.{step}", **whole_item.place) for step in whole_item.steps]
+        out.append(self._event("response.output_item.done", output_index=index, item=item))
+        return b"".join(out)
+
+    def add_call(self, item: McpCallItem) -> bytes:
+        """Return the events that add a call without arguments."""
+        self._items.append(item)
+        out = self._event("response.output_item.added", output_index=item.index, item=item.item)
+        return out + self._event("response.mcp_call.in_progress", **item.place)
+
+    def grow_call(self, item: McpCallItem, arguments: str) -> bytes:
+        """Return the event that adds to the arguments of a call, which are not empty."""
+        item.append_arguments(arguments)
+        return self._delta_event(delta_start("response.mcp_call_arguments", item.place), arguments, b"")
+
+    def end_arguments(self, item: McpCallItem) -> bytes:
+        """Return the event that ends the arguments of a call."""
+        return self._event("response.mcp_call_arguments.done", **item.place, arguments=item.arguments)
+
+    def end_call(self, item: McpCallItem, output: str | None, error: Fields | None) -> bytes:
+        """Return the events that end a call with its output, or with its error."""
+        item.output, item.error = output, error
+        item.status = status = "completed" if error is None else "failed"
+        out = self._event(f"response.mcp_call.{status}", **item.place)
+        return out + self._event("response.output_item.done", output_index=item.index, item=item.item)
+
+    def leave_call(self, item: McpCallItem) -> bytes:
+        """Return the event that ends a call which is not run, because the answer was cut short."""
+        item.status = "incomplete"
+        return self._event("response.output_item.done", output_index=item.index, item=item.item)
+
+    # Internal
+
     def _write_search(self, search: SearchItem) -> bytes:
         self._items.append(search)
         place = {"item_id": search.name, "output_index": search.index}
@@ -165,7 +209,8 @@ class ResponseWriter:
             self._annotate(self._open_part)
             self._open_item.parts.append(self._open_part.part)
         for item in self._items:
-            item.status = "completed" if item.status == "completed" else "incomplete"
+            if item.status == "in_progress":
+                item.status = "incomplete"
         return [item.item for item in self._items]
 
     def _ensure_response(self) -> Fields:
@@ -238,9 +283,9 @@ class ResponseWriter:
         ]
         return b"".join(out)
 
-    def _close_item(self, item: ContentItem | CallItem | SearchItem, status: str) -> bytes:
-        if item.status != "in_progress" or isinstance(item, SearchItem):
-            return b""
+    def _close_item(self, item: OutputItem, status: str) -> bytes:
+        if item.status != "in_progress" or not isinstance(item, ContentItem | CallItem):
+            return b""  # others are closed by what they wait for
         if isinstance(item, ContentItem):
             out = self._close_part()
             self._open_item = None

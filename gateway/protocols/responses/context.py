@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from gateway.protocols.common.conversation import Fields
+from gateway.protocols.common.conversation import AnswerWriter, Fields
 from gateway.protocols.responses.file_search import FoundFiles
+from gateway.protocols.responses.mcp_tools import McpTools
 
 
 @dataclass(slots=True)
@@ -37,6 +38,11 @@ class ResponseContext:
     """Stored items that the input refers to (`item_reference`), by their id."""
     found_files: FoundFiles | None = None
     """What the search in vector stores found that the request asked for; None: none was made."""
+    mcp: McpTools | None = None
+    """The declared servers that the request names, whose calls the gateway runs; None: it names none."""
+    writer: AnswerWriter | None = None
+    """Writes the answer in the place of a `ResponseWriter` of its own, because several requests make the response
+    together (`rounds_writer`); None: this request makes it alone."""
     stores: bool = False
     """Whether the response is stored: the request's `store`, on a gateway that stores responses."""
     keeps_items: bool = False

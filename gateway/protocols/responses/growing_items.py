@@ -39,7 +39,7 @@ class ContentPart:
         events repeats them."""
         self.kind = kind
         self.place = place
-        self.start = _delta_start(kind.event, place)
+        self.start = delta_start(kind.event, place)
         self.tail = b',"logprobs":' if kind is TEXT else b""
         self._texts: list[str] = []
         self.logprobs: list[Fields] = []
@@ -113,7 +113,7 @@ class CallItem:
         self.index = index
         self.is_custom = is_custom
         self.place = {"item_id": name, "output_index": index}
-        self.start = _delta_start("response.function_call_arguments", self.place)
+        self.start = delta_start("response.function_call_arguments", self.place)
         self.status = "in_progress"
         self._call_id = call_id
         self._tool = tool
@@ -145,7 +145,7 @@ class CallItem:
         return make(self.name, self._call_id, self._tool, self.input_text, self.status)
 
 
-def _delta_start(event: str, place: Fields) -> bytes:
+def delta_start(event: str, place: Fields) -> bytes:
     """Return the bytes of a delta event up to its text."""
     data = encode_json({"type": f"{event}.delta", **place})
     return b'event: %b.delta\ndata: %b,"delta":' % (event.encode(), data[:-1])

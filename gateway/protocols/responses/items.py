@@ -1,6 +1,7 @@
 """Reads items of responses into turns of a conversation. Pure.
 
-Consecutive items of the model (thoughts, a message, calls) become one turn.
+Consecutive items of the model (thoughts, a message, calls) become one turn. A call that the gateway ran (`mcp_call`)
+becomes a call and its result; consecutive ones become the calls of one turn.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from gateway.protocols.common.field_reader import (
     require_value,
 )
 from gateway.protocols.common.file_parts import decode_text, no_files
+from gateway.protocols.responses.mcp_items import read_call, read_request, refusal_text
 
 _ROLES: Final = ("user", "assistant", "system", "developer")
 _TEXTS: Final = ("input_text", "output_text", "text")
@@ -45,16 +47,19 @@ INTRODUCTION: Final = "Summary of the conversation so far, which was compacted h
 _MARK: Final = "roundhouse-summary-1:"
 
 
-def read_turns(items: Iterable[tuple[Fields, str]]) -> list[Turn]:
+def read_turns(items: Iterable[tuple[Fields, str]], *, runs_calls: bool = False) -> list[Turn]:
     """Return the turns that the items make up, in order. Consecutive items of the model (thoughts, messages, calls)
-    become one turn; the item of a search in vector stores becomes none. Each item comes with its path in the request,
-    such as `input[0]`, for errors; references must be resolved already (`resolve_item`).
+    become one turn; the item of a search in vector stores, a list of tools and an unanswered `mcp_approval_request`
+    become none. Each item comes with its path in the request, such as `input[0]`, for errors; references must be
+    resolved already (`resolve_item`). `runs_calls`: the request's `tools` name a server whose calls the gateway runs,
+    so that an approval makes sense.
 
     Raises:
-        RoundhouseError: `invalid_request`: an item is wrong, or is the result of a call that does not come before it.
-            `modality_unsupported`: a file is not text. Its `param` is the path to the value.
+        RoundhouseError: `invalid_request`: an item is wrong, or is the result of a call or the answer to a request that
+            does not come before it, or approves a call that is not run. `modality_unsupported`: a file is not text. Its
+            `param` is the path to the value.
     """
-    reader = _TurnReader()
+    reader = _TurnReader(runs_calls=runs_calls)
     for item, place in items:
         reader.read_item(item, place)
     reader.close_turn()
@@ -63,16 +68,19 @@ def read_turns(items: Iterable[tuple[Fields, str]]) -> list[Turn]:
 
 def check_items(items: Iterable[tuple[Fields, str]]) -> None:
     """Refuse items that a conversation cannot hold, by the rules of `read_turns`. Each item comes with its path in
-    the request, references already resolved. A call result is accepted without its call, which may be stored already.
+    the request, references already resolved. The result of a call, and the answer to a request for an approval, are
+    accepted without these, which may be stored already.
 
     Raises:
         RoundhouseError: `invalid_request` or `modality_unsupported`; its `param` is the path to the value.
     """
-    reader = _TurnReader()
+    reader = _TurnReader(runs_calls=True)
     for item, place in items:
-        call_id = item.get("call_id")
+        call_id, request_id = item.get("call_id"), item.get("approval_request_id")
         if isinstance(call_id, str):
             reader.known_call_ids.add(call_id)
+        if isinstance(request_id, str):
+            reader.known_requests.setdefault(request_id, None)
         reader.read_item(item, place)
 
 
@@ -121,15 +129,21 @@ def custom_input(arguments: str) -> str:
 class _TurnReader:
     """Collects turns. The model's items gather in an open turn until another's item closes it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, runs_calls: bool) -> None:
         self.turns: list[Turn] = []
         self.known_call_ids: set[str] = set()
+        self.known_requests: dict[str, tuple[str, str] | None] = {}
+        """Function and arguments of the calls that a client was asked to approve, by the id of that item; None: they
+        are not known here."""
+        self._runs_calls = runs_calls
         self._place: str | None = None
         """Place of the open turn; None if no turn is open."""
         self._texts: list[str] = []
         self._thoughts: list[str] = []
         self._refusals: list[str] = []
         self._calls: list[Call] = []
+        self._results: list[ToolResult] = []
+        """Results of calls of the open turn, to which the model has not said anything yet."""
 
     def read_item(self, item: Fields, place: str) -> None:
         kind = "message" if item.get("type") is None else item["type"]
@@ -145,8 +159,9 @@ class _TurnReader:
         texts, thoughts, refusals = ("\n\n".join(parts) for parts in (self._texts, self._thoughts, self._refusals))
         if texts or thoughts or refusals or self._calls:
             self.turns.append(Assistant(texts, thoughts, tuple(self._calls), refusals, place=self._place))
+        self.turns += self._results
         self._place = None
-        self._texts, self._thoughts, self._refusals, self._calls = [], [], [], []
+        self._texts, self._thoughts, self._refusals, self._calls, self._results = [], [], [], [], []
 
     def read_message(self, item: Fields, place: str) -> None:
         role = item.get("role")
@@ -162,7 +177,7 @@ class _TurnReader:
             self.turns.append(System(_plain_text(content, f"{place}.content"), place=place))
 
     def _read_assistant(self, content: Any, place: str) -> None:
-        self._open_turn(place)
+        self._open_turn(place, answers_results=True)
         if isinstance(content, str):
             self._texts.append(content)
             return
@@ -184,7 +199,7 @@ class _TurnReader:
 
     def read_reasoning(self, item: Fields, place: str) -> None:
         """Read thoughts, or else their summary. Encrypted thoughts cannot be read here and are skipped."""
-        self._open_turn(place)
+        self._open_turn(place, answers_results=True)
         for name in ("content", "summary"):
             parts = optional_field(item, name, list, f"{place}.")
             if parts:
@@ -223,10 +238,39 @@ class _TurnReader:
         self.close_turn()
         self.turns.append(User((Text(INTRODUCTION + summary),), place=place))
 
-    def skip_search(self, item: Fields, place: str) -> None:
-        """Skip the item of a search in an earlier response: what it found was for that response alone."""
+    def read_mcp_call(self, item: Fields, place: str) -> None:
+        """Read a call that the gateway ran, and its result."""
+        call_id, function, arguments, result = read_call(item, place)
+        self._add_run_call(call_id, function, arguments, result, place)
 
-    def _open_turn(self, place: str) -> None:
+    def read_approval_request(self, item: Fields, place: str) -> None:
+        request_id, function, arguments = read_request(item, place)
+        self.known_requests[request_id] = (function, arguments)
+
+    def read_approval_response(self, item: Fields, place: str) -> None:
+        """Read a refusal as a call and its result. A call that was approved has an item of its own once it has run."""
+        request_id = require_text(item.get("approval_request_id"), f"{place}.approval_request_id")
+        if request_id not in self.known_requests:
+            rule = "must be that of an mcp_approval_request which comes before it, here or in `previous_response_id`"
+            raise field_error(f"{place}.approval_request_id", f"{rule}; {describe_value(request_id)}")
+        request = self.known_requests[request_id]
+        if require_field(item, "approve", bool, place):
+            if not self._runs_calls and place.startswith("input"):
+                raise field_error(f"{place}.approve", "must be false where `tools` has no mcp server to run the call")
+        elif request is not None:
+            self._add_run_call(request_id, *request, refusal_text(item, place), place)
+
+    def _add_run_call(self, call_id: str, function: str, arguments: str, result: str, place: str) -> None:
+        self._open_turn(place)
+        self._calls.append(Call(call_id, function, arguments))
+        self._results.append(ToolResult(call_id, (Text(result),), place=place))
+
+    def skip_item(self, item: Fields, place: str) -> None:
+        """Skip what was for an earlier response alone: its search in vector stores, its list of tools."""
+
+    def _open_turn(self, place: str, *, answers_results: bool = False) -> None:
+        if answers_results and self._results:
+            self.close_turn()
         if self._place is None:
             self._place = place
 
@@ -238,7 +282,11 @@ _READERS: Final[Mapping[str, Callable[[_TurnReader, Fields, str], None]]] = {
     "function_call_output": _TurnReader.read_result,
     "custom_tool_call": _TurnReader.read_custom_call,
     "custom_tool_call_output": _TurnReader.read_result,
-    "file_search_call": _TurnReader.skip_search,
+    "file_search_call": _TurnReader.skip_item,
+    "mcp_list_tools": _TurnReader.skip_item,
+    "mcp_call": _TurnReader.read_mcp_call,
+    "mcp_approval_request": _TurnReader.read_approval_request,
+    "mcp_approval_response": _TurnReader.read_approval_response,
     "compaction": _TurnReader.read_compaction,
     "compaction_summary": _TurnReader.read_compaction,  # a form in which Codex may send it back
 }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from gateway.protocols.common.conversation import Fields
 from gateway.protocols.common.errors import encode_json
+from gateway.protocols.responses import mcp_items
 from gateway.protocols.responses.answer_stream import ResponseWriter, error_event
 from gateway.protocols.responses.context import ResponseContext
 from gateway.protocols.responses.file_search import ITEM_TYPE
@@ -102,6 +103,10 @@ class _ReplayingWriter(ResponseWriter):
             return self._replay_call(index, item)
         if item["type"] == ITEM_TYPE:
             return self._write_search(SearchItem(item, index))
+        if item["type"] == mcp_items.CALL_TYPE:
+            return self._replay_run_call(mcp_items.McpCallItem.of(item, index), item)
+        if item["type"] in (mcp_items.LIST_TYPE, mcp_items.REQUEST_TYPE):
+            return self.write_whole(item)
         content_item = ContentItem(item["type"], item["id"], index)
         self._items.append(content_item)
         self._open_item = content_item
@@ -131,6 +136,15 @@ class _ReplayingWriter(ResponseWriter):
             call.append_arguments(arguments)
             out += b"" if is_custom else self._delta_event(call.start, arguments, b"")
         return out + self._close_call(call) + self._item_done(call, item)
+
+    def _replay_run_call(self, call: mcp_items.McpCallItem, item: Fields) -> bytes:
+        out = self.add_call(call)
+        if item["arguments"]:
+            out += self.grow_call(call, item["arguments"])
+        out += self.end_arguments(call)
+        if item["status"] == "incomplete":
+            return out + self.leave_call(call)
+        return out + self.end_call(call, item["output"], item["error"])
 
     def _item_done(self, item: ContentItem | CallItem, told_item: Fields) -> bytes:
         item.status = told_item["status"]

@@ -51,6 +51,10 @@ _PREFIXES: Final = {
     "custom_tool_call": "ctc",
     "custom_tool_call_output": "ctco",
     "file_search_call": "fs",
+    "mcp_list_tools": "mcpl",
+    "mcp_call": "mcp",
+    "mcp_approval_request": "mcpr",
+    "mcp_approval_response": "mcpa",
     "compaction": "cmp",
     "compaction_summary": "cmp",
 }
@@ -67,7 +71,7 @@ def read_prompt(fields: Fields, context: ResponseContext) -> Prompt:
     """
     _check_fields(fields)
     own_items = _own_items(fields, context)
-    callable_tools = tools.tools_of(fields)
+    callable_tools = tools.tools_of(fields, context.mcp)
     turns = _turns(fields, own_items, context)
     if context.stores or context.keeps_items or context.conversation_id is not None:
         context.input_items = tuple(describe_items(own_items, context.new_id))
@@ -161,7 +165,7 @@ def _own_item(item: Any, place: str, context: ResponseContext) -> tuple[Fields, 
 def _turns(fields: Fields, own_items: list[tuple[Fields, str]], context: ResponseContext) -> list[Turn]:
     source = "previous_response_id" if context.conversation_id is None else "conversation"
     items = [*((item, source) for item in context.history), *own_items]
-    turns = read_turns(ground_items(items, context.found_files))
+    turns = read_turns(ground_items(items, context.found_files), runs_calls=context.mcp is not None)
     if not turns and context.conversation_id is not None and not context.may_lack_input:
         raise field_error("input", "must not be empty, because the conversation has no items yet")
     instructions = fields.get("instructions")

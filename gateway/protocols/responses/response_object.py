@@ -25,7 +25,7 @@ _TIERS: Final = ("default", "flex", "priority")
 def begin_response(fields: Fields, context: ResponseContext) -> Fields:
     """Return the response object of a response in progress, with no output. `fields` are those of a request that was
     read without an error (`responses.request.read_prompt`), because they are not checked again."""
-    tools, choice = responses_tools.echo_tools(fields)
+    tools, choice = responses_tools.echo_tools(fields, context.mcp)
     conversation = {} if context.conversation_id is None else {"conversation": {"id": context.conversation_id}}
     return {
         "id": context.id,

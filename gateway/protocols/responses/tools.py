@@ -1,13 +1,15 @@
 """Tools of responses. Pure.
 
 A custom tool takes text instead of JSON; an engine sees a function with one string. A `file_search` is no tool of the
-engine: the gateway searches before it asks (`file_search`). Other tools that OpenAI runs itself do not run here. Agents
-such as Codex declare some of them in every request, so they are ignored beside other tools. A request that has no
-others, or demands one of them, is refused.
+engine: the gateway searches before it asks (`file_search`). An `mcp` of a declared server stands for functions that the
+gateway runs (`mcp_tools`). Other tools that OpenAI runs itself do not run here. Agents such as Codex declare some of
+them in every request, so they are ignored beside other tools. A request that has no others, or demands one of them, is
+refused.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 from controller.schema.errors import RoundhouseError
@@ -20,7 +22,9 @@ from gateway.protocols.common.field_reader import (
     require_text,
     require_value,
 )
+from gateway.protocols.responses import mcp_tools
 from gateway.protocols.responses.file_search import TYPE, is_file_search
+from gateway.protocols.responses.mcp_tools import McpTools, function_name, functions_of, is_mcp
 
 _CHOICES: Final = ("none", "auto", "required")
 _MODES: Final = ("auto", "required")
@@ -38,10 +42,11 @@ _CUSTOM_PARAMETERS: Final[Fields] = {
 }
 
 
-def tools_of(fields: Fields) -> tuple[Tool, ...]:
+def tools_of(fields: Fields, mcp: McpTools | None) -> tuple[Tool, ...]:
     """Return the tools that the model may call, in the order of `tools`: those that are declared and, if `tool_choice`
-    lists allowed tools, are among these. A `file_search` is left out, and so are tools that OpenAI runs itself if there
-    are others.
+    lists allowed tools or names a server, are among these. A server of `mcp`, which are those that the request names
+    (None: none), becomes the functions of its tools. A `file_search` is left out, and so are tools that OpenAI runs
+    itself if there are others.
 
     Raises:
         RoundhouseError: `invalid_request`, also for a name that occurs twice, an allowed tool that is not declared, or
@@ -50,15 +55,13 @@ def tools_of(fields: Fields) -> tuple[Tool, ...]:
     """
     tools: dict[str, Tool] = {}
     declared_tools = optional_field(fields, "tools", list) or []
-    has_own = any(map(_is_own, declared_tools))
+    has_own = mcp is not None or any(map(_is_own, declared_tools))
     for number, declaration in enumerate(declared_tools):
-        if is_file_search(declaration) or (has_own and _runs_elsewhere(declaration)):
-            continue
-        tool = _tool(declaration, f"tools[{number}]")
-        if tool.name in tools:
-            raise field_error(f"tools[{number}].name", f"must be no other tool's; {describe_value(tool.name)}")
-        tools[tool.name] = tool
-    allowed_names = _allowed_names(fields)
+        for tool in _declared_functions(declaration, f"tools[{number}]", mcp, has_own=has_own):
+            if tool.name in tools:
+                raise field_error(f"tools[{number}].name", f"must be no other tool's; {describe_value(tool.name)}")
+            tools[tool.name] = tool
+    allowed_names = _allowed_names(fields, mcp)
     if allowed_names is None:
         return tuple(tools.values())
     for number, name in enumerate(allowed_names):
@@ -83,7 +86,9 @@ def choice_of(fields: Fields, tools: tuple[Tool, ...]) -> ToolChoice | None:
     if isinstance(choice, dict):
         if searches and is_file_search(choice):
             return None
-        kind = require_choice(choice.get("type"), (*_KINDS, "allowed_tools"), "tool_choice.type")
+        if is_mcp(choice):
+            return _choice_of_server(choice, tools)
+        kind = require_choice(choice.get("type"), (*_KINDS, "allowed_tools", mcp_tools.TYPE), "tool_choice.type")
         if kind == "allowed_tools":
             searches = any(map(is_file_search, choice["tools"]))
             return ToolChoice("required" if _mode(choice) == "required" and not searches else "auto")
@@ -100,34 +105,62 @@ def choice_of(fields: Fields, tools: tuple[Tool, ...]) -> ToolChoice | None:
     return ToolChoice("required" if require_choice(choice, _CHOICES, "tool_choice") == "required" else "auto")
 
 
+def _choice_of_server(choice: Fields, tools: tuple[Tool, ...]) -> ToolChoice:
+    if not tools:
+        raise field_error("tool_choice.server_label", "must be that of a server whose tools are known")
+    return ToolChoice("named", tools[0].name) if choice.get("name") is not None else ToolChoice("required")
+
+
 def custom_names(fields: Fields) -> frozenset[str]:
     """Return the names of the custom tools that a request declares, also of those that it does not allow. The request
     must have been read without an error (`tools_of`), because the fields are not checked again."""
     return frozenset([tool["name"] for tool in fields.get("tools") or () if tool.get("type") == "custom"])
 
 
-def echo_tools(fields: Fields) -> tuple[list[Fields], Any]:
-    """Return `tools` and `tool_choice` as the response repeats them: functions, custom tools and `file_search` alone,
-    and `auto` for no choice. The request must have been read without an error (`tools_of`, `choice_of`)."""
-    tools = [_echo_tool(tool) for tool in fields.get("tools") or () if _is_own(tool)]
+def echo_tools(fields: Fields, mcp: McpTools | None) -> tuple[list[Fields], Any]:
+    """Return `tools` and `tool_choice` as the response repeats them: functions, custom tools, `file_search` and the
+    servers of `mcp` (None: none) alone, and `auto` for no choice. The request must have been read without an error
+    (`tools_of`, `choice_of`)."""
+    tools = [_echo_tool(tool) for tool in fields.get("tools") or () if _is_own(tool) or _is_among(tool, mcp)]
     choice = fields.get("tool_choice")
     if not isinstance(choice, dict):
         return tools, choice or "auto"
     if is_file_search(choice):
         return tools, {"type": TYPE}
+    if is_mcp(choice):
+        return tools, {name: choice[name] for name in ("type", "server_label", "name") if choice.get(name) is not None}
     if choice["type"] != "allowed_tools":
         return tools, {"type": choice["type"], "name": choice["name"]}
-    allowed_tools = [{name: tool[name] for name in ("type", "name") if name in tool} for tool in choice["tools"]]
+    named = ("type", "server_label", "name")
+    allowed_tools = [{name: tool[name] for name in named if name in tool} for tool in choice["tools"]]
     return tools, {"type": "allowed_tools", "mode": _mode(choice), "tools": allowed_tools}
 
 
 def _echo_tool(tool: Fields) -> Fields:
     if is_file_search(tool):
         return {"filters": None, "max_num_results": None, "ranking_options": None, **tool}
+    if is_mcp(tool):
+        return mcp_tools.echo_mcp(tool)
     if tool["type"] == "custom":
         return {"type": "custom", "name": tool["name"], "description": tool.get("description")}
     fields = {name: tool.get(name) for name in ("description", "parameters", "strict")}
     return {"type": "function", "name": tool["name"], **fields}
+
+
+def _declared_functions(declaration: Any, place: str, mcp: McpTools | None, *, has_own: bool) -> Iterable[Tool]:
+    """Return the functions that the model gets for one of `tools`."""
+    if _is_among(declaration, mcp):
+        assert mcp is not None
+        server = mcp.find_server(declaration["server_label"])
+        return () if server is None else functions_of(server)
+    if is_file_search(declaration) or (has_own and _runs_elsewhere(declaration)):
+        return ()
+    return (_tool(declaration, place),)
+
+
+def _is_among(tool: Any, mcp: McpTools | None) -> bool:
+    """Whether a declared tool is a server of `mcp`."""
+    return mcp is not None and is_mcp(tool) and mcp.find_server(tool.get("server_label")) is not None
 
 
 def _tool(declaration: Any, place: str) -> Tool:
@@ -136,7 +169,7 @@ def _tool(declaration: Any, place: str) -> Tool:
     if kind not in _KINDS:
         raise field_error(
             f"{at}type",
-            f"must be function, custom or file_search, because no other tools run here; {describe_value(kind)}",
+            f"must be function, custom, file_search or mcp, because no other tools run here; {describe_value(kind)}",
         )
     name = require_text(tool.get("name"), f"{at}name")
     description = optional_field(tool, "description", str, at)
@@ -167,20 +200,40 @@ def _with_grammar(description: str | None, form: Fields, at: str) -> str:
     return grammar if description is None else f"{description}\n\n{grammar}"
 
 
-def _allowed_names(fields: Fields) -> list[str] | None:
+def _allowed_names(fields: Fields, mcp: McpTools | None) -> list[str] | None:
     choice = fields.get("tool_choice")
+    if isinstance(choice, dict) and is_mcp(choice):
+        return _server_functions(choice, "tool_choice", mcp)
     if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
         return None
-    names = []
+    names: list[str] = []
     for number, tool in enumerate(require_value(choice.get("tools"), list, "tool_choice.tools")):
         place = f"tool_choice.tools[{number}]"
         if is_file_search(tool):
+            continue
+        if is_mcp(tool):
+            names += _server_functions(tool, place, mcp)
             continue
         require_choice(require_value(tool, dict, place).get("type"), _KINDS, f"{place}.type")
         names.append(require_text(tool.get("name"), f"{place}.name"))
     if not choice["tools"]:
         raise field_error("tool_choice.tools", "must not be empty")
     return names
+
+
+def _server_functions(chosen: Fields, place: str, mcp: McpTools | None) -> list[str]:
+    """Return the functions of the server, or of its one tool, that a tool choice names."""
+    server = None if mcp is None else mcp.find_server(chosen.get("server_label"))
+    if server is None:
+        value = describe_value(chosen.get("server_label"))
+        raise field_error(f"{place}.server_label", f"must be that of one of `tools`; {value}")
+    functions = [tool.function for tool in server.tools]
+    if chosen.get("name") is None:
+        return functions
+    function = function_name(server.label, require_text(chosen["name"], f"{place}.name"))
+    if function not in functions:
+        raise field_error(f"{place}.name", f"must be a tool of the server; {describe_value(chosen['name'])}")
+    return [function]
 
 
 def _mode(choice: Fields) -> str:

@@ -27,7 +27,7 @@ class ResponsesDialect(EnvelopeDialect):
         error = errors.decode_json(body)["error"]
         if request is None or request.prompt is None:
             return error_event(error, 0) + DONE
-        return ResponseWriter(request.outline_fields, request.state).fail_answer(error)
+        return _open_writer(request).fail_answer(error)
 
     def is_told_by_events(self, error: bytes) -> bool:
         """Return True for a context overflow (`context_length_exceeded`), False for any other error. OpenAI counts a
@@ -48,8 +48,8 @@ class ResponsesViaChat(ViaChatDialect, ResponsesDialect):
         return _read_prompt(request)
 
     def open_writer(self, request: InferenceRequest) -> AnswerWriter:
-        """Return a new `ResponseWriter` for one answer."""
-        return ResponseWriter(request.outline_fields, request.state)
+        """Return the writer of the request's `ResponseContext`, or else a new `ResponseWriter`, for one answer."""
+        return _open_writer(request)
 
 
 class CompactionViaChat(ViaChatDialect, ResponsesDialect):
@@ -80,6 +80,11 @@ class ResponsesTokenCount(TokenCountDialect, JsonDialect):
     def build_count(self, tokens: int) -> Fields:
         """Return the body of OpenAI's token count: `object`, which is `response.input_tokens`, and `input_tokens`."""
         return {"object": "response.input_tokens", "input_tokens": tokens}
+
+
+def _open_writer(request: InferenceRequest) -> AnswerWriter:
+    context: ResponseContext = request.state
+    return context.writer or ResponseWriter(request.outline_fields, context)
 
 
 def _read_prompt(request: InferenceRequest) -> Prompt:

@@ -72,6 +72,10 @@ class ResponseRun(Protocol):
         """The response's id."""
 
     @property
+    def saved(self) -> asyncio.Future[None] | None:
+        """Done when the response is stored at its beginning, or cannot be; None: it is stored at its end alone."""
+
+    @property
     def events(self) -> ResponseEvents | None:
         """The events so far; None: not a background response, so only the client of the request gets its events."""
 

@@ -77,7 +77,7 @@ def test_our_errors_in_anthropics_form(code: str) -> None:
     types = {
         400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
         408: "timeout_error", 413: "request_too_large", 429: "rate_limit_error", 500: "api_error", 502: "api_error",
-        501: "invalid_request_error", 503: "overloaded_error", 507: "api_error",
+        501: "invalid_request_error", 503: "overloaded_error", 504: "timeout_error", 507: "api_error",
     }  # fmt: skip
     assert told == {
         "type": "error",

@@ -106,7 +106,7 @@ def test_what_runs_elsewhere_is_left_out_beside_own_tools() -> None:
     agents = [{"type": "web_search", "external_web_access": False}, F, {"type": "namespace", "name": "x", "tools": []}]
     asked: Fields = {"model": "m", "input": "Hi", "tools": agents}
     assert [tool.name for tool in read_prompt(asked, context()).tools] == ["f"]
-    tools, choice = echo_tools(asked)
+    tools, choice = echo_tools(asked, None)
     assert ([tool["name"] for tool in tools], choice) == (["f"], "auto")
     assert custom_names(asked) == frozenset()
 
@@ -228,7 +228,7 @@ REFUSED: list[tuple[Fields, str, str]] = [
         "missing",
     ),
     ({"tools": [F, {"type": "web"}]}, "tools[1].type", "'web'"),
-    ({"tools": [F, {"type": "mcp"}], "tool_choice": {"type": "mcp"}}, "tool_choice.type", "'mcp'"),
+    ({"tools": [F, {"type": "mcp"}], "tool_choice": {"type": "mcp"}}, "tool_choice.server_label", "one of `tools`"),
     ({"tool_choice": "any"}, "tool_choice", "'any'"),
     ({"tool_choice": "required"}, "tool_choice", "`tools`"),
     ({"tool_choice": {"type": "web_search"}}, "tool_choice.type", "'web_search'"),

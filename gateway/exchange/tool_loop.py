@@ -1,0 +1,329 @@
+"""The loop of a response whose calls the gateway runs: rounds of the model, each a request of its own, and between them
+calls, while no slot is held (ADR 27)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
+
+from common.log_formats import tag_request
+from controller.schema.errors import ERROR_CODES, RoundhouseError
+from controller.schema.routing import ModelRoute
+from gateway.exchange.client_response import JSON_LINE
+from gateway.exchange.exchange import Exchange
+from gateway.exchange.hooks import ExchangeHooks
+from gateway.exchange.inner_requests import InnerAnswer, InnerCall, InnerOpener
+from gateway.exchange.progress_hooks import PROGRESS_HOOKS
+from gateway.exchange.round_client import RoundClient
+from gateway.exchange.session_hooks import SESSION_HOOKS
+from gateway.protocols.common.conversation import Fields
+from gateway.protocols.common.errors import decode_json, encode_json
+from gateway.protocols.common.json_bytes import json_bytes
+from gateway.protocols.responses import mcp_items
+from gateway.protocols.responses.context import ResponseContext
+from gateway.protocols.responses.rounds_writer import ROUND_OVER, RoundsWriter, RoundWriter, RunCall
+from gateway.protocols.responses.tool_rounds import CallResult, ToolRounds, listed_labels, own_items
+from gateway.tenancy.clients import find_document_tenant
+from gateway.tenancy.rate_limits import RateLimitEntry
+
+logger = logging.getLogger(__name__)
+
+MOST_AT_ONCE: Final = 16
+"""Calls of one response that run at the same time."""
+_INVALID: Final = frozenset({"tool_not_found", "tool_not_allowed", "tool_arguments_invalid", "tools_disabled"})
+"""Codes of calls that no tool takes."""
+
+
+class ToolLoop:
+    """Answers one request for a response by rounds of the model. Made when the request is read.
+
+    Its task ends with the request: when the response is complete, the client leaves (unless the request outlives its
+    client), its time is over, or it is cancelled. A round or a call that is under way ends with it.
+    """
+
+    __slots__ = (
+        "_client",
+        "_context",
+        "_entry",
+        "_exchange",
+        "_free_calls",
+        "_opener",
+        "_rounds",
+        "_session_fields",
+        "_task",
+        "_used",
+    )
+
+    def __init__(self, exchange: Exchange, opener: InnerOpener, session_fields: Fields) -> None:
+        """`session_fields`: fields of the client's request that name its session, which its engines do not get."""
+        self._exchange = exchange
+        self._opener = opener
+        self._session_fields = session_fields
+        self._context: ResponseContext = exchange.request.state
+        self._client = RoundClient(exchange)
+        self._rounds: ToolRounds
+        self._task: asyncio.Task[None] | None = None
+        self._entry: RateLimitEntry | None = None
+        self._used = _UsedTokens()
+        self._free_calls = asyncio.Semaphore(MOST_AT_ONCE)
+
+    def begin(self, exchange: Exchange) -> bool:
+        """Begin the loop, which answers the request. Called by admission, when the request is checked and counted.
+
+        Raises:
+            RoundhouseError: `invalid_request`: the request approves a call of a tool that it does not have.
+        """
+        context, request = self._context, exchange.request
+        assert context.mcp is not None
+        items = own_items(request.fields, context.referenced_items)
+        labels = listed_labels([*context.history, *items])
+        writer = RoundsWriter(request.outline_fields, context, is_stream=exchange.is_stream, listed_labels=labels)
+        fields = {**request.fields, **self._session_fields}
+        self._rounds = ToolRounds(fields, context.history, items, writer, context.mcp)
+        context.writer = writer
+        exchange.free_body()  # the rounds have bodies of their own
+        exchange.set_header_lines(exchange.services.now())
+        for on_admitted in exchange.hooks.on_admitted:
+            on_admitted(exchange)
+        self._client.follow_client()
+        self._entry = exchange.account.take_entry()
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        exchange.add_hooks(ExchangeHooks(on_end=(self._end,)))
+        return True
+
+    def _end(self, _: Exchange) -> None:
+        task, self._task = self._task, None
+        self._context.writer = None  # it refers back
+        self._client.let_go()
+        if task is not None and task is not asyncio.current_task():
+            task.cancel()
+
+    async def _run(self) -> None:
+        exchange = self._exchange
+        try:
+            run = exchange.services.responses.get_run(self._context.id)
+            if run is not None and run.saved is not None:
+                await asyncio.shield(run.saved)  # a response that cannot be stored could not be fetched later
+            await self._run_loop()
+        except RoundhouseError as error:
+            exchange.fail_request(error)
+        except Exception:
+            request_id = exchange.answer.request_id
+            logger.exception("request %s failed", request_id, extra=tag_request(request_id))
+            exchange.fail_request(RoundhouseError("internal_error", "The gateway failed on this request."))
+        finally:
+            self._settle()
+
+    async def _run_loop(self) -> None:
+        exchange, rounds = self._exchange, self._rounds
+        approved = rounds.take_approved()
+        if approved:
+            for each in approved:
+                self._send(rounds.begin_approved(each))
+            await self._run_calls([each.call for each in approved])
+        while not rounds.is_over:
+            exchange.renew_route()  # the key may be gone by now
+            fields, writer = rounds.next_round()
+            used_before = self._used.completion
+            answer = await self._run_round(fields, writer)
+            if self._fails(answer, writer):
+                return
+            events, calls = rounds.end_round(writer, self._used.completion - used_before)
+            self._send(events)
+            if calls:
+                await self._run_calls(calls)
+        self._end_answer(rounds.end_rounds())
+
+    async def _run_round(self, fields: Fields, writer: RoundWriter) -> InnerAnswer:
+        """Have the model answer once, and pass on what it says. Returns when its slot is free again."""
+        exchange = self._exchange
+        client = exchange.client
+        call = InnerCall(
+            exchange.api.path.encode(),
+            client.headers,
+            exchange.services.now,
+            query=client.query,
+            take_part=self._take_part,
+        )
+        context = ResponseContext(
+            id=self._context.id,
+            created_at=self._context.created_at,
+            clock=self._context.clock,
+            new_id=self._context.new_id,
+            history=self._context.history,
+            conversation_id=self._context.conversation_id,
+            found_files=self._context.found_files,
+            mcp=self._context.mcp,
+            writer=writer,
+            may_lack_input=True,
+            is_open_responses=self._context.is_open_responses,
+        )
+        hooks = ExchangeHooks(on_request=(partial(_set_context, context=context, outer=exchange),))
+        hooks += PROGRESS_HOOKS + SESSION_HOOKS + ExchangeHooks(on_end=(self._used.add,))
+        handler = self._opener.open_inner(call, exchange.caller, hooks, exchange.answer.request_id)
+        call.handler = handler
+        try:
+            if not call.response_complete:
+                self._client.begin_round(handler)
+                handler.take_body(json_bytes(fields))
+            return await call.answered
+        finally:
+            self._client.end_round()
+            call.lose_client()
+
+    async def _run_calls(self, calls: Sequence[RunCall]) -> None:
+        """Run calls at once, and pass on the end of each when it comes."""
+        self._exchange.renew_route()  # the key may have lost the tool by now
+        async with asyncio.TaskGroup() as group:
+            for call in calls:
+                refusal = self._rounds.refuse_call(call)
+                if refusal is None:
+                    group.create_task(self._finish_call(call))
+                else:
+                    self._send(self._rounds.take_result(call, refusal))
+
+    async def _finish_call(self, call: RunCall) -> None:
+        async with self._free_calls:
+            result = await self._run_call(call)
+        self._send(self._rounds.take_result(call, result))
+
+    async def _run_call(self, call: RunCall) -> CallResult:
+        exchange, arguments = self._exchange, mcp_items.read_arguments(call.arguments)
+        tools = exchange.services.tools
+        assert tools is not None
+        assert call.tool is not None
+        assert arguments is not None
+        tenant = find_document_tenant(exchange.caller, exchange.client.headers)
+        try:
+            result = await tools.call_tool(
+                exchange.caller,
+                call.tool.full_name,
+                arguments,
+                request_id=exchange.answer.request_id,
+                document_tenant=tenant,
+            )
+        except RoundhouseError as error:
+            if error.entry.code in _INVALID:
+                return CallResult(error.message, mcp_items.invalid_call(error.message))
+            return CallResult(error.message, mcp_items.failed_server(error.entry.status, error.message))
+        return CallResult(result.text, mcp_items.failed_tool(result.text) if result.is_error else None)
+
+    def _take_part(self, part: bytes) -> None:
+        """Take a part of a round's stream: whole events, or a comment."""
+        exchange = self._exchange
+        self._client.slow_round()
+        if exchange.is_ended or part in (ROUND_OVER, exchange.answer.dialect.heartbeat):
+            return
+        if part.startswith(b":"):
+            if exchange.is_stream:
+                exchange.answer.send_comment(part, exchange.services.now())
+        else:
+            self._send(part)
+
+    def _send(self, events: bytes) -> None:
+        if events and self._exchange.is_stream and not self._exchange.is_ended:
+            self._exchange.answer.send_events(events)
+
+    def _end_answer(self, last_events: bytes) -> None:
+        exchange = self._exchange
+        if exchange.is_ended:
+            return
+        if exchange.is_stream:
+            if not exchange.answer.status:
+                self._send(last_events)
+                last_events = b""
+            exchange.answer.end_response(last_events)
+        else:
+            assert self._context.response is not None
+            exchange.answer.send_whole(200, JSON_LINE, encode_json(self._context.response))
+        exchange.close()
+
+    def _fails(self, answer: InnerAnswer, writer: RoundWriter) -> bool:
+        """End the request with the error of a round; return False if it had none."""
+        exchange = self._exchange
+        if exchange.is_ended:
+            return True
+        if answer.body and answer.status >= 400:
+            error = decode_json(answer.body)["error"]
+        elif writer.error is not None:
+            error = writer.error
+        elif answer.is_broken or writer.finish is None:
+            exchange.fail_request(RoundhouseError("engine_disconnected", "The engine's answer broke off."))
+            return True
+        else:
+            return False
+        self._fail(error, answer.lines)
+        return True
+
+    def _fail(self, error: Fields, lines: bytes) -> None:
+        """End the request with an error, which has every field of our envelope, in the form that the answer allows."""
+        exchange = self._exchange
+        own_error = _own_error(error, lines)
+        if own_error is not None:
+            exchange.fail_request(own_error)
+        else:
+            exchange.answer.send_whole(error["status"], JSON_LINE, encode_json({"error": error}))
+            exchange.close()
+
+    def _settle(self) -> None:
+        entry, self._entry = self._entry, None
+        if entry is not None:
+            entry.settle_request(
+                self._exchange.services.now(),
+                None if self._used.is_partial else self._used.total,
+                was_sent=self._used.was_sent,
+                is_failed=False,
+                passed_tokens=self._used.total,
+            )
+
+
+class _UsedTokens:
+    """The tokens of all rounds of a response, for the limits of its key."""
+
+    __slots__ = ("completion", "is_partial", "prompt", "was_sent")
+
+    def __init__(self) -> None:
+        self.prompt = 0
+        self.completion = 0
+        """Generated tokens; of a round whose engine sent no count, those that came."""
+        self.was_sent = False
+        """An engine was asked."""
+        self.is_partial = False
+        """Of an answer, or of a part of one, the engine sent no count."""
+
+    @property
+    def total(self) -> int:
+        """Tokens of prompts and answers together."""
+        return self.prompt + self.completion
+
+    def add(self, exchange: Exchange) -> None:
+        """Add a round that has ended."""
+        account = exchange.account
+        self.was_sent = self.was_sent or account.attempts > 0
+        if account.usage is None:
+            self.completion += account.passed_tokens
+            self.is_partial = self.is_partial or (account.attempts > 0 and exchange.answer.status < 400)
+        else:
+            self.prompt += account.usage.prompt
+            self.completion += account.usage.completion
+
+
+def _set_context(exchange: Exchange, _: ModelRoute, *, context: ResponseContext, outer: Exchange) -> None:
+    """Complete a round's request. `outer`: the client's request, of which it is a round."""
+    exchange.request.state = context
+    exchange.hides_paths, exchange.extra_text_bytes = outer.hides_paths, outer.extra_text_bytes
+
+
+def _own_error(error: Fields, lines: bytes) -> RoundhouseError | None:
+    """Return the error of the gateway's own that a round was answered with; None: it is the engine's. `lines`: header
+    lines of the answer."""
+    if error["code"] not in ERROR_CODES:
+        return None
+    after = next((line[12:] for line in lines.split(b"\r\n") if line.startswith(b"retry-after:")), None)
+    retry_after_s = None if after is None else float(after)
+    own_error = RoundhouseError(error["code"], error["message"], param=error.get("param"), retry_after_s=retry_after_s)
+    is_own = own_error.build_envelope(error.get("request_id")).error.model_dump() == error
+    return own_error if is_own else None

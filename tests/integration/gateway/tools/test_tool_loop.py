@@ -1,0 +1,423 @@
+"""The loop of tools in responses: the gateway runs the calls that the model makes, and the model goes on."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from openai.types.responses.response_output_item import McpApprovalRequest, McpCall, McpListTools
+
+from controller.schema.tools import McpServerRoute, ToolRoute
+from tests.fakes.fake_retrieval import fake_retrieval, file_hit
+from tests.fakes.fake_tool_model import Call, Fields, Move
+from tests.fakes.gateway_harness import until
+from tests.support.gateway_rest import nothing_left
+from tests.support.response_sockets import socket
+from tests.support.response_state import refusal
+from tests.support.responses import check_response, events_in, folded
+from tests.support.tool_loop import APPROVED, ASKS, BONN, HANGS, RESPONSES, SAYS, WEATHER, Loop, looping
+
+OWN: Fields = {"type": "function", "name": "own", "parameters": {"type": "object", "properties": {}}}
+TEXT = "It rains in Bonn."
+
+
+def kinds(response: Any) -> list[str]:
+    return [item.type for item in response.output]
+
+
+def call_and_result(loop: Loop, at: int = -1) -> tuple[list[tuple[str, str]], list[str]]:
+    """The calls and the results that a round's prompt has."""
+    messages = loop.messages(at)
+    functions = [call["function"] for each in messages for call in each.get("tool_calls") or ()]
+    calls = [(function["name"], function["arguments"]) for function in functions]
+    return calls, [each["content"] for each in messages if each["role"] == "tool"]
+
+
+async def test_a_call_is_run_and_the_model_answers_with_its_result() -> None:
+    async with looping(Move("I look.", [Call("weather__get", BONN)]), SAYS) as loop:
+        response = await loop.create()
+        listed, said, call, message = response.output
+        assert isinstance(listed, McpListTools)
+        assert [tool.name for tool in listed.tools] == ["fail", "get", "wait"]
+        assert isinstance(call, McpCall)
+        assert (call.server_label, call.name, call.arguments) == ("weather", "get", json.dumps(BONN))
+        assert (call.status, call.output, call.error) == ("completed", "Rain in Bonn", None)
+        assert [part.content[0].text for part in (said, message)] == ["I look.", TEXT]
+        assert response.status == "completed"
+        assert (response.usage.input_tokens, response.usage.output_tokens) == (20, 10)
+        assert response.tools[0].to_dict() == WEATHER
+        assert loop.servers.calls == [("weather__get", BONN)]
+        first, second = loop.model.requests
+        assert first["tools"] == second["tools"]
+        assert [tool["function"]["name"] for tool in first["tools"]] == [
+            "weather__fail",
+            "weather__get",
+            "weather__wait",
+        ]
+        assert loop.messages(0) == [{"role": "user", "content": "Weather?"}]
+        assert call_and_result(loop) == ([("weather__get", json.dumps(BONN))], ["Rain in Bonn"])
+
+        assert await loop.client.responses.retrieve(response.id) == response
+        [item] = [each async for each in loop.client.responses.input_items.list(response.id)]
+        assert "Weather?" in item.to_json()
+        await nothing_left(loop.here)
+
+
+async def test_a_stream_is_one_and_suits_openais_types() -> None:
+    async with looping(Move("I look.", [Call("weather__get", BONN)], "Hm."), SAYS) as loop:
+        async with loop.ask(stream=True) as answer:
+            assert (answer.status, answer.content_type) == (200, "text/event-stream")
+            stream = await answer.read()
+        response = folded(stream)
+        assert [item["type"] for item in response["output"]] == [
+            *("mcp_list_tools", "reasoning", "message", "mcp_call", "message")
+        ]
+        async with loop.client.responses.stream(model="m", input="Weather?", tools=[WEATHER]) as events:  # type: ignore[list-item]
+            told = [event.type async for event in events]
+            final = await events.get_final_response()
+        assert told[-1] == "response.completed"
+        assert final.output_text == TEXT
+
+
+async def test_a_later_request_continues_with_what_was_called() -> None:
+    async with looping(ASKS, SAYS, ASKS, SAYS) as loop:
+        first = await loop.create()
+        second = await loop.create(input="And now?", previous_response_id=first.id)
+        assert kinds(second) == ["mcp_call", "message"], "the tools were listed before"
+        assert call_and_result(loop, 2) == ([("weather__get", json.dumps(BONN))], ["Rain in Bonn"])
+        assert [each["role"] for each in loop.messages(3)] == [
+            *("user", "assistant", "tool", "assistant", "user"),
+            *("assistant", "tool"),
+        ]
+        # Clients that keep the items themselves send them back.
+        items: list[Any] = [
+            {"role": "user", "content": "Weather?"},
+            *first.to_dict()["output"],
+            {"role": "user", "content": "So?"},
+        ]
+        again = await loop.create(input=items, store=False)
+        assert kinds(again) == ["message"]
+        assert call_and_result(loop) == ([("weather__get", json.dumps(BONN))], ["Rain in Bonn"])
+        # Nor does one need the tools to read of them.
+        await loop.create(input="Bye", previous_response_id=second.id, tools=[])
+        assert "tools" not in loop.model.requests[-1]
+
+
+async def test_built_in_tools_are_the_server_roundhouse() -> None:
+    calculating = Move(calls=[Call("roundhouse__calculate", {"expression": "6*7"})])
+    async with looping(calculating, SAYS, tools=(ToolRoute(name="calculate"), ToolRoute(name="current_time"))) as loop:
+        tool = {
+            "type": "mcp",
+            "server_label": "roundhouse",
+            "require_approval": "never",
+            "allowed_tools": ["calculate"],
+        }
+        response = await loop.create(tools=[tool])
+        listed, call, _ = response.output
+        assert [each.name for each in listed.tools] == ["calculate"]
+        assert (call.server_label, call.name, call.status) == ("roundhouse", "calculate", "completed")
+        assert "42" in call.output
+        report = await loop.here.controller.report_where(lambda each: bool(each.tool_calls))
+        [record] = report.tool_calls
+        assert (record.tool, record.outcome) == ("calculate", "ok")
+
+
+@pytest.mark.parametrize(
+    ("called", "kind", "told"),
+    [
+        (Call("weather__get", {"town": "Bonn"}), "mcp_protocol_error", "'city' is a required property"),
+        (Call("weather__get", "{oops"), "mcp_protocol_error", "The arguments are not a JSON object."),
+        (Call("weather__other", BONN), "mcp_protocol_error", "There is no tool 'weather__other'."),
+        (Call("other", {}), "mcp_protocol_error", "There is no tool 'other'."),
+        (Call("weather__fail", BONN), "mcp_tool_execution_error", "There is no city Bonn"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_that_fails_is_told_to_the_model(called: Call, kind: str, told: str, stream: bool) -> None:
+    async with looping(Move(calls=[called]), SAYS) as loop:
+        async with loop.ask(stream=stream) as answer:
+            content = await answer.read()
+        response = folded(content) if stream else json.loads(content)
+        check_response(response)
+        _, call, message = response["output"]
+        assert (call["status"], call["error"]["type"], call["output"]) == ("failed", kind, None)
+        assert told in json.dumps(call["error"])
+        [result] = call_and_result(loop)[1]
+        assert told in result
+        assert message["content"][0]["text"] == TEXT
+
+
+async def test_two_calls_of_one_round_run_at_once() -> None:
+    async with looping(Move(calls=[Call("weather__wait", BONN), Call("weather__wait", {"city": "Ulm"})]), SAYS) as loop:
+        async with loop.ask(stream=True) as answer:
+            await loop.until_in_tool(2)
+            assert loop.model.running == 0
+            loop.release.set()
+            response = folded(await answer.read())
+        assert [item["output"] for item in response["output"][1:3]] == ["Rain in Bonn", "Rain in Ulm"]
+        assert sorted(call_and_result(loop)[1]) == ["Rain in Bonn", "Rain in Ulm"]
+        results = [each for each in loop.messages() if each["role"] == "tool"]
+        assert [each["tool_call_id"] for each in results if each["content"] == "Rain in Ulm"] == ["c1"]
+
+
+async def test_a_model_that_calls_for_ever_is_stopped() -> None:
+    async with looping(ASKS) as loop:
+        response = await loop.create()
+        assert (response.status, len(loop.model.requests)) == ("completed", 16)
+        assert len(loop.servers.calls) == 15
+        assert "at most 16 rounds" in response.output[-1].to_json()
+        assert [request.get("tool_choice") for request in loop.model.requests[-2:]] == [None, "none"]
+        assert response.usage.total_tokens == 16 * 15
+        limited = await loop.create(max_tool_calls=2)
+        assert len(loop.servers.calls) == 17
+        assert "`max_tool_calls`" in limited.output[-1].to_json()
+
+
+async def test_tokens_are_limited_over_all_rounds() -> None:
+    async with looping(ASKS) as loop:
+        response = await loop.create(max_output_tokens=12)
+        assert [request["max_tokens"] for request in loop.model.requests] == [12, 7, 2]
+        assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+
+
+async def test_a_call_of_the_clients_own_is_the_clients() -> None:
+    async with looping(Move(calls=[Call("own"), Call("weather__get", BONN)]), SAYS) as loop:
+        tools = [WEATHER, OWN]
+        response = await loop.create(tools=tools)
+        assert kinds(response) == ["mcp_list_tools", "function_call", "mcp_call"]
+        output: Any = {"type": "function_call_output", "call_id": response.output[1].call_id, "output": "mine"}
+        went_on = await loop.create(input=[output], previous_response_id=response.id, tools=tools)
+        assert went_on.output_text == TEXT
+        assert call_and_result(loop)[1] == ["Rain in Bonn", "mine"]
+
+
+async def test_an_approval_is_asked_for_and_given() -> None:
+    async with looping(ASKS, SAYS) as loop:
+        asked = await loop.create(tools=[APPROVED])
+        [_, request] = asked.output
+        assert isinstance(request, McpApprovalRequest)
+        assert (request.server_label, request.name, request.arguments) == ("weather", "get", json.dumps(BONN))
+        assert (asked.status, loop.servers.calls) == ("completed", [])
+        given: Any = [{"type": "mcp_approval_response", "approval_request_id": request.id, "approve": True}]
+        response = await loop.create(input=given, previous_response_id=asked.id, tools=[APPROVED])
+        call, message = response.output
+        assert (call.approval_request_id, call.output) == (request.id, "Rain in Bonn")
+        assert message.content[0].text == TEXT
+        assert loop.servers.calls == [("weather__get", BONN)]
+        assert call_and_result(loop) == ([("weather__get", json.dumps(BONN))], ["Rain in Bonn"])
+        by_reference: Any = [{"type": "item_reference", "id": request.id}, *given]
+        referred = await loop.create(input=by_reference, tools=[APPROVED])
+        assert referred.output[1].output == "Rain in Bonn"
+        loop.servers.calls.pop()
+        later = await loop.create(input="And?", previous_response_id=response.id, tools=[APPROVED])
+        assert (later.output_text, len(loop.servers.calls)) == (TEXT, 1)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_approval_is_refused(stream: bool) -> None:
+    async with looping(ASKS, SAYS) as loop:
+        asked = await loop.create(tools=[APPROVED])
+        refused = {"type": "mcp_approval_response", "approval_request_id": asked.output[1].id, "approve": False}
+        async with loop.ask(input=[refused], previous_response_id=asked.id, tools=[APPROVED], stream=stream) as answer:
+            content = await answer.read()
+        response = folded(content) if stream else json.loads(content)
+        assert [item["type"] for item in response["output"]] == ["message"]
+        assert loop.servers.calls == []
+        assert call_and_result(loop)[1] == ["The user did not approve this call, so it was not run."]
+
+
+async def test_an_approval_is_never_answered() -> None:
+    async with looping(ASKS, SAYS) as loop:
+        asked = await loop.create(tools=[APPROVED])
+        later = await loop.create(input="Never mind.", previous_response_id=asked.id, tools=[APPROVED])
+        assert (later.output_text, loop.servers.calls) == (TEXT, [])
+        assert [each["role"] for each in loop.messages()] == ["user", "user"]
+
+
+async def test_what_cannot_be_approved() -> None:
+    async with looping(ASKS, SAYS) as loop:
+        asked = await loop.create(tools=[APPROVED])
+        answer: Any = {"type": "mcp_approval_response", "approval_request_id": asked.output[1].id, "approve": True}
+        for tools, place in (
+            ([], "input[0].approve"),
+            ([{**APPROVED, "allowed_tools": ["wait"]}], "input[0].approval_request_id"),
+        ):
+            asking = loop.create(input=[answer], previous_response_id=asked.id, tools=tools)
+            assert await refusal(asking) == (400, "invalid_request", place)
+        alone = loop.create(input=[{**answer, "approval_request_id": "mcpr_x"}], tools=[APPROVED])
+        assert await refusal(alone) == (400, "invalid_request", "input[0].approval_request_id")
+        assert not loop.servers.calls
+        await nothing_left(loop.here)
+
+
+async def test_servers_that_are_not_declared_are_refused() -> None:
+    elsewhere: Fields = {"type": "mcp", "server_label": "docs", "server_url": "https://docs.example.org/mcp"}
+    async with looping(SAYS) as loop:
+        for tools, place in (
+            ([elsewhere], "tools[0].server_label"),
+            ([{"type": "mcp", "server_label": "docs"}, OWN], "tools[0].server_label"),
+            ([{**WEATHER, "server_url": "https://docs.example.org/mcp"}], "tools[0].server_url"),
+        ):
+            assert await refusal(loop.create(tools=tools)) == (400, "invalid_request", place)
+        response = await loop.create(tools=[OWN, elsewhere])
+        assert kinds(response) == ["message"]
+        assert [tool["function"]["name"] for tool in loop.model.requests[-1]["tools"]] == ["own"]
+
+
+async def test_a_server_that_is_down_is_told() -> None:
+    down = McpServerRoute(name="docs", url=None, reason="Its container ended.")
+    async with looping(SAYS, mcp_servers=(down,)) as loop:
+        response = await loop.create(tools=[{"type": "mcp", "server_label": "docs"}, WEATHER])
+        first, second, message = response.output
+        assert (first.server_label, first.tools, first.error) == (
+            *("docs", [], "The MCP server docs is not reachable now."),
+        )
+        assert (second.server_label, second.error, message.type) == ("weather", None, "message")
+
+
+async def test_in_the_background() -> None:
+    async with looping(
+        Move("I look.", [Call("weather__wait", BONN)]), SAYS, Move(calls=[Call("weather__wait", BONN)]), SAYS
+    ) as loop:
+        queued = await loop.create(background=True)
+        assert queued.status == "queued"
+        await loop.until_in_tool()
+        running = await loop.client.responses.retrieve(queued.id)
+        assert (running.status, running.output) == ("in_progress", [])
+        loop.release.set()
+        found: list[Any] = []
+
+        async def look() -> None:
+            found.append(await loop.client.responses.retrieve(queued.id))
+
+        while not found or found[-1].status == "in_progress":
+            await look()
+        assert (found[-1].status, found[-1].output_text) == ("completed", f"I look.{TEXT}")
+        events = [event async for event in await loop.client.responses.retrieve(queued.id, stream=True)]
+        assert [event.sequence_number for event in events] == list(range(len(events)))
+        assert "response.mcp_call.completed" in [event.type for event in events]
+
+        async with loop.ask(background=True, stream=True) as answer:
+            sent = await answer.read()
+        response = folded(sent)
+        async with loop.here.client.get(f"{loop.here.url}{RESPONSES}/{response['id']}?stream=true") as again:
+            assert events_in(await again.read() + b"data: [DONE]\n\n" * 0) == events_in(sent)
+
+
+async def test_over_websocket() -> None:
+    async with looping(ASKS, SAYS) as loop, socket(loop.here) as client:
+        await client.send(input="Weather?", tools=[WEATHER], store=False)
+        first = (await client.turn())[-1]["response"]
+        assert [item["type"] for item in first["output"]] == ["mcp_list_tools", "mcp_call", "message"]
+        second = await client.ask("And?", previous_response_id=first["id"], tools=[WEATHER], store=False)
+        assert [item["type"] for item in second["output"]] == ["message"]
+        assert call_and_result(loop) == ([("weather__get", json.dumps(BONN))], ["Rain in Bonn"])
+        empty = await client.ask("Later", tools=[WEATHER], generate=False)
+        assert (empty["status"], empty["output"]) == ("completed", [])
+
+
+async def test_in_a_conversation() -> None:
+    async with looping(ASKS, SAYS) as loop:
+        conversation = await loop.client.conversations.create()
+        await loop.create(conversation=conversation.id)
+        assert [item.type async for item in loop.client.conversations.items.list(conversation.id, order="asc")] == [
+            *("message", "mcp_list_tools", "mcp_call", "message")
+        ]
+        again = await loop.create(input="And?", conversation=conversation.id)
+        assert kinds(again) == ["message"]
+        assert call_and_result(loop)[1] == ["Rain in Bonn"]
+
+
+async def test_files_are_searched_beside() -> None:
+    async with fake_retrieval() as retrieval:
+        retrieval.stores = {"vs": [file_hit(1, "Bonn is on the Rhine.")]}
+        async with looping(ASKS, Move("It rains [1]."), retrieval_url=retrieval.url) as loop:
+            search: Fields = {"type": "file_search", "vector_store_ids": ["vs"]}
+            async with loop.ask(tools=[search, WEATHER], stream=True) as answer:
+                response = folded(await answer.read())
+            assert [item["type"] for item in response["output"]] == [
+                *("file_search_call", "mcp_list_tools", "mcp_call", "message")
+            ]
+            assert len(response["output"][-1]["content"][0]["annotations"]) == 1
+            assert len(retrieval.file_searches) == 1
+            first, second = (loop.messages(at)[0]["content"] for at in (0, 1))
+            assert "Bonn is on the Rhine." in first
+            assert first == second
+
+
+async def test_tools_of_servers_count_as_the_prompts() -> None:
+    async with looping(SAYS) as loop:
+        counted = {"model": "m", "input": "Hi", "tools": [{**WEATHER, "server_label": "docs"}]}
+        async with loop.here.post(RESPONSES + "/input_tokens", **counted) as answer:
+            assert (answer.status, (await answer.json())["error"]["param"]) == (400, "tools[0].server_label")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_engine_that_refuses_the_first_round_is_told_as_ever(stream: bool) -> None:
+    async with looping(Move(error="too hot")) as loop:
+        async with loop.ask(stream=stream) as answer:
+            told = await answer.json()
+        assert (answer.status, told["error"]["message"]) == (400, "too hot")
+        await nothing_left(loop.here)
+
+
+async def test_an_engine_that_refuses_a_later_round() -> None:
+    async with looping(ASKS, Move(error="too hot")) as loop:
+        async with loop.ask(stream=True) as answer:
+            response = folded(await answer.read())
+        assert (response["status"], response["error"]["message"]) == ("failed", "too hot")
+        assert [item["type"] for item in response["output"]] == ["mcp_list_tools", "mcp_call"]
+        async with loop.ask() as answer:
+            assert (answer.status, (await answer.json())["error"]["message"]) == (400, "too hot")
+        await nothing_left(loop.here)
+
+
+async def test_a_model_that_is_not_loaded_is_told_as_ever() -> None:
+    async with looping(SAYS, m={"state": "unloaded"}) as loop:
+        for stream in (False, True):
+            async with loop.ask(stream=stream) as answer:
+                told = await answer.json()
+            assert (answer.status, told["error"]["code"]) == (503, "model_not_loaded")
+            assert told["error"]["request_id"] == answer.headers["x-request-id"]
+            async with loop.here.post(RESPONSES, model="m", input="Hi") as plain:
+                assert plain.headers.get("retry-after") == answer.headers.get("retry-after")
+                assert (await plain.json())["error"]["message"] == told["error"]["message"]
+
+
+async def test_what_the_engine_is_asked_is_what_the_client_asked() -> None:
+    async with looping(ASKS, SAYS) as loop:
+        await loop.create(temperature=0.5, instructions="Be brief.", parallel_tool_calls=False, tool_choice="required")
+        first, second = loop.model.requests
+        for request in (first, second):
+            assert (request["temperature"], request["parallel_tool_calls"]) == (0.5, False)
+            assert request["messages"][0] == {"role": "system", "content": "Be brief."}
+        assert (first["tool_choice"], second["tool_choice"]) == ("required", "auto")
+        await until(lambda: not loop.model.running, "the engine rests")
+
+
+async def test_a_body_of_megabytes_and_calls_by_the_dozen() -> None:
+    calls = [Call("weather__get", {"city": f"city {number}"}) for number in range(40)]
+    async with looping(Move(calls=calls), SAYS) as loop:
+        text = "Weather? " + "long " * 400_000
+        response = await loop.create(input=text)
+        assert [item.output for item in response.output[1:-1]] == [f"Rain in city {number}" for number in range(40)]
+        assert loop.messages(0) == loop.messages(1)[:1] == [{"role": "user", "content": text}]
+        items: list[Any] = [each async for each in loop.client.responses.input_items.list(response.id)]
+        assert [item.content[0].text for item in items] == [text]
+
+
+async def test_clients_are_kept_waiting_by_comments_while_a_tool_runs() -> None:
+    async with looping(HANGS, SAYS, heartbeat_s=0.1) as loop:
+        headers = {"x-progress": "true"}
+        asked = {"model": "m", "input": "x", "tools": [WEATHER], "stream": True}
+        async with loop.here.client.post(loop.here.url + RESPONSES, json=asked, headers=headers) as answer:
+            stream = b""
+            while b"mcp_call_arguments.done" not in stream or not stream.endswith(b": ka\n\n"):
+                stream += await answer.content.readany()
+            loop.release.set()
+            stream += await answer.read()
+        assert folded(stream)["status"] == "completed"
+        comments = {event for event in stream.split(b"\n\n") if event.startswith(b":")}
+        assert any(comment.startswith(b": progress") for comment in comments), comments
+        assert b": round over" not in comments

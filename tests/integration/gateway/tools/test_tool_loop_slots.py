@@ -1,0 +1,118 @@
+"""Slots and limits of loops of tools: each round queues and takes a slot, and no slot is held while a tool runs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from tests.fakes.fake_tool_model import Fields, Move
+from tests.fakes.gateway_harness import until
+from tests.support.gateway_rest import nothing_left
+from tests.support.queueing import Clock, clock, key
+from tests.support.tool_loop import ASKS, HANGS, RESPONSES, SAYS, WEATHER, looping
+
+__all__ = ["clock"]
+
+LOOPS = 20
+SLOTS = 4
+
+
+def decide(body: Fields) -> Move:
+    """Wait in a tool once, then answer; answer at once without tools."""
+    if not body.get("tools"):
+        return Move("Plain.")
+    return SAYS if any(each["role"] == "tool" for each in body["messages"]) else HANGS
+
+
+async def test_nobody_waits_for_a_tool() -> None:
+    async with looping(decide=decide, m={"target_inflight": SLOTS}) as loop:
+        loops = [asyncio.ensure_future(loop.create()) for _ in range(LOOPS)]
+        await loop.until_in_tool(LOOPS)
+        assert loop.model.most_running <= SLOTS
+        await nothing_left(loop.here)
+        # All loops wait for their tools, and all slots are free.
+        others = await asyncio.gather(*(loop.client.responses.create(model="m", input="Hi") for _ in range(LOOPS)))
+        assert [each.output_text for each in others] == ["Plain."] * LOOPS
+        assert loop.servers.running == LOOPS
+        loop.release.set()
+        responses = await asyncio.gather(*loops)
+        assert [each.output_text for each in responses] == ["It rains in Bonn."] * LOOPS
+        assert loop.model.most_running <= SLOTS
+        await nothing_left(loop.here)
+
+
+async def test_each_round_queues() -> None:
+    async with looping(decide=decide, m={"target_inflight": 1, "queue_limit": 1}) as loop:
+        asking = asyncio.ensure_future(loop.create())
+        await loop.until_in_tool()
+        held = asyncio.ensure_future(loop.client.responses.create(model="m", input="Hi", extra_body={"hold": True}))
+        assert (await held).output_text == "Plain."
+        loop.release.set()
+        assert (await asking).output_text == "It rains in Bonn."
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_key_pays_for_all_rounds_once(stream: bool, clock: Clock) -> None:
+    keys = (key("a", tools=["weather__*"], tokens_per_minute=10_000, requests_per_minute=10, concurrency=1),)
+    async with looping(ASKS, ASKS, SAYS, keys=keys) as loop:
+        headers = {"authorization": "Bearer secret-a"}
+        asked = {"model": "m", "input": "x", "tools": [WEATHER], "stream": stream}
+        async with loop.here.client.post(loop.here.url + RESPONSES, json=asked, headers=headers) as answer:
+            await answer.read()
+            assert answer.status == 200
+        assert len(loop.model.requests) == 3
+        server: Any = loop.here.server
+        limits = server._gateway.inference._services.limits
+        await until(lambda: limits.count_inflight("a") == 0, "the request is not counted any more")
+        usage = limits._states["a"]
+        assert (usage.token_bucket.level, usage.request_bucket.level) == (10_000 - 45, 9)
+
+
+async def test_a_client_that_leaves_pays_for_what_came(clock: Clock) -> None:
+    keys = (key("a", tools=["weather__*"], tokens_per_minute=10_000),)
+    async with looping(ASKS, HANGS, SAYS, keys=keys) as loop:
+        asking = asyncio.ensure_future(loop.create())
+        await loop.until_in_tool()
+        asking.cancel()
+        server: Any = loop.here.server
+        limits = server._gateway.inference._services.limits
+        await until(lambda: limits.count_inflight("a") == 0, "the request is not counted any more")
+        assert limits._states["a"].token_bucket.level == 10_000 - 30, "two rounds of 15 tokens"
+
+
+async def test_a_client_that_leaves_in_a_round_saves_nothing(clock: Clock) -> None:
+    keys = (key("a", tools=["weather__*"], tokens_per_minute=10_000),)
+    async with looping(ASKS, Move("It rains.", holds=True), keys=keys) as loop:
+        asking = asyncio.ensure_future(loop.create(max_output_tokens=5000))
+        await until(lambda: len(loop.model.requests) == 2 and loop.model.running == 1, "the second round runs")
+        asking.cancel()
+        server: Any = loop.here.server
+        limits = server._gateway.inference._services.limits
+        await until(lambda: limits.count_inflight("a") == 0, "the request is not counted any more")
+        assert 4_900 < limits._states["a"].token_bucket.level < 5_000, "as many as were announced"
+
+
+async def test_one_that_is_refused_pays_nothing() -> None:
+    keys = (key("a", tools=["weather__*"], tokens_per_minute=1000, requests_per_minute=10),)
+    async with looping(SAYS, keys=keys, m={"state": "unloaded"}) as loop:
+        headers = {"authorization": "Bearer secret-a"}
+        asked = {"model": "m", "input": "x", "tools": [WEATHER]}
+        async with loop.here.client.post(loop.here.url + RESPONSES, json=asked, headers=headers) as answer:
+            assert (answer.status, answer.headers["x-ratelimit-limit-tokens"]) == (503, "1000")
+        server: Any = loop.here.server
+        usage = server._gateway.inference._services.limits._states["a"]
+        await until(lambda: usage.inflight == 0, "the request is not counted any more")
+        assert (usage.token_bucket.level, usage.request_bucket.level) == (1000, 10)
+
+
+async def test_metrics_count_tokens_once() -> None:
+    async with looping(ASKS, SAYS) as loop:
+        await loop.create()
+        metrics = await loop.here.metrics()
+        counted = [line for line in metrics.splitlines() if line.startswith("roundhouse_gateway_tokens_total{")]
+        assert sorted(line.rpartition(" ")[2] for line in counted if "m" in line) == ["10.0", "20.0"], json.dumps(
+            counted
+        )

@@ -1,0 +1,105 @@
+"""A gateway whose model calls tools of the MCP server `weather`, and what tests ask of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import openai
+
+from controller.schema.keys import Key
+from controller.schema.tools import McpServerRoute, ToolRoute
+from gateway.tools.spec import ToolCall, ToolResult
+from tests.fakes.fake_controller import route
+from tests.fakes.fake_tool_model import Call, Fields, Move, ToolModel, tool_model
+from tests.fakes.fake_tool_servers import FakeServers, FakeTool, install
+from tests.fakes.gateway_harness import GatewayHarness, gateway_harness, until
+
+CHAT = "/v1/chat/completions"
+RESPONSES = "/v1/responses"
+WEATHER: Fields = {"type": "mcp", "server_label": "weather", "require_approval": "never"}
+APPROVED: Fields = {"type": "mcp", "server_label": "weather"}
+BONN = {"city": "Bonn"}
+ASKS = Move(calls=[Call("weather__get", BONN)])
+HANGS = Move(calls=[Call("weather__wait", BONN)])
+SAYS = Move("It rains in Bonn.")
+
+
+@dataclass
+class Loop:
+    """The gateway, its model `m`, and the tools `weather__get`, `weather__wait` and `weather__fail`."""
+
+    here: GatewayHarness
+    model: ToolModel
+    servers: FakeServers
+    client: openai.AsyncOpenAI
+    release: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set: calls of `weather__wait` end."""
+
+    def ask(self, *, tools: Any = None, **fields: Any) -> Any:
+        """A response by POST; an async context manager, as aiohttp's."""
+        asked = {"model": "m", "input": "Weather?", "tools": [WEATHER] if tools is None else tools, **fields}
+        return self.here.post(RESPONSES, **asked)
+
+    async def create(self, *, tools: Any = None, **fields: Any) -> Any:
+        """A response by OpenAI's client."""
+        asked = {"model": "m", "input": "Weather?", "tools": [WEATHER] if tools is None else tools, **fields}
+        return await self.client.responses.create(**asked)
+
+    def messages(self, at: int = -1) -> list[Fields]:
+        """What the engine was sent."""
+        messages: list[Fields] = self.model.requests[at]["messages"]
+        return messages
+
+    async def until_in_tool(self, count: int = 1) -> None:
+        """Wait until so many calls run."""
+        await until(lambda: self.servers.running == count, f"{count} calls run")
+
+    def as_key(self, name: str) -> openai.AsyncOpenAI:
+        """The client with that key."""
+        return self.client.with_options(api_key=f"secret-{name}")
+
+
+async def get(call: ToolCall) -> ToolResult:
+    """It rains everywhere."""
+    return ToolResult(f"Rain in {call.arguments['city']}")
+
+
+async def fail(call: ToolCall) -> ToolResult:
+    """It fails."""
+    return ToolResult(f"There is no city {call.arguments['city']}", is_error=True)
+
+
+@asynccontextmanager
+async def looping(
+    *moves: Move,
+    keys: tuple[Key, ...] = (),
+    tools: tuple[ToolRoute, ...] = (),
+    mcp_servers: tuple[McpServerRoute, ...] = (),
+    m: Fields | None = None,
+    decide: Any = None,
+    **settings: Any,
+) -> AsyncIterator[Loop]:
+    """A gateway with these settings, and a model that makes these moves. `m`: fields of the model's route."""
+    async with tool_model(*moves, decide=decide) as model, gateway_harness(**settings) as here:
+        api_key = f"secret-{keys[0].name}" if keys else "none"
+        async with openai.AsyncOpenAI(base_url=here.url + "/v1", api_key=api_key, max_retries=0) as client:
+            loop = Loop(here, model, FakeServers(), client)
+
+            async def wait(call: ToolCall) -> ToolResult:
+                await loop.release.wait()
+                return await get(call)
+
+            loop.servers = install(
+                here, FakeTool("weather__get", get), FakeTool("weather__wait", wait), FakeTool("weather__fail", fail)
+            )
+            models = [route("m", [model.url], apis=(CHAT,), **(m or {}))]
+            stamp = await here.controller.publish(*models, keys=keys, tools=tools, mcp_servers=mcp_servers)
+            await here.controller.acknowledged(stamp)
+            try:
+                yield loop
+            finally:
+                loop.release.set()

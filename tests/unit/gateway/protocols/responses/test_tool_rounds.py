@@ -1,0 +1,404 @@
+"""Responses in rounds: one stream of them all, what each round asks, and where the response ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from controller.schema.errors import RoundhouseError
+from gateway.protocols.common.conversation import Assistant, Call, Text, Tokens, ToolChoice, ToolResult, User
+from gateway.protocols.responses.mcp_items import REFUSED, failed_tool
+from gateway.protocols.responses.replayed_events import replay_events
+from gateway.protocols.responses.rounds_writer import ROUND_OVER, RoundsWriter, RoundWriter
+from gateway.protocols.responses.tool_rounds import MOST_ROUNDS, CallResult
+from tests.support.responses import Fields, context, events_in, folded
+from tests.support.tool_rounds import BONN, OWN, WEATHER, Played, Turn, play, servers_of
+
+DONE = b"data: [DONE]\n\n"
+ASKS = Turn(calls=[("weather__get", BONN)])
+SAYS = Turn("Rain.")
+ALWAYS: Fields = {"type": "mcp", "server_label": "weather"}
+
+
+def kinds(played: Played) -> list[str]:
+    """Types of the events, with that of the item where one begins or ends."""
+    events = events_in(played.stream)
+    return [event["type"].removeprefix("response.") + _item_kind(event) for event in events]
+
+
+def _item_kind(event: Fields) -> str:
+    return f" {event['item']['type']}" if "item" in event else ""
+
+
+def items(played: Played) -> list[tuple[str, str | None]]:
+    return [(item["type"], item.get("status")) for item in played.response["output"]]
+
+
+def test_one_call_and_the_answer_are_one_stream() -> None:
+    played = play(Turn("I look.", [("weather__get", BONN)], "Hm."), SAYS)
+    assert kinds(played) == [
+        "created",
+        "in_progress",
+        "output_item.added mcp_list_tools",
+        "mcp_list_tools.in_progress",
+        "mcp_list_tools.completed",
+        "output_item.done mcp_list_tools",
+        "output_item.added reasoning",
+        "content_part.added",
+        "reasoning.delta",
+        "reasoning.done",
+        "content_part.done",
+        "output_item.done reasoning",
+        "output_item.added message",
+        "content_part.added",
+        "output_text.delta",
+        "output_text.done",
+        "content_part.done",
+        "output_item.done message",
+        "output_item.added mcp_call",
+        "mcp_call.in_progress",
+        "mcp_call_arguments.delta",
+        "mcp_call_arguments.delta",
+        "mcp_call_arguments.done",
+        "mcp_call.completed",
+        "output_item.done mcp_call",
+        "output_item.added message",
+        "content_part.added",
+        "output_text.delta",
+        "output_text.done",
+        "content_part.done",
+        "output_item.done message",
+        "completed",
+    ]
+    assert folded(played.stream) == played.response
+    call = played.response["output"][3]
+    assert call == {
+        "id": "mcp_0",
+        "type": "mcp_call",
+        "status": "completed",
+        "approval_request_id": None,
+        "server_label": "weather",
+        "name": "get",
+        "arguments": BONN,
+        "output": "get: rain",
+        "error": None,
+    }
+    assert played.response["usage"] == {
+        "input_tokens": 20,
+        "input_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 0},
+        "output_tokens": 10,
+        "output_tokens_details": {"reasoning_tokens": 2},
+        "total_tokens": 30,
+    }
+    first, second = played.prompts
+    assert (
+        [tool.name for tool in first.tools] == [tool.name for tool in second.tools] == ["weather__get", "weather__set"]
+    )
+    assert first.turns == (User((Text("Weather?"),), place="input[0]"),)
+    assert second.turns == (
+        *first.turns,
+        Assistant("I look.", "Hm.", (Call("c0", "weather__get", BONN),)),
+        ToolResult("c0", (Text("get: rain"),)),
+    )
+    assert [(asked["stream"], asked["store"]) for asked in played.fields] == [(True, False)] * 2
+
+
+def test_two_calls_at_once_and_a_second_round_of_calls() -> None:
+    both = Turn(calls=[("weather__get", BONN), ("weather__set", BONN)])
+    played = play(both, Turn("And again.", [("weather__get", "")]), SAYS)
+    assert folded(played.stream) == played.response
+    assert items(played)[1:] == [("mcp_call", "completed")] * 2 + [
+        ("message", "completed"),
+        ("mcp_call", "completed"),
+        ("message", "completed"),
+    ]
+    assert [type(turn).__name__ for turn in played.prompts[-1].turns] == [
+        *("User", "Assistant", "ToolResult", "ToolResult"),
+        *("Assistant", "ToolResult"),
+    ]
+    assert played.ran == ["weather__get", "weather__set", "weather__get"]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "told"),
+    [
+        ("weather__nothing", BONN, "There is no tool 'weather__nothing'."),
+        ("nothing", "{}", "There is no tool 'nothing'."),
+        ("weather__get", "[1]", "The arguments are not a JSON object."),
+        ("weather__get", '{"city', "The arguments are not a JSON object."),
+    ],
+)
+def test_a_call_that_no_tool_takes_is_told_to_the_model(name: str, arguments: str, told: str) -> None:
+    played = play(Turn(calls=[(name, arguments)]), SAYS)
+    assert folded(played.stream) == played.response
+    assert not played.ran
+    call = played.response["output"][1]
+    assert (call["status"], call["server_label"], call["output"]) == ("failed", "weather", None)
+    assert call["name"] == name.removeprefix("weather__")
+    assert call["error"] == {"type": "mcp_protocol_error", "code": -32602, "message": told}
+    assert call["arguments"] == arguments
+    said, result = played.prompts[1].turns[1:]
+    assert isinstance(said, Assistant)
+    assert said.calls == (Call("c0", name, BONN if arguments == BONN else "{}"),)
+    assert result == ToolResult("c0", (Text(told),))
+
+
+def test_a_tool_that_failed_is_told_to_the_model() -> None:
+    played = play(ASKS, SAYS, run=lambda _: CallResult("No such city.", failed_tool("No such city.")))
+    assert folded(played.stream) == played.response
+    assert "mcp_call.failed" in kinds(played)
+    assert played.response["output"][1]["error"] == {
+        "type": "mcp_tool_execution_error",
+        "content": [{"type": "text", "text": "No such city."}],
+    }
+    assert played.prompts[1].turns[-1] == ToolResult("c0", (Text("No such city."),))
+
+
+def test_endless_calls_end_with_a_round_without_tools() -> None:
+    played = play(ASKS)
+    assert folded(played.stream) == played.response
+    assert (played.response["status"], len(played.fields)) == ("completed", MOST_ROUNDS)
+    assert len(played.ran) == MOST_ROUNDS - 1
+    *_, call = played.response["output"]
+    assert call["error"]["message"] == "The call was not run: a response has at most 16 rounds."
+    assert [prompt.tool_choice for prompt in played.prompts] == [None] * 15 + [ToolChoice("none")]
+    own = play(ASKS, tools=[OWN, WEATHER])
+    assert [[tool.name for tool in prompt.tools] for prompt in own.prompts[-2:]] == [
+        ["own", "weather__get", "weather__set"],
+        ["own"],
+    ]
+
+
+def test_a_request_may_limit_its_calls() -> None:
+    both = Turn(calls=[("weather__get", BONN), ("weather__set", BONN)])
+    played = play(both, SAYS, max_tool_calls=1)
+    assert folded(played.stream) == played.response
+    assert played.ran == ["weather__get"]
+    assert [item.get("error") and item["error"]["message"] for item in played.response["output"][1:3]] == [
+        None,
+        "The call was not run: the response may have no more calls (`max_tool_calls`).",
+    ]
+    assert played.prompts[1].tool_choice == ToolChoice("none")
+
+
+def test_tokens_count_over_all_rounds() -> None:
+    played = play(ASKS, SAYS, max_output_tokens=7)
+    assert [asked["max_output_tokens"] for asked in played.fields] == [7, 2]
+    assert played.response["max_output_tokens"] == 7
+    spent = play(ASKS, SAYS, max_output_tokens=5)
+    assert folded(spent.stream) == spent.response
+    assert (spent.response["status"], len(spent.fields), spent.ran) == ("incomplete", 1, ["weather__get"])
+    assert spent.response["incomplete_details"] == {"reason": "max_output_tokens"}
+
+
+def test_a_call_that_was_cut_off_is_not_run() -> None:
+    played = play(Turn(calls=[("weather__get", '{"city')], finish="length"))
+    assert folded(played.stream) == played.response
+    assert (played.response["status"], played.ran) == ("incomplete", [])
+    assert items(played)[-1] == ("mcp_call", "incomplete")
+    withheld = play(Turn("Well", [("weather__get", '{"ci')], finish="length"), tools=[ALWAYS])
+    assert withheld.response["output"][1:] == [
+        {"id": "msg_1", "type": "message", "status": "incomplete", "role": "assistant",
+         "content": [{"type": "output_text", "text": "Well", "annotations": [], "logprobs": []}]},
+    ]  # fmt: skip
+
+
+def test_a_call_of_the_clients_ends_the_response() -> None:
+    played = play(Turn(calls=[("own", "{}"), ("weather__get", BONN)]), tools=[WEATHER, OWN])
+    assert folded(played.stream) == played.response
+    assert items(played)[1:] == [("function_call", "completed"), ("mcp_call", "completed")]
+    assert (len(played.fields), played.ran) == (1, ["weather__get"])
+    # The client answers its own call, and goes on.
+    output: Fields = {"type": "function_call_output", "call_id": "c0", "output": "ok"}
+    went_on = play(SAYS, history=[{"role": "user", "content": "Hi"}, *played.response["output"]], input=[output],
+                   tools=[WEATHER, OWN])  # fmt: skip
+    assert "mcp_list_tools" not in [item["type"] for item in went_on.response["output"]], "it was listed before"
+    _, said, *results = went_on.prompts[0].turns
+    assert isinstance(said, Assistant)
+    assert [call.name for call in said.calls] == ["own", "weather__get"]
+    assert results == [ToolResult("mcp_0", (Text("get: rain"),)), ToolResult("c0", (Text("ok"),))]
+
+
+@pytest.mark.parametrize(
+    ("choice", "first", "later"),
+    [
+        ("required", ToolChoice("required"), ToolChoice("auto")),
+        ({"type": "mcp", "server_label": "weather"}, ToolChoice("required"), ToolChoice("auto")),
+        (
+            {"type": "mcp", "server_label": "weather", "name": "get"},
+            ToolChoice("named", "weather__get"),
+            ToolChoice("auto"),
+        ),
+        (
+            {"type": "allowed_tools", "mode": "required", "tools": [{"type": "mcp", "server_label": "weather"}]},
+            ToolChoice("required"),
+            ToolChoice("auto"),
+        ),
+        ("none", ToolChoice("none"), ToolChoice("none")),
+    ],
+)
+def test_a_choice_forces_the_first_round_alone(choice: Any, first: ToolChoice, later: ToolChoice) -> None:
+    played = play(ASKS, SAYS, tool_choice=choice)
+    assert folded(played.stream) == played.response
+    assert [prompt.tool_choice for prompt in played.prompts] == [first, later]
+    assert played.response["tool_choice"] == choice
+
+
+def test_a_server_that_is_down_is_told_and_the_others_serve() -> None:
+    down = {"type": "mcp", "server_label": "down"}
+    played = play(SAYS, tools=[down, WEATHER])
+    assert folded(played.stream) == played.response
+    first, second, _ = played.response["output"]
+    assert first == {
+        "id": "mcpl_0",
+        "type": "mcp_list_tools",
+        "server_label": "down",
+        "tools": [],
+        "error": "It cannot be reached.",
+    }
+    assert second["tools"] == [
+        {"name": name, "description": told, "input_schema": schema, "annotations": {"readOnlyHint": name == "get"}}
+        for name, told, schema in (
+            ("get", "Says the weather.", second["tools"][0]["input_schema"]),
+            ("set", "Makes the weather.", second["tools"][0]["input_schema"]),
+        )
+    ]
+
+
+def test_a_call_that_needs_an_approval_ends_the_response() -> None:
+    mixed: Fields = {**ALWAYS, "require_approval": {"never": {"tool_names": ["get"]}}}
+    played = play(Turn(calls=[("weather__get", BONN), ("weather__set", BONN)]), tools=[mixed])
+    assert folded(played.stream) == played.response
+    assert kinds(played)[-5:] == [
+        "output_item.added mcp_approval_request",
+        "output_item.done mcp_approval_request",
+        "mcp_call.completed",
+        "output_item.done mcp_call",
+        "completed",
+    ]
+    assert (played.ran, len(played.fields)) == (["weather__get"], 1)
+    assert played.response["output"][-1] == {
+        "id": "mcpr_0",
+        "type": "mcp_approval_request",
+        "server_label": "weather",
+        "name": "set",
+        "arguments": BONN,
+    }
+
+
+def asked_before() -> list[Fields]:
+    """The items of a response that asks for two approvals."""
+    both = Turn(calls=[("weather__get", BONN), ("weather__set", BONN)])
+    return [{"role": "user", "content": "Hi"}, *play(both, tools=[ALWAYS]).response["output"]]
+
+
+def answer(request_id: str, *, approve: bool, **more: Any) -> Fields:
+    return {"type": "mcp_approval_response", "approval_request_id": request_id, "approve": approve, **more}
+
+
+@pytest.mark.parametrize("in_input", [False, True])
+def test_what_the_client_approves_is_run_and_what_it_refuses_is_told(in_input: bool) -> None:
+    before, answers = asked_before(), [answer("mcpr_0", approve=True), answer("mcpr_1", approve=False, reason="No.")]
+    history, value = ([], [*before, *answers]) if in_input else (before, answers)
+    played = play(SAYS, history=history, input=value, tools=[ALWAYS])
+    assert folded(played.stream) == played.response
+    call, message = played.response["output"]
+    assert (call["approval_request_id"], call["output"], call["name"]) == ("mcpr_0", "get: rain", "get")
+    assert message["type"] == "message"
+    assert played.ran == ["weather__get"]
+    assert played.prompts[0].turns[1:] == (
+        Assistant(calls=(Call("mcpr_1", "weather__set", BONN), Call("mcpr_0", "weather__get", BONN))),
+        ToolResult("mcpr_1", (Text(f"{REFUSED} The user says: No."),)),
+        ToolResult("mcpr_0", (Text("get: rain"),)),
+    )
+
+    # A later request continues: nothing is run again.
+    items = [*before, *answers, *played.response["output"], {"role": "user", "content": "And?"}]
+    later = play(SAYS, **({"input": items} if in_input else {"history": items, "input": "So?"}), tools=[ALWAYS])
+    assert not later.ran
+    calls = [turn.calls for turn in later.prompts[0].turns if isinstance(turn, Assistant)]
+    assert [[call.name for call in each] for each in calls] == [["weather__set", "weather__get"], []]
+
+
+def test_an_approval_that_is_never_given_is_forgotten() -> None:
+    played = play(SAYS, history=asked_before(), input="Never mind.", tools=[ALWAYS])
+    assert not played.ran
+    assert [type(turn).__name__ for turn in played.prompts[0].turns] == ["User", "User"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "place"),
+    [
+        ({"input": [answer("other", approve=True)]}, "input[0].approval_request_id"),
+        ({"input": [{"type": "mcp_approval_response", "approve": True}]}, "input[0].approval_request_id"),
+        ({"input": [answer("mcpr_0", approve=True, reason=1) | {"approve": "yes"}]}, "input[0].approve"),
+        ({"input": [answer("mcpr_0", approve=False, reason=1)]}, "input[0].reason"),
+        (
+            {"input": [answer("mcpr_0", approve=True)], "tools": [{**ALWAYS, "allowed_tools": ["set"]}]},
+            "input[0].approval_request_id",
+        ),
+    ],
+)
+def test_answers_that_cannot_be(fields: Fields, place: str) -> None:
+    with pytest.raises(RoundhouseError) as caught:
+        play(SAYS, history=asked_before(), **{"tools": [ALWAYS], **fields})
+    assert (caught.value.entry.code, caught.value.param) == ("invalid_request", place)
+
+
+def test_without_a_stream_nobody_is_told_before_the_end() -> None:
+    mcp = servers_of(tools=[WEATHER])
+    for background in (False, True):
+        made = context(mcp=mcp)
+        writer = RoundsWriter({"model": "m", "tools": [WEATHER], "background": background}, made, is_stream=False)
+        writer.begin_answer("")
+        assert (made.response is not None, made.cancel) == (background, None)
+
+
+def test_one_that_is_cancelled_in_the_middle_of_a_call() -> None:
+    mcp = servers_of(tools=[WEATHER])
+    assert mcp is not None
+    made = context(mcp=mcp)
+    rounds = RoundsWriter({"model": "m", "tools": [WEATHER]}, made, is_stream=True)
+    writer = RoundWriter(rounds, mcp, ())
+    stream = writer.begin_answer("") + writer.write_tool_call(0, "c", "weather__get", BONN)
+    stream += writer.write_tool_call(1, "d", "weather__set", BONN)
+    stream += writer.end_answer("tool_calls", None, Tokens(1, 2))
+    failed = writer.calls[0].item
+    assert failed is not None
+    stream += rounds.end_call(failed, None, failed_tool("No."))
+    assert made.cancel is not None
+    stream += made.cancel()
+    assert made.response is not None
+    assert folded(stream) == made.response
+    assert [item["status"] for item in made.response["output"][1:]] == ["failed", "incomplete"]
+
+
+def test_an_error_in_a_round_is_kept_and_fails_the_response() -> None:
+    mcp = servers_of(tools=[WEATHER])
+    assert mcp is not None
+    made = context(mcp=mcp)
+    rounds = RoundsWriter({"model": "m", "tools": [WEATHER]}, made, is_stream=True)
+    writer = RoundWriter(rounds, mcp, ())
+    error: Fields = {"message": "No.", "type": "server_error", "code": "engine_error", "param": None, "status": 502}
+    stream = writer.begin_answer("") + writer.write_text("Well", None)
+    assert (writer.fail_answer(error), writer.error) == (ROUND_OVER, error)
+    stream += rounds.fail_answer(error)
+    assert folded(stream) == made.response
+
+
+@pytest.mark.parametrize(
+    "turns",
+    [
+        [Turn("I look.", [("weather__get", BONN), ("own", "{}")], "Hm.")],
+        [ASKS, SAYS],
+        [Turn(calls=[("weather__set", BONN)])],
+        [Turn(calls=[("weather__get", '{"c')], finish="length")],
+        [Turn(calls=[("weather__get", "[]")]), SAYS],
+    ],
+)
+def test_the_events_of_a_stored_response_are_made_again(turns: list[Turn]) -> None:
+    mixed: Fields = {**ALWAYS, "require_approval": {"never": {"tool_names": ["get"]}}}
+    down: Fields = {"type": "mcp", "server_label": "down"}
+    response = play(*turns, tools=[mixed, down, OWN]).response
+    assert folded(replay_events(response, is_open_responses=False) + DONE) == response
