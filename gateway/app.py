@@ -28,6 +28,7 @@ from gateway.api import (
     document,
     errors,
     health,
+    mcp,
     models,
     retrieval,
     router,
@@ -64,6 +65,9 @@ from gateway.ingress.internal_callers import InternalCallers
 from gateway.ingress.middleware import IngressMiddleware, request_id_source
 from gateway.ingress.response_headers import ResponseHeaders
 from gateway.ingress.route_access import RouteAccess
+from gateway.mcp_server.calls import ToolCalls
+from gateway.mcp_server.handlers import ToolHandlers
+from gateway.mcp_server.served_tools import ServedTools
 from gateway.metrics.engine_scraper import EngineScraper
 from gateway.metrics.registry import Metrics
 from gateway.routing.live_routes import LiveRoutes
@@ -125,6 +129,8 @@ class Gateway:
     """Calls tools."""
     posted_calls: PostedCalls
     """The calls of tools that clients sent."""
+    tool_calls: ToolCalls
+    """The calls of MCP clients."""
 
     def begin_stop(self) -> None:
         """End answers of admin routes and of retrieval that have no known length, among them all event streams.
@@ -137,6 +143,7 @@ class Gateway:
         self.forward.begin_stop()
         self.retrieval.begin_stop()
         self.model_events.close()
+        self.tool_calls.begin_stop()
 
     @property
     def is_busy(self) -> bool:
@@ -153,6 +160,7 @@ class Gateway:
         self.forward.end_all()
         self.retrieval.end_all()
         self.posted_calls.end_all()
+        self.tool_calls.end_all()
 
 
 def open_store(settings: GatewaySettings) -> StateStore | None:
@@ -321,10 +329,14 @@ def create_gateway(
     model_events = ModelEventLog(secrets.token_hex(4))
     live.on_models = model_events.follow_table
     download_feed = DownloadFeed(controller, model_events.follow_downloads)
+    admin_requests = AdminRequests(controller)
+    tool_calls = ToolCalls(ToolHandlers(admin_requests, document_search, live, model_events), gate)
+    served_tools = ServedTools(tool_calls, version("roundhouse"), mcp.MAX_BODY_BYTES) if settings.mcp else None
     loops = [link.run, download_feed.run, inference.run_timers, resumable_streams.remove_expired, aicore_probe.run]
     loops += [mcp_servers.run]
     loops += [] if certificate is None else [certificate.follow_files]
     loops += [] if retrieval_probe is None else [retrieval_probe.run]
+    loops += [] if served_tools is None else [served_tools.run]
     loops += [] if settings.is_local or not settings.mdns else [_new_advertiser(settings).run]
     engine_scraper = EngineScraper(live, time.monotonic)
     entered = (*clients_of_programs, remotes, aicore_probe, engine_scraper)
@@ -337,7 +349,7 @@ def create_gateway(
     aicore.declare(app, live, aicore_probe, benchmark_runs)
     benchmarks.declare(app, live, benchmark_runs)
     models.declare(app, live, model_events)
-    router_changes = RouterChanges(AdminRequests(controller), live, model_events)
+    router_changes = RouterChanges(admin_requests, live, model_events)
     router.declare(app, live, model_events, router_changes, gate, heartbeat_s=settings.heartbeat_s)
     stored_responses.declare(app, responses, resumable_streams, heartbeat_s=settings.heartbeat_s)
     streams.declare(app, resumable_streams, settings.max_body_bytes)
@@ -346,6 +358,8 @@ def create_gateway(
     retrieval.declare(app, retrieval_forward)
     posted_calls = PostedCalls(tool_runner)
     tools.declare(app, tool_runner, mcp_servers, posted_calls, gate, settings.max_body_bytes)
+    if served_tools is not None:
+        mcp.declare(app, served_tools)
     health_sources = health.HealthSources(
         app.version,
         live,
@@ -385,6 +399,7 @@ def create_gateway(
         model_events,
         tool_runner,
         posted_calls,
+        tool_calls,
     )
 
 

@@ -203,6 +203,11 @@ class GatewaySettings(BaseSettings):
         description="Model that `POST /health/warm` warms up if the request names none; default: the only one that is "
         "declared.",
     )
+    mcp: bool = Field(
+        True,
+        description="Serve `/mcp`, by which agents list, load, unload and read models. It opens nothing that a key "
+        "does not open elsewhere.",
+    )
     retrieval: bool = Field(
         True,
         description="Whether documents and searches are served: `/v1/documents`, `/v1/search`, `/v1/tenants`, "

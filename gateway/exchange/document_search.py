@@ -33,8 +33,8 @@ class _Question(NamedTuple):
     path: str
     body: BaseModel
     request_id: str
-    place: str
-    """Path of the search in the client's request."""
+    place: str | None
+    """Path of the search in the client's request; None: the search is the whole request."""
 
 
 _Answer = TypeVar("_Answer", bound=BaseModel)
@@ -48,17 +48,19 @@ class DocumentSearch:
         fails."""
         self._retrieval = retrieval
 
-    async def search(self, tenant: str, request: SearchRequest, request_id: str) -> SearchResult:
+    async def search(
+        self, tenant: str, request: SearchRequest, request_id: str, *, place: str | None = "rag"
+    ) -> SearchResult:
         """Ask retrieval for the hits among a tenant's documents, and return them, best first; `data` may be empty.
 
-        `request_id`: sent along, for the logs of retrieval. The answer has no time limit but the client's own.
+        `request_id`: sent along, for the logs of retrieval. `place`: path of the search in the client's request, the
+        prefix of an error's `param`; None: no prefix. The answer has no time limit but the client's own.
 
         Raises:
             RoundhouseError: `retrieval_disabled`; `retrieval_unavailable` if retrieval does not answer, refuses the
-                gateway's token, or its answer cannot be read; or the error that retrieval answers, whose `param` gets
-                the prefix `rag.`.
+                gateway's token, or its answer cannot be read; or the error that retrieval answers.
         """
-        return await self._ask(_Question(tenant, "/v1/search", request, request_id, "rag"), SearchResult)
+        return await self._ask(_Question(tenant, "/v1/search", request, request_id, place), SearchResult)
 
     async def search_files(
         self, tenant: str, store_id: str, request: VectorStoreSearch, request_id: str, place: str
@@ -98,7 +100,7 @@ class DocumentSearch:
             raise RoundhouseError("retrieval_unavailable", "Retrieval's answer cannot be read.") from None
 
 
-def _read_error(content: bytes, place: str) -> RoundhouseError:
+def _read_error(content: bytes, place: str | None) -> RoundhouseError:
     try:
         error = json.loads(content)["error"]
         code, message, param = error["code"], str(error["message"]), error["param"]
@@ -106,4 +108,6 @@ def _read_error(content: bytes, place: str) -> RoundhouseError:
         code, message, param = "retrieval_unavailable", "Retrieval's answer cannot be read.", None
     if code not in ERROR_CODES:
         code = "retrieval_unavailable"
-    return RoundhouseError(code, message, param=f"{place}.{param}" if isinstance(param, str) else None)
+    if not isinstance(param, str):
+        return RoundhouseError(code, message)
+    return RoundhouseError(code, message, param=param if place is None else f"{place}.{param}")

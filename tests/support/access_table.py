@@ -23,6 +23,8 @@ class Family(NamedTuple):
 FAMILIES: Final = (
     Family("GET HEAD", "/health /health/live /health/ready /metrics /metrics/engines", "open"),
     Family("GET", "/openapi.json", "any_key"),
+    # What of it a key opens, its tools say: each has a scope.
+    Family("POST", "/mcp", "any_key"),
     Family("POST", "/health/warm", "inference"),
     Family("GET", "/v1/aicore/status", "inference"),
     Family("GET POST", "/v1/aicore/benchmark", "inference"),

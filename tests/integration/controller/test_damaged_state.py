@@ -23,7 +23,7 @@ def test_a_damaged_file_is_told_in_one_line(tmp_path: Path, name: str) -> None:
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
     command = [sys.executable, "-m", "controller"]
-    done = subprocess.run(command, check=False, env=clean | settings, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=clean | settings, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stderr
     assert done.stderr.splitlines()[-1].startswith(f"roundhouse controller: {tmp_path / name}")

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
+from multidict import CIMultiDict
 from prometheus_client import CollectorRegistry
 from yarl import URL
 
@@ -92,6 +93,8 @@ class Route:
             return b""
         if self.path in ("/health/warm", "/v1/models/{name}/benchmark", "/v1/aicore/benchmark"):
             return b""
+        if self.path == "/mcp":
+            return b'{"jsonrpc": "2.0", "id": 1, "method": "tools/list"}'
         if self.path == "/v1/streams/lookup":
             return b'{"conversation_ids": ["conv-1"]}'
         if self.path.startswith("/v1/responses"):
@@ -208,8 +211,11 @@ async def guarded(*keys: Key, **settings: Any) -> AsyncIterator[tuple[GatewayHar
 async def ask(here: GatewayHarness, asked: Route, headers: Any, target: str | None = None) -> tuple[int, Any, str]:
     """Status, headers and text."""
     url = here.url + (target or asked.target)
+    sent = CIMultiDict(headers)
+    if asked.path == "/mcp":
+        sent["content-type"] = "application/json"
     async with here.client.request(
-        asked.method, URL(url, encoded=True), data=asked.body or None, headers=headers
+        asked.method, URL(url, encoded=True), data=asked.body or None, headers=sent
     ) as answer:
         return answer.status, answer.headers, await answer.text()
 

@@ -1,0 +1,225 @@
+"""What each tool does: it asks the controller's admin API or retrieval, or reads the routing table in force."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import quote, urlencode
+
+from controller.schema.errors import RoundhouseError
+from controller.schema.status import ModelState
+from gateway.control.admin_requests import AdminRequests
+from gateway.exchange.document_search import DocumentSearch
+from gateway.mcp_server.answers import MOST_BYTES, Fields, ToolAnswer, answer_fields, cut_log
+from gateway.mcp_server.arguments import (
+    EventArguments,
+    LoadArguments,
+    LogArguments,
+    ModelArguments,
+    NoArguments,
+    PullArguments,
+    SearchArguments,
+    UnloadArguments,
+)
+from gateway.protocols.api_matrix import offered_paths
+from gateway.routing.live_routes import LiveRoutes
+from gateway.routing.model_events import ModelEventLog, ModelView
+from gateway.tenancy.api_keys import Caller
+from retrieval.schema.search import SearchRequest
+
+POLL_S: Final = 0.5
+"""Seconds between two looks at a model whose load or unload a call waits for."""
+_STATE_FIELDS: Final = (
+    *("name", "runtime_state", "is_loaded", "replicas", "loaded_replicas", "load_progress", "inflight_requests"),
+    *("last_error", "retry_at", "blocked", "held_by"),
+)
+"""Of a model's row, what a load or an unload answers."""
+_LEFT_OUT: Final = ("load_recommendations",)
+"""Of a model's row, what only a user interface needs."""
+
+CALLER_KEY: Final = "tool_caller"
+"""Where the state of a request's scope has its `ToolCaller`."""
+
+ReportProgress = Callable[[float, float | None, str | None], Awaitable[None]]
+"""Tells the client how far a call is: progress, its total and a sentence. Does nothing if the client did not ask."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCaller:
+    """Who calls tools, by one HTTP request."""
+
+    caller: Caller
+    actor: str
+    """For the controller's history."""
+    tenant: str
+    """Whose documents are searched."""
+    local_address: str | None
+    """The gateway's own IP address on the connection; None: it has none."""
+    request_id: str
+
+
+class ToolHandlers:
+    """Carries calls out whose access and arguments were checked. One for a gateway.
+
+    Every handler raises RoundhouseError with the code of what failed, as the HTTP route of the same purpose.
+    """
+
+    def __init__(
+        self, admin: AdminRequests, documents: DocumentSearch, live: LiveRoutes, events: ModelEventLog
+    ) -> None:
+        """`events` knows the downloads of the models of `live`."""
+        self._admin = admin
+        self._documents = documents
+        self._live = live
+        self._events = events
+        self._stopping = asyncio.Event()
+
+    def begin_stop(self) -> None:
+        """End all waits for loads and unloads: such calls answer the state as it is. Call when the gateway stops."""
+        self._stopping.set()
+
+    async def list_models(self, by: ToolCaller, _: NoArguments, report: ReportProgress) -> ToolAnswer:
+        """Answer the models of the table in force that the caller may see."""
+        self._live.check_table()
+        views = (view for view in self._events.views.values() if by.caller.may_see_model(view.route))
+        return answer_fields({"models": [_describe_model(view) for view in views]})
+
+    async def search_documents(self, by: ToolCaller, asked: SearchArguments, report: ReportProgress) -> ToolAnswer:
+        """Answer the passages of the caller's tenant."""
+        request = SearchRequest(query=asked.query, top_k=asked.top_k, filter=asked.filter)
+        found = await self._documents.search(by.tenant, request, by.request_id, place=None)
+        return answer_fields(found.model_dump(exclude_none=True))
+
+    async def get_model(self, by: ToolCaller, asked: ModelArguments, report: ReportProgress) -> ToolAnswer:
+        """Answer a model's row."""
+        row = await self._ask(by, "GET", f"models/{quote(asked.model)}")
+        return answer_fields({name: value for name, value in row.items() if name not in _LEFT_OUT})
+
+    async def get_memory(self, by: ToolCaller, _: NoArguments, report: ReportProgress) -> ToolAnswer:
+        """Answer the memory of GPUs and models."""
+        return answer_fields(await self._ask(by, "GET", "gpu-memory"))
+
+    async def load_model(self, by: ToolCaller, asked: LoadArguments, report: ReportProgress) -> ToolAnswer:
+        """Begin a load, and answer the state once the model is loaded, has failed or `wait_s` is over.
+
+        Raises:
+            RoundhouseError: `model_failed`, with the reason, if the attempt has failed by then; and those of the route.
+        """
+        body = dict(asked.values) | ({} if asked.replicas is None else {"replicas": asked.replicas})
+        query = urlencode({"wait": "false", "restart": str(asked.restart).lower()})
+        row = await self._ask(by, "POST", f"models/{quote(asked.model)}/load?{query}", body)
+        row = await self._follow(by, row, asked.wait_s, (ModelState.LOADED, ModelState.FAILED), report)
+        if row["runtime_state"] == ModelState.FAILED and asked.wait_s:
+            message = f"The model {row['name']!r} could not be loaded: {row['last_error']}"
+            raise RoundhouseError("model_failed", message, param="model")
+        return answer_fields(_describe_state(row))
+
+    async def unload_model(self, by: ToolCaller, asked: UnloadArguments, report: ReportProgress) -> ToolAnswer:
+        """Begin an unload, and answer the state once the model is unloaded or `wait_s` is over."""
+        target = f"models/{quote(asked.model)}/unload?wait=false"
+        row = await self._ask(by, "POST", target, {"hold": asked.hold})
+        row = await self._follow(by, row, asked.wait_s, (ModelState.UNLOADED,), report)
+        return answer_fields(_describe_state(row))
+
+    async def get_plan(self, by: ToolCaller, _: NoArguments, report: ReportProgress) -> ToolAnswer:
+        """Answer the plan."""
+        return answer_fields(await self._ask(by, "GET", "plan"))
+
+    async def list_events(self, by: ToolCaller, asked: EventArguments, report: ReportProgress) -> ToolAnswer:
+        """Answer a page of the history."""
+        query = [("limit", str(asked.limit)), *(("kind", kind) for kind in asked.kinds or ())]
+        query += [] if asked.model is None else [("model", asked.model)]
+        query += [] if asked.before is None else [("before", str(asked.before))]
+        page = await self._ask(by, "GET", f"history?{urlencode(query)}")
+        fields = answer_fields({"events": page["entries"], "next_before": page["next_before"]})
+        return fields if len(fields.fields["events"]) == len(page["entries"]) else _shorten_page(fields.fields)
+
+    async def get_logs(self, by: ToolCaller, asked: LogArguments, report: ReportProgress) -> ToolAnswer:
+        """Answer the end of the engines' logs, as text."""
+        query = {"lines": str(asked.lines)} | ({} if asked.replica is None else {"replica": asked.replica})
+        target = f"models/{quote(asked.model)}/logs?{urlencode(query)}"
+        log, left_out = await self._admin.fetch_end(target, MOST_BYTES, actor=by.actor)
+        text = cut_log(log, left_out, MOST_BYTES)
+        return ToolAnswer({"model": asked.model, "log": text}, text)
+
+    async def pull_model(self, by: ToolCaller, asked: PullArguments, report: ReportProgress) -> ToolAnswer:
+        """Begin a download, and answer how far it is and what the model will take."""
+        return answer_fields(await self._ask(by, "POST", "downloads", {"reference": asked.reference}))
+
+    async def _ask(self, by: ToolCaller, method: str, path: str, body: Fields | None = None) -> Fields:
+        answer: Fields = await self._admin.send_request(method, path, body, actor=by.actor)
+        return answer
+
+    async def _follow(
+        self, by: ToolCaller, row: Fields, wait_s: float, until: tuple[ModelState, ...], report: ReportProgress
+    ) -> Fields:
+        """Return a model's row once its state is one of `until`, `wait_s` is over or the gateway stops."""
+        loop = asyncio.get_running_loop()
+        began_at = loop.time()
+        while row["runtime_state"] not in until and (waited_s := loop.time() - began_at) < wait_s:
+            await report(waited_s, wait_s, _describe_progress(row))
+            try:
+                async with asyncio.timeout(min(POLL_S, wait_s - waited_s)):
+                    await self._stopping.wait()
+                break
+            except TimeoutError:
+                row = await self._ask(by, "GET", f"models/{quote(row['name'])}")
+        return row
+
+
+Handler = Callable[[ToolHandlers, ToolCaller, Any, ReportProgress], Awaitable[ToolAnswer]]
+
+HANDLERS: Final[Mapping[str, Handler]] = {
+    "list_models": ToolHandlers.list_models,
+    "search_documents": ToolHandlers.search_documents,
+    "get_model": ToolHandlers.get_model,
+    "get_memory": ToolHandlers.get_memory,
+    "load_model": ToolHandlers.load_model,
+    "unload_model": ToolHandlers.unload_model,
+    "get_plan": ToolHandlers.get_plan,
+    "list_events": ToolHandlers.list_events,
+    "get_logs": ToolHandlers.get_logs,
+    "pull_model": ToolHandlers.pull_model,
+}
+"""The handler of each tool of `TOOLS`, by name. Its arguments are of the class that the tool names."""
+
+
+def _describe_model(view: ModelView) -> Fields:
+    route, download = view.route, view.running_download
+    described: Fields = {
+        "name": route.name,
+        "state": route.state.value,
+        "aliases": list(route.aliases),
+        "backend": route.backend,
+        "apis": list(offered_paths(route)),
+        "modalities": list(route.capabilities.modalities),
+        "context_length": route.context_length,
+        "autoload": route.autoload,
+    }
+    if route.state is ModelState.LOADING:
+        described["load_progress"] = route.progress
+    if download is not None:
+        described["download"] = {
+            "state": download.state,
+            "done_bytes": download.done_bytes,
+            "total_bytes": download.total_bytes,
+        }
+    return described
+
+
+def _describe_state(row: Fields) -> Fields:
+    return {name: row[name] for name in _STATE_FIELDS if name in row}
+
+
+def _describe_progress(row: Fields) -> str:
+    progress = row.get("load_progress")
+    percent = "" if progress is None else f", {progress:.0%}"
+    return f"{row['name']} is {row['runtime_state']}{percent}"
+
+
+def _shorten_page(fields: Fields) -> ToolAnswer:
+    """Return a page whose last events did not fit: `next_before` leads to them."""
+    events = fields["events"]
+    return answer_fields({**fields, "next_before": events[-1]["id"] if events else fields["next_before"]})
