@@ -139,10 +139,9 @@ def main() -> int:
     disable_created_metrics()  # type: ignore[no-untyped-call]
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     logging.getLogger("httpx2").setLevel(logging.WARNING)
-    logging.getLogger("mcp").setLevel(logging.CRITICAL)  # it would log what foreign servers send
-    for listener in listeners:
-        listener.listen(BACKLOG)  # before the log says so: clients that read it may connect
-    _log_addresses(listeners, settings)
+    logging.getLogger("mcp").setLevel(logging.WARNING)  # it logs every request
+    logging.getLogger("mcp.client").setLevel(logging.CRITICAL)  # it logs what foreign servers send
+    _open_listeners(settings, listeners)
     raise_file_limit()
     tune_garbage_collector()
     if store is not None:
@@ -151,7 +150,10 @@ def main() -> int:
     return 0
 
 
-def _log_addresses(listeners: Sequence[socket.socket], settings: GatewaySettings) -> None:
+def _open_listeners(settings: GatewaySettings, listeners: Sequence[socket.socket]) -> None:
+    """Accept connections at the bound sockets, and log their addresses."""
+    for listener in listeners:
+        listener.listen(BACKLOG)  # before the log says so: clients that read it may connect
     scheme = "https" if settings.tls_cert else "http"
     log = logging.getLogger("gateway")
     for listener in listeners:

@@ -42,7 +42,7 @@ from gateway.api.benchmarks import Benchmarks
 from gateway.api.declare import TAGS
 from gateway.api.direct_routes import DirectRoutes
 from gateway.api.retrieval import RetrievalForward
-from gateway.api.tools import ToolCalls
+from gateway.api.tools import PostedCalls
 from gateway.control.admin_requests import AdminRequests
 from gateway.control.aicore_probe import AicoreProbe
 from gateway.control.download_feed import DownloadFeed
@@ -127,7 +127,7 @@ class Gateway:
     """What clients of llama-server's router follow."""
     tool_runner: ToolRunner
     """Calls tools."""
-    tool_calls: ToolCalls
+    posted_calls: PostedCalls
     """The calls of tools that clients sent."""
     mcp_calls: McpToolCalls
     """The calls of MCP clients."""
@@ -159,7 +159,7 @@ class Gateway:
         self.streams.stop_readers()
         self.forward.end_all()
         self.retrieval.end_all()
-        self.tool_calls.end_all()
+        self.posted_calls.end_all()
         self.mcp_calls.end_all()
 
 
@@ -357,10 +357,10 @@ def create_gateway(
     stored_completions.declare(app, completions, settings.max_body_bytes)
     conversations.declare(app, Conversations(store, responses, live, bounds), settings.max_body_bytes)
     retrieval.declare(app, retrieval_forward)
+    posted_calls = PostedCalls(tool_runner)
+    tools.declare(app, tool_runner, mcp_servers, posted_calls, gate, settings.max_body_bytes)
     if served_tools is not None:
         mcp.declare(app, served_tools)
-    tool_calls = ToolCalls(tool_runner)
-    tools.declare(app, tool_runner, mcp_servers, tool_calls, gate, settings.max_body_bytes)
     health_sources = health.HealthSources(
         app.version,
         live,
@@ -399,7 +399,7 @@ def create_gateway(
         health_sources,
         model_events,
         tool_runner,
-        tool_calls,
+        posted_calls,
         mcp_calls,
     )
 

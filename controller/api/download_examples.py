@@ -57,7 +57,12 @@ _FORECAST: Final[dict[str, Any]] = {
     ],
     "reason": None,
 }
-INSPECTED: Final[dict[str, Any]] = {"name": "gemma-3-4b-it", "inspection": _INSPECTION, "forecast": _FORECAST}
+INSPECTED: Final[dict[str, Any]] = {
+    "name": "gemma-3-4b-it",
+    "inspection": _INSPECTION,
+    "fields": {"backend": "llama_server", "source": _PINNED},
+    "forecast": _FORECAST,
+}
 ORDERED: Final[dict[str, Any]] = {
     "id": _ID,
     "reference": _REFERENCE,

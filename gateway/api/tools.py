@@ -112,7 +112,7 @@ class ListedServer(BaseModel):
     )
 
 
-class ToolCalls:
+class PostedCalls:
     """Runs the calls that clients send, until they end, their clients leave, or the gateway stops."""
 
     def __init__(self, runner: ToolRunner) -> None:
@@ -152,7 +152,7 @@ class ToolCalls:
 
 
 def declare(
-    app: FastAPI, runner: ToolRunner, servers: McpServers, calls: ToolCalls, gate: AdminGate, max_body_bytes: int
+    app: FastAPI, runner: ToolRunner, servers: McpServers, calls: PostedCalls, gate: AdminGate, max_body_bytes: int
 ) -> None:
     """Add the routes of tools to `app`. `gate` tells who is shown reasons. `max_body_bytes`: largest request body."""
 

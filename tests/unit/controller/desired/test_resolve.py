@@ -153,7 +153,7 @@ def test_a_device_says_how_many_gpus_where_gpus_does_not() -> None:
 def test_every_field_of_every_backend_is_hashed_or_known_to_be_scheduling() -> None:
     scheduling = {
         "backend", "enabled", "autoload", "replicas", "replica_max", "target_inflight", "aliases", "gpus", "vram_mib",
-        "start_timeout_s", "drain_timeout_s", "remote_apis", "modalities", "multi_turn", "thinking_modes",
+        "start_timeout_s", "drain_timeout_s", "remote_apis", "modalities", "media_urls", "multi_turn", "thinking_modes",
         "device", "queue_limit", "tools", "structured_output", "matryoshka", "max_tokens_field", "thinking_field",
         "role", "idle_ttl_s", "min_residency_s", "pinned", "remote_fields", "session_cache", "source",
     }  # fmt: skip

@@ -91,7 +91,7 @@ def test_an_old_log_that_cannot_be_deleted_stops_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     logs = EndedLogs(tmp_path)
-    for attempt in range(KEPT_LOGS):
+    for attempt in range(2, KEPT_LOGS + 2):
         logs.save_log(f"rh-a-m-0-12345678-{attempt}", b"x")
 
     def refuse(path: Path, missing_ok: bool = False) -> None:
