@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import secrets
 import subprocess
 from collections.abc import Mapping
@@ -29,6 +30,7 @@ COPY wheels /wheels
 RUN python3 -m venv /opt/servers && /opt/servers/bin/pip install --no-index --find-links /wheels {packages}
 USER 10001:10001
 """
+VERSION: Final = "import platform; print(platform.python_version())"
 REACH: Final = "import socket; print(socket.create_connection(('{host}', {port}), 3).recv(99).decode())"
 LOOK: Final = """
 import json, os
@@ -66,15 +68,18 @@ async def check_containers(folder: Path, clients: ForeignClients) -> Mapping[str
 def build_image(folder: Path, clients: ForeignClients, worker: str) -> None:
     """Make `IMAGE`: the worker's, and the servers of PyPI. Raises CalledProcessError."""
     packages = [package for package in PYTHON_PACKAGES if package.startswith("mcp-")]
-    wheels = folder / "wheels"
-    wheels.mkdir(parents=True)
-    _run(str(clients.python), "-m", "pip", "wheel", "-q", "-w", str(wheels), *packages)
+    version = _run("docker", "run", "--rm", "--network=none", "--entrypoint=python3", worker, "-c", VERSION)
+    machine = platform.machine()
+    suited = [f"--platform={each}_{machine}" for each in ("manylinux_2_28", "manylinux_2_17", "manylinux2014")]
+    suited += ["--only-binary=:all:", f"--python-version={version}"]
+    _run(str(clients.python), "-m", "pip", "download", "-q", "-d", str(folder / "wheels"), *suited, *packages)
     (folder / "Dockerfile").write_text(DOCKERFILE.format(worker=worker, packages=" ".join(packages)))
-    _run("docker", "build", "-q", "-t", IMAGE, str(folder))
+    _run("docker", "build", "-q", "--force-rm", "-t", IMAGE, str(folder))
 
 
-def _run(*command: str) -> None:
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, "DOCKER_BUILDKIT": "0"})
+def _run(*command: str) -> str:
+    environment = {**os.environ, "DOCKER_BUILDKIT": "0"}
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment).stdout.strip()
 
 
 class ContainedServers:
@@ -89,11 +94,11 @@ class ContainedServers:
         fetch = [f"{PROGRAMS}/mcp-server-fetch", "--ignore-robots-txt", "--allow-private-ips"]
         servers = {
             "time": {"image": IMAGE, "command": [f"{PROGRAMS}/mcp-server-time"]},
-            "fetch": {"image": IMAGE, "command": fetch},
+            "fetch": {"image": IMAGE, "command": fetch, "timeout_s": 10},
             "open": {"image": IMAGE, "command": fetch, "network": True},
         }
         with (self.stack.desired / "tools.yaml").open("w") as file:
-            YAML(typ="safe", pure=True).dump({"mcp_servers": servers}, file)
+            YAML(typ="safe", pure=True).dump({"models": {}, "mcp_servers": servers}, file)
 
     def checks(self) -> dict[str, Check]:
         """What must hold."""
@@ -130,7 +135,7 @@ class ContainedServers:
         assert told["timezone"] == "Asia/Tokyo"
 
     async def _check_inside(self) -> None:
-        paths = [str(self.stack.root), str(self.stack.state), str(self.stack.models), "/models", "/cache"]
+        paths = [str(self.stack.root), str(self.stack.state), str(self.stack.models), "/models"]
         for server in ("time", "fetch", "open"):
             told = json.loads(await self._look(server, LOOK.replace("{paths}", repr(paths))))
             assert told == {
@@ -146,7 +151,7 @@ class ContainedServers:
         for server in ("time", "fetch"):
             told = await self._look(server, REACH.format(host=self._outside, port=PORT))
             assert told in ("TimeoutError: timed out", "OSError: [Errno 101] Network is unreachable"), told
-        await self.client.read_error("fetch__fetch", url=f"http://{self._outside}:{PORT}/", raw=True)
+        assert await self.client.read_code("fetch__fetch", url=f"http://{self._outside}:{PORT}/") == "tool_timeout"
 
     async def _check_way_out(self) -> None:
         assert await self._look("open", REACH.format(host=self._outside, port=PORT)) == "outside"
