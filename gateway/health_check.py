@@ -29,10 +29,11 @@ class HealthTarget(NamedTuple):
 
 
 def find_target(environ: Mapping[str, str]) -> HealthTarget:
-    """Return the local address of a gateway that runs with these environment variables. Connects to nothing.
+    """Return the local address of a gateway that runs with these environment variables, and whether it has TLS.
+    `ROUNDHOUSE_HOST` is 127.0.0.1 if unset or empty, `ROUNDHOUSE_PORT` 8080. Connects to nothing and resolves no name.
 
     Raises:
-        ValueError: `ROUNDHOUSE_HOST` is malformed, or `ROUNDHOUSE_PORT` is no port, or 0.
+        ValueError: `ROUNDHOUSE_HOST` names no address, or `ROUNDHOUSE_PORT` is no port, or 0.
     """
     hosts = split_hosts(environ.get("ROUNDHOUSE_HOST") or DEFAULT_HOST)
     port_text = environ.get("ROUNDHOUSE_PORT") or DEFAULT_PORT

@@ -15,6 +15,7 @@ from controller.admin.rows import Traffic, configured_row, gpu_memory, gpu_model
 from controller.config.messages import suggest_name
 from controller.desired.source import DesiredStateSource
 from controller.engines.load_fields import LoadValue
+from controller.gpus import Gpu, GpuDriver
 from controller.journal.entry import NewEntry
 from controller.journal.event_log import EventLog
 from controller.observe.gateway_hub import GatewayHub
@@ -30,7 +31,7 @@ from controller.schema.override import Override
 from controller.schema.status import ModelState, ModelStatus
 from controller.sizing.estimator import Estimator, largest_mib
 from controller.sizing.history import MemoryHistory
-from controller.state import DesiredModel, Gpu, GpuDriver
+from controller.state import DesiredModel
 from controller.status.reconcile_round import Round
 from controller.status.rollout import is_rolled_out, is_rollout_blocked
 

@@ -12,7 +12,7 @@ from fastapi.responses import StreamingResponse
 from controller.admin.service import AdminService
 from controller.api.requests import error_responses
 from controller.journal.event_log import EventLog
-from controller.schema.admin import HISTORY_KINDS, EventKind, History, JournalEntry
+from controller.schema.journal import HISTORY_KINDS, EventKind, History, JournalEntry
 
 HEARTBEAT_S = 10.0
 """Seconds of silence after which an event stream sends a heartbeat."""

@@ -25,9 +25,10 @@ from controller import __version__
 from controller.cli.client_errors import RequestRefusedError, read_error, translate_failures
 from controller.cli.exit_codes import CommandError, ExitCode
 from controller.cli.sse import SseEvent, SseReader
-from controller.schema.admin import AdminModel, AdminModels, Drift, DryRun, GpuMemoryAnswer, History
+from controller.schema.admin import AdminModel, AdminModels, Drift, DryRun, GpuMemoryAnswer
 from controller.schema.declarations import DeclarationKind, DeclarationsView, DeclarationView
 from controller.schema.downloads import Download, DownloadList, Removal
+from controller.schema.journal import History
 from controller.schema.model_files import InspectedModel, ModelDownloadOrder, ModelFileList, OrderedDownload
 from controller.schema.status import ControllerStatus, ModelState, PlanView
 from controller.status.rollout import is_rolled_out, is_rollout_blocked

@@ -29,7 +29,9 @@ _NAME_MISMATCHES: Final = (62, 64)
 
 
 class NoControllerError(CommandError):
-    """No controller listens at the address, or none answers in time. Exit code NO_CONTROLLER; `reason` in words."""
+    """No controller listens at the address, or none answers in time. A controller that did not answer in time may have
+    carried out the request; so may one whose answer broke off (LostControllerError, a subclass). Exit code
+    NO_CONTROLLER; `reason` in words."""
 
     words = "no controller answers at {url} ({reason}); `roundhouse up` starts one"
 

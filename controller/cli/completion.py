@@ -56,7 +56,7 @@ def _rows(ctx: typer.Context) -> list[AdminModel]:
 
 def event_kinds(incomplete: str) -> list[str]:
     """Return the kinds of events that begin with `incomplete`; all of them for an empty text. Asks no controller."""
-    from controller.schema.admin import EventKind
+    from controller.schema.journal import EventKind
 
     return [kind for kind in get_args(EventKind) if kind.startswith(incomplete)]
 

@@ -17,7 +17,7 @@ from controller.cli.output import print_line, time_words
 from controller.cli.settings import controller_url
 
 if TYPE_CHECKING:
-    from controller.schema.admin import JournalEntry
+    from controller.schema.journal import JournalEntry
 
 RECENT = 50
 """Number of recent events that are shown without --after."""

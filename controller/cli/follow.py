@@ -12,8 +12,8 @@ from controller.cli.admin_client import AdminClient
 from controller.cli.client_errors import NoControllerError, RequestRefusedError
 from controller.cli.output import print_error
 from controller.cli.sse import SseEvent
-from controller.schema.admin import JournalEntry
 from controller.schema.errors import ErrorEnvelope
+from controller.schema.journal import JournalEntry
 
 FIRST_PAUSE_S = 0.2
 """Seconds before the first reconnect."""

@@ -16,7 +16,7 @@ from controller.cli.settings import controller_url
 
 if TYPE_CHECKING:
     from controller.cli.admin_client import AdminClient
-    from controller.schema.admin import JournalEntry
+    from controller.schema.journal import JournalEntry
 
 PAGE = 100
 """Number of entries per request."""

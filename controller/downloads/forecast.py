@@ -12,10 +12,11 @@ from controller.config.tree import SourcePlace, Table, with_place
 from controller.config.validate import validate_models
 from controller.desired.resolve import DeclaredModel, Defaults, resolve_desired
 from controller.engines import ENGINES, REPLICA_ENGINES, resolve_backend
+from controller.gpus import Gpu
 from controller.planning.placement import ClaimLedger, NoRoom, place_replica
 from controller.schema.model_files import DeviceFit, MemoryForecast
 from controller.sizing.estimator import Estimate, estimate_model
-from controller.state import HOST, DesiredModel, Gpu, ObservedState, Phase, Requirement
+from controller.state import HOST, DesiredModel, ObservedState, Phase, Requirement
 
 NAME: Final = "the-model-that-is-asked-about"
 """Name of the model in the forecast's own plan; no declared one has it."""

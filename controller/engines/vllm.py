@@ -228,7 +228,8 @@ class VllmEngine(Engine[VllmFieldsT]):
         return _EMBEDDING if definition.vllm_embedding else _GENERATING
 
     def parse_progress(self, log_tail: str) -> float | None:
-        """Return the progress of reading weights, from 0 to 1 (see `vllm_progress`); None: the log has no such bar."""
+        """Return the progress of reading weights, from 0 to 1 (see `vllm_progress`); None: the log shows none. 1 does
+        not mean ready."""
         return vllm_progress(log_tail)
 
     def explain_exit(self, exit_code: int | None, log_tail: str) -> Verdict | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from common.sqlite_files import NewerDatabaseError, check_content, open_connection, transaction
-from controller.schema.admin import HISTORY_KINDS, RETENTION_CLASSES, EventKind, JournalEntry
+from controller.schema.journal import HISTORY_KINDS, RETENTION_CLASSES, EventKind, JournalEntry
 from controller.schema.status import SCHEMA_VERSION
 
 log = logging.getLogger(__name__)

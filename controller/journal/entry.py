@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from pydantic import JsonValue
 
-from controller.schema.admin import EventKind
+from controller.schema.journal import EventKind
 
 
 @dataclass(frozen=True, slots=True)

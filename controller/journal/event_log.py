@@ -24,7 +24,7 @@ from pydantic import JsonValue
 from common.sqlite_files import DatabaseFile, NewerDatabaseError
 from controller.journal.database import JournalBounds, JournalDatabase
 from controller.journal.entry import NewEntry
-from controller.schema.admin import RETENTION_CLASSES, JournalEntry
+from controller.schema.journal import RETENTION_CLASSES, JournalEntry
 
 T = TypeVar("T")
 

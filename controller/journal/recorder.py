@@ -13,8 +13,9 @@ from controller.journal.event_log import EventLog
 from controller.journal.round_events import Trouble, round_events, trouble_events
 from controller.planning.draining import GatewayView
 from controller.redaction.redactor import Redact
-from controller.schema.admin import EventKind, KeyChange, ToolChange
+from controller.schema.admin import KeyChange, ToolChange
 from controller.schema.declarations import DeclarationKind
+from controller.schema.journal import EventKind
 from controller.schema.override import is_whole_statement
 from controller.schema.tools import REPLICA_PREFIX
 from controller.status.reconcile_round import Round

@@ -12,17 +12,15 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from controller.gpus import Gpu, GpuProcess, UnreadGpu
 from controller.state import (
     HOST,
     DesiredModel,
-    Gpu,
-    GpuProcess,
     ObservedReplica,
     ObservedState,
     OpKind,
     Phase,
     Requirement,
-    UnreadGpu,
 )
 
 RELEASE_S: Final = 60.0

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from controller.engines import REPLICA_ENGINES
+from controller.gpus import Gpu
 from controller.observe.gateway_hub import GatewayHub
 from controller.observe.load_progress import LoadProgress
 from controller.observe.prober import Prober, ProbeTarget
@@ -47,7 +48,6 @@ from controller.state import (
     DesiredState,
     Draining,
     Exit,
-    Gpu,
     ObservedReplica,
     ObservedState,
     Phase,

@@ -10,12 +10,13 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from controller.gpus import Gpu
 from controller.reconcile.reconciler import Reconciler
 from controller.reports.round_counts import RoundCounts
 from controller.schema.admin import Drift, DriftItem
 from controller.schema.status import ModelState
 from controller.sizing.estimator import Estimate
-from controller.state import DesiredModel, Gpu, Requirement
+from controller.state import DesiredModel, Requirement
 from controller.status.reconcile_round import Round
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from controller import __version__
+from controller.gpus import Gpu
 from controller.planning.actions import Action, Start
 from controller.planning.plan import plan
 from controller.schema.keys import Key
@@ -19,7 +20,7 @@ from controller.schema.status import (
     Problem,
     UnreadGpuStatus,
 )
-from controller.state import Gpu, ObservedState, Phase, PreflightResult
+from controller.state import ObservedState, Phase, PreflightResult
 from controller.status.reconcile_round import Round
 
 

@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from controller.gpus import Gpu, GpuDriver, UnreadGpu
 from controller.schema.desired import Definition
-from controller.state import HOST, Exit, Gpu, GpuDriver, Phase, PreflightResult, ReplicaId, UnreadGpu
+from controller.state import HOST, Exit, Phase, PreflightResult, ReplicaId
 
 
 class RuntimeUnavailableError(Exception):

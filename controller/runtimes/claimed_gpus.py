@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from controller.engines.base import ClaimedGpu
+from controller.gpus import Gpu, UnreadGpu
 from controller.runtimes.base import StartError
-from controller.state import HOST, Gpu, UnreadGpu
+from controller.state import HOST
 
 
 def find_claimed_gpus(

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import replace
 
+from controller.gpus import Gpu
 from controller.runtimes.base import RuntimeUnavailableError
-from controller.state import Gpu
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,9 @@ from controller.artifacts.model_roots import ModelRoots
 from controller.artifacts.read import Stamp, files_below, read_artifact, stamp_of
 from controller.engines import REPLICA_ENGINES
 from controller.engines.memory import MIB, Prediction, Unpredicted
+from controller.gpus import Gpu
 from controller.schema.admin import EstimateSource
-from controller.state import DesiredModel, Gpu, Requirement
+from controller.state import DesiredModel, Requirement
 
 FRESH_S: Final = 30.0
 """Seconds after which a file is checked for changes again."""

@@ -17,8 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from common.atomic_write import write_atomic
 from controller.engines import spec_hash
+from controller.gpus import Gpu
 from controller.sizing.claims import HeldMemory
-from controller.state import DesiredModel, Gpu, Requirement
+from controller.state import DesiredModel, Requirement
 from controller.storage.state_dir import OBSERVED_MEMORY_NAME
 
 FILE_NAME: Final = OBSERVED_MEMORY_NAME

@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import Final, Protocol
 
 from controller.engines import REPLICA_ENGINES
-from controller.state import DesiredModel, Gpu, Requirement
+from controller.gpus import Gpu
+from controller.state import DesiredModel, Requirement
 
 FIRST_LOOK_S: Final = 5.0
 """Seconds that one round waits for the first look at the files of new models. Later rounds do not wait for it."""

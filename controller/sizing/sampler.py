@@ -14,11 +14,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from controller.gpus import Gpu
 from controller.planning.gpu_use import SETTLED_S, measure_gpu_use
 from controller.runtimes.base import Runtime, RuntimeUnavailableError
 from controller.sizing.claims import HeldMemory
 from controller.sizing.history import MemoryHistory, gpu_type_of, save_history
-from controller.state import HOST, DesiredModel, Gpu, Health, ObservedReplica, ObservedState, OpKind, Phase
+from controller.state import (
+    HOST,
+    DesiredModel,
+    Health,
+    ObservedReplica,
+    ObservedState,
+    OpKind,
+    Phase,
+)
 from controller.status.reconcile_round import Round
 
 AGAIN_S: Final = 600.0

@@ -246,10 +246,9 @@ class ModelQueue:
     def choose_replica(self, now: float, retries: RetryState) -> Endpoint:
         """Return the endpoint of the replica with the fewest requests inside, for a request that takes no slot.
 
-        Nothing is reserved. `now`: monotonic seconds.
-
-        A replica is never chosen during its circuit breaker's pause or if it refused the request before (`retries`);
-        one whose trial runs, or that broke the request's connection, only if there is no other.
+        Nothing is reserved. `now`: monotonic seconds. A replica is never chosen during its circuit breaker's pause or
+        if it refused the request before (`retries`); one whose trial runs, or that broke the request's connection, only
+        if there is no other.
 
         Raises:
             RoundhouseError: `engine_unreachable` if no replica is left to try.

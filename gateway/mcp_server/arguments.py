@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-from controller.schema.admin import EventKind
+from controller.schema.journal import EventKind
 
 LONGEST_WAIT_S: Final = 60.0
 """Most seconds that a tool waits for a load or an unload."""

@@ -106,7 +106,11 @@ class StreamFolder:
         Files without a valid header are logged and removed. Yields nothing if there is no folder, or if another gateway
         holds it. Raises OSError if the folder cannot be read.
         """
-        if not self._path.is_dir() or not self._hold():
+        try:
+            os.scandir(self._path).close()  # raises for a file in the folder's place, which `_hold` would only log
+        except FileNotFoundError:
+            return
+        if not self._hold():
             return
         for path in sorted(self._path.iterdir()):
             if path.name == _LOCK_NAME:

@@ -157,7 +157,9 @@ def delete_documents(db: sqlite3.Connection, tenant: str, space: str | None = No
 
 def cancel_versions(db: sqlite3.Connection, keys: Iterable[DocumentKey]) -> None:
     """Set the newest versions of these documents to `failed` with the code `cancelled`, where they are queued, parsing
-    or embedding. Others and unknown keys are left alone. A task that is at work on one finds out at its next write."""
+    or embedding. The message says that the batch was cancelled. Others and unknown keys are left alone; an older
+    visible version stays visible. A task that is at work on one finds out at its next write. Call within
+    `CatalogDatabase.write`, which commits."""
     for key in keys:
         db.execute(
             "UPDATE versions SET state = 'failed', retry_at = NULL, error_code = ?, error_message = ? "

@@ -6,6 +6,7 @@ import array
 import base64
 import json
 import math
+import operator
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
@@ -17,6 +18,8 @@ from retrieval.schema.headers import BACKGROUND_HEADER, TOKEN_HEADER
 LONGEST_ANSWER_S: Final = 600.0
 """Seconds until a request ends with ModelUnavailableError. Waiting in the model's queue and loading the model count."""
 _CONNECT_S: Final = 2.0
+_MALFORMED: Final = (KeyError, TypeError, ValueError, OverflowError)
+"""What reading an answer of another form raises; OverflowError: an integer that is too large for a float."""
 
 
 class ModelUnavailableError(Exception):
@@ -40,17 +43,17 @@ class ModelClient(Protocol):
 
         Raises:
             ModelUnavailableError: no vectors now; a later try may succeed.
-            ModelRefusedError: the model refuses a text, or is no embedding model.
+            ModelRefusedError: the model refuses a text, or answers no vectors.
         """
         ...
 
     async def rank_passages(self, model: str, query: str, passages: Sequence[str]) -> list[float]:
-        """Return one score per passage, in the order of `passages`: how well it answers the query. Higher is better;
-        the unit is the model's, and may be negative. `passages` must not be empty.
+        """Return one score per passage, in the order of `passages`: how well it answers the query. Higher is better.
+        Scores are finite, may be negative, and are on the model's own scale. `passages` must not be empty.
 
         Raises:
             ModelUnavailableError: no ranking now; a later try may succeed.
-            ModelRefusedError: the model refuses the query or a passage, or is no rerank model.
+            ModelRefusedError: the model refuses the query or a passage, or answers no ranking.
         """
         ...
 
@@ -90,17 +93,16 @@ class GatewayModelClient:
         body = {"model": model, "input": list(texts), "encoding_format": "base64"}
         answer = await self._ask("/v1/embeddings", body, is_background=is_background)
         try:
-            rows = sorted(answer["data"], key=lambda row: int(row["index"]))
-            vectors = [_decode_vector(row["embedding"]) for row in rows]
-        except (KeyError, TypeError, ValueError) as error:
+            vectors = [_decode_vector(row["embedding"]) for row in _sort_rows(answer["data"], len(texts))]
+        except _MALFORMED as error:
             raise ModelRefusedError(f"{model} answered no vectors ({error!r})") from None
-        if len(vectors) != len(texts) or len({len(each) for each in vectors}) > 1:
-            raise ModelRefusedError(f"{model} answered {len(vectors)} vectors for {len(texts)} texts")
+        if len({len(each) for each in vectors}) > 1:
+            raise ModelRefusedError(f"{model} answered vectors of several dimensions")
         return vectors
 
     async def rank_passages(self, model: str, query: str, passages: Sequence[str]) -> list[float]:
-        """Return one score per passage, in the order of `passages` (at least one), in the model's own unit; higher is
-        better. All passages go in one request to `/v1/rerank`.
+        """Return one score per passage, in the order of `passages` (at least one): finite, on the model's own scale,
+        higher is better. All passages go in one request to `/v1/rerank`.
 
         Raises:
             ModelUnavailableError: no ranking now (no answer, the model is not loaded or busy, no token); a later try
@@ -110,10 +112,12 @@ class GatewayModelClient:
         body = {"model": model, "query": query, "documents": list(passages), "top_n": len(passages)}
         answer = await self._ask("/v1/rerank", body, is_background=False)
         try:
-            scores = {int(row["index"]): float(row["relevance_score"]) for row in answer["results"]}
-            return [scores[index] for index in range(len(passages))]
-        except (KeyError, TypeError, ValueError) as error:
+            scores = [float(row["relevance_score"]) for row in _sort_rows(answer["results"], len(passages))]
+        except _MALFORMED as error:
             raise ModelRefusedError(f"{model} answered no ranking ({error!r})") from None
+        if not all(map(math.isfinite, scores)):
+            raise ModelRefusedError(f"{model} answered no ranking: a score is not finite")
+        return scores
 
     async def _ask(self, path: str, body: Mapping[str, Any], *, is_background: bool) -> Mapping[str, Any]:
         token = self._read_token()
@@ -134,7 +138,7 @@ class GatewayModelClient:
 def _read_answer(status: int, content: bytes) -> Mapping[str, Any]:
     try:
         answer = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ModelUnavailableError(f"the gateway answered no JSON, with status {status}") from None
     if status == 200 and isinstance(answer, dict):
         return answer
@@ -144,6 +148,14 @@ def _read_answer(status: int, content: bytes) -> Mapping[str, Any]:
     if status in (400, 413, 422):
         raise ModelRefusedError(message)
     raise ModelUnavailableError(message)
+
+
+def _sort_rows(rows: Sequence[Mapping[str, Any]], count: int) -> list[Mapping[str, Any]]:
+    """Return the rows of an answer by `index`. Raises one of `_MALFORMED` unless each of 0 to count - 1 comes once."""
+    by_index = {operator.index(row["index"]): row for row in rows}
+    if len(rows) != count or by_index.keys() != set(range(count)):
+        raise ValueError(f"{len(rows)} answers to {count} inputs, or an index is wrong")
+    return [by_index[index] for index in range(count)]
 
 
 def _decode_vector(value: str | Sequence[float]) -> Sequence[float]:

@@ -72,6 +72,8 @@ class Index:
         """The collection that searches use; None: nothing was ever indexed, or `open` was not called yet."""
         self.building: Collection | None = None
         """The collection that is to replace `active`, while it is being filled; else None."""
+        self._must_rebuild = False
+        """Whether `fill` deleted a collection of an unfinished reindex, so that its next call builds another one."""
         self.missing = 0
         """Number of visible versions that are not in the active collection, so that searches cannot find them: the
         vector store lost them, and `fill` has not written them again yet."""
@@ -160,11 +162,14 @@ class Index:
 
     async def fill(self) -> None:
         """Write the visible versions that are missing in the active collection. Then finish a collection that an
-        earlier process was building, which takes the place of the active one (see `reindex`). May take hours.
+        earlier process was building, which takes the place of the active one (see `reindex`). May take hours. Call
+        `open` before; without a collection, nothing is done.
 
         Raises what `CollectionWriter.write_version` raises, except VersionGoneError: VectorStoreError,
         ModelUnavailableError, ModelRefusedError, DimensionChangedError, KeyError or sqlite3.Error. What was written
-        stays, and the next call goes on from there.
+        stays, and the next call goes on from there; after KeyError, call `replace_lost` first. If the model's vectors
+        have another dimension than the collection that is being built, this collection is deleted, and the next call
+        builds another one, as `reindex` does; if another one than the active collection, only `reindex` helps.
         """
         if (active := self.active) is not None:
             try:
@@ -173,8 +178,14 @@ class Index:
                 if self.active == active:
                     raise
         async with self._build_lock:
-            if self.building is not None:
-                await self._finish(self.building)
+            if self._must_rebuild:
+                await self._build()
+            elif self.building is not None:
+                try:
+                    await self._finish(self.building)
+                except DimensionChangedError:
+                    self._must_rebuild = True
+                    raise
 
     async def reindex(self) -> None:
         """Build a new collection for the model and the options of BM25 that are set, even if the active one has the
@@ -256,7 +267,7 @@ class Index:
                     old = await self._catalog.write(lambda db: activate_collection(db, building.number))
                 except LookupError:
                     continue  # a version was published meanwhile
-                self.active, self.building = building, None
+                self.active, self.building, self._must_rebuild = building, None, False
             await self._count_missing()
             log.info("collection %s serves", building.name)
             if old is not None:

@@ -28,7 +28,8 @@ EMPTY: Final = ("", "", "")
 
 @dataclass(frozen=True, slots=True)
 class Docstring:
-    """A public docstring. `where` is `path:Class.method`; `signature` is the code's head on one line."""
+    """A public docstring. `where` is `path:Class.method`; `signature` is the code's head on one line. A class has the
+    signature of its `__init__`, too, and that one's docstring follows its own, as documentation shows a class."""
 
     where: str
     signature: str
@@ -48,18 +49,29 @@ def _docstrings_in(node: ast.Module | ast.ClassDef, place: str) -> Iterator[Docs
     for each in node.body:
         if not isinstance(each, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) or each.name.startswith("_"):
             continue
-        text = ast.get_docstring(each)
-        if text is not None:
-            yield Docstring(f"{place}{each.name}", _signature_of(each), " ".join(text.split()))
+        if ast.get_docstring(each) is not None:
+            yield Docstring(f"{place}{each.name}", _signature_of(each), _text_of(each))
         if isinstance(each, ast.ClassDef):
             yield from _docstrings_in(each, f"{place}{each.name}.")
 
 
 def _signature_of(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> str:
     if isinstance(node, ast.ClassDef):
-        return f"class {node.name}"
+        maker = _find_init(node)
+        return f"class {node.name}" + ("" if maker is None else f": {_signature_of(maker)}")
+    asynchronous = "async " if isinstance(node, ast.AsyncFunctionDef) else ""
     returns = "" if node.returns is None else f" -> {ast.unparse(node.returns)}"
-    return f"{node.name}({ast.unparse(node.args)}){returns}"
+    return f"{asynchronous}{node.name}({ast.unparse(node.args)}){returns}"
+
+
+def _text_of(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> str:
+    text = " ".join((ast.get_docstring(node) or "").split())
+    maker = _find_init(node) if isinstance(node, ast.ClassDef) else None
+    return text if maker is None or ast.get_docstring(maker) is None else f"{text} `__init__`: {_text_of(maker)}"
+
+
+def _find_init(node: ast.ClassDef) -> ast.FunctionDef | None:
+    return next((each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"), None)
 
 
 def draw_docstrings(found: Sequence[Docstring], commit: str, seed: int) -> list[Docstring]:

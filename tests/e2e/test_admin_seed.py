@@ -73,6 +73,7 @@ async def test_the_list_is_the_uis_source_of_truth(admin: AdminApi, walked: Roun
     assert rows["llama-cpp"]["capabilities"]["thinking_modes"] == ["default", "enabled", "disabled"]
     assert rows["llama-server"]["capabilities"] == {
         "modalities": ["text"],
+        "media_urls": False,
         "multi_turn": True,
         "thinking_modes": ["default"],
         "tools": True,

@@ -330,8 +330,7 @@ async def test_the_page_pauses_a_download_and_cancels_it(page: Page, stack: Roun
 @pytest.mark.parametrize(
     ("method", "path", "body", "status"),
     [
-        ("GET", "/tools", None, 404),
-        ("POST", "/tools", {"tool": "file_glob_search", "params": {"path": "~"}}, 404),
+        ("POST", "/tools", {"tool": "file_glob_search", "params": {"path": "~"}}, 403),
         ("GET", "/cors-proxy?url=http%3A%2F%2F127.0.0.1%2F", None, 404),
         ("GET", "/slots?model=first", None, 403),
         ("POST", "/v1/chat/completions/control", {"id": "chatcmpl-1", "action": "reasoning_end"}, 404),
@@ -343,3 +342,7 @@ async def test_what_the_page_does_without_is_refused_with_a_message(
     answered, refused = await page.ask(method, path, body)
     assert answered == status
     assert refused["error"]["message"]
+
+
+async def test_the_page_is_told_that_there_are_no_tools(page: Page) -> None:
+    assert await page.ask("GET", "/tools", None) == (200, [])

@@ -30,8 +30,8 @@ class FakeAdmin:
     answer: Answer | None = None
     """Gives the answer to everything; None: a small JSON object."""
     downloads: Answer | None = None
-    """Gives the answers about downloads, which every gateway asks for by itself; None: they
-    are switched off. Such requests are not in `asked`."""
+    """Gives the answers to what every gateway asks about downloads by itself; None: downloads are switched off. Such
+    requests are not in `asked`, those of clients are."""
     document: dict[str, Any] | None = None
     """None: there is none."""
     running: int = 0
@@ -64,7 +64,7 @@ class FakeAdmin:
         return answer
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
-        if request.method == "GET" and request.path.startswith("/v1/admin/downloads"):
+        if _is_of_the_feed(request):
             return await self.downloads(request) if self.downloads else web.json_response({}, status=403)
         headers = {name.lower(): value for name, value in request.headers.items()}
         self.asked.append(Asked(request.method, request.raw_path, headers, await request.read()))
@@ -82,3 +82,9 @@ class FakeAdmin:
 
     async def _document(self, _request: web.Request) -> web.Response:
         return web.json_response(self.document) if self.document is not None else web.Response(status=404)
+
+
+def _is_of_the_feed(request: web.Request) -> bool:
+    """Whether the gateway follows the downloads with it. What a client asks names the client as the actor."""
+    is_own = request.headers.get("x-roundhouse-actor", "gateway") == "gateway"
+    return is_own and request.method == "GET" and request.path.startswith("/v1/admin/downloads")

@@ -10,17 +10,9 @@ from typing import Any, Self
 
 from aiohttp import web
 
-from controller.schema.admin import (
-    AdminModel,
-    AdminModels,
-    Capabilities,
-    Drift,
-    DryRun,
-    GpuMemoryAnswer,
-    History,
-    JournalEntry,
-)
+from controller.schema.admin import AdminModel, AdminModels, Capabilities, Drift, DryRun, GpuMemoryAnswer
 from controller.schema.errors import RoundhouseError
+from controller.schema.journal import History, JournalEntry
 from controller.schema.status import (
     ControllerStatus,
     ModelState,

@@ -6,6 +6,7 @@ import asyncio
 import builtins
 from collections.abc import AsyncIterator, Callable
 
+from controller.gpus import Gpu, GpuDriver, UnreadGpu
 from controller.runtimes.base import (
     LogPart,
     Rendered,
@@ -16,7 +17,7 @@ from controller.runtimes.base import (
     StartRequest,
 )
 from controller.schema.desired import Definition
-from controller.state import Exit, Gpu, GpuDriver, Phase, PreflightResult, UnreadGpu
+from controller.state import Exit, Phase, PreflightResult
 
 
 class FakeRuntime:

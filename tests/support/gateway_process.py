@@ -33,8 +33,12 @@ async def start(**settings: str) -> asyncio.subprocess.Process:
 
 async def ended(process: asyncio.subprocess.Process) -> tuple[int, str]:
     """Exit code, and all that was said."""
-    async with asyncio.timeout(60):
-        out, err = await process.communicate()
+    try:
+        async with asyncio.timeout(60):
+            out, err = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()  # one that should have ended, and serves
     assert process.returncode is not None
     return process.returncode, (out + err).decode()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from controller.gpus import Gpu
 from controller.planning.actions import Action, Drain, Plan, Preflight, PullImage, Remove, Start, Stop, Undrain
 from controller.planning.backoff import next_failure
 from controller.planning.plan import plan
@@ -14,7 +15,6 @@ from controller.state import (
     DesiredState,
     Draining,
     Failure,
-    Gpu,
     Health,
     ModelTraffic,
     ObservedReplica,

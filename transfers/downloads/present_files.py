@@ -54,13 +54,13 @@ def is_unchanged(folder: ModelsFolder, placed: PlacedFile) -> bool:
 def find_present(
     folder: ModelsFolder, resolution: Resolution, placed: Iterable[PlacedFile], check_stop: Callable[[], None]
 ) -> PresentFiles:
-    """Return which files of a download the models folder has, and which are missing. A file that a download put there
-    is compared with the source by size, time and recorded hash, any other by its content. Blocks, perhaps for minutes.
-    `placed`: the files that all downloads have put into place. `check_stop` is called now and then; what it raises is
-    raised.
+    """Return which files of a download the models folder has, and which are missing. A file of the right size is read
+    and compared by its content, which may take minutes. Only the recorded SHA-256 is compared if a download put the
+    file there, its time is still the recorded one, and the source names a SHA-256. `placed`: the files that all
+    downloads have put into place. `check_stop` is called while contents are read; what it raises is raised. Blocks.
 
     Raises:
-        RoundhouseError: `models_file_conflict`: something else is where a file belongs.
+        RoundhouseError: `models_file_conflict`: a file of another size or content is where a file belongs.
         OSError: the folder, or a local source, cannot be read.
     """
     known = {each.path: each for each in placed}

@@ -20,9 +20,9 @@ class StoredFiles:
         self._folder = folder
 
     def list_files(self) -> list[StoredFile]:
-        """Return the files that downloads put into the models folder, sorted by path. A file that several downloads
-        have comes once, with the download that was ordered first. `is_unchanged` goes by size and time; the content is
-        not read. Blocks on the disk. Raises OSError."""
+        """Return the files that downloads put into the models folder, as recorded, sorted by path. A file that several
+        downloads have comes once, with the download that was ordered first. `is_unchanged` goes by size and time, and
+        is False for a file that is gone; the content is not read. Blocks on the disk. Raises OSError."""
         found: dict[str, tuple[DownloadRecord, PlacedFile]] = {}
         for record, placed in sorted(self._board.list_placed(), key=lambda pair: (pair[0].created_at, pair[0].id)):
             found.setdefault(placed.path, (record, placed))

@@ -85,11 +85,12 @@ def _object(value: Any, place: str) -> tuple[dict[str, Any], str]:
 
 
 def gbnf_of(schema: Mapping[str, Any], place: str, convert: Callable[[str], str]) -> str:
-    """Return the grammar of a JSON Schema. `convert` makes it from the schema's JSON; local `$ref`s are made unique
-    before. `place` is the schema's field, for errors.
+    """Return the grammar of a JSON Schema. `convert` makes it from the schema's JSON, in which the target of each local
+    `$ref` has a unique name; afterwards, raw control characters are forbidden in strings. `place`: the request's field
+    that holds the schema, named in errors.
 
-    Raises RequestError if `convert` cannot read the schema, a `$ref` leads nowhere, or a count is above
-    MOST_REPETITIONS.
+    Raises RequestError if a `$ref` leads nowhere, a count is above MOST_REPETITIONS, or `convert` raises ValueError,
+    TypeError, LookupError, AttributeError, AssertionError or RecursionError. Other errors of `convert` pass.
     """
     try:
         _check_counts(schema)

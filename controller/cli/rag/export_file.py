@@ -220,8 +220,8 @@ class ExportWriter:
 
 
 class ExportReader:
-    """Reads a complete export. Making it opens the file and finds its originals; it is a context manager that closes
-    the file. `description` is the content of `export.json`."""
+    """Reads a complete export. Making it opens the file and finds its originals, or raises ExportError; it is a context
+    manager that closes the file. `description` is the content of `export.json`."""
 
     def __init__(self, path: Path) -> None:
         """Read which originals there are. Raises ExportError: the file cannot be read, is no export, is not complete,

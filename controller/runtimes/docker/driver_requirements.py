@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from controller.state import GpuDriver
+from controller.gpus import GpuDriver
 
 _REQUIRE_PREFIX: Final = "NVIDIA_REQUIRE_"
 _REQUIRE_CUDA: Final = "NVIDIA_REQUIRE_CUDA"

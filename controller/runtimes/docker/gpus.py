@@ -11,6 +11,7 @@ from typing import Any, Final
 import docker
 from docker.errors import APIError
 
+from controller.gpus import Gpu, GpuDriver, UnreadGpu
 from controller.runtimes.docker.client import Daemon, DaemonRefusedError, refused_error_of
 from controller.runtimes.docker.container_spec import bounded_log, hardened_host_config
 from controller.runtimes.docker.containers import Inspected, create_container, inspect_container, labels_of
@@ -18,7 +19,7 @@ from controller.runtimes.docker.error_messages import no_gpu_support
 from controller.runtimes.docker.inspect import phase_of
 from controller.runtimes.docker.labels import PROBE_ROLE, is_own, own_labels
 from controller.runtimes.nvml import Reading
-from controller.state import Gpu, GpuDriver, Phase, UnreadGpu
+from controller.state import Phase
 
 INTERVAL_S: Final = 2
 """Seconds between two readings of the probe."""

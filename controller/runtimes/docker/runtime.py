@@ -21,6 +21,7 @@ import docker
 from controller.artifacts.model_roots import ModelRoots
 from controller.engines import get_engine
 from controller.engines.base import ClaimedGpu, Launch
+from controller.gpus import Gpu, GpuDriver, UnreadGpu
 from controller.runtimes.base import (
     RENDER_ERRORS,
     LogPart,
@@ -64,7 +65,7 @@ from controller.runtimes.model_files import check_model
 from controller.runtimes.naming import is_replica_name
 from controller.runtimes.nvml import NvmlReader
 from controller.schema.desired import Definition
-from controller.state import HOST, Gpu, GpuDriver, Phase, PreflightResult, UnreadGpu
+from controller.state import HOST, Phase, PreflightResult
 
 __all__ = ["DockerRuntime", "DockerSetupError", "open_docker"]
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from controller.artifacts.model_roots import ModelRoots
 from controller.engines import get_engine
 from controller.engines.base import Launch
+from controller.gpus import Gpu
 from controller.runtimes.base import RENDER_ERRORS, Rendered, StartError, StartRequest, no_command_error
 from controller.runtimes.claimed_gpus import describe_claims, find_claimed_gpus, visible_gpus
 from controller.runtimes.model_files import check_model
@@ -30,7 +31,7 @@ from controller.runtimes.process.spawn import (
 )
 from controller.runtimes.process.stat import Process, boot_id, read_stat
 from controller.schema.desired import Definition
-from controller.state import HOST, Gpu
+from controller.state import HOST
 
 
 class Launcher:

@@ -19,6 +19,7 @@ from typing import Final
 from weakref import WeakValueDictionary
 
 from controller.artifacts.model_roots import ModelRoots
+from controller.gpus import Gpu, GpuDriver, UnreadGpu
 from controller.runtimes.base import LogPart, Rendered, RuntimeUnavailableError, SeenReplica, StartError, StartRequest
 from controller.runtimes.gpu_owners import GpuOwners
 from controller.runtimes.logs import EXIT_LINES
@@ -33,7 +34,7 @@ from controller.runtimes.process.records import Records, ReplicaRecord, keep_cop
 from controller.runtimes.process.spawn import Child
 from controller.runtimes.process.stat import Process, boot_id, is_alive
 from controller.schema.desired import Definition
-from controller.state import Exit, Gpu, GpuDriver, Phase, PreflightResult, UnreadGpu
+from controller.state import Exit, Phase, PreflightResult
 
 UNSEEN_S: Final = 10.0
 """Seconds for which the child of an interrupted start may hold its log without being recognized. It is not recognized

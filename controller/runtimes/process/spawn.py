@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from controller.engines.base import Engine
+from controller.gpus import Gpu
 from controller.runtimes.base import StartError
 from controller.runtimes.process.groups import START_ENV
-from controller.state import Gpu
 
 REPLICA_ENV: Final = "ROUNDHOUSE_REPLICA"
 INSTANCE_ENV: Final = "ROUNDHOUSE_INSTANCE"

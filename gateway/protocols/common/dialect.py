@@ -95,8 +95,8 @@ class StreamCollector(Protocol):
 class Dialect(Protocol):
     """One way to serve an API family: how requests, answers, streams and errors pass between client and engine.
 
-    Instances hold no state and serve all requests. For each request, the caller calls `can_serve`, `check_request`,
-    then `engine_body` and the others.
+    Instances hold no state and serve all requests. For each request, the caller calls `can_serve`, then `check_request`
+    (again for each new version of the route), then the others. The methods about errors may be called at any time.
     """
 
     heartbeat: bytes

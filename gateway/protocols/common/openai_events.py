@@ -42,8 +42,9 @@ class OpenAIStream(PassthroughStream):
         return rest + DONE if self._is_error(last_event(self._last)) else rest
 
     def fail_stream(self, error: RoundhouseError, request_id: str) -> bytes:
-        """Return the error as an event and `[DONE]`. If the stream is complete, return `[DONE]` alone where it ended
-        with an error, and nothing where it ended with `[DONE]`. See `EventStream`."""
+        """Return the error as an event and `[DONE]`. If the engine's stream ended with an error already, return
+        `[DONE]` alone; if with `[DONE]`, nothing. Call at most once, and not after `finish_stream` of a complete
+        stream. See `EventStream`."""
         if self.is_complete:
             return b"" if self._is_last(last_event(self._last)) else DONE
         return as_events(errors.own_body(error, request_id))

@@ -11,7 +11,7 @@ import pytest
 
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import engines, gateway_harness
-from tests.integration.gateway.test_security_matrix import BOTH, bearer, every_route
+from tests.integration.gateway.test_security_matrix import BOTH, DOWNLOADED, TOOLS, bearer, every_route
 from tests.integration.gateway.test_security_matrix import ask as ask_route
 from tests.support.queueing import Clock, clock, key
 from tests.support.raw_http import RawClient, chat_body, raw, request, spotless
@@ -140,7 +140,7 @@ async def test_without_keys_foreign_hosts_and_pages_are_refused_on_every_route(
     header: tuple[str, str], code: str
 ) -> None:
     async with gateway_harness(engine_state_routes=True) as here, engines(1) as (engine,):
-        await here.publish(route("org/m", [engine.url], aliases=("a-n",)))
+        await here.publish(route("org/m", [engine.url], aliases=("a-n",)), DOWNLOADED, tools=TOOLS)
         routes = await every_route(here)
         for asked in routes:
             status, _, text = await ask_route(here, asked, [header])

@@ -20,6 +20,8 @@ from yarl import URL
 from controller.api.app import create_app
 from controller.schema.errors import ERROR_CODES, RoundhouseError
 from controller.schema.keys import Key
+from controller.schema.status import ModelState
+from controller.schema.tools import ToolRoute
 from gateway.api import INFERENCE_GROUPS
 from gateway.exchange.api_spec import ApiSpec
 from tests.fakes.fake_controller import route
@@ -40,6 +42,17 @@ AICORE = "/v1/aicore/"
 """How paths begin that are about the model with the role `aicore`, which there is not here."""
 DOCUMENTS = ("/v1/documents", "/v1/search", "/v1/tenants", "/v1/files", "/v1/vector_stores", "/v1/retrieval")
 """How paths of retrieval begin, which does not run here."""
+ROUTER_CHANGES: dict[tuple[str, str], int] = {
+    ("POST", "/models"): 1,
+    ("DELETE", "/models"): 2,
+    ("POST", "/models/load"): 1,
+    ("POST", "/models/unload"): 1,
+}
+"""Routes of llama-server's router that change something, and how many requests the controller gets of one: a model's
+declaration and its files are removed by one each."""
+DOWNLOADED = route("x", state=ModelState.UNLOADED, source="hub:org/x", is_runtime_declared=True)
+"""A model that may be downloaded again, and deleted."""
+TOOLS = (ToolRoute(name="current_time"),)
 Kind = Literal["inference", "stored", "documents", "aicore", "admin", "models", "listing", "absent", "ungated"]
 
 
@@ -63,6 +76,10 @@ class Route:
         target = target.replace("{conv_id}", "conv-1")
         if target == "/v1/stream":
             return "/v1/stream?conv_id=conv-1"
+        if (self.method, target) == ("DELETE", "/models"):
+            return f"/models?model={DOWNLOADED.name}"
+        if (self.method, target) == ("POST", "/slots/0"):
+            return "/slots/0?action=erase&model=org%2Fm"
         native = (self.api is not None and self.api.is_native) or target == "/health/warm"
         return f"{target}?model=org%2Fm" if native else target
 
@@ -86,6 +103,20 @@ class Route:
         inner = {("POST", "/health/warm"): 1, ("POST", "/v1/models/{name}/benchmark"): 3}
         return 1 if self.kind == "inference" else inner.get((self.method, self.path), 0)
 
+    def list_actors(self, who: str, *, is_admin: bool) -> list[str]:
+        """In whose names the controller is asked, once for each request that it gets of one that is let in. `who`:
+        name of the key; `is_admin`: whether it has the scope."""
+        if (self.method, self.path) == ("GET", "/models"):
+            # Who may see the engines' command lines gets them in the list; the gateway itself asks for them.
+            return ["gateway"] if is_admin else []
+        count = 1 if self.kind == "admin" else ROUTER_CHANGES.get((self.method, self.path), 0)
+        return [f"key {who} 127.0.0.1"] * count
+
+    @property
+    def is_json(self) -> bool:
+        """Whether the body is read only where it is said to be JSON."""
+        return self.path == "/mcp" or (self.method == "POST" and (self.method, self.path) in ROUTER_CHANGES)
+
     @property
     def body(self) -> bytes:
         """JSON that the route takes."""
@@ -95,6 +126,10 @@ class Route:
             return b""
         if self.path == "/mcp":
             return b'{"jsonrpc": "2.0", "id": 1, "method": "tools/list"}'
+        if self.path == "/models":
+            return json.dumps({"model": DOWNLOADED.name}).encode()
+        if self.path == "/tools":
+            return b'{"tool": "current_time", "params": {}}'
         if self.path == "/v1/streams/lookup":
             return b'{"conversation_ids": ["conv-1"]}'
         if self.path.startswith("/v1/responses"):
@@ -152,14 +187,14 @@ def bearer(name: str) -> dict[str, str]:
 
 BOTH = ("inference", "admin")
 KEYS = (
-    key("all", scopes=BOTH),
-    key("inference"),
-    key("admin", scopes=("admin",)),
+    key("all", scopes=BOTH, tools=("*",)),
+    key("inference", tools=("current_time",)),
+    key("admin", scopes=("admin",), tools=("*",)),
     key("expired", scopes=BOTH, expires_at=time.time() - 1),
     key("other", scopes=BOTH, models=("x", "org/*/m", "*/mm")),
     key("nothing", scopes=BOTH, models=()),
-    key("alias", scopes=BOTH, models=("an-alias",)),
-    key("pattern", scopes=BOTH, models=("nothing", "org/*")),
+    key("alias", scopes=BOTH, models=("an-alias",), tools=("calculate", "current", "*/current_time")),
+    key("pattern", scopes=BOTH, models=("nothing", "org/*"), tools=("nothing", "current_*")),
 )
 NOBODY: dict[str, list[tuple[str, str]]] = {
     "no key": [],
@@ -193,6 +228,8 @@ def verdict(asked: Route, who: str) -> tuple[int, str | None]:
     names_model = asked.api is not None or asked.path.startswith(("/v1/models/", "/health/warm"))
     if who in ("other", "nothing") and names_model:
         return 403, "model_not_allowed"
+    if who in ("other", "nothing", "alias") and (asked.method, asked.path) == ("POST", "/tools"):
+        return 403, "tool_not_allowed"
     return 0, None
 
 
@@ -204,7 +241,7 @@ async def guarded(*keys: Key, **settings: Any) -> AsyncIterator[tuple[GatewayHar
         counted = b'HTTP/1.1 200 X\r\ncontent-length: 19\r\n\r\n{"input_tokens": 1}'
         engine.answers["/v1/chat/completions/input_tokens"] = counted
         model = route("org/m", [engine.url], aliases=("an-alias", "a-n"), token="replica-token")
-        await here.publish(model, route("x"), keys=keys)
+        await here.publish(model, DOWNLOADED, keys=keys, tools=TOOLS)
         yield here, engine
 
 
@@ -212,7 +249,7 @@ async def ask(here: GatewayHarness, asked: Route, headers: Any, target: str | No
     """Status, headers and text."""
     url = here.url + (target or asked.target)
     sent = CIMultiDict(headers)
-    if asked.path == "/mcp":
+    if asked.is_json:
         sent["content-type"] = "application/json"
     async with here.client.request(
         asked.method, URL(url, encoded=True), data=asked.body or None, headers=sent
@@ -287,6 +324,7 @@ async def test_no_other_spelling_of_a_path_is_outside_the_gate() -> None:
 
 @pytest.mark.parametrize("who", ["all", "inference", "admin", "other", "nothing", "alias", "pattern"])
 async def test_a_key_opens_what_it_says_and_no_more(who: str, caplog: pytest.LogCaptureFixture) -> None:
+    is_admin = any(each.name == who and "admin" in each.scopes for each in KEYS)
     async with guarded(*KEYS) as (here, engine):
         for asked in await every_route(here):
             before = len(engine.client_requests), len(here.controller.admin.asked)
@@ -305,15 +343,15 @@ async def test_a_key_opens_what_it_says_and_no_more(who: str, caplog: pytest.Log
                     assert said[0] == 200, (asked, who, said)
                 if asked.kind == "inference":
                     assert said[1]["x-client-id"] == who
-            reached = len(engine.client_requests) - before[0], len(here.controller.admin.asked) - before[1]
             open_ = 0 if code else 3
-            assert reached == (open_ * asked.engine_requests, open_ * (asked.kind == "admin")), asked
+            assert len(engine.client_requests) - before[0] == open_ * asked.engine_requests, asked
+            actors = [passed.headers["x-roundhouse-actor"] for passed in here.controller.admin.asked[before[1] :]]
+            assert actors == open_ * asked.list_actors(who, is_admin=is_admin), asked
         for seen in engine.client_requests:
             assert seen.headers["authorization"] == "Bearer replica-token"
             assert not {"x-api-key", "cookie"} & seen.headers.keys()
             assert "secret-" not in str(seen.headers)
         for passed in here.controller.admin.asked:
-            assert passed.headers["x-roundhouse-actor"] == f"key {who} 127.0.0.1"
             assert "secret-" not in str(passed.headers)
         assert "secret-" not in await here.metrics() + caplog.text
 

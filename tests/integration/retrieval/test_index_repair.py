@@ -85,6 +85,23 @@ async def test_a_dimension_that_changes_during_a_reindex_begins_it_again(
         assert await here.texts("fox", mode="dense") == ["A fox."]
 
 
+async def test_a_dimension_that_changes_while_a_reindex_is_interrupted_begins_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("retrieval.assembly.RETRY_S", 0.1)
+    store = MemoryVectorStore()
+    async with retrieval_harness(tmp_path, store=store) as here:
+        await here.add("A fox.", "d")
+    models = FakeModels(gate=asyncio.Event(), gated="fox")
+    async with retrieval_harness(tmp_path, store=store, models=models, retrieval_embedding_model="m") as here:
+        await reindex(here)
+        await until("it is being built", lambda: "m-26" in store.collections and len(models.asked) > 1)
+    models = FakeModels(dimension=20)
+    async with retrieval_harness(tmp_path, store=store, models=models, retrieval_embedding_model="m") as here:
+        await until("the new index serves", lambda: list(store.collections) == ["m-20"])
+        assert await here.texts("fox", mode="dense") == ["A fox."]
+
+
 async def test_a_reindex_beside_a_build_that_goes_on_leaves_one_collection_that_serves(tmp_path: Path) -> None:
     store = MemoryVectorStore()
     async with retrieval_harness(tmp_path, store=store) as here:

@@ -25,6 +25,7 @@ from controller.engines import ENGINES
 from controller.engines.base import ClaimedGpu, Engine, RenderContext
 from controller.engines.options import list_options
 from controller.engines.stub import StubDefinition
+from controller.gpus import Gpu, GpuProcess
 from controller.journal.event_log import EventLog
 from controller.journal.recorder import Recorder
 from controller.journal.round_events import Trouble
@@ -60,8 +61,6 @@ from controller.state import (
     DesiredState,
     Draining,
     Failure,
-    Gpu,
-    GpuProcess,
     Health,
     ObservedReplica,
     ObservedState,

@@ -21,6 +21,10 @@ class Pool:
     """Keeps connections
     open."""
 
+    def __init__(self, limit: int) -> None:
+        """`limit`: most
+        connections."""
+
     def take(self, origin: str, *, fresh: bool = False) -> int | None:
         """Return one."""
 
@@ -28,6 +32,16 @@ class Pool:
         """Not public."""
 
     def close(self) -> None: ...
+
+
+class Plain:
+    """Has an `__init__` without words."""
+
+    def __init__(self, name: str) -> None: ...
+
+
+class Bare:
+    """Has none."""
 
 
 class _Inner:
@@ -44,11 +58,21 @@ def test_only_public_docstrings_are_listed(tmp_path: Path) -> None:
     (tmp_path / "gateway").mkdir()
     (tmp_path / "gateway" / "pool.py").write_text(SOURCE)
     assert list_docstrings(tmp_path) == [
-        Docstring("gateway/pool.py:Pool", "class Pool", "Keeps connections open."),
+        Docstring(
+            "gateway/pool.py:Pool",
+            "class Pool: __init__(self, limit: int) -> None",
+            "Keeps connections open. `__init__`: `limit`: most connections.",
+        ),
         Docstring(
             "gateway/pool.py:Pool.take", "take(self, origin: str, *, fresh: bool=False) -> int | None", "Return one."
         ),
-        Docstring("gateway/pool.py:main", "main() -> None", "Run."),
+        Docstring(
+            "gateway/pool.py:Plain",
+            "class Plain: __init__(self, name: str) -> None",
+            "Has an `__init__` without words.",
+        ),
+        Docstring("gateway/pool.py:Bare", "class Bare", "Has none."),
+        Docstring("gateway/pool.py:main", "async main() -> None", "Run."),
     ]
 
 

@@ -14,20 +14,16 @@ from pydantic import BaseModel
 from controller.api import examples
 from controller.api.app import create_app
 from controller.schema.admin import (
-    HISTORY_KINDS,
     AdminModel,
     AdminModels,
     Drift,
     DriftItem,
     DryRun,
-    EventKind,
     FieldChange,
     GpuMemory,
     GpuMemoryAnswer,
     GpuModel,
     HeldBy,
-    History,
-    JournalEntry,
     LoadConstraint,
     ModelChange,
     ProposedFiles,
@@ -35,6 +31,7 @@ from controller.schema.admin import (
 )
 from controller.schema.downloads import Download, DownloadList, Inspection
 from controller.schema.errors import ERROR_CODES
+from controller.schema.journal import HISTORY_KINDS, EventKind, History, JournalEntry
 from controller.schema.model_files import DeviceFit, InspectedModel, MemoryForecast, ModelFile, ModelFileList
 from controller.schema.status import ActionView, BlockedView, PlanView, Problem, ReplicaStatus, StatementView
 from controller.status.state_machine import LEGAL

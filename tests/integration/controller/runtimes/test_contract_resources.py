@@ -9,8 +9,8 @@ import sys
 import psutil
 import pytest
 
+from controller.gpus import GpuDriver
 from controller.runtimes.nvml import NvmlReader
-from controller.state import GpuDriver
 from tests.fakes.fake_nvml import FakeNvml
 from tests.support.ballast import HELD_MIB, PROGRAM
 from tests.support.docker_engine import DockerEngines

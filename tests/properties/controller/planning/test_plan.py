@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.engines.stub import StubDefinition
+from controller.gpus import Gpu
 from controller.planning.actions import Drain, Remove, Start, Stop, Undrain
 from controller.planning.plan import plan
 from controller.state import (
     DesiredModel,
     DesiredState,
     Exit,
-    Gpu,
     Health,
     ObservedReplica,
     Phase,

@@ -11,7 +11,8 @@ from typing import get_args
 
 import pytest
 
-from controller.schema.admin import EventKind, LoadConstraint
+from controller.schema.admin import LoadConstraint
+from controller.schema.journal import EventKind
 from tests.fakes.fake_control_api import FakeControlApi, row
 from tests.support.cli import PROGRAM
 

@@ -14,8 +14,8 @@ import pytest
 from controller.cli.exit_codes import ExitCode
 from controller.cli.output import time_words
 from controller.cli.sse import SseEvent, SseReader
-from controller.schema.admin import EventKind
 from controller.schema.errors import RoundhouseError
+from controller.schema.journal import EventKind
 from tests.fakes.fake_control_api import GONE, FakeControlApi, entry
 from tests.support.cli import roundhouse, started
 from tests.support.wait import until

@@ -11,8 +11,16 @@ from controller.artifacts.facts import Artifact, Gguf, HfFolder, SizedArtifact, 
 from controller.artifacts.model_roots import ModelRoots
 from controller.artifacts.read import files_below, read_artifact
 from controller.downloads.forecast import ModelPaths, forecast_memory, summarize_fits
+from controller.gpus import Gpu
 from controller.schema.model_files import DeviceFit, MemoryForecast
-from controller.state import HOST, Gpu, Health, ObservedReplica, ObservedState, Phase, ReplicaId
+from controller.state import (
+    HOST,
+    Health,
+    ObservedReplica,
+    ObservedState,
+    Phase,
+    ReplicaId,
+)
 from tests.support.gguf_files import write_llama
 
 ROOTS = ModelRoots((Path("/models"),))

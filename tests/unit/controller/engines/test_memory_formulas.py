@@ -20,8 +20,9 @@ from controller.engines.memory import (
 )
 from controller.engines.memory_hf import HfShape, hf_shape, kv_bytes_per_token
 from controller.engines.memory_llama import LlamaLoad, predict_llama
+from controller.gpus import Gpu
 from controller.planning.placement import ClaimLedger, Placement, place_replica
-from controller.state import DesiredModel, Gpu, ObservedState, Requirement, Statement
+from controller.state import DesiredModel, ObservedState, Requirement, Statement
 
 KIB = 1024
 GIB = 1024 * MIB

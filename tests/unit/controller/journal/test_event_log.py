@@ -18,7 +18,7 @@ import pytest
 
 from controller.journal.entry import NewEntry
 from controller.journal.event_log import PRUNE_EVERY, EventLog
-from controller.schema.admin import RETENTION_CLASSES, EventKind, JournalEntry
+from controller.schema.journal import RETENTION_CLASSES, EventKind, JournalEntry
 from tests.support.wait import until
 
 NOW = 1_700_000_000.0

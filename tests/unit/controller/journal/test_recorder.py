@@ -10,7 +10,7 @@ from controller.config.tools import DeclaredTools
 from controller.journal.event_log import EventLog
 from controller.journal.recorder import Recorder
 from controller.redaction.redactor import redact_nothing
-from controller.schema.admin import JournalEntry
+from controller.schema.journal import JournalEntry
 
 
 def _told(root: Path, ended: list[str]) -> JournalEntry:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from controller.engines.llama_server import LlamaServerDefinition
 from controller.engines.stub import StubDefinition
+from controller.gpus import Gpu, UnreadGpu
 from controller.journal.entry import NewEntry
 from controller.journal.round_events import Trouble, round_events, trouble_events
 from controller.planning.actions import Action, Drain, Plan, Preflight, PullImage, Remove, Start, Stop
@@ -18,7 +19,6 @@ from controller.state import (
     DesiredState,
     Draining,
     Failure,
-    Gpu,
     Health,
     ObservedReplica,
     ObservedState,
@@ -28,7 +28,6 @@ from controller.state import (
     PreflightResult,
     ReplicaId,
     Statement,
-    UnreadGpu,
 )
 from controller.status.reconcile_round import Round
 

@@ -10,7 +10,7 @@ import pytest
 from controller.journal.event_log import EventLog
 from controller.journal.tool_calls import KNOWN_GATEWAYS, SHOWN_CHARS, ToolCallRecorder
 from controller.redaction.redactor import Redactor
-from controller.schema.admin import HISTORY_KINDS, JournalEntry
+from controller.schema.journal import HISTORY_KINDS, JournalEntry
 from controller.schema.routing import MOST_TOOL_CALLS, GatewayReport
 from controller.schema.tools import ToolCallRecord, replica_model
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from controller.gpus import Gpu
 from controller.planning.eviction import FRESH_DEMAND_S, EvictionDecision, decide_evictions
 from controller.planning.placement import ClaimLedger
 from controller.state import (
@@ -14,7 +15,6 @@ from controller.state import (
     DesiredModel,
     DesiredState,
     Failure,
-    Gpu,
     ModelTraffic,
     ObservedReplica,
     ObservedState,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from controller.gpus import Gpu, GpuProcess
 from controller.planning.actions import Plan
 from controller.planning.plan import plan
 from controller.state import (
@@ -13,8 +14,6 @@ from controller.state import (
     DesiredState,
     Draining,
     Failure,
-    Gpu,
-    GpuProcess,
     Health,
     ModelTraffic,
     ObservedReplica,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from controller.gpus import Gpu, GpuProcess
 from controller.planning.placement import holders_of
-from controller.state import Gpu, GpuProcess
 
 
 def gpu(*processes: GpuProcess) -> Gpu:

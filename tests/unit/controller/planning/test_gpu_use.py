@@ -10,6 +10,7 @@ import pytest
 from controller.engines.base import Verdict
 from controller.engines.llama_server import LlamaServerDefinition
 from controller.engines.stub import StubDefinition
+from controller.gpus import Gpu, GpuProcess
 from controller.planning.actions import Stop
 from controller.planning.gpu_use import SETTLED_S, UNUSED_MIB, explain_unused_gpus, measure_gpu_use
 from controller.planning.plan import plan
@@ -18,8 +19,6 @@ from controller.state import (
     DesiredModel,
     DesiredState,
     Draining,
-    Gpu,
-    GpuProcess,
     Health,
     ObservedReplica,
     ObservedState,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from controller.engines.stub import StubDefinition
+from controller.gpus import Gpu
 from controller.planning.placement import ClaimLedger, NoRoom, Placement, place_replica
-from controller.state import DesiredModel, Gpu, ObservedState, Statement
+from controller.state import DesiredModel, ObservedState, Statement
 
 INSTANCES = (
     Gpu("MIG-a", 0, "NVIDIA H100 MIG 1g.10gb", 9_984, 20, mig=0),

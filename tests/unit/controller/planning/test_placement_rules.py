@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from controller.engines.stub import StubDefinition
+from controller.gpus import Gpu, GpuProcess, UnreadGpu
 from controller.planning.placement import RELEASE_S, ClaimLedger, NoRoom, Placement, place_replica, requirement_of
 from controller.state import (
     HOST,
     DesiredModel,
-    Gpu,
-    GpuProcess,
     Health,
     ObservedReplica,
     ObservedState,
@@ -23,7 +22,6 @@ from controller.state import (
     ReplicaId,
     Requirement,
     Statement,
-    UnreadGpu,
 )
 
 NOW = 1_000.0

@@ -9,6 +9,7 @@ import pytest
 
 from controller.engines.base import Verdict
 from controller.engines.stub import StubDefinition
+from controller.gpus import Gpu, UnreadGpu
 from controller.planning.actions import (
     Blocked,
     DownloadSource,
@@ -32,7 +33,6 @@ from controller.state import (
     Draining,
     Exit,
     Failure,
-    Gpu,
     Health,
     ModelTraffic,
     ObservedReplica,
@@ -44,7 +44,6 @@ from controller.state import (
     ReplicaId,
     ReplicaKey,
     Statement,
-    UnreadGpu,
 )
 
 NOW = 10_000.0

@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 
 from controller.engines.stub import StubDefinition
+from controller.gpus import Gpu
 from controller.observe.gateway_hub import GatewayHub
 from controller.observe.prober import Prober
 from controller.observe.remote_health import RemoteHealth
@@ -23,7 +24,7 @@ from controller.schema.keys import KeyDefinition
 from controller.schema.routing import GatewayReport
 from controller.schema.status import ModelState
 from controller.sizing.claims import HeldMemory
-from controller.state import HOST, DesiredModel, DesiredState, Gpu, IdleSpan, Statement
+from controller.state import HOST, DesiredModel, DesiredState, IdleSpan, Statement
 from controller.status.reconcile_round import Round
 from tests.fakes.fake_downloader import FakeDownloader
 from tests.fakes.fake_prober import FakeProber

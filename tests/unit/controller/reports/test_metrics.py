@@ -10,6 +10,7 @@ from typing import cast
 from prometheus_client import CollectorRegistry
 
 from controller.engines.stub import StubDefinition
+from controller.gpus import Gpu, GpuProcess, UnreadGpu
 from controller.planning.actions import Start
 from controller.planning.plan import plan
 from controller.reconcile.reconciler import Reconciler
@@ -21,15 +22,12 @@ from controller.state import (
     DesiredModel,
     DesiredState,
     Failure,
-    Gpu,
-    GpuProcess,
     ObservedReplica,
     ObservedState,
     Phase,
     ReplicaId,
     Requirement,
     Statement,
-    UnreadGpu,
 )
 from controller.status.model_status import assess_models
 from controller.status.reconcile_round import Round

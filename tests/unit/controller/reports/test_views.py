@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from controller.engines.stub import StubDefinition
+from controller.gpus import Gpu, UnreadGpu
 from controller.planning.plan import plan
 from controller.reports.views import plan_view, status_view
 from controller.schema.keys import Key
@@ -10,7 +11,6 @@ from controller.schema.status import Problem
 from controller.state import (
     DesiredModel,
     DesiredState,
-    Gpu,
     Health,
     ObservedReplica,
     ObservedState,
@@ -18,7 +18,6 @@ from controller.state import (
     PreflightResult,
     ReplicaId,
     Statement,
-    UnreadGpu,
 )
 from controller.status.model_status import assess_models
 from controller.status.reconcile_round import Round

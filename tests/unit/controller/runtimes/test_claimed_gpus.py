@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from controller.engines.base import ClaimedGpu
+from controller.gpus import Gpu, UnreadGpu
 from controller.runtimes.base import StartError
 from controller.runtimes.claimed_gpus import describe_claims, find_claimed_gpus, is_wsl2, visible_gpus
-from controller.state import HOST, Gpu, UnreadGpu
+from controller.state import HOST
 
 FIRST = Gpu("GPU-z", 0, "fake", 24_000)
 SECOND = Gpu("GPU-a", 1, "fake", 16_000)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from controller.gpus import Gpu, GpuProcess
 from controller.runtimes.base import RuntimeUnavailableError
 from controller.runtimes.gpu_owners import GpuOwners
-from controller.state import Gpu, GpuProcess
 
 
 class Host:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.engines.llama_server import LlamaServerDefinition
+from controller.gpus import Gpu
 from controller.sizing.claims import HeldMemory
 from controller.sizing.history import (
     FILE_NAME,
@@ -22,7 +23,7 @@ from controller.sizing.history import (
     gpu_type_of,
     save_history,
 )
-from controller.state import DesiredModel, Gpu, Requirement, Statement
+from controller.state import DesiredModel, Requirement, Statement
 from tests.support.campaign import campaign_count
 
 H200 = "NVIDIA H200"

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from controller.engines.exllamav3 import ExLlamaV3Definition
+from controller.gpus import Gpu
 from controller.sizing import requirements as module
 from controller.sizing.requirements import Requirements, combine_requirements
-from controller.state import DesiredModel, Gpu, Requirement
+from controller.state import DesiredModel, Requirement
 from tests.support.traffic_simulator import autoload
 from tests.support.wait import until
 

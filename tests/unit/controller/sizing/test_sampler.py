@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from controller.engines.stub import StubDefinition
+from controller.gpus import Gpu, GpuProcess
 from controller.planning.gpu_use import SETTLED_S
 from controller.sizing.claims import HeldMemory
 from controller.sizing.history import FILE_NAME, MemoryHistory, ObservedSample
@@ -18,8 +19,6 @@ from controller.sizing.sampler import AGAIN_S, GROWN_MIB, MemorySampler
 from controller.state import (
     DesiredModel,
     DesiredState,
-    Gpu,
-    GpuProcess,
     Health,
     ObservedReplica,
     ObservedState,

@@ -13,6 +13,7 @@ from controller.engines import ENGINES, get_engine
 from controller.engines.base import Launch
 from controller.engines.litert_lm import LiteRTLMDefinition
 from controller.engines.llama_server import LlamaServerDefinition
+from controller.gpus import Gpu
 from controller.runtimes.base import StartRequest
 from controller.runtimes.claimed_gpus import visible_gpus
 from controller.runtimes.docker.container_spec import (
@@ -23,7 +24,7 @@ from controller.runtimes.docker.container_spec import (
     render_context,
 )
 from controller.runtimes.docker.user import UserIdentity
-from controller.state import Gpu, ReplicaId
+from controller.state import ReplicaId
 
 HOST = HostContext(
     "one", "engines", publishes_ports=False, models=({"Type": "bind", "Source": "/srv/models"},), log_mib=16

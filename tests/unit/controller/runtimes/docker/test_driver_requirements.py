@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 import pytest
 
+from controller.gpus import GpuDriver
 from controller.runtimes.docker.driver_requirements import find_driver_problem, is_fulfilled, list_requirements
-from controller.state import GpuDriver
 
 BRANDS = ("unknown", "grid", "tesla", "nvidia", "quadro", "quadrortx", "nvidiartx", "vapps", "vpc", "vcs", "vws")
 

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from controller.engines import ENGINES
+from controller.gpus import Gpu
 from controller.runtimes.base import StartError
 from controller.runtimes.process.preflight import check_program
 from controller.runtimes.process.spawn import check_gpu_support, find_free_port, inherited_environment, spawn_engine
 from controller.runtimes.process.stat import boot_id, is_alive, list_stats, read_stat
-from controller.state import Gpu
 from worker import engines
 
 PYPROJECT = Path(__file__).parents[5] / "pyproject.toml"
