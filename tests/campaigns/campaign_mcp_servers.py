@@ -58,8 +58,5 @@ def tables_of(results: Mapping[str, Mapping[str, str]]) -> list[Table]:
 def failures_of(results: Mapping[str, Mapping[str, str]]) -> list[str]:
     """What did not hold."""
     return [
-        f"{where}, {title}: {result}"
-        for where, by in results.items()
-        for title, result in by.items()
-        if result != HELD
+        f"{where}, {title}: {result}" for where, by in results.items() for title, result in by.items() if result != HELD
     ]

@@ -31,12 +31,17 @@ def bridge(log: Path, *command: str, port: int | None = None) -> Worker:
     env = {"ROUNDHOUSE_ENGINE_TOKEN": TOKEN, **SECRETS}
     return Worker(log, port, "mcp", "--", *flags, "--", *command, token=TOKEN, env=env)
 
+
 OLD_SERVER = """
 import json, sys
 TOOLS = [{"name": name, "inputSchema": {"type": "object"}, "execution": {"taskSupport": name}}
          for name in ("forbidden", "optional", "required")]
 ANSWERS = {
-    "initialize": {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": {"name": "old", "version": "1"}},
+    "initialize": {
+        "protocolVersion": "2025-11-25",
+        "capabilities": {"tools": {}},
+        "serverInfo": {"name": "old", "version": "1"},
+    },
     "tools/list": {"tools": TOOLS},
 }
 for line in sys.stdin:
