@@ -45,7 +45,8 @@ def memory_verdicts(
             Verdict(f"out of memory on the GPU while loading: lower {fields} {layers}, {room}"),
         ),
         (
-            r"CUDA error: out of memory",
+            # The second is cuBLAS's, which llama.cpp begins at the first long prompt (seen on an H200 that was full).
+            r"CUDA error: (out of memory|the resource allocation failed)",
             Verdict(
                 "out of memory on the GPU while computing, which needs memory beside what the load took: lower "
                 f"{fields}{several_slots} {layers}, {room}"

@@ -13,7 +13,7 @@ from typing import Final
 
 from controller.artifacts.facts import Artifact, Gguf, UnreadArtifact
 from controller.engines.memory import (
-    CUDA_OVERHEAD,
+    MIB,
     NOTHING,
     Forecast,
     MemoryParts,
@@ -22,6 +22,9 @@ from controller.engines.memory import (
     artifact_at,
 )
 
+GPU_OVERHEAD: Final = 768 * MIB
+"""What llama.cpp holds of one GPU beside its own buffers: CUDA's context, kernels, cuBLAS. On an H200 (driver 580, CUDA
+13.0) 589 MiB after a load and 692 to 759 after a prompt, as cuBLAS and its workspaces come with the first one."""
 GGML_BLOCKS: Final[Mapping[str, tuple[int, int]]] = {
     "f32": (1, 4),
     "f16": (1, 2),
@@ -207,7 +210,7 @@ def _gpu_share(
     if copies > 1:
         # Copies are never overwritten. Of a single copy the masks are counted, and `_compute` holds the rest.
         compute += (copies - 1) * _masks(shape, load) + copies * _hidden_state(shape, load)
-    return MemoryParts(weights, sum(caches[held]), compute, CUDA_OVERHEAD)
+    return MemoryParts(weights, sum(caches[held]), compute, GPU_OVERHEAD)
 
 
 def row_bytes(kind: str, width: int) -> int:

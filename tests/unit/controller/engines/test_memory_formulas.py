@@ -19,7 +19,7 @@ from controller.engines.memory import (
     Unpredicted,
 )
 from controller.engines.memory_hf import HfShape, hf_shape, kv_bytes_per_token
-from controller.engines.memory_llama import LlamaLoad, predict_llama
+from controller.engines.memory_llama import GPU_OVERHEAD, LlamaLoad, predict_llama
 from controller.gpus import Gpu
 from controller.planning.placement import ClaimLedger, Placement, place_replica
 from controller.state import DesiredModel, ObservedState, Requirement, Statement
@@ -101,11 +101,34 @@ def test_a_whole_model_on_a_gpu_leaves_the_embeddings_on_the_host() -> None:
     facts = llama_3_8b()
     assert on_gpu.gpu.weights == 32 * BLOCK + facts.output
     assert on_gpu.gpu.kv_cache == GIB
-    assert on_gpu.gpu.overhead == CUDA_OVERHEAD
+    assert on_gpu.gpu.overhead == GPU_OVERHEAD
     assert on_gpu.host.weights == facts.embedding
     assert on_gpu.host.kv_cache == 0
     tied = replace(facts, has_tied_embeddings=True, output=16384)
     assert server(tied, gpus=1).gpu.weights == 32 * BLOCK + facts.embedding + 16384, "loaded twice"
+
+
+Q8 = {"llama_server_cache_type_k": "q8_0", "llama_server_cache_type_v": "q8_0"}
+
+
+@pytest.mark.parametrize(
+    ("context", "fields", "buffers_mib", "held_mib"),
+    [
+        (8192, {}, (14315, 1024, 116), 16160),
+        (65536, {}, (14315, 8192, 172), 23384),
+        (65536, Q8, (14315, 4352, 352), 19724),
+        (8192, {"llama_server_n_ubatch": 2048}, (14315, 1024, 464), 16562),
+    ],
+)
+def test_an_h200_takes_no_more_than_is_predicted(
+    context: int, fields: dict[str, Any], buffers_mib: tuple[int, int, int], held_mib: int
+) -> None:
+    """docs/campaigns/gpu.md: this shape with weights of zeros, llama-server's own buffers, and what NVML reported of
+    its process after a prompt of half the context."""
+    gpu = server(gpus=1, llama_server_n_ctx=context, **fields).gpu
+    predicted_mib = [each / MIB for each in (gpu.weights, gpu.kv_cache, gpu.compute)]
+    assert predicted_mib == pytest.approx(buffers_mib, rel=0.04, abs=2)
+    assert held_mib <= gpu.total / MIB < held_mib * 1.01
 
 
 @pytest.mark.parametrize(("layers", "blocks"), [(0, 0), (1, 0), (9, 8), (33, 32), (99, 32), (-1, 32)])
@@ -116,7 +139,7 @@ def test_layers_on_the_gpu_take_their_cache_along(layers: int, blocks: int) -> N
     assert split.gpu.kv_cache == blocks * GIB // 32
     assert split.host.kv_cache == (32 - blocks) * GIB // 32
     assert split.host.weights == llama_3_8b().weights - split.gpu.weights
-    assert split.gpu.overhead == CUDA_OVERHEAD, "a context is made whatever it holds"
+    assert split.gpu.overhead == GPU_OVERHEAD, "a context is made whatever it holds"
 
 
 @pytest.mark.parametrize("gpus", [0, 1])
