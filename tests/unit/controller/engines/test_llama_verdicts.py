@@ -39,7 +39,7 @@ CUBLAS_FAILED = """\
 /tmp/app/libggml-base.so.0(ggml_abort+0x15b)[0x7f0ba7375f9b]
 /tmp/app/libggml-cuda.so.0(_Z15ggml_cuda_errorPKcS0_S0_iS0_+0xb7)[0x7f0ba3963c97]
 /tmp/app/llama-server(+0x7b3c5)[0x55f41f6593c5]
-"""
+"""  # noqa: E501 - as it was written
 # ggml-org/llama.cpp#4620
 INVALID_ARGUMENT = """\
 CUDA error: invalid argument
