@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from controller.config.debounce import DebouncedState
 from controller.engines.mcp import McpBridge, McpBridgeDefinition
+from controller.schema.desired import Definition
 from controller.schema.tools import replica_model
 
 _FIELDS: Final[Mapping[str, str]] = {
@@ -23,19 +24,28 @@ _FIELDS: Final[Mapping[str, str]] = {
 
 def with_server_replicas(state: DebouncedState) -> DebouncedState:
     """Return the state with a definition for each MCP server that has a command, named by `replica_model`."""
-    declared = {
-        replica_model(name): _replica_fields(fields)
-        for name, fields in state.tools.declared_servers.items()
-        if fields.get("command") is not None
-    }
+    declared = declare_replicas(state.tools.declared_servers)
     if not declared:
         return state
-    definitions = {name: McpBridgeDefinition.model_validate(fields) for name, fields in declared.items()}
     return replace(
         state,
-        definitions={**state.definitions, **definitions},
+        definitions={**state.definitions, **define_replicas(declared)},
         declared_models={**state.declared_models, **declared},
     )
+
+
+def declare_replicas(declared_servers: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the fields of a definition for each declared server that has a command, by `replica_model`."""
+    return {
+        replica_model(name): _replica_fields(fields)
+        for name, fields in declared_servers.items()
+        if fields.get("command") is not None
+    }
+
+
+def define_replicas(declared: Mapping[str, Mapping[str, Any]]) -> dict[str, Definition]:
+    """Return the definitions of what `declare_replicas` returned."""
+    return {name: McpBridgeDefinition.model_validate(fields) for name, fields in declared.items()}
 
 
 def _replica_fields(fields: Mapping[str, Any]) -> dict[str, Any]:

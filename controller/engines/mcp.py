@@ -44,6 +44,9 @@ class McpBridge(Engine[McpBridgeDefinition]):
             r"the MCP server .* cannot be used: (No such file or directory|Permission denied)",
             Verdict("the program of the MCP server is missing or cannot be run", permanent=True),
         ),
+        (r"the MCP server .* ended before it introduced itself", Verdict("its command ended before it spoke MCP")),
+        (r"the MCP server .* cannot be used", Verdict("its command does not speak MCP")),
+        (r"the MCP server .* ended", Verdict("its command ended")),
         (r"port .* is taken", Verdict("port taken")),
     )
 

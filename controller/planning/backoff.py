@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from controller.engines import ENGINES
+from controller.engines import REPLICA_ENGINES
 from controller.engines.base import Verdict
 from controller.state import Exit, Failure, ObservedReplica, Phase
 
@@ -25,7 +25,7 @@ def verdict_of_exit(backend: str, end: Exit, *, was_ready: bool) -> Verdict:
     `was_ready`: whether it was ever ready; then the verdict is never permanent (a permanent one is not retried). For an
     unknown `backend` or exit code 0 the words only say how the process ended, and that it ran out of memory if so.
     """
-    engine = ENGINES.get(backend)
+    engine = REPLICA_ENGINES.get(backend)
     verdict = engine.explain_exit(end.code, end.log_tail) if engine and end.code != 0 else None
     if end.oom:
         verdict = Verdict("out of memory: the engine was killed at its memory limit")

@@ -257,8 +257,11 @@ class DockerEngines:
         for each in self._labelled():
             with contextlib.suppress(docker.errors.NotFound):
                 each.remove(force=True, v=True)
-        for volume in self.client.volumes.list(filters={"label": f"dev.roundhouse.instance={self.instance}"}):
+        mine = {"label": f"dev.roundhouse.instance={self.instance}"}
+        for volume in self.client.volumes.list(filters=mine):
             volume.remove(force=True)
+        for network in self.client.networks.list(filters=mine):
+            network.remove()
         if self._owns_network:
             for network in self.client.networks.list(names=[self.network]):
                 network.remove()

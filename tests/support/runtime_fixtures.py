@@ -141,12 +141,14 @@ class DockerRuntimeFixture:
         return [container.name or "" for container in self.client.containers.list(all=True, filters={"label": mine})]
 
     def close(self) -> None:
-        """Remove whatever this test left: containers, volumes, the network."""
+        """Remove whatever this test left: containers, volumes, networks."""
         mine = f"dev.roundhouse.instance={self.instance}"
         for container in self.client.containers.list(all=True, filters={"label": mine}):
             container.remove(force=True)
         for volume in self.client.volumes.list(filters={"label": mine}):
             volume.remove(force=True)
+        for network in self.client.networks.list(filters={"label": mine}):
+            network.remove()
         for network in self.client.networks.list(names=[self.network]):
             network.remove()
         self.client.close()

@@ -6,7 +6,8 @@ replica's token. All requests share one server process: its environment has PATH
 `--pass-env`, and no other. What it writes to its standard error is the log. The bridge ends when the server ends, and
 the server, with all of its own processes, never outlives the bridge.
 
-The server may ask nothing back: the bridge declares no sampling, elicitation or roots.
+The server may ask nothing back: the bridge declares no sampling, elicitation or roots. Tools that run only as tasks are
+left out.
 """
 
 from __future__ import annotations
@@ -270,9 +271,12 @@ async def _watched_transport(parameters: Any, ended: asyncio.Event) -> AsyncIter
 
 
 def _make_server(name: str, client: Client) -> Server[Any]:
-    """Return a server that passes every request of the kinds that the client's server offers on to it."""
+    """Return a server that passes every request of the kinds that the client's server offers on to it, and leaves out
+    tools that run only as tasks."""
     import mcp_types as types
     from mcp.server import Server
+
+    left_out = set[str]()
 
     def forward(request_class: Any, result_class: Any) -> Callable[[Any, Any], Awaitable[Any]]:
         async def handle(context: Any, params: Any) -> Any:
@@ -286,9 +290,18 @@ def _make_server(name: str, client: Client) -> Server[Any]:
 
         return handle
 
+    async def list_tools(context: Any, params: Any) -> Any:
+        # Here, because newer versions of the protocol have no word for it, and the bridge's client may speak one.
+        listed = await forward(types.ListToolsRequest, types.ListToolsResult)(context, params)
+        names = {each.name for each in listed.tools if each.execution and each.execution.task_support == "required"}
+        for tool_name in sorted(names - left_out):
+            sys.stderr.write(f"The tool {tool_name} is left out: it runs only as a task, which is not supported.\n")
+        left_out.update(names)
+        return listed.model_copy(update={"tools": [each for each in listed.tools if each.name not in names]})
+
     offered, handlers = client.server_capabilities, dict[str, Any]()
     if offered.tools is not None:
-        handlers["on_list_tools"] = forward(types.ListToolsRequest, types.ListToolsResult)
+        handlers["on_list_tools"] = list_tools
         handlers["on_call_tool"] = forward(types.CallToolRequest, types.CallToolResult)
     if offered.resources is not None:
         handlers["on_list_resources"] = forward(types.ListResourcesRequest, types.ListResourcesResult)

@@ -181,7 +181,8 @@ async def _is_roundhouse(url: str) -> bool:
 
 
 def _read_desired(settings: ControllerSettings, folder: FolderFacts) -> tuple[DesiredFacts, list[str]]:
-    """Return the declared models and keys, and the images that the models need."""
+    """Return the declared models, MCP servers with a command, and keys, and the images that they need."""
+    from controller.config.mcp_replicas import declare_replicas, define_replicas
     from controller.config.parse import parse_folder
     from controller.config.read import read_folder
     from controller.desired.placed_sources import place_models
@@ -190,12 +191,13 @@ def _read_desired(settings: ControllerSettings, folder: FolderFacts) -> tuple[De
     if folder.kind != "folder" or not folder.is_readable:
         return DesiredFacts(str(settings.desired)), []
     parsed = parse_folder(read_folder(settings.desired), settings.models.absolute())
+    definitions = {**parsed.definitions, **define_replicas(declare_replicas(parsed.tools.declared_servers))}
     placed, _ = place_models(settings.models.absolute().first, parsed.definitions, parsed.declared_models)
     models = tuple(
         _read_model(settings, name, placed.get(name, each), has_files=name in placed)
-        for name, each in sorted(parsed.definitions.items())
+        for name, each in sorted(definitions.items())
     )
-    images = (get_engine(each).resolve_image(each, settings.images) for each in parsed.definitions.values())
+    images = (get_engine(each).resolve_image(each, settings.images) for each in definitions.values())
     facts = DesiredFacts(str(settings.desired), tuple(map(str, parsed.problems)), models, len(parsed.keys))
     return facts, [image for image in images if image is not None]
 

@@ -103,8 +103,8 @@ def check_models(facts: HostFacts) -> Iterator[Finding]:
 
 
 def check_programs(facts: HostFacts) -> Iterator[Finding]:
-    """Yield models whose engine's program or Python package is not on this host. Nothing where engines run in
-    containers: then the image has them."""
+    """Yield models whose engine's program or Python package, and MCP servers whose program, is not on this host.
+    Nothing where engines run in containers: then the image has them."""
     for model in () if facts.docker.is_used else facts.desired.models:
         if model.program_problem is not None:
             yield fault(

@@ -199,6 +199,8 @@ class ServerConnection:
                 await self._refresh(client)
             self._client = client
             stack.callback(self._forget_client)
+            if self.status.state == "down":
+                logger.info("the MCP server %s is connected again", self.route.name)
             self._set_state("connected", None)
             listener = asyncio.create_task(self._listen(client))
             stack.callback(listener.cancel)
@@ -292,6 +294,9 @@ class ServerConnection:
                 continue
             if not is_usable_name(tool.name):
                 left_out.append(f"A tool is left out: its name {tool.name!r:.100} cannot be used.")
+                continue
+            if tool.execution is not None and tool.execution.task_support == "required":
+                left_out.append(f"The tool {tool.name} is left out: it runs only as a task, which is not supported.")
                 continue
             try:
                 check = ArgumentCheck(tool.input_schema)

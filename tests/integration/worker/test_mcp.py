@@ -32,6 +32,28 @@ def bridge(log: Path, *command: str, port: int | None = None) -> Worker:
     return Worker(log, port, "mcp", "--", *flags, "--", *command, token=TOKEN, env=env)
 
 
+OLD_SERVER = """
+import json, sys
+TOOLS = [{"name": name, "inputSchema": {"type": "object"}, "execution": {"taskSupport": name}}
+         for name in ("forbidden", "optional", "required")]
+ANSWERS = {
+    "initialize": {
+        "protocolVersion": "2025-11-25",
+        "capabilities": {"tools": {}},
+        "serverInfo": {"name": "old", "version": "1"},
+    },
+    "tools/list": {"tools": TOOLS},
+}
+for line in sys.stdin:
+    message = json.loads(line)
+    if "id" in message:
+        known = message["method"] in ANSWERS
+        answer = {"result": ANSWERS[message["method"]]} if known else {"error": {"code": -32601, "message": "unknown"}}
+        print(json.dumps({"jsonrpc": "2.0", "id": message["id"], **answer}), flush=True)
+"""
+"""Speaks the protocol's version of 2025, in which tools may run only as tasks."""
+
+
 @pytest.fixture
 def worker(tmp_path: Path) -> Iterator[Worker]:
     with bridge(tmp_path / "log", *SERVER) as made:
@@ -68,6 +90,14 @@ async def test_tools_resources_and_prompts_pass_through(worker: Worker) -> None:
         assert prompt.name == "greet"
         assert "Hello you" in str((await client.get_prompt("greet", {"name": "you"})).messages)
     assert "the known server starts" in worker.log, "its standard error is the log"
+
+
+async def test_tools_that_run_only_as_tasks_are_left_out(tmp_path: Path) -> None:
+    with bridge(tmp_path / "log", sys.executable, "-c", OLD_SERVER) as old:
+        async with client_of(old) as client:
+            for _ in range(2):
+                assert [tool.name for tool in (await client.list_tools()).tools] == ["forbidden", "optional"]
+        assert old.log.count("The tool required is left out: it runs only as a task, which is not supported.") == 1
 
 
 async def test_the_server_gets_the_declared_variables_and_none_of_ours(worker: Worker) -> None:

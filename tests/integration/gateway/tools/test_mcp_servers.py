@@ -103,7 +103,8 @@ async def test_a_real_server_tells_of_its_new_tools() -> None:
         assert await call_text(here, "demo__grown") == "here"
 
 
-async def test_a_real_server_that_is_killed_costs_its_own_calls_alone() -> None:
+async def test_a_real_server_that_is_killed_costs_its_own_calls_alone(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "gateway.tools.mcp_client")
     async with mcp_process() as server, fake_mcp_server() as other, gateway_harness() as here:
         await here.publish(
             tools=(ToolRoute(name="calculate"),), mcp_servers=(server.route(timeout_s=60.0), other.route())
@@ -121,6 +122,10 @@ async def test_a_real_server_that_is_killed_costs_its_own_calls_alone() -> None:
         assert await list_names(here) == ["calculate", "fake__echo"]
         await server.start()
         assert await call_text(here, "demo__add", a=1, b=2) == "3", "a call has it connected at once"
+    assert [each.getMessage() for each in caplog.records if each.name.startswith("gateway.tools.mcp_client")] == [
+        "the MCP server demo is down: it accepts no connection; trying on",
+        "the MCP server demo is connected again",
+    ]
 
 
 async def _is_counted(here: GatewayHarness) -> bool:
@@ -201,10 +206,13 @@ async def test_what_a_server_lists_is_checked() -> None:
             tool("large", inputSchema={"type": "object", "description": "x" * 100_000}),
             tool("slow", inputSchema={"type": "object", "properties": {"a": {"pattern": "^(x+)+$"}}}),
             tool("endless", inputSchema={"type": "object", "$ref": "#"}),
+            tool("task", execution={"taskSupport": "required"}),
+            tool("either", execution={"taskSupport": "optional"}),
         ]
         await here.publish(mcp_servers=(server.route(),))
         told = await connected(here)
-        assert told["tools"] == ["fake__endless", "fake__good", "fake__slow"]
+        assert told["tools"] == ["fake__either", "fake__endless", "fake__good", "fake__slow"]
+        assert "The tool task is left out: it runs only as a task, which is not supported." in told["reason"]
         assert "The tool bad is left out: its schema is not valid" in told["reason"]
         assert "The tool large is left out: its schema is larger than 65536 bytes." in told["reason"]
         assert "its name 'with blank' cannot be used" in told["reason"]

@@ -15,8 +15,9 @@ from controller.config.mcp_replicas import with_server_replicas
 from controller.config.runtime_declarations import combine_declarations
 from controller.desired.resolve import DeclaredModel, Defaults, resolve_desired
 from controller.engines import ENGINES, REPLICA_ENGINES, spec_hash
-from controller.engines.base import Launch, RenderContext
+from controller.engines.base import Launch, RenderContext, Verdict
 from controller.engines.mcp import McpBridge, McpBridgeDefinition
+from controller.planning.backoff import verdict_of_exit
 from controller.runtimes.base import StartRequest
 from controller.runtimes.docker.container_spec import HostContext, container_config, render_context
 from controller.runtimes.docker.user import UserIdentity
@@ -24,7 +25,7 @@ from controller.runtimes.process.preflight import check_program
 from controller.schema.declarations import RuntimeDeclaration, RuntimeDeclarations
 from controller.schema.status import ModelState
 from controller.schema.tools import McpServerRoute
-from controller.state import ReplicaId
+from controller.state import Exit, ReplicaId
 from tests.support.config_files import MODELS_ROOT, parse_text, problems_of
 from tests.support.controller_harness import AddressedRuntime, ControllerHarness
 
@@ -137,6 +138,21 @@ def test_a_program_that_cannot_be_run_is_permanent(reason: str) -> None:
     verdict = McpBridge().explain_exit(1, f"x\nthe MCP server /a b cannot be used: {reason}\n")
     assert verdict is not None
     assert verdict.permanent
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("the MCP server /a b ended before it introduced itself", "its command ended before it spoke MCP"),
+        ("the MCP server /a b cannot be used: Connection closed", "its command does not speak MCP"),
+        ("the MCP server /a b ended", "its command ended"),
+        ("the bridge of the MCP server /a b ended (SIGKILL)", "its command ended"),
+    ],
+)
+def test_the_reason_names_the_command(line: str, message: str) -> None:
+    log_tail = f"x\n{line}\n"
+    shown = f"{message}; the engine ended with exit code 1. Last log lines:\nx\n{line}"
+    assert verdict_of_exit("mcp", Exit(1, False, log_tail), was_ready=False) == Verdict(shown, False, 1)
 
 
 # The container.

@@ -123,7 +123,7 @@ Q8 = {"llama_server_cache_type_k": "q8_0", "llama_server_cache_type_v": "q8_0"}
 def test_an_h200_takes_no_more_than_is_predicted(
     context: int, fields: dict[str, Any], buffers_mib: tuple[int, int, int], held_mib: int
 ) -> None:
-    """docs/campaigns/gpu.md: this shape with weights of zeros, llama-server's own buffers, and what NVML reported of
+    """docs/gpu_figures.md: this shape with weights of zeros, llama-server's own buffers, and what NVML reported of
     its process after a prompt of half the context."""
     gpu = server(gpus=1, llama_server_n_ctx=context, **fields).gpu
     predicted_mib = [each / MIB for each in (gpu.weights, gpu.kv_cache, gpu.compute)]

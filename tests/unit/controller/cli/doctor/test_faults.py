@@ -338,6 +338,12 @@ def test_an_engine_without_its_program(place: Place) -> None:
     assert found(replace(place.facts(), docker=DOCKER_HOST)) == [], "the image has its programs"
 
 
+def test_an_mcp_server_without_its_program(place: Place) -> None:
+    place.declare("models: {}\nmcp_servers: {time: {command: [/no/mcp-server-time]}, web: {url: 'https://x.org/mcp'}}")
+    assert only(place.facts(), "programs") == "mcp:time: program /no/mcp-server-time does not exist"
+    assert found(replace(place.facts(), docker=DOCKER_HOST)) == [], "the image has its programs"
+
+
 def test_missing_images(place: Place) -> None:
     docker = replace(DOCKER_HOST, missing_images=(("roundhouse/worker:latest", "`make images`"),))
     message = only(replace(place.facts(), docker=docker), "images", "warning")

