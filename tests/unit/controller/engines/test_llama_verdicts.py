@@ -32,14 +32,14 @@ ggml-cuda.cu:132: CUDA error
 """
 # Seen on an H200 (driver 580.159, CUDA 13.0) that another program had filled: cuBLAS's words for it.
 CUBLAS_FAILED = """\
-/tmp/src/ggml/src/ggml-cuda/ggml-cuda.cu:109: CUDA error
+ggml-cuda.cu:109: CUDA error
 0.01.524.988 E CUDA error: the resource allocation failed
-0.01.524.996 E   current device: 0, in function cublas_handle at /tmp/src/ggml/src/ggml-cuda/../ggml-cuda/common.cuh:1534
+0.01.524.996 E   current device: 0, in function cublas_handle at ggml-cuda/common.cuh:1534
 0.01.524.996 E   cublasCreate_v2(&cublas_handles[device][curr_stream_no])
-/tmp/app/libggml-base.so.0(ggml_abort+0x15b)[0x7f0ba7375f9b]
-/tmp/app/libggml-cuda.so.0(_Z15ggml_cuda_errorPKcS0_S0_iS0_+0xb7)[0x7f0ba3963c97]
-/tmp/app/llama-server(+0x7b3c5)[0x55f41f6593c5]
-"""  # noqa: E501 - as it was written
+/app/libggml-base.so.0(ggml_abort+0x15b)[0x7f0ba7375f9b]
+/app/libggml-cuda.so.0(_Z15ggml_cuda_errorPKcS0_S0_iS0_+0xb7)[0x7f0ba3963c97]
+/app/llama-server(+0x7b3c5)[0x55f41f6593c5]
+"""
 # ggml-org/llama.cpp#4620
 INVALID_ARGUMENT = """\
 CUDA error: invalid argument
