@@ -168,10 +168,10 @@ async def test_no_path_leads_out(folder: Path, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["pipe", "notes", ".", "", "socket", "null"])
-async def test_only_regular_files_are_opened(folder: Path, path: str) -> None:
+async def test_only_regular_files_are_opened(folder: Path, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pipe would wait for a writer, and a device may do something."""
     listener = socket.socket(socket.AF_UNIX)
-    os.chdir(folder)  # a socket's path is short
+    monkeypatch.chdir(folder)  # a socket's path is short
     listener.bind("socket")
     (folder / "null").symlink_to("/dev/null")
     await error("read_file", folder, path=path)
