@@ -32,7 +32,7 @@ T = TypeVar("T", bound=ToolLimits)
 
 @dataclass(frozen=True, slots=True)
 class DeclaredTools:
-    """What files declare of tools."""
+    """The built-in tools and MCP servers that the desired-state files declare, validated. Empty: none are declared."""
 
     tools: Mapping[str, ToolLimits] = field(default_factory=dict)
     """Enabled built-in tools by name."""
