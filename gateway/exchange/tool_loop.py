@@ -11,14 +11,14 @@ from typing import Final
 
 from common.log_formats import tag_request
 from controller.schema.errors import ERROR_CODES, RoundhouseError
-from controller.schema.routing import ModelRoute
+from controller.schema.routing import Endpoint, ModelRoute
 from gateway.exchange.client_response import JSON_LINE
 from gateway.exchange.exchange import Exchange
 from gateway.exchange.hooks import ExchangeHooks
 from gateway.exchange.inner_requests import InnerAnswer, InnerCall, InnerOpener
 from gateway.exchange.progress_hooks import PROGRESS_HOOKS
 from gateway.exchange.round_client import RoundClient
-from gateway.exchange.session_hooks import SESSION_HOOKS
+from gateway.exchange.session_hooks import SESSION_HOOKS, DecisionTeller
 from gateway.protocols.common.conversation import Fields
 from gateway.protocols.common.errors import decode_json, encode_json
 from gateway.protocols.common.json_bytes import json_bytes
@@ -47,6 +47,7 @@ class ToolLoop:
     __slots__ = (
         "_client",
         "_context",
+        "_decision",
         "_entry",
         "_exchange",
         "_free_calls",
@@ -64,6 +65,8 @@ class ToolLoop:
         self._session_fields = session_fields
         self._context: ResponseContext = exchange.request.state
         self._client = RoundClient(exchange)
+        self._decision: DecisionTeller | None = DecisionTeller(exchange.answer)
+        """Tells the client what was decided on its session; None: the first round is over, whose decision it is."""
         self._rounds: ToolRounds
         self._task: asyncio.Task[None] | None = None
         self._entry: RateLimitEntry | None = None
@@ -160,9 +163,11 @@ class ToolLoop:
             writer=writer,
             may_lack_input=True,
             is_open_responses=self._context.is_open_responses,
+            session_name=_name_session(self._context),
         )
         hooks = ExchangeHooks(on_request=(partial(_set_context, context=context, outer=exchange),))
-        hooks += PROGRESS_HOOKS + SESSION_HOOKS + ExchangeHooks(on_end=(self._used.add,))
+        hooks += PROGRESS_HOOKS + SESSION_HOOKS
+        hooks += ExchangeHooks(before_send=(self._tell_decision,), on_end=(self._used.add,))
         handler = self._opener.open_inner(call, exchange.caller, hooks, exchange.answer.request_id)
         call.handler = handler
         try:
@@ -172,7 +177,13 @@ class ToolLoop:
             return await call.answered
         finally:
             self._client.end_round()
+            self._decision = None
             call.lose_client()
+
+    def _tell_decision(self, inner: Exchange, _route: ModelRoute, _endpoint: Endpoint) -> None:
+        """Tell the client what was decided on the first round. Called before each attempt of a round."""
+        if self._decision is not None:
+            self._decision.tell(inner.session)
 
     async def _run_calls(self, calls: Sequence[RunCall]) -> None:
         """Run calls at once, and pass on the end of each when it comes."""
@@ -309,6 +320,12 @@ class _UsedTokens:
         else:
             self.prompt += account.usage.prompt
             self.completion += account.usage.completion
+
+
+def _name_session(context: ResponseContext) -> str:
+    """Return the name of the session of all rounds, where the client names none: the one that the requests will have
+    which continue the response, or, if it cannot be continued, the response's own."""
+    return context.input_items[0]["id"] if context.input_items else context.id
 
 
 def _set_context(exchange: Exchange, _: ModelRoute, *, context: ResponseContext, outer: Exchange) -> None:
