@@ -74,7 +74,7 @@ class InferenceDispatcher:
         self.body_budget = BodyBudget(services.settings.body_memory_bytes)
         """Memory for large request bodies, shared by all connections."""
         self._apis = named_apis = {(api.method.encode(), api.path.encode()): api for api in apis}
-        self._loop_hooks = tool_loop_hooks(self)
+        self._loop_hooks = tool_loop_hooks(self, self.body_budget)
         self._openers = {
             name: partial(self._open_exchange, api, self._hooks_of(api)) for name, api in named_apis.items()
         }

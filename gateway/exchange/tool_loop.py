@@ -16,6 +16,7 @@ from gateway.exchange.client_response import JSON_LINE
 from gateway.exchange.exchange import Exchange
 from gateway.exchange.hooks import ExchangeHooks
 from gateway.exchange.inner_requests import InnerAnswer, InnerCall, InnerOpener
+from gateway.exchange.loop_memory import LoopMemory
 from gateway.exchange.progress_hooks import PROGRESS_HOOKS
 from gateway.exchange.round_client import RoundClient
 from gateway.exchange.session_hooks import SESSION_HOOKS, DecisionTeller
@@ -51,6 +52,7 @@ class ToolLoop:
         "_entry",
         "_exchange",
         "_free_calls",
+        "_memory",
         "_opener",
         "_rounds",
         "_session_fields",
@@ -58,10 +60,11 @@ class ToolLoop:
         "_used",
     )
 
-    def __init__(self, exchange: Exchange, opener: InnerOpener, session_fields: Fields) -> None:
-        """`session_fields`: fields of the client's request that name its session, which its engines do not get."""
+    def __init__(self, exchange: Exchange, opener: InnerOpener, memory: LoopMemory, session_fields: Fields) -> None:
+        """`memory`: of the conversation; the loop gives it back. `session_fields`: fields of the client's request that name its session, which its engines do not get."""
         self._exchange = exchange
         self._opener = opener
+        self._memory = memory
         self._session_fields = session_fields
         self._context: ResponseContext = exchange.request.state
         self._client = RoundClient(exchange)
@@ -78,9 +81,12 @@ class ToolLoop:
 
         Raises:
             RoundhouseError: `invalid_request`: the request approves a call of a tool that it does not have.
+                `tool_rounds_full`: there is no memory for the conversation.
         """
         context, request = self._context, exchange.request
         assert context.mcp is not None
+        exchange.add_hooks(ExchangeHooks(on_end=(self._end,)))
+        self._memory.hold(request.size + exchange.extra_text_bytes)
         items = own_items(request.fields, context.referenced_items)
         labels = listed_labels([*context.history, *items])
         writer = RoundsWriter(request.outline_fields, context, is_stream=exchange.is_stream, listed_labels=labels)
@@ -94,13 +100,13 @@ class ToolLoop:
         self._client.follow_client()
         self._entry = exchange.account.take_entry()
         self._task = asyncio.get_running_loop().create_task(self._run())
-        exchange.add_hooks(ExchangeHooks(on_end=(self._end,)))
         return True
 
     def _end(self, _: Exchange) -> None:
         task, self._task = self._task, None
         self._context.writer = None  # it refers back
         self._client.let_go()
+        self._memory.give_back()
         if task is not None and task is not asyncio.current_task():
             task.cancel()
 
@@ -141,8 +147,14 @@ class ToolLoop:
         self._end_answer(rounds.end_rounds())
 
     async def _run_round(self, fields: Fields, writer: RoundWriter) -> InnerAnswer:
-        """Have the model answer once, and pass on what it says. Returns when its slot is free again."""
+        """Have the model answer once, and pass on what it says. Returns when its slot is free again.
+
+        Raises:
+            RoundhouseError: `tool_rounds_full`: the results of tools have made the conversation too large.
+        """
         exchange = self._exchange
+        body = json_bytes(fields)
+        self._memory.hold(len(body) + exchange.extra_text_bytes)
         client = exchange.client
         call = InnerCall(
             exchange.api.path.encode(),
@@ -173,7 +185,7 @@ class ToolLoop:
         try:
             if not call.response_complete:
                 self._client.begin_round(handler)
-                handler.take_body(json_bytes(fields))
+                handler.take_body(body)
             return await call.answered
         finally:
             self._client.end_round()
