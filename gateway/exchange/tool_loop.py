@@ -61,7 +61,8 @@ class ToolLoop:
     )
 
     def __init__(self, exchange: Exchange, opener: InnerOpener, memory: LoopMemory, session_fields: Fields) -> None:
-        """`memory`: of the conversation; the loop gives it back. `session_fields`: fields of the client's request that name its session, which its engines do not get."""
+        """`memory`: of the conversation; the loop gives it back. `session_fields`: fields of the client's request that
+        name its session, which its engines do not get."""
         self._exchange = exchange
         self._opener = opener
         self._memory = memory

@@ -28,9 +28,7 @@ def decide(body: Fields) -> Move:
 
 def budget_of(loop: Loop) -> BodyBudget:
     """The gateway's."""
-    server: Any = loop.here.server
-    budget: BodyBudget = server._gateway.inference.body_budget
-    return budget
+    return loop.here.gateway.inference.body_budget
 
 
 async def refused(loop: Loop, **fields: Any) -> tuple[int, str, str | None]:
