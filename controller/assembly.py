@@ -289,7 +289,8 @@ class Controller:
 
     async def wait_for_end(self) -> None:
         """Wait until the controller is to end: `shut_down` was called, a background task failed, or the Docker socket
-        is gone for too long. The caller then leaves the context; nothing is stopped before."""
+        is gone for too long. `exit_code` then has the program's exit code. Nothing is stopped before the caller leaves
+        the context."""
         await self._end_event.wait()
 
     async def _end_engines(self) -> None:
@@ -377,8 +378,8 @@ class Controller:
         )
 
     def get_health_error(self) -> str | None:
-        """Return why the controller is unhealthy: the runtime has not answered for 30 s or longer. None means
-        healthy."""
+        """Return why the controller is unhealthy: the runtime has not answered for 30 s or longer. None means healthy,
+        also while the runtime has been silent for less than that."""
         silence = self._reconciler.silence
         return self._reconciler.error if silence is not None and silence.is_unhealthy(time.time()) else None
 
@@ -434,7 +435,8 @@ class Controller:
     def set_paused(self, paused: bool, *, actor: str) -> None:
         """Pause or resume the controller, and record that in the journal as done by `actor`, also where nothing
         changes. A paused controller observes and plans, and begins no action; operations that run already go on. The
-        pause survives a restart."""
+        pause survives a restart. Blocks for a write to the state folder; a failed write raises nothing and is tried
+        again."""
         word = "paused" if paused else "resumed"
         log.info("%s by %s", word, actor)
         self._files.set_paused(paused)
