@@ -57,11 +57,10 @@ def decide_load(
 
     `params` are the backend's load fields from the request; `replicas` None means as declared. `restart` allows new
     values for a model that is loaded or loading, and always returns an override. A load of a model that autoload
-    brought makes the load permanent. `now` is Unix time.
+    brought makes the load permanent. `actor` is who asks, and `now` is Unix time.
 
-    Raises:
-        RoundhouseError: `invalid_load_request` for wrong fields, too many replicas, or values for a model that is
-            loaded or loading without `restart`; `state_conflict` while the model is being unloaded.
+    Raises RoundhouseError: `invalid_load_request` for wrong fields, too many replicas, or values for a model that is
+    loaded or loading without `restart` (`param` is the field); `state_conflict` while the model is being unloaded.
     """
     want = standing.want
     override_params = _checked_params(want, params)

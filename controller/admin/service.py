@@ -43,8 +43,9 @@ NOT_YET = "the controller has not made its first observation yet"
 
 @dataclass(frozen=True, slots=True)
 class StatementResult:
-    """Outcome of an operator's load or unload, which is not its end: whether the request changed anything (`is_new`),
-    and the revision of the desired state that contains it. Pass it to `wait_for_load` or `wait_for_unload`."""
+    """What a request for a load or an unload has changed when `load_model` or `unload_model` returns, which is before
+    engines start or stop: `revision` is the revision of the desired state that contains the statement, and `is_new` is
+    whether the request changed anything. Pass it to `wait_for_load` or `wait_for_unload`."""
 
     revision: int
     """Revision of the desired state that contains the statement."""
@@ -213,13 +214,13 @@ class AdminService:
     def load_model(
         self, name: str, params: Mapping[str, LoadValue], replicas: int | None, *, restart: bool = False, actor: str
     ) -> StatementResult:
-        """Load a model: put the statement into force, record it, and wake the reconcile loop. Returns at once; call
-        `wait_for_load` to wait for the result. `name` may be an alias. Earlier failures no longer delay the load. A
-        model that is loaded or loading already is left as it is (`is_new` of the result is False), unless autoload
-        brought it or `restart` is set.
+        """Load a model: put the statement into force, record it, and wake the reconcile loop. Returns once the
+        statement is in force, before any engine starts; call `wait_for_load` to wait for the result. `name` may be an
+        alias. Earlier failures no longer delay the load. A model that is loaded or loading already is left as it is
+        (`is_new` of the result is False), unless autoload brought it or `restart` is set.
 
-        `params` are the backend's load fields, `replicas` is the number of engines (None means as declared). `restart`
-        allows new values for a model that is loaded or loading.
+        `params` are the backend's load fields, `replicas` is the number of engines (None means as declared), `actor` is
+        who asks, for the journal. `restart` allows new values for a model that is loaded or loading.
 
         Raises:
             RoundhouseError: `unknown_model`; `invalid_load_request` for wrong fields, too many replicas, or values for
@@ -238,8 +239,9 @@ class AdminService:
         return StatementResult(self._files.revision, override is not None)
 
     def unload_model(self, name: str, *, hold: bool, actor: str) -> StatementResult:
-        """Unload a model: put the statement into force, record it, and wake the reconcile loop. Returns at once; call
-        `wait_for_unload` to wait for the result. `name` may be an alias.
+        """Unload a model: put the statement into force, record it, and wake the reconcile loop. Returns once the
+        statement is in force, before any engine stops; call `wait_for_unload` to wait for the result. `name` may be an
+        alias.
 
         With `hold`, requests do not load an autoload model again. Nothing changes, and `is_new` of the result is False,
         where the same unload is in force, or where the model is unloaded or unloading and no request would load it.
@@ -306,8 +308,8 @@ class AdminService:
         self, name: str, result: StatementResult, timeout_s: float, *, restart: bool = False
     ) -> tuple[AdminModel, bool]:
         """Wait for a load, until it is done or `timeout_s` seconds have passed. Returns the model's row, and whether
-        the load is done. `name` is the model's own name, not an alias. While the controller is paused, a load is not
-        waited for. With `restart`, the load is done once every wanted replica has the new values.
+        the load is done (False: the time is over, or the controller is paused). `name` is the model's own name, not an
+        alias. With `restart`, the load is done once every wanted replica has the new values.
 
         Even with a short `timeout_s`, the method waits up to 2 s for a round that knows the statement, and then up to 2
         s for the gateways to apply it.
@@ -323,9 +325,9 @@ class AdminService:
 
     async def wait_for_unload(self, name: str, result: StatementResult, timeout_s: float) -> tuple[AdminModel, bool]:
         """Wait for an unload, until it is done or `timeout_s` seconds have passed. Returns the model's row, and whether
-        the unload is done. `name` is the model's own name, not an alias. While the controller is paused, an unload
-        is not waited for. Even with a short `timeout_s`, the method waits up to 2 s for a round that knows the
-        statement, and then up to 2 s for the gateways to apply it.
+        the unload is done (False: the time is over, or the controller is paused). `name` is the model's own name, not
+        an alias. Even with a short `timeout_s`, the method waits up to 2 s for a round that knows the statement, and
+        then up to 2 s for the gateways to apply it.
 
         Raises:
             RoundhouseError: `state_conflict` where the model was loaded again by an operator, or was removed from
