@@ -25,7 +25,8 @@ class TokenCheck:
         self._token = token
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Pass a request or a WebSocket on, or answer with error `invalid_gateway_token`.
+        """Pass a request or a WebSocket on to the app if it shows the gateway token, or is an HTTP request of
+        `/internal/health` or `/metrics`; otherwise answer with error `invalid_gateway_token`.
 
         Raises ClientDisconnected for a refused WebSocket; uvicorn catches it.
         """
