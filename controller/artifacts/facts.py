@@ -61,12 +61,13 @@ class Gguf:
 
     def get_number(self, name: str, default: int | None = None) -> int | None:
         """Return the integer of a metadata key, given without the architecture's prefix; of an array, the largest.
-        `default` where the key is missing or holds no integer of 0 or more."""
+        Returns `default` where the key is missing or holds no integer of 0 or more. A boolean counts as 0 or 1."""
         return max(self.get_numbers(name), default=default)
 
     def get_numbers(self, name: str) -> tuple[int, ...]:
-        """Return the integers of a metadata key, given without the architecture's prefix: one, or one per block.
-        Negative ones are left out. Empty where the key is missing or holds no integer."""
+        """Return the integers of a metadata key, given without the architecture's prefix: the value itself, or the
+        elements of an array in order, such as one per block. Negative integers are left out, so that the result may be
+        shorter than the array; a boolean counts as 0 or 1. Empty where the key is missing or holds no integer."""
         value = self.fields.get(f"{self.architecture}.{name}")
         values = value if isinstance(value, tuple) else (value,)
         return tuple(int(each) for each in values if isinstance(each, int) and each >= 0)

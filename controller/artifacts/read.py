@@ -115,11 +115,12 @@ def read_artifact(path: str, files: list[Path]) -> Artifact:
 
 
 def read_custom_code(folder: Path) -> tuple[str, str] | None:
-    """Return the file name and the class of Python code that comes with the model in `folder`, by the JSON files
-    directly in it. None means that there is none, or that `folder` is no folder. Blocks on the disk.
+    """Return the file name and the class of Python code that comes with the model in `folder`, by the `auto_map` of the
+    files directly in it whose names end with `config.json`; of several files, the first by name. None means that there
+    is none, or that `folder` is no folder. Blocks on the disk.
 
-    Raises ArtifactError, whose message begins with the file's name, where a file cannot be read or is not a JSON
-    object; OSError where the folder cannot be listed.
+    Raises ArtifactError, whose message begins with the file's name, where a file cannot be read, has more than 32 MiB,
+    or is not a JSON object; OSError where the folder cannot be listed.
     """
     files = folder.iterdir() if folder.is_dir() else ()
     for file in sorted(file for file in files if file.name.endswith(_CONFIGURATION) and file.is_file()):
