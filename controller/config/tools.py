@@ -43,7 +43,8 @@ class DeclaredTools:
 
     @property
     def declared(self) -> dict[str, DeclaredFields]:
-        """Fields as declared, by top-level key and name. Keys that declare nothing are left out."""
+        """Fields as declared, by top-level key (`tools`, `mcp_servers`) and name. Keys that declare nothing are left
+        out."""
         declared = {TOOLS: self.declared_tools, SERVERS: self.declared_servers}
         return {key: fields for key, fields in declared.items() if fields}
 
