@@ -38,7 +38,10 @@ class DeclaredModel:
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """Values for fields that a definition leaves out, from the controller's settings. Times are seconds."""
+    """Values for fields that a definition leaves out, from the controller's settings. Times are seconds:
+    `drain_timeout_s` for running requests to finish before a replica is stopped, `swap_wait_s` for which a request
+    waits for memory of an autoload model in use, `preflight_recheck_s` between two checks for a missing file or
+    image."""
 
     images: Mapping[str, str] = field(default_factory=dict)
     """Image kind (`worker`, `vllm`) to image; empty where replicas run as processes."""

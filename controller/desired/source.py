@@ -94,7 +94,8 @@ class DesiredStateSource:
 
     @property
     def sources(self) -> Mapping[str, PlacedSource]:
-        """Where the files are of the declared models' sources that are here, as they were last looked for."""
+        """Where the files are of the declared models' sources that are here, by source in its canonical form, as they
+        were last looked for."""
         return self._sources
 
     @property
@@ -149,8 +150,8 @@ class DesiredStateSource:
 
     def recover_last_good(self) -> None:
         """Put the stored last good state into force, so that broken files do not stop what ran. Where there is none
-        that can be used, the state in force stays None. Call it once, before the first `read_files`; it raises
-        nothing and does not call `on_edit`. Blocks: reads files."""
+        that can be used, the state in force stays None. Call it once, before the first `read_files`; it raises nothing
+        and does not call `on_edit`. Blocks: reads files, and writes to the state folder."""
         self._learn({name: override.params for name, override in self.stored_state.overrides.items()})
         state = self._files.recover_last_good()
         if state is not None:
@@ -160,14 +161,16 @@ class DesiredStateSource:
 
     async def read_files(self) -> None:
         """Read the folder now, and put what it declares into force unless a file has a problem (see `list_problems`).
-        Problems raise nothing. The removal of a model, or of the last key, comes into force only with a second
-        reading at `wake_at` or later. An edit ends the overrides, demand and evictions that it contradicts."""
+        Problems raise nothing. The removal of a model, an MCP server, or the last key, comes into force only with a
+        second reading at `wake_at` or later. An edit ends the overrides, demand and evictions that it contradicts, and
+        runtime declarations whose names the files declare end. `on_edit` and `on_superseded` are called before the
+        return."""
         await self._files.read_files()
         self._end_superseded()
 
     async def refresh_files(self, now: float) -> None:
-        """Read the folder if `resync_s` has passed since the last reading, or `wake_at` is reached; otherwise do
-        nothing. `now` is Unix time."""
+        """Read the folder as `read_files` does if `resync_s` has passed since the last reading, or `wake_at` is
+        reached, and then look for the files of sources; otherwise do nothing. `now` is Unix time."""
         read_at = self._files.read_at
         await self._files.refresh_files(now)
         self._end_superseded()
@@ -175,8 +178,9 @@ class DesiredStateSource:
             await self.refresh_sources()
 
     async def refresh_sources(self) -> None:
-        """Look again for the files of the declared models' sources. A model whose files are found waits for no download
-        any more. Does nothing before any files were in force."""
+        """Look again for the files of the declared models' sources, in a thread. A model whose files are found waits
+        for no download any more; `revision` grows where anything is different. Does nothing before any files were in
+        force."""
         if self.in_force is not None:
             sources = list_sources(self.in_force.definitions.values())
             self._take_sources(await asyncio.to_thread(self._find_sources, sources))
@@ -217,8 +221,8 @@ class DesiredStateSource:
         return list(self._files.problems)
 
     def wake_at(self) -> float | None:
-        """Return the Unix time at which the files must be read again, to confirm that a model or the last key was
-        removed; None: nothing is to be confirmed."""
+        """Return the Unix time at which the files must be read again, to confirm that a model, an MCP server or the
+        last key was removed; None: nothing is to be confirmed."""
         return self._files.wake_at
 
     # Runtime declarations.
@@ -246,14 +250,15 @@ class DesiredStateSource:
         return list(check_declaration(files, declarations, kind, name, self._roots))
 
     def put_declaration(self, kind: DeclarationKind, name: str, declaration: RuntimeDeclaration) -> None:
-        """Declare a model or a key, in place of an earlier runtime declaration of that name. Nothing is checked: call
-        `check_declaration` and `declares` first. Blocks for a write to the state folder and a look at the models
-        folders; a failed write raises nothing."""
+        """Declare a model or a key, in place of an earlier runtime declaration of that name. It is in force, and
+        `on_edit` was called, before the return. Nothing is checked: call `check_declaration` and `declares` first.
+        Blocks for a write to the state folder and a look at the models folders; a failed write raises nothing."""
         self._set_declarations(put_declaration(self.declarations, kind, name, declaration), declaration.actor)
 
     def drop_declaration(self, kind: DeclarationKind, name: str, actor: str) -> bool:
-        """Remove a runtime declaration: its model is drained, its key refused. Return whether there was one. Blocks for
-        a write to the state folder and a look at the models folders; a failed write raises nothing."""
+        """Remove a runtime declaration: its model is drained, its key refused. Return whether there was one. `on_edit`
+        is called before the return. Blocks for a write to the state folder and a look at the models folders; a failed
+        write raises nothing."""
         known = self.declarations.models if kind == "models" else self.declarations.keys
         if name not in known:
             return False
