@@ -27,7 +27,8 @@ def _group() -> None:
 
 @declarations.command("ls")
 def ls(controller: ControllerUrl = None, state: State = None, as_json: Json = False) -> int:
-    """List what was declared at run time, by whom and when, and what of it is not in force."""
+    """List what was declared at run time, by whom and when, and what of it is not in force. Exit code 1: something is
+    not in force."""
     view = _read(controller, state)
     if as_json:
         print_json(view)

@@ -68,7 +68,7 @@ def events(
 
 def print_entry(entry: JournalEntry, as_json: bool) -> None:
     """Print one event to stdout as one line: JSON with `as_json`, else time, id, kind, model, message and, where the
-    message does not say it, who did it."""
+    message does not say it, who did it. Raises BrokenPipeError where the reader of stdout is gone."""
     if as_json:
         print_line(entry.model_dump_json())
         return

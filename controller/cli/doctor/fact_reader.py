@@ -53,7 +53,8 @@ _TIMEX_BYTES: Final = 512
 
 
 def read_facts(settings: ControllerSettings, environ: Mapping[str, str]) -> HostFacts:
-    """Read all facts. Blocks for seconds where Docker or the driver does not answer. Changes nothing on the host.
+    """Read all facts. Blocks for seconds where Docker or the driver does not answer. Changes nothing on the host. No
+    event loop may run in this thread.
 
     `settings`: of the installation to judge. `environ`: the environment of its programs. Raises nothing for what is
     wrong with the host.

@@ -31,7 +31,7 @@ class FileToAdd:
 def find_files(paths: Sequence[Path]) -> list[FileToAdd]:
     """Return the files that `paths` name, sorted by path, one per document id. A folder stands for all files below it,
     but for files and folders whose names begin with a dot, and what is no file, a pipe for example; links to folders
-    are not followed.
+    are not followed, and a folder that cannot be read counts as empty.
 
     Raises CommandError (USAGE) for a path that does not exist, and where two files would have the same document id.
     """

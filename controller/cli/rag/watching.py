@@ -34,7 +34,8 @@ async def follow_files(
     added: AddedFiles,
     on_result: Callable[[FileToAdd, dict[str, Any] | CommandError], None],
 ) -> None:
-    """Add files below `paths` that change, and delete the documents of files that vanish, until cancelled.
+    """Add files below `paths` that change, and delete the documents of files that vanish, until cancelled. Prints to
+    stdout that it watches, and each deletion. A path that does not exist at the start is not watched.
 
     `added`: what was added before; files that changed meanwhile are sent first. `metadata` (attributes) goes with each
     document that is sent. `on_result`: called once per file, with the document or the error. A file that fails is sent
