@@ -77,7 +77,8 @@ EXIT_RUNTIME_SILENT = 5
 
 class Controller:
     """One controller: all parts and tasks of it except the HTTP server, and the methods that its API calls. Making one
-    reads the state folder, and raises StateError where a file in it is damaged.
+    reads the state folder, and raises StateError where a file in it is damaged, cannot be read, or is of a newer
+    version.
 
     An async context manager, to be entered once. Entering reads the desired-state files and starts the tasks; leaving
     ends the tasks, stops the engines if `shut_down` asked for that, waits for running operations, and closes `runtime`
@@ -384,8 +385,9 @@ class Controller:
         return self._reconciler.error if silence is not None and silence.is_unhealthy(time.time()) else None
 
     def get_plan(self) -> PlanView | None:
-        """Return the plan of the last complete round, as the API shows it: plans nothing anew. None means that no round
-        is complete yet."""
+        """Plan anew from the last complete round, and return what the controller would do now, as `roundhouse plan`
+        shows it: without the actions that the round has begun, and as if every preflight passed that has not failed.
+        Nothing is carried out. None means that no round is complete yet."""
         last_round = self._reconciler.round
         return None if last_round is None else plan_view(last_round, time.time())
 
@@ -421,14 +423,16 @@ class Controller:
 
     async def find_drift(self) -> Drift:
         """Compare what the last observation saw running with what is declared, and return the differences. If the
-        runtime does not answer about a replica, its last answer about that replica is used. Raises RoundhouseError
-        `controller_unavailable` before the first observation."""
+        runtime does not answer about a replica, its last answer about that replica is used, or its image and arguments
+        are not compared where it never answered. Raises RoundhouseError `controller_unavailable` before the first
+        observation."""
         current_round = self.admin_service.read_current_state()
         return await self._drift_detector.check_drift(current_round)
 
     def list_command_lines(self) -> CommandLines:
-        """Return the command lines of the engines that the last observation saw running, with their secrets masked.
-        Raises RoundhouseError `controller_unavailable` before the first observation."""
+        """Return the command line of each model's newest engine that the last observation saw running, with its secrets
+        masked. Models without a running engine, or whose engine has no known command line, are left out. Raises
+        RoundhouseError `controller_unavailable` before the first observation."""
         observed = self.admin_service.read_current_state().observed
         return list_command_lines(observed.replicas, self._redactor.redact_text)
 
@@ -453,7 +457,8 @@ class Controller:
     def take_report(self, report: GatewayReport) -> None:
         """Store a gateway's report in place of its previous one: request counts, demand, health of remote models.
         Begins to probe the replicas that the gateway could not reach, records its calls of tools, and wakes the
-        reconciler where the report changes what is decided. Returns at once."""
+        reconciler where the report changes what is decided. Blocks for a write to the state folder where the report has
+        new demand."""
         self.hub.take_report(report)
         self._remote_health.take_report(report)
         self._tool_calls.record_calls(report)

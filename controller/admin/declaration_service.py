@@ -80,9 +80,9 @@ class DeclarationService:
         return _view(kind, name, declaration), earlier is None
 
     def drop_declaration(self, kind: DeclarationKind, name: str, *, actor: str) -> DeclarationView:
-        """Remove a runtime declaration, and return what it was, with secrets masked. A model is drained and its engines
-        end; a key is refused from then on. Raises RoundhouseError `unknown_declaration` if there is none of this
-        kind and name."""
+        """Remove a runtime declaration for `actor`, and return what it was, with secrets masked. A model is drained and
+        its engines end; a key is refused from then on. Raises RoundhouseError `unknown_declaration` if there is none of
+        this kind and name."""
         view = self.get_declaration(kind, name)
         self._files.drop_declaration(kind, name, actor)
         self._wake()

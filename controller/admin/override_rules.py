@@ -27,7 +27,8 @@ LEAST_STEP_S = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class ModelStanding:
-    """What `decide_load` and `decide_unload` need to know of one model at the moment of a request."""
+    """What `decide_load` and `decide_unload` need to know of one model at the moment of a request: what is wanted of
+    it, its fields as declared, its state, and the override in force (None: no operator's statement is)."""
 
     want: DesiredModel
     """What is wanted of the model now, with the override in force."""

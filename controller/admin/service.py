@@ -109,8 +109,9 @@ class AdminService:
         return preview
 
     async def list_models_json(self) -> bytes:
-        """Return the rows of all declared models in name order, as the JSON of an `AdminModels`. Raises RoundhouseError
-        `controller_unavailable` before the first observation."""
+        """Return the rows of all declared models in name order, those of MCP servers that the controller runs
+        (`mcp:NAME`) included, as the JSON of an `AdminModels`. Waits where heads of model files must be read for the
+        estimates. Raises RoundhouseError `controller_unavailable` before the first observation."""
         newest_id, current_round = self._journal.newest_id, self.read_current_state()
         rows = b",".join(
             [self._row_cache.row_json(want, model) for want, model in await self._list_live_rows(current_round)]
@@ -129,16 +130,16 @@ class AdminService:
         )
 
     async def get_model(self, name: str) -> AdminModel:
-        """Return the row of a model, by its name or an alias. Raises RoundhouseError `unknown_model`, or
-        `controller_unavailable` before the first observation."""
+        """Return the row of a model, by its name or an alias. Waits where heads of its files must be read for the
+        estimate. Raises RoundhouseError `unknown_model`, or `controller_unavailable` before the first observation."""
         current_round = self.read_current_state()
         [(want, model)] = await self._list_live_rows(current_round, self._find(current_round, name).name)
         return AdminModel(**dict(configured_row(want)), **dict(model))
 
     async def get_gpu_memory(self) -> GpuMemoryAnswer:
         """Return the GPUs with their use in MiB, and the GPU memory that each model needs. Without a readable GPU,
-        `gpus` is empty and `error` says why. Raises RoundhouseError `controller_unavailable` before the first
-        observation."""
+        `gpus` is empty and `error` says why. Waits where heads of model files must be read for the estimates. Raises
+        RoundhouseError `controller_unavailable` before the first observation."""
         current_round = self.read_current_state()
         gpus = gpu_statuses(current_round.observed) or []
         driver = self._gpu_host.get_gpu_driver() or GpuDriver()
@@ -264,9 +265,10 @@ class AdminService:
 
     async def reload_files(self) -> ReloadResult:
         """Read the desired-state files now, look for the files of sources, and wake the reconcile loop. The removal of
-        a model is confirmed by a second reading, two seconds later. After a change, waits up to 2 s for a round that
-        knows it, and then up to 2 s for the gateways to apply it. Raises RoundhouseError `controller_unavailable`
-        before the first observation; problems of the files raise nothing and are in the result."""
+        a model, an MCP server or the last key is confirmed by a second reading, two seconds later. After a change,
+        waits up to 2 s for a round that knows it, and then up to 2 s for the gateways to apply it. Raises
+        RoundhouseError `controller_unavailable` before the first observation; problems of the files raise nothing and
+        are in the result."""
         before = self.read_current_state().desired.revision
         await self._files.read_files()
         if (wake_at := self._files.wake_at()) is not None:

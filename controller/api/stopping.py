@@ -16,8 +16,9 @@ AsgiApp = Callable[[Message, Receive, Send], Awaitable[None]]
 
 
 class StopMiddleware:
-    """ASGI middleware that ends requests of the admin API (paths below `/v1/`) when the controller stops.
-    `wait_for_end` returns once the controller is to end."""
+    """ASGI middleware that ends requests of the admin API (paths below `/v1/`) when the controller stops: an answer
+    that has begun ends where it is, and any other becomes the error `controller_unavailable` (503). Other requests and
+    WebSockets are passed on unchanged. `wait_for_end` returns once the controller is to end."""
 
     def __init__(self, app: AsgiApp, wait_for_end: Callable[[], Awaitable[None]]) -> None:
         self._app = app

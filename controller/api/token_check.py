@@ -17,8 +17,9 @@ OPEN_PATHS: Final = frozenset({"/internal/health", "/metrics"})
 
 
 class TokenCheck:
-    """ASGI middleware that refuses every request and every WebSocket without the gateway token in its header, except
-    for HTTP requests of `/internal/health` and `/metrics`."""
+    """ASGI middleware that answers every request and every WebSocket without the gateway token in its header
+    `x-roundhouse-gateway-token` with the error `invalid_gateway_token` (401), and for a WebSocket then raises
+    ClientDisconnected, which uvicorn catches. HTTP requests of `/internal/health` and `/metrics` need no token."""
 
     def __init__(self, app: AsgiApp, token: SharedToken) -> None:
         self._app = app

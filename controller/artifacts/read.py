@@ -71,8 +71,9 @@ def files_below(roots: ModelRoots, path: str) -> list[Path]:
 
 
 def stamp_of(files: Iterable[Path]) -> Stamp:
-    """Return the stamp of these files, in their order, by which a change is detected. Blocks on the disk. Raises
-    ArtifactError where a file is missing, cannot be read or is not a regular file."""
+    """Return the stamp of these files, by which a change is detected: path, size in bytes and modification time in ns
+    of each, in their order. Blocks on the disk. Raises ArtifactError where a file is missing, cannot be read or is not
+    a regular file."""
     try:
         stats = [(str(file), file.stat()) for file in files]
     except (OSError, ValueError) as error:

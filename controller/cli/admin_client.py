@@ -150,8 +150,9 @@ class AdminClient:
     # The admin API.
 
     async def list_models(self) -> AdminModels:
-        """Return the rows of all declared models. Raises NoControllerError if no controller answers,
-        RequestRefusedError if it refuses, and CommandError for any other failure."""
+        """Return the rows of all declared models, those of MCP servers that the controller runs (`mcp:NAME`) included.
+        Raises NoControllerError if no controller answers, RequestRefusedError if it refuses, and CommandError for any
+        other failure."""
         return await self._ask("GET", MODELS, AdminModels)
 
     async def get_model(self, name: str) -> AdminModel:
@@ -160,9 +161,9 @@ class AdminClient:
         return await self._ask("GET", model_path(name), AdminModel)
 
     async def declares_model(self, name: str) -> bool:
-        """Return whether a model or an alias of this name is declared. True also where the controller refuses to tell,
-        as long as it has read no files. Raises NoControllerError if no controller answers, and CommandError for any
-        other failure."""
+        """Return whether a model or an alias of this name is declared. True also where the controller refuses with
+        another error than `unknown_model`, as before its first observation. Raises NoControllerError if no controller
+        answers, and CommandError for any other failure."""
         try:
             await self.get_model(name)
         except RequestRefusedError as error:
@@ -280,9 +281,9 @@ class AdminClient:
         return await self._ask("DELETE", MODEL_FILES, Removal, query={"model": model}, timeout_s=FILES_S)
 
     async def get_plan(self) -> PlanView:
-        """Return the controller's last plan: what it does now or, while it is paused, what it would do. Raises
-        NoControllerError if no controller answers, RequestRefusedError if it refuses, and CommandError for any other
-        failure."""
+        """Return what the controller would do now, by its last observation, without what it has begun already; while it
+        is paused, all that it would do. Raises NoControllerError if no controller answers, RequestRefusedError if it
+        refuses, and CommandError for any other failure."""
         return await self._ask("GET", "/v1/admin/plan", PlanView)
 
     async def run_dry_run(self, files: Mapping[str, str]) -> DryRun:
@@ -342,8 +343,9 @@ class AdminClient:
         10,000. With `follow`, the generator goes on with new lines, without a limit of time, until the server ends the
         answer or the caller closes the generator (`aclosing`). Without `follow`, it ends after the existing lines.
 
-        Raises NoControllerError if no controller answers, LostControllerError when the connection breaks,
-        RequestRefusedError if it refuses (`unknown_model`, `unknown_replica`), and CommandError for any other failure.
+        Raises NoControllerError if no controller answers, LostControllerError when the connection breaks or, without
+        `follow`, nothing comes for the client's `timeout_s`, RequestRefusedError if it refuses (`unknown_model`,
+        `unknown_replica`), and CommandError for any other failure.
         """
         query = _query(replica=replica, lines=lines, follow="true" if follow else None)
         silence_s = None if follow else self._timeout_s

@@ -51,7 +51,8 @@ class DeclaredTools:
 
 @dataclass(frozen=True, slots=True)
 class ValidatedTools:
-    """Result of the validation of all tools and MCP servers."""
+    """Result of the validation of all tools and MCP servers. Where there are `problems`, `declared` is incomplete and
+    must not be used."""
 
     declared: DeclaredTools = field(default_factory=DeclaredTools)
     """What is declared. Incomplete where there are problems, and then not to be used."""

@@ -91,8 +91,8 @@ class FileSource:
 
     @property
     def in_force(self) -> DebouncedState | None:
-        """The declared state in force, runtime declarations included; None: no valid files were ever read, and no last
-        good state was recovered."""
+        """The declared state in force, runtime declarations included, and among the models the MCP servers that the
+        controller runs (`mcp:NAME`); None: no valid files were ever read, and no last good state was recovered."""
         return self._combined.state if self._combined is not None else None
 
     @property
@@ -132,7 +132,7 @@ class FileSource:
 
     async def read_files(self) -> None:
         """Read the folder, and put what it declares into force unless a file has a problem. Problems are in `problems`
-        and raise nothing.
+        and raise nothing. The files are read in a thread; parsing those that changed blocks the event loop.
 
         The removal of a model, an MCP server, or the last key, comes into force only with a second reading that
         confirms it, at `wake_at` or later. Calls at the same time run one after the other. `on_change` is called before

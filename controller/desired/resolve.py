@@ -68,7 +68,7 @@ def resolve_desired(
     `sources`: where the files are of the sources that are here, by source in its canonical form. `demand`: autoload
     model to the Unix time of the last request for it. `evictions`: models that were evicted since. `generation`: counts
     the declared states. Entries for models that are not declared are ignored, and so is what edits have ended of an
-    override (see `surviving_override`). `keys` and `revision` of the result are not set.
+    override (see `surviving_override`). `keys`, `tools`, `mcp_servers` and `revision` of the result are not set.
     """
     models = {}
     for name, entry in declared_models.items():

@@ -68,7 +68,7 @@ class DesiredStateSource:
         files are of those of these sources that are here; it blocks. `resync_s`: see `FileSource`. `clock` gives Unix
         time.
 
-        Raises StateError where the stored state in `store` is damaged.
+        Raises StateError where the stored state in `store` is damaged, cannot be read, or is of a newer version.
         """
         self._learn = learn
         self._on_edit = on_edit
@@ -105,13 +105,14 @@ class DesiredStateSource:
 
     @property
     def in_force(self) -> DebouncedState | None:
-        """What is declared, by the files as last valid and at run time, without overrides and demand; None: no valid
-        files were ever read, and no last good state was recovered."""
+        """What is declared, by the files as last valid and at run time, without overrides and demand, and among the
+        models the MCP servers that the controller runs (`mcp:NAME`); None: no valid files were ever read, and no last
+        good state was recovered."""
         return self._files.in_force
 
     def desired_state(self) -> DesiredState | None:
-        """Return the desired state: the declared models with overrides, demand and evictions applied, and the keys,
-        tools and MCP servers.
+        """Return the desired state: the declared models, and as models the MCP servers that the controller runs
+        (`mcp:NAME`), with overrides, demand and evictions applied, and the keys, tools and MCP servers.
 
         None: no valid files were ever read, nor a last good state recovered.
         """
@@ -161,10 +162,10 @@ class DesiredStateSource:
 
     async def read_files(self) -> None:
         """Read the folder now, and put what it declares into force unless a file has a problem (see `list_problems`).
-        Problems raise nothing. The removal of a model, an MCP server, or the last key, comes into force only with a
-        second reading at `wake_at` or later. An edit ends the overrides, demand and evictions that it contradicts, and
-        runtime declarations whose names the files declare end. `on_edit` and `on_superseded` are called before the
-        return."""
+        Problems raise nothing. Parsing changed files, and what an edit writes to the state folder, block the event
+        loop. The removal of a model, an MCP server, or the last key, comes into force only with a second reading at
+        `wake_at` or later. An edit ends the overrides, demand and evictions that it contradicts, and runtime
+        declarations whose names the files declare end. `on_edit` and `on_superseded` are called before the return."""
         await self._files.read_files()
         self._end_superseded()
 
@@ -243,8 +244,8 @@ class DesiredStateSource:
         return files is not None and name in (files.definitions if kind == "models" else files.keys)
 
     def check_declaration(self, kind: DeclarationKind, name: str, declaration: RuntimeDeclaration) -> list[Problem]:
-        """Return the problems that a declaration would have beside what is declared now; empty: it could be put.
-        Nothing is changed. Before any valid files were read, it is checked by itself."""
+        """Return the problems, with secrets masked, that a declaration would have beside what is declared now; empty:
+        it could be put. Nothing is changed. Before any valid files were read, it is checked by itself."""
         files = self._files.from_files or DebouncedState({}, {})
         declarations = put_declaration(self.declarations, kind, name, declaration)
         return list(check_declaration(files, declarations, kind, name, self._roots))

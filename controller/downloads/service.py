@@ -139,7 +139,8 @@ class DownloadService:
 
     async def list_downloads(self) -> list[Download]:
         """Return all downloads as they are now, newest first. Raises RoundhouseError where `transfers` does not answer:
-        `downloads_disabled` if downloads are not allowed, else `transfers_unreachable`; or `models_folder_failed`."""
+        `downloads_disabled` if downloads are not allowed, else `transfers_unreachable`; or an error that `transfers`
+        answers with (`models_folder_failed`)."""
         with _Explained(self.check_allowed):
             downloads = await self._transfers.list_downloads()
         listed = {each.id for each in downloads}
@@ -150,7 +151,8 @@ class DownloadService:
 
     async def get_download(self, download: str) -> Download:
         """Return a download, by its id, as it is now. Raises RoundhouseError `download_not_found`; where `transfers`
-        does not answer, `downloads_disabled` if downloads are not allowed, else `transfers_unreachable`."""
+        does not answer, `downloads_disabled` if downloads are not allowed, else `transfers_unreachable`; or an error
+        that `transfers` answers with."""
         with _Explained(self.check_allowed):
             found = await self._transfers.get_download(download)
         self._take(found)

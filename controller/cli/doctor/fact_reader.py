@@ -91,7 +91,8 @@ def _list_folders(settings: ControllerSettings) -> tuple[FolderFacts, ...]:
 
 def read_folder_facts(purpose: str, path: Path, variable: str, *, is_written: bool) -> FolderFacts:
     """Return how this user, with the effective rights of this process, may use a folder. Makes nothing. `is_written`:
-    whether Roundhouse writes to it."""
+    whether Roundhouse writes to it. `purpose` (what the folder is for) and `variable` (that names the folder) are put
+    into the result."""
     path = path.absolute()
     kind: Literal["folder", "missing", "other", "unreachable"] = "folder"
     mode = 0

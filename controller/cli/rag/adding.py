@@ -68,7 +68,8 @@ async def add_files(
     waits: bool,
     on_result: Callable[[FileToAdd, dict[str, Any] | CommandError], None],
 ) -> int:
-    """Send files, up to 4 (`AT_ONCE`) at a time, and return how many failed.
+    """Send files, up to 4 (`AT_ONCE`) at a time, and return how many failed. Each document gets the attributes
+    `metadata`, and `path`, the file's path, unless `metadata` has one.
 
     `on_result` is called once per file, as each is done: with the document as the gateway answers it, or with a
     CommandError that says why the file failed (not readable, refused, or no gateway answers), after which the other

@@ -54,8 +54,8 @@ def add(
 ) -> int:
     """Add files, or replace them where they have changed.
 
-    A document's id is the file's path as given, with `:` between its parts. Exit code 0: all files are searchable (or
-    accepted, with --no-wait). 1: some were refused.
+    A document's id is the file's path as given, with `:` between its parts, and its attribute `path` is that path. Exit
+    code 0: all files are searchable (or accepted, with --no-wait). 1: some were refused.
     """
     from controller.cli.rag.adding import add_files, find_files
     from controller.cli.rag.watching import AddedFiles, follow_files

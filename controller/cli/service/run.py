@@ -40,7 +40,7 @@ class ServiceRun:
     async def run(self) -> ExitCode:
         """Run until SIGTERM, SIGINT or SIGHUP, or until a program ends in a way that a restart cannot mend. Then end
         gateway, side programs and controller in this order, by SIGKILL if they do not end in time, and return the exit
-        code: DONE after a signal.
+        code: DONE after a signal or where a program was told to end, else that of the program's `FatalExit`.
 
         Before the first start, programs that a killed run left behind are ended. Call it once, in the main thread: it
         takes over the signal handlers. Raises CommandError where the record of an earlier run cannot be read, and
