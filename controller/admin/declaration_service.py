@@ -51,9 +51,9 @@ class DeclarationService:
     def put_declaration(
         self, kind: DeclarationKind, name: str, fields: Mapping[str, JsonValue], *, actor: str
     ) -> tuple[DeclarationView, bool]:
-        """Declare a model or a key for `actor`, and return the declaration with secrets masked, and whether it is new
-        (False: it replaces an earlier one, or has the same fields, which changes nothing). It is in force before the
-        return.
+        """Declare a model or a key for `actor`, with `fields` as a desired-state file has them below the name, and
+        return the declaration with secrets masked, and whether it is new (False: it replaces an earlier one, or has the
+        same fields, which changes nothing). It is in force before the return.
 
         Raises RoundhouseError: `declared_in_files` if the files declare the name; `invalid_declaration` if the fields
         have a problem (`param` is the field of the first one), or if 10,000 (`MAX_DECLARATIONS`) of this kind are

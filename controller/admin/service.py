@@ -57,8 +57,9 @@ class AdminService:
     """What the admin API does: show models and GPU memory, load, unload, reset.
 
     A statement (an operator's load or unload) is decided on the desired state of that moment, including statements made
-    just before, and is in force before anything is awaited. Before the first observation, every method but
-    `resolve_known_name` raises RoundhouseError `controller_unavailable`.
+    just before, and is in force before anything is awaited. `wake` wakes the reconcile loop; `clock` gives Unix time in
+    seconds. Before the first observation, every method but `resolve_known_name` raises RoundhouseError
+    `controller_unavailable`.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class AdminService:
     def read_current_state(self) -> Round:
         """Return the desired state of this moment, including changes that no round has seen yet, with the last
         observation and what would be planned from both. That is the last round itself where nothing has changed since,
-        else a preview, of which nothing is carried out.
+        else a preview, of which nothing is carried out, but in which models that its plan would evict are evicted.
 
         Raises RoundhouseError `controller_unavailable` before the first observation.
         """

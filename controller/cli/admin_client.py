@@ -173,7 +173,8 @@ class AdminClient:
     async def load_model(
         self, name: str, values: Mapping[str, JsonValue], wait_s: float | None, *, restart: bool = False
     ) -> Transition:
-        """Load a model with these values (`replicas` and load fields by name), and return how far that is.
+        """Load a model, by its name or an alias, with these values (`replicas` and load fields by name), and return how
+        far that is.
 
         `wait_s`: seconds that the controller waits for the end before it answers; None or 0: it answers at once, and
         the verdict is PENDING unless the model is there. With `restart`, a model that serves is restarted with the
@@ -194,7 +195,7 @@ class AdminClient:
             return Transition(ExitCode.FAILED, row.model_copy(update={"last_error": reason}))
 
     async def unload_model(self, name: str, *, hold: bool, wait_s: float | None) -> Transition:
-        """Unload a model, and return how far that is: DONE or PENDING.
+        """Unload a model, by its name or an alias, and return how far that is: DONE or PENDING.
 
         `wait_s`: seconds that the controller waits for the end before it answers; None or 0: it answers at once. With
         `hold`, requests do not load an autoload model again. Raises NoControllerError if no controller answers (it may
@@ -204,9 +205,9 @@ class AdminClient:
         return await self._change_model(f"{model_path(name)}/unload", {"hold": hold}, wait_s, goal)
 
     async def reset_model(self, name: str) -> AdminModel:
-        """Drop the operator's load or unload of a model, and return the model's row; a model without one is no error.
-        Raises NoControllerError if no controller answers (it may have acted all the same), RequestRefusedError if it
-        refuses, and CommandError for any other failure."""
+        """Drop the operator's load or unload of a model, by its name or an alias, and return the model's row; a model
+        without one is no error. Raises NoControllerError if no controller answers (it may have acted all the same),
+        RequestRefusedError if it refuses, and CommandError for any other failure."""
         return await self._ask("DELETE", f"{model_path(name)}/override", AdminModel)
 
     async def list_declarations(self) -> DeclarationsView:
@@ -218,15 +219,16 @@ class AdminClient:
         self, kind: DeclarationKind, name: str, fields: Mapping[str, JsonValue]
     ) -> DeclarationView:
         """Declare a model or a key at run time, in place of an earlier runtime declaration of that name, and return the
-        declaration with secrets masked. Raises NoControllerError if no controller answers (it may have acted all the
-        same), RequestRefusedError if it refuses (`invalid_declaration`; `declared_in_files`: the files declare the
-        name), and CommandError for any other failure."""
+        declaration with secrets masked. `fields`: as a desired-state file has them below the name. Raises
+        NoControllerError if no controller answers (it may have acted all the same), RequestRefusedError if it refuses
+        (`invalid_declaration`; `declared_in_files`: the files declare the name), and CommandError for any other
+        failure."""
         return await self._ask("PUT", declaration_path(kind, name), DeclarationView, dict(fields))
 
     async def drop_declaration(self, kind: DeclarationKind, name: str) -> DeclarationView:
-        """Take a runtime declaration back, and return what it was, with secrets masked. Raises NoControllerError if no
-        controller answers (it may have acted all the same), RequestRefusedError if it refuses (`unknown_declaration`:
-        there is none), and CommandError for any other failure."""
+        """Take the runtime declaration of a model or a key back, and return what it was, with secrets masked. Raises
+        NoControllerError if no controller answers (it may have acted all the same), RequestRefusedError if it refuses
+        (`unknown_declaration`: there is none), and CommandError for any other failure."""
         return await self._ask("DELETE", declaration_path(kind, name), DeclarationView)
 
     async def inspect_download(self, order: ModelDownloadOrder) -> InspectedModel:

@@ -135,7 +135,8 @@ def first_line(text: str, width: int) -> str:
 
 
 def count_words(number: int, word: str) -> str:
-    """Return a number with its noun, with an `s` unless the number is 1: `1 replica`, `2 replicas`."""
+    """Return a number with the noun `word`, given in the singular, with an `s` unless the number is 1: `1 replica`, `2
+    replicas`."""
     return f"{number} {word}{'' if number == 1 else 's'}"
 
 

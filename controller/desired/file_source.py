@@ -45,10 +45,10 @@ class FileSource:
         clock: Callable[[], float],
         on_change: OnChange,
     ) -> None:
-        """`state_folder` holds the last good state. `resync_s`: seconds after which the files are read again although
-        no change was seen. `on_change` is called for each edit that `read_files` or `set_declarations` puts into force,
-        with the state before (None: nothing was in force), the state since, and who made the edit (`files`, or the
-        actor). `clock` gives Unix time."""
+        """`folder` has the desired-state files, `state_folder` the last good state; `roots` are absolute. `resync_s`:
+        seconds after which the files are read again although no change was seen. `on_change` is called for each edit
+        that `read_files` or `set_declarations` puts into force, with the state before (None: nothing was in force), the
+        state since, and who made the edit (`files`, or the actor). `clock` gives Unix time."""
         self._folder = folder
         self._roots = roots
         self._state_folder = state_folder

@@ -61,12 +61,12 @@ class DesiredStateSource:
         on_superseded: Callable[[DeclarationKind, str], None] = lambda *_: None,
         find_sources: Callable[[frozenset[str]], Mapping[str, PlacedSource]] = lambda _: {},
     ) -> None:
-        """`learn` takes note of secrets: it gets the fields of each model and MCP server, and the parameters of each
-        load, before they come into force. `on_edit` is called for each edit with the state before (None: there was
-        none), the state now, by model what the edit ended of its override, and who made the edit. `on_superseded` is
-        called for each runtime declaration that ends because the files declare its name. `find_sources` looks where the
-        files are of those of these sources that are here; it blocks. `resync_s`: see `FileSource`. `clock` gives Unix
-        time.
+        """`folder` has the desired-state files; `roots` are absolute. `learn` takes note of secrets: it gets the fields
+        of each model and MCP server, and the parameters of each load, before they come into force. `on_edit` is called
+        for each edit with the state before (None: there was none), the state now, by model what the edit ended of its
+        override, and who made the edit. `on_superseded` is called for each runtime declaration that ends because the
+        files declare its name. `find_sources` looks where the files are of those of these sources that are here; it
+        blocks. `resync_s`: see `FileSource`. `clock` gives Unix time.
 
         Raises StateError where the stored state in `store` is damaged, cannot be read, or is of a newer version.
         """

@@ -58,8 +58,8 @@ class DownloadService:
         download_log: DownloadLog,
         clock: Callable[[], float],
     ) -> None:
-        """`get_observed` returns the last observation. `roots`: the models folders, absolute. `clock`: a time in
-        seconds."""
+        """`get_observed` returns the last observation (None: there is none yet). `roots`: the models folders, absolute.
+        `clock`: a time in seconds."""
         self._transfers = transfers
         self._get_permission = get_permission
         self._get_observed = get_observed
@@ -107,8 +107,9 @@ class DownloadService:
 
     async def order_download(self, order: ModelDownloadOrder, *, actor: str) -> tuple[OrderedDownload, bool]:
         """Begin a download, and return it with the memory that the model will take, and whether it is a new run. An
-        order for a reference whose download is under way returns that download. The model is inspected first (see
-        `inspect_model`), unless the same order was inspected in the last 60 s.
+        order for a reference whose download is under way returns that download. A new run is recorded in the journal as
+        ordered by `actor`. The model is inspected first (see `inspect_model`), unless the same order was inspected in
+        the last 60 s.
 
         Raises RoundhouseError: `downloads_disabled`, `reference_invalid`, `transfers_unreachable`, or an error that
         `transfers` answers with (`source_…`, `models_…`). Only after `transfers_unreachable` may the download have
@@ -127,9 +128,9 @@ class DownloadService:
 
     async def order_plain(self, reference: str, *, actor: str) -> Download:
         """Begin a download without a look at the memory that the model will take, and return it. `reference`: a model
-        reference as text. Raises RoundhouseError `downloads_disabled`, `reference_invalid`, `transfers_unreachable`, or
-        an error that `transfers` answers with (`source_…`, `models_…`). Only after `transfers_unreachable` may the
-        download have begun."""
+        reference as text. A new run is recorded in the journal as ordered by `actor`. Raises RoundhouseError
+        `downloads_disabled`, `reference_invalid`, `transfers_unreachable`, or an error that `transfers` answers with
+        (`source_…`, `models_…`). Only after `transfers_unreachable` may the download have begun."""
         self.check_allowed()
         download, is_new = await self._transfers.order_download(DownloadOrder(reference=str(_parse(reference))))
         if is_new:

@@ -105,7 +105,8 @@ class LoadGenerator:
     def __init__(
         self, url: str, plan: LoadPlan, *, verifies: bool, clock: Callable[[], float], stop_event: asyncio.Event
     ) -> None:
-        """Connect to nothing yet. `verifies`: whether the certificate of an `https` address is checked."""
+        """Connect to nothing yet. `url`: the gateway's address, without a path. `verifies`: whether the certificate of
+        an `https` address is checked."""
         self._url = f"{url.rstrip('/')}/v1/chat/completions"
         self._plan = plan
         self._ssl = verifies

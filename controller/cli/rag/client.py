@@ -75,7 +75,8 @@ class RagClient:
 
     async def add_file(self, path: Path, document_id: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
         """Send a file, and return the document as it was accepted, as `/v1/documents` answers it. It is searchable
-        later, when `get_document` has the status `ready`. A document with this id is replaced.
+        later, when `get_document` has the status `ready`. A document with this id is replaced. `metadata`: its
+        attributes, as JSON can hold them.
 
         Raises OSError where the file cannot be opened, RefusedError where the gateway refuses, and CommandError where
         it does not answer, or not as a gateway does; the document may be added all the same.
