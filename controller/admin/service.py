@@ -317,9 +317,9 @@ class AdminService:
         Even with a short `timeout_s`, the method waits up to 2 s for a round that knows the statement, and then up to 2
         s for the gateways to apply it.
 
-        Raises:
-            RoundhouseError: `model_failed` where the load failed (with `restart`, also where the old engines still
-                serve), or `state_conflict` where the model was unloaded or removed from the files.
+        Raises RoundhouseError: `model_failed` where the load failed (with `restart`, also where the old engines still
+        serve); `state_conflict` where the model was unloaded or removed from the files, or `unknown_model` where no
+        round knows of its removal yet.
         """
         is_done = await self._wait_for_round(
             lambda current_round: _load_is_done(current_round, name, restart), result.revision, timeout_s
@@ -332,9 +332,9 @@ class AdminService:
         an alias. Even with a short `timeout_s`, the method waits up to 2 s for a round that knows the statement, and
         then up to 2 s for the gateways to apply it.
 
-        Raises:
-            RoundhouseError: `state_conflict` where the model was loaded again by an operator, or was removed from
-                the files. A load by a request (autoload) counts as done.
+        Raises RoundhouseError: `state_conflict` where the model was loaded again by an operator, or was removed from
+        the files, or `unknown_model` where no round knows of its removal yet. A load by a request (autoload) counts as
+        done.
         """
         is_done = await self._wait_for_round(
             lambda current_round: _unload_is_done(current_round, name), result.revision, timeout_s

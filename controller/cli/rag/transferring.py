@@ -137,7 +137,7 @@ async def import_documents(
     with `waits`, once more for each that was not refused, when the wait for it ends.
 
     Raises CommandError: no gateway answers, the gateway refuses a question about a document's status, or the file is
-    damaged; OSError: the file cannot be read. Documents that were accepted stay; the next run skips them.
+    damaged (ExportError); OSError: the file cannot be read. Documents that were accepted stay; the next run skips them.
     """
     imported = Imported()
 

@@ -54,7 +54,8 @@ class FirstModelWatcher:
 
     async def run(self) -> None:
         """Poll until a model can be used and was announced, without a time limit: the caller cancels it. A controller
-        or gateway that does not answer is asked again."""
+        or gateway that does not answer is asked again. Raises CommandError where the controller's address is not
+        valid."""
         timeout = aiohttp.ClientTimeout(total=5)
         async with (
             AdminClient(self._controller_url) as controller,
