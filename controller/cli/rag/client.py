@@ -133,7 +133,8 @@ class RagClient:
         """Yield all documents of the tenant, the oldest first, and end. Asks for 100 at a time, as they are consumed.
 
         Raises RefusedError where the gateway refuses (`invalid_request`: the last document of a page was deleted before
-        the next page was asked for), and CommandError where it does not answer, or not as a gateway does.
+        the next page was asked for), CommandError where it does not answer, or not as a gateway does, and KeyError
+        where its answer is no page of a list.
         """
         after: dict[str, str] = {}
         while True:
@@ -146,8 +147,8 @@ class RagClient:
 
     async def list_chunks(self, document_id: str) -> AsyncIterator[dict[str, Any]]:
         """Yield the chunks of a document's searchable version, in their order, and end. Raises RefusedError where the
-        gateway refuses (`document_not_found`, with the first chunk: the tenant has no such document), and
-        CommandError where it does not answer, or not as a gateway does."""
+        gateway refuses (`document_not_found`, with the first chunk: the tenant has no such document), CommandError
+        where it does not answer, or not as a gateway does, and KeyError where its answer is no page of a list."""
         path = f"/v1/documents/{quote(document_id, safe='')}/chunks"
         after: dict[str, str] = {}
         while True:
