@@ -41,7 +41,12 @@ class Surroundings(NamedTuple):
 
 def list_degradations(surroundings: Surroundings) -> list[Degradation]:
     """Return the parts that do not work, in the order controller, retrieval, certificate, models, replicas; empty if
-    all do. A model that nobody wants loaded, or that is loading, is well."""
+    every part works.
+
+    The controller counts as a part that does not work before the first routing table, and while its link is lost. Of
+    the models only failed ones are returned, in the table's order; of the replicas those with an open circuit breaker,
+    sorted by name.
+    """
     found = []
     if surroundings.models is None:
         found.append(Degradation("controller", "No routing table was received yet."))

@@ -48,7 +48,8 @@ class Routes:
         )
 
     def sole_model(self, path: str) -> str | None:
-        """Return the name of the only model, in whatever state, whose engine serves `path`; None if none or several do.
+        """Return the own name of the only model, in whatever state, whose engine serves `path`; None if none or several
+        do.
 
         `path`: as in `ModelRoute.apis`, such as `/v1/embeddings`.
         """
