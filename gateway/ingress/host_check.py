@@ -42,7 +42,7 @@ class HostCheck:
         self._accepted: set[bytes] = set()
 
     def check_request(self, headers: Sequence[Header], cors: Cors) -> None:
-        """Check the Host and Origin headers of a request. Returns nothing if they are accepted.
+        """Check the Host and Origin headers of a request, and return if they are accepted.
 
         An Origin is accepted if `cors` allows it, if it is http(s) and names the same host and port as the Host header,
         or if it is http(s) and names this machine, a name listened on or an allowed name, at any port. Requests without
