@@ -102,7 +102,8 @@ class ModelQueue:
         """Adopt the model's route of a new table. `route` None: the model is not in the table.
 
         `replicas`: those of the route. `queue_limit`: requests that may wait per replica if the route declares no
-        limit; None: `QUEUE_LIMIT_PER_SLOT` per slot. Nothing is admitted here: call `serve_queue` afterwards.
+        limit; None: `QUEUE_LIMIT_PER_SLOT` per slot. Sessions of replicas that are gone are dropped
+        (`ModelSessions.apply_route`). Nothing is admitted here: call `serve_queue` afterwards.
         """
         self.is_routed = route is not None
         self.sessions.apply_route(route, self.replicas, replicas)
@@ -117,10 +118,8 @@ class ModelQueue:
         self.update_broken_count()
 
     def update_broken_count(self) -> None:
-        """Set `broken_count` to the number of replicas with an open circuit breaker.
-
-        Call after a breaker opened or was discarded.
-        """
+        """Set `broken_count` to the number of replicas with an open circuit breaker. Call after a breaker opened or was
+        discarded."""
         self.broken_count = sum(replica.breaker is not None and replica.breaker.is_open for replica in self.replicas)
 
     def admit_ticket(self, ticket: Ticket, now: float) -> Endpoint | None:
@@ -264,6 +263,7 @@ class ModelQueue:
     def replicas_left(self, retries: RetryState, now: float) -> list[ReplicaSlots]:
         """Return the replicas that a request with these `retries` may try now, or once they have room or pass a trial.
 
+        A replica that refused the request is never among them; one that broke its connection, only if no other is left.
         Empty: the request has nothing left to try. `now`: monotonic seconds.
         """
         candidates = [replica for replica in self.replicas if replica.may_admit_soon(now)]

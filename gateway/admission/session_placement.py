@@ -85,7 +85,7 @@ class SessionPlacement:
     def abandon(self) -> None:
         """Set `engine_slot` of the tickets inside to None, because the replica leaves the table or its slots change.
 
-        Only `sessions` may be used afterwards; the tickets inside are not to be released here.
+        Only `sessions` may be used afterwards: do not call `release` for the tickets that were inside.
         """
         for ticket in self._slots_by_ticket:
             ticket.engine_slot = None

@@ -25,8 +25,8 @@ def read_demand(body_bytes: int, text_bytes: int, fields: Mapping[str, Any], seq
     """Return the `TokenDemand` of a decoded body.
 
     `text_bytes`: bytes of the body's text, less than `body_bytes` if media were cut out of the body already. `fields`:
-    the body's fields, for the limit of the answer and media that are still there. `sequences`: answers to generate in
-    parallel.
+    the body's fields, of which the limit of the answer and media that are still there are read. `sequences`: answers to
+    generate in parallel.
     """
     media_bytes = count_media_bytes(fields) if text_bytes > LARGE_BODY_BYTES else 0
     has_media = media_bytes > 0 or body_bytes > text_bytes

@@ -56,7 +56,7 @@ class TokenEstimator:
     def estimate_prompt(self, demand: TokenDemand) -> int:
         """Return the estimated tokens of the prompt, chat template and media included.
 
-        Meant as an upper bound, which it is not always.
+        The estimate is meant as an upper bound, but a prompt may exceed it.
         """
         tokens = self._estimate_text(demand)
         if demand.has_media:
@@ -64,7 +64,7 @@ class TokenEstimator:
         return tokens
 
     def record_usage(self, demand: TokenDemand, prompt_tokens: int, answer_tokens: int) -> None:
-        """Learn from an engine's counts of one request, and lower the factor that `record_overrun` raised a little.
+        """Learn from an engine's counts of one request, and lower, a little, the factor that `record_overrun` raised.
 
         `answer_tokens`: of all its answers together. Counts of 0 teach nothing about tokens, and neither does the
         length of an answer that its limit cut.
