@@ -48,7 +48,7 @@ def find_aicore(routes: Routes) -> ModelRoute | None:
 
 
 def read_status(model: str, status: int, body: bytes) -> AicoreStatus:
-    """Return what a server's answer at `/v1/aicore/status` says, in which `status` is the HTTP status.
+    """Return what a server's answer at `/v1/aicore/status` says. `status`: the answer's HTTP status.
 
     A server that does not know the path (404, 405) is an ordinary one, and counts as available. Any other answer
     without a known `status_code` gives the code None and an error; nothing is raised. `model`: name for the result.
@@ -68,7 +68,8 @@ def read_status(model: str, status: int, body: bytes) -> AicoreStatus:
 class AicoreProbe:
     """Asks the server of the model with the role `aicore` for the state of AICore, again and again: read `latest`.
 
-    Use it as `async with`, and run `run` as a task within the context.
+    Use it as `async with`, and run `run` as a task within the context; cancel the task before leaving. `interval_s`:
+    seconds from an answer to the next question.
     """
 
     def __init__(self, live: LiveRoutes, interval_s: float = INTERVAL_S) -> None:

@@ -65,7 +65,7 @@ class InflightCounts:
         """Stop counting a request as in flight. Call once per `enter_replica`, after the request's last byte.
 
         Raises:
-            KeyError: the request is not counted.
+            KeyError: the request is not counted, or `model` or `replica` is not that of `enter_replica`.
         """
         del self._requests[request_id]
         _decrement_count(self.inflight, replica)
@@ -120,8 +120,8 @@ class InflightCounts:
             self.on_change()
 
     def make_report(self, gateway_id: str, routes: Routes | None) -> GatewayReport:
-        """Return a report for the controller, and change nothing. `routes`: the table in force; None: there is none
-        yet.
+        """Return a report for the controller, and change nothing. Times in the report are Unix time in seconds.
+        `routes`: the table in force; None: there is none yet.
 
         `addresses`, `ending` and `remotes` of the report are left for `ControllerLink` to fill in.
         """

@@ -69,9 +69,10 @@ class TableVerdict(Enum):
 def judge_table(current: Routes | None, table: RoutingTable, *, first_of_connection: bool) -> TableVerdict:
     """Decide whether `table` replaces `current`, and change nothing. `current` None: there is no table yet.
 
-    Stamps order the tables of one controller instance. A table of another instance is applied only if it is the first
-    of a connection: then the controller at this address was replaced by one with another state folder. A change of
-    instance within a connection is an error of the sender.
+    Stamps order the tables of one controller instance: a table with an equal stamp is `REPEATED`, one with a lower
+    stamp is `OLDER`. A table of another instance is applied, whatever its stamp, only if it is the first of a
+    connection: then the controller at this address was replaced by one with another state folder. A change of instance
+    within a connection is an error of the sender.
     """
     if current is None:
         return TableVerdict.APPLY
@@ -83,7 +84,8 @@ def judge_table(current: Routes | None, table: RoutingTable, *, first_of_connect
 
 
 class LinkState:
-    """State of the link to the controller. `ControllerLink` sets it; `/health` and the metrics read it."""
+    """State of the link to the controller: not connected at first. `ControllerLink` sets it; `/health` and the metrics
+    read it."""
 
     def __init__(self) -> None:
         self.is_connected = False
@@ -104,7 +106,8 @@ class LinkState:
 class ControllerLink:
     """Keeps the WebSocket to the controller open, applies received routing tables and sends reports.
 
-    One per gateway. Run `run` as a task for the life of the gateway, and call `say_goodbye` before cancelling it.
+    One per gateway. Run `run` as a task for the life of the gateway, and call `say_goodbye` before cancelling it. While
+    the controller is away, the last table stays in force.
     """
 
     def __init__(

@@ -18,8 +18,8 @@ ProbeResult = Literal["unknown", "up", "down"]
 
 
 class ProgramProbe:
-    """The health of one program, by its last answer at `/health`: read `result`. Run `run` as a task as long as the
-    probe is used, and cancel the task at the end."""
+    """The health of one program, by its last answer at `/health`: read `result`, which is `unknown`, `up` or `down`.
+    Run `run` as a task as long as the probe is used, and cancel the task at the end."""
 
     def __init__(self, program: ProgramClient, interval_s: float = INTERVAL_S) -> None:
         """`program`: an entered client, which the caller closes after the end of `run`."""

@@ -172,7 +172,8 @@ class RemoteProber:
 
 
 async def probe_remote(session: aiohttp.ClientSession, probe: RemoteProbe, clock: Callable[[], float]) -> ProbeOutcome:
-    """Probe a remote once by a GET of its URL, and wait for the answer, at most `probe.timeout_s` seconds.
+    """Probe a remote once by a GET of its URL, and wait for the answer, at most `probe.timeout_s` seconds. Redirects
+    are not followed.
 
     Every failure becomes an outcome; nothing but cancellation is raised. Secrets are removed from the outcome's
     message, which has `LONGEST_ERROR` characters at most. `clock`: Unix time in seconds.

@@ -67,7 +67,8 @@ def main() -> None:
     """Read the file's base64 from standard input and write a JSON object to standard output: `text`, or `problem` with
     what is wrong with the file.
 
-    Limits the resources of the process first. Writes nothing if the limit of processor time ends it.
+    Limits the resources of the process first. Writes nothing if the limit of processor time ends it. Cannot write files
+    afterwards: see `limit_resources`.
     """
     logging.disable()
     limit_resources()

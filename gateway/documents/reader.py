@@ -40,8 +40,8 @@ class DocumentReader:
         self._places = asyncio.Semaphore(AT_ONCE)
 
     async def read_texts(self, parts: Sequence[FilePart]) -> list[str]:
-        """Return the texts of the files of one request, in order. The files are read one after the other; waits while
-        `AT_ONCE` processes run. Cancelling the call ends the running process.
+        """Return the texts of the PDFs of one request, in the order of `parts`; empty for no parts. The files are read
+        one after the other; waits while `AT_ONCE` processes run. Cancelling the call ends the running process.
 
         Raises:
             RoundhouseError: `file_unreadable` for the first file without a text that can be read, or whose reading

@@ -167,9 +167,11 @@ class ModelSeries:
         self._tokens_out: FastHistogram
 
     def count_finished(self, outcome: Outcome, work: EngineWork, usage: Usage | None, unreported_tokens: int) -> None:
-        """Count one finished request. With `work` `NO_WORK` (that very object), only the outcome is counted.
+        """Count one finished request. With `work` `NO_WORK` (that very object), only the outcome is counted; with
+        `work.chunks` 0, nothing of a stream.
 
-        `usage` None: the engine did not report tokens; then `unreported_tokens` are those of its stream that came.
+        `usage` None: the engine did not report its tokens; `unreported_tokens`, those that were counted in its stream,
+        are counted instead.
         """
         counter = self._outcomes.get(outcome)
         if counter is None:
@@ -226,8 +228,8 @@ class KeySeries:
 
 
 class ClientSeries:
-    """Counters of one client, or of all that share the label value `other`. Obtain it from
-    `Metrics.client_series_of`."""
+    """Counters of one client, or of all clients that share the label value `other`. Obtain it from
+    `Metrics.client_series_of`, which the caller asks for each request."""
 
     __slots__ = ("_inference", "_requests")
 

@@ -33,7 +33,8 @@ def local_address_of(scope: Scope) -> str | None:
 
 
 async def send_whole(send: Send, status: int, headers: list[Header], body: bytes) -> None:
-    """Send a complete answer. Adds the header `content-length`, also to the caller's list `headers`."""
+    """Send a complete answer, and add the header `content-length`, also to the caller's list `headers`. Names of
+    headers are to be in lower case."""
     headers.append((b"content-length", b"%d" % len(body)))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": False})
@@ -56,7 +57,8 @@ def error_headers(error: RoundhouseError) -> list[Header]:
 async def send_error(scope: Scope, send: Send, error: RoundhouseError, extra_headers: Iterable[Header] = ()) -> None:
     """Send `error` as the whole answer, with its status, its headers, the request id and `extra_headers`.
 
-    The body has the form of the path's API family. No part of another answer may have been sent.
+    The body has the form of the path's API family. No part of another answer may have been sent. KeyError for a request
+    without an id (`request_id_of`).
     """
     request_id = request_id_of(scope)
     headers = [(b"x-request-id", request_id.encode()), *error_headers(error), *extra_headers]

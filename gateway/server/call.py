@@ -254,7 +254,8 @@ class ClientCall:
     # From the handler
 
     def send_whole(self, status: int, lines: bytes, body: bytes) -> None:
-        """Send a complete answer, with its Content-Length. `lines`: further header lines, each with CRLF.
+        """Send a complete answer, with its Content-Length. `lines`: further header lines, each with CRLF, the request
+        id's among them.
 
         The connection closes afterwards if the client asked for that or a part of the request's body is missing. Call
         once, and not after `start_response`.

@@ -43,7 +43,8 @@ class HttpsContext(ssl.SSLContext):
         server_hostname: str | bytes | None = None,
         session: ssl.SSLSession | None = None,
     ) -> ssl.SSLObject:
-        """Make the TLS side of one connection. Called by the event loop; see `ssl.SSLContext.wrap_bio`."""
+        """Make the TLS side of one connection, which answers plain HTTP as `answer_plain_http` says at this moment.
+        Called by the event loop; see `ssl.SSLContext.wrap_bio`."""
         connection = super().wrap_bio(incoming, outgoing, server_side, server_hostname, session)
         assert isinstance(connection, _ServerHandshake)
         connection.watch_first_bytes(incoming, outgoing, self.answer_plain_http)

@@ -31,8 +31,8 @@ class CertificateError(Exception):
 class TlsCertificate:
     """The certificate of new TLS connections, loaded again when its files change.
 
-    Made once at start. Listen with `listening_context`, and run `follow_files` as a task for as long as the server
-    runs.
+    Made once at start; blocks on the disk. Listen with `listening_context`, and run `follow_files` as a task for as
+    long as the server runs.
     """
 
     def __init__(self, cert: Path, key: Path | None) -> None:
