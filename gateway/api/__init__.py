@@ -38,7 +38,7 @@ class InferenceGroup(Protocol):
     @property
     def declare(self) -> Callable[[FastAPI], None]:
         """Function that adds the module's routes to an application, for its OpenAPI document and for the answer to
-        wrong methods. FastAPI does not serve their requests."""
+        wrong methods. FastAPI does not serve their requests. Call it once per application."""
 
 
 INFERENCE_GROUPS: Final[tuple[InferenceGroup, ...]] = (

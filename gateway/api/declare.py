@@ -197,6 +197,8 @@ class DirectRoute(APIRoute):
     """A route for the OpenAPI document only: `gateway.server` takes its requests before FastAPI sees them.
 
     A request that reaches it all the same gets `unknown_route`; one with another method `method_not_allowed`.
+    `request`: schema of the body, not used for a GET; None: the body has no schema. `codes`: error codes that are
+    described; one that is not in `ERROR_CODES` raises KeyError. `route_options`: as of FastAPI's `APIRoute`.
     """
 
     def __init__(
