@@ -66,7 +66,8 @@ class OpenAIDialect(EnvelopeDialect):
         answers, output constraints, and completion options that llama-server ignores.
 
         Raises:
-            RoundhouseError: `invalid_request`, or the code of what the model does not support; `param` is the field.
+            RoundhouseError: `invalid_request`, or the code of what the model does not support; `param` is the field. Or
+                `invalid_json`: a string of a large body with output constraints is not valid.
         """
         super().check_request(request, route)
         fields = request.outline_fields
@@ -81,7 +82,8 @@ class OpenAIDialect(EnvelopeDialect):
         messages in the engine's terms, without fields that it must not get, and asking for usage in each stream.
 
         Raises:
-            RoundhouseError: `invalid_request`: `tool_choice` names a tool that is not among `tools`.
+            RoundhouseError: `invalid_request`: `tool_choice` names a tool that is not among `tools`; or as
+                `check_request`, for output constraints, if that was not called before.
         """
         asked_fields = request.whole_where_any(CONSTRAINT_FIELDS)
         fields = adapt_constraints(asked_fields, route, is_chat=self._is_chat)

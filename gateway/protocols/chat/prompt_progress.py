@@ -118,7 +118,8 @@ class PromptProgressStream(EventCutter):
 
 
 def read_progress(fields: Fields) -> PromptProgress | None:
-    """Return the progress in an event's JSON; None: the event has none. Counts that are no positive integers are 0."""
+    """Return the progress in a stream event's decoded JSON, that is in its `prompt_progress`; None: the event has none.
+    Counts that are no positive integers are 0."""
     told: Any = fields.get("prompt_progress")
     if not isinstance(told, dict):
         return None

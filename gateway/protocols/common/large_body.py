@@ -171,7 +171,7 @@ class LargeBody:
         which may be empty or of any length.
 
         Raises:
-            RoundhouseError: as `fill_text`, when the piece's turn comes.
+            RoundhouseError, RuntimeError: as `fill_text`, when the piece's turn comes.
         """
         end = 0
         for mark in _MARK_CHARACTERS.finditer(text):
@@ -186,7 +186,7 @@ class LargeBody:
         stays as it is; strings deeper inside such a field do not.
 
         Raises:
-            RoundhouseError: as `fill_text`.
+            RoundhouseError, RuntimeError: as `fill_text`; some strings may be replaced already.
         """
         pending: list[Any] = [fields]
         while pending:
