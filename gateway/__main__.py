@@ -43,7 +43,8 @@ BACKLOG = 2048
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server for one `Gateway`, with a certificate that is renewed and a stop in the gateway's steps.
+    """uvicorn's server for one `Gateway`: it serves a certificate that is renewed, and stops by the gateway's
+    `begin_stop` and `end_all`.
 
     SIGTERM and SIGINT end `run` without an exception, while uvicorn would raise the signal again.
     """
@@ -106,8 +107,9 @@ class Server(uvicorn.Server):
 def main() -> int:
     """Run the gateway until it is stopped by a signal, or write to stderr why it cannot start.
 
-    Returns the exit code: 0 after a signal, `EXIT_SETTINGS` or `EXIT_PORT`. Blocks; call it in the main thread of a
-    process of its own, whose limits and garbage collector it changes.
+    Returns the exit code: 0 after a signal, `EXIT_SETTINGS` (2) for settings or a state folder that cannot be used,
+    `EXIT_PORT` (3) if it cannot listen. Blocks; call it in the main thread of a process of its own, whose limits and
+    garbage collector it changes.
     """
     try:
         settings = GatewaySettings()

@@ -45,8 +45,8 @@ def find_target(environ: Mapping[str, str]) -> HealthTarget:
 def find_problem(target: HealthTarget) -> str | None:
     """Ask the gateway's /health/live once. Returns why the gateway does not serve; None: it answers 200.
 
-    Blocks for about `TIMEOUT_S` at most per read. Failed connections are returned as text, not raised. The TLS
-    certificate is not verified.
+    Blocks for about `TIMEOUT_S` (4 s) at most to connect, and for each read. Failed connections are returned as text,
+    not raised. The TLS certificate is not verified.
     """
     connection = _open_connection(target)
     try:

@@ -34,7 +34,7 @@ class Admission:
     Invariant: the requests inside a replica hold at most `target_inflight` slots, unless a new table lowered that
     number. No ticket waits that could enter, with these exceptions: a circuit breaker's trial became due since the last
     call (see `admit_trials`); a replica is kept for a request that needs more of it than is free; a turn of a session
-    waits for its home; the first `MOST_LOOKS` tickets of the queue do not fit, and one behind them would.
+    waits for its home; the first `MOST_LOOKS` (64) tickets of the queue do not fit, and one behind them would.
     """
 
     def __init__(self, queue_limit: int | None) -> None:
@@ -263,8 +263,9 @@ class Admission:
     def record_answer(self, replica: str, now: float) -> Sequence[Grant]:
         """Close the circuit breaker of `replica`, which has begun an answer of any status, and forget its failures.
 
-        `now`: monotonic seconds. Returns grants for tickets that waited and enter now; pass them to the tickets'
-        owners. Empty if the replica is unknown or had no failure.
+        `now`: monotonic seconds. Returns grants for tickets that waited: they enter now, or the grant holds an error
+        because no replica is left to try; pass them to the tickets' owners. Empty if the replica is unknown or had no
+        failure.
         """
         slots = self._replicas.get(replica)
         if slots is None or slots.breaker is None:

@@ -191,7 +191,7 @@ class ModelQueue:
         self.retrying_count += ticket.retries is not NO_RETRIES
 
     def drop_ticket(self, ticket: Ticket) -> None:
-        """Remove a waiting ticket from the queue, and set its state to `gone`. KeyError if the ticket does not wait."""
+        """Remove a waiting ticket from the queue, and set its state to `gone`. KeyError if the ticket waits no more."""
         self.fair_queue.drop_ticket(ticket)
         self._update_waiting_counts(ticket)
         ticket.state = "gone"

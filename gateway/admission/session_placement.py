@@ -39,7 +39,7 @@ class SessionPlacement:
     __slots__ = ("_slots_by_ticket", "sessions", "slots")
 
     def __init__(self, terms: SessionTerms, inside_count: int) -> None:
-        """`inside_count`: requests that are inside already, in slots that are not known."""
+        """`inside_count`: requests that are inside the replica already, in slots that are not known."""
         self.sessions = ReplicaSessions(terms.capacity, binds_sampling=terms.binds_sampling)
         self.slots = None if terms.slot_count is None else EngineSlots(terms.slot_count, inside_count)
         """None: requests name no slot of this engine."""

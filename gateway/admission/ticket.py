@@ -84,7 +84,7 @@ class Queue(Protocol):
         """
 
     def drop_ticket(self, ticket: Ticket) -> None:
-        """Remove a waiting ticket from the queue, and set its state to `gone`. KeyError if the ticket does not wait."""
+        """Remove a waiting ticket from the queue, and set its state to `gone`. KeyError if the ticket waits no more."""
 
     def serve_queue(self, now: float) -> list[Grant]:
         """Admit every waiting ticket that can enter at `now` (monotonic seconds); see `ModelQueue.serve_queue`.

@@ -83,8 +83,8 @@ class TokenEstimator:
     def record_overrun(self, now: float) -> None:
         """Raise estimates by half, because an engine reported a full KV cache. `now`: monotonic seconds.
 
-        Calls within `OVERRUN_PAUSE_S` after one that counted do nothing. All raises together make at most a factor of
-        `MOST_OVERRUN_FACTOR`.
+        Calls within `OVERRUN_PAUSE_S` (1 s) after one that counted do nothing. All raises together make at most a
+        factor of `MOST_OVERRUN_FACTOR` (8).
         """
         if self._overrun_at is None or now - self._overrun_at >= OVERRUN_PAUSE_S:
             self._overrun_at = now

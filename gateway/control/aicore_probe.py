@@ -26,7 +26,11 @@ _STATES: Final = {ModelState.LOADED: 3, ModelState.LOADING: 1}
 
 
 class AicoreStatus(NamedTuple):
-    """Whether Android's AICore can be used at the server of the model `model_id`."""
+    """Whether Android's AICore can be used at the server of the model `model_id`.
+
+    `code`: 3 available, 2 downloadable, 1 downloading, 0 unavailable; None: the server could not be asked, and `error`
+    says why. `told`: the server's own answer; empty: it gave none.
+    """
 
     model_id: str
     code: int | None
@@ -108,7 +112,7 @@ class AicoreProbe:
     async def ask(self, route: ModelRoute, *, probes_all: bool = False) -> AicoreStatus:
         """Ask the server of the model `route` for the state of AICore now, and return the answer.
 
-        Waits `TIMEOUT_S` seconds at most. Does not set `latest`; call it within the context. `probes_all`: have the
+        Waits `TIMEOUT_S` (5) seconds at most. Does not set `latest`; call it within the context. `probes_all`: have the
         server check each of its configurations, too. A remote model that has no endpoint now is not asked: its code is
         None. A model that is no remote is not asked either: its own state counts (loaded 3, loading 1, else 2 if it is
         `autoload` and 0 if not). Failures are part of the result.

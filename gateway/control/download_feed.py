@@ -35,8 +35,9 @@ class DownloadFeed:
     """
 
     def __init__(self, controller: ProgramClient, on_downloads: Callable[[Sequence[Download]], None]) -> None:
-        """`controller`: an entered client, which the caller closes. `on_downloads` is called with all downloads: first
-        those that there are at the beginning, then after each change."""
+        """`controller`: an entered client, which the caller closes. `on_downloads` is called with all downloads:
+        whenever `run` has read the list, at the beginning and after each break of the connection, and after each
+        change."""
         self._controller = controller
         self._admin = AdminRequests(controller)
         self._on_downloads = on_downloads
@@ -45,7 +46,7 @@ class DownloadFeed:
     async def run(self) -> None:
         """Follow the downloads until cancelled, also over restarts of the controller. Never returns. An error of the
         controller, or a ValueError of `on_downloads`, is only logged: the list is read anew after a pause that grows up
-        to `LONGEST_PAUSE_S`. Any other error of `on_downloads` is raised, and ends the feed."""
+        to `LONGEST_PAUSE_S` (30 s). Any other error of `on_downloads` is raised, and ends the feed."""
         pause_s = FIRST_PAUSE_S
         while True:
             try:

@@ -50,8 +50,8 @@ MOST_PROBLEMS = 5
 def retry_delay(attempt: int, jitter: float) -> float:
     """Return the seconds to wait before reconnection `attempt`, counted from 0.
 
-    The longest delay doubles from `FIRST_RETRY_S` to `LONGEST_RETRY_S`; `jitter`, in [0, 1), chooses between half of it
-    and all of it, so that several gateways do not reconnect at the same time.
+    The longest delay doubles from `FIRST_RETRY_S` (0.1) to `LONGEST_RETRY_S` (2); `jitter`, in [0, 1), chooses between
+    half of it and all of it, so that several gateways do not reconnect at the same time.
     """
     longest_s: float = min(LONGEST_RETRY_S, FIRST_RETRY_S * 2 ** min(attempt, 16))
     return longest_s * (0.5 + jitter / 2)
@@ -172,7 +172,7 @@ class ControllerLink:
         """Send a last report that no request is in flight and none will be, so that drains need not wait.
 
         Sends nothing without a connection, or while requests are in flight. A failure is logged, not raised; takes
-        `GOODBYE_S` seconds at most. Call when the gateway takes no new requests any more.
+        `GOODBYE_S` (1) seconds at most. Call when the gateway takes no new requests any more.
         """
         self._is_ending = not self._ledger.inflight
         if self._socket is not None and self._is_ending:

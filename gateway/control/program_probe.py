@@ -31,7 +31,7 @@ class ProgramProbe:
     async def run(self) -> None:
         """Probe the program at once, and again `interval_s` seconds after the end of each probe, until cancelled. Each
         probe sets `result`: `up` after an answer with status 200, `down` after any other status, or without an answer
-        within `TIMEOUT_S`. Never returns."""
+        within `TIMEOUT_S` (2 s). Never returns."""
         while True:
             self.result = "up" if await self._answers() else "down"
             await asyncio.sleep(self._interval_s)

@@ -176,7 +176,7 @@ async def probe_remote(session: aiohttp.ClientSession, probe: RemoteProbe, clock
     are not followed.
 
     Every failure becomes an outcome; nothing but cancellation is raised. Secrets are removed from the outcome's
-    message, which has `LONGEST_ERROR` characters at most. `clock`: Unix time in seconds.
+    message, which has `LONGEST_ERROR` (500) characters at most. `clock`: Unix time in seconds.
     """
     token = "" if probe.token is None else probe.token.get_secret_value()
     try:

@@ -49,8 +49,8 @@ class RouterChanges:
         await self._admin.send_request("POST", "reload", actor=actor)
 
     async def list_commands(self) -> Mapping[str, list[str]]:
-        """Return the command line of each model's engine, its secrets masked, by model name. Waits `COMMANDS_S` seconds
-        at most.
+        """Return the command line of each model's engine, its secrets masked, by model name. Waits `COMMANDS_S` (2)
+        seconds at most.
 
         Empty if the controller does not answer in time, or not in the expected form; RoundhouseError is not raised.
         """
@@ -117,9 +117,10 @@ class RouterChanges:
         Files that other models use stay. `name`: name or alias. `actor`: who asks, for the history.
 
         Raises:
-            RoundhouseError: `unknown_model`, `state_conflict` if the model is loaded, being loaded or being unloaded,
-                `models_file_kept` if its files were not downloaded, or `declared_in_files`: nothing is changed then.
-                The controller's other codes or `controller_unavailable`: a part may be done already.
+            RoundhouseError: `unknown_model`, `state_conflict` if the model is loaded, being unloaded, or being loaded
+                while its files are not being downloaded, `models_file_kept` if its files were not downloaded, or
+                `declared_in_files`: nothing is changed then. The controller's other codes or `controller_unavailable`:
+                a part may be done already.
         """
         view = self._view(name)
         route = view.route

@@ -29,7 +29,7 @@ _PASSED_VARIABLES: Final = ("PATH", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "LD
 
 
 class DocumentReader:
-    """Extracts the texts of PDFs, each in a process of its own, `AT_ONCE` at a time. One serves all requests of the
+    """Extracts the texts of PDFs, each in a process of its own, `AT_ONCE` (2) at a time. One serves all requests of the
     gateway, on its event loop."""
 
     def __init__(self, program: Sequence[str] = _PROGRAM, within_s: float = WITHIN_S) -> None:
@@ -46,7 +46,7 @@ class DocumentReader:
         Raises:
             RoundhouseError: `file_unreadable` for the first file without a text that can be read, or whose reading
                 exceeds the limits of time, memory or size, with its path in the request as `param`; `queue_full` at
-                once if `MOST_WAITING` requests are in this method.
+                once if `MOST_WAITING` (32) requests are in this method.
             OSError: the process cannot be started.
         """
         if self._waiting_count >= MOST_WAITING:

@@ -22,7 +22,7 @@ class AdminGate:
     """
 
     def __init__(self, addresses: Collection[str] | None, *, is_open: bool) -> None:
-        """`addresses`: local IP addresses at which admin requests are accepted; None: at any.
+        """`addresses`: local IP addresses at which admin requests are accepted; None: at any; empty: at none.
 
         Texts that are no IP address are ignored. `is_open`: whether admin requests without a key are accepted while no
         keys are declared.

@@ -36,8 +36,8 @@ class Authenticator:
         internal: InternalCallers | None = None,
     ) -> None:
         """`serves_everybody`: whether requests without a key are served while no keys are declared. `clients`: tells
-        such callers apart. `clock`: Unix time in seconds. `internal`: recognises other programs of Roundhouse; None:
-        there are none."""
+        callers without a key apart. `clock`: Unix time in seconds. `internal`: recognises other programs of Roundhouse;
+        None: there are none."""
         self._live = live
         self._hosts = hosts
         self._cors = cors

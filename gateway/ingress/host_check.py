@@ -31,12 +31,13 @@ class HostCheck:
     """Decides which Host and Origin headers are accepted while no keys are declared.
 
     Accepted are loopback names of this machine, the addresses listened on, and names that the operator allows. An open
-    gateway also accepts a Host that is an IP address: the network reaches it so, and DNS rebinding needs a name.
-    Made once; `Authenticator` asks it for each request.
+    gateway also accepts a Host that is an IP address: other machines reach it by its address, and DNS rebinding needs a
+    name. Made once; `Authenticator` asks it for each request.
     """
 
     def __init__(self, hosts: Iterable[str], allowed_names: Iterable[str], *, is_open: bool) -> None:
-        """`hosts`: addresses and names listened on. `allowed_names`: further ones. `is_open`: accept any IP address."""
+        """`hosts`: addresses and names listened on. `allowed_names`: further names and addresses, in any case.
+        `is_open`: accept any IP address as the Host."""
         self._names = frozenset({*_THIS_MACHINE, *(name.lower() for name in (*hosts, *allowed_names))})
         self._any_address = is_open
         self._accepted: set[bytes] = set()

@@ -44,7 +44,8 @@ _STREAM_PATHS: Final = "/v1/stream"
 def request_id_source() -> Callable[[], str]:
     """Return a function that makes request ids, such as `req-1f2e3d4c-a`: a random part, and a counter in hex.
 
-    Each call of the source draws another random part, so call it once per process. Ids of one function never repeat.
+    Each call of `request_id_source` draws another random part: call it once per process. The returned function never
+    makes an id twice.
     """
     process = secrets.token_hex(4)
     numbers = itertools.count(1)

@@ -71,8 +71,8 @@ class ResponseHeaders:
     def engine_headers(self, request_id: str, headers: Sequence[Header]) -> bytes:
         """Return the lines of a request to an engine: its id, and the client's `traceparent` and `tracestate`.
 
-        Trace headers with unfit characters are left out. `headers`: the client's, with names in lower case; no other is
-        forwarded.
+        Trace headers with unfit characters are left out. `headers`: the client's, with names in lower case, of which no
+        other is forwarded.
         """
         lines = b"x-request-id: %b\r\n" % request_id.encode()
         for name, value in headers:

@@ -78,7 +78,7 @@ class Metrics:
 
         `client_text`: how the client names itself (`find_client_text`), not cleaned.
 
-        The first `MAX_CLIENTS` names have counters of their own; all others share those of `other`.
+        The first `MAX_CLIENTS` (100) names have counters of their own; all others share those of `other`.
         """
         return self._clients.get(client_text) or self._add_client(client_text)
 
@@ -99,9 +99,9 @@ class Metrics:
         return series
 
     def count_tool_call(self, tool: str, outcome: str) -> None:
-        """Count an ended call of a tool. `outcome`: how it ended, a label of the metric. `tool`: the name of a tool
-        that there is, or `unknown`; the first `MAX_TOOLS` have counters of their own, all others share those of
-        `other`."""
+        """Count an ended call of a tool. `outcome`: `ok`, `error` (the tool said so), `refused`, `timeout`, `failed` or
+        `cancelled`. `tool`: the name of a tool that there is, or `unknown`; the first `MAX_TOOLS` (200) have counters
+        of their own, all others share those of `other`."""
         if tool not in self._tools:
             if len(self._tools) < MAX_TOOLS:
                 self._tools.add(tool)

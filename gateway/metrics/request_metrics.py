@@ -79,7 +79,8 @@ class RequestSeries:
         self._tokens: tuple[FastCounter, FastCounter] | None = None
 
     def count_finished(self, status: int, duration_s: float, first_byte_s: float | None, usage: Usage | None) -> None:
-        """Count one finished request. `status`: the HTTP status that was sent, or `CLIENT_GONE_STATUS` if none was.
+        """Count one finished request. `status`: the HTTP status that was sent, or `CLIENT_GONE_STATUS` (499) if none
+        was.
 
         `duration_s`, `first_byte_s`: seconds from the arrival of its headers to the end and to the answer's first byte;
         `first_byte_s` None: no byte of an answer was sent. `usage` None: no tokens are known, and none are counted.

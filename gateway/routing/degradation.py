@@ -65,7 +65,7 @@ def list_degradations(surroundings: Surroundings) -> list[Degradation]:
 
 def hide_secrets_of_host(text: str) -> str:
     """Return a text of the controller as everybody may read it: its first line, with `[path]` and `[address]` in place
-    of file paths and network addresses, cut to `LONGEST_REASON` characters. Empty for an empty text."""
+    of file paths and network addresses, cut to `LONGEST_REASON` (200) characters. Empty for an empty text."""
     return hide_addresses(hide_paths(next(iter(text.splitlines()), "")))[:LONGEST_REASON]
 
 

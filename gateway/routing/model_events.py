@@ -164,8 +164,8 @@ def _find_progress(name: str, before: Download | None, running: Download | None)
 
 
 class ModelEventLog:
-    """The models of one gateway with their downloads, the last `KEPT_EVENTS` events, and who is to be told of new ones.
-    Use it in one event loop."""
+    """The models of one gateway with their downloads, the last `KEPT_EVENTS` (1000) events, and who is to be told of
+    new events. Use it in one event loop."""
 
     def __init__(self, name: str) -> None:
         """`name`: of this log, different in every gateway process, of letters, digits and `-`."""
@@ -194,8 +194,8 @@ class ModelEventLog:
         """Add the events of the change from the downloads of the previous call to these, and call the listeners if
         there are any events.
 
-        `downloads`: all downloads that are known. The first call adds no events: those downloads were there before this
-        process.
+        `downloads`: all downloads that are known. The first call adds no events: its downloads are where the log
+        begins.
         """
         is_told = self._downloads is not None
         self._downloads = downloads
@@ -219,8 +219,8 @@ class ModelEventLog:
         """Return the events after the one with the id `event_id` (0: all events), oldest first; empty if it is the
         newest.
 
-        None: not all of them are kept any more (`KEPT_EVENTS` are), `event_id` is greater than the newest id, or
-        `event_id` is None, because it is of another gateway process.
+        None: not all of them are kept any more, `event_id` is greater than the newest id, or `event_id` is None,
+        because it is of another gateway process.
         """
         if event_id is None or event_id > self.last_id or (self._events and event_id < self._events[0].id - 1):
             return None

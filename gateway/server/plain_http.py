@@ -24,7 +24,8 @@ def begins_plain_http(data: bytes) -> bool:
 
 
 class HttpsContext(ssl.SSLContext):
-    """TLS context of a server that answers plain HTTP on its port, if `answer_plain_http` is set, in plain HTTP.
+    """TLS context of a server. If `answer_plain_http` is set, a client that speaks plain HTTP on the TLS port gets what
+    that function returns, in plain HTTP; else the client's handshake fails.
 
     Use it as any `ssl.SSLContext` of a server, with an event loop's streams or protocols.
     """

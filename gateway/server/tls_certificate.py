@@ -56,7 +56,8 @@ class TlsCertificate:
         connection.context = self._current_context
 
     async def follow_files(self) -> None:
-        """Run `check_files` every `CHECK_S` seconds until cancelled, in a thread, because the files' disk may be slow.
+        """Run `check_files` every `CHECK_S` (5) seconds, in a thread, because the files' disk may be slow, until
+        cancelled. Never returns.
 
         Errors are logged and end nothing.
         """

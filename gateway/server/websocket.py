@@ -192,7 +192,8 @@ class WebSocketConnection(asyncio.Protocol):
         """Send a close frame with `code` (RFC 6455, 7.4) and `reason`, and return at once. Does nothing if the
         connection is closing.
 
-        The transport is closed when the client answers, or after `CLOSE_S`; `MessageSession.client_gone` follows then.
+        The transport is closed when the client answers, or after `CLOSE_S` (5 s); `MessageSession.client_gone` follows
+        then.
 
         Raises `websockets.exceptions.ProtocolError` for a code that no close frame may have, or a reason above 123
         bytes.

@@ -79,11 +79,11 @@ class OpenAIDialect(EnvelopeDialect):
 
     def engine_body(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
         """Return the body as the engine understands it: output constraints and, for chat, thinking, tools and system
-        messages in the engine's terms, without fields that it must not get, and asking for usage in each stream.
+        messages in the engine's terms, without fields that it must not get, and asking for usage in each stream. Call
+        after `check_request`.
 
         Raises:
-            RoundhouseError: `invalid_request`: `tool_choice` names a tool that is not among `tools`; or as
-                `check_request`, for output constraints, if that was not called before.
+            RoundhouseError: `invalid_request`: `tool_choice` names a tool that is not among `tools`.
         """
         asked_fields = request.whole_where_any(CONSTRAINT_FIELDS)
         fields = adapt_constraints(asked_fields, route, is_chat=self._is_chat)

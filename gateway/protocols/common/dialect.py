@@ -17,7 +17,7 @@ HOLD_LIMIT = 4 * 1024 * 1024
 
 
 class EventTooLongError(ValueError):
-    """A stream sent more than `HOLD_LIMIT` bytes of an event without its end."""
+    """A stream sent more than `HOLD_LIMIT` (4 MiB) of an event without its end."""
 
 
 class Usage(NamedTuple):
@@ -45,7 +45,7 @@ class EventStream(Protocol):
         """Return what to send to the client now: the whole events that `chunk`, cut anywhere, completes. May be empty.
 
         Raises:
-            EventTooLongError: more than `HOLD_LIMIT` bytes of an event came without its end.
+            EventTooLongError: more than `HOLD_LIMIT` (4 MiB) of an event came without its end.
         """
 
     def finish_stream(self) -> bytes:
@@ -78,7 +78,7 @@ class StreamCollector(Protocol):
         """Add bytes of the stream, cut anywhere.
 
         Raises:
-            EventTooLongError: more than `HOLD_LIMIT` bytes of an event came without its end.
+            EventTooLongError: more than `HOLD_LIMIT` (4 MiB) of an event came without its end.
         """
 
     def build_result(self) -> tuple[int, bytes] | None:
@@ -152,8 +152,8 @@ class Dialect(Protocol):
         Roundhouse's error envelope (see `errors`). `body` need not be JSON. `errors.answer_status` has the status."""
 
     def error_as_events(self, body: bytes, request: InferenceRequest | None = None) -> bytes:
-        """Return the JSON of `error_body` or `engine_error_body` as the only events of a stream: its headers were
-        sent, and after them nothing but heartbeats. `request` is None if it could not be read."""
+        """Return the JSON of `error_body` or `engine_error_body` as the only events of a stream, of which nothing but
+        headers and heartbeats has been sent. `request` None: the request could not be read."""
 
     def is_told_by_events(self, error: bytes) -> bool:
         """Return whether the JSON of `error_body` or `engine_error_body` is sent as a stream with status 200 to a

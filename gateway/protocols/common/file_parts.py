@@ -93,13 +93,14 @@ class FoundFiles(NamedTuple):
 
 def find_files(fields: Fields) -> FoundFiles:
     """Return the PDFs of a decoded request, in order, and leave them in place. Text files in chat completions are
-    replaced by their text, in `fields`; those of other API families are left for their dialects.
+    replaced by their text, in `fields`; those of other API families are left for their dialects. If the result says
+    `has_changed`, the caller must encode the request again.
 
     `fields` must be those of the whole body, not of an outline.
 
     Raises:
-        RoundhouseError: a file of chat completions is neither PDF nor text (`modality_unsupported`), or is no base64
-            or named by an id alone (`invalid_request`). `param` is the path to its data or id, such as
+        RoundhouseError: a file of chat completions is neither PDF nor text (`modality_unsupported`), or is no base64 or
+            named by an id alone (`invalid_request`). `param` is the path to its data or id, such as
             `messages[0].content[1].file.file_data`.
     """
     pdfs: list[FilePart] = []

@@ -54,9 +54,9 @@ def fit_passages(passages: Sequence[Passage], wanted: int | None, context_length
     """Return those of `passages` that a model gets, from the first on. The first one that does not fit ends the list.
     `passages` must be sorted, best first.
 
-    `wanted`: most tokens of all together, estimated by `BYTES_PER_TOKEN`; None: `USUAL_TOKENS`, but at most a quarter
-    of `context_length`, the tokens of the model's context (None: it is not known). So with `wanted` None passages have
-    no more bytes than the context has tokens, which fits with any tokenizer.
+    `wanted`: most tokens of all together, estimated as a quarter of their bytes; None: `USUAL_TOKENS` (2000), but at
+    most a quarter of `context_length`, the tokens of the model's context (None: it is not known). So with `wanted` None
+    passages have no more bytes than the context has tokens, which fits with any tokenizer.
     """
     tokens = wanted
     if tokens is None:
@@ -102,7 +102,7 @@ def find_citations(text: str, passages: Sequence[Passage]) -> list[Citation]:
 
 
 def describe_source(number: int, passage: Passage) -> Fields:
-    """Return where a passage is from, as answers say it: all fields of `Passage` but its text, and its number."""
+    """Return where a passage is from, as answers say it: `number`, and all fields of `Passage` but its text."""
     fields = passage._asdict()
     del fields["text"]
     return {"number": number, **fields}
