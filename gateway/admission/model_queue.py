@@ -158,7 +158,8 @@ class ModelQueue:
         return None
 
     def release_ticket(self, ticket: Ticket, now: float) -> None:
-        """Give back the slot of a ticket that is inside, and settle its tenant's charge.
+        """Give back the slots and KV cache tokens of a ticket that is inside, end its turn of a session and its trial
+        of a circuit breaker, and settle its tenant's charge.
 
         The time inside counts in `mean_s`, unless the request was retried, preempted or refused by the engine. The
         caller sets `ticket.state`, and calls `serve_queue` for the tickets that wait. `now`: monotonic seconds.
@@ -236,10 +237,8 @@ class ModelQueue:
         return list(zip(self.waiting_tickets(), places, strict=True))
 
     def has_other_replica(self, name: str, now: float) -> bool:
-        """Return whether the table in force has another replica than `name` whose circuit breaker admits requests.
-
-        The replica may be full. `now`: monotonic seconds.
-        """
+        """Return whether the table in force has another replica than `name` whose circuit breaker admits requests. It
+        may be full. `now`: monotonic seconds."""
         return any(replica.endpoint.replica != name and replica.admits_request(now) for replica in self.replicas)
 
     def choose_replica(self, now: float, retries: RetryState) -> Endpoint:

@@ -58,8 +58,8 @@ def adapt_request(request: InferenceRequest, route: ModelRoute) -> InferenceRequ
 
 
 def adapt_fields(fields: Fields, route: ModelRoute) -> Fields:
-    """Return the fields of a translated chat completion as the model's engine understands them. `fields` must have
-    `messages` in the form of `codec.write_request`.
+    """Return the fields of a translated chat completion as the model's engine understands them; `fields` itself if none
+    of them must change. `fields` must have `messages` in the form of `codec.write_request`.
 
     - The token limit gets the name in `route.max_tokens_field`.
     - Thoughts of earlier answers keep one name for a remote, which may refuse the other. This changes the messages in
