@@ -21,7 +21,7 @@ DEFAULT_PORT: Final = "8080"
 
 
 class HealthTarget(NamedTuple):
-    """Where the health check sends its request: a local address, as `find_target` found it."""
+    """Where the health check sends its request: a local address or name, and a port, as `find_target` found them."""
 
     host: str
     port: int

@@ -196,7 +196,7 @@ class Admission:
         """Record that the engine took `seconds` from the request to the first token of a session's turn, to learn its
         pace.
 
-        `ticket`: the turn's, which is inside. `tokens`: of its prompt, without those that were cached; samples of fewer
+        `ticket`: that of the turn, still inside. `tokens`: tokens of its prompt that were not cached; samples of fewer
         than 128 are ignored.
         """
         ticket.queue.sessions.prefill_pace.record_prompt(tokens, seconds)

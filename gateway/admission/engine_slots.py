@@ -20,7 +20,8 @@ _NEVER: Final = float("-inf")
 
 
 class Placement(NamedTuple):
-    """The engine's slot that `EngineSlots` chose for a request, counted from 0."""
+    """The engine's slot that `EngineSlots` chose for a request, counted from 0. `evicted_session`: key of another
+    session that has lost the slot, and its cache, to this request; None: there is none."""
 
     slot: int
     evicted_session: bytes | None

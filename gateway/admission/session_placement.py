@@ -11,7 +11,8 @@ from gateway.sessions.replica_sessions import ReplicaSessions, Session, SessionC
 
 
 class SessionTerms(NamedTuple):
-    """How many sessions each replica of a model keeps, and how requests name them; read from its `ModelRoute`."""
+    """How many sessions each replica of a model keeps, and how requests name them; read from its `ModelRoute`.
+    `slot_count`: slots of the engine; None: requests do not name their slot."""
 
     capacity: int
     """Maximum number of sessions that a replica keeps."""

@@ -9,7 +9,8 @@ from gateway.tenancy.rate_limits import LARGE_BODY_BYTES, answer_limit, count_me
 
 
 class TokenDemand(NamedTuple):
-    """What a request's body says about the tokens that it will take: size of its prompt, and limits of its answers."""
+    """What a request's body says about the tokens that it will take. `text_bytes`: bytes of the body without images and
+    sound. `max_tokens`: limit of each of the `sequences` answers; None: the request sets none that is valid."""
 
     text_bytes: int
     """Bytes of the body without images and sound."""

@@ -24,7 +24,8 @@ _STEPS: Final = 64
 
 
 class TokenClaim:
-    """The tokens that one request claims of a replica's KV cache. Created with the request's ticket."""
+    """The tokens that one request claims of a replica's KV cache. Created with the request's ticket. All counts are 0
+    until `estimate_tokens`, which must be called before the ticket enters a replica."""
 
     __slots__ = (
         "demand",

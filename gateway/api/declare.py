@@ -247,7 +247,8 @@ def declare_inference(
     text: str,
     more_codes: tuple[str, ...] = (),
 ) -> None:
-    """Add the route of `api` to `app`, for the OpenAPI document and for the answer to wrong methods.
+    """Add the route of `api` to `app`, so that the OpenAPI document has it and other methods on its path get
+    `method_not_allowed`.
 
     Its requests are served by `InferenceDispatcher`, which must be given `api`, too. `request`, `answer`: schemas of
     the bodies, for the document alone; `request` is ignored for a GET, which has no body: give None. `text`: the

@@ -58,7 +58,8 @@ def retry_delay(attempt: int, jitter: float) -> float:
 
 
 class TableVerdict(Enum):
-    """What the gateway does with a received table: apply it, or ignore it because of its stamp or instance."""
+    """What the gateway does with a received table: it applies the table (`APPLY`), or ignores it because of its stamp
+    (`REPEATED`, `OLDER`) or its instance (`OTHER_INSTANCE`)."""
 
     APPLY = "apply"
     REPEATED = "repeated"

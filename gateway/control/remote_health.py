@@ -29,7 +29,8 @@ _KEY_REFUSED: Final = (401, 403)
 
 
 class ProbeVerdict(Enum):
-    """What one probe of a remote showed."""
+    """What one probe of a remote showed: `WELL` (status 200), `LIMITED` (429), `KEY_REFUSED` (401 or 403),
+    `CONNECTION_REFUSED`, or `FAILED` (anything else, no answer too)."""
 
     WELL = "well"
     LIMITED = "limited"
@@ -43,7 +44,8 @@ class ProbeVerdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ProbeOutcome:
-    """Verdict and details of one probe. Immutable; made by `probe_remote` and read by `apply_probe`."""
+    """Verdict and details of one probe. Immutable; made by `probe_remote` and read by `apply_probe`. `message` None:
+    nothing went wrong. `retry_after_s` None: the answer has no `Retry-After`."""
 
     verdict: ProbeVerdict
     message: str | None = None
@@ -54,7 +56,8 @@ class ProbeOutcome:
 
 @dataclass(frozen=True, slots=True)
 class RemoteHealth:
-    """Health of one remote, and when it was and will be probed. Immutable: `apply_*` return a new one.
+    """Health of one remote, and when it was and will be probed. Immutable: `apply_*` return a new one. `is_well` None:
+    not decided yet.
 
     The default is a remote that was never probed, whose probe is due at once. Times are monotonic seconds.
     """

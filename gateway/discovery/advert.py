@@ -47,7 +47,8 @@ class AdvertisedAddress:
 
 @dataclass(frozen=True, slots=True)
 class Advert:
-    """What the advert says: one service at these addresses. `ips` is not empty and in no particular order."""
+    """What the advert says: one service at the addresses `ips`, which are not empty and in no particular order. It is
+    sent on the interfaces of this machine that have the addresses `interface_ips`."""
 
     ips: tuple[str, ...]
     port: int

@@ -50,7 +50,8 @@ OTHER_TOOLS: Final = "other"
 
 
 class EngineWork(NamedTuple):
-    """What an engine did for one request, as the gateway saw it."""
+    """What an engine did for one request, as the gateway saw it, in seconds and events. 0 stands for what did not
+    happen; `first_token_s` None: the client got no stream."""
 
     inference_s: float = 0.0
     """Seconds from the sending of the last attempt to the end of the request; 0: no engine was asked."""

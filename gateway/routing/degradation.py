@@ -25,7 +25,8 @@ class Degradation(NamedTuple):
 
 
 class Surroundings(NamedTuple):
-    """What the gateway knows of the parts around it, at the time of one question about its health."""
+    """What the gateway knows of the parts around it, at the time of one question about its health. `models` None: no
+    routing table was received yet."""
 
     link: str
     """The link to the controller: `connected`, `lost` or `never`."""

@@ -26,7 +26,8 @@ _MARK: Final = b'"prompt_progress"'
 
 
 class PromptProgress(NamedTuple):
-    """Prefill of one request, in tokens."""
+    """Prefill of one request, in tokens of its prompt: all (`total`), those that the engine had in its cache
+    (`cached`), and those that are computed, cached ones included (`processed`)."""
 
     total: int
     cached: int = 0

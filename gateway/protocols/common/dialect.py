@@ -112,11 +112,13 @@ class Dialect(Protocol):
         considered (`api_matrix.SERVING_OPTIONS`)."""
 
     def check_request(self, request: InferenceRequest, route: ModelRoute) -> None:
-        """Refuse what the model does not support. Call before the methods below, and again for each new version of the
-        route. A dialect may keep what it read of the request in `request.prompt` and `request.state`.
+        """Refuse what the model does not support. Call before the methods that make bodies, streams, collectors and
+        converters, and again for each new version of the route. A dialect may keep what it read of the request in
+        `request.prompt` and `request.state`.
 
         Raises:
-            RoundhouseError: `invalid_request`, or the code of what the model does not support.
+            RoundhouseError: `invalid_request`, the code of what the model does not support, or `invalid_json`: a string
+                of a large body is not valid.
         """
 
     def engine_body(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:

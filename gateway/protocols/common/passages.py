@@ -22,7 +22,8 @@ _INTRODUCTION: Final = (
 
 
 class Passage(NamedTuple):
-    """A chunk of a document that a search found."""
+    """A chunk of a document that a search found. `start` and `end` are offsets in bytes of the document's text in
+    UTF-8, the end exclusive; `chunk` counts from 0, `page` from 1 (None: the format has no pages)."""
 
     document_id: str
     """Id of the document; in a vector store, of the file."""
@@ -81,7 +82,8 @@ def write_context(passages: Sequence[Passage]) -> str:
 
 
 class Citation(NamedTuple):
-    """A place in an answer that cites a passage, such as `[1]`."""
+    """A place in an answer that cites a passage, such as `[1]`. `start` and `end` are indexes of characters in the
+    answer's text, the end exclusive; `number` counts the passages from 1."""
 
     start: int
     """Index of its first character in the answer's text."""
