@@ -29,8 +29,9 @@ ReplicaT = TypeVar("ReplicaT")
 class PrefixAffinity(Generic[ReplicaT]):
     """Remembers to which replica each prompt beginning was last sent, by the keys of `prefix_keys`.
 
-    `ModelQueue` prefers such a replica among equally busy ones; `EngineSlots` keeps slot numbers in place of replicas.
-    Holds a bounded number of keys, and forgets those first whose `record_request` was longest ago.
+    `ModelQueue` prefers a replica that was sent the prompt's beginning among equally busy ones; `EngineSlots` keeps
+    slot numbers in place of replicas. Holds a bounded number of keys, and forgets those first whose `record_request`
+    was longest ago.
     """
 
     __slots__ = ("_replicas_by_key", "_size")

@@ -43,8 +43,8 @@ class AdminRequests:
         Raises:
             RoundhouseError: the controller's own error code, or `internal_error` if the gateway does not know that
                 code; `controller_unavailable` if the controller does not answer in time, refuses the gateway's token,
-                or answers what is no JSON. The controller may have carried out the request if no answer came in time,
-                or the answer is no JSON.
+                or answers what is no JSON. The controller may have carried out the request although the code is
+                `controller_unavailable`.
         """
         headers = {"x-roundhouse-actor": actor} | ({} if body is None else {"content-type": "application/json"})
         content = b"" if body is None else json.dumps(body).encode()

@@ -78,7 +78,7 @@ class InflightCounts:
         """Note the time of a request for an `autoload` model that is not loaded, so that the controller loads the
         model.
 
-        The first such request of a model calls `on_demand`, too. The demand stays until `forget_absent` drops it.
+        The first call for a model calls `on_demand`, too. The demand stays until `forget_absent` drops it.
         """
         is_new_demand = model not in self._demand
         self._demand[model] = self._clock()

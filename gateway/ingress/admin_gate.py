@@ -63,7 +63,7 @@ class AdminGate:
 
 
 def parse_address(text: str) -> IpAddress | None:
-    """Return the IP address in `text`; None if it is none.
+    """Return the IP address that `text` is; None if it is no IP address.
 
     IPv4-mapped IPv6 addresses (`::ffff:1.2.3.4`) become IPv4.
     """

@@ -136,8 +136,9 @@ def as_error_event(body: bytes) -> bytes:
 
 
 def usage_fields(fields: Fields) -> Fields | None:
-    """Return a copy of the `usage` object of a decoded event without counts that are null; None if the event has no
-    such object. It is looked for in the event's `message`, where it has one (`message_start`), else in the event."""
+    """Return a copy of the `usage` object of a decoded event without counts that are null; None if there is no such
+    object. The object is looked for in the event's `message` if there is one (`message_start`), else in the event
+    itself."""
     message = fields.get("message")
     counts = (message if isinstance(message, dict) else fields).get("usage")
     return {name: value for name, value in counts.items() if value is not None} if isinstance(counts, dict) else None

@@ -96,7 +96,8 @@ class Dialect(Protocol):
     """One way to serve an API family: how requests, answers, streams and errors pass between client and engine.
 
     Instances hold no state and serve all requests. For each request, the caller calls `can_serve`, then `check_request`
-    (again for each new version of the route), then the others. The methods about errors may be called at any time.
+    (again for each new version of the route), then the methods for bodies, streams and answers. The methods about
+    errors may be called at any time.
     """
 
     heartbeat: bytes
