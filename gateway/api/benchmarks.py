@@ -162,8 +162,8 @@ class Benchmarks:
     async def measure(self, request: Request, route: ModelRoute, wanted: BenchmarkRequest) -> BenchmarkResult:
         """Send the prompts of `wanted` to the model one after the other, keep the result, and return it.
 
-        The requests wait in the queue as others do, and load the model as others do; the whole has no time limit of its
-        own. `warmup` is clamped to 0 to 5. After an error nothing is kept. `request`: of the client, who must be
+        The requests wait in the queue, and load the model, as requests of clients do; the benchmark as a whole has no
+        time limit. `warmup` is clamped to 0 to 5. After an error nothing is kept. `request`: of the client, who must be
         authorized for the model.
 
         Raises:

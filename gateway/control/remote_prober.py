@@ -214,7 +214,8 @@ async def _probe(
 
 
 def hide_secrets(text: str, token: str) -> str:
-    """Return `text` without the users and passwords of URLs, and with `***` for each `token`, which may be empty."""
+    """Return `text` without the users and passwords of URLs, and with `***` in place of each occurrence of `token`;
+    empty: there is no token."""
     shown_text = _URL_USER.sub("//", text)
     return shown_text.replace(token, "***") if token else shown_text
 

@@ -192,8 +192,8 @@ class AnswerWriter(Protocol):
     """Writes one answer in the client's API family: as a stream of events, or whole by `build_answer`.
 
     One instance serves one answer and holds the state of its stream. The caller calls `begin_answer` once, then the
-    methods that write parts as the parts come, then either `end_answer` or `fail_answer` once. What each returns must
-    be sent at once, in the order of the calls.
+    methods that write parts as the parts come, then `end_answer` once; where the answer fails, `fail_answer` once
+    instead, even before `begin_answer`. What each returns must be sent at once, in the order of the calls.
     """
 
     def begin_answer(self, answer_id: str, tokens: Tokens | None = None) -> bytes:
