@@ -17,7 +17,8 @@ Header = tuple[bytes, bytes]
 
 
 class ClientGoneError(Exception):
-    """The client closed its connection before its request was read, so the request needs no answer."""
+    """The client closed its connection before its request was read or its answer was complete, so nothing need be
+    sent."""
 
 
 def request_id_of(scope: Scope) -> str:
@@ -43,7 +44,8 @@ async def send_whole(send: Send, status: int, headers: list[Header], body: bytes
 def error_headers(error: RoundhouseError) -> list[Header]:
     """Return the headers of an error's answer, `Content-Type` included, without `Content-Length` and the request id.
 
-    `Retry-After`, in whole seconds and at least 1, is among them whenever the error has a `retry_after_s`.
+    `Retry-After`, in whole seconds and at least 1, is among them whenever the error has a `retry_after_s`, or its code
+    asks for a retry.
     """
     headers = error.build_headers()
     if error.retry_after_s is not None:

@@ -228,7 +228,8 @@ class ClientCall:
         return RoundhouseError("body_too_large", f"The body is larger than {limit} bytes, the most that is accepted.")
 
     def lose_client(self) -> None:
-        """Tell the handler that the client has gone, and drop the body. Call when the connection is lost.
+        """Set `disconnected` and `response_complete`, drop the body, and tell the handler that the client has gone.
+        Call when the connection is lost.
 
         Does nothing if the answer is complete.
         """
