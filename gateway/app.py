@@ -137,7 +137,8 @@ class Gateway:
     def begin_stop(self) -> None:
         """End answers of admin routes and of retrieval that have no known length, among them all event streams.
 
-        Inference requests go on.
+        Inference requests and calls of tools go on until `end_all`; but an MCP call that waits for a load or an unload
+        answers the state as it is.
 
         `/health/ready` answers 503 from now on. Call when the server begins to stop.
         """
@@ -180,7 +181,8 @@ def open_store(settings: GatewaySettings) -> StateStore | None:
 
 
 def open_streams(settings: GatewaySettings, live: LiveRoutes) -> ResumableStreams:
-    """Return the resumable streams, with those that an earlier gateway left in files of the state folder.
+    """Return the resumable streams, with those that an earlier gateway left in files of the state folder
+    (`ResumableStreams.recover_streams`).
 
     Reads these files, which blocks, unless `stream_files` is off. Close the result when the gateway ends. Raises
     OSError if the folder of the files cannot be read.
@@ -235,8 +237,8 @@ def create_gateway(
     Connects to nothing and serves nothing before its lifespan begins, but reads the streams in the state folder
     (`open_streams`) and resolves names (`find_admin_addresses`), which both block.
 
-    `store` None: responses are not stored. `certificate` None: it serves HTTP. The gateway closes `store` when it ends,
-    and loads `certificate` again when its files change.
+    `store` None: responses are not stored. `certificate` None: it serves HTTP. The gateway closes `store` when its
+    lifespan ends, but not if an error is raised here. It loads `certificate` again when its files change.
 
     Raises:
         AdminHostError: `admin_host` has an entry that is no usable address; see `find_admin_addresses`.

@@ -99,7 +99,8 @@ def describe_readiness(route: ModelRoute) -> ModelReadiness:
     """Return the readiness of the model by its state in the routing table; its engine is not asked.
 
     An unloaded model is `downloadable` if it is `autoload`, else `unavailable`. A model that is not loaded has as
-    `reason` its last error or, without one, the reason of its state.
+    `reason` its last error, without network addresses, or, without an error, the reason of its state; None: neither is
+    known.
     """
     code, word = _STATUS[route.state]
     if route.state is ModelState.UNLOADED and route.autoload:
@@ -151,6 +152,7 @@ class Benchmarks:
         Raises:
             RoundhouseError: `benchmark_not_found` if none is kept: the model was never measured with success, or 1000
                 others were measured later.
+            ValidationError: pydantic's; the result was kept in another form, as by another version of the gateway.
         """
         result = self._results.find_result(route.name)
         if result is None:
@@ -160,8 +162,9 @@ class Benchmarks:
     async def measure(self, request: Request, route: ModelRoute, wanted: BenchmarkRequest) -> BenchmarkResult:
         """Send the prompts of `wanted` to the model one after the other, keep the result, and return it.
 
-        The requests wait in the queue as others do, without a time limit of their own. `warmup` is clamped to 0 to 5.
-        After an error nothing is kept. `request`: of the client, who must be authorized for the model.
+        The requests wait in the queue, and load the model, as requests of clients do; the benchmark as a whole has no
+        time limit. `warmup` is clamped to 0 to 5. After an error nothing is kept. `request`: of the client, who must be
+        authorized for the model.
 
         Raises:
             RoundhouseError: the first error that the model answered; `not_supported`: the model makes no text;

@@ -16,10 +16,10 @@ from gateway.server.asgi import error_headers
 def declare(app: FastAPI) -> None:
     """Install the handlers in `app` that answer its exceptions with the error envelope of the path's API. Call once.
 
-    Unknown paths become `unknown_route`, wrong methods `method_not_allowed` with an `Allow` header, parameters and
-    bodies that a route's types refuse `invalid_request` or `invalid_json`, a RoundhouseError itself, and any other
-    exception `internal_error`; this last one Starlette raises again after its answer. Requests must have
-    `state.request_id`, which the ingress middleware sets.
+    The code is `unknown_route` for an unknown path; `method_not_allowed`, with an `Allow` header, for another method of
+    a known path; `invalid_request` or `invalid_json` for parameters and bodies that a route's types refuse; that of a
+    RoundhouseError; and `internal_error` for any other exception, which Starlette raises again after the answer.
+    Requests must have `state.request_id`, which the ingress middleware sets.
     """
 
     @app.exception_handler(HTTPException)

@@ -36,8 +36,8 @@ class Authenticator:
         internal: InternalCallers | None = None,
     ) -> None:
         """`serves_everybody`: whether requests without a key are served while no keys are declared. `clients`: tells
-        such callers apart. `clock`: Unix time in seconds. `internal`: recognises other programs of Roundhouse; None:
-        there are none."""
+        callers without a key apart. `clock`: Unix time in seconds. `internal`: recognises other programs of Roundhouse;
+        None: there are none."""
         self._live = live
         self._hosts = hosts
         self._cors = cors
@@ -53,10 +53,10 @@ class Authenticator:
         `headers`: with names in lower case. `is_http_1_1`: that version requires a Host header.
 
         Raises:
-            RoundhouseError: `invalid_api_key` for a missing, unknown or expired key, or a wrong token;
-                `invalid_request` for a malformed Host header; without declared keys `keys_required`, `forbidden_host`
-                or `forbidden_origin`; `controller_unavailable` if no table has arrived yet, so that the keys are
-                unknown.
+            RoundhouseError: `invalid_api_key` for a missing, unknown, expired or ambiguous key, a wrong token, or a
+                token beside an Origin header; `invalid_request` for a malformed Host header; without declared keys
+                `keys_required`, `forbidden_host` or `forbidden_origin`; `controller_unavailable` if no table has
+                arrived yet, so that the keys are unknown.
         """
         keys = self._live.current.keys
         if self._internal is not None and (internal_caller := self._internal.find_caller(headers)) is not None:

@@ -65,7 +65,8 @@ class RouteAccess:
         self._declared_routes: Sequence[tuple[Route, Access]] = declared_routes
 
     def list_declarations(self) -> list[tuple[str, str, Access]]:
-        """Return (method, path as declared, access) of each route and method, sorted. Method `*`: every method."""
+        """Return (method, path as declared, access) of each route and method, sorted by method, then path. Method `*`:
+        the route serves every method."""
         return sorted(
             (method, route.path, access)
             for route, access in self._declared_routes
