@@ -46,7 +46,8 @@ class JsonFormatter(logging.Formatter):
     one, `request_id` and `exception` (the traceback)."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the record's line, without a newline."""
+        """Return the record's line, without a newline at its end. Raises TypeError or ValueError where the arguments do
+        not fit the message."""
         fields: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),

@@ -102,11 +102,12 @@ ModelReference = HubReference | RegistryReference | UrlReference | LocalReferenc
 
 
 def parse_reference(text: str) -> ModelReference:
-    """Parse a reference to a model (the module lists the forms). `str` of the result is the reference's canonical form.
+    """Parse a reference to a model: `[hf:]USER/REPO[:QUANT][@REVISION]`, `[hf:]USER/REPO/PATH[@REVISION]`,
+    `ollama:NAME[:TAG][@DIGEST]`, `oci:HOST/NAME[:TAG][@DIGEST]`, `https://HOST/PATH#sha256=HEX` (or `http:`) or
+    `file:/ABSOLUTE/PATH`. `str` of the result is the reference's canonical form. Nothing is looked up.
 
     Raises:
-        InvalidReferenceError: `text` has none of the forms. It is a ValueError.
-    """
+        InvalidReferenceError: `text` has none of the forms, more than 2048 characters, or white space around it. It is a ValueError."""
     if len(text) > LONGEST_REFERENCE:
         raise InvalidReferenceError(f"A reference has at most {LONGEST_REFERENCE} characters.")
     if not text.isprintable() or text != text.strip():

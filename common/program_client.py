@@ -19,8 +19,8 @@ _BROKEN_OFF: Final = "the connection to {} ended before its answer was complete"
 
 
 class ProgramGoneError(Exception):
-    """The program could not be reached, or the connection ended before its whole answer came. The text says so in
-    plain words; `__cause__` is the error of aiohttp or of the system."""
+    """The program could not be reached, the connection or the request's timeout ended before the whole answer came. The
+    text says so in plain words; `__cause__` is the error of aiohttp or of the system."""
 
 
 class ProgramAnswer:
@@ -122,14 +122,15 @@ class ProgramClient:
 
         The caller closes the answer, by `async with`.
 
-        `target` is the path with its query, percent-encoded; it is sent as it is. A `body` in parts is sent as they
-        come; an exception of its iterator is raised. `timeout` None: the client's own, which bounds connecting alone;
-        another one counts for reading the answer too. An answer with an error status is returned like any other.
+        `target` is the path with its query, percent-encoded; it is sent as it is. To `headers` are added the client's
+        own, the token of the address (its file is read each time), and `accept-encoding: identity`. A `body` in parts
+        is sent as they come; an exception of its iterator is raised. `timeout` None: the client's own, which bounds
+        connecting alone; another one counts for reading the answer too. An answer with an error status is returned like
+        any other.
 
         Raises:
             ProgramGoneError: the program cannot be reached, or ended before it answered; or the timeout ended.
-            ValueError: the address makes no URL.
-        """
+            ValueError: the address makes no URL."""
         url = URL(self._address.base_url + target, encoded=True)
         request_headers = {**headers, "accept-encoding": "identity", **self._address.read_headers()}
         try:
