@@ -73,8 +73,8 @@ def spec_hash(definition: Definition, image: str | None, served_name: str, *, re
     `target_inflight`, `vram_mib` and `session_cache` where the command line contains them. Never aliases, scheduling
     fields, the choice of GPUs, ports or secrets.
 
-    `render_version` None: this version's. Another one gives the hash of an engine that an earlier version started.
-    """
+    The definition must be validated, as for `get_engine`. `render_version` None: this version's. Another one gives the
+    hash of an engine that an earlier version started."""
     engine = get_engine(definition)
     fields = {name: getattr(definition, name) for name in _HASHED_COMMON}
     content = {

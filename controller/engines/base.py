@@ -95,8 +95,9 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class FileCheck:
-    """A file or folder that must exist before an engine starts, and before an old engine is drained for it. The
-    preflight checks it. `field`: the definition field that names it, for the error message."""
+    """A file or folder that must exist before an engine starts, and before an old engine is drained for it, with what
+    must lie in it (`inside`) or next to it (`beside`). The preflight checks it. `field`: the definition field that
+    names it, for the error message."""
 
     field: str
     path: str
@@ -151,7 +152,8 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Why an engine ended or failed, in plain words for the operator."""
+    """Why an engine ended or failed, in plain words for the operator. `permanent`: another start with the same
+    definition cannot help."""
 
     message: str
     permanent: bool = False

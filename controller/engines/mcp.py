@@ -73,5 +73,6 @@ class McpBridge(Engine[McpBridgeDefinition]):
         )
 
     def describe_probe(self, definition: McpBridgeDefinition) -> Probe:
-        """Return the bridge's probe: `/health`, which is 200 once the server has introduced itself."""
+        """Return the bridge's probe: `/health`, which is 200 once the server has introduced itself. `ready_path` is
+        empty: there is no second request."""
         return Probe(health_path="/health", ready_path="", ready_body={}, figure_paths=())

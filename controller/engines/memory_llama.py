@@ -107,7 +107,8 @@ class _Shape:
 
 def predict_gguf(path: str, artifacts: Mapping[str, Artifact], load: LlamaLoad) -> Forecast:
     """Predict the memory, in bytes, of the model or multimodal projector at `path`. `Unpredicted` where the file was
-    not read, is no GGUF file, or is of an architecture that is not covered."""
+    not read, is no GGUF file, or is of an architecture that is not covered. Raises KeyError for a cache type that is
+    not in `GGML_BLOCKS`; definitions have no other."""
     facts = artifact_at(path, artifacts)
     if isinstance(facts, UnreadArtifact):
         return Unpredicted(facts.reason)

@@ -109,7 +109,7 @@ class OpenAIRemote(Engine[OpenAIRemoteDefinition]):
 
     def derive_capabilities(self, definition: OpenAIRemoteDefinition) -> Capabilities:
         """Return which requests the model takes: what the definition declares, else text, conversations, tools, JSON
-        schemas and log probabilities, with the thinking mode `default` alone. The server is not asked."""
+        schemas, log probabilities and media by URL, with the thinking mode `default` alone. The server is not asked."""
         return apply_declared(definition, Capabilities(media_urls=True))
 
     def max_choices(self, definition: OpenAIRemoteDefinition) -> int | None:
