@@ -127,7 +127,7 @@ class JournalDatabase:
 
     def read_after(self, entry_id: int, limit: int) -> list[JournalEntry]:
         """Return at most `limit` entries with ids above `entry_id`, oldest first. Entries of kinds that this version
-        does not know are left out, but count. Blocks. Raises sqlite3.Error."""
+        does not know are left out, but count towards `limit`. Blocks. Raises sqlite3.Error."""
         rows = self._db.execute(
             f"SELECT {_COLUMNS} FROM entries WHERE id > ? ORDER BY id LIMIT ?",  # noqa: S608
             (entry_id, limit),
@@ -136,11 +136,10 @@ class JournalDatabase:
 
     def read_page(self, kinds: Sequence[str], model: str | None, before: int | None, limit: int) -> list[JournalEntry]:
         """Return at most `limit` entries, newest first. Entries of kinds that this version does not know are left out,
-        but count. Blocks. Raises sqlite3.Error.
+        but count towards `limit`. Blocks. Raises sqlite3.Error.
 
         `kinds` and `model` select entries; an empty `kinds` and a `model` of None select all. `before` is an id: only
-        entries with smaller ones are returned; None: no bound.
-        """
+        entries with smaller ones are returned; None: no bound."""
         conditions, values = ["TRUE"], list[Any]()
         if kinds:
             conditions.append(f"kind IN ({', '.join('?' * len(kinds))})")

@@ -91,7 +91,8 @@ class RemoteHealth:
         wake: Callable[[], None],
         clock: Callable[[], float],
     ) -> None:
-        """Start without models. Gateways probe every `interval_s` seconds, and give up after `timeout_s` seconds."""
+        """Start without models. Gateways probe every `interval_s` seconds, and give up after `timeout_s` seconds.
+        `wake` wakes the reconciler, `clock` returns Unix time in seconds."""
         self._hub = hub
         self._interval_s = interval_s
         self._timeout_s = timeout_s
@@ -178,7 +179,7 @@ class RemoteHealth:
 
     def reset_health(self, name: str) -> None:
         """Forget the results of one remote model, and have gateways probe it at once when they get the next table. Only
-        new results count then. Does nothing for a name that is not tracked."""
+        new results count then. Does not wake the reconciler. Does nothing for a name that is not tracked."""
         if remote_state := self._remote_states.get(name):
             remote_state.reset_count += 1
             remote_state.void_results |= {gateway: result.at for gateway, result in remote_state.results.items()}
