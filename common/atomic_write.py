@@ -13,7 +13,8 @@ def write_atomic(path: Path, content: bytes, *, durable: bool = True, mode: int 
     the permissions of the new file, whatever those of the old one and the umask are; by default its owner alone may
     read it. The file's folder must exist. Raises OSError if the file cannot be written; the old file is then unchanged.
     Threads must not write the same path at the same time. A process that is killed in between may leave `.NAME.PID.new`
-    beside the file."""
+    beside the file.
+    """
     new_path = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
         descriptor = os.open(new_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)

@@ -106,7 +106,8 @@ def open_missing_streams() -> None:
     """Open /dev/null for each standard stream (descriptors 0 to 2) that this process was started without.
 
     Otherwise the next opened file, such as a lock or a database, becomes that stream, and children write their output
-    into it. Call before anything is opened. Raises OSError where /dev/null cannot be opened."""
+    into it. Call before anything is opened. Raises OSError where /dev/null cannot be opened.
+    """
     for descriptor in _STANDARD_DESCRIPTORS:
         try:
             os.fstat(descriptor)

@@ -23,7 +23,8 @@ def suggest_model_name(reference: ModelReference) -> str:
     letters, digits, `.`, `_` and `-`; each run of others becomes one `-`.
 
     For example `gemma-3-4b-it` for `hf:ggml-org/gemma-3-4b-it-GGUF:Q4_K_M`. The name is `FALLBACK` if no characters are
-    left. Another model may have the name already."""
+    left. Another model may have the name already.
+    """
     match reference:
         case HubReference(repo=repo):
             text = repo.rpartition("/")[2]

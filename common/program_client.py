@@ -130,7 +130,8 @@ class ProgramClient:
 
         Raises:
             ProgramGoneError: the program cannot be reached, or ended before it answered; or the timeout ended.
-            ValueError: the address makes no URL."""
+            ValueError: the address makes no URL.
+        """
         url = URL(self._address.base_url + target, encoded=True)
         request_headers = {**headers, "accept-encoding": "identity", **self._address.read_headers()}
         try:

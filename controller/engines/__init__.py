@@ -74,7 +74,8 @@ def spec_hash(definition: Definition, image: str | None, served_name: str, *, re
     fields, the choice of GPUs, ports or secrets.
 
     The definition must be validated, as for `get_engine`. `render_version` None: this version's. Another one gives the
-    hash of an engine that an earlier version started."""
+    hash of an engine that an earlier version started.
+    """
     engine = get_engine(definition)
     fields = {name: getattr(definition, name) for name in _HASHED_COMMON}
     content = {

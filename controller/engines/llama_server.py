@@ -223,7 +223,8 @@ class LlamaServer(Engine[LlamaServerDefinition]):
 
         When requests fill the cache together, all of them fail (`Context size has been exceeded.`). None also for
         embeddings and rankings, and where `extra_args` give each slot a cache of its own or a size that is not seen
-        here."""
+        here.
+        """
         if definition.llama_server_embedding or definition.llama_server_reranking:
             return None
         args = definition.extra_args

@@ -182,7 +182,8 @@ def predict_exllama(path: str, artifacts: Mapping[str, Artifact], load: ExLlamaL
     of tokens, and buffers; on several GPUs that of the fullest. `load.gpus` must be at least 1.
 
     `Unpredicted` where the folder at `path` was not read or is none of the Hugging Face hub, its config.json does not
-    say enough, or its cache is latent (K and V together) and quantised."""
+    say enough, or its cache is latent (K and V together) and quantised.
+    """
     facts = artifact_at(path, artifacts)
     if isinstance(facts, UnreadArtifact):
         return Unpredicted(facts.reason)

@@ -139,7 +139,8 @@ class JournalDatabase:
         but count towards `limit`. Blocks. Raises sqlite3.Error.
 
         `kinds` and `model` select entries; an empty `kinds` and a `model` of None select all. `before` is an id: only
-        entries with smaller ones are returned; None: no bound."""
+        entries with smaller ones are returned; None: no bound.
+        """
         conditions, values = ["TRUE"], list[Any]()
         if kinds:
             conditions.append(f"kind IN ({', '.join('?' * len(kinds))})")

@@ -51,7 +51,8 @@ class EventLog:
     written later; a damaged file is moved aside, and a new one is begun. Making one opens the file. Use it on one event
     loop only, and call `close` at the end. Every call except `wait_for_entries` returns in well below a millisecond,
     but opening the file, first and where it was replaced, reads all of it, and another process's lock may take 0.05
-    s."""
+    s.
+    """
 
     def __init__(self, path: Path, *, keep: int = KEEP) -> None:
         self._path = path
@@ -99,7 +100,8 @@ class EventLog:
 
         Return the entries with their ids; in them, what is not valid Unicode or JSON is replaced by text. A write that
         fails raises nothing: the entries stay in memory, up to 1,000 of each of the `RETENTION_CLASSES` (`UNWRITTEN`),
-        and calls 30 s (`RETRY_S`) or more later try again. Call it with no entries just to retry."""
+        and calls 30 s (`RETRY_S`) or more later try again. Call it with no entries just to retry.
+        """
         new_entries = [self._make_entry(entry, now) for entry in entries]
         self._unwritten.extend(new_entries)
         if self._unwritten:

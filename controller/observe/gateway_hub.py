@@ -80,7 +80,8 @@ class GatewayHub:
         and return the current table's stamp. Does not wait for gateways; see `wait_until_applied`.
 
         If they equal the current table, it stays in force with its stamp, and nothing is sent to gateways. The last use
-        of models that are not among `models` is forgotten."""
+        of models that are not among `models` is forgotten.
+        """
         names = {route.name for route in models}
         self._last_used = {name: at for name, at in self._last_used.items() if name in names}
         content = {"models": models, "keys": keys, "tools": tools, "mcp_servers": mcp_servers}
@@ -157,7 +158,8 @@ class GatewayHub:
         """Note that a link of a gateway ended. After the last one, the gateway's request counts are unknown, `on_link`
         is called, and the reconciler is woken. Raises KeyError if no link of the gateway is open.
 
-        A gateway that reported that it ends is forgotten; any other one counts as lost from now on."""
+        A gateway that reported that it ends is forgotten; any other one counts as lost from now on.
+        """
         self._links[gateway_id] -= 1
         if self._links[gateway_id]:
             return

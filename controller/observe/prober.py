@@ -70,7 +70,8 @@ class Prober:
     between two probes of an engine that was ready; `timeout_s`: of one request of a probe. Does not close `session`.
 
     Calls `wake` when the health, the idleness, the preempting state or a model fact of a target changes. A failed probe
-    raises nothing. `clock` returns Unix time in seconds."""
+    raises nothing. `clock` returns Unix time in seconds.
+    """
 
     def __init__(
         self,

@@ -355,8 +355,9 @@ def _gpu_count_text(count: int) -> str:
 def holders_of(gpu: Gpu, running_names: Collection[str], *, expected_mib: int) -> str | None:
     """Describe the processes that hold memory of the GPU, without those of the replicas in `running_names`.
 
-    At most `NAMED` processes are described, the others counted. Where the driver reports no processes, describe the
-    memory in use beyond `expected_mib`. None: no other process holds any, or no memory is in use beyond that.
+    At most 3 (`NAMED`) processes are described; further ones are counted. Where the driver reports no processes,
+    describe the memory in use beyond `expected_mib`. None: no other process holds any, or no memory is in use beyond
+    that.
     """
     if gpu.processes is None:
         excess_mib = gpu.used_mib - expected_mib
