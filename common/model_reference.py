@@ -107,7 +107,8 @@ def parse_reference(text: str) -> ModelReference:
     `file:/ABSOLUTE/PATH`. `str` of the result is the reference's canonical form. Nothing is looked up.
 
     Raises:
-        InvalidReferenceError: `text` has none of the forms, more than 2048 characters, or white space around it. It is a ValueError.
+        InvalidReferenceError: `text` has none of the forms, more than 2048 characters, or white space around it. It is
+            a ValueError.
     """
     if len(text) > LONGEST_REFERENCE:
         raise InvalidReferenceError(f"A reference has at most {LONGEST_REFERENCE} characters.")

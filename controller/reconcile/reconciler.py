@@ -135,8 +135,8 @@ class Reconciler:
         get_held_memory: Callable[[str], HeldMemory | None] = lambda _: None,
         get_download_fractions: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
-        """Connect the parts; `run` starts the loop. Without `progress`, no load fraction is known; without `requirements`,
-        only declared memory counts.
+        """Connect the parts; `run` starts the loop. Without `progress`, no load fraction is known; without
+        `requirements`, only declared memory counts.
 
         Args:
             wake: Setting it starts the next round soon. The loop clears it.

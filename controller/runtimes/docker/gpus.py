@@ -50,7 +50,8 @@ class GpuProbe:
     every 2 s (`INTERVAL_S`), and reads the last line of its log.
 
     The container starts at the first `read_gpus`, which first removes one that an earlier controller left, and runs
-    until `close`.
+    until `close`. `image` must have `command`, `devices` are Docker's DeviceRequests, and `clock` returns seconds of a
+    monotonic clock.
     """
 
     def __init__(

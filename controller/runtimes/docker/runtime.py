@@ -393,7 +393,8 @@ class DockerRuntime:
 
         Raises StartError if the definition yields no command line (permanent), if the image, the network or a claimed
         GPU is missing, or if the daemon refuses; no container is left then. Raises RuntimeUnavailableError if the
-        daemon does not answer.
+        daemon does not answer, and OSError if a path of the model cannot be looked at. If the daemon does not answer in
+        time, or the caller is cancelled, the container may be started all the same.
         """
         surroundings = await self.get_surroundings()
         models = await asyncio.to_thread(self._present_models, surroundings)

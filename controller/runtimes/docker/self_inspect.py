@@ -45,7 +45,8 @@ def inspect_surroundings(client: docker.APIClient, roots: ModelRoots, network: s
     """Ask the daemon how it sees this process. `roots` are the models folders, `network` is the name of the engines'
     network. Blocks.
 
-    Raises DockerSetupError if engines could not be reached or not be given the models, and errors of docker-py.
+    Raises DockerSetupError if engines could not be reached or not be given the models, and the errors of docker-py and
+    requests.
     """
     own_container = _inspect_self(client)
     if own_container is None:

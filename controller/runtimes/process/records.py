@@ -96,7 +96,8 @@ def read_copies(work: Path, instance: str) -> list[ReplicaRecord]:
 
 
 class Records:
-    """The folder of records. Thread-safe. Only the controller that holds the state folder's lock may use it."""
+    """The folder of records. Thread-safe. Only the controller that holds the state folder's lock may use it. Making one
+    creates the folder, and raises OSError where it cannot be made."""
 
     def __init__(self, folder: Path, instance: str) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
