@@ -39,7 +39,8 @@ class InvalidReferenceError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class HubReference:
-    """A Hugging Face repository; at most one of `quantisation` and `path` is set."""
+    """A Hugging Face repository, or one file (`path`) or one quantisation of it, never both. `str` gives the canonical
+    form."""
 
     repo: str
     """`USER/REPO`."""
@@ -60,7 +61,8 @@ class HubReference:
 
 @dataclass(frozen=True, slots=True)
 class RegistryReference:
-    """A model in a registry that speaks the protocol of the Open Container Initiative."""
+    """A model in a registry that speaks the protocol of the Open Container Initiative. `host` None: Ollama's own
+    registry. `str` gives the canonical form."""
 
     host: str | None
     """Host, with its port where there is one; None: Ollama's own registry."""
@@ -76,7 +78,8 @@ class RegistryReference:
 
 @dataclass(frozen=True, slots=True)
 class UrlReference:
-    """One file at an address."""
+    """One file at an http or https address, with the hash of its content. `str` gives the canonical form,
+    `URL#sha256=HEX`."""
 
     url: str
     """Address without its fragment."""

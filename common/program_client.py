@@ -19,8 +19,9 @@ _BROKEN_OFF: Final = "the connection to {} ended before its answer was complete"
 
 
 class ProgramGoneError(Exception):
-    """The program could not be reached, the connection or the request's timeout ended before the whole answer came. The
-    text says so in plain words; `__cause__` is the error of aiohttp or of the system."""
+    """The program could not be reached; or the connection ended, or the request's timeout passed, before the whole
+    answer came, in which case the program may have carried out the request. The text says which, in plain words;
+    `__cause__` is the error of aiohttp or of the system."""
 
 
 class ProgramAnswer:

@@ -64,7 +64,8 @@ class CheckedBackend(httpcore2.NetworkBackend):
         together; None: `DEFAULT_TIMEOUT_S`. `local_address` and `socket_options` are ignored. Blocks.
 
         Raises:
-            AddressRefusedError: one of the host's addresses is refused, or is no address.
+            AddressRefusedError: an address of a host that is not allowed is refused, or the resolver's answer is no
+                IP address.
             InterruptedConnectionError: `interrupt` was called.
             httpcore2.ConnectError: the name does not resolve, or nothing answers.
             httpcore2.ConnectTimeout: it took too long.

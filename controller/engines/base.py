@@ -129,7 +129,7 @@ class CodeCheck:
 @dataclass(frozen=True, slots=True)
 class Probe:
     """How to see that an engine is ready: a GET of `health_path`, then a POST of `ready_body` (JSON) to `ready_path`.
-    Paths are relative to the engine's base URL."""
+    An empty `ready_path`: the GET is enough. Paths are relative to the engine's base URL."""
 
     health_path: str
     ready_path: str
@@ -165,7 +165,8 @@ class Verdict:
 @dataclass(frozen=True, slots=True)
 class Remote:
     """Where another server serves a model: what `Engine.describe_remote` returns. Roundhouse starts nothing for it;
-    gateways probe `base_url` + `health_path`."""
+    gateways probe `base_url` + `health_path`. The key itself is not here: `api_key_env` or `api_key_file` says where
+    the controller finds it; both None: there is none."""
 
     base_url: str
     model: str
@@ -272,8 +273,8 @@ class Engine(Generic[DefinitionT]):
         return None
 
     def lora_modules(self, definition: DefinitionT) -> tuple[str, ...] | None:
-        """Return the names of LoRA modules that the engine serves as models of their own. None: it has no such modules,
-        and reads `lora` itself, if at all."""
+        """Return the names of LoRA modules that the engine serves as models of their own. None: the engine reads a
+        request's field `lora` itself, if at all. Here None."""
         return None
 
     def max_choices(self, definition: DefinitionT) -> int | None:
@@ -368,7 +369,7 @@ class Engine(Generic[DefinitionT]):
         """Return whether the engine gets its claim on each GPU as a limit, and fails to load where the limit is too
         low.
 
-        The memory seen of such a replica shows what it was given, not what it needs. Here False.
+        The memory that its replicas are seen to hold shows what they were given, not what they need. Here False.
         """
         return False
 

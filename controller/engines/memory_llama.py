@@ -64,7 +64,8 @@ _DEFAULT_WINDOW: Final = {"gemma2": 4096}
 @dataclass(frozen=True, slots=True)
 class LlamaLoad:
     """How llama.cpp loads a GGUF file, in the terms of its memory: the input of `predict_gguf`. Batches count tokens,
-    `sequences` the slots; `gpus` 0: main memory alone."""
+    `sequences` the slots; `gpus` 0: main memory alone. `context` None: the model's own; `outputs` and `gpu_layers`
+    None: all tokens, all layers."""
 
     context: int | None = None
     """Context length in tokens; None: the model's own."""

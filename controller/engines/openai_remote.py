@@ -15,7 +15,7 @@ from controller.schema.routing import MaxTokensField, SessionBinding, ThinkingCo
 
 
 class OpenAIRemoteDefinition(Definition):
-    """A model of another server."""
+    """A model of another server. At most one of `api_key_env` and `api_key_file` may be set."""
 
     backend: Literal["openai_remote"]
     base_url: Annotated[str, Hashed.ALWAYS] = Field(

@@ -52,7 +52,7 @@ _EMBEDDING = ("/v1/embeddings", "/v1/rerank", *_TOKENS)
 
 
 class VllmDefinition(VllmFields):
-    """A model served by vLLM in a worker process."""
+    """A model served by vLLM in a worker process. Either `model_path` or `vllm_model` is required."""
 
     backend: Literal["vllm"]
 
@@ -95,7 +95,7 @@ class VllmEngine(Engine[VllmFieldsT]):
     def derive_capabilities(self, definition: VllmFieldsT) -> Capabilities:
         """Return which requests the model takes: embeddings alone with `vllm_embedding`; else text, images where
         `vllm_limit_mm_per_prompt` allows some or, without such a limit, `vllm_max_pixels` or `vllm_mm_processor_kwargs`
-        is set, tools where `vllm_tool_call_parser` is set, and all thinking modes for a known family. What the
+        is set, tools where `vllm_tool_call_parser` is set, and all thinking modes for Gemma 4 and Qwen3. What the
         definition declares takes precedence."""
         if definition.vllm_embedding:
             return apply_declared(definition, EMBEDDINGS)

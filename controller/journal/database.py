@@ -48,7 +48,8 @@ _CLASSES: Final = (*map(_in_kinds, RETENTION_CLASSES[:-1]), f"NOT {_in_kinds(HIS
 
 
 class JournalBounds(NamedTuple):
-    """The ids between which a journal file has entries. 0 means that there is no such entry."""
+    """Ids in a journal file: of the oldest and the newest entry that it holds, and of the newest entry that it once
+    held and no longer holds (`lost_id`). 0: there is no such entry."""
 
     oldest_id: int = 0
     newest_id: int = 0

@@ -39,7 +39,8 @@ NOT_OFFERED = 501
 
 @dataclass(frozen=True, slots=True)
 class ProbeTarget:
-    """One engine to probe: where, how, and with which token."""
+    """One engine to probe: where, how, and with which token (None: without one). `ready_since`: Unix time at which the
+    engine was first seen ready; None: not known. It does not count when targets are compared."""
 
     base_url: str
     probe: Probe

@@ -35,7 +35,8 @@ _KEY: Final = re.compile(r"[!-~]+(?: [!-~]+)*", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class GatewayResult:
-    """How one gateway last found a remote model. Times are Unix times in seconds."""
+    """How one gateway last found a remote model. Times are Unix times in seconds: `at` and `retry_at` by the gateway's
+    clock, `heard_at` by the controller's. `error` None: the remote is healthy."""
 
     error: str | None
     """What is wrong with the remote; None: it is healthy."""
@@ -159,8 +160,7 @@ class RemoteHealth:
 
     def list_retries(self) -> dict[str, float]:
         """Return, by name of each failed remote model, the Unix time of its next probe, by the clock of the gateway
-        that probes. Healthy models are absent, and so are models whose probes are useless before their API key
-        changes."""
+        that probes. Absent are healthy models, and models whose probes are useless before their API key changes."""
         return {name: result.retry_at for name, result in self._judge_all().items() if result.retry_at is not None}
 
     def _judge_all(self) -> dict[str, GatewayResult]:

@@ -73,8 +73,8 @@ class ClaimLedger:
     def add_claims(self, claims: Mapping[str, int], *, model: str | None = None, busy_with: str | None = None) -> None:
         """Add a replica's claims, MiB by GPU uuid or HOST, without a check whether they fit.
 
-        `model`: None leaves `models_by_gpu` alone. `busy_with`: the replica's name while it loads or stops, and so
-        keeps its GPUs busy; None: it does neither.
+        `model`: None leaves `models_by_gpu` alone. `busy_with`: the replica's name, if it loads or stops and its GPUs
+        are busy with that; None: they are not.
         """
         for uuid, mib in claims.items():
             self.claimed_mib[uuid] = self.claimed_mib.get(uuid, 0) + mib

@@ -91,7 +91,8 @@ class Executor:
 
         Call it in the event loop. Nothing is raised for an action that fails later: the failure is logged and, except
         for a refused stop or removal, recorded. Raises AssertionError for a start, stop or removal of a replica with an
-        operation under way, and KeyError for a model or replica that `desired` or `replicas` lacks; no plan has such.
+        operation under way, and KeyError for a model or replica that `desired` or `replicas` lacks; no plan has one of
+        these.
         """
         # A preflight repeats often; only its outcome is worth the operator's log.
         level = logging.DEBUG if isinstance(action, Preflight) else logging.INFO

@@ -44,7 +44,8 @@ def no_command_error(model: str, error: Exception) -> StartError:
 
 @dataclass(frozen=True, slots=True)
 class StartRequest:
-    """Everything that a runtime needs to start one replica."""
+    """Everything that a runtime needs to start one replica. `image` None: the backend's default image. `claims`: MiB by
+    GPU uuid, and by HOST for main memory."""
 
     id: ReplicaId
     name: str
@@ -67,7 +68,9 @@ class StartRequest:
 
 @dataclass(frozen=True, slots=True)
 class SeenReplica:
-    """One replica of this instance as the runtime sees it. Times are Unix times in seconds."""
+    """One replica of this instance as the runtime sees it. Times are Unix times in seconds. `exit` is set if and only
+    if the replica has ended; `base_url` is None while it has no address. `claims`: those of its start, MiB by GPU uuid
+    or HOST."""
 
     id: ReplicaId
     name: str
@@ -100,7 +103,8 @@ class Rendered:
 
 @dataclass(frozen=True, slots=True)
 class LogPart:
-    """Some lines of a replica's log, oldest first and without newlines, and the position after them."""
+    """Some lines of a replica's log, oldest first and without newlines, and the position after them (`cursor`).
+    `running` False: the log has ended, and no lines follow."""
 
     lines: tuple[str, ...]
     """May be empty although the log goes on."""

@@ -186,7 +186,7 @@ class PlacedFile(BaseModel):
 
 class DownloadRecord(BaseModel):
     """What is kept of a download, in a JSON file below the models folder: `RECORDS_FOLDER`, `{id}.json`. `transfers`
-    writes it, and the controller reads it, so that it knows a model which is here without asking anybody."""
+    writes it, and the controller reads it, so that it knows the downloaded models without asking anybody."""
 
     model_config = ConfigDict(frozen=True)
 

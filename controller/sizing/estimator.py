@@ -30,7 +30,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The memory of one replica, in MiB, as an `Estimator` estimates it before a load."""
+    """The memory of one replica, in MiB, as an `Estimator` estimates it before a load. `per_gpu_mib` is for each of its
+    `gpus` GPUs; with a `gpu_share`, the replica takes that share of each, and `per_gpu_mib` at least."""
 
     per_gpu_mib: int
     """Memory of each of the replica's GPUs; 0 if it has none."""

@@ -39,7 +39,8 @@ class UnreadableLabelsError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """What `read_labels` reads from the labels of a replica's container."""
+    """The replica's id and claims (MiB by GPU uuid or HOST), as `read_labels` reads them from the labels of its
+    container."""
 
     id: ReplicaId
     claims: Mapping[str, int]

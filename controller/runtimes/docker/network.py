@@ -66,7 +66,7 @@ def ensure_networks(client: docker.APIClient, host: HostContext, *, has_egress: 
 
 
 def egress_network(instance: str) -> str:
-    """Return the name of the network by which containers that may do so reach the world.
+    """Return the name of the network that containers join, besides that of engines, if they may reach the world.
 
     It begins with a digit because a container on several networks has the default route of the one whose name sorts
     first (Docker before 28 knows no other order), and the network of engines leads nowhere.

@@ -104,7 +104,7 @@ class ProcessLogs:
         """Cut a log that is longer than the limit: copy its last part, half of the limit, beside it, and empty it.
         Blocks.
 
-        Lines that are written during the copy are lost, and so is what an earlier cut put beside the log. A log that is
+        Lost are lines that are written during the copy, and what an earlier cut put beside the log. A log that is
         missing or short enough is left alone. If the copy cannot be written, as on a full disk, the log is emptied all
         the same, with a warning. Raises OSError if the log cannot be read or emptied.
         """
