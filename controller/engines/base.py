@@ -361,7 +361,8 @@ class Engine(Generic[DefinitionT]):
         """Predict the memory of one replica, in bytes.
 
         `artifacts` holds what was read of the model files, by model path. `Unpredicted`: a file was not read, or the
-        formula does not cover the model or an option. None: the backend has no formula. Here always None.
+        formula does not cover the model or an option. None: the backend has no formula. Numbers of the files are not
+        checked: absurd ones may raise any exception. Here always None.
         """
         return None
 
@@ -385,7 +386,8 @@ class Engine(Generic[DefinitionT]):
 
     def render_command(self, definition: DefinitionT, ctx: RenderContext) -> Launch:
         """Return the command line and environment of one replica. Nothing is started and no file is looked at. Raises
-        TypeError if the backend starts nothing (a remote)."""
+        TypeError if the backend starts nothing (a remote); backends raise ValueError or KeyError for a definition that
+        yields no command line here."""
         raise TypeError(f"backend {self.name} starts nothing")
 
     def list_files(self, definition: DefinitionT) -> tuple[FileCheck, ...]:

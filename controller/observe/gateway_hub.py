@@ -127,7 +127,7 @@ class GatewayHub:
         return all(report.stamp is not None and self.table.stamp <= report.stamp for report in reports)
 
     def take_report(self, report: GatewayReport) -> None:
-        """Store a gateway's report, which replaces its previous one.
+        """Store a gateway's report, which replaces its previous one, and note when its models were last used.
 
         Wakes the reconciler if the gateway is new or was lost, or if the report changes what is decided.
         """

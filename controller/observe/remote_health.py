@@ -122,7 +122,7 @@ class RemoteHealth:
 
     async def wait_for_first_round(self, loaded_before: Collection[str]) -> None:
         """Wait for the first report of a gateway, but for 5 s (`ARRIVAL_S`) at most, since there may be no gateway.
-        Returns either way.
+        Returns either way. Call it after the first `track_models`.
 
         Without it, a new controller's first table would drop remote models that the previous controller routed to.
         `loaded_before` names the models loaded then; if no remote model is among them, there is no wait.

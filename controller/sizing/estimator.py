@@ -165,7 +165,7 @@ class Estimator:
 
     async def refresh_artifacts(self, models: Iterable[DesiredModel]) -> bool:
         """Look again at those files of the models that were not checked for 30 s (`FRESH_S`), and wait until that is
-        done, also for looks that another caller began.
+        done, also for looks that another caller began. A caller that is cancelled does not end the look.
 
         Return whether what is known of one of them has changed, as on the first look at it. Files that are missing or
         damaged raise nothing.

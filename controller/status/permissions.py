@@ -122,8 +122,8 @@ def _tool(name: str, tool: ToolLimits) -> ToolRoute:
 def build_mcp_servers(
     servers: Mapping[str, McpServer], addresses: Mapping[str, ServerAddress]
 ) -> tuple[McpServerRoute, ...]:
-    """Return the declared MCP servers for the routing table, in name order. One with a `command` has its address of
-    `addresses`, by server name; one that is not there has not been started yet."""
+    """Return the declared MCP servers for the routing table, in name order. A server with a `command` gets the address
+    that `addresses` has under its name; without one, its `url` is None and its reason is that it is not started."""
     return tuple(_server(name, servers[name], addresses.get(name, ServerAddress())) for name in sorted(servers))
 
 

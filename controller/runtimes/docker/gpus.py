@@ -116,7 +116,7 @@ class GpuProbe:
 
     async def close(self) -> None:
         """Remove the probe container; does nothing before the first `read_gpus`. A later `read_gpus` starts it again.
-        Raises RuntimeUnavailableError if the daemon does not answer."""
+        Raises RuntimeUnavailableError if the daemon does not answer or refuses."""
         async with self._lock:
             if self._is_begun:
                 await self._daemon.call(self._remove)

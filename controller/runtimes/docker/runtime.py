@@ -186,7 +186,7 @@ class DockerRuntime:
 
     async def list_replicas(self) -> list[SeenReplica]:
         """Return every replica of this instance, in any phase. Containers with unreadable labels are left out, with one
-        warning each in the log. Raises RuntimeUnavailableError if the daemon does not answer."""
+        warning each in the log. Raises RuntimeUnavailableError if the daemon does not answer or refuses."""
         publishes_ports = (await self.get_surroundings()).publishes_ports
 
         def look(client: docker.APIClient) -> list[tuple[Inspected, str]]:
@@ -214,7 +214,7 @@ class DockerRuntime:
     async def read_log_tail(self, name: str, lines: int = 50) -> str:
         """Return the engine's last `lines` log lines as one text, also those of a removed replica; empty if there are
         none. `name` must be a replica name (`is_replica_name`): it becomes a file name unchecked. Raises
-        RuntimeUnavailableError if the daemon does not answer, OSError if a kept log cannot be read."""
+        RuntimeUnavailableError if the daemon does not answer or refuses, OSError if a kept log cannot be read."""
 
         def read(client: docker.APIClient) -> bytes | None:
             container = find_replica(client, self._instance, name)
@@ -231,9 +231,9 @@ class DockerRuntime:
 
     async def read_log_after(self, name: str, cursor: str | None, lines: int = 50) -> LogPart | None:
         """Return the whole lines that the engine wrote after `cursor` (None: its last `lines` lines), from its
-        container or, once that is removed, from its kept log. None: not a replica name of this instance, or no log
-        is known. Raises RuntimeUnavailableError if the daemon does not answer, OSError if a kept log cannot be read.
-        See `controller.runtimes.base.Runtime.read_log_after`."""
+        container or, once that is removed, from its kept log. None: not a replica name of this instance, or no log is
+        known. Raises RuntimeUnavailableError if the daemon does not answer or refuses, OSError if a kept log cannot be
+        read. See `controller.runtimes.base.Runtime.read_log_after`."""
         if not is_replica_name(self._instance, name):
             return None
 
@@ -247,7 +247,7 @@ class DockerRuntime:
     async def render_replica(self, replica: SeenReplica, definition: Definition, image: str | None) -> Rendered | None:
         """Return what a running replica would be started with now. `image_id` is None if the image is missing. Returns
         None if the definition yields no command line, or if a claimed GPU cannot be read. Raises
-        RuntimeUnavailableError if the daemon does not answer."""
+        RuntimeUnavailableError if the daemon does not answer or refuses."""
         try:
             gpus = describe_claims(replica.claims, await self._claimed_gpus(replica.claims))
             launch, _ = await self._render_launch(replica.id.model, replica.id.index, definition, image, gpus)
@@ -262,7 +262,7 @@ class DockerRuntime:
         """Return the host's GPUs, read by NVIDIA's library or, if the library finds none and this controller runs in a
         container, by a probe container, which this call may start. Their processes name their replicas. Empty: there
         are none, or none could be read so far. None: unknown, since they cannot be read now. Raises
-        RuntimeUnavailableError if the daemon does not answer."""
+        RuntimeUnavailableError if the daemon does not answer or refuses."""
         return await self._owners.name_owners(await self._read_host_gpus())
 
     async def _read_host_gpus(self) -> tuple[Gpu, ...] | None:
@@ -287,8 +287,8 @@ class DockerRuntime:
 
     async def read_host_mib(self, name: str) -> int | None:
         """Return the MiB of main memory that a replica's container holds, including mapped model files. None if the
-        container does not run, or if the daemon does not report it. Raises RuntimeUnavailableError if the daemon
-        does not answer."""
+        container does not run, or if the daemon does not report it. Raises RuntimeUnavailableError if the daemon does
+        not answer or refuses."""
 
         def look(client: docker.APIClient) -> int | None:
             container = find_replica(client, self._instance, name)

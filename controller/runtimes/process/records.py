@@ -108,8 +108,8 @@ class Records:
     def read_records(self) -> list[ReplicaRecord]:
         """Return every record of this instance, in order of replica names, also those of ended replicas. Blocks.
 
-        Raises RuntimeUnavailableError if a record cannot be parsed, and OSError if the folder cannot be read. It is
-        then unknown which engines run.
+        Raises RuntimeUnavailableError if a record cannot be parsed, and OSError if the folder or a record cannot be
+        read. It is then unknown which engines run.
         """
         with self._lock:
             return [record for path in self._paths() if (record := self._read(path)) is not None]
