@@ -64,8 +64,8 @@ class ListeningServer:
     app gets no lifespan events, and signal handlers are left as they are. `listener` is what `open_listener` returned
     for `address`; the server closes it at the end.
 
-    If the file of a unix socket is deleted or replaced, the server opens the socket again within about `RECHECK_S`
-    seconds. Connections made through the old file continue.
+    If the file of a unix socket is deleted or replaced, the server opens the socket again within about 1 s
+    (`RECHECK_S`). Connections made through the old file continue.
     """
 
     def __init__(self, app: Any, address: Path | tuple[str, int], listener: socket.socket) -> None:

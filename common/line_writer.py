@@ -30,7 +30,8 @@ class LineWriter:
     """
 
     def __init__(self, stream: TextIO | None, patience_s: float = PATIENCE_S) -> None:
-        """`stream` None, closed, or without a descriptor: every line is lost. `patience_s`: see `PATIENCE_S`."""
+        """`stream` None, closed, or without a descriptor: every line is lost. `patience_s`: seconds that a line waits
+        for a reader that takes nothing."""
         self._descriptor: int | None = None
         self._encoding = "utf-8"
         self._patience_s = patience_s

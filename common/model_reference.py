@@ -34,7 +34,8 @@ _FORMS: Final = (
 
 
 class InvalidReferenceError(ValueError):
-    """A text is not a reference to a model. The message says what is wrong and what the forms are."""
+    """A text is not a reference to a model. The message says what is wrong and what the forms are. It is a
+    ValueError."""
 
 
 @dataclass(frozen=True, slots=True)

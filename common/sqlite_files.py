@@ -19,7 +19,7 @@ _HOLD_POLL_S: Final = 0.05
 
 class NewerDatabaseError(sqlite3.DatabaseError):
     """A newer Roundhouse wrote the file, so this version neither reads nor writes it. `is_damaged` returns False for
-    this error, so that the file is kept."""
+    this error, so that the file is kept. It is a sqlite3.DatabaseError."""
 
 
 class FileIdentity(NamedTuple):

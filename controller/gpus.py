@@ -65,7 +65,8 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class UnreadGpu:
-    """A GPU or MIG instance that the driver lists and cannot read, so that it is missing from `ObservedState.gpus`."""
+    """A GPU or MIG instance that the driver lists and cannot read, so that it is missing from `ObservedState.gpus`.
+    `uuid` and `pci_address` None: not known."""
 
     index: int
     """Number of the GPU in PCI order, as in `Gpu.index`. The readable GPUs keep theirs."""

@@ -62,7 +62,7 @@ class ReplicaKey:
 @dataclass(frozen=True, slots=True)
 class Statement:
     """What currently decides whether a model runs: the files, a request for an autoload model, or an operator's load or
-    unload (DESIGN.md §3, "What is wanted")."""
+    unload (DESIGN.md §3, "What is wanted"). `since`: Unix time."""
 
     kind: Literal["file", "autoload", "load", "unload"]
     """`file`: the `enabled` field. `autoload`: demand. `load`, `unload`: an operator's request."""
@@ -170,8 +170,8 @@ class Phase(StrEnum):
 
 
 class Health(StrEnum):
-    """State of a running replica, as its probes report it. `STARTING` until it is first ready, `READY` while it
-    serves."""
+    """State of a running replica, as its probes report it. `STARTING` until it is first ready, `READY` while it serves,
+    `FAILING` after a failed probe, `DEAD` if it reports that it is, `STALLED` without progress for 120 s."""
 
     STARTING = "starting"
     READY = "ready"
@@ -196,8 +196,8 @@ class Exit:
 @dataclass(frozen=True, slots=True)
 class Draining:
     """A drain in progress: the replica gets no new requests, and is stopped when its running ones have ended, or at the
-    drain's deadline where one applies. `since` is Unix time. The deadline is not stored: it follows from the reason why
-    the replica must leave, which may change."""
+    drain's deadline where one applies. `since` is Unix time, `idle` whether the replica holds no requests (None: not
+    known). The deadline is not stored: it follows from the reason why the replica must leave, which may change."""
 
     since: float
     idle: bool | None

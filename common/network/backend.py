@@ -61,7 +61,7 @@ class CheckedBackend(httpcore2.NetworkBackend):
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore2.NetworkStream:
         """Connect to the first address of the host that answers. `timeout`: seconds for resolving and connecting
-        together; None: `DEFAULT_TIMEOUT_S`. `local_address` and `socket_options` are ignored. Blocks.
+        together; None: 10 s (`DEFAULT_TIMEOUT_S`). `local_address` and `socket_options` are ignored. Blocks.
 
         Raises:
             AddressRefusedError: an address of a host that is not allowed is refused, or the resolver's answer is no

@@ -67,8 +67,8 @@ class RenderContext:
     """Number of the replica among those of its model, from 0."""
 
     def resolve_path(self, model_path: str) -> str:
-        """Return the path at which the engine sees a model path. A path that the runtime did not look up is taken to
-        lie below the first models folder; whether it exists is not checked."""
+        """Return the path at which the engine sees a model path. A relative path that the runtime did not look up is
+        taken to lie below the first models folder, an absolute one stays as it is; whether it exists is not checked."""
         return self.model_paths.get(model_path) or str(self.models_root / model_path)
 
 

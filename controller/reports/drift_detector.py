@@ -28,7 +28,8 @@ class DriftDetector:
     memory ends with it.
 
     The `since` of an item that neither an edit of the files nor an operator's statement dates is the Unix time of the
-    first check that saw it.
+    first check that saw it. `file_since` returns the Unix time of each model's last edit in the files, `clock` the Unix
+    time now.
     """
 
     def __init__(

@@ -15,12 +15,13 @@ from controller.state import HOST, Exit, Phase, PreflightResult, ReplicaId
 class RuntimeUnavailableError(Exception):
     """The runtime does not answer, for example because the Docker daemon is down, or it could not do what it was asked
     to, for example because a container does not end. What runs there is unknown, not empty. The caller may try again
-    later."""
+    later. Its subclasses are raised, too: RuntimeGoneError, DaemonRefusedError and DockerSetupError."""
 
 
 class RuntimeGoneError(RuntimeUnavailableError):
     """Nothing listens at the runtime's address: the runtime is not running, or it was restarted and has a new socket,
-    which a controller in a container may reach only after its own restart. Only the docker runtime raises it."""
+    which a controller in a container may reach only after its own restart. Only the docker runtime raises it. It is a
+    RuntimeUnavailableError."""
 
 
 class StartError(Exception):
@@ -153,7 +154,7 @@ class Runtime(Protocol):
 
         Does nothing if a replica of that name was started before, even if it has ended. The caller must have pulled the
         image. Raises StartError if the start fails, permanent if the definition yields no command line; nothing of the
-        replica is left then. Raises RuntimeUnavailableError.
+        replica is left then. Raises RuntimeUnavailableError; the replica may have been started all the same.
         """
 
     async def stop_replica(self, name: str, grace_s: float) -> None:

@@ -33,8 +33,7 @@ _MANAGER: Final = "roundhouse"
 
 class UnreadableLabelsError(ValueError):
     """A container has labels of Roundhouse that this version cannot read: a newer version wrote them, or they are
-    damaged.
-    """
+    damaged. It is a ValueError."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,8 +171,8 @@ class DockerRuntime:
     async def get_surroundings(self) -> Surroundings:
         """Return how the daemon sees this controller. The daemon is asked once; its answer is cached, an error is not.
 
-        Raises RuntimeUnavailableError if the daemon does not answer, and its subclass DockerSetupError if engines could
-        not be reached or not be given the models.
+        Raises RuntimeUnavailableError if the daemon does not answer or refuses, and its subclass DockerSetupError if
+        engines could not be reached or not be given the models.
         """
         async with self._surroundings_lock:
             if self._surroundings is None:
