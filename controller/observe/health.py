@@ -99,9 +99,9 @@ def apply_outcome(
     probed_health: ProbedHealth, outcome: ProbeOutcome, now: float, *, began_at: float | None = None
 ) -> ProbedHealth:
     """Return the health after one more probe, which began at `began_at` (None: at `now`) and ended at `now`; both are
-    Unix times in seconds. Apply probes in their order. The engine is starting until a probe finds it healthy and its
-    first token generated; from then on it is ready, failing (the last probe failed) or stalled (no progress for 120 s,
-    `STALL_S`). It is dead, at any time, if it answers that it is."""
+    Unix times in seconds. Apply probes in their order. An engine without `ready_since` is starting until a probe finds
+    it healthy and its first token generated. One with it is ready, failing (the last probe failed) or stalled (no
+    progress for 120 s, `STALL_S`). It is dead, at any time, if it answers that it is."""
     began_at = now if began_at is None else began_at
     has_progressed = outcome.progress is not None and outcome.progress != probed_health.progress
     # An idle or unreachable engine need not make progress; one that accepts connections and does not answer must.

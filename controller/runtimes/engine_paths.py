@@ -60,9 +60,9 @@ def find_broken_link(roots: ModelRoots, checks: Iterable[FileCheck], mounts: Mou
     """Return a description of the first symbolic link that the controller can follow and engines cannot; None if there
     is none among the files that engines open.
 
-    The text names the definition's field, the path, and what to do. A link to a single file is no problem, since the
-    engine is given the path of its target. Files that are missing or unreadable are skipped, since
-    `controller.runtimes.model_files` reports them. Of a folder, at most 10,000 files are checked.
+    The text names the definition's field, the path, and what to do. A link to a single file that needs no other file
+    beside it is no problem, since the engine is given the path of its target. Files that are missing or unreadable are
+    skipped, since `controller.runtimes.model_files` reports them. Of a folder, at most 10,000 files are checked.
     """
     for check in checks:
         try:

@@ -212,9 +212,10 @@ class DockerRuntime:
             log.warning("container %s is left alone, its labels cannot be read: %s", container["Name"], error)
 
     async def read_log_tail(self, name: str, lines: int = 50) -> str:
-        """Return the engine's last `lines` log lines as one text, also those of a removed replica; empty if there are
-        none. `name` must be a replica name (`is_replica_name`): it becomes a file name unchecked. Raises
-        RuntimeUnavailableError if the daemon does not answer or refuses, OSError if a kept log cannot be read."""
+        """Return the engine's last `lines` log lines as one text (see `plain_tail`), also those of a removed replica;
+        empty if there are none. `name` must be a replica name (`is_replica_name`): it becomes a file name unchecked.
+        Raises RuntimeUnavailableError if the daemon does not answer or refuses, OSError if a kept log cannot be
+        read."""
 
         def read(client: docker.APIClient) -> bytes | None:
             container = find_replica(client, self._instance, name)

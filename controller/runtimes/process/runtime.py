@@ -183,9 +183,9 @@ class ProcessRuntime:
         return ReplicaMark(record.start_id, self._work_dir / record.name, self._logs.log_path(record.name), leader)
 
     async def read_log_tail(self, name: str, lines: int = 50) -> str:
-        """Return the engine's last `lines` log lines as one text, also those of a removed replica; empty if there are
-        none. `name` must be a replica name (`is_replica_name`): it becomes a file name unchecked. Raises
-        RuntimeUnavailableError if the log cannot be read."""
+        """Return the engine's last `lines` log lines as one text (see `plain_tail`), also those of a removed replica;
+        empty if there are none. `name` must be a replica name (`is_replica_name`): it becomes a file name unchecked.
+        Raises RuntimeUnavailableError if the log cannot be read."""
         with _state_errors():
             return await asyncio.to_thread(self._logs.read_tail, name, lines)
 
