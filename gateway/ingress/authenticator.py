@@ -70,7 +70,6 @@ class Authenticator:
         self._hosts.check_request(headers, self._cors)
         return self._clients.find_caller(headers)
 
-
     def check_page_request(self, headers: Sequence[Header], *, is_http_1_1: bool) -> None:
         """Check the Host header of a request for the page's files, which hold no data and need no key.
 

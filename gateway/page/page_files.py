@@ -15,7 +15,7 @@ BUILT_FOLDER: Final = Path(__file__).parent / "built"
 """Where `make page` and the images put what `web/` is built into. Absent in a work tree until it was built."""
 _ASSETS: Final = "assets/"
 """Files below this folder have a hash of their content in their name, so that they never change."""
-_TYPES: Final = {".js": "text/javascript", ".mjs": "text/javascript", ".woff2": "font/woff2", ".wasm": "application/wasm"}
+_TYPES: Final = {".js": "text/javascript", ".mjs": "text/javascript", ".woff2": "font/woff2"}
 """Content types that the machine's own table may lack or have wrong."""
 _COMPRESSED: Final = frozenset({"text/html", "text/css", "text/javascript", "application/json", "image/svg+xml"})
 _SMALLEST_COMPRESSED: Final = 512

@@ -57,7 +57,7 @@ FRAMES: Final = frozenset(_FRAME_POLICIES)
 
 
 def security_headers(path: str) -> dict[str, str]:
-    """Return the security headers of the file at `path`, which is relative to `/page/`; the page itself is `index.html`.
+    """Return the security headers of the file at `path`, relative to `/page/`; the page itself is `index.html`.
 
     Frames of untrusted content have a policy of their own: a sandbox without an origin, which reaches no network.
     """
