@@ -56,8 +56,8 @@ class IngressMiddleware:
     """The outermost ASGI application: authenticates, authorizes and counts each request before FastAPI serves it.
 
     Routes with the access `open` or `page` and CORS preflights need no key and are not counted. Inference requests
-    bypass it: see `gateway.server.connection`. It sets `request_id` in the state of the scope, and `caller` for authenticated
-    requests. Errors of a request are answered and never raised; bodies above the limit of their path get
+    bypass it: see `gateway.server.connection`. It sets `request_id` in the state of the scope, and `caller` for
+    authenticated requests. Errors of a request are answered and never raised; bodies above the limit of their path get
     `body_too_large`. Every answer has `x-request-id` and the CORS headers; answers to authenticated requests have the
     headers of the rate limits, too.
     """
