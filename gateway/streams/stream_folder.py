@@ -103,8 +103,8 @@ class StreamFolder:
     def list_kept(self) -> Iterator[KeptStream]:
         """Yield the files that an earlier process left, in no meaningful order. Blocks on the disk.
 
-        Files without a valid header are logged and removed. Yields nothing if there is no folder, or if another gateway
-        holds it. Raises OSError if the folder cannot be read.
+        Locks the folder for this gateway, until `close`. Files without a valid header are logged and removed. Yields
+        nothing if there is no folder, or if another gateway holds it. Raises OSError if the folder cannot be read.
         """
         try:
             os.scandir(self._path).close()  # raises for a file in the folder's place, which `_hold` would only log
@@ -140,9 +140,10 @@ class StreamFolder:
     # While streams are made
 
     def new_file(self, stream: ResumableStream, response_id: str | None) -> DiskFile | None:
-        """Return a file for a stream that begins; nothing is written before its first `append`. None: the disk rests
-        after slow writes, the folder cannot be made, or another gateway holds it (logged once). `response_id`: id of
-        the background response that the stream belongs to; None: it belongs to none."""
+        """Return a file for a stream that begins; nothing is written to it before its first `append`. Makes the folder,
+        and locks it for this gateway until `close`, where that is not done yet. None: the disk rests after slow writes,
+        the folder cannot be made, or another gateway holds it (logged once). `response_id`: id of the background
+        response that the stream belongs to; None: it belongs to none."""
         if self._rests() or not self._hold():
             return None
         header = StreamHeader(
