@@ -6,8 +6,9 @@ from collections.abc import Iterable
 
 
 class NamePatterns:
-    """Patterns that a name may match. Immutable. Matching is case-sensitive and takes linear time: a regular expression
-    with many stars could take exponential time."""
+    """Patterns that a name may match, in which `*` stands for any text, also none; without patterns, no name matches.
+    Immutable. Matching is case-sensitive and takes linear time: a regular expression with many stars could take
+    exponential time."""
 
     __slots__ = ("_patterns",)
 

@@ -110,7 +110,8 @@ def client_headers(caller: Caller) -> list[tuple[bytes, bytes]]:
 
 
 class TokenBucket:
-    """A limit per minute: `capacity` units, which refill continuously within one minute. A new bucket is full.
+    """A limit per minute: `capacity` units, at least 1, which refill continuously within one minute. A new bucket is
+    full.
 
     The caller takes units by lowering `level`, which may become negative. Times are monotonic seconds.
     """
