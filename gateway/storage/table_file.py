@@ -24,13 +24,14 @@ _FIND_OLDEST: Final = (
 
 
 class DatabaseFullError(DatabaseError):
-    """Objects do not fit into the database, even after all objects that may be deleted were deleted."""
+    """A sqlite3.DatabaseError: objects do not fit into the database, even after all objects that may be deleted were
+    deleted."""
 
 
 class TableFile:
     """The connection to the database, and queries for any table. Use it from one thread at a time.
 
-    Methods wait for the disk, and may raise sqlite3.Error.
+    Methods wait for the disk, and may raise sqlite3.Error; so may making one, which reads the page size.
     """
 
     def __init__(
