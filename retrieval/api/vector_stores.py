@@ -50,8 +50,9 @@ class VectorStoreRoutes:
     """The handlers of `/v1/vector_stores`, over one VectorStoreService and one SearchService.
 
     Every handler raises RoundhouseError: `invalid_request` or `invalid_json` for wrong parameters or a wrong body,
-    `body_too_large` for a body above 1 MiB, `vector_store_not_found`, and what the service's method raises; and
-    sqlite3.Error if the catalog fails. `create_app` turns both into answers.
+    `body_too_large` for a body above 1 MiB, `vector_store_not_found`, and what the service's method raises;
+    sqlite3.Error if the catalog fails; and, where it reads a body, ClientDisconnect if the client leaves while it sends
+    the body. `create_app` turns all into answers.
     """
 
     def __init__(self, service: VectorStoreService, search: SearchService, metrics: RetrievalMetrics) -> None:

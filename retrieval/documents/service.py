@@ -86,7 +86,8 @@ class DocumentService:
 
     Methods that take a DocumentKey of an existing document raise RoundhouseError `document_not_found` if there is no
     document of that key. Methods that store or delete raise `storage_full` or `storage_failed` if the disk fails;
-    nothing is changed then. Methods that read raise sqlite3.Error if the catalog cannot be read.
+    nothing is changed then. Methods that read raise sqlite3.Error if the catalog cannot be read. A call that is
+    cancelled may still be carried out.
     """
 
     def __init__(

@@ -24,7 +24,8 @@ class FileService:
     """Keeps the files that clients uploaded to `/v1/files`, of all tenants. Vector stores make documents of them.
 
     Methods that take a file's id raise RoundhouseError `file_not_found` for a file that the tenant does not have. Apart
-    from `add_file`, they raise sqlite3.Error and OSError as they come.
+    from `add_file`, they raise sqlite3.Error and OSError as they come. A call that is cancelled may still be carried
+    out.
     """
 
     def __init__(

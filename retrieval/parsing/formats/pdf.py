@@ -33,6 +33,7 @@ def extract_pdf(path: Path, builder: TextBuilder, limits: ParsingLimits) -> list
     Raises:
         ParsingError: `document_encrypted`, `document_malformed`, or `document_too_large`: it has more than
             `limits.max_pages` pages, or more text than the builder allows.
+        OSError: the file does not exist.
     """
     try:
         document = pypdfium2.PdfDocument(path)
