@@ -120,8 +120,9 @@ class DownloadBoard:
             return [self._view(record.id) for record in newest]
 
     def cancel(self, download: str) -> Download:
-        """End a download, and return it as it is then. What was fetched of it and is not in its place is removed. One
-        that has finished stays as it is. Blocks for `CANCEL_WAIT_S` at most; the state may not be final then.
+        """End a download, and return it as it is then. What was fetched of it and is not in its place is removed. A
+        failed one becomes `cancelled`; one that has finished stays as it is. Blocks for `CANCEL_WAIT_S` at most; the
+        state may not be final then.
 
         Raises:
             RoundhouseError: `download_not_found`.
