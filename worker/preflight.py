@@ -44,7 +44,8 @@ def check_gguf(path: Path) -> None:
 
 
 def open_listener(host: str, port: int) -> socket.socket:
-    """Return a TCP socket that listens on the first address of `host`; the caller closes it.
+    """Return a TCP socket that listens on the first address of `host`; the caller closes it. Blocks for the look-up of
+    a name.
 
     Raises PortTakenError if the port is in use, LoadError if the address cannot be used for another reason.
     """

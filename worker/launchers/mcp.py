@@ -62,8 +62,8 @@ class Options:
 
 def run(arguments: Sequence[str]) -> int:
     """Host the server until a signal or its end, and return the worker's exit code: 0 after a signal, 2 for a wrong
-    command line, 3 for a taken port, else 1. For a code other than 0, the last line on stderr says why. Call in the
-    main thread."""
+    command line, 3 for a taken port, else 1. For a code other than 0, the last line on stderr says why. Blocks. Call
+    once, in the main thread. Raises SystemExit as `parse_arguments` does."""
     try:
         options = parse_arguments(arguments)
         token = _read_token()
@@ -91,7 +91,8 @@ def _read_token() -> str | None:
 
 
 def parse_arguments(arguments: Sequence[str]) -> Options:
-    """Return the parsed command line. Raises ValueError for a wrong one."""
+    """Return the parsed command line. Raises ValueError for a wrong one, but SystemExit with code 2, after a line on
+    stderr, if a flag is missing, and SystemExit for `--help`."""
     parser = argparse.ArgumentParser(prog="python -m worker mcp", allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--host", required=True)
     parser.add_argument("--port", required=True)
@@ -141,7 +142,9 @@ class Bridge:
         """None: the server has not introduced itself yet."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request: `/health` to everybody, `/mcp` with the token."""
+        """Answer one request: `/health` to everybody, with 200 once the server has introduced itself and 503 before;
+        `/mcp` with 401 without the token and 503 before the server has introduced itself; any other path with 404.
+        Other ASGI scopes are ignored."""
         if scope["type"] != "http":
             return
         if scope["path"] == "/health":

@@ -37,7 +37,7 @@ _NO_CAUSE = re.compile(
 def run(arguments: Sequence[str]) -> int:
     """Host vLLM's server with these arguments of `vllm serve` until a signal or its end, and return the worker's exit
     code: 0 after a signal, 2 for wrong arguments, 3 for a taken port, else 1. For a code other than 0, the last line on
-    stderr says why. Blocks. Call once, in the main thread."""
+    stderr says why. Blocks. Call once, in the main thread. Raises SystemExit as `check_preflight` does."""
     try:
         check_preflight(arguments)
     except LoadError as error:
@@ -56,7 +56,8 @@ def run(arguments: Sequence[str]) -> int:
 
 def check_preflight(arguments: Sequence[str]) -> None:
     """Check package, model and port before vLLM starts; the port is not kept. A model is looked for only if it is an
-    absolute path. Raises LoadError, PortTakenError, or ValueError if the port is invalid."""
+    absolute path. Raises LoadError, PortTakenError, ValueError if the port is invalid, or SystemExit with code 2, as
+    argparse does, if `--host` or `--port` has no value."""
     if importlib.util.find_spec("vllm") is None:
         raise LoadError("No module named 'vllm': install the extra `vllm`")
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
