@@ -183,9 +183,10 @@ class InnerRequests:
     async def send_request(self, path: str, fields: Fields, headers: list[Header], caller: Caller) -> InnerAnswer:
         """Make a POST request with the body `fields`, and return its whole answer, an error's too.
 
-        `path`: of an inference API; raises KeyError for another one. `headers`: those of the caller's own request, for
-        what depends on them, such as the session. `caller`: must have been authenticated; the request does not count
-        for its limits. If the task is cancelled, the request ends as one whose client leaves.
+        `path`: of an inference API; raises KeyError for another one. RecursionError is raised if `fields` are nested
+        too deeply. `headers`: those of the caller's own request, for what depends on them, such as the session.
+        `caller`: must have been authenticated; the request does not count for its limits. If the task is cancelled, the
+        request ends as one whose client leaves.
         """
         call = InnerCall(path.encode(), headers, self._now)
         handler = self._opener.open_inner(call, caller)

@@ -89,8 +89,8 @@ class TableFile:
     def make_room(self, size: int, rows: int) -> None:
         """Delete the least recently used objects of any kind and tenant, until `size` bytes in `rows` rows fit.
 
-        Deletes nothing if they fit already. Call within a transaction, so that an error deletes nothing. Running
-        responses are never deleted.
+        Deletes nothing if they fit already. Blocks. Call within a transaction, so that an error deletes nothing.
+        Running responses are never deleted.
 
         Raises:
             DatabaseFullError: the rows alone are too large, or only running responses are left to delete.

@@ -72,7 +72,8 @@ class StreamRegistry:
     ) -> ResumableStream:
         """Make a live stream. The tenant's previous stream of this id is removed, and its request cancelled if live.
 
-        The caller sets `producer`, appends events, and calls `end_stream` once. `now`: Unix time in seconds.
+        The caller sets `producer`, appends events, and calls `end_stream` once. `model`, `path`, `request_id`: see
+        `ResumableStream`. `now`: Unix time in seconds.
 
         Raises:
             RoundhouseError: `streams_full`: live streams leave no room. The previous stream stays; ended streams may

@@ -134,7 +134,8 @@ class StreamFolder:
         return kept.path.rename(kept.path.with_suffix(f".{state}"))
 
     def adopt_file(self, kept_path: Path, header: StreamHeader) -> DiskFile:
-        """Return a DiskFile for a recovered stream, which has ended. Call only its `remove`."""
+        """Return a DiskFile for a recovered stream, which has ended. Call only its `remove`. `kept_path`: path of the
+        file, under which `end_interrupted` may have renamed it."""
         return DiskFile(self, kept_path, header)
 
     # While streams are made
@@ -251,7 +252,7 @@ class DiskFile:
         """Close the file and record the final state in its suffix.
 
         Returns False if that failed: the file is removed then, and must not be used again. If nothing was ever
-        appended, does nothing and returns True. Never raises OSError.
+        appended, does nothing and returns True. Never raises OSError. May block while the disk is slow.
         """
         if self._descriptor is None:
             return True
@@ -299,7 +300,7 @@ class DiskFile:
 
 
 def remove_file(path: Path) -> None:
-    """Remove a stream's file, if it exists. An OSError is logged, not raised."""
+    """Remove a stream's file, if it exists. An OSError is logged, not raised. Blocks on the disk."""
     try:
         path.unlink(missing_ok=True)
     except OSError as error:

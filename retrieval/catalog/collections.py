@@ -30,7 +30,8 @@ def add_collection(
     state: Literal["active", "building"],
 ) -> Collection:
     """Store a new collection in the catalog, with nothing indexed in it, and return it. The vector store is not asked.
-    The caller makes sure that no other collection has `state`.
+    The caller makes sure that no other collection has `state`. `model`, `is_normalized`: see `Collection`; both None
+    for a collection of sparse vectors alone.
 
     Raises sqlite3.IntegrityError where one has that name. Call within a transaction (`CatalogDatabase.write`). Blocks;
     raises sqlite3.Error if the catalog fails otherwise.

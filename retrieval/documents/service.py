@@ -392,8 +392,8 @@ def _check_room(db: sqlite3.Connection, count: int) -> None:
 
 
 def choose_chunking(default: ChunkingOptions, max_tokens: int | None, overlap_tokens: int | None) -> ChunkingOptions:
-    """Return the sizes of a document's chunks: those that are given, else those of `default`. An overlap that is not
-    given is never above half of `max_tokens`.
+    """Return the sizes of a document's chunks: those that are given (None: not given), else those of `default`. An
+    overlap that is not given is never above half of `max_tokens`.
 
     Raises:
         RoundhouseError: `invalid_request` for a given overlap above half of `max_tokens`.

@@ -85,8 +85,9 @@ class DownloadBoard:
 
     def order(self, reference: ModelReference, *, include_pickle: bool) -> tuple[Download, bool]:
         """Begin a download, or begin again one that has ended. Return it, and True; if the same reference is under way
-        with the same `include_pickle`, return that download, and False. Does not wait for the source. Blocks on the
-        disk. Raises OSError if the download cannot be recorded."""
+        with the same `include_pickle`, return that download, and False. `include_pickle`: whether weights in pickle
+        files are taken, too. Does not wait for the source. Blocks on the disk. Raises OSError if the download cannot be
+        recorded."""
         text = str(reference)
         download = make_download_id(text, include_pickle=include_pickle)
         with self._lock:

@@ -51,9 +51,9 @@ class Inspector:
 
     def inspect(self, reference: ModelReference, *, include_pickle: bool) -> Inspection:
         """Ask the source what the reference is now, and compare its files with the models folder by size and time.
-        Blocks, a minute at most. Raises RoundhouseError `source_not_found`, `source_forbidden`,
-        `source_address_refused`, `source_unavailable` or `source_mismatch`; and OSError if the models folder cannot be
-        read."""
+        `include_pickle`: whether weights in pickle files are taken, too. Blocks, a minute at most. Raises
+        RoundhouseError `source_not_found`, `source_forbidden`, `source_address_refused`, `source_unavailable` or
+        `source_mismatch`; and OSError if the models folder cannot be read."""
         placed = self._list_placed()
         resolution = choose_folder(self._resolve(reference, include_pickle=include_pickle), placed)
         known = {each.path: each for each in placed}

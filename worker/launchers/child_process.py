@@ -101,8 +101,8 @@ def _prctl(option: int, value: int) -> None:
 
 
 def kill_descendants(pid: int, spare: int | None = None) -> None:
-    """Send SIGKILL to all descendants of a process, except `spare` and its descendants. Does not wait for their end.
-    Processes that are gone already are no error.
+    """Send SIGKILL to all descendants of a process, except `spare` (None: nobody) and its descendants. Does not wait
+    for their end. Processes that are gone already are no error.
 
     Python's resource trackers are left alone: they end by themselves once their users are gone, and first remove the
     shared memory that those have left.

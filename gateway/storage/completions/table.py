@@ -54,7 +54,7 @@ class CompletionTable:
     def save(self, completions: Sequence[StoredCompletion]) -> None:
         """Write new completions, at least one. The least recently used objects are deleted if room is needed.
 
-        Call within a transaction.
+        Call within a transaction. Blocks.
 
         Raises:
             DatabaseFullError: the completions do not fit, even without all other objects.

@@ -72,9 +72,9 @@ class OfficePackage:
         self, name: str, start: StartHandler, end: EndHandler | None = None, text: TextHandler | None = None
     ) -> None:
         """Parse a part as XML, and call the handlers in the order of the part: `start` with the name and the attributes
-        of an element, `end` with its name, `text` with characters between. Names have no namespace; of attributes whose
-        names are then equal, the last is given. Exceptions of the handlers pass through, except ValueError and
-        LookupError, which become ParsingError.
+        of an element, `end` with its name, `text` with characters between; a handler that is None is not called. Names
+        have no namespace; of attributes whose names are then equal, the last is given. Exceptions of the handlers pass
+        through, except ValueError and LookupError, which become ParsingError.
 
         Raises:
             ParsingError: `document_malformed`: the part is missing, damaged, no XML, or declares entities;
