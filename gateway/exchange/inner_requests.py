@@ -59,8 +59,8 @@ class InnerAnswer:
         """Field `error` of the answer, as a dict that may lack any field; None: the request succeeded.
 
         It is taken from a whole answer with an error status, or from the event with which a stream in OpenAI's form
-        ended. A stream that ended without its last event has the code `engine_disconnected`. An error among parts that
-        were handed over as they came is not found.
+        ended. A whole answer without an error object has the code `engine_error`. A stream that ended without its last
+        event has the code `engine_disconnected`. An error among parts that were handed over as they came is not found.
         """
         if self.body:
             return _error_in(self.body) if self.status >= 400 else None

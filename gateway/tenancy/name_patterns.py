@@ -16,7 +16,8 @@ class NamePatterns:
         self._patterns = tuple(tuple(pattern.split("*")) for pattern in patterns)
 
     def matches(self, name: str) -> bool:
-        """Return whether one of the patterns matches the whole name."""
+        """Return whether one of the patterns matches the whole name. Matching is case-sensitive, and `*` in a pattern
+        stands for any text."""
         return any(_matches(pieces, name) for pieces in self._patterns)
 
 

@@ -130,7 +130,8 @@ class VectorStoreRoutes:
         vector store.
 
         Raises RoundhouseError `body_too_large`, `invalid_json`, `invalid_request`, `vector_store_not_found` or
-        `vector_store_expired`, and what `SearchService.search` raises. Without a rerank model, `ranker` is ignored.
+        `vector_store_expired`, and what `SearchService.search` raises; sqlite3.Error if the catalog fails; and
+        ClientDisconnect if the client leaves while it sends the body. Without a rerank model, `ranker` is ignored.
         """
         caller, store_id = _named(request)
         wanted = parse_body(VectorStoreSearch, await read_body(request, _MOST_BYTES))
