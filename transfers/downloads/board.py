@@ -110,12 +110,13 @@ class DownloadBoard:
             return self._view(download), True
 
     def find(self, download: str) -> Download:
-        """Return a download as it is now. Raises RoundhouseError `download_not_found`."""
+        """Return a download as it is now. Waits while another thread is in `hold_still`. Raises RoundhouseError
+        `download_not_found`."""
         with self._lock:
             return self._view(download)
 
     def list_downloads(self) -> list[Download]:
-        """Return all downloads as they are now, newest first."""
+        """Return all downloads as they are now, newest first. Waits while another thread is in `hold_still`."""
         with self._lock:
             newest = sorted(self._records.values(), key=lambda each: (-each.created_at, each.id))
             return [self._view(record.id) for record in newest]
@@ -151,7 +152,8 @@ class DownloadBoard:
 
     def list_placed(self) -> list[tuple[DownloadRecord, PlacedFile]]:
         """Return the files that downloads have put into the models folder, each with the record of its download. A file
-        that several downloads have is there several times. The folder is not looked at."""
+        that several downloads have is there several times. The folder is not looked at. Waits while another thread is
+        in `hold_still`."""
         with self._lock:
             return [(record, placed) for record in self._records.values() for placed in record.placed]
 
@@ -179,25 +181,28 @@ class DownloadBoard:
 
     @contextmanager
     def hold_still(self) -> Iterator[None]:
-        """Return a context manager in whose block no download begins, and none puts files into their places. Calls of
-        other threads wait until the block ends; the calling thread may use all methods."""
+        """Return a context manager in whose block no download begins, and none puts files into their places. Waits
+        until no other thread is in a method of the board or in another block. Calls of other threads wait until the
+        block ends; the calling thread may use all methods."""
         with self._lock:
             yield
 
     def is_running(self, download: str) -> bool:
-        """Return whether a download runs or waits for its turn. False for an unknown id."""
+        """Return whether a download runs or waits for its turn. False for an unknown id. Waits while another thread is
+        in `hold_still`."""
         with self._lock:
             return download in self._jobs
 
     def count_changes(self) -> int | None:
         """Return a number that rises with each change of a record; the same number as before means that nothing has
-        changed. None: downloads run, so their progress changes all the time."""
+        changed. None: downloads run, so their progress changes all the time. Waits while another thread is in
+        `hold_still`."""
         with self._lock:
             return None if self._jobs else self._changes
 
     def is_under_way(self, path: str) -> bool:
-        """Return whether a download that runs or waits for its turn has the file at this path below the models
-        folder."""
+        """Return whether a download that runs or waits for its turn has the file at this path below the models folder.
+        Waits while another thread is in `hold_still`."""
         with self._lock:
             return any(
                 path in {each.path for each in self._view(download).files}

@@ -25,7 +25,8 @@ USER_AGENT: Final = "roundhouse-transfers"
 
 @dataclass(frozen=True, slots=True)
 class NetworkOptions:
-    """How sources are connected to."""
+    """How sources are connected to: to which hosts, how long to wait, with which tokens and certificates.
+    `open_backends` ends all connections that were made with these options."""
 
     allowed: AllowedHosts = field(default_factory=AllowedHosts)
     connect_timeout_s: float = 10.0

@@ -37,7 +37,7 @@ class UnusableManifestError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A layer of a manifest."""
+    """A layer of a registry's manifest: one file, whose bytes are a blob with this digest."""
 
     media_type: str
     digest: str
@@ -60,7 +60,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class RegistryFiles:
-    """The files to fetch."""
+    """The layers of a manifest that are fetched, by the path that each gets."""
 
     chosen: ChosenFiles
     layers: Mapping[str, Layer]

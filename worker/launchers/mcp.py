@@ -49,7 +49,7 @@ STOP_SECONDS = 1
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The launcher's command line."""
+    """The parsed command line of the MCP launcher."""
 
     host: str
     port: int
@@ -134,7 +134,8 @@ def explain_ending(ending: Ending, options: Options) -> tuple[int, str | None]:
 
 
 class Bridge:
-    """An ASGI app that answers for one MCP server. `handle_request` answers `/mcp` once it is set."""
+    """An ASGI app that answers for one MCP server. `handle_request` answers `/mcp` once it is set; until then, `/mcp`
+    and `/health` get 503. `token`: the bearer token that `/mcp` requires; None: none."""
 
     def __init__(self, token: str | None) -> None:
         self._token = token

@@ -10,8 +10,8 @@ from worker.engine import Piece
 
 
 class StopStringFinder:
-    """Searches one text that comes in pieces for strings, of which there must be at least one. Finds the string that
-    ends first; of several that end at the same place, the longest."""
+    """Searches one text that comes in pieces for strings, of which there must be at least one, and none empty. Finds
+    the string that ends first; of several that end at the same place, the longest."""
 
     def __init__(self, *strings: str) -> None:
         self._strings = strings

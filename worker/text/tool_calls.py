@@ -25,7 +25,8 @@ _PARAMETER: Final = re.compile(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", 
 
 @dataclass(frozen=True, slots=True)
 class Markup:
-    """How one family of models writes tool calls in its text."""
+    """How one family of models writes tool calls in its text: the marks around them, and how the text between the marks
+    is read."""
 
     begin: str
     """The mark before a call."""

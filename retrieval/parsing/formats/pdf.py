@@ -29,6 +29,7 @@ def extract_pdf(path: Path, builder: TextBuilder, limits: ParsingLimits) -> list
     the lines that its outline (bookmarks) names; empty if it has no outline.
 
     A page that is damaged or an image has no text. A PDF that is encrypted, but needs no password for reading, is read.
+    Blocks.
 
     Raises:
         ParsingError: `document_encrypted`, `document_malformed`, or `document_too_large`: it has more than
