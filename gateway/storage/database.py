@@ -111,13 +111,15 @@ class StateDatabase:
     """
 
     def __init__(self, path: Path, *, max_bytes: int, retention_s: float, clock: Callable[[], float]) -> None:
-        """Open or create the file. Responses that were running when it was last closed become `failed`.
+        """Open or create the file, and upgrade an older one. Blocks. Responses that were running when it was last
+        closed become `failed`.
 
         `max_bytes`: maximum bytes of the file. `retention_s`: seconds that an object is stored after its last use.
         `clock`: Unix time in seconds.
 
         Raises:
-            NewerDatabaseError, sqlite3.Error, OSError: as `open_database` does.
+            NewerDatabaseError: a newer version wrote the file. sqlite3.Error, OSError: it cannot be opened, read or
+                written, or another process holds it.
         """
         self._clock = clock
         self._db = open_database(path)

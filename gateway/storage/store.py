@@ -198,7 +198,9 @@ class StateStore:
             logger.error("%s hangs: what is not written yet is lost", self._path)
 
     def submit_change(self, work: Callable[[StateDatabase], T]) -> asyncio.Future[T]:
-        """Run `work` as `submit_job` does, within one transaction: an exception rolls back all that `work` wrote.
+        """Run `work` in the store's thread within one transaction. The future has the result of `work`. An exception
+        rolls back all that `work` wrote: a RoundhouseError is passed on, any other becomes `response_store_failed`,
+        with which the future also fails if `MOST_WAITING` jobs wait. See `submit_job`.
 
         `work` may call the methods of `conversations` and `completions` only, as those of `StateDatabase` that write
         have a transaction of their own.

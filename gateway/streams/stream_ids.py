@@ -36,7 +36,7 @@ def name_model(headers: Sequence[tuple[bytes, bytes]]) -> str | None:
     is no such header.
 
     Raises:
-        RoundhouseError: as `find_stream_id`.
+        RoundhouseError: `invalid_request`: the id is not UTF-8, is longer than LONGEST_ID, or has control characters.
     """
     stream_id = find_stream_id(headers) or ""
     return stream_id.partition(MODEL_SEPARATOR)[2] or None

@@ -66,8 +66,8 @@ def cut_page(rows: Sequence[Item], page: PageRequest) -> tuple[list[Item], bool]
 def cut_list(
     items: Sequence[Item], page: PageRequest, id_of: Callable[[Item], str], matches: Callable[[Item], bool]
 ) -> tuple[list[Item], bool]:
-    """Return the page of those `items` for which `matches` is true, and whether there are more, as `cut_page` does.
-    `items` is the whole list, the oldest first.
+    """Return the page of those `items` for which `matches` is true, in the order that the client wants, and whether
+    there are more: with `before`, ahead of the page, else behind it. `items` is the whole list, the oldest first.
 
     Raises:
         LookupError: no item, whether it matches or not, has the id of the page's cursor.

@@ -150,9 +150,10 @@ def delete_document(db: sqlite3.Connection, key: DocumentKey) -> bool:
 
 
 def delete_documents(db: sqlite3.Connection, tenant: str, space: str | None = None) -> int:
-    """Delete all documents of a tenant, in `space`, or in all spaces if it is None, as `delete_document` does. `space`
-    "" means the documents of no vector store. Return how many documents there were. Call within a transaction
-    (`CatalogDatabase.write`). Blocks; raises sqlite3.Error if the catalog fails."""
+    """Delete all documents of a tenant, in `space`, or in all spaces if it is None: with the commit no search finds
+    them, and their versions become garbage. `space` "" means the documents of no vector store. Return how many
+    documents there were. Call within a transaction (`CatalogDatabase.write`). Blocks; raises sqlite3.Error if the
+    catalog fails."""
     condition, values = ("tenant = ?", [tenant]) if space is None else ("tenant = ? AND space = ?", [tenant, space])
     count = db.execute(f"DELETE FROM documents WHERE {condition}", values).rowcount
     db.execute(f"UPDATE versions SET state = 'garbage', document = NULL WHERE {condition}", values)

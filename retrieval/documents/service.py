@@ -283,9 +283,9 @@ class DocumentService:
         self._note_deleted(key.tenant)
 
     async def delete_space(self, tenant: str, space: str) -> int:
-        """Delete all documents of a tenant's space, as `delete_document` does. Return how many there were, perhaps 0;
-        an unknown space is no error. Raises RoundhouseError `storage_full` or `storage_failed`, after which nothing is
-        deleted."""
+        """Delete all documents of a tenant's space with all their versions. When this returns, no search that begins
+        finds them. Return how many there were, perhaps 0; an unknown space is no error. Raises RoundhouseError
+        `storage_full` or `storage_failed`, after which nothing is deleted."""
         count = await self._write(lambda db: delete_documents(db, tenant, space))
         self._note_deleted(tenant)
         return count

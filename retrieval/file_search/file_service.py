@@ -125,9 +125,10 @@ class FileService:
         await discard_original(self._catalog, self._originals, sha256)
 
     async def delete_expired(self) -> int:
-        """Delete the files of all tenants that have expired, as `delete_file` does. Return how many. Call regularly.
-        Raises at the first that fails: sqlite3.Error, or RoundhouseError `file_not_found` for a file that was deleted
-        meanwhile. The next call goes on."""
+        """Delete the files of all tenants that have expired, with their documents in all vector stores, and their
+        originals unless something else needs them. Return how many. Call regularly. Raises at the first that fails:
+        sqlite3.Error, or RoundhouseError `file_not_found` for a file that was deleted meanwhile. The next call goes
+        on."""
         now = self._clock()
         expired = await self._catalog.read(lambda db: list_expired_files(db, now))
         for tenant, file_id in expired:

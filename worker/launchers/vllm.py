@@ -93,8 +93,8 @@ class Log:
 
     def find_error(self, line: str) -> str | None:
         """Return the exception that a line of the log names; None if it names none, or one that only says that another
-        exception came before. Call once for each line, in order. Also sets `has_served`; from then on, it returns None,
-        because errors are about requests."""
+        exception came before. Call once for each line, in order. Sets `has_served` at the line that says that vLLM
+        serves; from then on, returns None, because errors are about requests."""
         self.has_served = self.has_served or _STARTED in line
         match = _ERROR_LINE.match(line)
         return None if match is None or self.has_served or _NO_CAUSE.search(line) else match["text"]
