@@ -30,6 +30,7 @@ from gateway.api import (
     health,
     mcp,
     models,
+    page,
     retrieval,
     router,
     stored_completions,
@@ -70,6 +71,7 @@ from gateway.mcp_server.handlers import ToolHandlers
 from gateway.mcp_server.served_tools import ServedTools
 from gateway.metrics.engine_scraper import EngineScraper
 from gateway.metrics.registry import Metrics
+from gateway.page.page_files import BUILT_FOLDER, PageFiles
 from gateway.routing.live_routes import LiveRoutes
 from gateway.routing.model_events import ModelEventLog
 from gateway.server.tls_certificate import TlsCertificate
@@ -374,6 +376,7 @@ def create_gateway(
     metrics.show_localllm_names(ledger, health_sources.list_engines)
     health.declare(app, sources=health_sources, metrics=metrics, engines=engine_scraper)
     admin.declare(app, forward)
+    page.declare(app, PageFiles(settings.page_folder or BUILT_FOLDER) if settings.page else None)
     document.declare(app, controller)
     ingress = IngressMiddleware(
         app,

@@ -54,7 +54,7 @@ def request_id_source() -> Callable[[], str]:
 class IngressMiddleware:
     """The outermost ASGI application: authenticates, authorizes and counts each request before FastAPI serves it.
 
-    Routes with the access `open` and CORS preflights need no key and are not counted. Inference requests bypass it: see
+    Routes with the access `open` or `page` and CORS preflights need no key and are not counted. Inference requests bypass it: see
     `gateway.server.connection`. It sets `request_id` in the state of the scope, and `caller` for authenticated
     requests.
     """
@@ -112,6 +112,10 @@ class IngressMiddleware:
             await self._through_framework(scope, receive, send, answer_headers)
             return
         try:
+            if access == "page":
+                self._authenticator.check_page_request(headers, is_http_1_1=scope["http_version"] == "1.1")
+                await self._through_framework(scope, receive, send, answer_headers)
+                return
             caller = self._authenticator.authenticate_request(headers, is_http_1_1=scope["http_version"] == "1.1")
         except RoundhouseError as error:
             await send_error(scope, send, error, [*answer_headers[1:], *self._lines.refusal_headers(error)])

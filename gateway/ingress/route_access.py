@@ -10,8 +10,9 @@ from typing import Any, Final, Literal, TypeVar
 
 from starlette.routing import BaseRoute, Route
 
-Access = Literal["open", "any_key", "inference", "admin"]
-"""What a route requires. `open`: nothing. `any_key`: any valid key. `inference`, `admin`: a key of that scope."""
+Access = Literal["open", "page", "any_key", "inference", "admin"]
+"""What a route requires. `open`: nothing. `page`: a Host header that this gateway goes by. `any_key`: any valid key.
+`inference`, `admin`: a key of that scope."""
 
 UNKNOWN_ROUTE_ACCESS: Final[Access] = "any_key"
 """Access of paths and methods that no route has, so that clients without a key cannot learn which routes exist."""

@@ -21,6 +21,7 @@ from gateway.protocols.common.json_bytes import json_bytes
 from gateway.protocols.responses.response_object import fail_response
 from gateway.storage.completions.records import StoredCompletion
 from gateway.storage.completions.table import CompletionTable
+from gateway.storage.conversations.listing import ConversationListing
 from gateway.storage.conversations.records import ConversationTurn
 from gateway.storage.conversations.table import ConversationTable
 from gateway.storage.responses.errors import conversation_gone, not_continuable, previous_not_found, too_long
@@ -126,6 +127,7 @@ class StateDatabase:
         try:
             self._file = TableFile(self._db, max_bytes=max_bytes, retention_s=retention_s, clock=clock)
             self.conversations = ConversationTable(self._file)
+            self.listing = ConversationListing(self._file)
             self.completions = CompletionTable(self._file)
             self._next_number = self._file.find_next_number("responses")
             self._end_running()

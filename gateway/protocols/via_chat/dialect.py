@@ -9,7 +9,7 @@ from typing import Any
 
 from controller.schema.errors import RoundhouseError
 from controller.schema.routing import ModelRoute
-from gateway.protocols.chat import codec, llama_server
+from gateway.protocols.chat import codec, llama_server, vllm
 from gateway.protocols.chat.engine_request import adapt_fields, adapt_thinking, ask_for_prompt_tokens
 from gateway.protocols.chat.stream_collector import CallNumbers, OpenAICollector
 from gateway.protocols.chat.tool_choice import narrow_tools
@@ -84,6 +84,8 @@ class ViaChatBase(ABC):
         fields = adapt_constraints(fields, route, is_chat=True)
         if route.backend == llama_server.BACKEND:
             fields = narrow_tools(fields | llama_server.fields_for(prompt), names_one=True)
+        if route.backend in vllm.BACKENDS:
+            fields |= vllm.fields_for(prompt)
         fields = drop_foreign_fields(fields, CHAT_FIELDS, route)
         fields["model"] = route.served_name
         return fields
