@@ -28,7 +28,7 @@ OPEN_WEBUI = [
                         "parentId": None,
                         "childrenIds": ["a", "b"],
                         "role": "user",
-                        "content": "Which way?",
+                        "content": "Which?",
                     },
                     "a": {"id": "a", "parentId": "q", "childrenIds": [], "role": "assistant", "content": "Left."},
                     "b": {"id": "b", "parentId": "q", "childrenIds": [], "role": "assistant", "content": HOSTILE},
@@ -122,7 +122,7 @@ async def test_export_import_and_sharing_keep_every_word(page_stack: RoundhouseS
         await (await saved(page, "HTML file")).save_as(tmp_path / "shared.html")
         shared = await context.new_page()
         await shared.set_content((tmp_path / "shared.html").read_text())
-        await expect(shared.get_by_text("Which way?")).to_be_visible()
+        await expect(shared.get_by_text("Which?")).to_be_visible()
         await expect(shared.get_by_text(HOSTILE).last).to_be_visible()
         await shared.close()
         await page.get_by_role("button", name="Import and options").click()
