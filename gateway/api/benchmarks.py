@@ -21,8 +21,7 @@ from gateway.api.models import ModelObject
 from gateway.exchange.inner_requests import InnerRequests
 from gateway.exchange.speed_test import Measurement, SpeedTest
 from gateway.ingress.route_access import require_access
-from gateway.protocols.common.addresses import hide_addresses
-from gateway.routing.availability import find_model
+from gateway.routing.availability import find_model, reason_of
 from gateway.routing.live_routes import LiveRoutes
 from gateway.routing.model_events import ModelView
 from gateway.server.asgi import ClientGoneError
@@ -99,16 +98,19 @@ def describe_readiness(route: ModelRoute) -> ModelReadiness:
     """Return the readiness of the model by its state in the routing table; its engine is not asked.
 
     An unloaded model is `downloadable` if it is `autoload`, else `unavailable`. A model that is not loaded has as
-    `reason` its last error or, without one, the reason of its state.
+    `reason` its last error or, without one, the reason of its state, without addresses and paths.
     """
     code, word = _STATUS[route.state]
     if route.state is ModelState.UNLOADED and route.autoload:
         code, word = _ON_DEMAND
     is_available = route.state is ModelState.LOADED
-    failure = hide_addresses(route.last_error) if route.last_error else None
-    reason = None if is_available else failure or route.reason
     return ModelReadiness(
-        model_id=route.name, status_code=code, status=word, available=is_available, state=route.state, reason=reason
+        model_id=route.name,
+        status_code=code,
+        status=word,
+        available=is_available,
+        state=route.state,
+        reason=reason_of(route),
     )
 
 
