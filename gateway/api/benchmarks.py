@@ -21,9 +21,7 @@ from gateway.api.models import ModelObject
 from gateway.exchange.inner_requests import InnerRequests
 from gateway.exchange.speed_test import Measurement, SpeedTest
 from gateway.ingress.route_access import require_access
-from gateway.protocols.common.addresses import hide_addresses
-from gateway.protocols.common.file_paths import hide_paths
-from gateway.routing.availability import find_model
+from gateway.routing.availability import find_model, reason_of
 from gateway.routing.live_routes import LiveRoutes
 from gateway.routing.model_events import ModelView
 from gateway.server.asgi import ClientGoneError
@@ -107,10 +105,13 @@ def describe_readiness(route: ModelRoute) -> ModelReadiness:
     if route.state is ModelState.UNLOADED and route.autoload:
         code, word = _ON_DEMAND
     is_available = route.state is ModelState.LOADED
-    failure = hide_paths(hide_addresses(route.last_error)) if route.last_error else None
-    reason = None if is_available else failure or route.reason
     return ModelReadiness(
-        model_id=route.name, status_code=code, status=word, available=is_available, state=route.state, reason=reason
+        model_id=route.name,
+        status_code=code,
+        status=word,
+        available=is_available,
+        state=route.state,
+        reason=reason_of(route),
     )
 
 
