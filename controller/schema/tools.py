@@ -268,6 +268,10 @@ class McpServerRoute(Wire):
     reason: str | None = Field(
         default=None, description="Why the server cannot be used now, without secrets; null: it can, or nobody knows."
     )
+    is_expected: bool = Field(
+        default=False,
+        description="Where `url` is null: whether the controller is bringing the server up, so that a call may wait.",
+    )
     token: Token | None = Field(
         default=None, description="Bearer token of a server that the controller runs; null: it has none."
     )
