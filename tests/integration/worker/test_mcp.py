@@ -76,7 +76,7 @@ async def test_tools_resources_and_prompts_pass_through(worker: Worker) -> None:
         assert client.server_info is not None
         assert client.server_info.name == "known"
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
-        assert sorted(tools) == ["echo", "end", "environment", "fail", "spawn", "wait"]
+        assert sorted(tools) == ["echo", "end", "environment", "fail", "spawn", "wait", "wait_for"]
         assert tools["echo"].description == "Answer the text."
         assert tools["echo"].input_schema["required"] == ["text"]
         assert await call_text(client, "echo", text="Grüße 😀\n") == "Grüße 😀\n"
