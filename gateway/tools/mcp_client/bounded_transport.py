@@ -14,6 +14,7 @@ from typing import Final
 
 import httpx2
 
+from controller.schema.tools import MOST_OUTPUT_KIB
 from gateway.tools.mcp_client.running_calls import RunningCalls
 
 TRANSPORT_FAILED: Final = -32090
@@ -85,7 +86,11 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
 
     def describe_excess(self) -> str:
         """Return what is said of an answer that is too large, and what helps."""
-        way_out = f"raise `max_output_kib` of the server, which is {self._max_output_kib}, or ask for less"
+        kib, needed_kib = self._max_output_kib, self.most_bytes // (ANSWER_FACTOR * 1024)
+        if kib >= MOST_OUTPUT_KIB:
+            way_out = f"ask for less; its `max_output_kib` of {kib} is the most"
+        else:
+            way_out = f"ask for less, or declare the server with a `max_output_kib` above {needed_kib} (it is {kib})"
         return f"the answer is larger than {self.most_bytes} bytes: {way_out}"
 
     def note_failure(self, error: httpx2.TransportError) -> None:

@@ -145,6 +145,7 @@ async def test_the_bridge_ends_with_its_server(worker: Worker) -> None:
             await client.call_tool("end", {})
     assert worker.process.wait(60) == 1
     assert worker.last_line == f"the MCP server {sys.executable} ended"
+    assert worker.log.count(worker.last_line) == 1
 
 
 async def test_nothing_of_the_server_outlives_a_stop(worker: Worker) -> None:
@@ -182,6 +183,7 @@ def test_a_server_that_cannot_be_used_is_said_in_the_last_line(
     with bridge(tmp_path / "log", *command) as made:
         assert made.process.wait(60) == 1
         assert made.last_line == line
+        assert made.log.count(line) == 1, "it is said once"
 
 
 def test_a_server_that_says_nothing_is_not_healthy(tmp_path: Path) -> None:
