@@ -26,7 +26,8 @@ LEAST_ANSWER_BYTES: Final = 1024 * 1024
 """Bytes that any answer may have."""
 ANSWER_FACTOR: Final = 6
 """How many times the cap of a tool's output an answer may have: JSON may take six bytes for one of the text."""
-_UNAUTHORIZED: Final = 401
+_OF_NO_REPLICA: Final = frozenset({401, 503})
+"""Statuses of a replica that is none any more: another one has its address, or the bridge's server has ended."""
 _CLOSE_S: Final = 2.0
 """Seconds that the end of a session may take."""
 
@@ -63,8 +64,8 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
             if request.method != "POST":
                 raise
             return _failed_answer(describe_error(error))
-        if response.status_code == _UNAUTHORIZED:
-            self._calls.record_failure()  # a replica takes its own token: another one has its address
+        if response.status_code in _OF_NO_REPLICA:
+            self._calls.record_failure()
         else:
             self._calls.record_answer()
         if response.headers.get("content-encoding", "identity") != "identity":

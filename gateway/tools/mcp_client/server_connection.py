@@ -21,6 +21,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import (
     CONNECTION_CLOSED,
     HEADER_MISMATCH,
+    INTERNAL_ERROR,
     INVALID_REQUEST,
     PARSE_ERROR,
     CallToolRequest,
@@ -70,6 +71,8 @@ MOST_ENTRIES: Final = 500
 _CHANGES: Final = (ToolListChangedNotification, ResourceListChangedNotification, PromptListChangedNotification)
 _SESSION_ENDED: Final = "Session terminated"
 """Message of the library where a server does not know the session any more, because it was started anew."""
+_REFUSED: Final = "Server returned an error response"
+"""Message of the library for an HTTP status of an error without a message of JSON-RPC."""
 _RESULT: Final[TypeAdapter[CallToolResult | InputRequiredResult]] = TypeAdapter(CallToolResult | InputRequiredResult)
 _PREFIXES: Final = ("Failed to parse JSON response: ", "Failed to parse SSE message: ", "SSE stream failed: ")
 _LOST: Final = frozenset({CONNECTION_CLOSED, PARSE_ERROR, TRANSPORT_FAILED})
@@ -174,7 +177,7 @@ class ServerConnection:
             return self._failed_result(error)
 
     def _failed_result(self, error: MCPError) -> ToolResult:
-        if error.code in _LOST:
+        if error.code in _LOST or (error.code == INTERNAL_ERROR and error.message == _REFUSED):
             self._wake.set()  # is it still there?
             raise self._failure(_shorten(error.message)) from error
         return ToolResult(error.message, is_error=True)

@@ -430,6 +430,19 @@ async def test_a_server_that_refuses_is_down_with_its_reason() -> None:
         assert await down(here) == "Server returned an error response"
 
 
+@pytest.mark.parametrize("status", [401, 500, 503])
+async def test_a_call_that_a_server_refuses_by_http_is_no_result_of_the_tool(status: int) -> None:
+    async def refuse(_: web.Request, __: dict[str, Any]) -> web.Response:
+        return web.json_response({"error": "not now"}, status=status)
+
+    async with fake_mcp_server() as server, gateway_harness() as here:
+        server.answers["echo"] = refuse
+        await here.publish(mcp_servers=(server.route(),))
+        await connected(here)
+        assert await failure(here, "fake__echo") == "The MCP server fake failed: Server returned an error response."
+        assert (await connected(here))["tools"] == ["fake__echo"]
+
+
 async def test_a_server_that_floods_is_asked_once_a_second_at_most() -> None:
     async with fake_mcp_server() as server, gateway_harness() as here:
         await here.publish(mcp_servers=(server.route(),))
