@@ -289,7 +289,7 @@ def create_gateway(
     remotes = RemoteProber(time.time)
     retrieval_client = _open_retrieval_client(settings)
     document_search = DocumentSearch(retrieval_client)
-    mcp_servers = McpServers(time.time)
+    mcp_servers = McpServers(time.time, ledger)
     tool_resources = ToolResources(time.time, document_search.search)
     tool_runner = ToolRunner(tool_resources, mcp_servers, metrics.count_tool_call)
     live.on_tools = tool_runner.follow_table
