@@ -209,6 +209,10 @@ class GatewaySettings(BaseSettings):
         description="Serve `/mcp`, by which agents list, load, unload and read models. It opens nothing that a key "
         "does not open elsewhere.",
     )
+    page: bool = Field(True, description="Serve the web page at `/`. It holds no data and uses the public API.")
+    page_folder: Path | None = Field(
+        None, description="Folder of the built page; default: the one that `make page` and the images build."
+    )
     retrieval: bool = Field(
         True,
         description="Whether documents and searches are served: `/v1/documents`, `/v1/search`, `/v1/tenants`, "

@@ -17,8 +17,9 @@ _CODES = ("previous_response_not_found", "conversation_not_found", "conversation
 
 
 def declare(app: FastAPI) -> None:
-    """Add the routes of `APIS` to `app`, for its OpenAPI document and for the answer to wrong methods. Their requests
-    are served by `InferenceDispatcher`, which must be given `APIS`, too."""
+    """Add the routes of `APIS` to `app`, so that its OpenAPI document has them and other methods on their paths get
+    `method_not_allowed`. The requests themselves are served by `InferenceDispatcher`, which must be given `APIS`,
+    too."""
     create_text = (
         "OpenAI's responses, blocking, as server-sent events, or with `background: true` without the client. The "
         "gateway makes them of the engine's chat completions, and keeps them itself unless `store` is false."

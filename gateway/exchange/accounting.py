@@ -42,7 +42,7 @@ class RequestAccount:
 
     def take_entry(self) -> RateLimitEntry | None:
         """Return what the request takes of its key's rate limits; the caller must settle it, in the place of
-        `close_account`. None: there is nothing to settle."""
+        `close_account`. None: there is nothing to settle, as after an earlier call."""
         entry, self.entry = self.entry, None
         return entry
 

@@ -57,7 +57,8 @@ class InferenceDispatcher:
     """Opens an `Exchange` for each inference request, and a `ResponseSession` for each WebSocket.
 
     A `request_reader.InferenceRoutes`: inference requests bypass FastAPI. Run `run_timers` as a task as long as it
-    serves. It applies each new routing table to admission.
+    serves. It applies each new routing table to admission: making one sets `services.live.on_table`. `apis` must hold
+    `POST /v1/responses` (KeyError otherwise).
     """
 
     def __init__(

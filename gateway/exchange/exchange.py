@@ -358,8 +358,8 @@ class Exchange:
         return now
 
     def set_header_lines(self, now: float) -> None:
-        """Set the header lines of the answer: request id, client, place in the queue, rate limits. `now`: monotonic
-        seconds."""
+        """Set the header lines of the answer: request id, client, place in the queue, rate limits. Replaces the earlier
+        lines, also those that hooks added. `now`: monotonic seconds."""
         ticket = self.admission.ticket if self.admission is not None else None
         place = ticket.place if ticket is not None else None
         rate_lines = self.services.limits.header_lines(self.caller, now)

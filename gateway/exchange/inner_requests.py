@@ -60,7 +60,8 @@ class InnerAnswer:
         """Field `error` of the answer, as a dict that may lack any field; None: the request succeeded.
 
         It is taken from a whole answer with an error status, or from the event with which a stream in OpenAI's form
-        ended. A stream that ended without its last event has the code `engine_disconnected`.
+        ended. A whole answer without an error object has the code `engine_error`. A stream that ended without its last
+        event has the code `engine_disconnected`. An error among parts that were handed over as they came is not found.
         """
         if self.body:
             return _error_in(self.body) if self.status >= 400 else None
@@ -184,9 +185,10 @@ class InnerRequests:
     async def send_request(self, path: str, fields: Fields, headers: list[Header], caller: Caller) -> InnerAnswer:
         """Make a POST request with the body `fields`, and return its whole answer, an error's too.
 
-        `path`: of an inference API; raises KeyError for another one. `headers`: those of the caller's own request, for
-        what depends on them, such as the session. `caller`: must have been authenticated; the request does not count
-        for its limits. If the task is cancelled, the request ends as one whose client leaves.
+        `path`: of an inference API; raises KeyError for another one. RecursionError is raised if `fields` are nested
+        too deeply. `headers`: those of the caller's own request, for what depends on them, such as the session.
+        `caller`: must have been authenticated; the request does not count for its limits. If the task is cancelled, the
+        request ends as one whose client leaves.
         """
         call = InnerCall(path.encode(), headers, self._now)
         handler = self._opener.open_inner(call, caller)

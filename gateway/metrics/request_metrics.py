@@ -50,7 +50,8 @@ OTHER_TOOLS: Final = "other"
 
 
 class EngineWork(NamedTuple):
-    """What an engine did for one request, as the gateway saw it."""
+    """What an engine did for one request, as the gateway saw it, in seconds and events. 0 stands for what did not
+    happen; `first_token_s` None: the client got no stream."""
 
     inference_s: float = 0.0
     """Seconds from the sending of the last attempt to the end of the request; 0: no engine was asked."""
@@ -79,7 +80,8 @@ class RequestSeries:
         self._tokens: tuple[FastCounter, FastCounter] | None = None
 
     def count_finished(self, status: int, duration_s: float, first_byte_s: float | None, usage: Usage | None) -> None:
-        """Count one finished request. `status`: the HTTP status that was sent, or `CLIENT_GONE_STATUS` if none was.
+        """Count one finished request. `status`: the HTTP status that was sent, or `CLIENT_GONE_STATUS` (499) if none
+        was.
 
         `duration_s`, `first_byte_s`: seconds from the arrival of its headers to the end and to the answer's first byte;
         `first_byte_s` None: no byte of an answer was sent. `usage` None: no tokens are known, and none are counted.
@@ -171,9 +173,11 @@ class ModelSeries:
         self._tokens_out: FastHistogram
 
     def count_finished(self, outcome: Outcome, work: EngineWork, usage: Usage | None, unreported_tokens: int) -> None:
-        """Count one finished request. With `work` `NO_WORK` (that very object), only the outcome is counted.
+        """Count one finished request. With `work` `NO_WORK` (that very object), only the outcome is counted; with
+        `work.chunks` 0, nothing of a stream.
 
-        `usage` None: the engine did not report tokens; then `unreported_tokens` are those of its stream that came.
+        `usage` None: the engine did not report its tokens; `unreported_tokens`, those that were counted in its stream,
+        are counted instead.
         """
         counter = self._outcomes.get(outcome)
         if counter is None:
@@ -243,8 +247,8 @@ class KeySeries:
 
 
 class ClientSeries:
-    """Counters of one client, or of all that share the label value `other`. Obtain it from
-    `Metrics.client_series_of`."""
+    """Counters of one client, or of all clients that share the label value `other`. Obtain it from
+    `Metrics.client_series_of`, which the caller asks for each request."""
 
     __slots__ = ("_inference", "_requests")
 

@@ -142,6 +142,8 @@ class _TurnReader:
         self._place: str | None = None
         """Place of the open turn; None if no turn is open."""
         self._texts: list[str] = []
+        self._is_cut = False
+        """Whether the last message of the open turn is incomplete, so that the next one continues its text."""
         self._thoughts: list[str] = []
         self._refusals: list[str] = []
         self._calls: list[Call] = []
@@ -164,6 +166,7 @@ class _TurnReader:
             self.turns.append(Assistant(texts, thoughts, tuple(self._calls), refusals, place=self._place))
         self.turns += self._results
         self._place = self._round = None
+        self._is_cut = False
         self._texts, self._thoughts, self._refusals, self._calls, self._results = [], [], [], [], []
 
     def read_message(self, item: Fields, place: str) -> None:
@@ -171,6 +174,7 @@ class _TurnReader:
         content = item.get("content")
         if role == "assistant":
             self._read_assistant(content, place)
+            self._is_cut = item.get("status") == "incomplete"
         elif role == "user":
             self.close_turn()
             self.turns.append(User(_parts(content, f"{place}.content"), place=place))
@@ -182,13 +186,19 @@ class _TurnReader:
     def _read_assistant(self, content: Any, place: str) -> None:
         self._open_turn(place, answers_results=True)
         if isinstance(content, str):
-            self._texts.append(content)
+            self._add_text(content)
             return
         text = ""
         for number, part in enumerate(require_value(content, list, f"{place}.content")):
             part_text = _part_text(part, _TEXTS)
             text += self._read_refusal(part, f"{place}.content[{number}]") if part_text is None else part_text
         if text:
+            self._add_text(text)
+
+    def _add_text(self, text: str) -> None:
+        if self._is_cut and self._texts:
+            self._texts[-1] += text
+        else:
             self._texts.append(text)
 
     def _read_refusal(self, part: Any, place: str) -> str:
