@@ -6,7 +6,7 @@ import {
   type LoadConstraint,
   loadBody,
   loadCommand,
-  valueOf,
+  readValue,
 } from "./load_fields";
 
 const CONTEXT: LoadConstraint = {
@@ -37,13 +37,13 @@ test("few values are a choice, with null where it is allowed", () => {
 });
 
 test("texts become values of the constraint's kind", () => {
-  expect(valueOf(" 8192 ", CONTEXT)).toBe(8192);
-  expect(valueOf("", CONTEXT)).toBeUndefined();
-  expect(valueOf("0.25", { kind: "float" })).toBe(0.25);
-  expect([valueOf("8", BITS), valueOf("16", BITS)]).toEqual([8, "16"]);
-  expect([valueOf("null", DRAFT), valueOf("8", DRAFT)]).toEqual([null, "8"]);
-  expect(() => valueOf("1.5", CONTEXT)).toThrow("1.5 is no whole number.");
-  expect(() => valueOf("null", CONTEXT)).toThrow("null is no number.");
+  expect(readValue(" 8192 ", CONTEXT)).toBe(8192);
+  expect(readValue("", CONTEXT)).toBeUndefined();
+  expect(readValue("0.25", { kind: "float" })).toBe(0.25);
+  expect([readValue("8", BITS), readValue("16", BITS)]).toEqual([8, "16"]);
+  expect([readValue("null", DRAFT), readValue("8", DRAFT)]).toEqual([null, "8"]);
+  expect(() => readValue("1.5", CONTEXT)).toThrow("1.5 is no whole number.");
+  expect(() => readValue("null", CONTEXT)).toThrow("null is no number.");
 });
 
 test("a body has what was entered, and nothing else", () => {

@@ -78,7 +78,7 @@ export function choicesOf(constraint: LoadConstraint): string[] | null {
 }
 
 /** Returns the value of a field's text, undefined if it is left out. Throws Error, for people, where it is no number. */
-export function valueOf(text: string, constraint: LoadConstraint): LoadValue | undefined {
+export function readValue(text: string, constraint: LoadConstraint): LoadValue | undefined {
   const trimmed = text.trim();
   if (trimmed === "") return undefined;
   if (trimmed === NULL_TEXT && (allowsNull(constraint) || constraint.allowed_values?.includes(null))) return null;
@@ -104,7 +104,7 @@ export function loadBody(
   const problems: Record<string, string> = {};
   for (const [field, text] of Object.entries(entered)) {
     try {
-      const value = valueOf(text, constraints[field] ?? { kind: "integer" });
+      const value = readValue(text, constraints[field] ?? { kind: "integer" });
       if (value !== undefined) values[field] = value;
     } catch (error) {
       problems[field] = error instanceof Error ? error.message : String(error);

@@ -187,14 +187,13 @@ function DefinitionSection({ model }: { model: AdminModel }) {
 /** Text as a terminal shows it. It scrolls by itself, and takes the focus so that the keyboard can scroll it. */
 function Lines({ label, text }: { label: string; text: string }) {
   return (
-    <pre
-      // biome-ignore lint/a11y/noNoninteractiveTabindex: a region that scrolls takes the focus
+    <section
+      // biome-ignore lint/a11y/noNoninteractiveTabindex: as said above
       tabIndex={0}
-      role="region"
       aria-label={label}
-      className="max-h-80 overflow-auto rounded-md border border-line bg-panel p-2 font-mono text-xs whitespace-pre-wrap break-all"
+      className="max-h-80 overflow-auto rounded-md border border-line bg-panel p-2"
     >
-      {text}
-    </pre>
+      <pre className="font-mono text-xs whitespace-pre-wrap break-all">{text}</pre>
+    </section>
   );
 }

@@ -3,14 +3,13 @@ import type { ReactNode } from "react";
 
 export function ViewFrame({ title, children }: { title: string; children: ReactNode }) {
   return (
-    // A region that scrolls takes the focus, so that the keyboard can scroll it.
-    // biome-ignore lint/a11y/noNoninteractiveTabindex: as above
-    <div className="h-full overflow-y-auto" tabIndex={0} role="region" aria-label={title}>
+    // biome-ignore lint/a11y/noNoninteractiveTabindex: what scrolls takes the focus, so that the keyboard can scroll it
+    <section className="h-full overflow-y-auto" tabIndex={0} aria-label={title}>
       <div className="mx-auto flex max-w-5xl flex-col gap-6 p-4">
         <h1 className="text-xl font-semibold break-words">{title}</h1>
         {children}
       </div>
-    </div>
+    </section>
   );
 }
 
