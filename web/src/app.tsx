@@ -4,6 +4,7 @@ import { useAccess } from "./api/access";
 import { SignIn } from "./api/sign_in";
 import { ChatView } from "./chat/chat_view";
 import { routeHash, useRoute, type View } from "./router";
+import { KeyCommands } from "./ui/key_commands";
 
 const ModelsView = lazy(() => import("./models/models_view"));
 const DocumentsView = lazy(() => import("./documents/documents_view"));
@@ -23,6 +24,7 @@ export function App() {
   const route = useRoute();
   return (
     <div className="flex h-full flex-col">
+      <KeyCommands />
       <a href="#main" className="sr-only focus:not-sr-only focus:absolute focus:z-10 focus:bg-raised focus:p-2">
         Skip to content
       </a>

@@ -47,7 +47,9 @@ export default function ActivityView() {
           Show older
         </Button>
       )}
-      <SameByCommand command={`roundhouse events${model.trim() === "" ? "" : ` ${shellWord(model.trim())}`}${options}`} />
+      <SameByCommand
+        command={`roundhouse events${model.trim() === "" ? "" : ` --model ${shellWord(model.trim())}`}${options}`}
+      />
     </ViewFrame>
   );
 }

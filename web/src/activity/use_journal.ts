@@ -72,5 +72,11 @@ export function useJournal(filter: JournalFilter, isFollowing: boolean): Journal
     }, setError);
   }, [client, model, kind, nextBefore]);
 
-  return { entries: entries ?? [], error, isLoading: !isRead && error === null, hasOlder: nextBefore !== null, readOlder };
+  return {
+    entries: entries ?? [],
+    error,
+    isLoading: !isRead && error === null,
+    hasOlder: nextBefore !== null,
+    readOlder,
+  };
 }

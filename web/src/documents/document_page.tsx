@@ -5,6 +5,7 @@ import { describeError } from "../api/client";
 import { routeHash } from "../router";
 import { Button, ErrorNote, SameByCommand } from "../ui/controls";
 import { bytesText, timeText } from "../ui/figures";
+import { saveFile } from "../ui/save_file";
 import { Facts, Section, ViewFrame } from "../ui/view";
 import { attributesText } from "./attributes";
 import { chunkPlace, documentStatusText } from "./document_words";
@@ -28,7 +29,12 @@ export function DocumentPage({ id, command }: { id: string; command: string }) {
 function State({ document, command }: { document: Document; command: string }) {
   const client = useClient();
   const saving = useMutation({
-    mutationFn: async () => saveFile(await readOriginal(client, document.id), document.filename ?? document.id),
+    mutationFn: async () =>
+      saveFile(
+        document.filename ?? document.id,
+        await readOriginal(client, document.id),
+        document.media_type ?? "application/octet-stream",
+      ),
   });
   return (
     <Section title="State">
@@ -93,13 +99,4 @@ function ChunkCard({ chunk, before }: { chunk: Chunk; before: Chunk | null }) {
       <p className="mt-1 whitespace-pre-wrap break-words">{chunk.text}</p>
     </li>
   );
-}
-
-function saveFile(content: Blob, name: string): void {
-  const address = URL.createObjectURL(content);
-  const link = document.createElement("a");
-  link.href = address;
-  link.download = name;
-  link.click();
-  URL.revokeObjectURL(address);
 }
