@@ -30,13 +30,13 @@ export function App() {
       </a>
       <header className="flex items-center gap-3 border-b border-line px-3 py-1">
         <span className="font-semibold max-sm:hidden">Roundhouse</span>
-        <nav aria-label="Views" className="flex flex-1 gap-1 overflow-x-auto">
+        <nav aria-label="Views" className="flex flex-1 gap-1 overflow-x-auto max-sm:gap-0">
           {(Object.keys(TITLES) as View[]).map((view) => (
             <a
               key={view}
               href={routeHash(view)}
               aria-current={route.view === view ? "page" : undefined}
-              className="rounded-md px-3 py-1.5 text-sm text-faint hover:bg-panel aria-[current=page]:bg-panel aria-[current=page]:text-text"
+              className="rounded-md px-3 py-1.5 text-sm text-faint max-sm:px-2 hover:bg-panel aria-[current=page]:bg-panel aria-[current=page]:text-text"
             >
               {TITLES[view]}
             </a>

@@ -37,11 +37,13 @@ export default function ActivityView() {
       {journal.isLoading && <p className="text-faint">Loading…</p>}
       {!journal.isLoading && !journal.error && journal.entries.length === 0 && <p>Nothing has happened yet.</p>}
       {/* A log is announced by assistive technology as it grows, politely. */}
-      <ol aria-label="Events" role="log" className="flex flex-col">
-        {journal.entries.map((entry) => (
-          <EntryRow key={entry.id} entry={entry} />
-        ))}
-      </ol>
+      <div role="log" aria-label="Events">
+        <ol className="flex flex-col">
+          {journal.entries.map((entry) => (
+            <EntryRow key={entry.id} entry={entry} />
+          ))}
+        </ol>
+      </div>
       {journal.hasOlder && (
         <Button className="self-start" onClick={journal.readOlder}>
           Show older

@@ -4,7 +4,7 @@ import { type DragEvent, useId, useState } from "react";
 import { useClient } from "../api/access";
 import { describeError } from "../api/client";
 import { ErrorNote, SameByCommand } from "../ui/controls";
-import { Field, INPUT, Section } from "../ui/view";
+import { FILE_INPUT, Field, INPUT, Section } from "../ui/view";
 import { parseAttributes } from "./attributes";
 import { addDocument, documentKeys } from "./documents";
 
@@ -43,7 +43,7 @@ export function UploadSection({ command }: { command: string }) {
           id={pickerId}
           type="file"
           multiple
-          className="text-sm"
+          className={FILE_INPUT}
           onChange={(event) => {
             void send([...(event.target.files ?? [])], attributes);
             event.target.value = "";

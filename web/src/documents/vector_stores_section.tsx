@@ -6,7 +6,7 @@ import { describeError } from "../api/client";
 import { ConfirmButton } from "../ui/confirm_button";
 import { Button, ErrorNote, SameByCommand } from "../ui/controls";
 import { bytesText, countText } from "../ui/figures";
-import { Field, INPUT, Section } from "../ui/view";
+import { FILE_INPUT, Field, INPUT, Section } from "../ui/view";
 import {
   addStoreFile,
   createStore,
@@ -98,13 +98,14 @@ function StoreCard({ store }: { store: VectorStore }) {
         text; <code>{store.id}</code>
       </p>
       <StoreFiles store={store} />
-      <label htmlFor={pickerId} className="mt-2 block">
+      <label htmlFor={pickerId} className="mt-2 mb-1 block">
         Add files to {name}
       </label>
       <input
         id={pickerId}
         type="file"
         multiple
+        className={FILE_INPUT}
         onChange={(event) => {
           adding.mutate([...(event.target.files ?? [])]);
           event.target.value = "";

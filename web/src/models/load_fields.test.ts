@@ -61,6 +61,8 @@ test("a key of the load in force rules, also with null; then the definition, the
   expect(effectiveValue("n_ctx", CONTEXT, {}, { n_ctx: 2048 })).toBe(2048);
   expect(effectiveValue("draft", DRAFT, { draft: null }, { draft: "tiny" })).toBeNull();
   expect(effectiveValue("draft", DRAFT, {}, {})).toBeUndefined();
+  const speculation: LoadConstraint = { kind: "enum", allowed_values: ["draft-mtp"], default: "draft-mtp" };
+  expect(effectiveValue("llama_server_spec_type", speculation, {}, { llama_server_spec_type: null })).toBeNull();
 });
 
 test("the command is the one that a shell takes", () => {

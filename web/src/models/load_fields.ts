@@ -31,6 +31,9 @@ export type Entered = Record<string, string>;
 
 export const NULL_TEXT = "null";
 
+/** Fields whose default is what a control offers first, and not in force: without a value there is no speculation. */
+const CONTROL_DEFAULTS: ReadonlySet<string> = new Set(["llama_server_spec_type"]);
+
 /** Returns whether the field may be null. */
 export function allowsNull(constraint: LoadConstraint): boolean {
   return constraint.kind === "integer_or_null" || constraint.kind === "string_or_null";
@@ -52,6 +55,7 @@ export function effectiveValue(
   definition: Record<string, unknown>,
 ): LoadValue | undefined {
   const value = field in override ? override[field] : (definition[field] as LoadValue | undefined);
+  if (CONTROL_DEFAULTS.has(field)) return value;
   return value ?? (constraint !== undefined && "default" in constraint ? constraint.default : value);
 }
 

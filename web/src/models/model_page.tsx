@@ -75,7 +75,7 @@ function StateSection({ model }: { model: AdminModel }) {
           ["Requests", `${requestCount(model.inflight_requests)} running, ${requestCount(model.queue_depth)} waiting`],
           ["At a time", `${model.effective_target_inflight} requests per replica`],
           ["Memory", memoryText(model)],
-          ["Measured", model.vram_observed_mib === null ? "" : mibText(model.vram_observed_mib)],
+          ["Measured", model.vram_estimate_source === "observed_load_delta" ? null : measuredText(model)],
           ["Takes", model.capabilities.modalities.join(", ")],
           ["Values of the load", overrideText(model)],
           ["Exit code", model.exit_code],
@@ -98,6 +98,10 @@ function StateSection({ model }: { model: AdminModel }) {
       )}
     </Section>
   );
+}
+
+function measuredText(model: AdminModel): string | null {
+  return model.vram_observed_mib === null ? null : mibText(model.vram_observed_mib);
 }
 
 function overrideText(model: AdminModel): string {
@@ -141,7 +145,7 @@ function LogSection({ name }: { name: string }) {
     <Section title="Log">
       {logs.error && <ErrorNote {...describeError(logs.error)} />}
       {logs.data === "" && <p className="text-sm text-faint">No engine has written anything yet.</p>}
-      {logs.data && <Lines label="Log" text={logs.data} />}
+      {logs.data && <Lines label="Last lines" text={logs.data} />}
       <SameByCommand command={`roundhouse logs ${shellWord(name)} --follow`} />
     </Section>
   );

@@ -52,4 +52,9 @@ export function Field({ label, note, children }: { label: string; note?: string 
 }
 
 /** Classes of a field that is written in. */
-export const INPUT = "min-h-9 w-full rounded-md border border-line bg-raised px-3 py-1.5 text-sm";
+export const INPUT =
+  "min-h-9 w-full rounded-md border border-line bg-raised px-3 py-1.5 text-sm placeholder:text-faint";
+
+/** Classes of a picker of files. */
+export const FILE_INPUT =
+  "max-w-full text-sm file:mr-3 file:min-h-9 file:rounded-md file:border file:border-line file:bg-raised file:px-3 file:hover:bg-panel";
