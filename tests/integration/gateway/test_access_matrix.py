@@ -50,14 +50,14 @@ KEYS: Final = (
 NOBODY: Final = ("", "nobody", "expired")
 """Whose key opens nothing: none, one that is not known, and one that was."""
 OPENS: Final[Mapping[str, tuple[Access, ...]]] = {
-    **dict.fromkeys(NOBODY, ("open",)),
-    "inference": ("open", "any_key", "inference"),
-    "admin": ("open", "any_key", "admin"),
-    "all": ("open", "any_key", "inference", "admin"),
-    "stranger": ("open", "any_key", "inference", "admin"),
+    **dict.fromkeys(NOBODY, ("open", "page")),
+    "inference": ("open", "page", "any_key", "inference"),
+    "admin": ("open", "page", "any_key", "admin"),
+    "all": ("open", "page", "any_key", "inference", "admin"),
+    "stranger": ("open", "page", "any_key", "inference", "admin"),
 }
 METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PURGE")
-NO_ROUTES: Final = ("/", "/nowhere", "/v1", "/v1/admin", "/docs", "/redoc", "/health/cold", "/v2/models")
+NO_ROUTES: Final = ("/pages", "/nowhere", "/v1", "/v1/admin", "/docs", "/redoc", "/health/cold", "/v2/models")
 NAMED_OTHERWISE: Final = (*OTHER_NAMES, *(f"/{path}" for path in WITHOUT_V1), "/models/org/m", "/messages/count_tokens")
 ENDLESS: Final = ("GET", "/models/sse")
 """A stream of events that ends with the gateway, so that nobody waits for its end."""
@@ -151,7 +151,13 @@ def test_a_route_that_opens_to_another_scope_is_found() -> None:
 
 def filled_in(path: str, response_id: str = NO_RESPONSE) -> str:
     """A declared path, as it is asked for."""
-    parts = {"{name:path}": "org/m", "{response_id}": response_id, "{id}": "0", "{rest:path}": "plan"}
+    parts = {
+        "{name:path}": "org/m",
+        "{response_id}": response_id,
+        "{id}": "0",
+        "{rest:path}": "plan",
+        "{path:path}": "assets/none.js",
+    }
     parts |= {"{completion_id}": "chatcmpl-none", "{conversation_id}": "conv_none", "{item_id}": "msg_none"}
     for part, text in parts.items():
         path = path.replace(part, text)
@@ -245,10 +251,12 @@ async def test_what_is_no_method_reaches_nothing(method: str) -> None:
 def spellings(path: str) -> list[tuple[str, str]]:
     """Other ways to write a path, each with the path that it is read as: decoded once, and nothing else done to it."""
     slashes, head, tail = path[1:].replace("/", "%2F"), path[:-1], path[-1]
+    # A target begins with a slash, so that of the page has one spelling less.
+    last_encoded = [(f"{head}%{ord(tail):02X}", path)] if head else []
     return [
+        *last_encoded,
         ("/" + "".join(f"%{ord(letter):02x}" for letter in path[1:]), path),
         ("/" + slashes, path),
-        (f"{head}%{ord(tail):02X}", path),
         (path + "?x=/../health", path),
         (path + "#/health", path),
         ("http://localhost" + path, path),
