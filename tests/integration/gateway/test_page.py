@@ -1,4 +1,4 @@
-"""The page at `/` and its files below `/page/`: open to everybody, before the first table too, with the Host checked."""
+"""The page at `/`, files below `/page/`: open to everybody, before the first table too, with the Host checked."""
 
 from __future__ import annotations
 
