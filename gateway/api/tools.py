@@ -107,7 +107,7 @@ class ListedServer(BaseModel):
     resources: list[ListedResource]
     prompts: list[ListedPrompt]
     reason: str | None = Field(
-        description="Why the server is down, or why tools of it are not offered; null: no reason, or the caller may "
+        description="Why the server is not connected, or why tools of it are not offered; null: no reason, or the caller may "
         "not administer."
     )
 

@@ -8,6 +8,8 @@ import { addItems, type Conversation, conversationKeys, updateConversation } fro
 import { type ItemTree, newestLeaf } from "../item_tree";
 import { requestFields } from "../request_fields";
 import { useRuns } from "../runs";
+import { browserRequest } from "../stores/browser_request";
+import { isInBrowser } from "../stores/browser_store";
 
 export interface ConversationActions {
   /** Adds the user's message below `parentId` and requests an answer to it. Returns when the answer ended. */
@@ -39,8 +41,11 @@ export function useConversationActions(shown: Conversation | null): Conversation
         queries.invalidateQueries({ queryKey: conversationKeys.items(id) }),
         queries.invalidateQueries({ queryKey: conversationKeys.one(id) }),
       ]);
-    const answer = (conversation: Conversation, model?: string) =>
-      runs.begin(conversation.id, requestFields(conversation, model));
+    const answer = async (conversation: Conversation, model?: string) => {
+      const isOwn = isInBrowser(conversation.id);
+      const fields = isOwn ? await browserRequest(conversation, model) : requestFields(conversation, model);
+      await runs.begin(conversation.id, fields);
+    };
 
     async function ask(conversation: Conversation, content: ContentPart[], parentId: string | null, model: string) {
       await addItems(client, conversation.id, [{ type: "message", role: "user", content }], parentId);
