@@ -175,12 +175,13 @@ def _pip_settings() -> dict[str, str]:
 
 def _npm_settings() -> dict[str, str]:
     """This machine's npm registry, as a build argument; without one, npm's own is meant."""
-    named = os.environ.get("npm_config_registry") or os.environ.get("NPM_CONFIG_REGISTRY")
+    variable = "NPM_CONFIG_REGISTRY"
+    named = os.environ.get(variable.lower()) or os.environ.get(variable)
     files = (path for path in (Path.home() / ".npmrc", Path("/etc/npmrc")) if path.is_file())
     lines = (line.partition("=") for path in files for line in path.read_text().splitlines())
     set_by_file = (value.strip() for key, _, value in lines if key.strip() == "registry")
     registry = named or next(set_by_file, "")
-    return {"NPM_CONFIG_REGISTRY": registry} if registry else {}
+    return {variable: registry} if registry else {}
 
 
 def _rootfs_tarball(key: str) -> Path:
