@@ -5,6 +5,7 @@ import { useClient } from "../api/access";
 import type { ApiClient } from "../api/client";
 import { AnswerStream, type StreamSnapshot } from "./answer_stream";
 import { conversationKeys } from "./conversations";
+import { FigureStore } from "./figures";
 
 interface LookedUp {
   conversation_id: string;
@@ -13,6 +14,8 @@ interface LookedUp {
 }
 
 export class Runs {
+  /** Tokens and times of the answers that this browser has read. */
+  readonly figures = new FigureStore();
   readonly #client: ApiClient;
   readonly #onEnd: (conversationId: string) => Promise<unknown>;
   readonly #streams = new Map<string, AnswerStream>();
@@ -77,6 +80,7 @@ export class Runs {
   }
 
   async #settle(conversationId: string, stream: AnswerStream): Promise<void> {
+    this.figures.keep(stream.snapshot);
     await this.#onEnd(conversationId);
     if (this.#streams.get(conversationId) !== stream) return;
     const { status } = stream.snapshot.answer;
