@@ -3,6 +3,8 @@ import { useQueryClient } from "@tanstack/react-query";
 import { createContext, type ReactNode, use, useMemo, useRef, useSyncExternalStore } from "react";
 import { useClient } from "../api/access";
 import type { ApiClient } from "../api/client";
+import { nameConversation, storeAnswer } from "./after_answer";
+import type { Answer } from "./answer";
 import { AnswerStream, type StreamSnapshot } from "./answer_stream";
 import { conversationKeys } from "./conversations";
 import { FigureStore } from "./figures";
@@ -17,12 +19,12 @@ export class Runs {
   /** Tokens and times of the answers that this browser has read. */
   readonly figures = new FigureStore();
   readonly #client: ApiClient;
-  readonly #onEnd: (conversationId: string) => Promise<unknown>;
+  readonly #onEnd: (conversationId: string, answer: Answer) => Promise<unknown>;
   readonly #streams = new Map<string, AnswerStream>();
   readonly #listeners = new Set<() => void>();
 
-  /** `onEnd` reads the conversation's items anew. The answer of a run stays shown until it has. */
-  constructor(client: ApiClient, onEnd: (conversationId: string) => Promise<unknown>) {
+  /** `onEnd` stores the answer where the gateway did not, and reads the conversation's items anew. The answer of a run stays shown until it has. */
+  constructor(client: ApiClient, onEnd: (conversationId: string, answer: Answer) => Promise<unknown>) {
     this.#client = client;
     this.#onEnd = onEnd;
   }
@@ -81,7 +83,7 @@ export class Runs {
 
   async #settle(conversationId: string, stream: AnswerStream): Promise<void> {
     this.figures.keep(stream.snapshot);
-    await this.#onEnd(conversationId);
+    await this.#onEnd(conversationId, stream.snapshot.answer);
     if (this.#streams.get(conversationId) !== stream) return;
     const { status } = stream.snapshot.answer;
     // What is complete is among the stored items now. Anything else is nowhere but here.
@@ -104,10 +106,17 @@ const RunsContext = createContext<Runs | null>(null);
 export function RunsProvider({ children }: { children: ReactNode }) {
   const client = useClient();
   const queries = useQueryClient();
-  const runs = useMemo(
-    () => new Runs(client, () => queries.invalidateQueries({ queryKey: conversationKeys.all })),
-    [client, queries],
-  );
+  const runs = useMemo(() => {
+    const refresh = () => queries.invalidateQueries({ queryKey: conversationKeys.all });
+    return new Runs(client, async (conversationId, answer) => {
+      await storeAnswer(conversationId, answer);
+      await refresh();
+      // A title is worth no error, and no wait: the answer is there.
+      void nameConversation(client, conversationId)
+        .then((isNamed) => (isNamed ? refresh() : undefined))
+        .catch(() => {});
+    });
+  }, [client, queries]);
   return <RunsContext value={runs}>{children}</RunsContext>;
 }
 

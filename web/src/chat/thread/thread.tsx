@@ -9,9 +9,11 @@ import { ErrorNote } from "../../ui/controls";
 import { Composer } from "../composer/composer";
 import { conversationQuery, createConversation, itemsQuery, titleOf } from "../conversations";
 import { groupTurns, growTree, pathTo } from "../item_tree";
+import { usePreferences } from "../preferences";
 import { useRun, useRuns } from "../runs";
 import { ApprovalsProvider } from "./approvals";
 import { RunningAnswer } from "./running_answer";
+import { ThreadHeader } from "./thread_header";
 import { TurnView } from "./turn_view";
 import { useConversationActions } from "./use_conversation_actions";
 import { useFollowedScroll } from "./use_followed_scroll";
@@ -28,6 +30,7 @@ export function Thread({ conversationId }: { conversationId: string | null }) {
   const path = useMemo(() => pathTo(tree, activeId), [tree, activeId]);
   const turns = useMemo(() => groupTurns(path), [path]);
   const actions = useConversationActions(conversation.data ?? null);
+  const preferences = usePreferences();
   const [error, setError] = useState<unknown>(null);
   const scroll = useFollowedScroll();
 
@@ -44,7 +47,7 @@ export function Thread({ conversationId }: { conversationId: string | null }) {
     setError(null);
     try {
       if (conversationId === null) {
-        const created = await createConversation(client, titleOf(text), { model });
+        const created = await createConversation(client, titleOf(text), { model }, preferences.keepInBrowser);
         navigate("chat", created.id, true);
         await actions.ask(created, content, null, model);
       } else if (conversation.data !== undefined) {
@@ -57,6 +60,9 @@ export function Thread({ conversationId }: { conversationId: string | null }) {
 
   return (
     <>
+      {conversation.data !== undefined && (
+        <ThreadHeader conversation={conversation.data} tree={tree} activeId={activeId} actions={actions} />
+      )}
       <div
         ref={scroll.container}
         onScroll={scroll.onScroll}

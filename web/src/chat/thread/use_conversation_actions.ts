@@ -8,6 +8,8 @@ import { addItems, type Conversation, conversationKeys, updateConversation } fro
 import { type ItemTree, newestLeaf } from "../item_tree";
 import { requestFields } from "../request_fields";
 import { useRuns } from "../runs";
+import { browserRequest } from "../stores/browser_request";
+import { isInBrowser } from "../stores/browser_store";
 import type { Decision } from "./approvals";
 import { toolNameOf } from "./tool_call";
 
@@ -43,8 +45,11 @@ export function useConversationActions(shown: Conversation | null): Conversation
         queries.invalidateQueries({ queryKey: conversationKeys.items(id) }),
         queries.invalidateQueries({ queryKey: conversationKeys.one(id) }),
       ]);
-    const answer = (conversation: Conversation, model?: string) =>
-      runs.begin(conversation.id, requestFields(conversation, model));
+    const answer = async (conversation: Conversation, model?: string) => {
+      const isOwn = isInBrowser(conversation.id);
+      const fields = isOwn ? await browserRequest(conversation, model) : requestFields(conversation, model);
+      await runs.begin(conversation.id, fields);
+    };
 
     async function ask(conversation: Conversation, content: ContentPart[], parentId: string | null, model: string) {
       await addItems(client, conversation.id, [{ type: "message", role: "user", content }], parentId);
@@ -96,8 +101,14 @@ export function useConversationActions(shown: Conversation | null): Conversation
           approval_request_id: item.id,
           approve: decision !== "refuse",
         }));
-        // The gateway runs the calls that the request's own input approves, and adds that to the conversation.
-        await runs.begin(conversation.id, { ...requestFields(conversation), input });
+        if (isInBrowser(conversation.id)) {
+          await addItems(client, conversation.id, input, conversation.active_item_id ?? null);
+          await refresh(conversation.id);
+          await answer(conversation);
+        } else {
+          // The gateway runs the calls that the request's own input approves, and adds that to the conversation.
+          await runs.begin(conversation.id, { ...requestFields(conversation), input });
+        }
       },
     };
   }, [client, runs, queries, shown]);
