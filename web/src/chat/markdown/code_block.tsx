@@ -9,6 +9,7 @@ import { useLazy } from "./use_lazy";
 
 const Diagram = lazy(() => import("./diagram"));
 const HtmlPreview = lazy(() => import("./html_preview"));
+const SWITCH = "text-xs aria-pressed:bg-raised aria-pressed:text-text";
 const loadHighlight = () => import("./highlight");
 
 /** Characters above which code is shown without colours: they would take longer than a frame. */
@@ -26,15 +27,18 @@ export const CodeBlock = memo(function CodeBlock({ code, language }: CodeBlockPr
   const [isShown, setShown] = useState(language === "mermaid");
   const drawn = isGrowing || !isShown ? null : drawnForm(code, language);
   return (
-    <figure className="m-0 overflow-hidden rounded-md border border-line bg-panel" data-code-block>
+    <figure
+      aria-label={`Code${language && `: ${language}`}`}
+      className="m-0 overflow-hidden rounded-md border border-line bg-panel"
+    >
       <figcaption className="flex flex-wrap items-center gap-1 border-b border-line px-3 text-xs text-faint">
         <span className="flex-1 py-1.5">{language || "text"}</span>
         {(language === "html" || language === "mermaid") && (
-          <Button look="quiet" className="text-xs" aria-pressed={isShown} onClick={() => setShown(!isShown)}>
+          <Button look="quiet" className={SWITCH} aria-pressed={isShown} onClick={() => setShown(!isShown)}>
             {language === "html" ? "Preview" : "Diagram"}
           </Button>
         )}
-        <Button look="quiet" className="text-xs" aria-pressed={isWrapped} onClick={() => setWrapped(!isWrapped)}>
+        <Button look="quiet" className={SWITCH} aria-pressed={isWrapped} onClick={() => setWrapped(!isWrapped)}>
           Wrap lines
         </Button>
         <CopyButton label="Copy code" className="text-xs" text={() => code} />

@@ -1,11 +1,12 @@
 /** The elements that Markdown becomes. Every one is made by React: what a text can do is what is listed here. */
 import type { Element, ElementContent } from "hast";
-import type { ReactNode } from "react";
+import { lazy, type ReactNode, Suspense } from "react";
 import type { Components } from "react-markdown";
 import { hostOf, isDataImage, safeLink } from "./addresses";
 import { Citation } from "./citations";
 import { CodeBlock } from "./code_block";
 
+const Formula = lazy(() => import("./formula"));
 const LINK = "break-words text-accent underline";
 const REL = "noopener noreferrer nofollow";
 
@@ -29,12 +30,12 @@ export const ELEMENTS: Components = {
   img: ({ src, alt }) => <Picture source={typeof src === "string" ? src : ""} description={alt ?? ""} />,
   pre: ({ node, children }) => {
     const code = node?.children.find((child): child is Element => child.type === "element" && child.tagName === "code");
-    return code === undefined ? (
-      <pre>{children}</pre>
-    ) : (
-      <CodeBlock code={textIn(code).replace(/\n$/, "")} language={languageOf(code)} />
-    );
+    if (code === undefined) return <pre>{children}</pre>;
+    const [text, language] = [textIn(code).replace(/\n$/, ""), languageOf(code)];
+    return language === "math" ? formula(text, true) : <CodeBlock code={text} language={language} />;
   },
+  code: ({ node, children }) =>
+    node !== undefined && languageOf(node) === "math" ? formula(textIn(node), false) : <code>{children}</code>,
   table: ({ children }) => (
     // biome-ignore lint/a11y/noNoninteractiveTabindex: the keyboard scrolls it.
     <section className="overflow-x-auto" aria-label="Table" tabIndex={0}>
@@ -75,6 +76,14 @@ function Picture({ source, description }: { source: string; description: string 
       Image from {host}
       {description && `: ${description}`}
     </a>
+  );
+}
+
+function formula(source: string, isDisplayed: boolean): ReactNode {
+  return (
+    <Suspense fallback={<code>{source}</code>}>
+      <Formula source={source} isDisplayed={isDisplayed} />
+    </Suspense>
   );
 }
 

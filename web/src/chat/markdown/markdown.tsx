@@ -22,7 +22,7 @@ interface MarkdownProps {
 
 const NONE: readonly Annotation[] = [];
 const GFM = [remarkGfm];
-const loadMath = () => import("./math_plugins");
+const loadMath = () => import("./formula");
 
 export const Markdown = memo(function Markdown({ text, isGrowing, annotations = NONE }: MarkdownProps) {
   const known = useRef<Blocks>(NO_BLOCKS);
@@ -61,18 +61,15 @@ interface BlockProps {
 const Block = memo(function Block({ text, isGrowing, cited }: BlockProps) {
   const shown = isGrowing ? completeBlock(text) : text;
   const hasMath = hasFormula(shown);
-  const math = useLazy(hasMath ? loadMath : null)?.MATH_PLUGINS ?? null;
-  const plugins = useMemo((): Pick<Options, "remarkPlugins" | "rehypePlugins"> => {
+  const math = useLazy(hasMath ? loadMath : null)?.remarkMath ?? null;
+  const plugins = useMemo((): Options["remarkPlugins"] => {
     const numbers = new Set(cited.split(" ").filter(Boolean).map(Number));
     const citing = numbers.size > 0 ? [[remarkCitations, { numbers }] as const] : [];
-    return {
-      remarkPlugins: [...GFM, ...(math?.remark ?? []), ...(citing as never[])],
-      rehypePlugins: math?.rehype ?? [],
-    };
+    return [...GFM, ...(math === null ? [] : [math]), ...(citing as never[])];
   }, [math, cited]);
   return (
     <GrowingContext value={isGrowing}>
-      <ReactMarkdown {...plugins} components={ELEMENTS} urlTransform={allowedAddress}>
+      <ReactMarkdown remarkPlugins={plugins} components={ELEMENTS} urlTransform={allowedAddress}>
         {math === null ? shown : markFormulas(shown)}
       </ReactMarkdown>
     </GrowingContext>
