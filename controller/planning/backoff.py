@@ -24,7 +24,8 @@ def verdict_of_exit(backend: str, end: Exit, *, was_ready: bool) -> Verdict:
     last log lines.
 
     `was_ready`: whether it was ever ready; then the verdict is never permanent (a permanent one is not retried). For an
-    unknown `backend` or exit code 0 the words only say how the process ended, and that it ran out of memory if so.
+    unknown `backend` or exit code 0 the words only say how the process ended, and whether it was killed for lack of
+    memory.
     """
     engine = REPLICA_ENGINES.get(backend)
     verdict = engine.explain_exit(end.code, end.log_tail) if engine and end.code != 0 else None

@@ -55,7 +55,8 @@ _OWN_HEADERS: Final = frozenset(
 
 
 class ToolLimits(BaseModel):
-    """What every declaration of tools may say. Immutable. Validation is strict."""
+    """What every declaration of tools may say. Immutable. Validation is strict: a wrong value or an unknown field
+    raises pydantic.ValidationError."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 

@@ -27,7 +27,8 @@ from controller.status.model_status import is_routable
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
     """Where a replica of an MCP server answers; without a `url`: why none does, and whether one soon will
-    (`is_expected`). By default: it is declared, and the controller has not looked at it yet."""
+    (`is_expected`). By default: it is declared, and the controller has not looked at it yet.
+    `token` None: the replica checks none."""
 
     url: str | None = None
     replica: str | None = None
@@ -48,8 +49,9 @@ def build_permissions(
 def find_addresses(
     observed: ObservedState, statuses: Iterable[ModelStatus], tokens: Callable[[str], str | None]
 ) -> dict[str, ServerAddress]:
-    """Return where the MCP servers answer that the controller runs, by server name. `tokens` maps the name of a replica
-    to its token."""
+    """Return where the MCP servers answer that the controller runs, by server name. A server without a ready replica
+    gets an address without `url`, with the reason. `tokens` maps the name of a replica to its token; None: it has
+    none."""
     addresses: dict[str, ServerAddress] = {}
     for status in statuses:
         if not status.name.startswith(REPLICA_PREFIX):
@@ -124,8 +126,8 @@ def _tool(name: str, tool: ToolLimits) -> ToolRoute:
 def build_mcp_servers(
     servers: Mapping[str, McpServer], addresses: Mapping[str, ServerAddress]
 ) -> tuple[McpServerRoute, ...]:
-    """Return the declared MCP servers for the routing table, in name order. One with a `command` has its address of
-    `addresses`, by server name; one that is not there has not been started yet."""
+    """Return the declared MCP servers for the routing table, in name order. A server with a `command` gets the address
+    that `addresses` has under its name; without one, its `url` is None and its reason is that it is not started."""
     return tuple(_server(name, servers[name], addresses.get(name, ServerAddress())) for name in sorted(servers))
 
 

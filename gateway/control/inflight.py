@@ -15,7 +15,7 @@ class InflightCounts:
     """This gateway's requests in flight, and what else its reports to the controller say of models and replicas.
 
     Attempts, and calls of MCP servers that the controller runs, count themselves in and out, and `ControllerLink` sends
-    the reports. Times are Unix time in seconds.
+    the reports. Methods that change what a report shows call `on_change`. Times are Unix time in seconds.
 
     Invariant: a request is counted under its replica from when the replica is chosen, always from the table in force,
     until the request's last byte. So a report made under table T counts every running request that was admitted under
@@ -72,7 +72,7 @@ class InflightCounts:
         """Stop counting a request as in flight. Call once per `enter_replica`, after the request's last byte.
 
         Raises:
-            KeyError: the request is not counted at this replica.
+            KeyError: the request is not counted at this replica, or `model` is not that of `enter_replica`.
         """
         count, since = self._requests[replica, request_id]
         if count > 1:
@@ -89,7 +89,7 @@ class InflightCounts:
         """Note the time of a request for an `autoload` model that is not loaded, so that the controller loads the
         model.
 
-        The first such request of a model calls `on_demand`, too. The demand stays until `forget_absent` drops it.
+        The first call for a model calls `on_demand`, too. The demand stays until `forget_absent` drops it.
         """
         is_new_demand = model not in self._demand
         self._demand[model] = self._clock()
@@ -132,8 +132,8 @@ class InflightCounts:
             self.on_change()
 
     def make_report(self, gateway_id: str, routes: Routes | None) -> GatewayReport:
-        """Return a report for the controller, and change nothing. `routes`: the table in force; None: there is none
-        yet.
+        """Return a report for the controller, and change nothing. Times in the report are Unix time in seconds.
+        `routes`: the table in force; None: there is none yet.
 
         `addresses`, `ending` and `remotes` of the report are left for `ControllerLink` to fill in.
         """

@@ -13,7 +13,8 @@ from gateway.tenancy.api_keys import KeyRing
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """A routing table, indexed for the look-ups of requests. Immutable: a new table makes new `Routes`."""
+    """A routing table, indexed for the look-ups of requests. Immutable: a new table makes new `Routes`. `models` has
+    each model by its own name alone, `names` by its aliases, too."""
 
     instance: str
     """Name of the installation whose controller made the table."""
@@ -51,7 +52,8 @@ class Routes:
         )
 
     def sole_model(self, path: str) -> str | None:
-        """Return the name of the only model, in whatever state, whose engine serves `path`; None if none or several do.
+        """Return the own name of the only model, in whatever state, whose engine serves `path`; None if none or several
+        do.
 
         `path`: as in `ModelRoute.apis`, such as `/v1/embeddings`.
         """

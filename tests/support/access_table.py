@@ -41,7 +41,7 @@ FAMILIES: Final = (
     Family("POST", "/v1/responses /v1/responses/compact /v1/responses/input_tokens", "inference"),
     Family("GET", "/v1/chat/completions /v1/chat/completions/{completion_id}/messages", "inference"),
     Family("GET POST DELETE", "/v1/chat/completions/{completion_id}", "inference"),
-    Family("POST", "/v1/conversations", "inference"),
+    Family("GET POST", "/v1/conversations", "inference"),
     Family("GET POST DELETE", "/v1/conversations/{conversation_id}", "inference"),
     Family("GET POST", "/v1/conversations/{conversation_id}/items", "inference"),
     Family("GET DELETE", "/v1/conversations/{conversation_id}/items/{item_id}", "inference"),

@@ -44,13 +44,15 @@ def supervise(
 ) -> Ending:
     """Run `child` in a forked process, relay its stderr to this process's, block until it ends, and return how. SIGTERM
     or SIGINT to this process sends the child the signal that `stop_signal` returns; a child that ignores it is waited
-    for. Call once, in the main thread, with no other threads: it sets signal handlers.
+    for. Call once, in the main thread, with no other threads: it sets signal handlers, which stay. Raises OSError if no
+    process can be started.
 
-    `child` gets a file descriptor and writes a byte to it once it is ready. It ends by returning. In the child, SIGTERM
-    and SIGINT have their default action, so that code that blocks the interpreter cannot delay its death. If this
-    process is killed, the kernel kills the child. Children that the child leaves behind are killed: they may hold
-    memory, and they keep its log open. `error_in` gets each line of the log, and returns the error that the line
-    reports, or None. Lines of which `is_relayed` is False are not relayed.
+    `child` gets a file descriptor and writes a byte to it once it is ready. It ends by SystemExit, whose code becomes
+    its exit code; after a return, or another exception, whose traceback it writes to the log, the exit code is 1. In
+    the child, SIGTERM and SIGINT have their default action, so that code that blocks the interpreter cannot delay its
+    death. If this process is killed, the kernel kills the child. Children that the child leaves behind are killed: they
+    may hold memory, and they keep its log open. `error_in` gets each line of the log, and returns the error that the
+    line reports, or None. Lines of which `is_relayed` is False are not relayed.
     """
     log_read, log_write = os.pipe()
     ready_read, ready_write = os.pipe()
@@ -103,8 +105,8 @@ def _prctl(option: int, value: int) -> None:
 
 
 def kill_descendants(pid: int, spare: int | None = None) -> None:
-    """Send SIGKILL to all descendants of a process, except `spare` and its descendants. Does not wait for their end.
-    Processes that are gone already are no error.
+    """Send SIGKILL to all descendants of a process, except `spare` (None: nobody) and its descendants. Does not wait
+    for their end. Processes that are gone already are no error.
 
     Python's resource trackers are left alone: they end by themselves once their users are gone, and first remove the
     shared memory that those have left.
