@@ -116,6 +116,7 @@ class ServerConnection:
         try:
             await self._calls.wait_ended()
         finally:
+            self._calls.close()  # nothing is tried again, also if the library makes an error of the cancellation
             connecting.cancel()
             await asyncio.gather(connecting, return_exceptions=True)
 
