@@ -104,7 +104,8 @@ class ModelList(BaseModel):
 
 
 def router_status(view: ModelView) -> RouterStatus:
-    """Return the model's state as llama-server's router lists it, without the engine's command line."""
+    """Return the model's state as llama-server's router lists it (`describe_status`), without the engine's command
+    line. While the model's files are being downloaded, `progress` has the bytes of each file."""
     told = describe_status(view)
     download = view.running_download
     if told["status"] == "downloading" and download is not None:
@@ -114,7 +115,8 @@ def router_status(view: ModelView) -> RouterStatus:
 
 
 def model_fields(view: ModelView) -> dict[str, Any]:
-    """Return the values of those fields of a `ModelObject` that differ between models, by field name."""
+    """Return the values of those fields of a `ModelObject` that differ between models, by field name, for its
+    constructor; the values of the others are its defaults."""
     route = view.route
     return {
         "id": route.name,

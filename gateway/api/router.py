@@ -86,7 +86,8 @@ def declare(
 ) -> None:
     """Add the routes of llama-server's router mode, `/models` and those below it, to `app`.
 
-    `events` must follow the tables of `live`; `gate` says who may change something.
+    `events` must follow the tables of `live`. `gate` says who may have the files read anew and sees the engines'
+    command lines; the routes that change something require the access `admin`.
 
     `heartbeat_s`: seconds of silence before a comment is sent in an event stream.
     """
@@ -221,11 +222,13 @@ def _declare_downloads(app: FastAPI, changes: RouterChanges) -> None:
 async def follow_events(
     log: ModelEventLog, may_see: Callable[[ModelRoute], bool], after: int | None, heartbeat_s: float
 ) -> AsyncIterator[bytes]:
-    """Yield the server-sent events after the one with the id `after`, and new ones until the log is closed.
+    """Yield the server-sent events after the one with the id `after` (0: from the first on), and new ones until the log
+    is closed.
 
     Events of models for which `may_see` returns False are left out. Where the log no longer has some events, or may
     lack some (`after` None: an id of another gateway process), one `models_reload` takes their place. A comment is
-    yielded after `heartbeat_s` seconds of silence, and at once in the beginning.
+    yielded at once in the beginning, and after each `heartbeat_s` seconds of silence. Close the iterator if it is not
+    read to its end: it listens to the log until then.
     """
     changed = asyncio.Event()
     log.add_listener(changed.set)

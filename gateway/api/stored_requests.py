@@ -92,8 +92,8 @@ def read_list_query(query: Mapping[str, str], usual_order: str, most: int = MOST
     Without a `limit`, the page has at most `USUALLY_LISTED` (20) entries.
 
     Raises:
-        RoundhouseError: `invalid_request` for an `order` that is neither, or a `limit` that is no number from 1 to
-            `most`. `after` is not checked.
+        RoundhouseError: `invalid_request` for an `order` that is neither `asc` nor `desc`, or a `limit` that is no
+            number from 1 to `most`. `after` is not checked.
     """
     order = query.get("order", usual_order)
     if order not in ("asc", "desc"):

@@ -33,7 +33,11 @@ _REMOTE: Final = "openai_remote"
 @dataclass(frozen=True, slots=True)
 class ServingOption:
     """One way to serve a path of the gateway: an API of the engine, and the dialect that passes requests through to it
-    or translates them. A constant entry of `SERVING_OPTIONS`."""
+    or translates them. A constant entry of `SERVING_OPTIONS`.
+
+    `target`: path to ask the engine for; None: the path that the client asked for. For `flawed_backends`, any other
+    option is preferred.
+    """
 
     required_api: str
     """API that the engine must offer, as named in `ModelRoute.apis`."""

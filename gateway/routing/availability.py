@@ -16,7 +16,8 @@ LITERT_LM: Final = "litert_lm"
 
 
 def find_model(routes: Routes, name: str) -> ModelRoute:
-    """Return the model with exactly this name or alias, in whatever state it is. The caller's key is not checked.
+    """Return the model with exactly this name or alias, in whatever state it is. Whether the caller's key may use the
+    model is not checked.
 
     Raises:
         RoundhouseError: `unknown_model` if no declared model has it.
@@ -30,7 +31,8 @@ def find_model(routes: Routes, name: str) -> ModelRoute:
 class LoadingError(RoundhouseError):
     """Error `model_loading` of a request to a model that is being loaded, or was not loaded in time.
 
-    `progress` is the part of the load that is done, from 0 to 1; None: unknown.
+    `progress` is the part of the load that is done, from 0 to 1; None: unknown. `retry_after_s` None: the client is
+    told to retry after `DEFAULT_RETRY_AFTER_S` (5).
     """
 
     def __init__(self, message: str, progress: float | None, retry_after_s: float | None = None) -> None:
@@ -51,8 +53,8 @@ class RemoteDownError(RoundhouseError):
     """
 
     def build_headers(self) -> dict[str, str]:
-        """Return `retry-after` in whole seconds, at least 1 (`DEFAULT_RETRY_AFTER_S` if no time is known), in place of
-        a failed model's `x-should-retry: false`."""
+        """Return `retry-after` in whole seconds, at least 1 (`DEFAULT_RETRY_AFTER_S`, 5, if no time is known), in place
+        of a failed model's `x-should-retry: false`."""
         return {"retry-after": str(max(1, round(self.retry_after_s or DEFAULT_RETRY_AFTER_S)))}
 
 

@@ -110,7 +110,7 @@ def open_database(path: Path) -> FileConnection:
 
     The caller closes the connection, which is in autocommit mode and holds the file until then: only one gateway at a
     time can open it, while other programs may read it (`roundhouse backup` does). An upgrade that fails leaves the file
-    as it was. The file's mode becomes 0600.
+    as it was. The file's mode becomes 0600. Blocks.
 
     Raises:
         NewerDatabaseError: a newer version wrote the file, which is unchanged.

@@ -98,7 +98,7 @@ def lock_and_check(state: Path) -> int:
 
 class UpRun:
     """One run of `up`: starts, supervises and ends the programs. The caller holds the lock of the state folder until
-    `run` has returned. Raises OSError where the state folder does not exist."""
+    `run` has returned. Making one raises OSError where the state folder does not exist."""
 
     def __init__(self, settings: ControllerSettings, specs: Sequence[ChildSpec], announcer: Announcer) -> None:
         self._settings = settings
@@ -112,7 +112,8 @@ class UpRun:
     async def run(self) -> ExitCode:
         """Run until Ctrl-C, SIGTERM or SIGHUP, or until a program ends in a way that a restart cannot mend. Then end
         gateway, side programs, controller and engines in this order, and return the exit code of `up`: DONE after a
-        signal, FAILED where engines may still run.
+        signal or where a program was told to end, else that of the program's `FatalExit`; FAILED in place of DONE where
+        engines may still run. Raises OSError where the record cannot be removed at the end.
 
         A second Ctrl-C kills the programs without waiting. Call it once, in the main thread: it takes over the signal
         handlers.

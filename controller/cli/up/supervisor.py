@@ -214,6 +214,6 @@ class Supervisor:
         return max(endings, key=lambda ending: ending.exit, default=Ending(ExitCode.DONE))
 
     async def wait_until_ended(self) -> None:
-        """Wait, without a limit, until every child has ended. Signals none of them: call `send_signal` or `kill`
-        before."""
+        """Wait, without a limit, until every child has ended. Call it after `run` has returned. Signals none of them:
+        call `send_signal` or `kill` before."""
         await asyncio.gather(*self._tasks)

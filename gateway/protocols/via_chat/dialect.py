@@ -41,7 +41,7 @@ class ViaChatBase(ABC):
 
         Raises:
             RoundhouseError: `invalid_request`, or another code for what cannot be translated, such as
-                `modality_unsupported`; its `param` is the path to the value in it.
+                `modality_unsupported`; its `param` is the path to the value in the request.
         """
 
     def can_serve(self, request: InferenceRequest) -> bool:
@@ -71,9 +71,9 @@ class ViaChatBase(ABC):
         request.repeated_turn = _whole_turn(llama_server.repeated_turn(prompt), request) if is_repeated else None
 
     def prompt_for(self, request: InferenceRequest, prompt: Prompt, route: ModelRoute) -> Prompt:
-        """Return the part of `prompt`, what `request` asks for, that counts for this model: here all of it. A subclass
-        may leave out wishes that a model may ignore, in a copy: `request.prompt` keeps them, because the model may
-        change while the request waits."""
+        """Return what counts of `prompt`, which `request` asks for, with the model of `route`: here all of it. A
+        subclass may leave out wishes that a model may ignore, in a copy: `request.prompt` keeps them, because the model
+        may change while the request waits."""
         return prompt
 
     def _chat_fields(self, request: InferenceRequest, route: ModelRoute) -> Fields:
