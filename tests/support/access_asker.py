@@ -29,11 +29,11 @@ KEYS: Final = (
 NOBODY: Final = ("", "nobody", "expired")
 """Whose key opens nothing: none, one that is not known, and one that was."""
 OPENS: Final[Mapping[str, tuple[Access, ...]]] = {
-    **dict.fromkeys(NOBODY, ("open",)),
-    "inference": ("open", "any_key", "inference"),
-    "admin": ("open", "any_key", "admin"),
-    "all": ("open", "any_key", "inference", "admin"),
-    "stranger": ("open", "any_key", "inference", "admin"),
+    **dict.fromkeys(NOBODY, ("open", "page")),
+    "inference": ("open", "page", "any_key", "inference"),
+    "admin": ("open", "page", "any_key", "admin"),
+    "all": ("open", "page", "any_key", "inference", "admin"),
+    "stranger": ("open", "page", "any_key", "inference", "admin"),
 }
 NO_RESPONSE: Final = "resp_" + "0" * 48
 BODY: Final = json.dumps(
@@ -44,7 +44,12 @@ BODY: Final = json.dumps(
 def filled_in(path: str, response_id: str = NO_RESPONSE) -> str:
     """A declared path, as it is asked for."""
     parts = {"{name:path}": "org/m", "{response_id}": response_id, "{id}": "0", "{rest:path}": "plan"}
-    parts |= {"{completion_id}": "chatcmpl-none", "{conversation_id}": "conv_none", "{item_id}": "msg_none"}
+    parts |= {
+        "{path:path}": "assets/none.js",
+        "{completion_id}": "chatcmpl-none",
+        "{conversation_id}": "conv_none",
+        "{item_id}": "msg_none",
+    }
     for part, text in parts.items():
         path = path.replace(part, text)
     return path
