@@ -1,0 +1,75 @@
+"""axe-core finds no violation on any view, in both themes, on a desk and on a phone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from playwright.async_api import Page, expect
+
+from tests.support.page_browser import DESK, PHONE, open_context
+from tests.support.require import require
+from tests.support.roundhouse_stack import REPOSITORY, SENTENCE, RoundhouseStack
+
+pytestmark = [pytest.mark.engines, pytest.mark.slow]
+
+AXE: Path = REPOSITORY / "web/node_modules/axe-core/axe.min.js"
+DOCUMENT: dict[str, Any] = {"id": "coal", "text": "# Coal\n\nCoal is stored beside the shed.", "filename": "coal.md"}
+
+
+async def violations(page: Page) -> list[str]:
+    """What axe-core finds wrong with the page as it is shown now, each with its rule and elements."""
+    found = await page.evaluate("async () => (await axe.run()).violations")
+    return [f"{each['id']}: {node['html']:.300} {node['failureSummary']}" for each in found for node in each["nodes"]]
+
+
+async def show(page: Page, view: str, text: str) -> None:
+    """Go to a view, and wait until it shows what it loads."""
+    await page.goto(f"/#/{view}")
+    await expect(page.get_by_role("main").get_by_text(text).first).to_be_visible()
+
+
+@pytest.fixture
+async def conversation(whole_stack: RoundhouseStack) -> str:
+    """Id of a conversation with an answer; there is a document, too."""
+    headers = {"X-Client-Id": "roundhouse-page"}
+    async with aiohttp.ClientSession(whole_stack.url, headers=headers) as session:
+        async with session.post("/v1/documents?wait=true", json=DOCUMENT) as answer:
+            assert answer.status in (200, 202), await answer.text()
+        async with session.post("/v1/conversations", json={"metadata": {"title": "Greetings"}}) as answer:
+            made = (await answer.json())["id"]
+        asked = {"model": "clockwork", "input": "Hello", "conversation": made}
+        async with session.post("/v1/responses", json=asked) as answer:
+            assert answer.status == 200, await answer.text()
+    return str(made)
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["desk", "phone"])
+async def test_no_view_has_a_violation(
+    whole_stack: RoundhouseStack, conversation: str, viewport: dict[str, int], dark: bool
+) -> None:
+    require("page", AXE.exists(), "axe-core is not installed: `npm ci` in web/")
+    async with open_context(whole_stack.url, viewport=viewport, dark=dark) as context:
+        # A script of the browser's, before the page's own: the page's policy stays as it is.
+        await context.add_init_script(path=AXE)
+        page = await context.new_page()
+        found: dict[str, list[str]] = {}
+        for view, text in (
+            ("chat", "New conversation" if viewport == DESK else "Show conversations"),
+            (f"chat/{conversation}", SENTENCE),
+            ("models", "clockwork.gguf"),
+            ("models/clockwork", "roundhouse logs clockwork"),
+            ("documents", "coal.md"),
+            ("documents/coal", "Coal is stored"),
+            ("activity", "the controller of"),
+            ("settings", "connected"),
+        ):
+            await show(page, view, text)
+            found[view] = await violations(page)
+        await page.keyboard.press("?")
+        await expect(page.get_by_role("dialog", name="Keys")).to_be_visible()
+        found["keys"] = await violations(page)
+    assert {view: each for view, each in found.items() if each} == {}
