@@ -25,13 +25,13 @@ async def test_events_come_live_can_be_filtered_and_paused(whole_stack: Roundhou
         before = await entries.count()
         other = await context.new_page()
         await other.goto("/#/models")
-        await other.get_by_role("button", name="Load resting").click()
+        await other.get_by_role("button", name="Load resting", exact=True).click()
         await expect(entries).to_have_count(before + 1)
 
         await page.get_by_role("button", name="Pause").click()
-        await other.get_by_role("button", name="Unload resting").click()
-        await other.get_by_role("button", name="Reset resting to the files").click()
-        await expect(other.get_by_role("button", name="Reset resting to the files")).to_have_count(0)
+        await other.get_by_role("button", name="Unload resting", exact=True).click()
+        await other.get_by_role("button", name="Reset resting to the files", exact=True).click()
+        await expect(other.get_by_role("button", name="Reset resting to the files", exact=True)).to_have_count(0)
         assert await entries.count() == before + 1
         # What came meanwhile is caught up.
         await page.get_by_role("button", name="Follow again").click()
@@ -43,7 +43,7 @@ async def test_keys_and_settings(whole_stack: RoundhouseStack) -> None:
     async with open_context(whole_stack.url) as context:
         page = await context.new_page()
         await page.goto("/#/settings")
-        about = page.get_by_role("region", name="About")
+        about = page.get_by_role("region", name="About", exact=True)
         await expect(about).to_contain_text("connected")
         await page.get_by_role("radio", name="Dark").check()
         await page.reload()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 
 import pytest
@@ -12,7 +13,7 @@ from tests.support.roundhouse_stack import RoundhouseStack
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow]
 
-NOTES = "# Engines\n\nThe turntable moves the engines.\n\n# Coal\n\nCoal is stored beside the shed.\n"
+NOTES = "# Engines\n\n" + "The turntable moves the engines.\n" * 80 + "\n# Coal\n\nCoal is stored beside the shed.\n"
 CREW = "# Crew\n\nThe driver sleeps in the yard.\n"
 
 
@@ -30,7 +31,7 @@ async def test_documents_are_added_cut_found_and_deleted(whole_stack: Roundhouse
         await picker.set_input_files([text_file("notes.md", NOTES), text_file("crew.md", CREW)])
         documents = page.get_by_role("list", name="Documents", exact=True)
         notes = documents.get_by_role("listitem", name="notes.md")
-        await expect(notes).to_contain_text("ready, 2 chunks")
+        await expect(notes).to_contain_text(re.compile(r"ready, [2-9] chunks"))
         await expect(notes).to_contain_text("project=yard")
         await expect(documents.get_by_role("listitem", name="crew.md")).to_contain_text("ready, 1 chunk")
         # A file that cannot be read is refused or failed, with the reason.
@@ -47,14 +48,13 @@ async def test_documents_are_added_cut_found_and_deleted(whole_stack: Roundhouse
         # What this gateway cannot do is said in its own words.
         await search.get_by_label("Mode").select_option("dense")
         await search.get_by_role("button", name="Search").click()
-        await expect(page.get_by_role("region", name="Try a search").get_by_role("alert")).to_be_visible()
+        await expect(page.get_by_role("region", name="Try a search", exact=True).get_by_role("alert")).to_be_visible()
 
         await notes.get_by_role("link", name="notes.md").click()
         chunks = page.get_by_role("list", name="Chunks").get_by_role("listitem")
-        await expect(chunks).to_have_count(2)
-        await expect(chunks.nth(1)).to_contain_text("Coal is stored beside the shed.")
-        start = NOTES.index("# Coal")
-        await expect(chunks.nth(1)).to_contain_text(f"bytes {start} to ")
+        await expect(chunks.last).to_contain_text("Coal is stored beside the shed.")
+        await expect(chunks.first).to_contain_text("0: bytes 0 to ")
+        await expect(chunks.nth(1)).to_contain_text("bytes of the one before")
         async with page.expect_download() as downloading:
             await page.get_by_role("button", name="Download the original").click()
         assert (await (await downloading.value).path()).read_bytes() == NOTES.encode()
@@ -93,7 +93,7 @@ async def test_retrieval_that_is_away_is_said(whole_stack: RoundhouseStack) -> N
         try:
             page = await context.new_page()
             await page.goto("/#/documents")
-            listed = page.get_by_role("region", name="Your documents")
+            listed = page.get_by_role("region", name="Your documents", exact=True)
             await expect(listed.get_by_role("alert")).to_contain_text("retrieval")
         finally:
             whole_stack.start("retrieval")

@@ -31,20 +31,20 @@ async def test_models_say_what_they_do_and_why_they_wait(whole_stack: Roundhouse
         await expect(row(page, "clockwork")).to_contain_text("waiting0")
         # Why a model waits is said in plain words, without opening anything.
         await expect(row(page, "broken")).to_contain_text("missing.gguf")
-        await expect(page.get_by_role("region", name="Memory")).to_contain_text("This host has no GPU")
+        await expect(page.get_by_role("region", name="Memory", exact=True)).to_contain_text("This host has no GPU")
         await expect(page.get_by_text("roundhouse status")).to_be_visible()
 
         # A load and an unload show each step by themselves, and the focus stays on the button.
-        button = page.get_by_role("button", name="Load resting")
+        button = page.get_by_role("button", name="Load resting", exact=True)
         await button.focus()
         await page.keyboard.press("Enter")
         await expect(row(page, "resting")).to_contain_text("loaded")
-        unload = page.get_by_role("button", name="Unload resting")
+        unload = page.get_by_role("button", name="Unload resting", exact=True)
         await expect(unload).to_be_focused()
         await unload.press("Enter")
         await expect(row(page, "resting")).to_contain_text("unloaded")
-        await page.get_by_role("button", name="Reset resting to the files").click()
-        await expect(page.get_by_role("button", name="Reset resting to the files")).to_have_count(0)
+        await page.get_by_role("button", name="Reset resting to the files", exact=True).click()
+        await expect(page.get_by_role("button", name="Reset resting to the files", exact=True)).to_have_count(0)
 
 
 async def test_a_model_is_loaded_with_values_within_its_constraints(whole_stack: RoundhouseStack) -> None:
@@ -64,15 +64,15 @@ async def test_a_model_is_loaded_with_values_within_its_constraints(whole_stack:
         await length.fill("1024")
         await expect(form).to_contain_text("roundhouse load resting --set llama_server_n_ctx=1024")
         await form.get_by_role("button", name="Load", exact=True).click()
-        state = page.get_by_role("region", name="State")
+        state = page.get_by_role("region", name="State", exact=True)
         await expect(state).to_contain_text("llama_server_n_ctx = 1024")
         await expect(state.get_by_text("loaded", exact=True)).to_be_visible()
         await expect(form.get_by_role("button", name="Restart with these values")).to_be_visible()
         # What its engine says, and how it was started.
-        await expect(page.get_by_role("region", name="Last lines")).to_contain_text("llama")
+        await expect(page.get_by_role("region", name="Last lines", exact=True)).to_contain_text("llama")
         await page.get_by_text("Command line of the newest engine").click()
-        await expect(page.get_by_role("region", name="Command line")).to_contain_text("1024")
-        await page.get_by_role("button", name="Reset resting to the files").click()
+        await expect(page.get_by_role("region", name="Command line", exact=True)).to_contain_text("1024")
+        await page.get_by_role("button", name="Reset resting to the files", exact=True).click()
         await expect(state.get_by_text("unloaded", exact=True)).to_be_visible()
 
 
@@ -85,9 +85,8 @@ async def test_memory_of_gpus_is_shown_as_bars(whole_stack: RoundhouseStack) -> 
     async def claim(route: Route) -> None:
         answer = await route.fetch()
         listing: dict[str, Any] = await answer.json()
-        for model in listing["models"]:
-            for replica in model["replica_details"]:
-                replica |= {"claims": {"GPU-1": 4000}, "start_claims": {"GPU-1": 2000}}
+        [model] = [each for each in listing["models"] if each["name"] == "clockwork"]
+        model["replica_details"][0] |= {"claims": {"GPU-1": 4000}, "start_claims": {"GPU-1": 2000}}
         await route.fulfill(response=answer, json=listing)
 
     async with open_context(whole_stack.url) as context:
@@ -95,7 +94,7 @@ async def test_memory_of_gpus_is_shown_as_bars(whole_stack: RoundhouseStack) -> 
         await context.route("**/v1/admin/models", claim)
         page = await context.new_page()
         await page.goto("/#/models")
-        card = page.get_by_role("region", name="GPU 0")
+        card = page.get_by_role("region", name="GPU 0", exact=True)
         for name, percent in (("used", 75), ("claimed", 50), ("predicted", 25)):
             meter = card.get_by_role("meter", name=f"GPU 0 {name}")
             await expect(meter).to_have_js_property("value", percent)
@@ -115,7 +114,7 @@ async def test_a_model_is_looked_at_downloaded_declared_and_removed(whole_stack:
         await expect(page.get_by_role("alert").filter(has_text="clock/nothing-GGUF")).to_be_visible()
         await reference.fill(f"{REPOSITORY}:Q4_K_M")
         await page.get_by_role("button", name="Look", exact=True).click()
-        found = page.get_by_role("region", name="What was found")
+        found = page.get_by_role("region", name="What was found", exact=True)
         await expect(found).to_contain_text("1 file")
         await expect(found).to_contain_text("main memory: fits")
         await found.get_by_role("button", name="Download").click()
