@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from playwright.async_api import expect
 
+from tests.support.managed_stack import managed_stack
 from tests.support.page_browser import DEADLINE_MS, require_page
 from tests.support.roundhouse_stack import RoundhouseStack
 
@@ -36,3 +37,10 @@ def page_stack(tmp_path_factory: pytest.TempPathFactory, clockwork: Path) -> Ite
     asyncio.run(start())
     yield stack
     asyncio.run(stack.close())
+
+
+@pytest.fixture(scope="session")
+def whole_stack(tmp_path_factory: pytest.TempPathFactory, clockwork: Path) -> Iterator[RoundhouseStack]:
+    """A `managed_stack` for all tests of the views beside the chat. Each test leaves the models as it found them."""
+    with managed_stack(tmp_path_factory.mktemp("whole"), clockwork) as stack:
+        yield stack
