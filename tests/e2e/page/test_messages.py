@@ -103,7 +103,7 @@ async def test_each_element_of_markdown_is_drawn(spoken: SpokenStack) -> None:
         assert "KaTeX_Main" in await page.evaluate(f"document.fonts.ready.then(() => {loaded})")
 
         drawn = page.frame_locator("iframe[title=Diagram]").first
-        await expect(drawn.get_by_text("Start")).to_be_visible()
+        await expect(drawn.get_by_text("Start", exact=True)).to_be_visible()
         await expect(answer.get_by_text("This diagram cannot be drawn. Its source:")).to_be_visible()
         await expect(answer.get_by_text("graph nonsense ((")).to_be_visible()
         preview = answer.get_by_role("figure").filter(has_text="Hello from the preview")
