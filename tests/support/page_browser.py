@@ -78,7 +78,7 @@ async def open_context(
         finally:
             await context.close()
             await browser.close()
-    assert offences.found == []
+    assert offences.found == [], "\n".join(offences.found)
 
 
 async def send_message(page: Page, text: str) -> None:

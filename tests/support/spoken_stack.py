@@ -1,4 +1,4 @@
-"""A Roundhouse whose model says and calls what a test decides, and whose server of tools answers what a test decides."""
+"""A Roundhouse whose model says and calls what a test decides, and whose tools answer what a test decides."""
 
 from __future__ import annotations
 

