@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from playwright.async_api import Page, Route, expect
+from playwright.async_api import Error, Page, Route, expect
 
 from tests.fakes.fake_tool_model import Call, Move
 from tests.support.attacks import CORPUS, IMAGE, SVG
@@ -21,7 +21,10 @@ pytestmark = [pytest.mark.engines, pytest.mark.slow]
 async def expect_unharmed(page: Page) -> None:
     """Nothing ran, in the page or a frame of it, and nothing that can be clicked would."""
     for frame in page.frames:
-        assert await frame.evaluate("window.__owned") is None, frame.url
+        try:
+            assert await frame.evaluate("window.__owned") is None, frame.url
+        except Error:
+            assert frame.is_detached(), "a diagram that cannot be drawn gives way to its source"
     addresses = await page.eval_on_selector_all(
         "a[href], area[href], form, iframe, object, embed, base, link, img, video, source",
         "all => all.map(each => each.href ?? each.action ?? each.src ?? each.data)",
