@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
-from playwright.async_api import Browser, Locator, async_playwright
+from playwright.async_api import Browser, async_playwright
 
 from tests.bench.report import Figure
 from tests.support.page_browser import CHROMIUM, DESK, require_page, send_message
@@ -107,15 +107,14 @@ async def _watch(browser: Browser, url: str, name: str, messages: int, *, shows_
     if shows_top:
         categories.append("disabled-by-default-v8.cpu_profiler")
     await browser.start_tracing(page=page, categories=categories)
-    before = await _length(answers.last)
     await asyncio.sleep(SECONDS)
-    print("characters", before, await _length(answers.last), await answers.last.get_attribute("aria-busy"))
     events = json.loads(await browser.stop_tracing())["traceEvents"]
     if shows_top:
         _show_top(events)
     cpu, wall = read_frames(events)
     heap = await page.evaluate("performance.memory.usedJSHeapSize / 1048576")
     what = f"main-thread work per frame, {messages:,} messages, 100 tokens/s"
+    assert await answers.last.get_attribute("aria-busy") == "true", "the answer ended before it was watched"
     return [
         Figure(f"{what}, CPU, p50", statistics.median(cpu), "ms"),
         Figure(f"{what}, CPU, p95", statistics.quantiles(cpu, n=20)[-1], "ms", AIM),
@@ -124,10 +123,6 @@ async def _watch(browser: Browser, url: str, name: str, messages: int, *, shows_
         Figure(f"a conversation of {messages:,} messages is opened", opened_ms, "ms"),
         Figure("JavaScript heap", heap, "MiB"),
     ]
-
-
-async def _length(answer: Locator) -> int:
-    return len(await answer.inner_text())
 
 
 def read_frames(events: Iterable[dict[str, Any]]) -> tuple[list[float], list[float]]:
@@ -159,7 +154,5 @@ def _show_top(events: Iterable[dict[str, Any]]) -> None:
     for event in events:
         if event["ph"] == "X":
             total[event["name"]] += event.get("tdur", 0)
-    frames = Counter(event["name"] for event in events if "Frame" in event["name"])
-    print(frames.most_common(20))
     for name, us in total.most_common(25):
         print(f"{us / 1000:10.1f} ms  {name}")
