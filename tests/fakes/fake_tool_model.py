@@ -43,6 +43,8 @@ class Move:
     """The engine's error in the place of an answer."""
     holds: bool = False
     """The answer waits, after its first words, for `ToolModel.release`."""
+    breaks: bool = False
+    """The connection breaks after the first words."""
 
 
 @dataclass
@@ -73,6 +75,10 @@ class ToolModel:
             await response.prepare(request)
             for event in _events(move):
                 await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+                if move.breaks:
+                    assert request.transport is not None
+                    request.transport.abort()
+                    break
                 if move.holds:
                     await self.release.wait()
             await response.write(b"data: [DONE]\n\n")

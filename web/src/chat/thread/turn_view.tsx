@@ -94,13 +94,23 @@ function BranchPicker({ item, tree, actions }: { item: Item; tree: ItemTree; act
   return (
     <fieldset className="flex items-center text-sm text-faint">
       <legend className="sr-only">Branches</legend>
-      <IconButton label="Previous branch" disabled={index === 0} onClick={() => show(ids[index - 1])}>
+      <IconButton
+        label="Previous branch"
+        data-shortcut="previous-branch"
+        disabled={index === 0}
+        onClick={() => show(ids[index - 1])}
+      >
         ‹
       </IconButton>
       <span className="tabular-nums">
         {index + 1} / {ids.length}
       </span>
-      <IconButton label="Next branch" disabled={index === ids.length - 1} onClick={() => show(ids[index + 1])}>
+      <IconButton
+        label="Next branch"
+        data-shortcut="next-branch"
+        disabled={index === ids.length - 1}
+        onClick={() => show(ids[index + 1])}
+      >
         ›
       </IconButton>
     </fieldset>
