@@ -21,6 +21,7 @@ BENCHES = (
     "affinity",
     "rag",
     "health",
+    "page",
 )
 WITH_OPTIONS = ("gateway", "engine", "tokens", "streams", "affinity", "rag", "health")
 """Take options of their own, after their name: `ARGS="gateway --rounds 2 --without litellm"`."""

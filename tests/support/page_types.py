@@ -1,7 +1,7 @@
 """`web/src/api/openapi.d.ts`: the types of the gateway's own OpenAPI document, for the page.
 
-    python -m tests.support.page_types            # ends with 1 if the file is old
-    python -m tests.support.page_types --write    # writes it anew; does nothing where `make page` has never run
+python -m tests.support.page_types            # ends with 1 if the file is old
+python -m tests.support.page_types --write    # writes it anew; does nothing where `make page` has never run
 """
 
 from __future__ import annotations
