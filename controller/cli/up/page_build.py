@@ -95,16 +95,18 @@ class PageBuild:
 async def _end_group(process: Process) -> None:
     """End the process and its process group, and wait for their end, or for a few seconds."""
     for number in (signal.SIGTERM, signal.SIGKILL):
+        _send_group(process.pid, number)
         with suppress(TimeoutError):
             async with asyncio.timeout(_ENDS_WITHIN_S):
-                while _send_group(process.pid, number):
-                    await asyncio.sleep(_PAUSE_S)
+                # Only the leader is a child, whose end an event tells of.
                 await process.wait()
+                while _send_group(process.pid, 0):  # noqa: ASYNC110
+                    await asyncio.sleep(_PAUSE_S)
                 return
 
 
-def _send_group(group: int, number: signal.Signals) -> bool:
-    """Return whether the group had a process to send the signal to."""
+def _send_group(group: int, number: int) -> bool:
+    """Send the signal to the group, and return whether the group had a process; signal 0 only asks."""
     try:
         os.killpg(group, number)
     except ProcessLookupError:
