@@ -9,12 +9,10 @@ import pytest
 
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import engines, gateway_harness
-from tests.support.access_asker import Asker, filled_in, guarded, some_of, verdict
+from tests.support.access_asker import ENDLESS, Asker, filled_in, guarded, some_of, verdict
 from tests.support.access_table import find_expected, list_expected
 from tests.support.raw_http import raw
 
-ENDLESS: Final = ("GET", "/models/sse")
-"""A stream of events that ends with the gateway, so that nobody waits for its end."""
 WELL_FORMED_HOSTS: Final = (b"localhost:99999", b"..", b"a" * 4000)
 HOSTS: Final = (
     *WELL_FORMED_HOSTS,
