@@ -23,9 +23,9 @@ def find_session_name(fields: Fields, headers: Sequence[Header], context: Respon
 
     The first of these that is present and not empty names it: the field `session_id`, the header `X-Conversation-Id`
     (up to `::`), the conversation of a response, the id of the oldest item that `previous_response_id` leads to, the
-    field `prompt_cache_key`, and the `session_name` of the context. `fields`: the request body. A `prompt_cache_key` that
-    is no string counts as missing. `headers`: names in lower case. `context`: the ResponseContext of the request, with its
-    history loaded; None for any API but `/v1/responses`.
+    field `prompt_cache_key`, and the `session_name` of the context. `fields`: the request body. A `prompt_cache_key`
+    that is no string counts as missing. `headers`: names in lower case. `context`: the ResponseContext of the request,
+    with its history loaded; None for any API but `/v1/responses`.
 
     Raises:
         RoundhouseError: `invalid_request`: `session_id` is not a string.

@@ -97,6 +97,7 @@ async def tool_model(*moves: Move, decide: Callable[[Fields], Move] | None = Non
     model = ToolModel(decide or (lambda _: left.pop(0) if len(left) > 1 else left[0]))
     app = web.Application(client_max_size=64 * 1024 * 1024)
     app.router.add_post("/v1/chat/completions", model.answer)
+    app.router.add_get("/v1/models", _answer_health)
     runner = web.AppRunner(app, handler_cancellation=True)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -107,6 +108,11 @@ async def tool_model(*moves: Move, decide: Callable[[Fields], Move] | None = Non
     finally:
         model.release.set()
         await runner.cleanup()
+
+
+async def _answer_health(_: web.Request) -> web.Response:
+    """Answer that the engine is healthy, where it is declared as a remote."""
+    return web.json_response({"object": "list", "data": []})
 
 
 def _usage(move: Move) -> Fields:

@@ -199,7 +199,7 @@ class UpRun:
 
     async def _wait_or_kill(self, child: Child, within_s: float) -> None:
         if not await child.ends_within(within_s):
-            self._announcer.print_note(f"the {child.spec.name} did not end within {within_s:g} s and is killed")
+            self._announcer.print_note(f"{child.spec.title} did not end within {within_s:g} s and is killed")
             child.kill()
             await child.ends_within(within_s)
 

@@ -104,6 +104,20 @@ async def test_a_conversation_is_found_named_and_deleted(page_stack: RoundhouseS
         await expect(page.get_by_role("heading", name="What can I do for you?")).to_be_visible()
 
 
+async def test_a_model_of_the_users_choice_writes_titles(page_stack: RoundhouseStack) -> None:
+    async with open_context(page_stack.url) as context:
+        page = await context.new_page()
+        await page.goto("/")
+        await page.get_by_role("button", name="Import and options").click()
+        await page.get_by_label("Written by").select_option("clockwork")
+        await page.keyboard.press("Escape")
+        await answered(page, "Name this one")
+        written = page.get_by_role("heading", level=1, name=SENTENCE.rstrip("."))
+        await expect(written).to_be_visible()
+        await answered(page, "A second question leaves the title alone")
+        await expect(written).to_be_visible()
+
+
 async def test_export_import_and_sharing_keep_every_word(page_stack: RoundhouseStack, tmp_path: Path) -> None:
     foreign = tmp_path / "open-webui.json"
     foreign.write_text(json.dumps(OPEN_WEBUI))

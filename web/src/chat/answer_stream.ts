@@ -6,6 +6,7 @@ import type { ApiClient } from "../api/client";
 import { ApiError, NetworkError } from "../api/errors";
 import { EventParser } from "../api/sse";
 import { type Answer, applyEvent, EMPTY_ANSWER } from "./answer";
+import { type ItemTimes, noteTimes } from "./figures";
 
 export type StreamState =
   /** Bytes come, or the answer waits in the queue or for its load. */
@@ -20,10 +21,22 @@ export type StreamState =
 export interface StreamSnapshot {
   answer: Answer;
   state: StreamState;
-  /** Milliseconds since the first piece of text; null before. For tokens per second. */
+  /** Times in milliseconds of `performance.now()`. When this page requested the answer; null: another page did. */
+  requestedAt: number | null;
+  /** When its first item came; null before. */
   startedAt: number | null;
   endedAt: number | null;
+  itemTimes: ItemTimes;
 }
+
+const NOTHING_READ: StreamSnapshot = {
+  answer: EMPTY_ANSWER,
+  state: "connected",
+  requestedAt: null,
+  startedAt: null,
+  endedAt: null,
+  itemTimes: {},
+};
 
 /** Delays between tries in milliseconds, the last one again and again. */
 const DELAYS_MS = [250, 500, 1000, 2000, 5000];
@@ -33,7 +46,7 @@ export class AnswerStream {
   readonly #client: ApiClient;
   readonly #abort = new AbortController();
   readonly #listeners = new Set<() => void>();
-  #snapshot: StreamSnapshot = { answer: EMPTY_ANSWER, state: "connected", startedAt: null, endedAt: null };
+  #snapshot = NOTHING_READ;
   #parser = new EventParser();
   #bytes = 0;
 
@@ -65,6 +78,7 @@ export class AnswerStream {
   async start(fields: Record<string, unknown>): Promise<void> {
     const headers = { "x-conversation-id": this.streamId, "x-progress": "true" };
     const request = { body: { ...fields, stream: true }, headers, signal: this.#abort.signal };
+    this.#change({ requestedAt: performance.now() });
     let answer: Response;
     try {
       answer = await this.#client.fetch("/v1/responses", request);
@@ -127,8 +141,13 @@ export class AnswerStream {
         this.#bytes += value.byteLength;
         let next = this.#snapshot.answer;
         for (const event of this.#parser.push(value)) next = applyEvent(next, event);
-        const startedAt = this.#snapshot.startedAt ?? (next.items.length > 0 ? performance.now() : null);
-        this.#change({ answer: next, startedAt });
+        const now = performance.now();
+        const itemTimes = noteTimes(this.#snapshot.itemTimes, next.items, now, next.status !== "running");
+        this.#change({
+          answer: next,
+          startedAt: this.#snapshot.startedAt ?? (next.items.length > 0 ? now : null),
+          itemTimes,
+        });
       }
     } catch {
       return this.#abort.signal.aborted;

@@ -7,6 +7,7 @@ import { nameConversation, storeAnswer } from "./after_answer";
 import type { Answer } from "./answer";
 import { AnswerStream, type StreamSnapshot } from "./answer_stream";
 import { conversationKeys } from "./conversations";
+import { FigureStore } from "./figures";
 
 interface LookedUp {
   conversation_id: string;
@@ -15,6 +16,8 @@ interface LookedUp {
 }
 
 export class Runs {
+  /** Tokens and times of the answers that this browser has read. */
+  readonly figures = new FigureStore();
   readonly #client: ApiClient;
   readonly #onEnd: (conversationId: string, answer: Answer) => Promise<unknown>;
   readonly #streams = new Map<string, AnswerStream>();
@@ -79,6 +82,7 @@ export class Runs {
   }
 
   async #settle(conversationId: string, stream: AnswerStream): Promise<void> {
+    this.figures.keep(stream.snapshot);
     await this.#onEnd(conversationId, stream.snapshot.answer);
     if (this.#streams.get(conversationId) !== stream) return;
     const { status } = stream.snapshot.answer;

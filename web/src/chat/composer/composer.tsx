@@ -43,6 +43,7 @@ export function Composer({ conversation, run, onSend }: ComposerProps) {
   return (
     <form onSubmit={submit} className="mx-auto flex w-full max-w-3xl flex-col gap-2 p-3">
       <textarea
+        data-shortcut="message"
         aria-label="Message"
         placeholder="Write a message"
         rows={Math.min(10, text.split("\n").length + 1)}
@@ -66,7 +67,9 @@ export function Composer({ conversation, run, onSend }: ComposerProps) {
         </select>
         <span className="flex-1" />
         {isRunning ? (
-          <Button onClick={() => void run?.stop()}>Stop</Button>
+          <Button data-shortcut="stop" onClick={() => void run?.stop()}>
+            Stop
+          </Button>
         ) : (
           <Button look="main" type="submit" disabled={text.trim() === "" || model === ""}>
             Send

@@ -32,6 +32,7 @@ export function Sidebar({ shownId, onChosen }: { shownId: string | null; onChose
       <input
         type="search"
         aria-label="Search conversations"
+        data-shortcut="search"
         placeholder="Search"
         value={search}
         onChange={(event) => setSearch(event.target.value)}

@@ -14,6 +14,8 @@ export async function browserRequest(conversation: Conversation, model?: string)
   return { ...fields, store: false, input: path.map(inputItem) };
 }
 
-function inputItem({ id: _, parent_id: __, status, ...item }: Item): object {
-  return status === "incomplete" ? { ...item, status } : item;
+function inputItem({ id, parent_id: _, status, ...item }: Item): object {
+  const kept = status === "incomplete" ? { ...item, status } : item;
+  // The answer to a request for a call of a tool names it by its id.
+  return item.type === "mcp_approval_request" ? { ...kept, id } : kept;
 }

@@ -2,6 +2,8 @@
 import { Button, ErrorNote } from "../../ui/controls";
 import { type Answer, hasContent, type Progress } from "../answer";
 import type { AnswerStream } from "../answer_stream";
+import type { ItemTimes } from "../figures";
+import { AnswerItemsContext } from "../markdown/citations";
 import { useRuns, useSnapshot } from "../runs";
 import { ItemView } from "./item_view";
 import type { ConversationActions } from "./use_conversation_actions";
@@ -16,13 +18,20 @@ interface RunningAnswerProps {
 export function RunningAnswer({ stream, actions, activeId }: RunningAnswerProps) {
   const snapshot = useSnapshot(stream);
   if (snapshot === null) return null;
-  const { answer, state } = snapshot;
+  const { answer, state, itemTimes } = snapshot;
   const isRunning = answer.status === "running" && state !== "lost";
   return (
     <article aria-label="Answer" aria-busy={isRunning} className="flex flex-col gap-2">
-      {answer.items.map((item, index) => (
-        <ItemView key={item.id} item={item} isRunning={isRunning && index === answer.items.length - 1} />
-      ))}
+      <AnswerItemsContext value={answer.items}>
+        {answer.items.map((item, index) => (
+          <ItemView
+            key={item.id}
+            item={item}
+            isRunning={isRunning && index === answer.items.length - 1}
+            tookMs={tookMs(itemTimes, item.id)}
+          />
+        ))}
+      </AnswerItemsContext>
       {isRunning && answer.progress !== null && <ProgressNote progress={answer.progress} />}
       {isRunning && answer.progress === null && answer.items.length === 0 && (
         <p className="text-sm text-faint">Waiting…</p>
@@ -35,6 +44,11 @@ export function RunningAnswer({ stream, actions, activeId }: RunningAnswerProps)
       {!isRunning && <CutNote answer={answer} isLost={state === "lost"} actions={actions} activeId={activeId} />}
     </article>
   );
+}
+
+function tookMs(times: ItemTimes, id: string): number | null {
+  const time = times[id];
+  return time === undefined || time.until === null ? null : time.until - time.from;
 }
 
 function ProgressNote({ progress }: { progress: Progress }) {

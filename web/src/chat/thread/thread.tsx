@@ -11,6 +11,7 @@ import { conversationQuery, createConversation, itemsQuery, titleOf } from "../c
 import { groupTurns, growTree, pathTo } from "../item_tree";
 import { usePreferences } from "../preferences";
 import { useRun, useRuns } from "../runs";
+import { ApprovalsProvider } from "./approvals";
 import { RunningAnswer } from "./running_answer";
 import { ThreadHeader } from "./thread_header";
 import { TurnView } from "./turn_view";
@@ -74,9 +75,11 @@ export function Thread({ conversationId }: { conversationId: string | null }) {
         <div ref={scroll.content} className="mx-auto flex max-w-3xl flex-col gap-4 p-4">
           {!isStored && <h1 className="mt-[20vh] text-center text-2xl font-semibold">What can I do for you?</h1>}
           {items.error && <ErrorNote {...describeError(items.error)} />}
-          {turns.map((turn) => (
-            <TurnView key={turn.question?.id ?? turn.answer[0]?.id} turn={turn} tree={tree} actions={actions} />
-          ))}
+          <ApprovalsProvider path={path} isRunning={run !== null} actions={actions}>
+            {turns.map((turn) => (
+              <TurnView key={turn.question?.id ?? turn.answer[0]?.id} turn={turn} tree={tree} actions={actions} />
+            ))}
+          </ApprovalsProvider>
           {run !== null && <RunningAnswer stream={run} actions={actions} activeId={activeId} />}
           {error !== null && <ErrorNote {...describeError(error)} />}
         </div>

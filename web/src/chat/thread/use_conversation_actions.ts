@@ -10,6 +10,8 @@ import { requestFields } from "../request_fields";
 import { useRuns } from "../runs";
 import { browserRequest } from "../stores/browser_request";
 import { isInBrowser } from "../stores/browser_store";
+import type { Decision } from "./approvals";
+import { toolNameOf } from "./tool_call";
 
 export interface ConversationActions {
   /** Adds the user's message below `parentId` and requests an answer to it. Returns when the answer ended. */
@@ -24,6 +26,8 @@ export interface ConversationActions {
   keepAnswer: (answer: Answer, parentId: string | null) => Promise<void>;
   /** Stores it, and has the model go on from there. */
   continueAnswer: (answer: Answer, parentId: string | null) => Promise<void>;
+  /** Answers requests for calls of tools, and has the answer go on. Tools that are always allowed are kept as such. */
+  decideCalls: (decided: readonly { item: Item; decision: Decision }[]) => Promise<void>;
 }
 
 /** Returns the actions of a conversation. Those that need one throw while `shown` is null. */
@@ -82,6 +86,29 @@ export function useConversationActions(shown: Conversation | null): Conversation
       async continueAnswer(cut, parentId) {
         await keepAnswer(cut, parentId);
         await answer(current());
+      },
+      async decideCalls(decided) {
+        let conversation = current();
+        const always = decided.filter(({ decision }) => decision === "always").map(({ item }) => toolNameOf(item));
+        if (always.length > 0) {
+          const approvedTools = [...new Set([...(conversation.settings?.approvedTools ?? []), ...always])];
+          const settings = { ...conversation.settings, approvedTools };
+          conversation = await updateConversation(client, conversation.id, { settings });
+          await refresh(conversation.id);
+        }
+        const input = decided.map(({ item, decision }) => ({
+          type: "mcp_approval_response",
+          approval_request_id: item.id,
+          approve: decision !== "refuse",
+        }));
+        if (isInBrowser(conversation.id)) {
+          await addItems(client, conversation.id, input, conversation.active_item_id ?? null);
+          await refresh(conversation.id);
+          await answer(conversation);
+        } else {
+          // The gateway runs the calls that the request's own input approves, and adds that to the conversation.
+          await runs.begin(conversation.id, { ...requestFields(conversation), input });
+        }
       },
     };
   }, [client, runs, queries, shown]);
