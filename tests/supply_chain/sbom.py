@@ -2,8 +2,8 @@
 
 Read from the image itself: Python packages from their metadata, Debian's from dpkg. The hashes of a Python package are
 those of its lock, one of which its distribution had when pip installed it. A package without hashes is in no lock.
-Of the page, which is bundled, nothing says which npm packages it holds pieces of: an image that holds the page lists all
-that its lock has for that, with their hashes.
+Nothing says which npm packages the bundled page holds pieces of: an image with the page lists all that its lock has for
+it, with their hashes.
 """
 
 from __future__ import annotations
