@@ -14,9 +14,7 @@ from tests.support.spoken_stack import SpokenStack, message, spoken_stack
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow]
 
-PIXEL = (
-    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
-)
+PIXEL = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 RICH = f"""# Heading
 
 Some **bold** text, `code`, a [link](https://example.org/a) and a [bad one](javascript:alert(1)).
