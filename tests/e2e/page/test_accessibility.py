@@ -28,7 +28,9 @@ async def violations(page: Page) -> dict[str, list[str]]:
         for theme, options in (("light", {}), ("dark", {"runOnly": ["color-contrast"]})):
             await page.emulate_media(color_scheme=theme)  # type: ignore[arg-type] # one of its literals
             seen = await page.evaluate("async (options) => (await axe.run(options)).violations", options)
-            told = [f"{each['id']}: {node['html']:.300} {node['failureSummary']}" for each in seen for node in each["nodes"]]
+            told = [
+                f"{each['id']}: {node['html']:.300} {node['failureSummary']}" for each in seen for node in each["nodes"]
+            ]
             if told:
                 found[f"{size}, {theme}"] = told
     await page.set_viewport_size(DESK)  # type: ignore[arg-type] # as above

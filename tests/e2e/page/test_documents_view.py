@@ -1,4 +1,4 @@
-"""The view of documents: added, followed, cut, found with scores, and deleted; vector stores; retrieval that is away."""
+"""The view of documents: added, followed, cut, found with scores, deleted; vector stores; retrieval that is away."""
 
 from __future__ import annotations
 
