@@ -31,7 +31,7 @@ MODELS: Mapping[str, Any] = {
 
 @contextlib.contextmanager
 def managed_stack(root: Path, clockwork: Path) -> Iterator[RoundhouseStack]:
-    """Controller, gateway, retrieval and transfers as processes. The hub has `REPOSITORY` with the file `clockwork`."""
+    """Controller, gateway, retrieval and transfers as processes. The hub has `REPOSITORY`, with `clockwork` in it."""
     require_page()
     with FakeHub([HubRepository(REPOSITORY, {FILE: clockwork, "README.md": b"hi"})]) as hub:
         stack = RoundhouseStack(root, "process", _settings(root, hub))

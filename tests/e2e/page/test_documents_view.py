@@ -35,7 +35,8 @@ async def test_documents_are_added_cut_found_and_deleted(whole_stack: Roundhouse
         await expect(notes).to_contain_text("project=yard")
         await expect(documents.get_by_role("listitem", name="crew.md")).to_contain_text("ready, 1 chunk")
         # A file that cannot be read is refused or failed, with the reason.
-        await picker.set_input_files([{"name": "torn.pdf", "mimeType": "application/pdf", "buffer": b"%PDF-1.7 torn"}])
+        torn: FilePayload = {"name": "torn.pdf", "mimeType": "application/pdf", "buffer": b"%PDF-1.7 torn"}
+        await picker.set_input_files([torn])
         await expect(documents.get_by_role("listitem", name="torn.pdf")).to_contain_text("failed")
 
         search = page.get_by_role("form", name="Try a search")
