@@ -2463,9 +2463,6 @@ export interface components {
              */
             success: true;
         };
-        RouterDownload: {
-            model: string;
-        };
         RouterModelList: {
             /**
              * @default list
@@ -2473,9 +2470,6 @@ export interface components {
              */
             object: "list";
             data: components["schemas"]["ModelObject"][];
-        };
-        RouterRequest: {
-            model: string;
         };
         RouterStatus: {
             /** @enum {string} */
@@ -5660,7 +5654,9 @@ export interface operations {
         };
         requestBody: {
             content: {
-                "application/json": components["schemas"]["RouterDownload"];
+                "application/json": {
+                    model: string;
+                };
             };
         };
         responses: {
@@ -5746,7 +5742,9 @@ export interface operations {
         };
         requestBody: {
             content: {
-                "application/json": components["schemas"]["RouterRequest"];
+                "application/json": {
+                    model: string;
+                };
             };
         };
         responses: {
@@ -5769,7 +5767,9 @@ export interface operations {
         };
         requestBody: {
             content: {
-                "application/json": components["schemas"]["RouterRequest"];
+                "application/json": {
+                    model: string;
+                };
             };
         };
         responses: {
