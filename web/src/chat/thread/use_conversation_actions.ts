@@ -1,16 +1,19 @@
-/** What a user does in a conversation: ask, regenerate, edit, move between branches, keep a cut answer, continue it. */
+/** What a user does in a conversation: ask, regenerate, edit, move between branches, continue a cut answer. */
 import { useQueryClient } from "@tanstack/react-query";
 import { useMemo } from "react";
 import { useClient } from "../../api/access";
 import type { ContentPart, Item } from "../../api/items";
-import type { Answer } from "../answer";
+import { type AnswerStream, describe } from "../answer_stream";
 import { addItems, type Conversation, conversationKeys, updateConversation } from "../conversations";
 import { type ItemTree, newestLeaf } from "../item_tree";
 import { requestFields } from "../request_fields";
 import { useRuns } from "../runs";
 
 export interface ConversationActions {
-  /** Adds the user's message below `parentId` and requests an answer to it. Returns when the answer ended. */
+  /**
+   * Stores the user's message below `parentId` and requests an answer to it. Returns when the message is stored: what
+   * comes then is told by the conversation's run. Throws if it could not be stored, and then nothing was requested.
+   */
   ask: (conversation: Conversation, content: ContentPart[], parentId: string | null, model: string) => Promise<void>;
   /** Requests another answer below `parentId`, the item before the answer. */
   regenerate: (parentId: string) => Promise<void>;
@@ -18,10 +21,8 @@ export interface ConversationActions {
   edit: (item: Item, content: ContentPart[]) => Promise<void>;
   /** Shows the newest branch through an item. */
   showBranch: (tree: ItemTree, id: string) => Promise<void>;
-  /** Stores what was read of an answer that did not come to its end, below `parentId`. */
-  keepAnswer: (answer: Answer, parentId: string | null) => Promise<void>;
-  /** Stores it, and has the model go on from there. */
-  continueAnswer: (answer: Answer, parentId: string | null) => Promise<void>;
+  /** Has the model go on from the end of `cutId`, a stored answer that is incomplete. */
+  continueAnswer: (cutId: string) => Promise<void>;
 }
 
 /** Returns the actions of a conversation. Those that need one throw while `shown` is null. */
@@ -39,50 +40,63 @@ export function useConversationActions(shown: Conversation | null): Conversation
         queries.invalidateQueries({ queryKey: conversationKeys.items(id) }),
         queries.invalidateQueries({ queryKey: conversationKeys.one(id) }),
       ]);
-    const answer = (conversation: Conversation, model?: string) =>
-      runs.begin(conversation.id, requestFields(conversation, model));
 
-    async function ask(conversation: Conversation, content: ContentPart[], parentId: string | null, model: string) {
-      await addItems(client, conversation.id, [{ type: "message", role: "user", content }], parentId);
+    /** Prepares with `prepare`, which returns the item that the answer follows, and requests the answer. */
+    async function answer(
+      conversation: Conversation,
+      prepare: (run: AnswerStream) => Promise<string | null>,
+      model?: string,
+    ) {
+      const run = runs.prepare(conversation.id);
+      const parentId = await prepare(run);
       await refresh(conversation.id);
-      await answer(conversation, model);
+      void runs.begin(conversation.id, run, parentId, requestFields(conversation, model));
     }
 
-    async function keepAnswer(cut: Answer, parentId: string | null) {
+    /** The same below an item that is stored. What goes wrong is told by the run. */
+    function answerBelow(parentId: string) {
       const conversation = current();
-      const kept = cut.items.map((item) => (item.type === "message" ? { ...item, status: "incomplete" } : item));
-      if (kept.length > 0) await addItems(client, conversation.id, kept.map(withoutId), parentId);
-      await refresh(conversation.id);
-      runs.forget(conversation.id);
+      return answer(conversation, async (run) => {
+        try {
+          await updateConversation(client, conversation.id, { active_item_id: parentId });
+        } catch (error) {
+          run.refuse(describe(error));
+          throw error;
+        }
+        return parentId;
+      }).catch(() => {});
+    }
+
+    function ask(conversation: Conversation, content: ContentPart[], parentId: string | null, model: string) {
+      const message = { type: "message", role: "user", content };
+      return answer(
+        conversation,
+        async () => {
+          try {
+            const { data } = await addItems(client, conversation.id, [message], parentId);
+            return data.at(-1)?.id ?? null;
+          } catch (error) {
+            runs.forget(conversation.id);
+            throw error;
+          }
+        },
+        model,
+      );
     }
 
     return {
       ask,
-      keepAnswer,
-      async regenerate(parentId) {
+      regenerate: answerBelow,
+      continueAnswer: answerBelow,
+      edit(item, content) {
         const conversation = current();
-        await updateConversation(client, conversation.id, { active_item_id: parentId });
-        await refresh(conversation.id);
-        await answer(conversation);
-      },
-      async edit(item, content) {
-        const conversation = current();
-        await ask(conversation, content, item.parent_id, conversation.settings?.model ?? conversation.model ?? "");
+        return ask(conversation, content, item.parent_id, conversation.settings?.model ?? conversation.model ?? "");
       },
       async showBranch(tree, id) {
         const conversation = current();
         await updateConversation(client, conversation.id, { active_item_id: newestLeaf(tree, id) });
         await refresh(conversation.id);
       },
-      async continueAnswer(cut, parentId) {
-        await keepAnswer(cut, parentId);
-        await answer(current());
-      },
     };
   }, [client, runs, queries, shown]);
-}
-
-/** The gateway gives a new item its id: the old one may be known there already. */
-function withoutId({ id: _, parent_id: __, ...item }: Item): object {
-  return item;
 }
