@@ -67,7 +67,7 @@ const refused =
 /** A client that takes one step for each request of the stream, and the requests that it was sent. */
 function clientOf(steps: Step[]) {
   const requests: string[] = [];
-  const take = (path: string, options: { query?: { from: number }; method?: string; body?: unknown }) => {
+  const take = (_: string, options: { query?: { from: number }; method?: string; body?: unknown }) => {
     const from = options.query?.from ?? 0;
     requests.push(options.body === undefined ? `GET from ${from}` : "POST");
     const result = (steps.shift() ?? toEnd)(from);

@@ -100,7 +100,7 @@ function joinMessages(cut: Item, next: Item): Item {
     const annotations = [...(end.annotations ?? []), ...moved];
     content[content.length - 1] = { ...end, text: end.text + begun.text, annotations };
   } else if (begun !== undefined) content.push(begun);
-  return { ...next, content: [...content, ...others] };
+  return { ...next, id: cut.id, parent_id: cut.parent_id, content: [...content, ...others] };
 }
 
 function movedBy(annotation: Annotation, offset: number): Annotation {

@@ -6,14 +6,17 @@ import { describeError } from "../../api/client";
 import { navigate, routeHash } from "../../router";
 import { Button, ErrorNote, IconButton } from "../../ui/controls";
 import { conversationKeys, conversationsQuery, deleteConversation } from "../conversations";
+import { useRuns } from "../runs";
 
 export function Sidebar({ shownId, onChosen }: { shownId: string | null; onChosen: () => void }) {
   const client = useClient();
   const queries = useQueryClient();
+  const runs = useRuns();
   const [search, setSearch] = useState("");
   const conversations = useQuery(conversationsQuery(client, useDeferredValue(search.trim())));
 
   async function remove(id: string) {
+    await runs.discard(id);
     await deleteConversation(client, id);
     if (id === shownId) navigate("chat", null, true);
     await queries.invalidateQueries({ queryKey: conversationKeys.all });
