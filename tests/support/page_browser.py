@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from playwright.async_api import BrowserContext, ConsoleMessage, Page, Request, async_playwright, expect
+from playwright.async_api import BrowserContext, ConsoleMessage, Page, Request, async_playwright
 
 from gateway.page.page_files import BUILT_FOLDER, INDEX
 from tests.support.require import require
@@ -60,7 +60,6 @@ async def open_context(
     The context has `url` as base, so `page.goto("/")` opens the page.
     """
     offences = Offences(url)
-    expect.set_options(timeout=DEADLINE_MS)
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=shutil.which(CHROMIUM), args=["--no-sandbox"])
         context = await browser.new_context(

@@ -48,6 +48,16 @@ describe("applyEvent", () => {
     expect(partialItems(answer)).toMatchObject([{ id: "msg_1", status: "incomplete", content: [{ text: "One two" }] }]);
   });
 
+  it("says of a cancelled answer that it was stopped", () => {
+    const end = {
+      type: "response.incomplete",
+      response: { id: "resp_1", status: "cancelled", output: [], error: null },
+    };
+    const answer = grow(added(0, message), delta(0, "One"), event(end));
+    expect([answer.status, answer.error?.code]).toEqual(["failed", "stream_stopped"]);
+    expect(partialItems(answer)).toMatchObject([{ content: [{ text: "One" }] }]);
+  });
+
   it("reads an error event and one in the form of an envelope", () => {
     for (const data of [
       { type: "error", code: "gateway_restarted", message: "It was restarted.", next_steps: ["Continue."] },

@@ -53,6 +53,9 @@ export const EMPTY_ANSWER: Answer = {
   incompleteReason: null,
 };
 
+/** Why an answer ended that its user, in whichever page, has stopped. */
+export const STOPPED: AnswerError = { code: "stream_stopped", message: "You stopped this answer.", nextSteps: [] };
+
 const PROGRESS = "progress ";
 
 /** Returns the answer after one more event of its stream. Events of unknown types change nothing. */
@@ -163,7 +166,7 @@ function finish(answer: Answer, data: Record<string, unknown>): Answer {
     items,
     progress: null,
     usage: usageOf(response.usage),
-    error: isRecord(response.error) ? errorOf(response.error) : answer.error,
+    error: errorOfEnd(response) ?? answer.error,
     incompleteReason: typeof details.reason === "string" ? details.reason : null,
   };
 }
@@ -178,6 +181,11 @@ function usageOf(value: unknown): Usage | null {
     outputTokens: Number(value.output_tokens ?? 0),
     reasoningTokens: details("output_tokens_details", "reasoning_tokens"),
   };
+}
+
+function errorOfEnd(response: Record<string, unknown>): AnswerError | null {
+  if (isRecord(response.error)) return errorOf(response.error);
+  return response.status === "cancelled" ? STOPPED : null;
 }
 
 function errorOf(fields: Record<string, unknown>): AnswerError {

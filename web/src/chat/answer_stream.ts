@@ -5,7 +5,7 @@
 import type { ApiClient } from "../api/client";
 import { ApiError, NetworkError } from "../api/errors";
 import { EventParser } from "../api/sse";
-import { type Answer, type AnswerError, applyEvent, EMPTY_ANSWER, failAnswer } from "./answer";
+import { type Answer, type AnswerError, applyEvent, EMPTY_ANSWER, failAnswer, STOPPED } from "./answer";
 
 export type StreamState =
   /** Bytes come, or the answer waits in the queue or for its load. */
@@ -33,8 +33,6 @@ const SILENCE_MS = 45_000;
 
 /** The same for a page that is shown again, or a machine that wakes. */
 const SILENCE_AWAY_MS = 12_000;
-
-const STOPPED: AnswerError = { code: "stream_stopped", message: "You stopped this answer.", nextSteps: [] };
 
 const CUT: AnswerError = { code: "stream_cut", message: "The stream of this answer has no end.", nextSteps: [] };
 
