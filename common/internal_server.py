@@ -36,7 +36,7 @@ def open_listener(address: Path | tuple[str, int]) -> socket.socket:
     A file or socket at the path is replaced, even the socket of a program that still runs: the caller must know that
     none does. Only the owner may connect to the new one. For a unix socket, the umask of the whole process is changed
     for a moment. A host's name is resolved, which may block. Raises OSError where the address is taken or may not be
-    bound, the host does not resolve to an IPv4 address, or the socket's folder is missing.
+    bound, a name does not resolve to an IPv4 address, or the socket's folder is missing.
     """
     if isinstance(address, Path):
         # This process holds the state folder's lock, so the process that left this socket has ended.
@@ -51,7 +51,8 @@ def open_listener(address: Path | tuple[str, int]) -> socket.socket:
         finally:
             os.umask(old_umask)
     else:
-        listener = socket.create_server(address)
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        listener = socket.create_server(address, family=family)
         # Connections inherit it. asyncio sets it only on sockets that name their protocol, which accepted ones of this
         # listener do not: then the end of an answer waits 40 ms for the client's acknowledgement of its beginning.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

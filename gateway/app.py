@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
 import secrets
 import time
@@ -92,6 +93,8 @@ from gateway.tools.mcp_client.servers import McpServers
 from gateway.tools.runner import ToolRunner
 from gateway.upstream.client import EngineClient
 from retrieval.schema.headers import TOKEN_HEADER
+
+logger = logging.getLogger(__name__)
 
 DESCRIPTION = """Declared language models behind one OpenAI-compatible address.
 
@@ -286,7 +289,7 @@ def create_gateway(
     remotes = RemoteProber(time.time)
     retrieval_client = _open_retrieval_client(settings)
     document_search = DocumentSearch(retrieval_client)
-    mcp_servers = McpServers(time.time)
+    mcp_servers = McpServers(time.time, ledger)
     tool_resources = ToolResources(time.time, document_search.search)
     tool_runner = ToolRunner(tool_resources, mcp_servers, metrics.count_tool_call)
     live.on_tools = tool_runner.follow_table
@@ -441,6 +444,12 @@ def _upload_limits(settings: GatewaySettings) -> dict[str, int]:
     return dict.fromkeys(retrieval.UPLOAD_PATHS, most)
 
 
+def _log_failed_loop(task: asyncio.Task[None]) -> None:
+    # A loop runs as long as the gateway. One that fails is missed by nobody else: its work simply stops.
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.critical("a loop of the gateway failed, and its work stops until a restart", exc_info=error)
+
+
 def _new_framework_app(
     link: ControllerLink,
     engines: EngineClient,
@@ -458,6 +467,8 @@ def _new_framework_app(
             for part in entered:
                 await stack.enter_async_context(part)
             tasks = [asyncio.create_task(run()) for run in loops]
+            for task in tasks:
+                task.add_done_callback(_log_failed_loop)
             yield
         await engines.close()
         if store is not None:

@@ -139,7 +139,8 @@ class GatewaySettings(BaseSettings):
         512,
         ge=1,
         description="Maximum MiB of large request bodies (above 256 KiB) in memory at a time, each until its engine "
-        "answers. Further bodies are read as memory becomes free.",
+        "answers. Further bodies are read as memory becomes free. Conversations of responses whose tools the gateway "
+        "runs have half of it at most, until they end.",
     )
     answer_buffer_mib: int = Field(
         16,

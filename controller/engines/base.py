@@ -201,6 +201,8 @@ class Engine(Generic[DefinitionT]):
     definition: type[DefinitionT]
     runs: ClassVar[bool] = True
     """False: Roundhouse starts nothing (a remote)."""
+    program_noun: ClassVar[str] = "engine"
+    """What the program that is started is called where its end is explained."""
     start_timeout_s: ClassVar[float] = 600.0
     """Seconds from start to ready, where neither definition nor settings say otherwise."""
     default_target_inflight: ClassVar[int] = 1

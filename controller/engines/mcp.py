@@ -39,6 +39,7 @@ class McpBridge(Engine[McpBridgeDefinition]):
     image_kind: ClassVar[str | None] = "worker"
     start_timeout_s: ClassVar[float] = 60.0
     computes: ClassVar[bool] = False
+    program_noun: ClassVar[str] = "launcher"
     verdicts: ClassVar[tuple[tuple[str, Verdict], ...]] = (
         (
             r"the MCP server .* cannot be used: (No such file or directory|Permission denied)",

@@ -25,6 +25,8 @@ def declare(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def framework_error(request: Request, error: HTTPException) -> Response:
         path = request.scope["path"]
+        if error.status_code == 400:
+            return _answer(request, _explain_unreadable(error))
         if error.status_code != 405:
             return _answer(request, RoundhouseError("unknown_route", f"There is no {path}."))
         if not (methods := _allowed_methods(request)):
@@ -54,6 +56,13 @@ def _explain_refusal(refusal: RequestValidationError) -> RoundhouseError:
     place = ".".join(str(part) for part in first["loc"][1:]) or None
     message = f"`{place}`: {first['msg']}." if place else f"The body: {first['msg']}."
     return RoundhouseError("invalid_request", message, param=place)
+
+
+def _explain_unreadable(error: HTTPException) -> RoundhouseError:
+    # FastAPI raises this for whatever a body's reading raised: its limit, or a parser that names no position.
+    if isinstance(error.__cause__, RoundhouseError):
+        return error.__cause__
+    return RoundhouseError("invalid_json", "The body is not JSON that can be read.")
 
 
 def _answer(request: Request, error: RoundhouseError) -> Response:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import re
 from typing import Final
 
 from fastapi import FastAPI, Request
@@ -12,6 +14,8 @@ from controller.schema.errors import RoundhouseError
 from gateway.ingress.route_access import require_access
 from gateway.page.page_files import INDEX, PageFile, PageFiles
 from gateway.page.security_headers import security_headers
+
+logger = logging.getLogger(__name__)
 
 PATH: Final = "/"
 FILES_PATH: Final = "/page/{path:path}"
@@ -48,7 +52,10 @@ def declare(app: FastAPI, files: PageFiles | None) -> None:
 
 async def _find_file(files: PageFiles, path: str) -> PageFile | None:
     if not files.is_current():
-        await asyncio.to_thread(files.read_files)
+        try:
+            await asyncio.to_thread(files.read_files)
+        except OSError as error:
+            logger.warning("the page's files cannot be read, and those read before are served: %s", error)
     return files.find_file(path)
 
 
@@ -60,7 +67,14 @@ def _answer_file(request: Request, path: str, file: PageFile) -> Response:
     }
     if file.etag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
-    accepted = [part.partition(";")[0].strip() for part in request.headers.get("accept-encoding", "").split(",")]
-    if file.gzipped is not None and "gzip" in accepted:
+    if file.gzipped is not None and _accepts_gzip(request.headers.get("accept-encoding", "")):
         return Response(file.gzipped, media_type=file.content_type, headers=headers | {"content-encoding": "gzip"})
     return Response(file.body, media_type=file.content_type, headers=headers)
+
+
+def _accepts_gzip(accept_encoding: str) -> bool:
+    for part in accept_encoding.lower().split(","):
+        coding, _, weight = part.partition(";")
+        if coding.strip() == "gzip":
+            return not re.fullmatch(r"\s*q\s*=\s*0(\.0*)?\s*", weight)
+    return False

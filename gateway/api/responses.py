@@ -26,7 +26,13 @@ def declare(app: FastAPI) -> None:
     )
     count_text = "Counts the prompt tokens of a request for a response. Takes no slot of the engine."
     declare_inference(
-        app, _MAKE, request=ResponsesRequest, answer=Anything, summary="Responses", text=create_text, more_codes=_CODES
+        app,
+        _MAKE,
+        request=ResponsesRequest,
+        answer=Anything,
+        summary="Responses",
+        text=create_text,
+        more_codes=(*_CODES, "tool_rounds_full"),
     )
     compact_text = (
         "The model sums the conversation up. The output, which takes the conversation's place as `input` of the next "

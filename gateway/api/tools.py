@@ -107,8 +107,8 @@ class ListedServer(BaseModel):
     resources: list[ListedResource]
     prompts: list[ListedPrompt]
     reason: str | None = Field(
-        description="Why the server is down, or why tools of it are not offered; null: no reason, or the caller may "
-        "not administer."
+        description="Why the server is not connected, or why tools of it are not offered; null: no reason, or the "
+        "caller may not administer."
     )
 
 

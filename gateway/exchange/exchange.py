@@ -386,7 +386,8 @@ class Exchange:
         if not answer.lines:
             self.set_header_lines(self.services.now())
         if not answer.status:
-            self.services.metrics.series_of(self.account.model, self.api.path).count_refused(error.entry.code)
+            if not self.account.is_round:  # the client's request, of which it is one, is refused by the same error
+                self.services.metrics.series_of(self.account.model, self.api.path).count_refused(error.entry.code)
             answer.lines += self.services.lines.refusal_lines(error, self.caller)
         answer.send_error(error)
         self.close()

@@ -1,6 +1,7 @@
 """Inference requests that the gateway makes itself, on behalf of a caller whose own request waits for the answer.
 
-Such a request is an `Exchange` like any other: it queues, takes a slot and is counted in metrics. It does not count for
+Such a request is an `Exchange` like any other: it queues, takes a slot and is counted in metrics, as a request or as a
+round of one. It does not count for
 its caller's limits, because the caller's own request has. Its answer is kept until it is complete, or handed over in
 the parts in which it comes.
 """
@@ -167,8 +168,9 @@ class InnerOpener(Protocol):
         """Return the handler of a request of the gateway's own, at the path of `call`. Raises KeyError if that is no
         inference API.
 
-        `caller` must have been authenticated. `hooks`: all that the request has. `request_id` None: it gets a new one.
-        A request that may not come in is answered with its error.
+        `caller` must have been authenticated. `hooks`: all that the request has. `request_id`: of the client's request
+        that this one is a round of, which counts in metrics in its place; None: it gets a new one. A request that may
+        not come in is answered with its error.
         """
 
 

@@ -117,7 +117,8 @@ class IngressMiddleware:
         try:
             if access == "page":
                 self._authenticator.check_page_request(headers, is_http_1_1=scope["http_version"] == "1.1")
-                await self._through_framework(scope, receive, send, answer_headers)
+                # The page's files say themselves which origins may read them; two such headers would forbid all.
+                await self._through_framework(scope, receive, send, answer_headers[:1])
                 return
             caller = self._authenticator.authenticate_request(headers, is_http_1_1=scope["http_version"] == "1.1")
         except RoundhouseError as error:

@@ -91,6 +91,10 @@ class RequestSeries:
         self._duration.observe_value(duration_s)
         if first_byte_s is not None:
             self._first_byte.observe_value(first_byte_s)
+        self.count_tokens(usage)
+
+    def count_tokens(self, usage: Usage | None) -> None:
+        """Count the tokens of a round of a request. `usage` None: none are known, and none are counted."""
         if usage is not None:
             prompt, completion = self._tokens or self._token_counters()
             prompt.value += usage.prompt
@@ -179,6 +183,15 @@ class ModelSeries:
         if counter is None:
             counter = self._outcomes[outcome] = self._requests.outcomes.counter_of(self.model, outcome)
         counter.value += 1
+        self._count_work(outcome, work, usage, unreported_tokens)
+
+    def count_round(self, outcome: Outcome, work: EngineWork, usage: Usage | None, unreported_tokens: int) -> None:
+        """Count one finished round of a response whose tools the gateway runs. It adds nothing to the outcomes of
+        requests; all else is as in `count_finished`."""
+        self._requests.rounds.counter_of(self.model, outcome).value += 1
+        self._count_work(outcome, work, usage, unreported_tokens)
+
+    def _count_work(self, outcome: Outcome, work: EngineWork, usage: Usage | None, unreported_tokens: int) -> None:
         if work is NO_WORK:
             return
         inference = self._inference or self._bind_series()
@@ -224,6 +237,10 @@ class KeySeries:
     def count_finished(self, usage: Usage | None) -> None:
         """Count one finished request that carried the key, answered or refused. `usage` None: no tokens reported."""
         self._requests.value += 1
+        self.count_tokens(usage)
+
+    def count_tokens(self, usage: Usage | None) -> None:
+        """Count the tokens of a round of a request. `usage` None: none are known, and none are counted."""
         if usage is not None:
             self._tokens_in.value += usage.prompt
             self._tokens_out.value += usage.completion
@@ -242,6 +259,10 @@ class ClientSeries:
     def count_finished(self, inference_s: float) -> None:
         """Count one finished request. `inference_s`: as `EngineWork.inference_s`."""
         self._requests.value += 1
+        self._inference.value += inference_s
+
+    def count_work(self, inference_s: float) -> None:
+        """Count an engine's work for a round of a request. `inference_s`: as `EngineWork.inference_s`."""
         self._inference.value += inference_s
 
 
@@ -326,6 +347,12 @@ class RequestCollector(Collector):
             "roundhouse_gateway_request_outcomes",
             "Requests that ended, by how: `completed`, `errored` (an error's status, or broken off by one), or "
             "`cancelled` by their client.",
+            ("model", "outcome"),
+        )
+        self.rounds = FastCounters(
+            "roundhouse_gateway_rounds",
+            "Rounds of responses whose tools the gateway runs, by how they ended, as in `request_outcomes_total`, "
+            "which counts the response.",
             ("model", "outcome"),
         )
         self.inference_seconds = FastCounters(

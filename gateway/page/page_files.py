@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import mimetypes
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -32,7 +33,7 @@ class PageFile:
     gzipped: bytes | None
     """`body` compressed by gzip; None: it would not be smaller."""
     etag: str
-    """Quoted, as the header has it; by content."""
+    """As the header has it; by content. Weak, because it stands for the compressed file too."""
     is_immutable: bool
     """Whether the file's name changes with its content, so that a browser may keep the file for good."""
 
@@ -54,12 +55,18 @@ class PageFiles:
     def read_files(self) -> None:
         """Read and compress the files of the folder, in place of those read before. Blocks, for about 0.2 s.
 
-        A folder without `index.html` has no files: it was not built, or is being built. Raises OSError if a file cannot
-        be read; then the files read before stay.
+        A folder without `index.html` has no files: it was not built, or is being built. Files whose names begin with a
+        dot are the build's own, and are not read. Raises OSError if a file cannot be read; then the files read before
+        stay.
         """
         built_at = self._find_built_at()
-        paths = [] if built_at is None else sorted(path for path in self._folder.rglob("*") if path.is_file())
-        self._files = {path.relative_to(self._folder).as_posix(): _read_file(path, self._folder) for path in paths}
+        files = {}
+        for path in () if built_at is None else sorted(self._folder.rglob("[!.]*")):
+            # A build removes the files of the build before it after it has put its own in place.
+            with suppress(FileNotFoundError):
+                if path.is_file():
+                    files[path.relative_to(self._folder).as_posix()] = _read_file(path, self._folder)
+        self._files = files
         self._built_at = built_at
 
     def find_file(self, path: str) -> PageFile | None:
@@ -84,6 +91,6 @@ def _read_file(path: Path, folder: Path) -> PageFile:
         f"{content_type}; charset=utf-8" if is_text else content_type,
         body,
         gzipped,
-        f'"{hashlib.sha256(body).hexdigest()[:24]}"',
+        f'W/"{hashlib.sha256(body).hexdigest()[:24]}"',
         path.relative_to(folder).as_posix().startswith(_ASSETS),
     )

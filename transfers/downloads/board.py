@@ -248,6 +248,8 @@ class DownloadBoard:
     def _end(self, download: str, error: RoundhouseError | None, *, is_done: bool) -> None:
         """`is_done`: all files are in their places, also if it was cancelled just then."""
         with self._lock:
+            if download not in self._jobs:
+                return  # somebody else ended it meanwhile: of two who cancel a waiting one, both come here
             is_cancelled = download in self._cancelled and not is_done
             before = self._finished.pop(download, None)
             ending: dict[str, object] = {

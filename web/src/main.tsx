@@ -11,6 +11,8 @@ const queries = new QueryClient({
   defaultOptions: {
     queries: {
       staleTime: 2000,
+      // Without a network the conversations are read from the browser's copy.
+      networkMode: "always",
       // What the gateway refuses, it refuses again.
       retry: (failures, error) => !(error instanceof ApiError) && failures < 3,
     },

@@ -41,7 +41,7 @@ MARKS = ("ROUNDHOUSE_INSTANCE", "ROUNDHOUSE_REPLICA", "ROUNDHOUSE_START")
 """Variables by which the controller finds the processes of a replica. They hold no secret."""
 LOCALE = ("LANG", "LANGUAGE", "TZ")
 PREFIX = "roundhouse mcp: "
-"""What the bridge's own lines in the log begin with."""
+"""What the line begins with by which the bridge tells its parent why it ends. It is not in the log."""
 HTTP_PATH = "/mcp"
 STOP_SECONDS = 1
 """Seconds that answers have to end after SIGTERM."""
@@ -74,7 +74,12 @@ def run(arguments: Sequence[str]) -> int:
         return _fail(3, str(error))
     except ValueError as error:
         return _fail(2, str(error))
-    ending = supervise(lambda ready: _host(options, listener, token, ready), find_error)
+    ending = supervise(
+        lambda ready: _host(options, listener, token, ready),
+        find_error,
+        # The last line says the same.
+        is_relayed=lambda line: find_error(line) is None,
+    )
     code, line = explain_ending(ending, options)
     return _fail(code, line) if line else code
 

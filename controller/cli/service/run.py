@@ -73,7 +73,7 @@ class ServiceRun:
     async def _end_child(self, child: Child, within_s: float) -> None:
         child.send_signal(signal.SIGTERM)
         if not await child.ends_within(within_s):
-            self._announcer.print_note(f"the {child.spec.name} did not end within {within_s:g} s and is killed")
+            self._announcer.print_note(f"{child.spec.title} did not end within {within_s:g} s and is killed")
             child.kill()
 
     async def _end_earlier_programs(self) -> None:

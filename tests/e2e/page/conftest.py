@@ -8,9 +8,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from playwright.async_api import expect
 
-from tests.support.page_browser import require_page
+from tests.support.page_browser import DEADLINE_MS, require_page
 from tests.support.roundhouse_stack import RoundhouseStack
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patient_expectations() -> None:
+    """Give what is expected of a page as long as a step may take, in place of Playwright's 5 s."""
+    expect.set_options(timeout=DEADLINE_MS)
 
 
 @pytest.fixture(scope="module")

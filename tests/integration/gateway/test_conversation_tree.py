@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from controller.schema.admin import Capabilities
 from tests.fakes.gateway_harness import until
 from tests.fakes.mock_engine import WORDS
 from tests.support.conversation_rest import Rest, rest, said, text_of
@@ -263,3 +264,43 @@ async def test_the_package_of_openai_goes_on_to_work() -> None:
         assert len(every) == 60
         assert (await conversations.update(made.id, metadata={})).metadata == {}
         assert await refusal(conversations.items.list(made.id, limit=101)) == (400, "invalid_request", "limit")
+
+
+def image(size: int) -> dict[str, Any]:
+    """A part with an image of so many characters of base64."""
+    return {"type": "input_image", "image_url": f"data:image/png;base64,{'A' * size}", "detail": "low"}
+
+
+async def test_a_conversation_with_fifty_images_is_read_without_them() -> None:
+    async with site(max_body_mib=32, m={"capabilities": Capabilities(modalities=("text", "image"))}) as here:
+        asking = rest(here)
+        parts = [{"type": "input_text", "text": "Look"}, image(400_000)]
+        items = [said(f"{number}", id=f"i{number}") | {"content": parts} for number in range(50)]
+        made = await asking.post("", items=[*items, said("nothing", id="last")])
+        path = f"/{made['id']}/items?branch=all&limit=1000"
+        page = await asking.get(f"{path}&content=references")
+        omitted = {"type": "input_image", "detail": "low", "omitted": {"media_type": "image/png", "bytes": 400_000}}
+        assert [item["content"] for item in page["data"][:-1]] == [[parts[0], omitted]] * 50
+        assert page["data"][-1]["content"] == [{"type": "input_text", "text": "nothing"}]
+        assert len(str(page)) < 50_000
+        active = await asking.get(f"/{made['id']}/items?content=references&limit=2")
+        assert active["data"] == page["data"][:-3:-1]
+        # Whole, one by one and all together.
+        whole = await asking.get(f"/{made['id']}/items/i7")
+        assert whole["content"] == parts
+        assert (await asking.get(f"/{made['id']}/items?order=asc&limit=8"))["data"][7] == whole
+        assert len((await asking.get(path))["data"]) == 51
+        assert await asking.refused("GET", f"{path}&content=x") == (400, "invalid_request", "content")
+        # A response is made from the whole items.
+        await here.make([], conversation=made["id"])
+        sent = here.engine.requests[-1].body["messages"]
+        assert sent[0]["content"][1]["image_url"]["url"] == parts[1]["image_url"]
+
+
+async def test_an_outline_is_no_item_that_can_be_sent_back() -> None:
+    async with site() as here:
+        asking = rest(here)
+        made = await asking.post("", items=[said("x") | {"content": [image(100)]}])
+        [shown] = (await asking.get(f"/{made['id']}/items?content=references"))["data"]
+        told = await asking.refused("POST", "", items=[shown])
+        assert told == (400, "invalid_request", "items[0].content[0].image_url")

@@ -6,6 +6,7 @@ import type { ApiClient } from "../api/client";
 import { ApiError, NetworkError } from "../api/errors";
 import { EventParser } from "../api/sse";
 import { type Answer, type AnswerError, applyEvent, EMPTY_ANSWER, failAnswer, STOPPED } from "./answer";
+import { type ItemTimes, noteTimes } from "./figures";
 
 export type StreamState =
   /** Bytes come, or the answer waits in the queue or for its load. */
@@ -20,10 +21,22 @@ export type StreamState =
 export interface StreamSnapshot {
   answer: Answer;
   state: StreamState;
-  /** Time of the first piece of text by `performance.now()`, in milliseconds; null before. For tokens per second. */
+  /** Times in milliseconds of `performance.now()`. When this page requested the answer; null: another page did. */
+  requestedAt: number | null;
+  /** When its first item came; null before. */
   startedAt: number | null;
   endedAt: number | null;
+  itemTimes: ItemTimes;
 }
+
+const NOTHING_READ: StreamSnapshot = {
+  answer: EMPTY_ANSWER,
+  state: "connected",
+  requestedAt: null,
+  startedAt: null,
+  endedAt: null,
+  itemTimes: {},
+};
 
 /** Delays between tries in milliseconds, the last one again and again. */
 const DELAYS_MS = [250, 500, 1000, 2000, 5000];
@@ -46,7 +59,7 @@ export class AnswerStream {
   readonly #client: ApiClient;
   readonly #abort = new AbortController();
   readonly #listeners = new Set<() => void>();
-  #snapshot: StreamSnapshot = { answer: EMPTY_ANSWER, state: "connected", startedAt: null, endedAt: null };
+  #snapshot = NOTHING_READ;
   #parser = new EventParser();
   #bytes = 0;
   #connection: AbortController | null = null;
@@ -84,6 +97,7 @@ export class AnswerStream {
    * Throws ApiError if the request was refused: then there is no answer.
    */
   async start(fields: Record<string, unknown>): Promise<void> {
+    this.#change({ requestedAt: performance.now() });
     await this.#watched(() => this.#readToEnd(fields));
   }
 
@@ -205,8 +219,12 @@ export class AnswerStream {
     this.#lastByteAt = Date.now();
     let answer = this.#snapshot.answer;
     for (const event of this.#parser.push(bytes)) answer = applyEvent(answer, event);
-    const startedAt = this.#snapshot.startedAt ?? (answer.items.length > 0 ? performance.now() : null);
-    this.#change({ answer, startedAt });
+    const now = performance.now();
+    this.#change({
+      answer,
+      startedAt: this.#snapshot.startedAt ?? (answer.items.length > 0 ? now : null),
+      itemTimes: noteTimes(this.#snapshot.itemTimes, answer.items, now, answer.status !== "running"),
+    });
   }
 
   /** Returns the signal of a new connection. */

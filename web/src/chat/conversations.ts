@@ -1,7 +1,9 @@
 /** Conversations of the gateway (docs/conversations.md), as queries and changes of TanStack Query. */
-import { queryOptions } from "@tanstack/react-query";
+import { keepPreviousData, queryOptions } from "@tanstack/react-query";
 import type { ApiClient } from "../api/client";
-import type { Item } from "../api/items";
+import { browserStore, isInBrowser } from "./stores/browser_store";
+import { serverStore } from "./stores/server_store";
+import type { ConversationStore } from "./stores/store";
 
 /** What the page keeps of a conversation beside its items. */
 export interface ConversationSettings {
@@ -30,18 +32,20 @@ export interface Parameters {
 export interface Conversation {
   id: string;
   created_at: number;
-  updated_at?: number;
+  /** Unix seconds of its last change or continuation. */
+  last_used_at?: number;
   metadata: Record<string, string>;
+  /** Missing in lists. */
   settings?: ConversationSettings | null;
   active_item_id?: string | null;
   item_count?: number;
+  /** The model that answered last; null: none has. */
   model?: string | null;
-  is_running?: boolean;
-  /** Of a search: the text around the hit. */
-  snippet?: string | null;
+  /** The response that is being made; null: none is. */
+  running_response_id?: string | null;
+  /** Of a search: where the words are. */
+  hit?: { item_id: string | null; before: string; match: string; after: string } | null;
 }
-
-const PATH = "/v1/conversations";
 
 export const conversationKeys = {
   all: ["conversations"] as const,
@@ -50,31 +54,52 @@ export const conversationKeys = {
   items: (id: string) => ["conversations", "items", id] as const,
 };
 
-/** The conversations of the caller's tenant, the one used last first; those that hold `search`, if it is not empty. */
+/** Returns the store of a conversation, by its id. */
+export function storeOf(client: ApiClient, id: string): ConversationStore {
+  return isInBrowser(id) ? browserStore() : serverStore(client);
+}
+
+/** The conversations, the one used last first; those that hold the words of `search`, if it is not empty. */
 export function conversationsQuery(client: ApiClient, search: string) {
   return queryOptions({
     queryKey: conversationKeys.list(search),
-    queryFn: () => client.list<Conversation>(PATH, { limit: 100, q: search || null }, 500),
+    queryFn: () => listConversations(client, search),
+    placeholderData: keepPreviousData,
   });
+}
+
+async function listConversations(client: ApiClient, search: string): Promise<Conversation[]> {
+  // A browser that keeps nothing has no conversations of its own.
+  const own = browserStore()
+    .list(search)
+    .catch(() => []);
+  const listed = await Promise.all([serverStore(client).list(search), own]);
+  return listed.flat().sort((one, other) => usedAt(other) - usedAt(one));
+}
+
+/** Returns when a conversation was used last, in Unix seconds. */
+export function usedAt(conversation: Conversation): number {
+  return conversation.last_used_at ?? conversation.created_at;
 }
 
 export function conversationQuery(client: ApiClient, id: string) {
-  return queryOptions({
-    queryKey: conversationKeys.one(id),
-    queryFn: () => client.request<Conversation>(`${PATH}/${id}`),
-  });
+  return queryOptions({ queryKey: conversationKeys.one(id), queryFn: () => storeOf(client, id).get(id) });
 }
 
-/** All items of a conversation, of every branch, in order of creation. */
+/** All items of a conversation, of every branch, in the order in which they were added. */
 export function itemsQuery(client: ApiClient, id: string) {
-  return queryOptions({
-    queryKey: conversationKeys.items(id),
-    queryFn: () => client.list<Item>(`${PATH}/${id}/items`, { branch: "all", order: "asc", limit: 1000 }, 100_000),
-  });
+  return queryOptions({ queryKey: conversationKeys.items(id), queryFn: () => storeOf(client, id).listItems(id) });
 }
 
-export function createConversation(client: ApiClient, title: string, settings: ConversationSettings) {
-  return client.request<Conversation>(PATH, { body: { metadata: { title }, settings } });
+/** Creates a conversation. `inBrowser`: it is kept in this browser alone. */
+export function createConversation(
+  client: ApiClient,
+  title: string,
+  settings: ConversationSettings,
+  inBrowser = false,
+): Promise<Conversation> {
+  const store = inBrowser ? browserStore() : serverStore(client);
+  return store.create({ title, settings });
 }
 
 export interface ConversationChange {
@@ -84,16 +109,16 @@ export interface ConversationChange {
 }
 
 export function updateConversation(client: ApiClient, id: string, change: ConversationChange) {
-  return client.request<Conversation>(`${PATH}/${id}`, { body: change });
+  return storeOf(client, id).update(id, change);
 }
 
 export function deleteConversation(client: ApiClient, id: string) {
-  return client.request<unknown>(`${PATH}/${id}`, { method: "DELETE" });
+  return storeOf(client, id).remove(id);
 }
 
 /** Adds items below `parentId` (null: a new first item) and makes their branch the active one. */
 export function addItems(client: ApiClient, id: string, items: readonly object[], parentId: string | null) {
-  return client.request<{ data: Item[] }>(`${PATH}/${id}/items`, { body: { items, parent_id: parentId } });
+  return storeOf(client, id).addItems(id, items, parentId);
 }
 
 /** Returns the title of a conversation for a first message: its first line, shortened. */

@@ -4,9 +4,12 @@ import { createContext, type ReactNode, use, useMemo, useRef, useSyncExternalSto
 import { useClient } from "../api/access";
 import type { ApiClient } from "../api/client";
 import { ApiError, NetworkError } from "../api/errors";
+import { nameConversation } from "./after_answer";
 import { partialItems } from "./answer";
 import { AnswerStream, describe, type StreamSnapshot, streamPath } from "./answer_stream";
-import { type Conversation, conversationKeys } from "./conversations";
+import { conversationKeys, storeOf } from "./conversations";
+import { FigureStore } from "./figures";
+import { isInBrowser } from "./stores/browser_store";
 
 interface FoundStream {
   conversation_id: string;
@@ -19,17 +22,28 @@ const LOCKED_MS = 500;
 const LOCKED_TRIES = 20;
 
 export class Runs {
+  /** Tokens and times of the answers that this browser has read. */
+  readonly figures = new FigureStore();
   readonly #client: ApiClient;
   readonly #refresh: (conversationId: string) => Promise<unknown>;
+  readonly #onComplete: (conversationId: string) => void;
   readonly #streams = new Map<string, AnswerStream>();
   readonly #listeners = new Set<() => void>();
   /** Ids of streams that this page reads or has read. */
   readonly #seen = new Set<string>();
 
-  /** `refresh` reads a conversation and its items anew, and returns when that is done. */
-  constructor(client: ApiClient, refresh: (conversationId: string) => Promise<unknown>) {
+  /**
+   * `refresh` reads a conversation and its items anew, and returns when that is done. `onComplete` is told of each
+   * complete answer, after that.
+   */
+  constructor(
+    client: ApiClient,
+    refresh: (conversationId: string) => Promise<unknown>,
+    onComplete: (conversationId: string) => void = () => {},
+  ) {
     this.#client = client;
     this.#refresh = refresh;
+    this.#onComplete = onComplete;
   }
 
   subscribe = (listener: () => void): (() => void) => {
@@ -80,13 +94,13 @@ export class Runs {
     const newest = newestOf(await this.#client.request<FoundStream[]>("/v1/streams/lookup", { body }));
     if (newest === null || this.find(conversationId) !== known || this.#seen.has(newest.conversation_id)) return;
     this.#seen.add(newest.conversation_id);
-    if (newest.state === "done") {
+    if (newest.state === "done" && !isInBrowser(conversationId)) {
       if (known !== null) this.forget(conversationId);
       await this.#refresh(conversationId);
       return;
     }
     const stream = this.#add(conversationId, newest.conversation_id);
-    stream.parentId = await this.#readActiveId(conversationId);
+    stream.parentId = (await storeOf(this.#client, conversationId).get(conversationId)).active_item_id ?? null;
     // The question may be another page's.
     void this.#refresh(conversationId);
     await stream.attach();
@@ -120,41 +134,38 @@ export class Runs {
     return stream;
   }
 
-  async #readActiveId(conversationId: string): Promise<string | null> {
-    const conversation = await this.#client.request<Conversation>(`/v1/conversations/${conversationId}`);
-    return conversation.active_item_id ?? null;
-  }
-
   async #settle(conversationId: string, stream: AnswerStream): Promise<void> {
     if (this.find(conversationId) !== stream) return;
     const { status } = stream.snapshot.answer;
     const isComplete = status === "completed" || status === "incomplete";
-    if (!isComplete) await this.#keepPart(conversationId, stream).catch(() => {});
+    this.figures.keep(stream.snapshot);
+    // What cannot be stored stays readable where it is shown: in this run, with its error.
+    await this.#store(conversationId, stream, isComplete).catch(() => {});
     await this.#refresh(conversationId);
     if (this.find(conversationId) !== stream) return;
     // What is complete is among the stored items now. Of anything else the run has the reason.
-    if (isComplete) this.forget(conversationId);
-    else this.#changed();
+    if (isComplete) {
+      this.forget(conversationId);
+      this.#onComplete(conversationId);
+    } else this.#changed();
   }
 
   /**
-   * Stores what was read of an answer that did not come to its end. The items keep their ids, so that it is stored once,
-   * however many pages have read it; and not at all if the gateway has the whole of it.
+   * Stores what the gateway does not: a complete answer of a conversation in this browser, and what was read of any that
+   * did not come to its end. The items keep their ids, so that it is stored once, however many pages have read it; and
+   * not at all if the gateway has the whole of it.
    */
-  async #keepPart(conversationId: string, stream: AnswerStream): Promise<void> {
-    const items = partialItems(stream.snapshot.answer);
+  async #store(conversationId: string, stream: AnswerStream, isComplete: boolean): Promise<void> {
+    if (isComplete && !isInBrowser(conversationId)) return;
+    const { answer } = stream.snapshot;
+    const items = (isComplete ? answer.items : partialItems(answer)).map(({ parent_id: _, ...item }) => item);
     const first = items[0];
     if (first === undefined) return;
-    const path = `/v1/conversations/${conversationId}/items`;
-    const isStored = () =>
-      this.#client.request(`${path}/${first.id}`).then(
-        () => true,
-        () => false,
-      );
-    const body = { items: items.map(({ parent_id: _, ...item }) => item), parent_id: stream.parentId };
+    const store = storeOf(this.#client, conversationId);
+    const isStored = async () => (await store.listItems(conversationId)).some(({ id }) => id === first.id);
     for (let tries = 0; !(await isStored()); tries += 1) {
       try {
-        await this.#client.request(path, { body });
+        await store.addItems(conversationId, items, stream.parentId);
         return;
       } catch (error) {
         const isLocked = error instanceof ApiError && error.fields.code === "conversation_locked";
@@ -191,10 +202,15 @@ const RunsContext = createContext<Runs | null>(null);
 export function RunsProvider({ children }: { children: ReactNode }) {
   const client = useClient();
   const queries = useQueryClient();
-  const runs = useMemo(
-    () => new Runs(client, () => queries.invalidateQueries({ queryKey: conversationKeys.all })),
-    [client, queries],
-  );
+  const runs = useMemo(() => {
+    const refresh = () => queries.invalidateQueries({ queryKey: conversationKeys.all });
+    // A title is worth no error, and no wait: the answer is there.
+    const name = (conversationId: string) =>
+      void nameConversation(client, conversationId)
+        .then((isNamed) => (isNamed ? refresh() : undefined))
+        .catch(() => {});
+    return new Runs(client, refresh, name);
+  }, [client, queries]);
   return <RunsContext value={runs}>{children}</RunsContext>;
 }
 

@@ -14,7 +14,7 @@ async function draw(source: string, isDark: boolean): Promise<void> {
   document.body.style.margin = "0";
   try {
     const { svg } = await mermaid.render("diagram", source);
-    document.body.replaceChildren(new DOMParser().parseFromString(svg, "text/html").body);
+    document.body.replaceChildren(...new DOMParser().parseFromString(svg, "text/html").body.childNodes);
     reply({ height: Math.ceil(document.documentElement.scrollHeight) });
   } catch (error) {
     reply({ error: error instanceof Error ? error.message : String(error) });

@@ -1,7 +1,7 @@
 /** Small controls that every view uses, on the browser's own elements. */
-import { type ButtonHTMLAttributes, type ReactNode, useEffect, useId, useRef } from "react";
+import { type ComponentProps, type ReactNode, useEffect, useId, useRef } from "react";
 
-type ButtonProps = ButtonHTMLAttributes<HTMLButtonElement> & { look?: "plain" | "main" | "danger" | "quiet" };
+type ButtonProps = ComponentProps<"button"> & { look?: "plain" | "main" | "danger" | "quiet" };
 
 const LOOKS = {
   plain: "border border-line bg-raised hover:bg-panel",

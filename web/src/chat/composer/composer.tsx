@@ -111,6 +111,7 @@ export function Composer({ conversation, path, run, onSend }: ComposerProps) {
         )}
         <AttachmentList attachments={attachments} />
         <textarea
+          data-shortcut="message"
           aria-label="Message"
           placeholder="Write a message"
           rows={Math.min(10, text.split("\n").length + 1)}
@@ -128,7 +129,9 @@ export function Composer({ conversation, path, run, onSend }: ComposerProps) {
           </IconButton>
           <span className="flex-1" />
           {isRunning ? (
-            <Button onClick={() => void run?.stop()}>Stop</Button>
+            <Button data-shortcut="stop" onClick={() => void run?.stop()}>
+              Stop
+            </Button>
           ) : (
             <Button look="main" type="submit" disabled={!canSend}>
               Send

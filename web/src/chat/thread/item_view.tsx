@@ -1,9 +1,22 @@
 /** One item of a conversation. A new type of item is one case here. */
 import { memo } from "react";
-import { type ContentPart, type Item, textOf } from "../../api/items";
+import { type Annotation, type Item, textOf } from "../../api/items";
 import { Markdown } from "../markdown/markdown";
+import { ApprovalRequest } from "./approvals";
+import { MessageParts } from "./message_parts";
+import { Reasoning } from "./reasoning";
+import { FileSearch, FunctionResult, ToolCall, ToolList } from "./tool_call";
+import { useIsNear } from "./use_is_near";
 
-export const ItemView = memo(function ItemView({ item, isRunning }: { item: Item; isRunning: boolean }) {
+interface ItemProps {
+  item: Item;
+  /** Whether more of it comes. */
+  isRunning: boolean;
+  /** How long it took, in milliseconds; null: it is not known. */
+  tookMs?: number | null;
+}
+
+export const ItemView = memo(function ItemView({ item, isRunning, tookMs = null }: ItemProps) {
   switch (item.type) {
     case "message":
       return item.role === "assistant" ? (
@@ -12,68 +25,39 @@ export const ItemView = memo(function ItemView({ item, isRunning }: { item: Item
         <MessageParts parts={item.content ?? []} />
       );
     case "reasoning":
-      return <Reasoning item={item} isRunning={isRunning} />;
+      return <Reasoning item={item} isRunning={isRunning} tookMs={tookMs} />;
     case "mcp_call":
     case "function_call":
+    case "custom_tool_call":
       return <ToolCall item={item} />;
+    case "function_call_output":
+    case "custom_tool_call_output":
+      return <FunctionResult item={item} />;
+    case "mcp_list_tools":
+      return <ToolList item={item} />;
+    case "mcp_approval_request":
+      return <ApprovalRequest item={item} />;
+    case "file_search_call":
+      return <FileSearch item={item} />;
     default:
       return null;
   }
 });
 
-function AnswerText({ item, isRunning }: { item: Item; isRunning: boolean }) {
+const NO_ANNOTATIONS: readonly Annotation[] = [];
+
+function AnswerText({ item, isRunning }: ItemProps) {
+  const text = textOf(item);
+  const part = item.content?.find((each) => each.type === "output_text");
+  const { element, isNear } = useIsNear(isRunning);
   return (
-    <div>
-      <Markdown text={textOf(item)} isGrowing={isRunning} />
+    <div ref={element}>
+      {isNear ? (
+        <Markdown text={text} isGrowing={isRunning} annotations={part?.annotations ?? NO_ANNOTATIONS} />
+      ) : (
+        <p className="whitespace-pre-wrap break-words leading-relaxed">{text}</p>
+      )}
       {item.status === "incomplete" && <p className="mt-1 text-sm text-warn">This answer was cut short.</p>}
     </div>
-  );
-}
-
-function MessageParts({ parts }: { parts: ContentPart[] }) {
-  return (
-    <>
-      {parts.map((part, index) => {
-        const key = `${part.type}-${index}`;
-        if (part.type === "input_text")
-          return (
-            <p key={key} className="whitespace-pre-wrap break-words">
-              {part.text}
-            </p>
-          );
-        if (part.type === "input_image" && part.image_url?.startsWith("data:image/"))
-          return <img key={key} src={part.image_url} alt="Attached" className="max-h-64 rounded-md" />;
-        if (part.type === "input_file")
-          return (
-            <p key={key} className="text-sm text-faint">
-              {part.filename ?? "File"}
-            </p>
-          );
-        return null;
-      })}
-    </>
-  );
-}
-
-function Reasoning({ item, isRunning }: { item: Item; isRunning: boolean }) {
-  const text = textOf(item) || textOf({ content: item.summary ?? [] });
-  if (text === "") return null;
-  return (
-    <details className="rounded-md border border-line px-3 py-1 text-sm text-faint">
-      <summary className="cursor-pointer">{isRunning ? "Thinking…" : "Thoughts"}</summary>
-      <Markdown text={text} isGrowing={isRunning} />
-    </details>
-  );
-}
-
-function ToolCall({ item }: { item: Item }) {
-  return (
-    <details className="rounded-md border border-line px-3 py-1 text-sm">
-      <summary className="cursor-pointer">
-        Tool <code>{item.server_label ? `${item.server_label}/${item.name}` : item.name}</code>
-      </summary>
-      <pre className="overflow-x-auto whitespace-pre-wrap break-words text-xs">{item.arguments}</pre>
-      {item.output && <pre className="overflow-x-auto whitespace-pre-wrap break-words text-xs">{item.output}</pre>}
-    </details>
   );
 }

@@ -1,7 +1,9 @@
 /** The answer that is being made: what it waits for, its text as it comes, and how fast. */
 import type { Progress } from "../answer";
 import { type AnswerStream, isRunning, type StreamSnapshot } from "../answer_stream";
+import type { ItemTimes } from "../figures";
 import type { ItemTree } from "../item_tree";
+import { AnswerItemsContext } from "../markdown/citations";
 import { useSnapshot } from "../runs";
 import { ItemView } from "./item_view";
 
@@ -9,15 +11,22 @@ import { ItemView } from "./item_view";
 export function RunningAnswer({ stream, tree }: { stream: AnswerStream; tree: ItemTree }) {
   const snapshot = useSnapshot(stream);
   if (snapshot === null) return null;
-  const { answer, state } = snapshot;
+  const { answer, state, itemTimes } = snapshot;
   const isLive = isRunning(snapshot);
   const items = answer.items.filter((item) => !tree.items.has(item.id));
   if (!isLive && items.length === 0) return null;
   return (
     <article aria-label="Answer" aria-busy={isLive} className="flex flex-col gap-2">
-      {items.map((item, index) => (
-        <ItemView key={item.id} item={item} isRunning={isLive && index === items.length - 1} />
-      ))}
+      <AnswerItemsContext value={answer.items}>
+        {items.map((item, index) => (
+          <ItemView
+            key={item.id}
+            item={item}
+            isRunning={isLive && index === items.length - 1}
+            tookMs={tookMs(itemTimes, item.id)}
+          />
+        ))}
+      </AnswerItemsContext>
       {isLive && <Waiting snapshot={snapshot} />}
       {state === "reconnecting" && (
         <p role="status" className="text-sm text-warn">
@@ -32,6 +41,11 @@ function Waiting({ snapshot: { answer, startedAt } }: { snapshot: StreamSnapshot
   if (answer.progress !== null) return <ProgressNote progress={answer.progress} />;
   if (answer.items.length === 0 || startedAt === null) return <p className="text-sm text-faint">Waiting…</p>;
   return null;
+}
+
+function tookMs(times: ItemTimes, id: string): number | null {
+  const time = times[id];
+  return time === undefined || time.until === null ? null : time.until - time.from;
 }
 
 function ProgressNote({ progress }: { progress: Progress }) {

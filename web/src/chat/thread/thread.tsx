@@ -17,8 +17,11 @@ import {
   titleOf,
 } from "../conversations";
 import { groupTurns, growTree, pathTo } from "../item_tree";
+import { usePreferences } from "../preferences";
 import { useRun, useRuns } from "../runs";
+import { ApprovalsProvider } from "./approvals";
 import { RunningAnswer } from "./running_answer";
+import { ThreadHeader } from "./thread_header";
 import { TurnView } from "./turn_view";
 import { UnfinishedEnd } from "./unfinished_end";
 import { useConversationActions } from "./use_conversation_actions";
@@ -37,6 +40,7 @@ export function Thread({ conversationId }: { conversationId: string | null }) {
   const path = useMemo(() => pathTo(tree, activeId), [tree, activeId]);
   const turns = useMemo(() => groupTurns(path), [path]);
   const actions = useConversationActions(conversation.data ?? null);
+  const preferences = usePreferences();
   const scroll = useFollowedScroll();
 
   // An answer that this page did not begin: before a reload, or in another tab.
@@ -55,7 +59,7 @@ export function Thread({ conversationId }: { conversationId: string | null }) {
       if (conversation.data !== undefined) await actions.ask(conversation.data, content, activeId, model);
       return;
     }
-    const created = await createConversation(client, titleOf(text), settings);
+    const created = await createConversation(client, titleOf(text), settings, preferences.keepInBrowser);
     queries.setQueryData(conversationKeys.one(created.id), created);
     try {
       await actions.ask(created, content, null, model);
@@ -68,6 +72,9 @@ export function Thread({ conversationId }: { conversationId: string | null }) {
 
   return (
     <>
+      {conversation.data !== undefined && (
+        <ThreadHeader conversation={conversation.data} tree={tree} activeId={activeId} actions={actions} />
+      )}
       <div
         ref={scroll.container}
         onScroll={scroll.onScroll}
@@ -80,9 +87,11 @@ export function Thread({ conversationId }: { conversationId: string | null }) {
         <div ref={scroll.content} className="mx-auto flex max-w-3xl flex-col gap-4 p-4">
           {!isStored && <h1 className="mt-[20vh] text-center text-2xl font-semibold">What can I do for you?</h1>}
           {items.error && <ErrorNote {...describeError(items.error)} />}
-          {turns.map((turn) => (
-            <TurnView key={turn.question?.id ?? turn.answer[0]?.id} turn={turn} tree={tree} actions={actions} />
-          ))}
+          <ApprovalsProvider path={path} isRunning={run?.isRunning ?? false} actions={actions}>
+            {turns.map((turn) => (
+              <TurnView key={turn.question?.id ?? turn.answer[0]?.id} turn={turn} tree={tree} actions={actions} />
+            ))}
+          </ApprovalsProvider>
           {run !== null && <RunningAnswer stream={run} tree={tree} />}
           {conversationId !== null && items.isSuccess && !items.isFetching && (
             <UnfinishedEnd conversationId={conversationId} path={path} run={run} actions={actions} />

@@ -2,7 +2,11 @@
 import { memo, useState } from "react";
 import { type Item, textOf } from "../../api/items";
 import { Button, IconButton } from "../../ui/controls";
+import { CopyButton } from "../../ui/copy_button";
 import { type ItemTree, siblingsOf, type Turn } from "../item_tree";
+import { AnswerItemsContext } from "../markdown/citations";
+import { FiguresLine } from "./answer_figures";
+import { answerMarkdown } from "./answer_markdown";
 import { ItemView } from "./item_view";
 import type { ConversationActions } from "./use_conversation_actions";
 
@@ -19,22 +23,20 @@ export const TurnView = memo(function TurnView({ turn, tree, actions }: TurnProp
       {turn.question !== null && <Question item={turn.question} tree={tree} actions={actions} />}
       {turn.answer.length > 0 && (
         <article aria-label="Answer" className="flex flex-col gap-2">
-          {turn.answer.map((item) => (
-            <ItemView key={item.id} item={item} isRunning={false} />
-          ))}
-          <div className="flex items-center gap-1">
-            <IconButton
-              label="Copy answer"
-              onClick={() => void navigator.clipboard.writeText(turn.answer.map(textOf).join(""))}
-            >
-              Copy
-            </IconButton>
+          <AnswerItemsContext value={turn.answer}>
+            {turn.answer.map((item) => (
+              <ItemView key={item.id} item={item} isRunning={false} />
+            ))}
+          </AnswerItemsContext>
+          <div className="flex flex-wrap items-center gap-1">
+            <CopyButton label="Copy answer" text={() => answerMarkdown(turn.answer)} />
             {turn.question !== null && (
               <IconButton label="Regenerate answer" onClick={() => void actions.regenerate(turn.question?.id ?? "")}>
                 Regenerate
               </IconButton>
             )}
             {first !== undefined && <BranchPicker item={first} tree={tree} actions={actions} />}
+            <FiguresLine items={turn.answer} />
           </div>
         </article>
       )}
@@ -92,13 +94,23 @@ function BranchPicker({ item, tree, actions }: { item: Item; tree: ItemTree; act
   return (
     <fieldset className="flex items-center text-sm text-faint">
       <legend className="sr-only">Branches</legend>
-      <IconButton label="Previous branch" disabled={index === 0} onClick={() => show(ids[index - 1])}>
+      <IconButton
+        label="Previous branch"
+        data-shortcut="previous-branch"
+        disabled={index === 0}
+        onClick={() => show(ids[index - 1])}
+      >
         ‹
       </IconButton>
       <span className="tabular-nums">
         {index + 1} / {ids.length}
       </span>
-      <IconButton label="Next branch" disabled={index === ids.length - 1} onClick={() => show(ids[index + 1])}>
+      <IconButton
+        label="Next branch"
+        data-shortcut="next-branch"
+        disabled={index === ids.length - 1}
+        onClick={() => show(ids[index + 1])}
+      >
         ›
       </IconButton>
     </fieldset>

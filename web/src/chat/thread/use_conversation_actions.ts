@@ -8,6 +8,10 @@ import { addItems, type Conversation, conversationKeys, updateConversation } fro
 import { type ItemTree, newestLeaf } from "../item_tree";
 import { requestFields } from "../request_fields";
 import { useRuns } from "../runs";
+import { browserRequest } from "../stores/browser_request";
+import { isInBrowser } from "../stores/browser_store";
+import type { Decision } from "./approvals";
+import { toolNameOf } from "./tool_call";
 
 export interface ConversationActions {
   /**
@@ -23,6 +27,11 @@ export interface ConversationActions {
   showBranch: (tree: ItemTree, id: string) => Promise<void>;
   /** Has the model go on from the end of `cutId`, a stored answer that is incomplete. */
   continueAnswer: (cutId: string) => Promise<void>;
+  /**
+   * Answers requests for calls of tools, and has the answer go on. Tools that are always allowed are kept as such.
+   * Throws if the gateway refused that.
+   */
+  decideCalls: (decided: readonly { item: Item; decision: Decision }[]) => Promise<void>;
 }
 
 /** Returns the actions of a conversation. Those that need one throw while `shown` is null. */
@@ -50,7 +59,13 @@ export function useConversationActions(shown: Conversation | null): Conversation
       const run = runs.prepare(conversation.id);
       const parentId = await prepare(run);
       await refresh(conversation.id);
-      void runs.begin(conversation.id, run, parentId, requestFields(conversation, model));
+      void request(conversation, run, parentId, model).catch((error: unknown) => run.refuse(describe(error)));
+    }
+
+    async function request(conversation: Conversation, run: AnswerStream, parentId: string | null, model?: string) {
+      const isOwn = isInBrowser(conversation.id);
+      const fields = isOwn ? await browserRequest(conversation, model) : requestFields(conversation, model);
+      await runs.begin(conversation.id, run, parentId, fields);
     }
 
     /** The same below an item that is stored. What goes wrong is told by the run. */
@@ -68,13 +83,14 @@ export function useConversationActions(shown: Conversation | null): Conversation
     }
 
     function ask(conversation: Conversation, content: ContentPart[], parentId: string | null, model: string) {
-      const message = { type: "message", role: "user", content };
+      const id = `msg_${crypto.randomUUID().replaceAll("-", "")}`;
+      const message = { id, type: "message", role: "user", content };
       return answer(
         conversation,
         async () => {
           try {
-            const { data } = await addItems(client, conversation.id, [message], parentId);
-            return data.at(-1)?.id ?? null;
+            await addItems(client, conversation.id, [message], parentId);
+            return id;
           } catch (error) {
             runs.forget(conversation.id);
             throw error;
@@ -96,6 +112,35 @@ export function useConversationActions(shown: Conversation | null): Conversation
         const conversation = current();
         await updateConversation(client, conversation.id, { active_item_id: newestLeaf(tree, id) });
         await refresh(conversation.id);
+      },
+      async decideCalls(decided) {
+        let conversation = current();
+        const always = decided.filter(({ decision }) => decision === "always").map(({ item }) => toolNameOf(item));
+        if (always.length > 0) {
+          const approvedTools = [...new Set([...(conversation.settings?.approvedTools ?? []), ...always])];
+          const settings = { ...conversation.settings, approvedTools };
+          conversation = await updateConversation(client, conversation.id, { settings });
+          await refresh(conversation.id);
+        }
+        const input = decided.map(({ item, decision }) => ({
+          type: "mcp_approval_response",
+          approval_request_id: item.id,
+          approve: decision !== "refuse",
+        }));
+        const parentId = conversation.active_item_id ?? null;
+        const run = runs.prepare(conversation.id);
+        if (isInBrowser(conversation.id)) {
+          await addItems(client, conversation.id, input, parentId);
+          await refresh(conversation.id);
+          await request(conversation, run, parentId);
+        } else {
+          // The gateway runs the calls that the request's own input approves, and adds that to the conversation.
+          await runs.begin(conversation.id, run, parentId, { ...requestFields(conversation), input });
+        }
+        const { answer: made } = run.snapshot;
+        if (made.responseId !== null || made.error === null) return;
+        runs.forget(conversation.id);
+        throw new Error(made.error.message);
       },
     };
   }, [client, runs, queries, shown]);
