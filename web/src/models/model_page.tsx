@@ -104,10 +104,6 @@ function measuredText(model: AdminModel): string | null {
   return model.vram_observed_mib === null ? null : mibText(model.vram_observed_mib);
 }
 
-function measuredText(model: AdminModel): string | null {
-  return model.vram_observed_mib === null ? null : mibText(model.vram_observed_mib);
-}
-
 function overrideText(model: AdminModel): string {
   return Object.entries(model.load_override)
     .map(([field, value]) => `${field} = ${JSON.stringify(value)}`)

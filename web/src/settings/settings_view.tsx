@@ -1,5 +1,5 @@
 /** Settings: of this browser, and what the page knows of the gateway. */
-import { queryOptions, useQuery, useQueryClient } from "@tanstack/react-query";
+import { queryOptions, useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { useState } from "react";
 import { useAccess, useClient } from "../api/access";
 import type { ApiClient } from "../api/client";
@@ -10,6 +10,7 @@ import { chooseTheme, readTheme, THEMES, type Theme } from "../theme/theme";
 import { Button, ErrorNote, SameByCommand } from "../ui/controls";
 import { KeyList } from "../ui/key_commands";
 import { areSingleKeysOn, setSingleKeys } from "../ui/keys";
+import { saveFile } from "../ui/save_file";
 import { Facts, Section, ViewFrame } from "../ui/view";
 
 export default function SettingsView() {
@@ -171,14 +172,30 @@ function AboutSection() {
         </>
       )}
       <p className="text-sm">
-        Everything that this page does is a route of the API:{" "}
-        <a href="/openapi.json" className="underline underline-offset-2">
-          openapi.json
-        </a>{" "}
-        has them all. The documentation lies beside the program, in the folder <code>docs</code>; docs/page.md is about
-        this page.
+        Everything that this page does is a route of the API: <ApiDocument /> has them all. The documentation lies
+        beside the program, in the folder <code>docs</code>; docs/page.md is about this page.
       </p>
       <SameByCommand command={`curl ${location.origin}/health`} />
     </Section>
+  );
+}
+
+/** The gateway's OpenAPI document: as a link, or saved, where a key is needed, which a link cannot send. */
+function ApiDocument() {
+  const { client, hasKey } = useAccess();
+  const saving = useMutation({
+    mutationFn: async () =>
+      saveFile("openapi.json", await (await client.fetch("/openapi.json")).text(), "application/json"),
+  });
+  if (!hasKey)
+    return (
+      <a href="/openapi.json" className="underline underline-offset-2">
+        openapi.json
+      </a>
+    );
+  return (
+    <button type="button" className="underline underline-offset-2" onClick={() => saving.mutate()}>
+      openapi.json
+    </button>
   );
 }

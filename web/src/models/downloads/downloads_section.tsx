@@ -58,10 +58,7 @@ function InspectForm() {
     <>
       <form onSubmit={submit} aria-label="Look at a model" className="flex flex-wrap items-end gap-2">
         <div className="min-w-60 flex-1">
-          <Field
-            label="Reference of a model"
-            note="USER/REPO:QUANT of Hugging Face, ollama:NAME, oci:HOST/NAME, https://…#sha256=…"
-          >
+          <Field label="Reference of a model">
             <input
               required
               className={`${INPUT} font-mono`}
@@ -72,10 +69,13 @@ function InspectForm() {
             />
           </Field>
         </div>
-        <Button type="submit" aria-disabled={inspecting.isPending} className="mb-5">
+        <Button type="submit" aria-disabled={inspecting.isPending}>
           {inspecting.isPending ? "Looking…" : "Look"}
         </Button>
       </form>
+      <p className="text-xs text-faint">
+        USER/REPO:QUANT of Hugging Face, ollama:NAME, oci:HOST/NAME, https://HOST/PATH#sha256=HEX
+      </p>
       {error && <ErrorNote {...describeError(error)} />}
       {inspecting.data !== undefined && inspecting.variables !== undefined && (
         <Found
