@@ -146,13 +146,13 @@ async def test_what_a_killed_gateway_cut_is_marked_and_can_be_continued(stack: R
         stack.kill("gateway")
         await expect(page.get_by_text("Trying to go on")).to_be_visible()
         stack.start("gateway")
+        await stack.gateway_connected()
         await expect(page.locator("[data-unfinished=cut]")).to_contain_text("This answer was cut short.")
         kept = await text_of(answer).inner_text()
         assert TEXT.startswith(kept)
         assert WORDS[15] in kept
         await page.reload()
         await expect(text_of(answer)).to_have_text(kept)
-        await stack.gateway_connected()
         await page.get_by_role("button", name="Continue").click()
         # This engine knows nothing of the text that it continues, and says all of its own.
         await expect(text_of(answer)).to_have_text(kept + TEXT)
@@ -226,6 +226,7 @@ async def test_a_conversation_may_be_deleted_and_others_shown_while_it_streams(s
         await reaches(answer, 2)
         await reaches(await ask(page, "Deleted"), 2)
         await page.get_by_role("button", name="Delete Deleted").click()
+        await page.get_by_role("dialog").get_by_role("button", name="Delete", exact=True).click()
         await expect(page.get_by_role("link", name="Deleted")).to_have_count(0)
         await page.get_by_role("link", name="Kept").click()
         await expect(text_of(answer)).to_have_text(TEXT)
