@@ -90,7 +90,9 @@ async def test_no_break_of_the_connection_changes_the_text(
             await expect(text_of(answer)).to_have_text(TEXT)
             await expect(answer).to_have_count(1)
         assert proxy.cuts > 0
-    record_figure(record_property, "breaks of the connection in the middle of a stream, after which the text is exact", done)
+    record_figure(
+        record_property, "breaks of the connection in the middle of a stream, after which the text is exact", done
+    )
 
 
 async def _break(page: Page, proxy: CuttingProxy, how: str) -> None:
