@@ -13,41 +13,66 @@ import aiohttp
 import pytest
 from playwright.async_api import Locator, Page, expect
 
+from controller.schema.status import ModelState
+from tests.fakes.fake_paced_engine import PacedEngine, paced_engine
 from tests.support.campaign import RecordProperty, campaign_count, campaign_seed, record_figure
 from tests.support.cutting_proxy import CuttingProxy, cutting_proxy
+from tests.support.loop_thread import open_in_thread
 from tests.support.page_browser import PHONE, open_context, require_page, send_message
 from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
+from tests.support.wait import until
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow]
 
 WORDS = [f"w{number}é" for number in range(240)]
 TEXT = " ".join(WORDS)
-"""What the model `slow` says, word for word, in about 5 s; what is 1 character is often 2 bytes."""
+"""What the model `slow` says, each word when a test allows it; the last character of each is two bytes."""
 MANY_CUTS = campaign_count(5, 50)
+WAYS = ("cut", "down", "offline", "reload", "away")
+"""How a connection breaks."""
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory, clockwork: Path) -> Iterator[RoundhouseStack]:
-    """A real llama-server with `clockwork`, an engine that takes its time, one that is full, and one that is off."""
+def engine() -> Iterator[PacedEngine]:
+    """The engine of `slow`."""
+    with open_in_thread(paced_engine(WORDS)) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory, clockwork: Path, engine: PacedEngine) -> Iterator[RoundhouseStack]:
+    """A real llama-server with `clockwork`, the engine that a test paces, and a model that is off."""
     require_page()
-    stack = RoundhouseStack(tmp_path_factory.mktemp("streams"), "process", {"ROUNDHOUSE_MDNS": "off"})
+    settings = {"ROUNDHOUSE_MDNS": "off", "ROUNDHOUSE_PROBE_INTERVAL_S": "0.2"}
+    stack = RoundhouseStack(tmp_path_factory.mktemp("streams"), "process", settings)
     shutil.copy(clockwork, stack.models / "clockwork.gguf")
-    slow = {"backend": "stub", "stub_text": TEXT, "stub_token_delay_ms": 20}
     stack.declare(
         {
             "clockwork": {"model_path": "clockwork.gguf", "llama_server_n_ctx": 4096},
-            "slow": slow,
+            "slow": {"backend": "openai_remote", "base_url": f"{engine.url}/v1"},
             "off": {"backend": "stub", "enabled": False},
         }
     )
 
     async def start() -> None:
         await stack.open()
-        await stack.loaded("clockwork", "slow")
+        await stack.loaded("clockwork")
+        await serves_slow(stack)
 
     asyncio.run(start())
     yield stack
     asyncio.run(stack.close())
+
+
+@pytest.fixture(autouse=True)
+def no_words_yet(engine: PacedEngine) -> None:
+    """Let each test begin with an engine that says nothing."""
+    engine.allow(0)
+
+
+async def serves_slow(stack: RoundhouseStack) -> None:
+    """Wait until the gateway has found the engine of `slow`."""
+    await stack.model_where("slow", lambda model: model.state is ModelState.LOADED, "loaded")
 
 
 async def ask(page: Page, text: str, model: str = "slow") -> Locator:
@@ -69,30 +94,36 @@ def text_of(answer: Locator) -> Locator:
     return answer.locator("p").first
 
 
-async def reaches(answer: Locator, word: int) -> None:
-    """Wait until the answer has a word."""
-    await expect(answer).to_contain_text(WORDS[word])
+async def says(engine: PacedEngine, count: int, *answers: Locator) -> str:
+    """Allow so many words, wait until the answers have them and no more, and return them."""
+    engine.allow(count)
+    text = " ".join(WORDS[:count])
+    for answer in answers:
+        await expect(text_of(answer)).to_have_text(text)
+    return text
 
 
 async def test_no_break_of_the_connection_changes_the_text(
-    stack: RoundhouseStack, record_property: RecordProperty
+    stack: RoundhouseStack, engine: PacedEngine, record_property: RecordProperty
 ) -> None:
     chance = random.Random(campaign_seed())
-    done = 0
+    done: list[str] = []
     async with cutting_proxy(stack.port) as proxy, open_context(proxy.url) as context:
         page = await context.new_page()
-        while done < MANY_CUTS:
-            answer = await ask(page, f"Break {done}")
-            for word in sorted(chance.sample(range(5, 200), 5)):
-                await reaches(answer, word)
-                await _break(page, proxy, chance.choice(("cut", "offline", "reload", "down", "away")))
-                done += 1
-            await expect(text_of(answer)).to_have_text(TEXT)
+        while len(done) < MANY_CUTS:
+            engine.allow(0)
+            answer = await ask(page, f"Break {len(done)}")
+            ways = chance.sample(WAYS, len(WAYS))
+            for count, way in zip(sorted(chance.sample(range(1, len(WORDS)), len(ways))), ways, strict=True):
+                await says(engine, count, answer)
+                await _break(page, proxy, way)
+                done.append(way)
+            await says(engine, len(WORDS), answer)
+            await expect(page.get_by_role("button", name="Regenerate answer")).to_be_visible()
             await expect(answer).to_have_count(1)
+            await expect(text_of(answer)).to_have_text(TEXT)
         assert proxy.cuts > 0
-    record_figure(
-        record_property, "breaks of the connection in the middle of a stream, after which the text is exact", done
-    )
+    record_figure(record_property, "breaks in the middle of a stream, after which the text is exact", len(done))
 
 
 async def _break(page: Page, proxy: CuttingProxy, how: str) -> None:
@@ -118,46 +149,47 @@ async def _break(page: Page, proxy: CuttingProxy, how: str) -> None:
             await page.goto(address)
 
 
-async def test_a_second_tab_follows_and_either_may_stop(stack: RoundhouseStack) -> None:
+async def test_a_second_tab_follows_and_either_may_stop(stack: RoundhouseStack, engine: PacedEngine) -> None:
     async with open_context(stack.url) as context:
         first, second = await context.new_page(), await context.new_page()
         answer = await ask(first, "Follow me")
-        await reaches(answer, 3)
+        await says(engine, 4, answer)
         await second.goto(first.url)
         copy = second.get_by_role("article", name="Answer")
-        await reaches(copy, 20)
         await expect(second.get_by_role("article", name="Your message")).to_contain_text("Follow me")
+        said = await says(engine, 21, answer, copy)
         await second.get_by_role("button", name="Stop", exact=True).click()
         for page in (first, second):
             await expect(page.get_by_text("You stopped this answer.")).to_be_visible()
             await expect(page.get_by_role("button", name="Send", exact=True)).to_be_visible()
-        kept = await text_of(answer).inner_text()
-        assert TEXT.startswith(kept)
-        assert len(kept) > len(" ".join(WORDS[:20]))
-        await expect(text_of(copy)).to_have_text(kept)
+            await expect(text_of(page.get_by_role("article", name="Answer"))).to_have_text(said)
         await first.reload()
-        await expect(text_of(answer)).to_have_text(kept)
+        await expect(text_of(answer)).to_have_text(said)
         await expect(answer).to_have_count(1)
 
 
-async def test_what_a_killed_gateway_cut_is_marked_and_can_be_continued(stack: RoundhouseStack) -> None:
+async def test_what_a_killed_gateway_cut_is_marked_and_can_be_continued(
+    stack: RoundhouseStack, engine: PacedEngine
+) -> None:
     async with open_context(stack.url, viewport=PHONE) as context:
         page = await context.new_page()
         answer = await ask(page, "Cut me")
-        await reaches(answer, 15)
+        said = await says(engine, 16, answer)
         stack.kill("gateway")
         await expect(page.get_by_text("Trying to go on")).to_be_visible()
         stack.start("gateway")
         await stack.gateway_connected()
         await expect(page.locator("[data-unfinished=cut]")).to_contain_text("This answer was cut short.")
-        kept = await text_of(answer).inner_text()
-        assert TEXT.startswith(kept)
-        assert WORDS[15] in kept
+        await expect(text_of(answer)).to_have_text(said)
         await page.reload()
-        await expect(text_of(answer)).to_have_text(kept)
+        await expect(text_of(answer)).to_have_text(said)
+        await serves_slow(stack)
+        engine.allow_all()
         await page.get_by_role("button", name="Continue").click()
-        # This engine knows nothing of the text that it continues, and says all of its own.
-        await expect(text_of(answer)).to_have_text(kept + TEXT)
+        # This engine does not go on from the text that it is given, and says all of its own.
+        await expect(text_of(answer)).to_have_text(said + TEXT)
+        given = engine.requests[-1]["messages"]
+        assert [(each["role"], each["content"]) for each in given] == [("user", "Cut me"), ("assistant", said)]
 
 
 async def test_a_real_engine_continues_the_text(stack: RoundhouseStack) -> None:
@@ -195,7 +227,7 @@ async def test_a_refused_request_says_why_and_the_message_can_be_sent_again(stac
         await expect(page.get_by_role("article", name="Your message")).to_have_count(1)
 
 
-async def test_two_tabs_that_send_at_once_lose_no_message(stack: RoundhouseStack) -> None:
+async def test_two_tabs_that_send_at_once_lose_no_message(stack: RoundhouseStack, engine: PacedEngine) -> None:
     async with open_context(stack.url) as context:
         pages = [await context.new_page(), await context.new_page()]
         answer = await ask(pages[0], "Begin", "clockwork")
@@ -205,8 +237,8 @@ async def test_two_tabs_that_send_at_once_lose_no_message(stack: RoundhouseStack
         await expect(pages[1].get_by_role("button", name="Model: slow")).to_be_visible()
         messages = ["From the first tab", "From the second tab"]
         await asyncio.gather(*(send_message(page, text) for page, text in zip(pages, messages, strict=True)))
-        for page in pages:
-            await expect(text_of(page.get_by_role("article", name="Answer").last)).to_have_text(TEXT)
+        await says(engine, 5, *(page.get_by_role("article", name="Answer").last for page in pages))
+        await says(engine, len(WORDS), *(page.get_by_role("article", name="Answer").last for page in pages))
         stored = await user_texts(stack, pages[0].url.rpartition("/")[2])
         drafts = [await page.get_by_role("textbox", name="Message", exact=True).input_value() for page in pages]
         for text, draft in zip(messages, drafts, strict=True):
@@ -221,15 +253,20 @@ async def user_texts(stack: RoundhouseStack, conversation: str) -> list[str]:
     return [item["content"][0]["text"] for item in items if item.get("role") == "user"]
 
 
-async def test_a_conversation_may_be_deleted_and_others_shown_while_it_streams(stack: RoundhouseStack) -> None:
+async def test_a_conversation_may_be_deleted_and_others_shown_while_it_streams(
+    stack: RoundhouseStack, engine: PacedEngine
+) -> None:
     async with open_context(stack.url) as context:
         page = await context.new_page()
+        engine.allow(3)
         answer = await ask(page, "Kept")
-        await reaches(answer, 2)
-        await reaches(await ask(page, "Deleted"), 2)
+        await says(engine, 3, answer)
+        await says(engine, 3, await ask(page, "Deleted"))
+        cancelled = engine.cancelled
         await page.get_by_role("button", name="Delete Deleted").click()
         await page.get_by_role("dialog").get_by_role("button", name="Delete", exact=True).click()
         await expect(page.get_by_role("link", name="Deleted")).to_have_count(0)
+        await until("its answer is stopped", lambda: engine.cancelled == cancelled + 1)
         await page.get_by_role("link", name="Kept").click()
-        await expect(text_of(answer)).to_have_text(TEXT)
-    await stack.model_where("slow", lambda model: model.replicas[0].inflight == 0, "nothing is made any more")
+        await says(engine, len(WORDS), answer)
+    await until("nothing is made any more", lambda: engine.running == 0)

@@ -58,6 +58,7 @@ export function useConversationActions(shown: Conversation | null): Conversation
     ) {
       const run = runs.prepare(conversation.id);
       const parentId = await prepare(run);
+      void queries.invalidateQueries({ queryKey: conversationKeys.list("").slice(0, 2) });
       await refresh(conversation.id);
       void request(conversation, run, parentId, model).catch((error: unknown) => run.refuse(describe(error)));
     }
