@@ -236,11 +236,14 @@ async def test_two_tabs_that_send_at_once_lose_no_message(stack: RoundhouseStack
         await pages[1].goto(pages[0].url)
         await expect(pages[1].get_by_role("button", name="Model: slow")).to_be_visible()
         messages = ["From the first tab", "From the second tab"]
-        await asyncio.gather(*(send_message(page, text) for page, text in zip(pages, messages, strict=True)))
+        fields = [page.get_by_role("textbox", name="Message", exact=True) for page in pages]
+        for field, text in zip(fields, messages, strict=True):
+            await field.fill(text)
+        await asyncio.gather(*(field.press("Enter") for field in fields))
         await says(engine, 5, *(page.get_by_role("article", name="Answer").last for page in pages))
         await says(engine, len(WORDS), *(page.get_by_role("article", name="Answer").last for page in pages))
         stored = await user_texts(stack, pages[0].url.rpartition("/")[2])
-        drafts = [await page.get_by_role("textbox", name="Message", exact=True).input_value() for page in pages]
+        drafts = [await field.input_value() for field in fields]
         for text, draft in zip(messages, drafts, strict=True):
             assert (text in stored) != (draft == text), "it is stored, or still in its composer"
 

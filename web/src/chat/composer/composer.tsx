@@ -128,12 +128,20 @@ export function Composer({ conversation, path, run, onSend }: ComposerProps) {
             ⚙
           </IconButton>
           <span className="flex-1" />
+          {/* Two elements: a press that began on one is no click on the other, which took its place. */}
           {isRunning ? (
-            <Button data-shortcut="stop" onClick={() => void run?.stop()}>
+            <Button
+              key="stop"
+              data-shortcut="stop"
+              // The second half of a double click on Send stops nothing.
+              onClick={({ detail }) => {
+                if (detail < 2) void run?.stop();
+              }}
+            >
               Stop
             </Button>
           ) : (
-            <Button look="main" type="submit" disabled={!canSend}>
+            <Button key="send" look="main" type="submit" disabled={!canSend}>
               Send
             </Button>
           )}
