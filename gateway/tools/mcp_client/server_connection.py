@@ -103,7 +103,8 @@ class ServerConnection:
 
     def _first_status(self, known: Catalog) -> ServerStatus:
         route = self.route
-        tools = {name: each for name, each in known.tools.items() if self._offers(each.own_name)}
+        prefix = f"{route.name}{SEPARATOR}"
+        tools = {name: each for name, each in known.tools.items() if self._offers(name.removeprefix(prefix))}
         state: ServerState = "connecting" if route.url is not None or route.is_expected else "down"
         reason = None if route.url is not None else route.reason or "the controller does not run it"
         return ServerStatus(route.name, state, self._clock(), reason, replace(known, tools=tools))
@@ -348,7 +349,7 @@ class ServerConnection:
                 left_out.append(f"The tool {tool.name} is left out: {problem}.")
                 continue
             called = _ServerTool(self, tool.name, _spec_of(name, self.route, tool))
-            offered[name] = OfferedTool(self.route, called, check, tool.name)
+            offered[name] = OfferedTool(self.route, called, check)
         return offered, left_out[:20]
 
     def _offers(self, own_name: str) -> bool:
