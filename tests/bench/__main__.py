@@ -21,6 +21,7 @@ BENCHES = (
     "affinity",
     "rag",
     "health",
+    "first_paint",
     "page",
 )
 WITH_OPTIONS = ("gateway", "engine", "tokens", "streams", "affinity", "rag", "health", "page")

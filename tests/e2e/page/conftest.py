@@ -12,6 +12,7 @@ from playwright.async_api import expect
 
 from tests.fakes.fake_mcp_server import text_result
 from tests.support.attacks import CORPUS
+from tests.support.managed_stack import managed_stack
 from tests.support.page_browser import DEADLINE_MS, require_page
 from tests.support.roundhouse_stack import RoundhouseStack
 from tests.support.spoken_stack import SpokenStack, spoken_stack
@@ -39,6 +40,13 @@ def page_stack(tmp_path_factory: pytest.TempPathFactory, clockwork: Path) -> Ite
     asyncio.run(start())
     yield stack
     asyncio.run(stack.close())
+
+
+@pytest.fixture(scope="session")
+def whole_stack(tmp_path_factory: pytest.TempPathFactory, clockwork: Path) -> Iterator[RoundhouseStack]:
+    """A `managed_stack` for all tests of the views beside the chat. Each test leaves the models as it found them."""
+    with managed_stack(tmp_path_factory.mktemp("whole"), clockwork) as stack:
+        yield stack
 
 
 @pytest.fixture(scope="session")
