@@ -10,7 +10,7 @@ import json
 import pytest
 from playwright.async_api import Error, Page, Route, expect
 
-from tests.fakes.fake_tool_model import Call, Move
+from tests.fakes.fake_tool_model import Call, Fields, Move
 from tests.support.attacks import CORPUS, IMAGE, SVG
 from tests.support.page_browser import PHONE, open_context, send_message
 from tests.support.spoken_stack import SERVER, SpokenStack, message
@@ -68,7 +68,7 @@ async def test_streams_tools_citations_and_names_do_not_run(spoken: SpokenStack)
     found = {"file_id": "file-1", "filename": IMAGE, "score": 0.9, "text": text}
     cited = {"type": "file_citation", "file_id": "file-1", "filename": IMAGE, "number": 1, "index": 0}
     call = {"type": "mcp_call", "id": "mcp_1", "server_label": IMAGE, "name": IMAGE, "arguments": text, "error": text}
-    planted = [
+    planted: list[Fields] = [
         {"type": "message", "role": "user", "content": [{"type": "input_file", "filename": IMAGE, "file_data": SVG}]},
         {"type": "file_search_call", "id": "fs_1", "queries": [text], "results": [found], "status": "completed"},
         call,

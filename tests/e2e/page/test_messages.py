@@ -134,7 +134,7 @@ async def test_thoughts_fold_when_the_answer_begins_and_figures_follow(spoken: S
         await expect(thoughts).to_be_visible()
 
 
-async def test_what_is_unfinished_looks_calm(spoken: SpokenStack) -> None:
+async def test_thoughts_are_open_while_nothing_else_comes(spoken: SpokenStack) -> None:
     spoken.scripts["Wait"] = [Move("Held", holds=True, thought="Still at it")]
     async with open_context(spoken.url) as context:
         page = await context.new_page()
