@@ -5,7 +5,7 @@ Series stay until a restart, including those of models and keys that are no long
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 

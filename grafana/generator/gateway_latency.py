@@ -147,8 +147,8 @@ BOARD = Board(
             (
                 TimeSeries(
                     "Tool calls",
-                    "Ended calls per second, by tool and outcome. `error`: the tool said so; `failed`: its server is down, "
-                    "or broke off.",
+                    "Ended calls per second, by tool and outcome. `error`: the tool said so; `failed`: its server is "
+                    "down, or broke off.",
                     (Query(sum_rate(_CALLS, by="tool, outcome"), "{{tool}} {{outcome}}"),),
                     "ops",
                 ),

@@ -235,7 +235,14 @@ async def _measure_slots(gateways: Gateways, rounds: int) -> list[Figure]:
             for name, values in zip((WITHOUT, SAME), pair, strict=True)
         ]
     ratios = [find_percentile(two, 99) / find_percentile(one, 99) for one, two in zip(alone, beside, strict=True)]
-    shown.append(Figure(f"p99 of those, beside {LOOPS} loops that wait for a tool over without", statistics.median(ratios), "x", GAP_AIM))
+    shown.append(
+        Figure(
+            f"p99 of those, beside {LOOPS} loops that wait for a tool over without",
+            statistics.median(ratios),
+            "x",
+            GAP_AIM,
+        )
+    )
     slowest = max(max(each) for each in beside)
     shown.append(Figure("the slowest of those beside loops that wait", slowest, "ms"))
     shown.append(Figure("of those beside loops, requests that waited for a slot", waits, "", "0"))

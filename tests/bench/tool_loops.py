@@ -14,7 +14,7 @@ import json
 import os
 import sys
 from collections import Counter
-from typing import Final
+from typing import Any, Final
 
 import aiohttp
 
@@ -58,14 +58,14 @@ async def _work(port: int, count: int, tools: list[str]) -> Counter[str]:
             asyncio.create_task(_loop(session, f"http://127.0.0.1:{port}", tools[at % len(tools)], event, seen))
             for at, event in enumerate(begun)
         ]
-        work = asyncio.gather(*loops)
-        everyone = asyncio.gather(*(event.wait() for event in begun))
+        work: asyncio.Future[Any] = asyncio.gather(*loops)
+        everyone: asyncio.Future[Any] = asyncio.gather(*(event.wait() for event in begun))
         await asyncio.wait([work, everyone], return_when=asyncio.FIRST_COMPLETED)
         if work.done():
             await work
         seen.clear()
         print("begun", flush=True)
-        ended = asyncio.create_task(reader.read())
+        ended: asyncio.Future[Any] = asyncio.create_task(reader.read())
         await asyncio.wait([work, ended], return_when=asyncio.FIRST_COMPLETED)
         if work.done():
             await work

@@ -65,7 +65,7 @@ async def _check_all(
         claude = ClaudeOperator(site, clients, folder / "claude")
         checks = {
             "Claude Code: `claude mcp add`, `claude mcp list`": claude.check_connection,
-            "Claude Code with an operator's key: lists, loads, reads log, plan and events, unloads": claude.check_operator,
+            "Claude Code with an operator's key: lists, loads, reads and unloads": claude.check_operator,
             "Claude Code with the other key: two tools, its own models, no others": claude.check_reader,
             "`mcp`: the tools that each key is shown, and what it is refused": site.check_scopes,
             f"`mcp`: {STEPS} things at random": walk,

@@ -18,8 +18,8 @@ async def test_what_clients_do_and_see(folder: Path) -> None:
     site, chance = OperatedSite(folder / "site"), random.Random(campaign_seed())
     async with site.started():
         await site.check_scopes()
-        assert sum((await site.walk(chance, campaign_count(25, 300))).values()) >= 25
-        for _ in range(campaign_count(8, 200)):
+        assert sum((await site.walk(chance, campaign_count(12, 300))).values()) >= 12
+        for _ in range(campaign_count(6, 200)):
             await site.respond(chance)
         for _ in range(campaign_count(2, 30)):
             await site.approve(chance)

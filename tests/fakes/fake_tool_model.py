@@ -132,7 +132,9 @@ def _events(move: Move) -> list[Fields]:
     for number, call in enumerate(move.calls):
         half = len(call.text) // 2
         named = {"name": call.name, "arguments": call.text[:half]}
-        deltas.append({"tool_calls": [{"index": number, "id": f"{move.mark}c{number}", "type": "function", "function": named}]})
+        deltas.append(
+            {"tool_calls": [{"index": number, "id": f"{move.mark}c{number}", "type": "function", "function": named}]}
+        )
         deltas.append({"tool_calls": [{"index": number, "function": {"arguments": call.text[half:]}}]})
     own_id = f"{move.mark}x"
     chunks = [{"id": own_id, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]

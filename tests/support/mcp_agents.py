@@ -129,7 +129,9 @@ class ClaudeOperator:
         command = [str(self._clients.program("claude")), *arguments]
 
         def run() -> str:
-            done = subprocess.run(command, cwd=home, env=env, capture_output=True, text=True, check=False, timeout=SECONDS)
+            done = subprocess.run(
+                command, cwd=home, env=env, capture_output=True, text=True, check=False, timeout=SECONDS
+            )
             assert done.returncode == 0, done.stdout + done.stderr
             return done.stdout
 
