@@ -17,7 +17,7 @@ WORKERS ?= $(shell expr $$(nproc) + 1)
 PORT_OPTION = $(if $(filter command,$(origin PORT)),--port $(PORT))
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help up install install-launcher images test quick engines check format derive dashboards pictures bench campaign lock audit sbom clean
+.PHONY: help up install install-launcher page images test quick engines check format derive dashboards pictures bench campaign lock audit sbom clean
 
 help: ## This list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 26
@@ -51,6 +51,9 @@ install-launcher: $(VENV)/.installed ## `roundhouse` in ~/.local/bin, for this f
 	*":$${launcher%/*}:"*) ;;
 	*) echo "roundhouse: your PATH lacks $${launcher%/*}: add export PATH=\"\$$HOME/.local/bin:\$$PATH\" to ~/.profile" ;;
 	esac
+
+page: $(VENV)/.installed ## Build the page of web/ that the gateway serves at /; nothing where nothing changed (1 min, 90 MB to download).
+	@exec web/build $(ARGS)
 
 images: ## The four container images; ENGINES="exllamav3 vllm" builds the workers of these engines instead.
 	@images/build $(if $(ENGINES),--engines "$(ENGINES)") $(ARGS)
@@ -99,6 +102,8 @@ lock: $(VENV)/.installed-dev ## Resolve the locked dependencies anew.
 	    $$(test $$part != controller || echo --extra transfers) \
 	    pyproject.toml -o requirements/$$part.txt; \
 	done
+	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	  --no-header --no-annotate --upgrade --group page -o requirements/page.txt
 
 audit: $(VENV)/.installed-dev ## Known vulnerabilities of what is locked, by pip-audit: 1 if there are any, 3 if nobody can be asked.
 	@exec $(BIN)/python -m tests.supply_chain.audit

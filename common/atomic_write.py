@@ -9,10 +9,11 @@ from pathlib import Path
 def write_atomic(path: Path, content: bytes, *, durable: bool = True, mode: int = 0o600) -> None:
     """Replace a file, or create it: other processes see the old content or the new one, never a part. Blocks.
 
-    `durable`: the content is on disk before it replaces the old one, so that a power cut leaves one of the two.
-    `mode`: the permissions of the new file, whatever those of the old one and the umask are; by default its owner alone
-    may read it. The file's folder must exist. Raises OSError if the file cannot be written; the old file is then
-    unchanged. Threads must not write the same path at the same time.
+    `durable`: the content is on disk before it replaces the old one, so that a power cut leaves one of the two. `mode`:
+    the permissions of the new file, whatever those of the old one and the umask are; by default its owner alone may
+    read it. The file's folder must exist. A symbolic link at `path` is itself replaced. Raises OSError if the file
+    cannot be written; the old file is then unchanged. Threads must not write the same path at the same time. A process
+    that is killed in between may leave `.NAME.PID.new` beside the file.
     """
     new_path = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:

@@ -34,7 +34,9 @@ def open_listener(address: Path | tuple[str, int]) -> socket.socket:
     listens already, a unix socket not yet.
 
     A file or socket at the path is replaced, even the socket of a program that still runs: the caller must know that
-    none does. Only the owner may connect to the new one. Raises OSError where the address is taken or may not be bound.
+    none does. Only the owner may connect to the new one. For a unix socket, the umask of the whole process is changed
+    for a moment. A host's name is resolved, which may block. Raises OSError where the address is taken or may not be
+    bound, a name does not resolve to an IPv4 address, or the socket's folder is missing.
     """
     if isinstance(address, Path):
         # This process holds the state folder's lock, so the process that left this socket has ended.
@@ -49,7 +51,8 @@ def open_listener(address: Path | tuple[str, int]) -> socket.socket:
         finally:
             os.umask(old_umask)
     else:
-        listener = socket.create_server(address)
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        listener = socket.create_server(address, family=family)
         # Connections inherit it. asyncio sets it only on sockets that name their protocol, which accepted ones of this
         # listener do not: then the end of an answer waits 40 ms for the client's acknowledgement of its beginning.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -58,11 +61,12 @@ def open_listener(address: Path | tuple[str, int]) -> socket.socket:
 
 
 class ListeningServer:
-    """HTTP server of an ASGI app. It serves from its construction, which needs a running event loop, until `close`.
-    `listener` is what `open_listener` returned for `address`; the server closes it at the end.
+    """HTTP server of an ASGI app. It serves from its construction, which needs a running event loop, until `close`. The
+    app gets no lifespan events, and signal handlers are left as they are. `listener` is what `open_listener` returned
+    for `address`; the server closes it at the end.
 
-    If the file of a unix socket is deleted or replaced, the server opens the socket again within about `RECHECK_S`
-    seconds. Connections made through the old file continue.
+    If the file of a unix socket is deleted or replaced, the server opens the socket again within about 1 s
+    (`RECHECK_S`). Connections made through the old file continue.
     """
 
     def __init__(self, app: Any, address: Path | tuple[str, int], listener: socket.socket) -> None:

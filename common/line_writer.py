@@ -30,7 +30,8 @@ class LineWriter:
     """
 
     def __init__(self, stream: TextIO | None, patience_s: float = PATIENCE_S) -> None:
-        """`stream` None, closed, or without a descriptor: every line is lost. `patience_s`: see `PATIENCE_S`."""
+        """`stream` None, closed, or without a descriptor: every line is lost. `patience_s`: seconds that a line waits
+        for a reader that takes nothing."""
         self._descriptor: int | None = None
         self._encoding = "utf-8"
         self._patience_s = patience_s
@@ -106,7 +107,7 @@ def open_missing_streams() -> None:
     """Open /dev/null for each standard stream (descriptors 0 to 2) that this process was started without.
 
     Otherwise the next opened file, such as a lock or a database, becomes that stream, and children write their output
-    into it. Call before anything is opened.
+    into it. Call before anything is opened. Raises OSError where /dev/null cannot be opened.
     """
     for descriptor in _STANDARD_DESCRIPTORS:
         try:

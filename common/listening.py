@@ -17,7 +17,8 @@ _PORT_TRIES: Final = 20
 
 
 class ListenError(Exception):
-    """An address cannot be listened on, or a name resolves to no address. The text is the reason."""
+    """An address cannot be listened on, or a name resolves to no address. The text is the reason, without the address
+    or the name, which is `host`."""
 
     def __init__(self, host: str, reason: str, *, is_unresolved: bool = False) -> None:
         super().__init__(reason)

@@ -29,8 +29,8 @@ def create_formatter(log_format: LogFormat, *, is_journal: bool = False) -> logg
 def tag_request(request_id: str | None) -> dict[str, str | None]:
     """Return the `extra` argument for a logging call about a request: it puts the id into `request_id` of a JSON line.
 
-    The message must name the id too, because lines of the other forms have no such field. None: the request has no id,
-    and the JSON line gets no `request_id`.
+    The message must name the id too, because only JSON lines have that field. None: the request has no id, and the JSON
+    line gets no `request_id`.
     """
     return {"request_id": request_id}
 
@@ -46,7 +46,8 @@ class JsonFormatter(logging.Formatter):
     one, `request_id` and `exception` (the traceback)."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the record's line, without a newline."""
+        """Return the record's line, without a newline at its end. Raises TypeError or ValueError where the arguments do
+        not fit the message."""
         fields: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),

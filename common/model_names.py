@@ -18,10 +18,12 @@ FALLBACK: Final = "model"
 
 
 def suggest_model_name(reference: ModelReference) -> str:
-    """Return a name for a model: the name of its repository or file, without words for the file format.
+    """Return a name for a model: the name of its repository, file or folder, without words for the file format, and
+    with the tag of a registry's model unless that is `latest`. The name has at most 200 characters, which are ASCII
+    letters, digits, `.`, `_` and `-`; each run of others becomes one `-`.
 
-    For example `gemma-3-4b-it` for `hf:ggml-org/gemma-3-4b-it-GGUF:Q4_K_M`. The name is `FALLBACK` if no characters are
-    left. Another model may have the name already.
+    For example `gemma-3-4b-it` for `hf:ggml-org/gemma-3-4b-it-GGUF:Q4_K_M`. The name is `model` (`FALLBACK`) if no
+    characters are left. Another model may have the name already.
     """
     match reference:
         case HubReference(repo=repo):

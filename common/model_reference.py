@@ -34,12 +34,14 @@ _FORMS: Final = (
 
 
 class InvalidReferenceError(ValueError):
-    """A text is not a reference to a model. The message says what is wrong and what the forms are."""
+    """A text is not a reference to a model. The message says what is wrong and what the forms are. It is a
+    ValueError."""
 
 
 @dataclass(frozen=True, slots=True)
 class HubReference:
-    """A Hugging Face repository; at most one of `quantisation` and `path` is set."""
+    """A Hugging Face repository, or one file (`path`) or one quantisation of it, never both. `str` gives the canonical
+    form."""
 
     repo: str
     """`USER/REPO`."""
@@ -60,7 +62,8 @@ class HubReference:
 
 @dataclass(frozen=True, slots=True)
 class RegistryReference:
-    """A model in a registry that speaks the protocol of the Open Container Initiative."""
+    """A model in a registry that speaks the protocol of the Open Container Initiative. `host` None: Ollama's own
+    registry. `str` gives the canonical form."""
 
     host: str | None
     """Host, with its port where there is one; None: Ollama's own registry."""
@@ -76,7 +79,8 @@ class RegistryReference:
 
 @dataclass(frozen=True, slots=True)
 class UrlReference:
-    """One file at an address."""
+    """One file at an http or https address, with the hash of its content. `str` gives the canonical form,
+    `URL#sha256=HEX`."""
 
     url: str
     """Address without its fragment."""
@@ -102,10 +106,13 @@ ModelReference = HubReference | RegistryReference | UrlReference | LocalReferenc
 
 
 def parse_reference(text: str) -> ModelReference:
-    """Parse a reference to a model (the module lists the forms). `str` of the result is the reference's canonical form.
+    """Parse a reference to a model: `[hf:]USER/REPO[:QUANT][@REVISION]`, `[hf:]USER/REPO/PATH[@REVISION]`,
+    `ollama:NAME[:TAG][@DIGEST]`, `oci:HOST/NAME[:TAG][@DIGEST]`, `https://HOST/PATH#sha256=HEX` (or `http:`) or
+    `file:/ABSOLUTE/PATH`. `str` of the result is the reference's canonical form. Nothing is looked up.
 
     Raises:
-        InvalidReferenceError: `text` has none of the forms. It is a ValueError.
+        InvalidReferenceError: `text` has none of the forms, more than 2048 characters, or white space around it. It is
+            a ValueError.
     """
     if len(text) > LONGEST_REFERENCE:
         raise InvalidReferenceError(f"A reference has at most {LONGEST_REFERENCE} characters.")

@@ -19,8 +19,9 @@ _BROKEN_OFF: Final = "the connection to {} ended before its answer was complete"
 
 
 class ProgramGoneError(Exception):
-    """The program could not be reached, or the connection ended before its whole answer came. The text says so in
-    plain words; `__cause__` is the error of aiohttp or of the system."""
+    """The program could not be reached; or the connection ended, or the request's timeout passed, before the whole
+    answer came, in which case the program may have carried out the request. The text says which, in plain words;
+    `__cause__` is the error of aiohttp or of the system."""
 
 
 class ProgramAnswer:
@@ -122,9 +123,11 @@ class ProgramClient:
 
         The caller closes the answer, by `async with`.
 
-        `target` is the path with its query, percent-encoded; it is sent as it is. A `body` in parts is sent as they
-        come; an exception of its iterator is raised. `timeout` None: the client's own, which bounds connecting alone;
-        another one counts for reading the answer too. An answer with an error status is returned like any other.
+        `target` is the path with its query, percent-encoded; it is sent as it is. To `headers` are added the client's
+        own, the token of the address (its file is read each time), and `accept-encoding: identity`. A `body` in parts
+        is sent as they come; an exception of its iterator is raised. `timeout` None: the client's own, which bounds
+        connecting alone; another one counts for reading the answer too. An answer with an error status is returned like
+        any other.
 
         Raises:
             ProgramGoneError: the program cannot be reached, or ended before it answered; or the timeout ended.

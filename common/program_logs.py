@@ -73,7 +73,8 @@ class BoundedLogFile(logging.Handler):
     """
 
     def __init__(self, path: Path, limit_bytes: int) -> None:
-        """`limit_bytes` bounds both files together. A missing folder of `path` is made, but not its parents."""
+        """`limit_bytes` bounds both files together. Nothing is opened yet: a record opens the file, and makes a missing
+        folder of `path`, but not its parents."""
         super().__init__()
         self._path = path
         self._part_bytes = limit_bytes // 2

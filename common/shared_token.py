@@ -35,7 +35,7 @@ class SharedToken:
         folder is made if it is missing, and every user may read the file.
 
         None: the token could not be stored, so that nobody could show it. That raises nothing; the first of several
-        such failures is logged as a warning. Blocks.
+        failures in a row is logged as a warning. Blocks.
         """
         if (token := read_token(self._path)) is not None:
             return token

@@ -19,7 +19,7 @@ _HOLD_POLL_S: Final = 0.05
 
 class NewerDatabaseError(sqlite3.DatabaseError):
     """A newer Roundhouse wrote the file, so this version neither reads nor writes it. `is_damaged` returns False for
-    this error, so that the file is kept."""
+    this error, so that the file is kept. It is a sqlite3.DatabaseError."""
 
 
 class FileIdentity(NamedTuple):
@@ -233,7 +233,8 @@ class DatabaseFile(Generic[Database]):
 
         Where the file proves to be damaged, set it aside and call `work` once more, with a new file: `work` must bear
         being called twice. `on_file_lost` is called then, and where the opened file was deleted or replaced. Raises
-        what opening the file and `work` raise; OSError where a damaged file cannot be set aside.
+        what opening the file and `work` raise; OSError where the path cannot be read or a damaged file cannot be set
+        aside.
         """
         try:
             return work(self._open_in_place())

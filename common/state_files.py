@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 RESPONSES_NAME: Final = "responses.db"
-RESPONSES_SCHEMA_VERSION: Final = 2
+RESPONSES_SCHEMA_VERSION: Final = 3
 """`user_version` of that SQLite file. Raise it when an older gateway would misread the file."""
 
 RETRIEVAL_FOLDER: Final = "retrieval"

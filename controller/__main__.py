@@ -33,9 +33,11 @@ log = logging.getLogger("controller")
 
 
 def main() -> int:
-    """Run one controller in this thread until SIGTERM, SIGINT, a shutdown request or a failure. Returns the program's
-    exit code: 0 ended as asked, 1 failed, 2 a setting is wrong, 3 the address is taken, 4 the state folder is in use, 5
-    the runtime does not answer. Codes 2 to 5 come with one line on stderr. Blocks; call it in the main thread."""
+    """Run one controller in this thread until SIGTERM, SIGINT, a shutdown request or a failure. Reads the settings from
+    the environment, sets up logging, and keeps a log file in the state folder. Returns the program's exit code: 0 ended
+    as asked, 1 failed (also where a file of the state folder is damaged), 2 a setting is wrong, 3 the address is taken,
+    4 the state folder is in use, 5 the runtime does not answer, or nobody listens at the Docker socket any more. A
+    failure at the start is one line on stderr, a later one is in the log. Blocks; call it in the main thread."""
     try:
         settings = load_settings()
     except SettingsError as error:

@@ -77,7 +77,8 @@ EXIT_RUNTIME_SILENT = 5
 
 class Controller:
     """One controller: all parts and tasks of it except the HTTP server, and the methods that its API calls. Making one
-    reads the state folder, and raises StateError where a file in it is damaged.
+    reads the state folder, and raises StateError where a file in it is damaged, cannot be read, or is of a newer
+    version.
 
     An async context manager, to be entered once. Entering reads the desired-state files and starts the tasks; leaving
     ends the tasks, stops the engines if `shut_down` asked for that, waits for running operations, and closes `runtime`
@@ -289,7 +290,8 @@ class Controller:
 
     async def wait_for_end(self) -> None:
         """Wait until the controller is to end: `shut_down` was called, a background task failed, or the Docker socket
-        is gone for too long. The caller then leaves the context; nothing is stopped before."""
+        is gone for too long. `exit_code` then has the program's exit code. Nothing is stopped before the caller leaves
+        the context."""
         await self._end_event.wait()
 
     async def _end_engines(self) -> None:
@@ -377,14 +379,15 @@ class Controller:
         )
 
     def get_health_error(self) -> str | None:
-        """Return why the controller is unhealthy: the runtime has not answered for 30 s or longer. None means
-        healthy."""
+        """Return why the controller is unhealthy: the runtime has not answered for 30 s or longer. None means healthy,
+        also while the runtime has been silent for less than that."""
         silence = self._reconciler.silence
         return self._reconciler.error if silence is not None and silence.is_unhealthy(time.time()) else None
 
     def get_plan(self) -> PlanView | None:
-        """Return the plan of the last complete round, as the API shows it: plans nothing anew. None means that no round
-        is complete yet."""
+        """Plan anew from the last complete round, and return what the controller would do now, as `roundhouse plan`
+        shows it: without the actions that the round has begun, and as if every preflight passed that has not failed.
+        Nothing is carried out. None means that no round is complete yet."""
         last_round = self._reconciler.round
         return None if last_round is None else plan_view(last_round, time.time())
 
@@ -420,21 +423,24 @@ class Controller:
 
     async def find_drift(self) -> Drift:
         """Compare what the last observation saw running with what is declared, and return the differences. If the
-        runtime does not answer about a replica, its last answer about that replica is used. Raises RoundhouseError
-        `controller_unavailable` before the first observation."""
+        runtime does not answer about a replica, its last answer about that replica is used, or its image and arguments
+        are not compared where it never answered. Raises RoundhouseError `controller_unavailable` before the first
+        observation."""
         current_round = self.admin_service.read_current_state()
         return await self._drift_detector.check_drift(current_round)
 
     def list_command_lines(self) -> CommandLines:
-        """Return the command lines of the engines that the last observation saw running, with their secrets masked.
-        Raises RoundhouseError `controller_unavailable` before the first observation."""
+        """Return the command line of each model's newest engine that the last observation saw running, with its secrets
+        masked. Models without a running engine, or whose engine has no known command line, are left out. Raises
+        RoundhouseError `controller_unavailable` before the first observation."""
         observed = self.admin_service.read_current_state().observed
         return list_command_lines(observed.replicas, self._redactor.redact_text)
 
     def set_paused(self, paused: bool, *, actor: str) -> None:
         """Pause or resume the controller, and record that in the journal as done by `actor`, also where nothing
         changes. A paused controller observes and plans, and begins no action; operations that run already go on. The
-        pause survives a restart."""
+        pause survives a restart. Blocks for a write to the state folder; a failed write raises nothing and is tried
+        again."""
         word = "paused" if paused else "resumed"
         log.info("%s by %s", word, actor)
         self._files.set_paused(paused)
@@ -451,7 +457,8 @@ class Controller:
     def take_report(self, report: GatewayReport) -> None:
         """Store a gateway's report in place of its previous one: request counts, demand, health of remote models.
         Begins to probe the replicas that the gateway could not reach, records its calls of tools, and wakes the
-        reconciler where the report changes what is decided. Returns at once."""
+        reconciler where the report changes what is decided. Blocks for a write to the state folder where the report has
+        new demand."""
         self.hub.take_report(report)
         self._remote_health.take_report(report)
         self._tool_calls.record_calls(report)

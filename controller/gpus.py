@@ -20,7 +20,8 @@ class GpuDriver:
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """A process that uses memory of a GPU, an engine or not."""
+    """A process that uses memory of a GPU, an engine or not. `mib` and `name` None: not known. `replica` None: no
+    replica of this installation, as far as is known."""
 
     pid: int
     """Process id in the host's pid namespace, not in a container's."""
@@ -34,12 +35,13 @@ class GpuProcess:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU that can be read, or one MIG instance of a GPU. Sizes are in MiB."""
+    """One GPU that can be read, or one MIG instance of a GPU. Sizes are in MiB. `index` counts GPUs in PCI order, from
+    0. `processes` None: not known."""
 
     uuid: str
     """NVML's uuid; that of a MIG instance begins with `MIG-`."""
     index: int
-    """NVML's index of the GPU. A MIG instance has the index of its GPU, and shares it with the other instances."""
+    """Number of the GPU in PCI order, from 0. A MIG instance has the number of its GPU."""
     name: str
     total_mib: int
     used_mib: int = 0
@@ -63,10 +65,11 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class UnreadGpu:
-    """A GPU or MIG instance that the driver lists and cannot read, so that it is missing from `ObservedState.gpus`."""
+    """A GPU or MIG instance that the driver lists and cannot read, so that it is missing from `ObservedState.gpus`.
+    `uuid` and `pci_address` None: not known."""
 
     index: int
-    """NVML's index of the GPU, as in `Gpu.index`. The readable GPUs keep theirs."""
+    """Number of the GPU in PCI order, as in `Gpu.index`. The readable GPUs keep theirs."""
     reason: str
     """Why the GPU cannot be read: a sentence without its subject."""
     uuid: str | None = None

@@ -62,7 +62,7 @@ class ReplicaKey:
 @dataclass(frozen=True, slots=True)
 class Statement:
     """What currently decides whether a model runs: the files, a request for an autoload model, or an operator's load or
-    unload (DESIGN.md §3, "What is wanted")."""
+    unload (DESIGN.md §3, "What is wanted"). `since`: Unix time."""
 
     kind: Literal["file", "autoload", "load", "unload"]
     """`file`: the `enabled` field. `autoload`: demand. `load`, `unload`: an operator's request."""
@@ -170,8 +170,8 @@ class Phase(StrEnum):
 
 
 class Health(StrEnum):
-    """State of a running replica, as its probes report it. `STARTING` until it is first ready, `READY` while it
-    serves."""
+    """State of a running replica, as its probes report it. `STARTING` until it is first ready, `READY` while it serves,
+    `FAILING` after a failed probe, `DEAD` if it reports that it is, `STALLED` without progress for 120 s."""
 
     STARTING = "starting"
     READY = "ready"
@@ -196,8 +196,8 @@ class Exit:
 @dataclass(frozen=True, slots=True)
 class Draining:
     """A drain in progress: the replica gets no new requests, and is stopped when its running ones have ended, or at the
-    drain's deadline where one applies. `since` is Unix time. The deadline is not stored: it follows from the reason why
-    the replica must leave, which may change."""
+    drain's deadline where one applies. `since` is Unix time, `idle` whether the replica holds no requests (None: not
+    known). The deadline is not stored: it follows from the reason why the replica must leave, which may change."""
 
     since: float
     idle: bool | None
@@ -207,7 +207,8 @@ class Draining:
 
 @dataclass(frozen=True, slots=True)
 class IdleSpan:
-    """Consecutive probes in which an engine reported no requests and made no progress."""
+    """Consecutive probes in which an engine reported no requests and made no progress. `since` and `until`: Unix times
+    at which the first and the last of them began."""
 
     since: float
     """Unix time at which the first of these probes began."""
@@ -255,7 +256,8 @@ class ObservedReplica:
 
 @dataclass(frozen=True, slots=True)
 class ModelTraffic:
-    """Requests for one model, over all gateways: how many wait, since when, and when the model was last used."""
+    """Requests for one model, over all gateways: how many wait, since when, and when the model was last used. Times are
+    Unix seconds. `waiting` None: not known; `waits_since` None: none waits; `last_used` None: never."""
 
     waiting: int | None = 0
     """Number of requests that wait for a load or a slot. None means unknown: a gateway that may hold some is lost."""
@@ -316,7 +318,8 @@ class PendingOp:
 @dataclass(frozen=True, slots=True)
 class PreflightResult:
     """Result of the check whether a replica of a definition can be started: files, image, arguments. Made at Unix time
-    `at`; `error` says what stands in the way, and is None where `ok` is true."""
+    `at`; `error` says what stands in the way, and is None where `ok` is true. `missing_image`: the image, where only
+    its absence stands in the way."""
 
     ok: bool
     at: float
@@ -336,7 +339,8 @@ class PreflightResult:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Consecutive failures of a replica key, an image's pull or a download: `count` of them, the last with `error`."""
+    """Consecutive failures of a replica key, an image's pull or a download: `count` of them, the last at Unix time
+    `at`, with `error`. `retry_at`: Unix time of the next attempt; None: only an edit of the definition helps."""
 
     count: int
     at: float
@@ -356,7 +360,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class StartFailure:
-    """One start of a replica whose engine was never ready."""
+    """One start of a replica whose engine was never ready: the error, and the seconds from the start to the failure."""
 
     error: str
     duration_s: float

@@ -43,7 +43,8 @@ BACKLOG = 2048
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server for one `Gateway`, with a certificate that is renewed and a stop in the gateway's steps.
+    """uvicorn's server for one `Gateway`: it serves a certificate that is renewed, and stops by the gateway's
+    `begin_stop` and `end_all`.
 
     SIGTERM and SIGINT end `run` without an exception, while uvicorn would raise the signal again.
     """
@@ -58,7 +59,8 @@ class Server(uvicorn.Server):
         self._certificate = certificate
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen on `sockets`, over TLS if there is a certificate. Called by uvicorn."""
+        """Listen on `sockets`, over TLS if there is a certificate; plain HTTP is answered with `https_required` then.
+        Called by uvicorn."""
         if self._certificate is not None:
             self.config.ssl = self._certificate.listening_context
             self._certificate.listening_context.answer_plain_http = self._refuse_plain_http
@@ -105,8 +107,9 @@ class Server(uvicorn.Server):
 def main() -> int:
     """Run the gateway until it is stopped by a signal, or write to stderr why it cannot start.
 
-    Returns the exit code: 0 after a signal, `EXIT_SETTINGS` or `EXIT_PORT`. Blocks; call it in the main thread of a
-    process of its own, whose limits and garbage collector it changes.
+    Returns the exit code: 0 after a signal, `EXIT_SETTINGS` (2) for settings or a state folder that cannot be used,
+    `EXIT_PORT` (3) if it cannot listen. Blocks; call it in the main thread of a process of its own, whose limits and
+    garbage collector it changes.
     """
     try:
         settings = GatewaySettings()
@@ -164,7 +167,8 @@ def _open_listeners(settings: GatewaySettings, listeners: Sequence[socket.socket
 
 
 def raise_file_limit() -> None:
-    """Raise this process's limit of open files to the hard limit: a stream takes two, and the usual limit is 1024."""
+    """Raise this process's soft limit of open files to its hard limit: a stream takes two files, and the usual limit is
+    1024."""
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
 
@@ -209,12 +213,15 @@ def bind_client_listeners(hosts: Sequence[str], port: int) -> list[socket.socket
 
 
 def server_of(settings: GatewaySettings, store: StateStore | None, certificate: TlsCertificate | None) -> Server:
-    """Return the server of a new gateway, which is not started: call its `run` with bound sockets.
+    """Return the server of a new gateway, which is not started: call its `run` with bound sockets. Blocks, as
+    `create_gateway` does.
 
-    `store`: None stores no responses. `certificate`: None serves HTTP.
+    `store` None: responses are not stored; else the gateway closes it when it ends, but not if an error is raised here.
+    `certificate` None: it serves HTTP.
 
     Raises:
         AdminHostError: the setting `admin_host` has an entry that is no usable address.
+        OSError: the folder of the streams' files cannot be read.
     """
     gateway = create_gateway(settings, store, certificate)
     limits = ClientLimits(settings.max_header_kib * 1024, settings.client_timeout_s, settings.keep_alive_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
 import secrets
 import time
@@ -30,6 +31,7 @@ from gateway.api import (
     health,
     mcp,
     models,
+    page,
     retrieval,
     router,
     stored_completions,
@@ -70,6 +72,7 @@ from gateway.mcp_server.handlers import ToolHandlers
 from gateway.mcp_server.served_tools import ServedTools
 from gateway.metrics.engine_scraper import EngineScraper
 from gateway.metrics.registry import Metrics
+from gateway.page.page_files import BUILT_FOLDER, PageFiles
 from gateway.routing.live_routes import LiveRoutes
 from gateway.routing.model_events import ModelEventLog
 from gateway.server.tls_certificate import TlsCertificate
@@ -90,6 +93,8 @@ from gateway.tools.mcp_client.servers import McpServers
 from gateway.tools.runner import ToolRunner
 from gateway.upstream.client import EngineClient
 from retrieval.schema.headers import TOKEN_HEADER
+
+logger = logging.getLogger(__name__)
 
 DESCRIPTION = """Declared language models behind one OpenAI-compatible address.
 
@@ -135,7 +140,8 @@ class Gateway:
     def begin_stop(self) -> None:
         """End answers of admin routes and of retrieval that have no known length, among them all event streams.
 
-        Inference requests go on.
+        Inference requests and calls of tools go on until `end_all`; but an MCP call that waits for a load or an unload
+        answers the state as it is.
 
         `/health/ready` answers 503 from now on. Call when the server begins to stop.
         """
@@ -178,7 +184,8 @@ def open_store(settings: GatewaySettings) -> StateStore | None:
 
 
 def open_streams(settings: GatewaySettings, live: LiveRoutes) -> ResumableStreams:
-    """Return the resumable streams, with those that an earlier gateway left in files of the state folder.
+    """Return the resumable streams, with those that an earlier gateway left in files of the state folder
+    (`ResumableStreams.recover_streams`).
 
     Reads these files, which blocks, unless `stream_files` is off. Close the result when the gateway ends. Raises
     OSError if the folder of the files cannot be read.
@@ -233,8 +240,8 @@ def create_gateway(
     Connects to nothing and serves nothing before its lifespan begins, but reads the streams in the state folder
     (`open_streams`) and resolves names (`find_admin_addresses`), which both block.
 
-    `store` None: responses are not stored. `certificate` None: it serves HTTP. The gateway closes `store` when it ends,
-    and loads `certificate` again when its files change.
+    `store` None: responses are not stored. `certificate` None: it serves HTTP. The gateway closes `store` when its
+    lifespan ends, but not if an error is raised here. It loads `certificate` again when its files change.
 
     Raises:
         AdminHostError: `admin_host` has an entry that is no usable address; see `find_admin_addresses`.
@@ -282,7 +289,7 @@ def create_gateway(
     remotes = RemoteProber(time.time)
     retrieval_client = _open_retrieval_client(settings)
     document_search = DocumentSearch(retrieval_client)
-    mcp_servers = McpServers(time.time)
+    mcp_servers = McpServers(time.time, ledger)
     metrics.show_mcp_servers(lambda: {each.name: each.state == "connected" for each in mcp_servers.list_status()})
     tool_resources = ToolResources(time.time, document_search.search)
     tool_runner = ToolRunner(tool_resources, mcp_servers, metrics.count_tool_call)
@@ -375,6 +382,7 @@ def create_gateway(
     metrics.show_localllm_names(ledger, health_sources.list_engines)
     health.declare(app, sources=health_sources, metrics=metrics, engines=engine_scraper)
     admin.declare(app, forward)
+    page.declare(app, PageFiles(settings.page_folder or BUILT_FOLDER) if settings.page else None)
     document.declare(app, controller)
     ingress = IngressMiddleware(
         app,
@@ -437,6 +445,12 @@ def _upload_limits(settings: GatewaySettings) -> dict[str, int]:
     return dict.fromkeys(retrieval.UPLOAD_PATHS, most)
 
 
+def _log_failed_loop(task: asyncio.Task[None]) -> None:
+    # A loop runs as long as the gateway. One that fails is missed by nobody else: its work simply stops.
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.critical("a loop of the gateway failed, and its work stops until a restart", exc_info=error)
+
+
 def _new_framework_app(
     link: ControllerLink,
     engines: EngineClient,
@@ -454,6 +468,8 @@ def _new_framework_app(
             for part in entered:
                 await stack.enter_async_context(part)
             tasks = [asyncio.create_task(run()) for run in loops]
+            for task in tasks:
+                task.add_done_callback(_log_failed_loop)
             yield
         await engines.close()
         if store is not None:

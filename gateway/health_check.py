@@ -21,7 +21,7 @@ DEFAULT_PORT: Final = "8080"
 
 
 class HealthTarget(NamedTuple):
-    """Where the health check sends its request: a local address, as `find_target` found it."""
+    """Where the health check sends its request: a local address or name, and a port, as `find_target` found them."""
 
     host: str
     port: int
@@ -45,8 +45,8 @@ def find_target(environ: Mapping[str, str]) -> HealthTarget:
 def find_problem(target: HealthTarget) -> str | None:
     """Ask the gateway's /health/live once. Returns why the gateway does not serve; None: it answers 200.
 
-    Blocks for about `TIMEOUT_S` at most per read. Failed connections are returned as text, not raised. The TLS
-    certificate is not verified.
+    Blocks for about `TIMEOUT_S` (4 s) at most to connect, and for each read. Failed connections are returned as text,
+    not raised. The TLS certificate is not verified.
     """
     connection = _open_connection(target)
     try:

@@ -139,7 +139,8 @@ class GatewaySettings(BaseSettings):
         512,
         ge=1,
         description="Maximum MiB of large request bodies (above 256 KiB) in memory at a time, each until its engine "
-        "answers. Further bodies are read as memory becomes free.",
+        "answers. Further bodies are read as memory becomes free. Conversations of responses whose tools the gateway "
+        "runs have half of it at most, until they end.",
     )
     answer_buffer_mib: int = Field(
         16,
@@ -207,6 +208,10 @@ class GatewaySettings(BaseSettings):
         True,
         description="Serve `/mcp`, by which agents list, load, unload and read models. It opens nothing that a key "
         "does not open elsewhere.",
+    )
+    page: bool = Field(True, description="Serve the web page at `/`. It holds no data and uses the public API.")
+    page_folder: Path | None = Field(
+        None, description="Folder of the built page; default: the one that `make page` and the images build."
     )
     retrieval: bool = Field(
         True,

@@ -42,8 +42,7 @@ EXIT_LOCKED: Final = 4
 def main() -> int:
     """Run one retrieval program in this thread until SIGTERM, SIGINT or a failure. Return its exit code: 0 it ended as
     asked, 1 it failed, 2 a setting is wrong, 3 the address is taken, 4 the state folder is in use. The reason of a
-    failed start is one line on stderr; a later failure is in the log. Raises OSError if the state folder cannot be
-    created, and ValueError if the address of the Qdrant server is malformed.
+    failed start is one line on stderr; a later failure is in the log.
 
     Settings come from the environment. Call once per process: logging is configured, and the process' priority lowered.
     """
@@ -54,7 +53,10 @@ def main() -> int:
         return _fail(EXIT_USAGE, _first_problem(error))
     configure_logging(settings.log_level, settings.log_format)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
-    settings.state.mkdir(parents=True, exist_ok=True)
+    try:
+        settings.state.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return _fail(EXIT_USAGE, f"ROUNDHOUSE_STATE: {settings.state} cannot be made: {error.strerror or error}")
     keep_log_file(settings.state, "retrieval", settings.log_mib, settings.log_format)
     # Chat goes first wherever both want a core.
     os.nice(5)

@@ -71,7 +71,8 @@ class Retrieval:
     """All parts of one retrieval program: the catalog, the services behind the routes, and the tasks in the background.
 
     An async context manager, entered once. Entering waits until the vector store answers, however long that takes, and
-    starts the tasks; leaving ends them and closes the catalog, the vector store and the parser.
+    starts the tasks; leaving ends them and closes the catalog, the vector store and the parser. What entering raises
+    (sqlite3.Error or OSError, where the catalog or the originals' folder fails) leaves all of them open.
     """
 
     def __init__(

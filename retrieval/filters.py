@@ -27,7 +27,7 @@ _OPERATORS: Final = ("eq", "ne", *_ORDERED, *_SET)
 
 
 class FilterError(ValueError):
-    """A filter is malformed. The text says where (`filter.filters[1].value`) and what is expected."""
+    """A filter is malformed; a ValueError. The text says where (`filter.filters[1].value`) and what is expected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,9 @@ Filter = Comparison | Combination
 
 
 def parse_filter(value: object, where: str = "filter") -> Filter | None:
-    """Parse a filter from a request's decoded JSON, in either form (see the module).
+    """Parse a filter from a request's decoded JSON. It is a comparison `{"type": OPERATOR, "key": KEY, "value": VALUE}`
+    (see `Comparison`), a combination `{"type": "and", "filters": [...]}` or with `or`, or the short form `{KEY: VALUE,
+    ...}`, in which all must be equal and a list means any of its values.
 
     Return None for None and `{}`: every document matches. `where`: the field's name, with which the text of an error
     begins.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from common.log_formats import LogFormat
@@ -16,7 +18,7 @@ class RetrievalSettings(BaseSettings):
 
     The variable is `ROUNDHOUSE_` and the field's name in upper case; an empty one counts as unset, and unknown ones are
     ignored. Making the object raises pydantic's ValidationError for invalid values, and for an overlap of chunks above
-    half of their size. No file or address is checked.
+    half of their size. No file is looked at, and no server is asked.
     """
 
     model_config = SettingsConfigDict(env_prefix="ROUNDHOUSE_", env_ignore_empty=True, extra="ignore", frozen=True)
@@ -87,6 +89,13 @@ class RetrievalSettings(BaseSettings):
         description="Maximum size of retrieval's own log in MiB, `logs/retrieval.log` in its state folder; 0: none.",
     )
 
+    @field_validator("qdrant_url")
+    @classmethod
+    def _is_address(cls, url: str | None) -> str | None:
+        if url is not None and not _has_host(url):
+            raise ValueError("must be the address of a server, such as http://qdrant:6333")  # it may hold a password
+        return url
+
     @model_validator(mode="after")
     def _overlap_fits(self) -> RetrievalSettings:
         if self.retrieval_chunk_overlap_tokens > self.retrieval_chunk_tokens // 2:
@@ -98,3 +107,13 @@ class RetrievalSettings(BaseSettings):
         """Path of the token file: `retrieval_token_file`, else `retrieval-token` in the state folder. The file may not
         exist."""
         return self.retrieval_token_file or self.state / "retrieval-token"
+
+
+def _has_host(url: str) -> bool:
+    """Return whether a text has the form of an address of HTTP or HTTPS, with a host and without blanks."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # which is a number, or not
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and not re.search(r"[\s\x00-\x1f\x7f]", url)

@@ -36,9 +36,10 @@ SLOW_THREADS: Final = 16
 
 
 class Transfers:
-    """All parts of one transfers program. A context manager, entered once. While it is entered, it holds the lock of
-    the models folder, and downloads run; leaving it stops them, blocks until their threads have ended, and gives the
-    lock back."""
+    """All parts of one transfers program. A context manager, entered once; entering raises BlockingIOError if another
+    program has the models folder, and OSError if it cannot be written. While it is entered, it holds the lock of the
+    models folder, and downloads run; leaving it stops them, blocks until their threads have ended, and gives the lock
+    back."""
 
     def __init__(self, settings: TransfersSettings) -> None:
         self._network = network = NetworkOptions(

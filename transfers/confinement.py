@@ -34,7 +34,8 @@ def become_owner(models: Path, writable: Path | None) -> None:
     folder belongs to root, or the process is not root.
 
     `writable`: a folder that belongs to root so far; it is created, and its owner and that of the files in it changed,
-    before. None: there is none. A container needs the capabilities CHOWN, SETUID and SETGID for this.
+    before. None: there is none. Blocks on the disk. A container needs the capabilities CHOWN, SETUID and SETGID for
+    this.
 
     Raises:
         OSError: the models folder cannot be looked at, or the kernel refuses.

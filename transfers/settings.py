@@ -114,7 +114,8 @@ class TransfersSettings(BaseSettings):
 
     @property
     def allowed(self) -> AllowedHosts:
-        """`transfers_allow_hosts`, parsed."""
+        """The hosts and ports that downloads may connect to wherever they are, also without encryption, as
+        `transfers_allow_hosts` names them."""
         return parse_allowed_hosts(self.transfers_allow_hosts)
 
     @property

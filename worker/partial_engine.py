@@ -15,11 +15,11 @@ class PartialEngine:
     `cache_types`, which this class lacks, and overrides the methods of the APIs in its `apis` (see `Engine`)."""
 
     def stream_chat(self, request: ChatRequest, job: Job) -> Generator[Piece]:
-        """Raise RequestError `not_supported`."""
+        """Raise RequestError `not_supported`, from the call itself."""
         raise _not_offered()
 
     def stream_completion(self, request: CompletionRequest, job: Job) -> Generator[Piece]:
-        """Raise RequestError `not_supported`."""
+        """Raise RequestError `not_supported`, from the call itself."""
         raise _not_offered()
 
     def embed_texts(self, texts: list[str], job: Job) -> list[list[float]]:

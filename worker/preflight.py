@@ -25,7 +25,7 @@ def port_number(text: str) -> int:
 
 
 def check_file(path: Path) -> None:
-    """Check that the file can be opened for reading. Raises LoadError with the reason, also for a folder."""
+    """Check that the file can be opened for reading. Raises LoadError with the reason, also for a folder. Blocks."""
     try:
         with path.open("rb"):
             pass
@@ -35,7 +35,7 @@ def check_file(path: Path) -> None:
 
 def check_gguf(path: Path) -> None:
     """Check that the file can be read and begins with GGUF's magic bytes; nothing behind them is checked. Raises
-    LoadError with the reason."""
+    LoadError with the reason. Blocks."""
     check_file(path)
     with path.open("rb") as file:
         magic = file.read(len(GGUF_MAGIC))
@@ -44,7 +44,8 @@ def check_gguf(path: Path) -> None:
 
 
 def open_listener(host: str, port: int) -> socket.socket:
-    """Return a TCP socket that listens on the first address of `host`; the caller closes it.
+    """Return a TCP socket that listens on the first address of `host`; the caller closes it. Blocks for the look-up of
+    a name.
 
     Raises PortTakenError if the port is in use, LoadError if the address cannot be used for another reason.
     """

@@ -24,15 +24,16 @@ DEFAULT_TIMEOUT_S: Final = 10.0
 
 
 def resolve_addresses(host: str, port: int) -> list[str]:
-    """Return the addresses of a host as the system's resolver has them, each once. Blocks, without a limit of time.
-    Raises OSError if the host has none, and UnicodeError if its name cannot be one."""
+    """Return the addresses of a host as text, in the order of the system's resolver, each once. Blocks, without a limit
+    of time. Raises OSError if the host has none, and UnicodeError if its name cannot be one."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))
 
 
 class CheckedBackend(httpcore2.NetworkBackend):
-    """Network backend of `httpcore2` that resolves a name, checks all its addresses, and connects to one of them; the
-    name is not resolved again afterwards. Safe for threads."""
+    """Network backend of `httpcore2` that resolves a name, checks all its addresses with `find_refused`, and connects
+    to one of them; the name is not resolved again afterwards. The addresses of hosts in `allowed` are not checked.
+    `resolver` runs in a thread of its own. Safe for threads."""
 
     def __init__(self, allowed: AllowedHosts, resolver: Resolver = resolve_addresses) -> None:
         self._allowed = allowed
@@ -42,8 +43,8 @@ class CheckedBackend(httpcore2.NetworkBackend):
         self._is_interrupted = False
 
     def interrupt(self) -> None:
-        """End all connections, and refuse new ones for good. A thread that reads or writes gets an error at once. Does
-        not wait. May be called from any thread."""
+        """End all connections, and refuse new ones for good. A thread that reads finds the end of its connection at
+        once, and one that writes or connects gets an error. Does not wait. May be called from any thread."""
         with self._lock:
             self._is_interrupted = True
             sockets = list(self._sockets)
@@ -60,10 +61,11 @@ class CheckedBackend(httpcore2.NetworkBackend):
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore2.NetworkStream:
         """Connect to the first address of the host that answers. `timeout`: seconds for resolving and connecting
-        together; None: `DEFAULT_TIMEOUT_S`. `local_address` and `socket_options` are ignored. Blocks.
+        together; None: 10 s (`DEFAULT_TIMEOUT_S`). `local_address` and `socket_options` are ignored. Blocks.
 
         Raises:
-            AddressRefusedError: one of the host's addresses is refused, or is no address.
+            AddressRefusedError: an address of a host that is not allowed is refused, or the resolver's answer is no
+                IP address.
             InterruptedConnectionError: `interrupt` was called.
             httpcore2.ConnectError: the name does not resolve, or nothing answers.
             httpcore2.ConnectTimeout: it took too long.

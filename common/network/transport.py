@@ -16,7 +16,7 @@ from common.network.errors import AddressRefusedError
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Scheme, host in lower case, and port: who gets to see a token."""
+    """Scheme, host in lower case, and port of a URL. Decides who may be asked, and who is sent a token."""
 
     scheme: str
     host: str
@@ -29,7 +29,8 @@ def origin_of(url: httpx2.URL) -> Origin:
 
 
 class CheckedTransport(httpx2.HTTPTransport):
-    """Transport that checks the origin of every request, and the address of every connection. No proxy is asked."""
+    """Transport of `httpx2` that checks the origin of every request, and the addresses of every host that it connects
+    to, by a `CheckedBackend`. No proxy is asked."""
 
     def __init__(
         self,
@@ -49,7 +50,9 @@ class CheckedTransport(httpx2.HTTPTransport):
         self._pool = httpcore2.ConnectionPool(ssl_context=tls, network_backend=self.backend, max_connections=64)
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Send one request. Raises AddressRefusedError, or an error of `httpx2`."""
+        """Send one request and return the answer, whose body is still to be read. Blocks. Raises AddressRefusedError
+        where the origin or an address of its host is refused, InterruptedConnectionError where the backend was
+        interrupted, and httpx2.TransportError where the request fails in another way."""
         origin = origin_of(request.url)
         refusal = self._find_origin_refusal(origin)
         if refusal is not None:

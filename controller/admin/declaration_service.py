@@ -22,8 +22,8 @@ MAX_DECLARATIONS = 10_000
 
 
 class DeclarationService:
-    """Shows and changes the runtime declarations of one controller. A change is in force, and stored, before a method
-    returns."""
+    """Shows and changes the runtime declarations of one controller. A change is in force before a method returns, and
+    written to the state folder; a failed write raises nothing and is tried again."""
 
     def __init__(self, files: DesiredStateSource, wake: Callable[[], None], clock: Callable[[], float]) -> None:
         """`wake` makes the controller plan again. `clock` gives Unix time in seconds."""
@@ -51,8 +51,9 @@ class DeclarationService:
     def put_declaration(
         self, kind: DeclarationKind, name: str, fields: Mapping[str, JsonValue], *, actor: str
     ) -> tuple[DeclarationView, bool]:
-        """Declare a model or a key, and return the declaration with secrets masked, and whether it is new. It is in
-        force before the return. The same fields again change nothing.
+        """Declare a model or a key for `actor`, with `fields` as a desired-state file has them below the name, and
+        return the declaration with secrets masked, and whether it is new (False: it replaces an earlier one, or has the
+        same fields, which changes nothing). It is in force before the return.
 
         Raises RoundhouseError: `declared_in_files` if the files declare the name; `invalid_declaration` if the fields
         have a problem (`param` is the field of the first one), or if 10,000 (`MAX_DECLARATIONS`) of this kind are
@@ -79,9 +80,9 @@ class DeclarationService:
         return _view(kind, name, declaration), earlier is None
 
     def drop_declaration(self, kind: DeclarationKind, name: str, *, actor: str) -> DeclarationView:
-        """Remove a runtime declaration, and return what it was, with secrets masked. A model is drained and its engines
-        end; a key is refused from then on. Raises RoundhouseError `unknown_declaration` if there is none of this
-        kind and name."""
+        """Remove a runtime declaration for `actor`, and return what it was, with secrets masked. A model is drained and
+        its engines end; a key is refused from then on. Raises RoundhouseError `unknown_declaration` if there is none of
+        this kind and name."""
         view = self.get_declaration(kind, name)
         self._files.drop_declaration(kind, name, actor)
         self._wake()

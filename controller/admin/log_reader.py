@@ -55,17 +55,16 @@ class LogReader:
 
     async def open_logs(self, model: str, replica: str | None, *, lines: int, follow: bool) -> AsyncIterator[str]:
         """Open the logs of a model, or of one of its replicas, and return an iterator over text: whole lines, each with
-        its newline. With several engines, each line begins with its engine's name and ` | `. Secrets are masked.
-        `model` is the model's own name; one that is not known has no logs.
+        its newline. Once there are several engines, each line begins with its engine's name and ` | `. Secrets are
+        masked. `model` is the model's own name; one that is not known has no logs.
 
         Reads the last `lines` lines of each engine before it returns. Where no engine is present, reads the newest
         ended one that wrote anything, among the last 5. Without `follow`, the iterator ends after these. With it, the
         iterator goes on with new lines, of new engines too, until the caller closes it; a runtime that stops answering
         then shows as one line, and raises nothing.
 
-        Raises:
-            RoundhouseError: `unknown_replica` where the model has no such replica, present or ended.
-            RuntimeUnavailableError: the runtime does not answer the first time.
+        Raises RoundhouseError `unknown_replica` where the model has no such replica, present or ended, and
+        RuntimeUnavailableError where the runtime does not answer before the return.
         """
         replicas, ended_names = dict(self._replicas(model)), await self._source.list_ended_logs(model)
         if replica is not None and replica not in (*replicas, *ended_names):

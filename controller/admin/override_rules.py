@@ -27,7 +27,8 @@ LEAST_STEP_S = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class ModelStanding:
-    """What `decide_load` and `decide_unload` need to know of one model at the moment of a request."""
+    """What `decide_load` and `decide_unload` need to know of one model at the moment of a request: what is wanted of
+    it, its fields as declared, its state, and the override in force (None: no operator's statement is)."""
 
     want: DesiredModel
     """What is wanted of the model now, with the override in force."""
@@ -57,11 +58,10 @@ def decide_load(
 
     `params` are the backend's load fields from the request; `replicas` None means as declared. `restart` allows new
     values for a model that is loaded or loading, and always returns an override. A load of a model that autoload
-    brought makes the load permanent. `now` is Unix time.
+    brought makes the load permanent. `actor` is who asks, and `now` is Unix time.
 
-    Raises:
-        RoundhouseError: `invalid_load_request` for wrong fields, too many replicas, or values for a model that is
-            loaded or loading without `restart`; `state_conflict` while the model is being unloaded.
+    Raises RoundhouseError: `invalid_load_request` for wrong fields, too many replicas, or values for a model that is
+    loaded or loading without `restart` (`param` is the field); `state_conflict` while the model is being unloaded.
     """
     want = standing.want
     override_params = _checked_params(want, params)

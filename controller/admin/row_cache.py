@@ -45,7 +45,7 @@ class RowCache:
         return cached_row.json + b"," + model.model_dump_json().encode()[1:]
 
     def keep_only(self, names: Collection[str]) -> None:
-        """Drop the models that are not in `names`, because they are no longer declared. `names` must contain every
-        model that is still listed."""
+        """Drop the cached rows of models that are not in `names`, because they are no longer declared. `names` must
+        contain every model that is still listed. Rows are dropped only where more are cached than `names` has."""
         if len(self._rows) > len(names):
             self._rows = {name: cached_row for name, cached_row in self._rows.items() if name in names}

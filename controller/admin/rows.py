@@ -72,8 +72,8 @@ class Traffic:
         return total
 
     def requests_holding(self, replicas: Iterable[str]) -> list[HeldBy]:
-        """Return the requests that are still running in draining replicas, named by `replicas`, oldest first. Requests
-        at lost gateways are those of their last reports."""
+        """Return the requests that are still running in draining replicas, oldest first. `replicas` are the replicas'
+        names. Requests at lost gateways are those of their last reports."""
         names = list(replicas)
         holders = [
             HeldBy(request_id=request, replica=name, gateway=view.report.gateway_id, since=since)
@@ -111,7 +111,8 @@ def live_row(
     observed_mib: int | None = None,
     gpu_mib: int | None = None,
 ) -> ModelLive:
-    """Return the part of a model's row that changes while the model runs, with secrets masked.
+    """Return the part of a model's row that changes while the model runs, with secrets masked. `status` is that of the
+    same model.
 
     `replica_estimate` is the estimated memory of one replica, `observed_mib` the most MiB of GPU memory that one
     replica was seen to use, `gpu_mib` the total MiB of the largest GPU that a replica may use. None means unknown. The

@@ -43,8 +43,9 @@ NOT_YET = "the controller has not made its first observation yet"
 
 @dataclass(frozen=True, slots=True)
 class StatementResult:
-    """Outcome of an operator's load or unload, which is not its end: whether the request changed anything (`is_new`),
-    and the revision of the desired state that contains it. Pass it to `wait_for_load` or `wait_for_unload`."""
+    """What a request for a load or an unload has changed when `load_model` or `unload_model` returns, which is before
+    engines start or stop: `revision` is the revision of the desired state that contains the statement, and `is_new` is
+    whether the request changed anything. Pass it to `wait_for_load` or `wait_for_unload`."""
 
     revision: int
     """Revision of the desired state that contains the statement."""
@@ -56,8 +57,9 @@ class AdminService:
     """What the admin API does: show models and GPU memory, load, unload, reset.
 
     A statement (an operator's load or unload) is decided on the desired state of that moment, including statements made
-    just before, and is in force before anything is awaited. Before the first observation, every method but
-    `resolve_known_name` raises RoundhouseError `controller_unavailable`.
+    just before, and is in force before anything is awaited. `wake` wakes the reconcile loop; `clock` gives Unix time in
+    seconds. Before the first observation, every method but `resolve_known_name` raises RoundhouseError
+    `controller_unavailable`.
     """
 
     def __init__(
@@ -93,7 +95,7 @@ class AdminService:
     def read_current_state(self) -> Round:
         """Return the desired state of this moment, including changes that no round has seen yet, with the last
         observation and what would be planned from both. That is the last round itself where nothing has changed since,
-        else a preview, of which nothing is carried out.
+        else a preview, of which nothing is carried out, but in which models that its plan would evict are evicted.
 
         Raises RoundhouseError `controller_unavailable` before the first observation.
         """
@@ -108,8 +110,9 @@ class AdminService:
         return preview
 
     async def list_models_json(self) -> bytes:
-        """Return the rows of all declared models in name order, as the JSON of an `AdminModels`. Raises RoundhouseError
-        `controller_unavailable` before the first observation."""
+        """Return the rows of all declared models in name order, those of MCP servers that the controller runs
+        (`mcp:NAME`) included, as the JSON of an `AdminModels`. Waits where heads of model files must be read for the
+        estimates. Raises RoundhouseError `controller_unavailable` before the first observation."""
         newest_id, current_round = self._journal.newest_id, self.read_current_state()
         rows = b",".join(
             [self._row_cache.row_json(want, model) for want, model in await self._list_live_rows(current_round)]
@@ -128,16 +131,16 @@ class AdminService:
         )
 
     async def get_model(self, name: str) -> AdminModel:
-        """Return the row of a model, by its name or an alias. Raises RoundhouseError `unknown_model`, or
-        `controller_unavailable` before the first observation."""
+        """Return the row of a model, by its name or an alias. Waits where heads of its files must be read for the
+        estimate. Raises RoundhouseError `unknown_model`, or `controller_unavailable` before the first observation."""
         current_round = self.read_current_state()
         [(want, model)] = await self._list_live_rows(current_round, self._find(current_round, name).name)
         return AdminModel(**dict(configured_row(want)), **dict(model))
 
     async def get_gpu_memory(self) -> GpuMemoryAnswer:
         """Return the GPUs with their use in MiB, and the GPU memory that each model needs. Without a readable GPU,
-        `gpus` is empty and `error` says why. Raises RoundhouseError `controller_unavailable` before the first
-        observation."""
+        `gpus` is empty and `error` says why. Waits where heads of model files must be read for the estimates. Raises
+        RoundhouseError `controller_unavailable` before the first observation."""
         current_round = self.read_current_state()
         gpus = gpu_statuses(current_round.observed) or []
         driver = self._gpu_host.get_gpu_driver() or GpuDriver()
@@ -213,13 +216,13 @@ class AdminService:
     def load_model(
         self, name: str, params: Mapping[str, LoadValue], replicas: int | None, *, restart: bool = False, actor: str
     ) -> StatementResult:
-        """Load a model: put the statement into force, record it, and wake the reconcile loop. Returns at once; call
-        `wait_for_load` to wait for the result. `name` may be an alias. Earlier failures no longer delay the load. A
-        model that is loaded or loading already is left as it is (`is_new` of the result is False), unless autoload
-        brought it or `restart` is set.
+        """Load a model: put the statement into force, record it, and wake the reconcile loop. Returns once the
+        statement is in force, before any engine starts; call `wait_for_load` to wait for the result. `name` may be an
+        alias. Earlier failures no longer delay the load. A model that is loaded or loading already is left as it is
+        (`is_new` of the result is False), unless autoload brought it or `restart` is set.
 
-        `params` are the backend's load fields, `replicas` is the number of engines (None means as declared). `restart`
-        allows new values for a model that is loaded or loading.
+        `params` are the backend's load fields, `replicas` is the number of engines (None means as declared), `actor` is
+        who asks, for the journal. `restart` allows new values for a model that is loaded or loading.
 
         Raises:
             RoundhouseError: `unknown_model`; `invalid_load_request` for wrong fields, too many replicas, or values for
@@ -238,8 +241,9 @@ class AdminService:
         return StatementResult(self._files.revision, override is not None)
 
     def unload_model(self, name: str, *, hold: bool, actor: str) -> StatementResult:
-        """Unload a model: put the statement into force, record it, and wake the reconcile loop. Returns at once; call
-        `wait_for_unload` to wait for the result. `name` may be an alias.
+        """Unload a model: put the statement into force, record it, and wake the reconcile loop. Returns once the
+        statement is in force, before any engine stops; call `wait_for_unload` to wait for the result. `name` may be an
+        alias.
 
         With `hold`, requests do not load an autoload model again. Nothing changes, and `is_new` of the result is False,
         where the same unload is in force, or where the model is unloaded or unloading and no request would load it.
@@ -262,9 +266,10 @@ class AdminService:
 
     async def reload_files(self) -> ReloadResult:
         """Read the desired-state files now, look for the files of sources, and wake the reconcile loop. The removal of
-        a model is confirmed by a second reading, two seconds later. After a change, waits up to 2 s for a round that
-        knows it, and then up to 2 s for the gateways to apply it. Raises RoundhouseError `controller_unavailable`
-        before the first observation; problems of the files raise nothing and are in the result."""
+        a model, an MCP server or the last key is confirmed by a second reading, two seconds later. After a change,
+        waits up to 2 s for a round that knows it, and then up to 2 s for the gateways to apply it. Raises
+        RoundhouseError `controller_unavailable` before the first observation; problems of the files raise nothing and
+        are in the result."""
         before = self.read_current_state().desired.revision
         await self._files.read_files()
         if (wake_at := self._files.wake_at()) is not None:
@@ -306,15 +311,15 @@ class AdminService:
         self, name: str, result: StatementResult, timeout_s: float, *, restart: bool = False
     ) -> tuple[AdminModel, bool]:
         """Wait for a load, until it is done or `timeout_s` seconds have passed. Returns the model's row, and whether
-        the load is done. `name` is the model's own name, not an alias. While the controller is paused, a load is not
-        waited for. With `restart`, the load is done once every wanted replica has the new values.
+        the load is done (False: the time is over, or the controller is paused). `name` is the model's own name, not an
+        alias. With `restart`, the load is done once every wanted replica has the new values.
 
         Even with a short `timeout_s`, the method waits up to 2 s for a round that knows the statement, and then up to 2
         s for the gateways to apply it.
 
-        Raises:
-            RoundhouseError: `model_failed` where the load failed (with `restart`, also where the old engines still
-                serve), or `state_conflict` where the model was unloaded or removed from the files.
+        Raises RoundhouseError: `model_failed` where the load failed (with `restart`, also where the old engines still
+        serve); `state_conflict` where the model was unloaded or removed from the files, or `unknown_model` where no
+        round knows of its removal yet.
         """
         is_done = await self._wait_for_round(
             lambda current_round: _load_is_done(current_round, name, restart), result.revision, timeout_s
@@ -323,13 +328,13 @@ class AdminService:
 
     async def wait_for_unload(self, name: str, result: StatementResult, timeout_s: float) -> tuple[AdminModel, bool]:
         """Wait for an unload, until it is done or `timeout_s` seconds have passed. Returns the model's row, and whether
-        the unload is done. `name` is the model's own name, not an alias. While the controller is paused, an unload
-        is not waited for. Even with a short `timeout_s`, the method waits up to 2 s for a round that knows the
-        statement, and then up to 2 s for the gateways to apply it.
+        the unload is done (False: the time is over, or the controller is paused). `name` is the model's own name, not
+        an alias. Even with a short `timeout_s`, the method waits up to 2 s for a round that knows the statement, and
+        then up to 2 s for the gateways to apply it.
 
-        Raises:
-            RoundhouseError: `state_conflict` where the model was loaded again by an operator, or was removed from
-                the files. A load by a request (autoload) counts as done.
+        Raises RoundhouseError: `state_conflict` where the model was loaded again by an operator, or was removed from
+        the files, or `unknown_model` where no round knows of its removal yet. A load by a request (autoload) counts as
+        done.
         """
         is_done = await self._wait_for_round(
             lambda current_round: _unload_is_done(current_round, name), result.revision, timeout_s

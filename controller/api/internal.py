@@ -35,8 +35,8 @@ class ShutdownRequest(BaseModel):
 
 
 def declare(app: FastAPI, controller: Controller, registry: CollectorRegistry) -> None:
-    """Add the routes `/internal/...` and `/metrics` to `app`. They are left out of the OpenAPI document, because only
-    local clients reach them."""
+    """Add the routes `/internal/...` and `/metrics` to `app`. `/metrics` exposes `registry`. The routes are left out of
+    the OpenAPI document, because only local clients reach them."""
 
     @app.get("/internal/health", include_in_schema=False)
     async def health(response: Response) -> dict[str, str]:

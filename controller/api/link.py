@@ -37,7 +37,8 @@ class GatewayLink:
 
     async def run(self) -> None:
         """Serve the link until the gateway disconnects, which raises nothing. The first report tells the hub which
-        gateway it is; a report that cannot be read is logged and ignored. Call once."""
+        gateway it is, and the end of the link is told to the hub, too. A report that cannot be read is logged and
+        ignored. Call once."""
         sender = asyncio.create_task(self._send_tables())
         try:
             await self._take_reports()

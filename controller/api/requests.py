@@ -71,8 +71,10 @@ def _documented_response(codes: list[str]) -> dict[str, Any]:
 
 
 def declare_errors(app: FastAPI) -> None:
-    """Install exception handlers on `app`, so that every error is answered in the error envelope; an unforeseen one as
-    `internal_error`, after which uvicorn logs it."""
+    """Install exception handlers on `app`, so that every error is answered in the error envelope:
+    RuntimeUnavailableError as `controller_unavailable`, a request that does not fit its route as `schema_violation`,
+    `unknown_route` or `method_not_allowed`, and an unforeseen error as `internal_error`, after which uvicorn logs
+    it."""
 
     @app.exception_handler(RoundhouseError)
     async def own(request: Request, error: RoundhouseError) -> Response:

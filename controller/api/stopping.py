@@ -16,17 +16,18 @@ AsgiApp = Callable[[Message, Receive, Send], Awaitable[None]]
 
 
 class StopMiddleware:
-    """ASGI middleware that ends requests of the admin API (paths below `/v1/`) when the controller stops.
-    `wait_for_end` returns once the controller is to end."""
+    """ASGI middleware that ends requests of the admin API (paths below `/v1/`) when the controller stops: an answer
+    that has begun ends where it is, and any other becomes the error `controller_unavailable` (503). Other requests and
+    WebSockets are passed on unchanged. `wait_for_end` returns once the controller is to end."""
 
     def __init__(self, app: AsgiApp, wait_for_end: Callable[[], Awaitable[None]]) -> None:
         self._app = app
         self._wait_for_end = wait_for_end
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Answer one request. When the controller stops, cancel the app's work on it, cut a started answer short, and
-        answer any other with `controller_unavailable`. Requests outside of `/v1/` and WebSockets are passed on
-        unchanged."""
+        """Answer one request, through the app. When the controller stops, cancel the app's work on the request: an
+        answer that has begun ends where it is, and any other becomes the error `controller_unavailable` (503). Requests
+        of paths outside of `/v1/` and WebSockets are passed on to the app unchanged."""
         # Other routes end by themselves: gateways' links are closed, and the shutdown request is answered.
         if scope["type"] != "http" or not scope["path"].startswith("/v1/"):
             await self._app(scope, receive, send)

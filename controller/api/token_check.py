@@ -17,15 +17,17 @@ OPEN_PATHS: Final = frozenset({"/internal/health", "/metrics"})
 
 
 class TokenCheck:
-    """ASGI middleware that refuses every request and every WebSocket without the gateway token in its header, except
-    for HTTP requests of `/internal/health` and `/metrics`."""
+    """ASGI middleware that answers every request and every WebSocket without the gateway token in its header
+    `x-roundhouse-gateway-token` with the error `invalid_gateway_token` (401), and for a WebSocket then raises
+    ClientDisconnected, which uvicorn catches. HTTP requests of `/internal/health` and `/metrics` need no token."""
 
     def __init__(self, app: AsgiApp, token: SharedToken) -> None:
         self._app = app
         self._token = token
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Pass a request or a WebSocket on, or answer with error `invalid_gateway_token`.
+        """Pass a request or a WebSocket on to the app if it shows the gateway token, or is an HTTP request of
+        `/internal/health` or `/metrics`; otherwise answer with error `invalid_gateway_token`.
 
         Raises ClientDisconnected for a refused WebSocket; uvicorn catches it.
         """

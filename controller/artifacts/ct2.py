@@ -16,8 +16,9 @@ _MOST: Final = 200_000
 
 
 def parse_ct2(stream: BinaryIO, size: int) -> Ct2:
-    """Sum the bytes of the variables (weights, biases, scales) of a `model.bin` of `size` bytes, by element type.
-    `stream` is at the file's beginning; it must be seekable. `Ct2.longest_token` stays None, and `Ct2.size` is `size`.
+    """Sum the bytes of the variables (weights, biases, scales) of a `model.bin` of `size` bytes, by element type, and
+    those with two or more dimensions apart from the others. `stream` is at the file's beginning; it must be seekable.
+    `Ct2.longest_token` stays None, and `Ct2.size` is `size`.
 
     Raises ArtifactError where the file is damaged, cut off or of an unknown version.
     """

@@ -21,15 +21,15 @@ class ArtifactError(ValueError):
 
 def show_text(text: str) -> str:
     """Return a text from a model file in a form that is safe in an error message: at most 100 characters
-    (`LONGEST_SHOWN`) and `...`, and, where a character is not printable (control characters, lone surrogates,
-    direction marks), all in ASCII with escapes."""
+    (`LONGEST_SHOWN`) and `...`, and, where a character is not printable (control characters, lone surrogates, direction
+    marks), all in ASCII with escapes and in quotes."""
     shown = text if text.isprintable() else ascii(text[:LONGEST_SHOWN])
     return shown if len(shown) <= LONGEST_SHOWN else shown[:LONGEST_SHOWN] + "..."
 
 
 @dataclass(frozen=True, slots=True)
 class Gguf:
-    """Facts of a GGUF file, or of a split set of GGUF files."""
+    """Facts of a GGUF file, or of a split set of GGUF files. Sizes are in bytes."""
 
     size: int
     """Bytes of all files of the model."""
@@ -61,12 +61,13 @@ class Gguf:
 
     def get_number(self, name: str, default: int | None = None) -> int | None:
         """Return the integer of a metadata key, given without the architecture's prefix; of an array, the largest.
-        `default` where the key is missing or holds no integer of 0 or more."""
+        Returns `default` where the key is missing or holds no integer of 0 or more. A boolean counts as 0 or 1."""
         return max(self.get_numbers(name), default=default)
 
     def get_numbers(self, name: str) -> tuple[int, ...]:
-        """Return the integers of a metadata key, given without the architecture's prefix: one, or one per block.
-        Negative ones are left out. Empty where the key is missing or holds no integer."""
+        """Return the integers of a metadata key, given without the architecture's prefix: the value itself, or the
+        elements of an array in order, such as one per block. Negative integers are left out, so that the result may be
+        shorter than the array; a boolean counts as 0 or 1. Empty where the key is missing or holds no integer."""
         value = self.fields.get(f"{self.architecture}.{name}")
         values = value if isinstance(value, tuple) else (value,)
         return tuple(int(each) for each in values if isinstance(each, int) and each >= 0)
@@ -74,7 +75,7 @@ class Gguf:
 
 @dataclass(frozen=True, slots=True)
 class HfFolder:
-    """Facts of a folder in the layout of the Hugging Face Hub: `config.json` beside weights."""
+    """Facts of a folder in the layout of the Hugging Face Hub: `config.json` beside weights. Sizes are in bytes."""
 
     size: int
     """Bytes of all files of the model."""
@@ -89,7 +90,7 @@ class HfFolder:
 
 @dataclass(frozen=True, slots=True)
 class Ct2:
-    """Facts of a CTranslate2 model, from its `model.bin`."""
+    """Facts of a CTranslate2 model, from its `model.bin`. Sizes are in bytes."""
 
     size: int
     """Bytes of all files of the model."""
@@ -103,7 +104,7 @@ class Ct2:
 
 @dataclass(frozen=True, slots=True)
 class SizedArtifact:
-    """A model file or folder of a kind that is not read any further: only its size is known."""
+    """A model file or folder of a kind that is not read any further: only its size in bytes is known."""
 
     size: int
     """Bytes of all files of the model."""
@@ -111,7 +112,8 @@ class SizedArtifact:
 
 @dataclass(frozen=True, slots=True)
 class UnreadArtifact:
-    """A model file or folder that cannot be read, or is not what its name says."""
+    """A model file or folder that cannot be read, or is not what its name says: the reason, and the size in bytes
+    (None: unknown)."""
 
     reason: str
     """What is wrong: a sentence that begins with the file's name."""

@@ -77,7 +77,7 @@ def text_config(data: bytes) -> Mapping[str, object]:
 
 def find_custom_code(data: bytes) -> str | None:
     """Return the first class that an `auto_map` names, at any depth of a model's JSON file, shortened and escaped for
-    messages. None means that there is none.
+    messages. None means that no `auto_map` names any.
 
     Such code comes with the model. transformers imports it where remote code is trusted, and vLLM did so where it was
     not trusted (CVE-2025-66448, CVE-2026-22807). Raises ArtifactError where `data` is not a JSON object, or has more

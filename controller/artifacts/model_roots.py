@@ -44,7 +44,7 @@ class ModelRoots:
 
     def resolve(self) -> ModelRoots:
         """Return the folders as absolute paths with symbolic links resolved, which reads the disk. A missing folder is
-        no error."""
+        no error. Raises RuntimeError for a loop of symbolic links."""
         return ModelRoots(tuple(each.resolve() for each in self.folders), self.home)
 
     def __str__(self) -> str:
@@ -58,7 +58,8 @@ class ModelRoots:
 
     def advise_adding(self, path: PurePath) -> str | None:
         """Return a phrase for an error message that says with which setting the folder of `path`, an absolute path,
-        becomes a models folder.
+        becomes a models folder. For a path in the Hugging Face cache, that is the folder above the one named
+        `models--...`.
 
         None: no folder above `path` can be added (the root folder, a name with a comma or with control characters).
         """

@@ -71,8 +71,9 @@ def files_below(roots: ModelRoots, path: str) -> list[Path]:
 
 
 def stamp_of(files: Iterable[Path]) -> Stamp:
-    """Return the stamp of these files, in their order, by which a change is detected. Blocks on the disk. Raises
-    ArtifactError where a file is missing, cannot be read or is not a regular file."""
+    """Return the stamp of these files, by which a change is detected: path, size in bytes and modification time in ns
+    of each, in their order. Blocks on the disk. Raises ArtifactError where a file is missing, cannot be read or is not
+    a regular file."""
     try:
         stats = [(str(file), file.stat()) for file in files]
     except (OSError, ValueError) as error:
@@ -115,11 +116,12 @@ def read_artifact(path: str, files: list[Path]) -> Artifact:
 
 
 def read_custom_code(folder: Path) -> tuple[str, str] | None:
-    """Return the file name and the class of Python code that comes with the model in `folder`, by the JSON files
-    directly in it. None means that there is none, or that `folder` is no folder. Blocks on the disk.
+    """Return the file name and the class of Python code that comes with the model in `folder`, by the `auto_map` of the
+    files directly in it whose names end with `config.json`; of several files, the first by name. None means that there
+    is none, or that `folder` is no folder. Blocks on the disk.
 
-    Raises ArtifactError, whose message begins with the file's name, where a file cannot be read or is not a JSON
-    object; OSError where the folder cannot be listed.
+    Raises ArtifactError, whose message begins with the file's name, where a file cannot be read, has more than 32 MiB,
+    or is not a JSON object; OSError where the folder cannot be listed.
     """
     files = folder.iterdir() if folder.is_dir() else ()
     for file in sorted(file for file in files if file.name.endswith(_CONFIGURATION) and file.is_file()):

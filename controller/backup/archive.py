@@ -33,7 +33,7 @@ CHUNK_BYTES: Final = 1024 * 1024
 
 
 def describe_file(path: Path) -> Member:
-    """Return size in bytes and SHA-256 of a file, which is read whole. Raises OSError."""
+    """Return size in bytes and SHA-256 of a file, which is read whole. Blocks. Raises OSError."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return Member(bytes=file.tell(), sha256=digest)
@@ -93,7 +93,9 @@ def verify_archive(file: IO[bytes]) -> Manifest:
     """Read a whole archive from its beginning, compare every member with the manifest, and return the manifest. Writes
     nothing. `file` must be seekable.
 
-    Raises BackupError where the archive cannot be restored, OSError where it cannot be read.
+    Raises a subclass of BackupError where the archive cannot be restored: ForeignArchiveError (not a backup of
+    Roundhouse), NewerArchiveError or DamagedArchiveError (also incomplete). Raises OSError where the file cannot be
+    read.
     """
     return read_archive(file, lambda *_: None)
 
@@ -103,10 +105,12 @@ def read_archive(file: IO[bytes], take: Callable[[str, int, Iterator[bytes]], No
     each member after the manifest, and return the manifest. `file` must be seekable.
 
     Keep what `take` received only once this returns: a member's digest is checked at the member's end, and the
-    archive's checksum at the end of the file. `take` may leave content unread.
+    archive's checksum at the end of the file. `take` may leave content unread; the chunks can be read only until it
+    returns.
 
-    Raises BackupError where the archive is not one of Roundhouse, newer, damaged or incomplete, OSError where it cannot
-    be read, and what `take` raises; a ValueError of `take` becomes DamagedArchiveError.
+    Raises ForeignArchiveError where the archive is not a backup of Roundhouse, NewerArchiveError, and
+    DamagedArchiveError where the archive is damaged or incomplete (all BackupError); OSError where it cannot be read;
+    and what `take` raises, but a ValueError of `take` becomes DamagedArchiveError.
     """
     file.seek(0)
     with _as_damage(), gzip.GzipFile(fileobj=file, mode="rb") as unpacked:

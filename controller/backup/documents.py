@@ -55,11 +55,13 @@ class DocumentsCopy:
 @contextmanager
 def open_documents(folder: Path, work_folder: Path) -> Iterator[DocumentsCopy | None]:
     """Context manager that copies the catalog to the work folder, lists the originals, and keeps retrieval from
-    removing any of them within the block. None: there is no catalog. Retrieval may run.
+    removing any of them within the block. None: there is no catalog. Retrieval may run; entering waits while it removes
+    originals.
 
     `folder`: retrieval's state folder. `work_folder` must exist; the caller removes it. The list is made after the copy
-    of the catalog, so it has every original that this copy names. Raises BackupError where the catalog or the folder of
-    originals cannot be read, or OSError where the work folder cannot be written.
+    of the catalog, so it has every original that this copy names. Raises BackupError where the catalog cannot be copied
+    or the folder of originals cannot be opened, or OSError where the originals cannot be listed or the work folder
+    cannot be written.
     """
     source = folder / RETRIEVAL_FOLDER
     originals_folder = source / ORIGINALS_FOLDER
@@ -120,7 +122,8 @@ class StagedDocuments:
     def move_into_place(self) -> Path | None:
         """Sync the disks, and rename the staging folder to the folder of documents. An existing folder of documents is
         renamed first, to a name that ends in `.before-restore`; what an earlier restore left there is deleted. Return
-        the new path of that existing folder; None: there was none. Blocks. Raises OSError."""
+        the new path of that existing folder; None: there was none. Blocks. Raises OSError; the existing folder may then
+        have its new name already."""
         self._make_folder(self._staged / ORIGINALS_FOLDER)
         write_new(self._staged / RESTORED_NAME, 0o600, iter(()), is_synced=False)
         os.sync()  # a sync of each of many thousand files takes minutes

@@ -45,7 +45,8 @@ class OccupiedError(BackupError):
 
 @dataclass(frozen=True, slots=True)
 class RestoreFolders:
-    """Folders that a restore writes to. Documents are staged and moved as a folder, so `path_of` is not for them."""
+    """Folders that a restore writes to. They need not exist. Documents are staged and moved as a folder, so `path_of`
+    is not for them."""
 
     state: Path
     """State folder of the controller."""
@@ -69,7 +70,8 @@ class RestoreFolders:
 
 @dataclass(slots=True)
 class Restored:
-    """Result of a restore: which files were written, and which were moved aside."""
+    """Result of a restore: which files were written (the folder of documents counts as one), which were moved aside,
+    and whether the state folder kept its own identity."""
 
     written_files: list[Path] = field(default_factory=list)
     """Files that were restored, without desired-state files that were there already with the same content."""
@@ -80,8 +82,8 @@ class Restored:
 
 
 def check_vacant(manifest: Manifest, folders: RestoreFolders) -> None:
-    """Check that the destination has no state, no `responses.db`, no desired-state files but equal ones of the backup,
-    and no documents where the restore brings some. Missing folders are vacant.
+    """Check that the destination has no state, no `responses.db`, no desired-state files other than equal ones of the
+    backup, and no documents where the restore brings some. Missing folders are vacant.
 
     Raises OccupiedError where it has some, OSError where a folder or file cannot be read.
     """

@@ -51,8 +51,8 @@ class BackupFolders:
 
 def write_backup(path: Path, folders: BackupFolders, now: float, on_original: Callable[[], None]) -> Manifest:
     """Back up an installation to the file `path`, which is replaced only by a complete archive, and return its
-    manifest. `now` is Unix time. `on_original`: called when an original of a document is in the archive. The programs
-    may run meanwhile. Needs room for a copy of all files but the originals beside `path`.
+    manifest. `now` is Unix time. `on_original`: called after each original of a document that is written to the
+    archive. Blocks. The programs may run meanwhile. Needs room for a copy of all files but the originals beside `path`.
 
     Raises BackupError, also where a folder cannot be read or `path` cannot be written, and then leaves no partial file.
     """
@@ -61,9 +61,9 @@ def write_backup(path: Path, folders: BackupFolders, now: float, on_original: Ca
 
 def write_documents_backup(path: Path, documents: Path, now: float, on_original: Callable[[], None]) -> Manifest:
     """Back up the documents alone to the file `path`, which is replaced only by a complete archive, and return the
-    manifest. `documents`: state folder of retrieval, which may run. `now` is Unix time. `on_original`: called when an
-    original of a document is in the archive. Raises BackupError, also where there is no catalog of documents, and then
-    leaves no partial file."""
+    manifest. `documents`: state folder of retrieval, which may run. `now` is Unix time. `on_original`: called after
+    each original of a document that is written to the archive. Blocks. Raises BackupError, also where there is no
+    catalog of documents, and then leaves no partial file."""
     if not (documents / RETRIEVAL_FOLDER / CATALOG_NAME).exists():
         raise BackupError(f"{documents} is no state folder of retrieval: it has no {RETRIEVAL_FOLDER}/{CATALOG_NAME}")
     return _write(path, documents, lambda _: {}, now, on_original)

@@ -99,7 +99,7 @@ class AdminClient:
     Every request raises NoControllerError where nobody answers in time, LostControllerError (a NoControllerError) where
     the connection ends before the answer, RequestRefusedError where the controller answers with an error, and
     CommandError where its TLS fails, the address is not valid, or what answers is no controller of this version. No
-    request is tried again.
+    request is tried again: after a NoControllerError, the controller may have carried it out.
     """
 
     def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
@@ -136,21 +136,23 @@ class AdminClient:
 
     async def set_paused(self, paused: bool) -> ControllerStatus:
         """Pause or resume the controller, and return its status afterwards. Not through a gateway. Raises
-        NoControllerError if no controller answers, RequestRefusedError if it refuses, and CommandError for any other
-        failure."""
+        NoControllerError if no controller answers (it may have acted all the same), RequestRefusedError if it refuses,
+        and CommandError for any other failure."""
         return await self._ask("POST", "/internal/pause", ControllerStatus, {"paused": paused})
 
     async def shut_down(self, *, stop_engines: bool) -> None:
         """Ask the controller to end, and return once it has agreed, which is before its end. With `stop_engines` it
         stops all engines first; otherwise they keep running. Not through a gateway. Raises NoControllerError if no
-        controller answers, RequestRefusedError if it refuses, and CommandError for any other failure."""
+        controller answers (it may end all the same), RequestRefusedError if it refuses, and CommandError for any other
+        failure."""
         await self._exchange("POST", "/internal/shutdown", {"stop_engines": stop_engines})
 
     # The admin API.
 
     async def list_models(self) -> AdminModels:
-        """Return the rows of all declared models. Raises NoControllerError if no controller answers,
-        RequestRefusedError if it refuses, and CommandError for any other failure."""
+        """Return the rows of all declared models, those of MCP servers that the controller runs (`mcp:NAME`) included.
+        Raises NoControllerError if no controller answers, RequestRefusedError if it refuses, and CommandError for any
+        other failure."""
         return await self._ask("GET", MODELS, AdminModels)
 
     async def get_model(self, name: str) -> AdminModel:
@@ -159,9 +161,9 @@ class AdminClient:
         return await self._ask("GET", model_path(name), AdminModel)
 
     async def declares_model(self, name: str) -> bool:
-        """Return whether a model or an alias of this name is declared. True also where the controller refuses to tell,
-        as long as it has read no files. Raises NoControllerError if no controller answers, and CommandError for any
-        other failure."""
+        """Return whether a model or an alias of this name is declared. True also where the controller refuses with
+        another error than `unknown_model`, as before its first observation. Raises NoControllerError if no controller
+        answers, and CommandError for any other failure."""
         try:
             await self.get_model(name)
         except RequestRefusedError as error:
@@ -171,13 +173,14 @@ class AdminClient:
     async def load_model(
         self, name: str, values: Mapping[str, JsonValue], wait_s: float | None, *, restart: bool = False
     ) -> Transition:
-        """Load a model with these values (`replicas` and load fields by name), and return how far that is.
+        """Load a model, by its name or an alias, with these values (`replicas` and load fields by name), and return how
+        far that is.
 
         `wait_s`: seconds that the controller waits for the end before it answers; None or 0: it answers at once, and
         the verdict is PENDING unless the model is there. With `restart`, a model that serves is restarted with the
         values. A load that fails raises nothing: it returns FAILED with the reason in the row's `last_error`. Raises
-        NoControllerError if no controller answers, RequestRefusedError if it refuses otherwise, and CommandError for
-        any other failure.
+        NoControllerError if no controller answers (it may load the model all the same), RequestRefusedError if it
+        refuses otherwise, and CommandError for any other failure.
         """
         goal = TransitionGoal(ModelState.LOADED, restart)
         try:
@@ -192,38 +195,40 @@ class AdminClient:
             return Transition(ExitCode.FAILED, row.model_copy(update={"last_error": reason}))
 
     async def unload_model(self, name: str, *, hold: bool, wait_s: float | None) -> Transition:
-        """Unload a model, and return how far that is: DONE or PENDING.
+        """Unload a model, by its name or an alias, and return how far that is: DONE or PENDING.
 
         `wait_s`: seconds that the controller waits for the end before it answers; None or 0: it answers at once. With
-        `hold`, requests do not load an autoload model again. Raises NoControllerError if no controller answers,
-        RequestRefusedError if it refuses, and CommandError for any other failure.
+        `hold`, requests do not load an autoload model again. Raises NoControllerError if no controller answers (it may
+        unload the model all the same), RequestRefusedError if it refuses, and CommandError for any other failure.
         """
         goal = TransitionGoal(ModelState.UNLOADED)
         return await self._change_model(f"{model_path(name)}/unload", {"hold": hold}, wait_s, goal)
 
     async def reset_model(self, name: str) -> AdminModel:
-        """Drop the operator's load or unload of a model, and return the model's row; a model without one is no error.
-        Raises NoControllerError if no controller answers, RequestRefusedError if it refuses, and CommandError for
-        any other failure."""
+        """Drop the operator's load or unload of a model, by its name or an alias, and return the model's row; a model
+        without one is no error. Raises NoControllerError if no controller answers (it may have acted all the same),
+        RequestRefusedError if it refuses, and CommandError for any other failure."""
         return await self._ask("DELETE", f"{model_path(name)}/override", AdminModel)
 
     async def list_declarations(self) -> DeclarationsView:
-        """Return the runtime declarations, and why some are not in force. Raises NoControllerError if no controller
-        answers, RequestRefusedError if it refuses, and CommandError for any other failure."""
+        """Return the runtime declarations with secrets masked, and why some are not in force. Raises NoControllerError
+        if no controller answers, RequestRefusedError if it refuses, and CommandError for any other failure."""
         return await self._ask("GET", DECLARATIONS, DeclarationsView)
 
     async def put_declaration(
         self, kind: DeclarationKind, name: str, fields: Mapping[str, JsonValue]
     ) -> DeclarationView:
-        """Declare a model or a key at run time, in place of an earlier runtime declaration of that name. Raises
-        NoControllerError if no controller answers, RequestRefusedError if it refuses (`invalid_declaration`;
-        `declared_in_files`: the files declare the name), and CommandError for any other failure."""
+        """Declare a model or a key at run time, in place of an earlier runtime declaration of that name, and return the
+        declaration with secrets masked. `fields`: as a desired-state file has them below the name. Raises
+        NoControllerError if no controller answers (it may have acted all the same), RequestRefusedError if it refuses
+        (`invalid_declaration`; `declared_in_files`: the files declare the name), and CommandError for any other
+        failure."""
         return await self._ask("PUT", declaration_path(kind, name), DeclarationView, dict(fields))
 
     async def drop_declaration(self, kind: DeclarationKind, name: str) -> DeclarationView:
-        """Take a runtime declaration back, and return what it was. Raises NoControllerError if no controller answers,
-        RequestRefusedError if it refuses (`unknown_declaration`: there is none), and CommandError for any other
-        failure."""
+        """Take the runtime declaration of a model or a key back, and return what it was, with secrets masked. Raises
+        NoControllerError if no controller answers (it may have acted all the same), RequestRefusedError if it refuses
+        (`unknown_declaration`: there is none), and CommandError for any other failure."""
         return await self._ask("DELETE", declaration_path(kind, name), DeclarationView)
 
     async def inspect_download(self, order: ModelDownloadOrder) -> InspectedModel:
@@ -235,18 +240,19 @@ class AdminClient:
 
     async def order_download(self, order: ModelDownloadOrder) -> OrderedDownload:
         """Begin a download, and return it; one that is under way is returned as it is. Raises NoControllerError if no
-        controller answers, RequestRefusedError if it refuses (the codes of `inspect_download`, or another one that
-        begins with `models_`), and CommandError for any other failure."""
+        controller answers (the download may have begun all the same), RequestRefusedError if it refuses (the codes of
+        `inspect_download`, or another one that begins with `models_`), and CommandError for any other failure."""
         return await self._ask("POST", DOWNLOADS, OrderedDownload, order.model_dump(), timeout_s=SOURCE_S)
 
     async def list_downloads(self) -> DownloadList:
         """Return all downloads, newest first. Raises NoControllerError if no controller answers, RequestRefusedError if
-        it refuses, and CommandError for any other failure."""
+        it refuses (`downloads_disabled`, `transfers_unreachable`), and CommandError for any other failure."""
         return await self._ask("GET", DOWNLOADS, DownloadList)
 
     async def cancel_download(self, download: str) -> Download:
-        """End a download, and return it; one that has ended stays as it is. Raises NoControllerError if no controller
-        answers, RequestRefusedError if it refuses, and CommandError for any other failure."""
+        """End a download, by its id, and return it; one that has ended stays as it is. Raises NoControllerError if no
+        controller answers (it may have acted all the same), RequestRefusedError if it refuses (`download_not_found`,
+        `downloads_disabled`, `transfers_unreachable`), and CommandError for any other failure."""
         return await self._ask("DELETE", f"{DOWNLOADS}/{quote(download, safe='')}", Download, timeout_s=SOURCE_S)
 
     async def follow_downloads(self) -> AsyncGenerator[Download, None]:
@@ -272,14 +278,14 @@ class AdminClient:
 
     async def remove_model_files(self, model: str) -> Removal:
         """Remove a downloaded model, by its path below the models folder or its reference. Raises NoControllerError if
-        no controller answers, RequestRefusedError if it refuses (`models_file_in_use`, `models_file_kept`), and
-        CommandError for any other failure."""
+        no controller answers (files may be gone all the same), RequestRefusedError if it refuses (`models_file_in_use`,
+        `models_file_kept`), and CommandError for any other failure."""
         return await self._ask("DELETE", MODEL_FILES, Removal, query={"model": model}, timeout_s=FILES_S)
 
     async def get_plan(self) -> PlanView:
-        """Return the controller's last plan: what it does now or, while it is paused, what it would do. Raises
-        NoControllerError if no controller answers, RequestRefusedError if it refuses, and CommandError for any other
-        failure."""
+        """Return what the controller would do now, by its last observation, without what it has begun already; while it
+        is paused, all that it would do. Raises NoControllerError if no controller answers, RequestRefusedError if it
+        refuses, and CommandError for any other failure."""
         return await self._ask("GET", "/v1/admin/plan", PlanView)
 
     async def run_dry_run(self, files: Mapping[str, str]) -> DryRun:
@@ -339,8 +345,9 @@ class AdminClient:
         10,000. With `follow`, the generator goes on with new lines, without a limit of time, until the server ends the
         answer or the caller closes the generator (`aclosing`). Without `follow`, it ends after the existing lines.
 
-        Raises NoControllerError if no controller answers, LostControllerError when the connection breaks,
-        RequestRefusedError if it refuses (`unknown_model`, `unknown_replica`), and CommandError for any other failure.
+        Raises NoControllerError if no controller answers, LostControllerError when the connection breaks or, without
+        `follow`, nothing comes for the client's `timeout_s`, RequestRefusedError if it refuses (`unknown_model`,
+        `unknown_replica`), and CommandError for any other failure.
         """
         query = _query(replica=replica, lines=lines, follow="true" if follow else None)
         silence_s = None if follow else self._timeout_s

@@ -65,7 +65,8 @@ class RequestRefusedError(CommandError):
 
 @contextmanager
 def translate_failures(url: str, within_s: float) -> Iterator[None]:
-    """Raise a CommandError in place of ProgramGoneError and TimeoutError in the block; other errors pass.
+    """Context manager that raises a CommandError in place of ProgramGoneError and TimeoutError in the block; other
+    errors pass.
 
     NoControllerError: nobody answers, or not in time. LostControllerError: the connection ended, or was silent too
     long. Plain CommandError: TLS failed. `within_s`: the seconds that the requests were given, for the message.

@@ -27,7 +27,8 @@ def _group() -> None:
 
 @declarations.command("ls")
 def ls(controller: ControllerUrl = None, state: State = None, as_json: Json = False) -> int:
-    """List what was declared at run time, by whom and when, and what of it is not in force."""
+    """List what was declared at run time, by whom and when, and what of it is not in force. Exit code 1: something is
+    not in force. 3: no controller answers."""
     view = _read(controller, state)
     if as_json:
         print_json(view)
@@ -47,7 +48,7 @@ def export(controller: ControllerUrl = None, state: State = None) -> int:
     """Print what was declared at run time as a desired-state file.
 
     Write it into the desired-state folder and commit it: the runtime declarations then end by themselves, and nothing
-    restarts. Secrets are masked; the command says where.
+    restarts. Secrets are masked; the command says where. Exit code 3: no controller answers.
     """
     from controller.config.yaml_text import write_yaml
 
@@ -72,7 +73,8 @@ def rm(
 ) -> int:
     """Take a runtime declaration back: its model is unloaded, its key refused.
 
-    What files declare stays. Running requests finish first.
+    What files declare stays. Running requests finish first. Exit code 1: no runtime declaration has this name. 3: no
+    controller answers.
     """
     from controller.cli.admin_client import ask_admin  # aiohttp takes 150 ms
 

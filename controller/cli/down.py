@@ -47,7 +47,8 @@ def down(
 
     Ends `up`, controller, gateway, retrieval, transfers and every engine of this installation, also those that a crash
     or `docker compose down` left behind. A program that does not end in time is killed, and everything that it would
-    have ended is ended afterwards. Exit code 0: nothing is left running, also when nothing ran.
+    have ended is ended afterwards. Exit code 0: nothing is left running, also when nothing ran. 1: something could not
+    be ended. 4: another controller keeps the state folder locked.
     """
     settings = read_settings(state=state, models=models, runtime=runtime)
     stopped_programs = asyncio.run(_DownRun(settings, controller or settings.controller_url, timeout).run())

@@ -53,7 +53,7 @@ def events(
 
     Shows recent events, the newest last. With --follow, shows new events as they happen, until Ctrl-C; after a lost
     connection it reconnects and misses none. With --json, one JSON object per line. Exit code 1, without --follow:
-    there are no events, and no model of that name is declared.
+    there are no events, and no model of that name is declared. 3: no controller answers, with --follow at the start.
     """
     kinds, url = parse_kinds(kind), controller_url(controller, state)
     if not follow:
@@ -68,7 +68,7 @@ def events(
 
 def print_entry(entry: JournalEntry, as_json: bool) -> None:
     """Print one event to stdout as one line: JSON with `as_json`, else time, id, kind, model, message and, where the
-    message does not say it, who did it."""
+    message does not say it, who did it. Raises BrokenPipeError where the reader of stdout is gone."""
     if as_json:
         print_line(entry.model_dump_json())
         return

@@ -47,7 +47,7 @@ class EventFollower:
 
         A lost connection is reported once on stderr and made again, without a limit. Raises NoControllerError only
         where no controller answers at the start, and RequestRefusedError where it refuses at the start, or later with a
-        status below 500.
+        status below 500; and CommandError for any other failure, also later. What `handle_entry` raises passes.
         """
         newest_id = (await self._client.list_models()).last_event_id
         self._last_id = str(newest_id if after is None else after)

@@ -26,7 +26,8 @@ SOURCES = {
 def gpu(controller: ControllerUrl = None, state: State = None, as_json: Json = False) -> int:
     """Show GPU memory, and the estimated memory of each model.
 
-    On a machine without GPUs the exit code is 0, and the output says why there are no figures.
+    On a machine without GPUs the exit code is 0, and the output says why there are no figures. Exit code 3: no
+    controller answers.
     """
     from controller.cli.admin_client import ask_admin  # aiohttp takes 150 ms
 

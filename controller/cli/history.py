@@ -37,7 +37,7 @@ def history(
 ) -> int:
     """Show who or what changed what, and when, the newest first.
 
-    Exit code 1: there are no entries, and no model of that name is declared.
+    Exit code 1: there are no entries, and no model of that name is declared. 3: no controller answers.
     """
     kinds = parse_kinds(kind)
     entries = asyncio.run(_entries(controller_url(controller, state), name, kinds, limit))

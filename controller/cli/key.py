@@ -115,7 +115,8 @@ def new(
     """Make a key.
 
     Prints the key's lines for the desired-state files to stdout, and its secret to stderr, once. Nothing is stored,
-    except with --declare.
+    except with --declare. Exit code 64: an option is wrong. With --declare, 1: the files declare the name; 3: no
+    controller answers.
     """
     import secrets
     from hashlib import sha256

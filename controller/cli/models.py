@@ -21,7 +21,7 @@ def models(controller: ControllerUrl = None, state: State = None, as_json: Json 
     """List what lies in the models folders.
 
     For each model: its size, whether it was downloaded or put there by hand, which declared models use it, and the
-    memory that a replica takes.
+    memory that a replica takes. Exit code 3: no controller answers.
     """
     from controller.cli.admin_client import ask_admin  # aiohttp takes 150 ms
 
@@ -49,7 +49,8 @@ def rm(
 ) -> int:
     """Remove a downloaded model from the models folder.
 
-    What a declared model uses stays, and so does what somebody put there by hand or changed since.
+    What a declared model uses stays, and so does what somebody put there by hand or changed since. Exit code 1: it is
+    not removed, or not all of it. 3: no controller answers.
     """
     from controller.cli.admin_client import ask_admin  # aiohttp takes 150 ms
 

@@ -96,7 +96,8 @@ def one_line(text: str) -> str:
 
 
 def value_words(value: object) -> str:
-    """Return a field's value as JSON on one line, with characters beyond ASCII as they are."""
+    """Return a field's value as JSON on one line, with characters beyond ASCII as they are. Raises TypeError for a
+    value that `json` cannot write."""
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -134,7 +135,8 @@ def first_line(text: str, width: int) -> str:
 
 
 def count_words(number: int, word: str) -> str:
-    """Return a number with its noun, with an `s` unless the number is 1: `1 replica`, `2 replicas`."""
+    """Return a number with the noun `word`, given in the singular, with an `s` unless the number is 1: `1 replica`, `2
+    replicas`."""
     return f"{number} {word}{'' if number == 1 else 's'}"
 
 
@@ -161,7 +163,8 @@ def size_words(size: float) -> str:
 
 
 def duration_words(seconds: float) -> str:
-    """Return a duration in whole seconds, minutes or hours: `5 s`, `2 min 5 s`, `1 h 10 min`."""
+    """Return a duration, rounded to whole seconds: `5 s`, `2 min 5 s`; from one hour on without the seconds: `1 h 10
+    min`. A negative one is `0 s`."""
     whole = max(0, round(seconds))
     minutes, rest = divmod(whole, 60)
     if not minutes:

@@ -11,13 +11,14 @@ from controller.cli.settings import controller_url
 def pause(controller: ControllerUrl = None, state: State = None, as_json: Json = False) -> int:
     """Make the controller observe, never act.
 
-    It stays so over restarts, until `roundhouse resume`. Engines run on, and serve.
+    It stays so over restarts, until `roundhouse resume`. Engines run on, and serve. Exit code 3: no controller answers.
     """
     return _set(True, controller_url(controller, state), as_json)
 
 
 def resume(controller: ControllerUrl = None, state: State = None, as_json: Json = False) -> int:
-    """Make a paused controller act again. One that is not paused stays as it is, which is no error."""
+    """Make a paused controller act again. One that is not paused stays as it is, which is no error. Exit code 3: no
+    controller answers."""
     return _set(False, controller_url(controller, state), as_json)
 
 

@@ -12,7 +12,7 @@ def reset(name: ModelArgument, controller: ControllerUrl = None, state: State = 
     """Take back what load and unload said of a model.
 
     From then on only the files say what it should be, and, with `autoload`, the requests. A model of which neither was
-    said stays as it is.
+    said stays as it is. Exit code 1: there is no such model. 3: no controller answers.
     """
     from controller.cli.admin_client import ask_admin  # aiohttp takes 150 ms
 

@@ -24,7 +24,7 @@ def schema(
 ) -> int:
     """Print the JSON Schema of the desired-state files.
 
-    Editors that support YAML schemas use it to check and complete the files.
+    Editors that support YAML schemas use it to check and complete the files. Exit code 1: the file cannot be written.
     """
     from controller.config.json_schema import schema_text  # pydantic
     from controller.config.read import SCHEMA_FILE

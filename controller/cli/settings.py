@@ -31,6 +31,6 @@ def controller_url(given_url: str | None, state: Path | None) -> str:
 
 def own_gateway_url(settings: ControllerSettings) -> str:
     """Return the URL of the gateway that `up` starts with these settings and this environment, for programs of this
-    machine: https where it has a certificate. The certificate is for the names that clients use, not for this address,
-    so do not verify it."""
+    machine: https where it has a certificate. The port is 0 where the setting is 0, though the gateway then takes a
+    free one. The certificate is for the names that clients use, not for this address, so do not verify it."""
     return settings.gateway_url(is_tls=bool(os.environ.get("ROUNDHOUSE_TLS_CERT")))

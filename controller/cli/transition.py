@@ -47,11 +47,11 @@ async def wait_for_transition(
     short.
 
     After a lost connection, ask for the model's row until it has reached `goal` or `wait_s` seconds have passed since
-    the call, because the controller may restart and keeps the operator's load or unload. A progress bar is shown where
-    stderr is a terminal.
+    the call, because the controller may restart and keeps the operator's load or unload. A lost connection is reported
+    on stderr, and a progress bar is shown where that is a terminal.
 
     Raises NoControllerError where no controller answers at the end of that time, or at the start; RequestRefusedError
-    where it refuses. Cancelling ends the waiting, not the transition.
+    where it refuses; CommandError for any other failure. Cancelling ends the waiting, not the transition.
     """
     deadline = asyncio.get_running_loop().time() + wait_s
     task = asyncio.create_task(_await_request(client, name, request, goal, deadline))

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 class WorkBar:
-    """Shows how much of some work is done, while the block of `open_work_bar`, which makes it, runs. Shows nothing
-    where stderr is no terminal."""
+    """Shows how much of some work is done, within the block of `open_work_bar`, which makes it. Shows nothing where
+    stderr is no terminal."""
 
     def __init__(self, progress: Progress | None, task: TaskID | None) -> None:
         self._progress = progress
@@ -35,8 +35,8 @@ class WorkBar:
 
 @contextmanager
 def open_work_bar(name: str, total: float | None) -> Iterator[WorkBar]:
-    """Show a bar on stderr within the block, if that is a terminal. `total`: how much there is to do; None: it is not
-    known."""
+    """Context manager that shows a bar on stderr within the block, if that is a terminal, and yields the object that
+    moves it. `total`: how much there is to do; None: it is not known."""
     if not sys.stderr.isatty():
         yield WorkBar(None, None)
         return

@@ -89,7 +89,7 @@ def debounce(previous: DebouncedState | None, parsed: ParsedFolder, now: float) 
 
 
 def settled_state(parsed: ParsedFolder) -> DebouncedState:
-    """Return the state in force if nothing but these valid files was ever read."""
+    """Return the state in force if nothing but these files was ever read. `parsed` must be valid."""
     return DebouncedState(
         parsed.definitions,
         parsed.declared_models,

@@ -31,7 +31,8 @@ _DATE: Final = re.compile(r"\d{4}-\d\d-\d\d([Tt ].*)?")
 
 @dataclass(frozen=True, slots=True)
 class ValidatedKeys:
-    """Result of the validation of all keys."""
+    """Result of the validation of all keys. Where there are `problems`, the other fields are incomplete and must not be
+    used."""
 
     definitions: Mapping[str, KeyDefinition] = field(default_factory=dict)
     """Validated keys by name."""

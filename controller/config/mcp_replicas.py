@@ -23,7 +23,8 @@ _FIELDS: Final[Mapping[str, str]] = {
 
 
 def with_server_replicas(state: DebouncedState) -> DebouncedState:
-    """Return the state with a definition for each MCP server that has a command, named by `replica_model`."""
+    """Return the state with a definition for each MCP server that has a command, named by `replica_model`, among
+    `definitions` and `declared_models`. Without such a server, that is the state itself."""
     declared = declare_replicas(state.tools.declared_servers)
     if not declared:
         return state
@@ -35,7 +36,8 @@ def with_server_replicas(state: DebouncedState) -> DebouncedState:
 
 
 def declare_replicas(declared_servers: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the fields of a definition for each declared server that has a command, by `replica_model`."""
+    """Return the fields of a definition for each declared server that has a command, by the name that `replica_model`
+    makes of the server's. `declared_servers`: declared fields by server name."""
     return {
         replica_model(name): _replica_fields(fields)
         for name, fields in declared_servers.items()
@@ -44,7 +46,8 @@ def declare_replicas(declared_servers: Mapping[str, Mapping[str, Any]]) -> dict[
 
 
 def define_replicas(declared: Mapping[str, Mapping[str, Any]]) -> dict[str, Definition]:
-    """Return the definitions of what `declare_replicas` returned."""
+    """Return the definitions, by the same names, of what `declare_replicas` returned. Raises pydantic's ValidationError
+    where its servers were not valid."""
     return {name: McpBridgeDefinition.model_validate(fields) for name, fields in declared.items()}
 
 

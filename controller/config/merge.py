@@ -14,8 +14,8 @@ from controller.config.tree import Entry, Node, Table
 
 
 def merge_nodes(earlier: Node, later: Node) -> Node:
-    """Return the merge of two values of the same key. Mappings are merged deeply; of other values `later` wins. Neither
-    is changed."""
+    """Return the merge of two values of the same key. Mappings are merged deeply; of other values, a null included,
+    `later` wins. Neither is changed."""
     if not isinstance(later, Table) or later.is_replacement:
         return later
     if not isinstance(earlier, Table):
@@ -25,7 +25,8 @@ def merge_nodes(earlier: Node, later: Node) -> Node:
 
 def merge_tables(earlier: Table, later: Table) -> Table:
     """Return the merge of two mappings, value by value as `merge_nodes`. Neither is changed. A key that both have keeps
-    its position, and has the file and line of the later one."""
+    its position, and has the file and line of the later one. A null of `later` stays as a null, which
+    `Table.iterate_entries` and `to_plain_value` leave out."""
     entries = dict(earlier.entries)
     for key, entry in later.entries.items():
         earlier_entry = entries.get(key)
@@ -36,7 +37,8 @@ def merge_tables(earlier: Table, later: Table) -> Table:
 
 
 def merge_all(tables: Iterable[Table]) -> Table:
-    """Return the merge of any number of files in order, the last one strongest; an empty table for none."""
+    """Return the merge of any number of files in order, the last one strongest; an empty table for none. A key that a
+    null has removed stays as a null, which `Table.iterate_entries` and `to_plain_value` leave out."""
     merged_table = Table()
     for table in tables:
         merged_table = merge_tables(merged_table, table)

@@ -28,8 +28,8 @@ _NAME_WORDS: Final[Mapping[str, str]] = {
 
 
 def suggest_name(word: str, known_words: Iterable[str]) -> str:
-    """Return `; did you mean ...?` for the known word that is most similar, to append to a message, or an empty text
-    where none is similar."""
+    """Return `; did you mean ...?` for the known word that is most similar, or that ends with an underscore and `word`,
+    to append to a message; an empty text where there is none."""
     words = sorted(known_words)
     near_words = difflib.get_close_matches(word.lower(), words, n=1, cutoff=0.6)
     near_words = near_words or [each for each in words if each.endswith(f"_{word.lower()}")]

@@ -71,12 +71,14 @@ def named_path(reference: ModelReference) -> str | None:
 
 
 def list_sources(definitions: Iterable[Definition]) -> frozenset[str]:
-    """Return the sources of the definitions, in their canonical form."""
+    """Return the sources of the definitions, in their canonical form. Definitions without a source, or with one that is
+    no reference of a model, are left out."""
     return frozenset(source for each in definitions if (source := definition_source(each)) is not None)
 
 
 def definition_source(definition: Definition) -> str | None:
-    """Return the source of a definition in its canonical form; None: it names none."""
+    """Return the source of a definition in its canonical form; None: it names none, or one that is no reference of a
+    model."""
     return None if definition.source is None else canonical_source(definition.source)
 
 

@@ -71,9 +71,10 @@ class Document:
 def read_documents(
     snapshot: FolderSnapshot, known: Mapping[str, Document] = MappingProxyType({})
 ) -> dict[str, Document]:
-    """Parse each file of the snapshot, and return the documents by path. Never raises: faults are problems of the
-    document. A document of `known` is used again for a file with the same path and bytes: parsing is most of the
-    work of `parse_folder`, and depends on nothing else."""
+    """Parse each file of the snapshot, and return the documents by path (`FolderSnapshot.path_of`), in merge order.
+    Never raises: faults are problems of the document, which may show secrets until `parse_documents` masks them. A
+    document of `known` is used again for a file with the same path and bytes: parsing is most of the work of
+    `parse_folder`, and depends on nothing else."""
     documents: dict[str, Document] = {}
     for name, content in snapshot.files.items():
         path = snapshot.path_of(name)
@@ -87,13 +88,15 @@ def read_documents(
 
 
 def parse_folder(snapshot: FolderSnapshot, roots: ModelRoots) -> ParsedFolder:
-    """Parse the files of a snapshot. `roots` are absolute. Never raises: every fault is a problem of the result."""
+    """Parse, merge and validate the files of a snapshot. `roots` are absolute. Never raises: every fault is a problem
+    of the result, with secrets masked."""
     return parse_documents(snapshot, read_documents(snapshot), roots)
 
 
 def parse_documents(snapshot: FolderSnapshot, documents: Mapping[str, Document], roots: ModelRoots) -> ParsedFolder:
     """Merge and validate documents that `read_documents` returned for this snapshot. `roots` are absolute. Never
-    raises: every fault is a problem of the result."""
+    raises: every fault is a problem of the result, with secrets masked. One problem makes the result declare
+    nothing."""
     problems = [*snapshot.problems, *(problem for each in documents.values() for problem in each.problems)]
     tables = [each.table for each in documents.values() if each.table is not None]
     if snapshot.problems or len(tables) < len(snapshot.files):

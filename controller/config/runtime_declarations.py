@@ -28,7 +28,8 @@ PLACE: Final = SourcePlace("runtime declarations")
 
 @dataclass(frozen=True, slots=True)
 class CombinedDeclarations:
-    """What is declared, by files and at run time together."""
+    """What is declared, by files and at run time together, and why runtime declarations are left out. `state` has a
+    definition for each MCP server that the controller runs, too."""
 
     state: DebouncedState
     """The files' state with the runtime declarations that are in force, and with a definition for each MCP server that
@@ -85,8 +86,9 @@ def check_declaration(
     name: str,
     roots: ModelRoots,
 ) -> tuple[Problem, ...]:
-    """Return the problems that the runtime declaration of this kind and name, which `declarations` contains, has beside
-    the other declarations; empty: it can be in force. `roots` are absolute. Never raises."""
+    """Return the problems, with secrets masked, that the runtime declaration of this kind and name, which
+    `declarations` contains, has beside the other declarations; empty: it can be in force. `roots` are absolute. Never
+    raises."""
     prefix = field_name((kind, name))
     combined = combine_declarations(files, declarations, roots)
     return tuple(each for each in combined.problems if _is_below(each.field, prefix, kind))

@@ -43,14 +43,16 @@ class DeclaredTools:
 
     @property
     def declared(self) -> dict[str, DeclaredFields]:
-        """Fields as declared, by top-level key and name. Keys that declare nothing are left out."""
+        """Fields as declared, by top-level key (`tools`, `mcp_servers`) and name. Keys that declare nothing are left
+        out."""
         declared = {TOOLS: self.declared_tools, SERVERS: self.declared_servers}
         return {key: fields for key, fields in declared.items() if fields}
 
 
 @dataclass(frozen=True, slots=True)
 class ValidatedTools:
-    """Result of the validation of all tools and MCP servers."""
+    """Result of the validation of all tools and MCP servers. Where there are `problems`, `declared` is incomplete and
+    must not be used."""
 
     declared: DeclaredTools = field(default_factory=DeclaredTools)
     """What is declared. Incomplete where there are problems, and then not to be used."""

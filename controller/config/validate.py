@@ -29,7 +29,8 @@ _NAME: TypeAdapter[str] = TypeAdapter(ModelName)
 
 @dataclass(frozen=True, slots=True)
 class ValidatedModels:
-    """Result of the validation of all models."""
+    """Result of the validation of all models. Where there are `problems`, the other fields are incomplete and must not
+    be used."""
 
     definitions: Mapping[str, Definition]
     """Definitions by model name. `backend` is always set, and model paths are canonical (`normalize_model_path`)."""

@@ -19,7 +19,8 @@ GATEWAYS_HEARD: Final = 64
 class DemandLedger:
     """Demand for autoload models and evictions, by model name. Demand is the Unix time of the last request that makes a
     model wanted; an eviction ends it, and the next request ends the eviction, so a model has at most one of them. Both
-    are in the stored state; what gateways reported before is not, and is forgotten with the controller."""
+    are in the stored state. What the 64 gateways heard last reported before is not, and is forgotten with the
+    controller. `clock` gives Unix time."""
 
     def __init__(self, persistence: StatePersistence, clock: Callable[[], float]) -> None:
         self._persistence = persistence

@@ -45,9 +45,10 @@ class FileSource:
         clock: Callable[[], float],
         on_change: OnChange,
     ) -> None:
-        """`state_folder` holds the last good state. `resync_s`: seconds after which the files are read again although
-        no change was seen. `on_change` is called for each edit that `read_files` puts into force. `clock` gives Unix
-        time."""
+        """`folder` has the desired-state files, `state_folder` the last good state; `roots` are absolute. `resync_s`:
+        seconds after which the files are read again although no change was seen. `on_change` is called for each edit
+        that `read_files` or `set_declarations` puts into force, with the state before (None: nothing was in force), the
+        state since, and who made the edit (`files`, or the actor). `clock` gives Unix time."""
         self._folder = folder
         self._roots = roots
         self._state_folder = state_folder
@@ -90,7 +91,8 @@ class FileSource:
 
     @property
     def in_force(self) -> DebouncedState | None:
-        """The declared state in force, runtime declarations included; None: no valid files were ever read."""
+        """The declared state in force, runtime declarations included, and among the models the MCP servers that the
+        controller runs (`mcp:NAME`); None: no valid files were ever read, and no last good state was recovered."""
         return self._combined.state if self._combined is not None else None
 
     @property
@@ -100,15 +102,15 @@ class FileSource:
 
     @property
     def declaration_problems(self) -> tuple[Problem, ...]:
-        """Why runtime declarations are not in force."""
+        """Why runtime declarations are not in force, with secrets masked; empty: all are in force, or have no effect
+        because the files declare their names."""
         return self._combined.problems if self._combined is not None else ()
 
     def set_declarations(self, declarations: RuntimeDeclarations, actor: str) -> None:
         """Put these runtime declarations into force, in place of the earlier ones. `actor` is who declared them.
-
         `on_change` is called before the return where the declared state differs. Declarations with a problem are left
-        out (see `declaration_problems`), and those of names that the files declare have no effect.
-        """
+        out (see `declaration_problems`), and those of names that the files declare have no effect. Before any state of
+        files is in force, the declarations wait for the first."""
         previous, self._declarations = self.in_force, declarations
         self._combine()
         self._follow_change(previous, actor)
@@ -130,7 +132,7 @@ class FileSource:
 
     async def read_files(self) -> None:
         """Read the folder, and put what it declares into force unless a file has a problem. Problems are in `problems`
-        and raise nothing.
+        and raise nothing. The files are read in a thread; parsing those that changed blocks the event loop.
 
         The removal of a model, an MCP server, or the last key, comes into force only with a second reading that
         confirms it, at `wake_at` or later. Calls at the same time run one after the other. `on_change` is called before

@@ -38,7 +38,7 @@ class StatePersistence:
     def __init__(self, store: StateDir) -> None:
         """Read the state that the last controller stored; defaults where there is none.
 
-        Raises StateError where the stored file is damaged.
+        Raises StateError where the stored file is damaged, cannot be read, or is of a newer version.
         """
         self._store = store
         self._written_state = store.load_memory()

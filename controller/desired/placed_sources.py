@@ -18,8 +18,8 @@ log = logging.getLogger(__name__)
 
 def find_placed_sources(models_folder: Path, sources: Iterable[str]) -> dict[str, PlacedSource]:
     """Return, by source, where the files are of the sources that are here: downloaded, or put by hand where the
-    reference says. `sources` are canonical. Blocks. What cannot be looked at counts as not here, with a warning in the
-    log."""
+    reference says. The paths are below `models_folder`. `sources` are canonical; one that is no reference of a model is
+    not here. Blocks. What cannot be looked at counts as not here, with a warning in the log."""
     wanted = list(sources)
     records = read_records(models_folder) if wanted else []
     found = {source: _find_placed(models_folder, records, source) for source in wanted}

@@ -38,7 +38,10 @@ class DeclaredModel:
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """Values for fields that a definition leaves out, from the controller's settings. Times are seconds."""
+    """Values for fields that a definition leaves out, from the controller's settings. Times are seconds:
+    `drain_timeout_s` for running requests to finish before a replica is stopped, `swap_wait_s` for which a request
+    waits for memory of an autoload model in use, `preflight_recheck_s` between two checks for a missing file or
+    image."""
 
     images: Mapping[str, str] = field(default_factory=dict)
     """Image kind (`worker`, `vllm`) to image; empty where replicas run as processes."""
@@ -63,9 +66,10 @@ def resolve_desired(
     """Return the desired state of every declared model, with overrides, demand and evictions applied.
 
     `sources`: where the files are of the sources that are here, by source in its canonical form. `demand`: autoload
-    model to the Unix time of the last request for it. `evictions`: models that were evicted since. `generation`: counts
-    the declared states. Entries for models that are not declared are ignored, and so is what edits have ended of an
-    override (see `surviving_override`). `keys` and `revision` of the result are not set.
+    model to the Unix time of the last request for it. `evictions`: models that were evicted since. `generation` (counts
+    the declared states) and `paused` are copied into the result. Entries for models that are not declared are ignored,
+    and so is what edits have ended of an override (see `surviving_override`). `keys`, `tools`, `mcp_servers` and
+    `revision` of the result are not set.
     """
     models = {}
     for name, entry in declared_models.items():

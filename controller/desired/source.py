@@ -61,14 +61,14 @@ class DesiredStateSource:
         on_superseded: Callable[[DeclarationKind, str], None] = lambda *_: None,
         find_sources: Callable[[frozenset[str]], Mapping[str, PlacedSource]] = lambda _: {},
     ) -> None:
-        """`learn` takes note of secrets: it gets the fields of each model and MCP server, and the parameters of each
-        load, before they come into force. `on_edit` is called for each edit with the state before (None: there was
-        none), the state now, by model what the edit ended of its override, and who made the edit. `on_superseded` is
-        called for each runtime declaration that ends because the files declare its name. `find_sources` looks where the
-        files are of those of these sources that are here; it blocks. `resync_s`: see `FileSource`. `clock` gives Unix
-        time.
+        """`folder` has the desired-state files; `roots` are absolute. `learn` takes note of secrets: it gets the fields
+        of each model and MCP server, and the parameters of each load, before they come into force. `on_edit` is called
+        for each edit with the state before (None: there was none), the state now, by model what the edit ended of its
+        override, and who made the edit. `on_superseded` is called for each runtime declaration that ends because the
+        files declare its name. `find_sources` looks where the files are of those of these sources that are here; it
+        blocks. `resync_s`: see `FileSource`. `clock` gives Unix time.
 
-        Raises StateError where the stored state in `store` is damaged.
+        Raises StateError where the stored state in `store` is damaged, cannot be read, or is of a newer version.
         """
         self._learn = learn
         self._on_edit = on_edit
@@ -94,7 +94,8 @@ class DesiredStateSource:
 
     @property
     def sources(self) -> Mapping[str, PlacedSource]:
-        """Where the files are of the declared models' sources that are here, as they were last looked for."""
+        """Where the files are of the declared models' sources that are here, by source in its canonical form, as they
+        were last looked for."""
         return self._sources
 
     @property
@@ -104,13 +105,14 @@ class DesiredStateSource:
 
     @property
     def in_force(self) -> DebouncedState | None:
-        """What is declared, by the files as last valid and at run time, without overrides and demand; None: no valid
-        files were ever read, and no last good state was recovered."""
+        """What is declared, by the files as last valid and at run time, without overrides and demand, and among the
+        models the MCP servers that the controller runs (`mcp:NAME`); None: no valid files were ever read, and no last
+        good state was recovered."""
         return self._files.in_force
 
     def desired_state(self) -> DesiredState | None:
-        """Return the desired state: the declared models with overrides, demand and evictions applied, and the keys,
-        tools and MCP servers.
+        """Return the desired state: the declared models, and as models the MCP servers that the controller runs
+        (`mcp:NAME`), with overrides, demand and evictions applied, and the keys, tools and MCP servers.
 
         None: no valid files were ever read, nor a last good state recovered.
         """
@@ -149,8 +151,8 @@ class DesiredStateSource:
 
     def recover_last_good(self) -> None:
         """Put the stored last good state into force, so that broken files do not stop what ran. Where there is none
-        that can be used, the state in force stays None. Call it once, before the first `read_files`; it raises
-        nothing and does not call `on_edit`. Blocks: reads files."""
+        that can be used, the state in force stays None. Call it once, before the first `read_files`; it raises nothing
+        and does not call `on_edit`. Blocks: reads files, and writes to the state folder."""
         self._learn({name: override.params for name, override in self.stored_state.overrides.items()})
         state = self._files.recover_last_good()
         if state is not None:
@@ -160,14 +162,16 @@ class DesiredStateSource:
 
     async def read_files(self) -> None:
         """Read the folder now, and put what it declares into force unless a file has a problem (see `list_problems`).
-        Problems raise nothing. The removal of a model, or of the last key, comes into force only with a second
-        reading at `wake_at` or later. An edit ends the overrides, demand and evictions that it contradicts."""
+        Problems raise nothing. Parsing changed files, and what an edit writes to the state folder, block the event
+        loop. The removal of a model, an MCP server, or the last key, comes into force only with a second reading at
+        `wake_at` or later. An edit ends the overrides, demand and evictions that it contradicts, and runtime
+        declarations whose names the files declare end. `on_edit` and `on_superseded` are called before the return."""
         await self._files.read_files()
         self._end_superseded()
 
     async def refresh_files(self, now: float) -> None:
-        """Read the folder if `resync_s` has passed since the last reading, or `wake_at` is reached; otherwise do
-        nothing. `now` is Unix time."""
+        """Read the folder as `read_files` does if `resync_s` has passed since the last reading, or `wake_at` is
+        reached, and then look for the files of sources; otherwise do nothing. `now` is Unix time."""
         read_at = self._files.read_at
         await self._files.refresh_files(now)
         self._end_superseded()
@@ -175,8 +179,9 @@ class DesiredStateSource:
             await self.refresh_sources()
 
     async def refresh_sources(self) -> None:
-        """Look again for the files of the declared models' sources. A model whose files are found waits for no download
-        any more. Does nothing before any files were in force."""
+        """Look again for the files of the declared models' sources, in a thread. A model whose files are found waits
+        for no download any more; `revision` grows where anything is different. Does nothing before any files were in
+        force."""
         if self.in_force is not None:
             sources = list_sources(self.in_force.definitions.values())
             self._take_sources(await asyncio.to_thread(self._find_sources, sources))
@@ -217,8 +222,8 @@ class DesiredStateSource:
         return list(self._files.problems)
 
     def wake_at(self) -> float | None:
-        """Return the Unix time at which the files must be read again, to confirm that a model or the last key was
-        removed; None: nothing is to be confirmed."""
+        """Return the Unix time at which the files must be read again, to confirm that a model, an MCP server or the
+        last key was removed; None: nothing is to be confirmed."""
         return self._files.wake_at
 
     # Runtime declarations.
@@ -239,21 +244,22 @@ class DesiredStateSource:
         return files is not None and name in (files.definitions if kind == "models" else files.keys)
 
     def check_declaration(self, kind: DeclarationKind, name: str, declaration: RuntimeDeclaration) -> list[Problem]:
-        """Return the problems that a declaration would have beside what is declared now; empty: it could be put.
-        Nothing is changed. Before any valid files were read, it is checked by itself."""
+        """Return the problems, with secrets masked, that a declaration would have beside what is declared now; empty:
+        it could be put. Nothing is changed. Before any valid files were read, it is checked by itself."""
         files = self._files.from_files or DebouncedState({}, {})
         declarations = put_declaration(self.declarations, kind, name, declaration)
         return list(check_declaration(files, declarations, kind, name, self._roots))
 
     def put_declaration(self, kind: DeclarationKind, name: str, declaration: RuntimeDeclaration) -> None:
-        """Declare a model or a key, in place of an earlier runtime declaration of that name. Nothing is checked: call
-        `check_declaration` and `declares` first. Blocks for a write to the state folder and a look at the models
-        folders; a failed write raises nothing."""
+        """Declare a model or a key, in place of an earlier runtime declaration of that name. It is in force, and
+        `on_edit` was called, before the return. Nothing is checked: call `check_declaration` and `declares` first.
+        Blocks for a write to the state folder and a look at the models folders; a failed write raises nothing."""
         self._set_declarations(put_declaration(self.declarations, kind, name, declaration), declaration.actor)
 
     def drop_declaration(self, kind: DeclarationKind, name: str, actor: str) -> bool:
-        """Remove a runtime declaration: its model is drained, its key refused. Return whether there was one. Blocks for
-        a write to the state folder and a look at the models folders; a failed write raises nothing."""
+        """Remove a runtime declaration: its model is drained, its key refused. Return whether there was one. `on_edit`
+        is called before the return. Blocks for a write to the state folder and a look at the models folders; a failed
+        write raises nothing."""
         known = self.declarations.models if kind == "models" else self.declarations.keys
         if name not in known:
             return False

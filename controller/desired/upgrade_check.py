@@ -73,7 +73,8 @@ def list_setting_changes(
     variables: Iterable[str], known_variables: Iterable[str], deprecated_variables: Mapping[str, str]
 ) -> list[UpgradeChange]:
     """List, in name order, those of the environment variables `variables` that this version does not read or has
-    deprecated. None is an obstacle. `deprecated_variables`: name to what to do instead, in words."""
+    deprecated. The changes have kind `setting`, and no change is an obstacle. `deprecated_variables`: name to what to
+    do instead, in words."""
     known_names = sorted(known_variables)
     changes: list[UpgradeChange] = []
     for name in sorted(set(variables)):

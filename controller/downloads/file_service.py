@@ -44,8 +44,8 @@ class ModelFileService:
 
     async def list_files(self) -> ModelFileList:
         """Return what lies in the models folders, who put it there, which declared models use it, and the memory of one
-        replica: of the first model that uses it, or if none does, of a model with default options. Raises
-        RoundhouseError `controller_unavailable` before the first observation."""
+        replica: of the first model that uses it, or if none does, of a model with default options. A folder that cannot
+        be read counts as empty. Raises RoundhouseError `controller_unavailable` before the first observation."""
         current_round = self._read_round()
         desired = current_round.desired.models
         found = await asyncio.to_thread(list_models, self._roots)
@@ -85,13 +85,13 @@ class ModelFileService:
             return None
 
     async def remove_model(self, name: str, *, actor: str) -> Removal:
-        """Remove what a download put into the models folder. `name`: a path below the models folder, which is a file, a
-        split set by one of its files, or a folder; else a reference.
+        """Remove what a download put into the models folder, and record that `actor` did so. `name`: a path below the
+        models folder, which is a file, a split set by one of its files, or a folder; else a reference.
 
-        Raises RoundhouseError, and then removes nothing: `models_file_kept` for what no download put there,
-        `models_file_in_use` for what a declared model or a running engine uses, `downloads_disabled`,
-        `controller_unavailable` before the first observation, `transfers_unreachable`, or an error that `transfers`
-        answers with.
+        Raises RoundhouseError. Nothing is removed with `models_file_kept` for what no download put there,
+        `models_file_in_use` for what a declared model or a running engine uses, `downloads_disabled`, and
+        `controller_unavailable` before the first observation. With `transfers_unreachable`, or an error that
+        `transfers` answers with, a part may have been removed, which nothing records.
         """
         current_round = self._read_round()
         records = await asyncio.to_thread(read_records, self._roots.first)

@@ -43,7 +43,8 @@ class UnknownModelError(Exception):
 
 def build_model(paths: ModelPaths, roots: ModelRoots, gpus: int, *, name: str = NAME) -> DesiredModel:
     """Return the model of these files with default options and the given name, with replicas on `gpus` GPUs (0: in main
-    memory). Raises UnknownModelError where no backend serves the files without further options."""
+    memory). `roots` are absolute. Raises UnknownModelError where no backend serves the files without further
+    options."""
     fields: dict[str, Any] = {"model_path": paths.main, "gpus": gpus}
     backend = paths.backend or resolve_backend(paths.main)
     if backend is None:
@@ -72,8 +73,8 @@ def forecast_memory(
     """Return the memory that a model of these files takes with default options, and where one replica fits beside what
     is loaded now: for each GPU, for several GPUs together if one is not enough, and for main memory.
 
-    `artifacts`: what the heads of the files say, by path. `observed` None: nothing was observed yet. Raises nothing:
-    where the memory is not known, the result has the reason, and no devices.
+    `artifacts`: what the heads of the files say, by model path. `roots` are absolute. `observed` None: nothing was
+    observed yet. Raises nothing: where the memory is not known, the result has the reason, and no devices.
     """
     try:
         return _Forecaster(paths, artifacts, roots, observed).run()

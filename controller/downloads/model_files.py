@@ -42,7 +42,8 @@ class FoundModel:
 
 @dataclass(frozen=True, slots=True)
 class FoundModels:
-    """What lies in the models folders."""
+    """What lies in the models folders. `is_complete` False: as many files were found as are looked at, so that there
+    may be more."""
 
     models: tuple[FoundModel, ...]
     is_complete: bool
@@ -50,8 +51,9 @@ class FoundModels:
 
 
 def list_models(roots: ModelRoots, most_files: int = MOST_FILES) -> FoundModels:
-    """Return the models in the models folders, by folder and path. Blocks on the disk. At most `most_files` files are
-    looked at.
+    """Return the models in the models folders, sorted by path in each folder. A split set is one model, and so is a
+    folder (not the models folder itself) with a `config.json` or `genai_config.json` beside weights; every other file
+    is a model by itself. Blocks on the disk. At most `most_files` files are looked at.
 
     Hidden files and folders are left out, and symbolic links to folders are not followed. A folder that cannot be read
     or does not exist counts as empty.

@@ -43,9 +43,10 @@ class _Seen:
 
 
 class DownloadService:
-    """The downloads of one controller, made by `transfers`. Every method that asks it raises what `Transfers` raises;
-    and `downloads_disabled` in place of `transfers_unreachable` where downloads are not allowed, so that nobody looks
-    for a program that is not meant to run."""
+    """The downloads of one controller, made by `transfers`. Every method that asks `transfers` raises what `Transfers`
+    raises, and `downloads_disabled` in place of `transfers_unreachable` where downloads are not allowed, so that nobody
+    looks for a program that is not meant to run. Run `follow_transfers` in a task of its own: without it, only these
+    methods learn how far downloads are."""
 
     def __init__(
         self,
@@ -57,8 +58,8 @@ class DownloadService:
         download_log: DownloadLog,
         clock: Callable[[], float],
     ) -> None:
-        """`get_observed` returns the last observation. `roots`: the models folders, absolute. `clock`: a time in
-        seconds."""
+        """`get_observed` returns the last observation (None: there is none yet). `roots`: the models folders, absolute.
+        `clock`: a time in seconds."""
         self._transfers = transfers
         self._get_permission = get_permission
         self._get_observed = get_observed
@@ -72,8 +73,8 @@ class DownloadService:
 
     @property
     def known_downloads(self) -> Mapping[str, Download]:
-        """The downloads as they were last seen, by id. `transfers` is not asked; while it does not answer, they are
-        stale."""
+        """The downloads as `follow_transfers` or a method last saw them, by id. `transfers` is not asked; while it does
+        not answer, they are stale."""
         return {download: seen.download for download, seen in self._seen.items()}
 
     @property
@@ -106,10 +107,13 @@ class DownloadService:
 
     async def order_download(self, order: ModelDownloadOrder, *, actor: str) -> tuple[OrderedDownload, bool]:
         """Begin a download, and return it with the memory that the model will take, and whether it is a new run. An
-        order for a reference whose download is under way returns that download.
+        order for a reference whose download is under way returns that download. A new run is recorded in the journal as
+        ordered by `actor`. The model is inspected first (see `inspect_model`), unless the same order was inspected in
+        the last 60 s.
 
-        Raises RoundhouseError, and then begins nothing: `downloads_disabled`, `reference_invalid`,
-        `transfers_unreachable`, or an error that `transfers` answers with (`source_…`, `models_…`).
+        Raises RoundhouseError: `downloads_disabled`, `reference_invalid`, `transfers_unreachable`, or an error that
+        `transfers` answers with (`source_…`, `models_…`). Only after `transfers_unreachable` may the download have
+        begun.
         """
         self.check_allowed()
         at, inspected = self._inspected.get(order, (0.0, None))
@@ -124,8 +128,9 @@ class DownloadService:
 
     async def order_plain(self, reference: str, *, actor: str) -> Download:
         """Begin a download without a look at the memory that the model will take, and return it. `reference`: a model
-        reference as text. Raises RoundhouseError `downloads_disabled`, `reference_invalid`, `transfers_unreachable`,
-        or an error that `transfers` answers with (`source_…`, `models_…`)."""
+        reference as text. A new run is recorded in the journal as ordered by `actor`. Raises RoundhouseError
+        `downloads_disabled`, `reference_invalid`, `transfers_unreachable`, or an error that `transfers` answers with
+        (`source_…`, `models_…`). Only after `transfers_unreachable` may the download have begun."""
         self.check_allowed()
         download, is_new = await self._transfers.order_download(DownloadOrder(reference=str(_parse(reference))))
         if is_new:
@@ -135,7 +140,8 @@ class DownloadService:
 
     async def list_downloads(self) -> list[Download]:
         """Return all downloads as they are now, newest first. Raises RoundhouseError where `transfers` does not answer:
-        `downloads_disabled` if downloads are not allowed, else `transfers_unreachable`; or `models_folder_failed`."""
+        `downloads_disabled` if downloads are not allowed, else `transfers_unreachable`; or an error that `transfers`
+        answers with (`models_folder_failed`)."""
         with _Explained(self.check_allowed):
             downloads = await self._transfers.list_downloads()
         listed = {each.id for each in downloads}
@@ -146,7 +152,8 @@ class DownloadService:
 
     async def get_download(self, download: str) -> Download:
         """Return a download, by its id, as it is now. Raises RoundhouseError `download_not_found`; where `transfers`
-        does not answer, `downloads_disabled` if downloads are not allowed, else `transfers_unreachable`."""
+        does not answer, `downloads_disabled` if downloads are not allowed, else `transfers_unreachable`; or an error
+        that `transfers` answers with."""
         with _Explained(self.check_allowed):
             found = await self._transfers.get_download(download)
         self._take(found)
@@ -154,8 +161,9 @@ class DownloadService:
 
     async def cancel_download(self, download: str, *, actor: str) -> Download:
         """End a download, by its id, record that `actor` did so, and return the download. One that has ended stays as
-        it is. Raises RoundhouseError `download_not_found`; where `transfers` does not answer, `downloads_disabled`
-        if downloads are not allowed, else `transfers_unreachable`; or an error that `transfers` answers with."""
+        it is. Raises RoundhouseError `download_not_found`; where `transfers` does not answer, `downloads_disabled` if
+        downloads are not allowed, else `transfers_unreachable`; or an error that `transfers` answers with. After
+        `transfers_unreachable`, the download may have ended."""
         with _Explained(self.check_allowed):
             found = await self._transfers.cancel_download(download)
         self._log.note_cancellation(found, actor)
@@ -163,9 +171,10 @@ class DownloadService:
         return found
 
     async def wait_for_changes(self, after: int) -> tuple[list[Download], int]:
-        """Wait without limit until downloads have changed since version `after`. Return these downloads, and the
-        version to pass as `after` next time. With 0, return every known download, at once if there is one. Raises
-        nothing while `transfers` does not answer."""
+        """Wait without limit until downloads have changed since version `after`, as `follow_transfers` or another
+        method learns it. Return these downloads, the one that changed last at the end, and the version to pass as
+        `after` next time. With 0, return every known download, at once if there is one. Raises nothing while
+        `transfers` does not answer."""
         while True:
             changed = self._changed
             found = sorted(

@@ -33,8 +33,8 @@ class SourceDownloader(Protocol):
 
     async def download_source(self, source: str) -> None:
         """Download a source, and return when its files are in the models folder and the desired state has their paths.
-        A download of it that is under way already, for anybody, is waited for. Raises SourceDownloadError if the
-        download cannot be ordered, fails or is cancelled."""
+        A download of it that is under way already, for anybody, is waited for. Cancelling the call does not end the
+        download. Raises SourceDownloadError if the download cannot be ordered, fails or is cancelled."""
 
     async def cancel_source(self, source: str) -> None:
         """End the download of a source that `download_source` waits for; do nothing if there is none. Raises

@@ -43,47 +43,49 @@ Answer = TypeVar("Answer", bound=BaseModel)
 
 
 class Transfers(Protocol):
-    """The program that downloads. Every method raises RoundhouseError: `transfers_unreachable` where it does not answer
-    or in a way that cannot be read, and what it says itself (`source_…`, `models_…`, `download_not_found`,
-    `reference_invalid`)."""
+    """The program that downloads. Every method raises RoundhouseError: `transfers_unreachable` where the program does
+    not answer in time, or its answer cannot be read; and the errors that it answers with (`source_…`, `models_…`,
+    `download_not_found`, `reference_invalid`). After `transfers_unreachable`, the program may have done what was
+    asked."""
 
     async def inspect(self, order: DownloadOrder) -> Inspection:
         """Return what a reference resolves to now. Raises RoundhouseError: `transfers_unreachable` if `transfers` does
-        not answer within 90 s or in a way that cannot be read, or an error that it answers with
-        (`reference_invalid`, `source_…`, `models_…`)."""
+        not answer within 90 s, or its answer cannot be read; or an error that it answers with (`reference_invalid`,
+        `source_…`, `models_…`)."""
 
     async def read_range(self, order: RangeOrder) -> bytes:
         """Return the bytes of a file at its source that `order` names; fewer where the file ends. Raises
-        RoundhouseError: `transfers_unreachable` if `transfers` does not answer within 90 s or in a way that cannot
-        be read, or an error that it answers with (`reference_invalid`, `source_…`)."""
+        RoundhouseError: `transfers_unreachable` if `transfers` does not answer within 90 s, or its answer cannot be
+        read; or an error that it answers with (`reference_invalid`, `source_…`)."""
 
     async def order_download(self, order: DownloadOrder) -> tuple[Download, bool]:
         """Begin a download. Return it, and whether it is a new run; a download that is under way is returned as it is.
-        Raises RoundhouseError: `transfers_unreachable` if `transfers` does not answer or in a way that cannot be
-        read, or an error that it answers with (`reference_invalid`, `source_…`, `models_…`)."""
+        Raises RoundhouseError: `transfers_unreachable` if `transfers` does not answer within 30 s, or its answer cannot
+        be read, after which the download may have begun; or an error that it answers with (`reference_invalid`,
+        `source_…`, `models_…`)."""
 
     async def list_downloads(self) -> list[Download]:
         """Return all downloads, newest first. Raises RoundhouseError: `transfers_unreachable` if `transfers` does not
-        answer or in a way that cannot be read, or an error that it answers with."""
+        answer within 30 s, or its answer cannot be read; or an error that it answers with."""
 
     async def get_download(self, download: str) -> Download:
         """Return one download, by its id. Raises RoundhouseError: `download_not_found`; `transfers_unreachable` if
-        `transfers` does not answer or in a way that cannot be read."""
+        `transfers` does not answer within 30 s, or its answer cannot be read; or an error that it answers with."""
 
     async def cancel_download(self, download: str) -> Download:
         """End a download, by its id, and return it; one that has ended is returned as it is. Raises RoundhouseError:
-        `download_not_found`; `transfers_unreachable` if `transfers` does not answer or in a way that cannot be read;
-        or an error that it answers with."""
+        `download_not_found`; `transfers_unreachable` if `transfers` does not answer within 30 s, or its answer cannot
+        be read, after which the download may have ended; or an error that it answers with."""
 
     def follow_downloads(self) -> AsyncGenerator[Download, None]:
         """Yield every download once, and then each one whenever it changes, until `transfers` ends. Close the generator
-        (`aclosing`). Raises RoundhouseError `transfers_unreachable` if `transfers` does not answer, falls silent for
-        60 s, or answers in a way that cannot be read."""
+        (`aclosing`). Raises RoundhouseError: `transfers_unreachable` if `transfers` does not answer, falls silent for
+        60 s, or its answer cannot be read; or an error that it answers with."""
 
     async def remove_files(self, order: RemovalOrder) -> Removal:
         """Remove what a download put into the models folder, as `order` says. May take minutes. Raises RoundhouseError:
-        `transfers_unreachable` if `transfers` does not answer within 10 minutes or in a way that cannot be read, or
-        an error that it answers with (`models_…`, `download_not_found`)."""
+        `transfers_unreachable` if `transfers` does not answer within 10 minutes, or its answer cannot be read, after
+        which files may be gone; or an error that it answers with (`models_…`, `download_not_found`)."""
 
 
 class TransfersClient:

@@ -68,12 +68,13 @@ def get_engine(definition: Definition) -> Engine[Any]:
 def spec_hash(definition: Definition, image: str | None, served_name: str, *, render_version: int | None = None) -> str:
     """Return the digest (64 bits, 16 hex digits) of everything that affects a running engine.
 
-    An engine whose hash differs from that of its definition is replaced. Covered are `model_path`, `env`, `extra_args`,
-    `memory_mib`, the number of GPUs, `image` (the reference in force), the options as `Hashed` says, and
-    `target_inflight`, `vram_mib` and `session_cache` where the command line contains them. Never aliases, scheduling
-    fields, the choice of GPUs, ports or secrets.
+    An engine whose hash differs from that of its definition is replaced. Covered are the backend, `served_name`,
+    `model_path`, `env`, `extra_args`, `memory_mib`, the number of GPUs, `image` (the reference in force), the options
+    as `Hashed` says, and `target_inflight`, `vram_mib` and `session_cache` where the command line contains them. Never
+    aliases, scheduling fields, the choice of GPUs, ports or secrets.
 
-    `render_version` None: this version's. Another one gives the hash of an engine that an earlier version started.
+    The definition must be validated, as for `get_engine`. `render_version` None: this version's. Another one gives the
+    hash of an engine that an earlier version started.
     """
     engine = get_engine(definition)
     fields = {name: getattr(definition, name) for name in _HASHED_COMMON}

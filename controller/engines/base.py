@@ -67,8 +67,8 @@ class RenderContext:
     """Number of the replica among those of its model, from 0."""
 
     def resolve_path(self, model_path: str) -> str:
-        """Return the path at which the engine sees a model path. A path that the runtime did not look up is taken to
-        lie below the first models folder; whether it exists is not checked."""
+        """Return the path at which the engine sees a model path. A relative path that the runtime did not look up is
+        taken to lie below the first models folder, an absolute one stays as it is; whether it exists is not checked."""
         return self.model_paths.get(model_path) or str(self.models_root / model_path)
 
 
@@ -95,8 +95,9 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class FileCheck:
-    """A file or folder that must exist before an engine starts, and before an old engine is drained for it. The
-    preflight checks it. `field`: the definition field that names it, for the error message."""
+    """A file or folder that must exist before an engine starts, and before an old engine is drained for it, with what
+    must lie in it (`inside`) or next to it (`beside`). The preflight checks it. `field`: the definition field that
+    names it, for the error message."""
 
     field: str
     path: str
@@ -128,7 +129,7 @@ class CodeCheck:
 @dataclass(frozen=True, slots=True)
 class Probe:
     """How to see that an engine is ready: a GET of `health_path`, then a POST of `ready_body` (JSON) to `ready_path`.
-    Paths are relative to the engine's base URL."""
+    An empty `ready_path`: the GET is enough. Paths are relative to the engine's base URL."""
 
     health_path: str
     ready_path: str
@@ -151,7 +152,8 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Why an engine ended or failed, in plain words for the operator."""
+    """Why an engine ended or failed, in plain words for the operator. `permanent`: another start with the same
+    definition cannot help."""
 
     message: str
     permanent: bool = False
@@ -163,7 +165,8 @@ class Verdict:
 @dataclass(frozen=True, slots=True)
 class Remote:
     """Where another server serves a model: what `Engine.describe_remote` returns. Roundhouse starts nothing for it;
-    gateways probe `base_url` + `health_path`."""
+    gateways probe `base_url` + `health_path`. The key itself is not here: `api_key_env` or `api_key_file` says where
+    the controller finds it; both None: there is none."""
 
     base_url: str
     model: str
@@ -198,6 +201,8 @@ class Engine(Generic[DefinitionT]):
     definition: type[DefinitionT]
     runs: ClassVar[bool] = True
     """False: Roundhouse starts nothing (a remote)."""
+    program_noun: ClassVar[str] = "engine"
+    """What the program that is started is called where its end is explained."""
     start_timeout_s: ClassVar[float] = 600.0
     """Seconds from start to ready, where neither definition nor settings say otherwise."""
     default_target_inflight: ClassVar[int] = 1
@@ -270,8 +275,8 @@ class Engine(Generic[DefinitionT]):
         return None
 
     def lora_modules(self, definition: DefinitionT) -> tuple[str, ...] | None:
-        """Return the names of LoRA modules that the engine serves as models of their own. None: it has no such modules,
-        and reads `lora` itself, if at all."""
+        """Return the names of LoRA modules that the engine serves as models of their own. None: the engine reads a
+        request's field `lora` itself, if at all. Here None."""
         return None
 
     def max_choices(self, definition: DefinitionT) -> int | None:
@@ -358,7 +363,8 @@ class Engine(Generic[DefinitionT]):
         """Predict the memory of one replica, in bytes.
 
         `artifacts` holds what was read of the model files, by model path. `Unpredicted`: a file was not read, or the
-        formula does not cover the model or an option. None: the backend has no formula. Here always None.
+        formula does not cover the model or an option. None: the backend has no formula. Numbers of the files are not
+        checked: absurd ones may raise any exception. Here always None.
         """
         return None
 
@@ -366,7 +372,7 @@ class Engine(Generic[DefinitionT]):
         """Return whether the engine gets its claim on each GPU as a limit, and fails to load where the limit is too
         low.
 
-        The memory seen of such a replica shows what it was given, not what it needs. Here False.
+        The memory that its replicas are seen to hold shows what they were given, not what they need. Here False.
         """
         return False
 
@@ -382,7 +388,8 @@ class Engine(Generic[DefinitionT]):
 
     def render_command(self, definition: DefinitionT, ctx: RenderContext) -> Launch:
         """Return the command line and environment of one replica. Nothing is started and no file is looked at. Raises
-        TypeError if the backend starts nothing (a remote)."""
+        TypeError if the backend starts nothing (a remote); backends raise ValueError or KeyError for a definition that
+        yields no command line here."""
         raise TypeError(f"backend {self.name} starts nothing")
 
     def list_files(self, definition: DefinitionT) -> tuple[FileCheck, ...]:

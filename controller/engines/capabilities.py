@@ -13,7 +13,8 @@ EMBEDDINGS = Capabilities(multi_turn=False, tools=False, forced_tools=False, str
 
 def apply_declared(definition: Definition, derived: Capabilities) -> Capabilities:
     """Return `derived` with the fields that the definition declares in their place; None in the definition means not
-    declared. Declared thinking modes always get `default` as well. `forced_tools` and `logprobs` cannot be declared."""
+    declared. Declared thinking modes always get `default` as well. `forced_tools` and `logprobs` cannot be declared;
+    `forced_tools` becomes False where `tools` is declared false."""
     modalities, multi_turn, thinking_modes = derived.modalities, derived.multi_turn, derived.thinking_modes
     if definition.modalities is not None:
         modalities = tuple(each for each in get_args(Modality) if each in definition.modalities)

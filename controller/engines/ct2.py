@@ -43,7 +43,7 @@ ComputeType = Literal[
 
 
 class CT2Definition(Definition):
-    """A converted model served by CTranslate2."""
+    """A converted model served by CTranslate2, on the CPU or on one GPU."""
 
     backend: Literal["ct2"]
     model_path: str = Field(description="Path of the model's folder (CTranslate2), in a models folder.")

@@ -184,7 +184,8 @@ class ExLlamaV3(Engine[ExLlamaV3Definition]):
 
     def derive_capabilities(self, definition: ExLlamaV3Definition) -> Capabilities:
         """Return which requests the model takes: text, and conversations only where `prompt_format` is declared,
-        without tools, JSON schemas or log probabilities. What the definition declares takes precedence.
+        without tools, JSON schemas or log probabilities; all thinking modes for Gemma 4 and Qwen3. What the definition
+        declares takes precedence.
 
         Whether the folder has a chat template is not seen here: a definition whose folder has one declares `multi_turn:
         true`.

@@ -19,7 +19,7 @@ from controller.schema.routing import SessionBinding, ThinkingControl
 
 
 class LiteRTLMDefinition(Definition):
-    """A `.litertlm` file served by LiteRT-LM."""
+    """A `.litertlm` file served by LiteRT-LM. An option that is `gpu` needs a GPU in `gpus` or `device`."""
 
     backend: Literal["litert_lm"] | None = None
     model_path: str = Field(description="Path of the `.litertlm` file, in a models folder.")

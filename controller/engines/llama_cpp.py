@@ -33,7 +33,7 @@ _LOADABLE_TYPE: Final = Loadable(
 
 
 class LlamaCppDefinition(Definition):
-    """A GGUF model served by llama-cpp-python."""
+    """A GGUF model served by llama-cpp-python. `gguf_chat_format` and `prompt_format` exclude each other."""
 
     backend: Literal["llama_cpp"]
     model_path: str = Field(description="Path of the GGUF file, in a models folder.")

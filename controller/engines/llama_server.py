@@ -217,8 +217,9 @@ class LlamaServer(Engine[LlamaServerDefinition]):
         return definition.llama_server_n_ctx
 
     def kv_cache_tokens(self, definition: LlamaServerDefinition, told: EngineFigures) -> int | None:
-        """Return the size of the cache that all slots share: the larger of the declared size and what the replica
-        reports for one request, which the model may limit. None: neither is known.
+        """Return the size of the cache that all slots share: the larger of the declared size (`--ctx-size` in
+        `extra_args` takes precedence) and what the replica reports for one request, which the model may limit. None:
+        neither is known.
 
         When requests fill the cache together, all of them fail (`Context size has been exceeded.`). None also for
         embeddings and rankings, and where `extra_args` give each slot a cache of its own or a size that is not seen

@@ -57,8 +57,9 @@ EXAMPLES: Final[tuple[dict[str, LoadValue], ...]] = (
 def load_request_model(engines: Iterable[Engine[Any]] = tuple(ENGINES.values())) -> type[BaseModel]:
     """Return a new pydantic class `LoadRequest` with the field `replicas` and the load fields of all `engines`.
 
-    Every field is optional: `model_fields_set` says which ones a body gives. Fields of several backends are in it, so a
-    valid body may still not fit a model: see `find_wrong_backend`.
+    The class refuses (pydantic.ValidationError) unknown fields, values of another type, and `replicas` below 1. Every
+    field is optional: `model_fields_set` says which ones a body gives. Fields of several backends are in it, so a valid
+    body may still not fit a model: see `find_wrong_backend`.
     """
     fields: dict[str, Any] = {"replicas": _replicas_field()}
     load_fields = [(engine.name, field) for engine in engines for field in engine.load_fields]

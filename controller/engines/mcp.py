@@ -39,6 +39,7 @@ class McpBridge(Engine[McpBridgeDefinition]):
     image_kind: ClassVar[str | None] = "worker"
     start_timeout_s: ClassVar[float] = 60.0
     computes: ClassVar[bool] = False
+    program_noun: ClassVar[str] = "launcher"
     verdicts: ClassVar[tuple[tuple[str, Verdict], ...]] = (
         (
             r"the MCP server .* cannot be used: (No such file or directory|Permission denied)",
@@ -51,8 +52,9 @@ class McpBridge(Engine[McpBridgeDefinition]):
     )
 
     def render_command(self, definition: McpBridgeDefinition, ctx: RenderContext) -> Launch:
-        """Return the command line `python -m worker mcp ...`, with the server's command at its end. As a process,
-        raises KeyError if the runtime knows no `python`."""
+        """Return the command line `python -m worker mcp ...`, which ends with the server's command; the definition's
+        environment and mounts; and whether the container may reach the network. As a process, raises KeyError if the
+        runtime knows no `python`."""
         variables = [word for name in sorted(definition.env) for word in ("--pass-env", name)]
         listen_flags = (
             "--host",
@@ -73,5 +75,6 @@ class McpBridge(Engine[McpBridgeDefinition]):
         )
 
     def describe_probe(self, definition: McpBridgeDefinition) -> Probe:
-        """Return the bridge's probe: `/health`, which is 200 once the server has introduced itself."""
+        """Return the bridge's probe: `/health`, which is 200 once the server has introduced itself. `ready_path` is
+        empty: there is no second request."""
         return Probe(health_path="/health", ready_path="", ready_body={}, figure_paths=())

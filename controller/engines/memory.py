@@ -52,7 +52,9 @@ NOTHING: Final = MemoryParts()
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """The predicted memory of one replica, in bytes. `gpus`: number of its GPUs, 0 for none."""
+    """The predicted memory of one replica, in bytes. `gpus`: number of its GPUs, 0 for none. `gpu`: on each of them, or
+    on the fullest where they differ. With a `gpu_share` the engine takes that share of each GPU, and `gpu` is the least
+    that it needs."""
 
     gpu: MemoryParts
     """Memory on each of its GPUs; where they differ, on the fullest."""

@@ -66,7 +66,7 @@ class HfShape:
 
 def hf_shape(config: Mapping[str, object]) -> HfShape | Unpredicted:
     """Return the shape that a `config.json` describes; `Unpredicted` where layers keep a state of fixed size (Mamba and
-    the like), or the number of layers, their width or the number of heads is missing."""
+    other recurrent layers), or the number of layers, their width or the number of heads is missing."""
     layer_kinds = config.get("layer_types")
     other_kinds = (
         {str(kind) for kind in layer_kinds} - {"full_attention", "sliding_attention"}
@@ -103,7 +103,8 @@ def kv_bytes_per_token(shape: HfShape, element: float = _HALF) -> int:
 
 @dataclass(frozen=True, slots=True)
 class VllmLoad:
-    """How vLLM loads a model, in the terms of its memory: the input of `predict_vllm`. Sizes are in bytes."""
+    """How vLLM loads a model, in the terms of its memory: the input of `predict_vllm`. Sizes are in bytes. `path` None:
+    a model of the hub, by its name `model`; `gpus` 0: on the CPU; `kv_cache` None: what is left of the share."""
 
     path: str | None
     """Model path; None: `model` is a name on the hub, whose files are not here."""
@@ -167,7 +168,8 @@ def predict_vllm(load: VllmLoad, artifacts: Mapping[str, Artifact]) -> Forecast:
 
 @dataclass(frozen=True, slots=True)
 class ExLlamaLoad:
-    """How ExLlamaV3 loads a folder, in the terms of its memory: the input of `predict_exllama`."""
+    """How ExLlamaV3 loads a folder, in the terms of its memory: the input of `predict_exllama`. `cache_tokens` None:
+    the model's context length; `cache_quant` None: half precision."""
 
     cache_tokens: int | None
     """Size of the cache in tokens; None: the model's context length."""
@@ -181,8 +183,8 @@ def predict_exllama(path: str, artifacts: Mapping[str, Artifact], load: ExLlamaL
     """Predict the memory, in bytes, of one ExLlamaV3 replica: the weights as they are stored, a cache of a fixed number
     of tokens, and buffers; on several GPUs that of the fullest. `load.gpus` must be at least 1.
 
-    `Unpredicted` where the folder at `path` was not read or is none of the Hugging Face hub, or its config.json does
-    not say enough.
+    `Unpredicted` where the folder at `path` was not read or is none of the Hugging Face hub, its config.json does not
+    say enough, or its cache is latent (K and V together) and quantised.
     """
     facts = artifact_at(path, artifacts)
     if isinstance(facts, UnreadArtifact):

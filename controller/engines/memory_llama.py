@@ -64,7 +64,8 @@ _DEFAULT_WINDOW: Final = {"gemma2": 4096}
 @dataclass(frozen=True, slots=True)
 class LlamaLoad:
     """How llama.cpp loads a GGUF file, in the terms of its memory: the input of `predict_gguf`. Batches count tokens,
-    `sequences` the slots; `gpus` 0: main memory alone."""
+    `sequences` the slots; `gpus` 0: main memory alone. `context` None: the model's own; `outputs` and `gpu_layers`
+    None: all tokens, all layers."""
 
     context: int | None = None
     """Context length in tokens; None: the model's own."""
@@ -107,7 +108,8 @@ class _Shape:
 
 def predict_gguf(path: str, artifacts: Mapping[str, Artifact], load: LlamaLoad) -> Forecast:
     """Predict the memory, in bytes, of the model or multimodal projector at `path`. `Unpredicted` where the file was
-    not read, is no GGUF file, or is of an architecture that is not covered."""
+    not read, is no GGUF file, or is of an architecture that is not covered. Raises KeyError for a cache type that is
+    not in `GGML_BLOCKS`; definitions have no other."""
     facts = artifact_at(path, artifacts)
     if isinstance(facts, UnreadArtifact):
         return Unpredicted(facts.reason)

@@ -18,7 +18,7 @@ from controller.schema.desired import Definition
 
 
 class OnnxDefinition(Definition):
-    """An embedding model served by ONNX Runtime."""
+    """An embedding model served by ONNX Runtime, on the CPU alone."""
 
     backend: Literal["onnx"] | None = None
     model_path: str = Field(description="Path of the `.onnx` file, in a models folder.")

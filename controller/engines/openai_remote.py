@@ -15,7 +15,7 @@ from controller.schema.routing import MaxTokensField, SessionBinding, ThinkingCo
 
 
 class OpenAIRemoteDefinition(Definition):
-    """A model of another server."""
+    """A model of another server. At most one of `api_key_env` and `api_key_file` may be set."""
 
     backend: Literal["openai_remote"]
     base_url: Annotated[str, Hashed.ALWAYS] = Field(
@@ -109,7 +109,7 @@ class OpenAIRemote(Engine[OpenAIRemoteDefinition]):
 
     def derive_capabilities(self, definition: OpenAIRemoteDefinition) -> Capabilities:
         """Return which requests the model takes: what the definition declares, else text, conversations, tools, JSON
-        schemas and log probabilities, with the thinking mode `default` alone. The server is not asked."""
+        schemas, log probabilities and media by URL, with the thinking mode `default` alone. The server is not asked."""
         return apply_declared(definition, Capabilities(media_urls=True))
 
     def max_choices(self, definition: OpenAIRemoteDefinition) -> int | None:

@@ -142,7 +142,8 @@ AnyFlag: TypeAlias = Flag | JoinedFlag | PathFlag | Switch | JsonFlag
 
 
 class Hashed(Enum):
-    """Marker: when an option counts in the spec hash, so that an edit of it replaces the running engines."""
+    """Marker: when an option counts in the spec hash, so that an edit of it replaces the running engines: `ALWAYS`,
+    even while it is None; `WHEN_SET`, while its value differs from the default (also without a marker); or `NEVER`."""
 
     ALWAYS = "always"
     """Also while it is None. For the fields of the first releases: a new field with it would restart every engine."""
@@ -154,7 +155,7 @@ class Hashed(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Loadable:
-    """Marker: an operator's load may set the option.
+    """Marker: an operator's load may set the option. Without `null`, a load cannot set it to null.
 
     The constraint that a UI gets comes from type and bounds: `minimum`, `maximum`, a `step` of 1 or the declared
     multiple, `allowed_values` of a Literal. The description is the field's, up to "; default".

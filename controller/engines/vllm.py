@@ -52,7 +52,7 @@ _EMBEDDING = ("/v1/embeddings", "/v1/rerank", *_TOKENS)
 
 
 class VllmDefinition(VllmFields):
-    """A model served by vLLM in a worker process."""
+    """A model served by vLLM in a worker process. Either `model_path` or `vllm_model` is required."""
 
     backend: Literal["vllm"]
 
@@ -93,9 +93,10 @@ class VllmEngine(Engine[VllmFieldsT]):
         return self.configured_sessions(definition)
 
     def derive_capabilities(self, definition: VllmFieldsT) -> Capabilities:
-        """Return which requests the model takes: embeddings alone with `vllm_embedding`; else text, images where an
-        option speaks of images, tools where `vllm_tool_call_parser` is set, and all thinking modes for a known family.
-        What the definition declares takes precedence."""
+        """Return which requests the model takes: embeddings alone with `vllm_embedding`; else text, images where
+        `vllm_limit_mm_per_prompt` allows some or, without such a limit, `vllm_max_pixels` or `vllm_mm_processor_kwargs`
+        is set, tools where `vllm_tool_call_parser` is set, and all thinking modes for Gemma 4 and Qwen3. What the
+        definition declares takes precedence."""
         if definition.vllm_embedding:
             return apply_declared(definition, EMBEDDINGS)
         family = family_of(definition.prompt_format, definition.vllm_model, definition.model_path)
@@ -144,7 +145,8 @@ class VllmEngine(Engine[VllmFieldsT]):
         return told.kv_cache_tokens if told.is_preempting else None
 
     def lora_modules(self, definition: VllmFieldsT) -> tuple[str, ...] | None:
-        """Return the names of the declared LoRA modules, each of which vLLM serves as a model of that name."""
+        """Return the names of the declared LoRA modules, each of which vLLM serves as a model of that name. Empty,
+        never None, where none is declared."""
         return tuple(definition.vllm_lora_modules or ())
 
     def list_artifacts(self, definition: VllmFieldsT) -> tuple[str, ...]:
@@ -172,7 +174,8 @@ class VllmEngine(Engine[VllmFieldsT]):
 
     def render_command(self, definition: VllmFieldsT, ctx: RenderContext) -> Launch:
         """Return the program with the arguments of `vllm serve`, and the environment; the definition's `env` takes
-        precedence in it. Shared memory is set for containers only."""
+        precedence in it. Shared memory is set for containers only. Raises ValueError where a LoRA module has the
+        model's own name, and what `build_program` raises."""
         arguments = vllm_arguments(definition, ctx, self.target_inflight(definition))
         env = vllm_environment(definition, ctx) | self.own_environment(definition, ctx) | definition.env
         return Launch(
@@ -234,7 +237,7 @@ class VllmEngine(Engine[VllmFieldsT]):
 
     def explain_exit(self, exit_code: int | None, log_tail: str) -> Verdict | None:
         """Return the cause of the end that the log names, in words (see `vllm_verdict`); None: the log names none.
-        `exit_code` is not looked at."""
+        `log_tail` must be of one run; `exit_code` is not looked at."""
         return vllm_verdict(log_tail)
 
 

@@ -33,7 +33,8 @@ _SIZE_FLAGS: Final = ("--gpu-memory-utilization", "--kv-cache-memory")
 
 
 class VllmFields(Definition):
-    """The options that `vllm` and `vllm_serve` share: the base of their definition classes."""
+    """The options that `vllm` and `vllm_serve` share: the base of their definition classes. Exactly one of `model_path`
+    and `vllm_model` must be set."""
 
     model_path: str | None = Field(
         default=None, description="Path of the model's folder (or GGUF file), in a models folder."

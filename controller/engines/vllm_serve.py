@@ -13,7 +13,7 @@ from controller.engines.vllm_fields import VllmFields
 
 
 class VllmServeDefinition(VllmFields):
-    """A model served by `vllm serve`."""
+    """A model served by `vllm serve`. Either `model_path` or `vllm_model` is required."""
 
     backend: Literal["vllm_serve"]
     vllm_serve_binary: Annotated[str | None, Hashed.ALWAYS] = Field(

@@ -48,7 +48,8 @@ _CLASSES: Final = (*map(_in_kinds, RETENTION_CLASSES[:-1]), f"NOT {_in_kinds(HIS
 
 
 class JournalBounds(NamedTuple):
-    """The ids between which a journal file has entries. 0 means that there is no such entry."""
+    """Ids in a journal file: of the oldest and the newest entry that it holds, and of the newest entry that it once
+    held and no longer holds (`lost_id`). 0: there is no such entry."""
 
     oldest_id: int = 0
     newest_id: int = 0
@@ -127,7 +128,7 @@ class JournalDatabase:
 
     def read_after(self, entry_id: int, limit: int) -> list[JournalEntry]:
         """Return at most `limit` entries with ids above `entry_id`, oldest first. Entries of kinds that this version
-        does not know are left out, but count. Blocks. Raises sqlite3.Error."""
+        does not know are left out, but count towards `limit`. Blocks. Raises sqlite3.Error."""
         rows = self._db.execute(
             f"SELECT {_COLUMNS} FROM entries WHERE id > ? ORDER BY id LIMIT ?",  # noqa: S608
             (entry_id, limit),
@@ -136,7 +137,7 @@ class JournalDatabase:
 
     def read_page(self, kinds: Sequence[str], model: str | None, before: int | None, limit: int) -> list[JournalEntry]:
         """Return at most `limit` entries, newest first. Entries of kinds that this version does not know are left out,
-        but count. Blocks. Raises sqlite3.Error.
+        but count towards `limit`. Blocks. Raises sqlite3.Error.
 
         `kinds` and `model` select entries; an empty `kinds` and a `model` of None select all. `before` is an id: only
         entries with smaller ones are returned; None: no bound.

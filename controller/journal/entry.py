@@ -12,7 +12,8 @@ from controller.schema.journal import EventKind
 
 @dataclass(frozen=True, slots=True)
 class NewEntry:
-    """Something that happened, before the journal gave it its id and time. Holds no secret."""
+    """Something that happened, before the journal gave it its id and time. Must hold no secret. `model` None: it is
+    about no single model."""
 
     kind: EventKind
     actor: str

@@ -43,12 +43,15 @@ FOLLOWED_AT_ONCE: Final = 500
 
 
 class EventLog:
-    """The controller's journal, in memory and in an SQLite file: an ordered log of its newest entries, `keep` of
-    each of the `RETENTION_CLASSES`.
+    """The controller's journal, in memory and in an SQLite file: an ordered log of its newest entries, `keep` of each
+    of the `RETENTION_CLASSES`.
 
-    A file that cannot be used raises nothing: see the module. Use it on one event loop only, and call `close` at the
-    end. Every call except `wait_for_entries` returns in well below a millisecond, but opening the file, first and where
-    it was replaced, reads all of it, and another process's lock may take 0.05 s.
+    Ids only grow: an entry's id is its Unix time in milliseconds, or the newest id plus one where that is greater. A
+    file that cannot be used raises nothing, here and in every method: entries stay in memory, up to a limit, and are
+    written later; a damaged file is moved aside, and a new one is begun. Making one opens the file. Use it on one event
+    loop only, and call `close` at the end. Every call except `wait_for_entries` returns in well below a millisecond,
+    but opening the file, first and where it was replaced, reads all of it, and another process's lock may take 0.05
+    s.
     """
 
     def __init__(self, path: Path, *, keep: int = KEEP) -> None:
@@ -95,8 +98,9 @@ class EventLog:
         """Append entries that happened at `now` (Unix time in seconds), write them to the file at once, and wake every
         `wait_for_entries`.
 
-        Return the entries with their ids. A write that fails raises nothing: the entries stay in memory, up to 1,000 of
-        them (`UNWRITTEN`), and calls 30 s (`RETRY_S`) or more later try again. Call it with no entries just to retry.
+        Return the entries with their ids; in them, what is not valid Unicode or JSON is replaced by text. A write that
+        fails raises nothing: the entries stay in memory, up to 1,000 of each of the `RETENTION_CLASSES` (`UNWRITTEN`),
+        and calls 30 s (`RETRY_S`) or more later try again. Call it with no entries just to retry.
         """
         new_entries = [self._make_entry(entry, now) for entry in entries]
         self._unwritten.extend(new_entries)

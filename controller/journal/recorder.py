@@ -23,7 +23,8 @@ from controller.status.reconcile_round import Round
 
 class Recorder:
     """Makes journal entries of what the controller does and sees, and appends them to `journal`, stamped with the
-    clock's time (Unix seconds). Never raises where the journal cannot be written. `redact` masks secrets."""
+    clock's time (Unix seconds). Never raises where the journal cannot be written. `redact(model, text)` masks the
+    secrets of a model in a text."""
 
     def __init__(self, journal: EventLog, clock: Callable[[], float], redact: Redact) -> None:
         self._redact = redact

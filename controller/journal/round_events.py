@@ -46,7 +46,8 @@ def round_events(before: Round | None, after: Round, leaving_requests: Leaving, 
     taken, then the changes of state, then overdue unloads, drift and GPUs. Empty if nothing differs.
 
     `before` is None for the controller's first round; then no state counts as changed. `leaving_requests` names the
-    requests that an overdue unload waits for. `redact(model, text)` masks the secrets of a model in a text.
+    requests that an overdue unload waits for. `redact(model, text)` masks the secrets of a model in a text. Lines are
+    cut to 500 characters (`CHARS`).
     """
     texts = _TextRedactor(redact)
     return [

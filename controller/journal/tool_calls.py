@@ -33,8 +33,9 @@ class ToolCallRecorder:
         """Gateway to the number of its last written call, the gateway that wrote last at the end."""
 
     def record_calls(self, report: GatewayReport) -> None:
-        """Record the calls of a report that are not recorded yet, in their order, and how many are missing before
-        them: a report holds at most `MOST_TOOL_CALLS`. Never raises."""
+        """Record the calls of a report that are not recorded yet, in their order, and how many are missing before them:
+        a report holds at most 64 (`MOST_TOOL_CALLS`). Secrets are masked, and each text is cut to 200 characters
+        (`SHOWN_CHARS`). Never raises."""
         gateway, last = report.gateway_id, self._written.get(report.gateway_id, 0)
         calls = [call for call in report.tool_calls[-MOST_TOOL_CALLS:] if call.sequence > last]
         if not calls:

@@ -79,7 +79,8 @@ class GatewayHub:
         """Make these routes, keys, tools and servers the current table, wake every waiting call of `wait_for_table`,
         and return the current table's stamp. Does not wait for gateways; see `wait_until_applied`.
 
-        If they equal the current table, it stays in force with its stamp, and nothing is sent to gateways.
+        If they equal the current table, it stays in force with its stamp, and nothing is sent to gateways. The last use
+        of models that are not among `models` is forgotten.
         """
         names = {route.name for route in models}
         self._last_used = {name: at for name, at in self._last_used.items() if name in names}
@@ -113,7 +114,9 @@ class GatewayHub:
 
     async def wait_until_applied(self) -> None:
         """Wait, without limit, until every connected gateway reports that it routes by the current table or a newer
-        one. Returns at once if no gateway is connected; but before the first table is published, it does not return."""
+        one. A gateway that has sent no report yet is not waited for. A disconnection is noticed only at the next report
+        of any gateway. Returns at once if no gateway is connected; but before the first table is published, it does not
+        return."""
         while not self._is_applied():
             await self._report_received.wait()
 
@@ -124,7 +127,7 @@ class GatewayHub:
         return all(report.stamp is not None and self.table.stamp <= report.stamp for report in reports)
 
     def take_report(self, report: GatewayReport) -> None:
-        """Store a gateway's report, which replaces its previous one.
+        """Store a gateway's report, which replaces its previous one, and note when its models were last used.
 
         Wakes the reconciler if the gateway is new or was lost, or if the report changes what is decided.
         """
@@ -144,15 +147,16 @@ class GatewayHub:
             self._wake()
 
     def open_link(self, gateway_id: str) -> None:
-        """Count a link that a gateway opened; it may have several. Call `close_link` once for each, when it ended."""
+        """Count a link that a gateway opened; it may have several. The first one calls `on_link`. Call `close_link`
+        once for each, when it ended."""
         self._links[gateway_id] = self._links.get(gateway_id, 0) + 1
         log.info("gateway %s is connected", gateway_id)
         if self._links[gateway_id] == 1:
             self._on_link(gateway_id, True)
 
     def close_link(self, gateway_id: str) -> None:
-        """Note that a link of a gateway ended. After the last one, the gateway's request counts are unknown, and the
-        reconciler is woken. Raises KeyError if no link of the gateway is open.
+        """Note that a link of a gateway ended. After the last one, the gateway's request counts are unknown, `on_link`
+        is called, and the reconciler is woken. Raises KeyError if no link of the gateway is open.
 
         A gateway that reported that it ends is forgotten; any other one counts as lost from now on.
         """

@@ -27,7 +27,8 @@ _NUMBER_LABEL = re.compile(r'(\w+)="(\d+)"')
 
 @dataclass(frozen=True, slots=True)
 class ProbeOutcome:
-    """What one probe of one engine found."""
+    """What one probe of one engine found. None in a field: not known, or not asked by this probe; `error` None: the
+    probe succeeded."""
 
     healthy: bool
     """Whether the health path answered with 200."""
@@ -98,7 +99,9 @@ def apply_outcome(
     probed_health: ProbedHealth, outcome: ProbeOutcome, now: float, *, began_at: float | None = None
 ) -> ProbedHealth:
     """Return the health after one more probe, which began at `began_at` (None: at `now`) and ended at `now`; both are
-    Unix times in seconds. Apply probes in their order."""
+    Unix times in seconds. Apply probes in their order. An engine without `ready_since` is starting until a probe finds
+    it healthy and its first token generated. One with it is ready, failing (the last probe failed) or stalled (no
+    progress for 120 s, `STALL_S`). It is dead, at any time, if it answers that it is."""
     began_at = now if began_at is None else began_at
     has_progressed = outcome.progress is not None and outcome.progress != probed_health.progress
     # An idle or unreachable engine need not make progress; one that accepts connections and does not answer must.

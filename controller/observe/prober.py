@@ -39,7 +39,8 @@ NOT_OFFERED = 501
 
 @dataclass(frozen=True, slots=True)
 class ProbeTarget:
-    """One engine to probe: where, how, and with which token."""
+    """One engine to probe: where, how, and with which token (None: without one). `ready_since`: Unix time at which the
+    engine was first seen ready; None: not known. It does not count when targets are compared."""
 
     base_url: str
     probe: Probe
@@ -70,7 +71,7 @@ class Prober:
     between two probes of an engine that was ready; `timeout_s`: of one request of a probe. Does not close `session`.
 
     Calls `wake` when the health, the idleness, the preempting state or a model fact of a target changes. A failed probe
-    raises nothing.
+    raises nothing. `clock` returns Unix time in seconds.
     """
 
     def __init__(

@@ -51,7 +51,8 @@ class RemoteDraining:
     def forget_empty(self, gateways: Iterable[GatewayView], now: float) -> None:
         """End the drains of models without running requests. `now` is Unix time.
 
-        Every connected gateway must report none; a lost one is waited for until 5 s (`ARRIVAL_S`) after its loss.
+        Every connected gateway must report none. A lost one is waited for until 5 s (`ARRIVAL_S`) after its loss; where
+        there is no gateway, the drain lasts 5 s.
         """
         views = present_gateways(gateways, now)
         loss_times = [view.lost_at for view in views if view.lost_at is not None]

@@ -35,7 +35,8 @@ _KEY: Final = re.compile(r"[!-~]+(?: [!-~]+)*", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class GatewayResult:
-    """How one gateway last found a remote model. Times are Unix times in seconds."""
+    """How one gateway last found a remote model. Times are Unix times in seconds: `at` and `retry_at` by the gateway's
+    clock, `heard_at` by the controller's. `error` None: the remote is healthy."""
 
     error: str | None
     """What is wrong with the remote; None: it is healthy."""
@@ -91,7 +92,8 @@ class RemoteHealth:
         wake: Callable[[], None],
         clock: Callable[[], float],
     ) -> None:
-        """Start without models. Gateways probe every `interval_s` seconds, and give up after `timeout_s` seconds."""
+        """Start without models. Gateways probe every `interval_s` seconds, and give up after `timeout_s` seconds.
+        `wake` wakes the reconciler, `clock` returns Unix time in seconds."""
         self._hub = hub
         self._interval_s = interval_s
         self._timeout_s = timeout_s
@@ -120,7 +122,7 @@ class RemoteHealth:
 
     async def wait_for_first_round(self, loaded_before: Collection[str]) -> None:
         """Wait for the first report of a gateway, but for 5 s (`ARRIVAL_S`) at most, since there may be no gateway.
-        Returns either way.
+        Returns either way. Call it after the first `track_models`.
 
         Without it, a new controller's first table would drop remote models that the previous controller routed to.
         `loaded_before` names the models loaded then; if no remote model is among them, there is no wait.
@@ -158,8 +160,7 @@ class RemoteHealth:
 
     def list_retries(self) -> dict[str, float]:
         """Return, by name of each failed remote model, the Unix time of its next probe, by the clock of the gateway
-        that probes. Healthy models are absent, and so are models whose probes are useless before their API key
-        changes."""
+        that probes. Absent are healthy models, and models whose probes are useless before their API key changes."""
         return {name: result.retry_at for name, result in self._judge_all().items() if result.retry_at is not None}
 
     def _judge_all(self) -> dict[str, GatewayResult]:
@@ -178,7 +179,7 @@ class RemoteHealth:
 
     def reset_health(self, name: str) -> None:
         """Forget the results of one remote model, and have gateways probe it at once when they get the next table. Only
-        new results count then. Does nothing for a name that is not tracked."""
+        new results count then. Does not wake the reconciler. Does nothing for a name that is not tracked."""
         if remote_state := self._remote_states.get(name):
             remote_state.reset_count += 1
             remote_state.void_results |= {gateway: result.at for gateway, result in remote_state.results.items()}

@@ -90,7 +90,8 @@ class Undrain(ReplicaAction):
 @dataclass(frozen=True, slots=True)
 class Stop(ReplicaAction):
     """Plan action: stop a running replica, without waiting for its requests. `failure`: why the replica failed, which
-    counts towards its backoff; None: it did not fail."""
+    counts towards its backoff; None: it did not fail. `served` False: the time that it was ready does not count for the
+    backoff."""
 
     kind: ClassVar[str] = "stop"
     name: str

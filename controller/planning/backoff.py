@@ -20,17 +20,20 @@ _SIGNALS = {-9: "was killed (SIGKILL)", -11: "crashed (SIGSEGV)", -6: "aborted (
 
 
 def verdict_of_exit(backend: str, end: Exit, *, was_ready: bool) -> Verdict:
-    """Explain why an engine ended: plain words, then up to 8 (`SHOWN_LINES`) of its last log lines.
+    """Explain why an engine, or the launcher of an MCP server, ended: plain words, then up to 8 (`SHOWN_LINES`) of its
+    last log lines.
 
     `was_ready`: whether it was ever ready; then the verdict is never permanent (a permanent one is not retried). For an
-    unknown `backend` or exit code 0 the words only say how the process ended, and that it ran out of memory if so.
+    unknown `backend` or exit code 0 the words only say how the process ended, and whether it was killed for lack of
+    memory.
     """
     engine = REPLICA_ENGINES.get(backend)
     verdict = engine.explain_exit(end.code, end.log_tail) if engine and end.code != 0 else None
+    noun = engine.program_noun if engine else "engine"
     if end.oom:
-        verdict = Verdict("out of memory: the engine was killed at its memory limit")
-    ending = _describe_exit(end.code)
-    message = f"{verdict.message}; the engine {ending}" if verdict else f"the engine {ending}"
+        verdict = Verdict(f"out of memory: the {noun} was killed at its memory limit")
+    ending = f"the {noun} {_describe_exit(end.code)}"
+    message = f"{verdict.message}; {ending}" if verdict else ending
     # An engine that has served once had good arguments and files: its end is never a permanent error.
     permanent = verdict is not None and verdict.permanent and not was_ready
     return Verdict(with_log_tail(message, end.log_tail), permanent, end.code)

@@ -100,11 +100,11 @@ def is_drained(
 ) -> bool | None:
     """Whether a draining replica holds no requests; None: unknown.
 
-    False while no routing table leaves the replica out, or while a connected gateway has not taken such a table or
-    reports requests in the replica. Otherwise None if `unsure`: gateways other than these may route to the replica.
-    Otherwise True, if all gateways are connected and there is one; with a lost gateway, or without any, the answer is
-    `engine_idle`: whether the engine reported, after the drain began, that it is idle; None: it does not report it.
-    `name`: the replica's. `now`: Unix time in seconds.
+    False while no routing table leaves the replica out, or while a connected gateway has not taken a table without the
+    replica or reports requests in it. Otherwise None if `unsure`: gateways that are not in `gateways` may route to the
+    replica. Otherwise True, if all gateways are connected and there is one; with a lost gateway, or without any, the
+    answer is `engine_idle`: whether the engine reported, after the drain began, that it is idle; None: it does not
+    report it. `name`: the replica's. `now`: Unix time in seconds.
     """
     if drain.unrouted_stamp is None:
         return False

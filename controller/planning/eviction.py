@@ -178,8 +178,8 @@ class RoomAllocator:
         """Return the sort key of a model in the queue for room; the least gets room first.
 
         First come models that files or operators want, the longest wanted one first. Then come autoload models for
-        which requests wait or may wait (their number is unknown), the one whose requests have waited longest first.
-        Autoload models without waiting requests come last.
+        which requests wait or may wait (their number is unknown, or the demand is less than 5 s old), the one whose
+        requests have waited longest first. Autoload models without waiting requests come last.
         """
         if model.statement.kind != "autoload":
             return 0, model.statement.since, model.name

@@ -68,8 +68,8 @@ def alive_replicas(observed: ObservedState) -> dict[str, list[ObservedReplica]]:
 
 
 def pending_models(observed: ObservedState) -> set[str]:
-    """Return the names of the models of which a replica is being started, stopped or removed, or was so since the last
-    observation began."""
+    """Return the names of the models with a replica whose start, stop or removal is under way, or has ended since the
+    last observation began."""
     return {operation.id.model for operation in observed.pending.values()}
 
 

@@ -40,7 +40,8 @@ class ModelTurn:
     """Keys whose failure this plan reports. Only the next plan knows when to try them again."""
 
     def clear_replicas(self) -> None:
-        """Add the actions that remove ended and half-created replicas, stop broken ones, and retire surplus ones.
+        """Add the actions that remove ended and half-created replicas, stop broken ones and ones that do not compute on
+        their GPUs, and retire surplus ones. Failures are noted in `failed_keys`.
 
         Call it once, after `buckets` was set.
         """

@@ -73,8 +73,8 @@ class ClaimLedger:
     def add_claims(self, claims: Mapping[str, int], *, model: str | None = None, busy_with: str | None = None) -> None:
         """Add a replica's claims, MiB by GPU uuid or HOST, without a check whether they fit.
 
-        `model`: None leaves `models_by_gpu` alone. `busy_with`: the replica's name while it loads or stops, and so
-        keeps its GPUs busy; None: it does neither.
+        `model`: None leaves `models_by_gpu` alone. `busy_with`: the replica's name, if it loads or stops and its GPUs
+        are busy with that; None: they are not.
         """
         for uuid, mib in claims.items():
             self.claimed_mib[uuid] = self.claimed_mib.get(uuid, 0) + mib
@@ -355,8 +355,9 @@ def _gpu_count_text(count: int) -> str:
 def holders_of(gpu: Gpu, running_names: Collection[str], *, expected_mib: int) -> str | None:
     """Describe the processes that hold memory of the GPU, without those of the replicas in `running_names`.
 
-    At most `NAMED` processes are described, the others counted. Where the driver reports no processes, describe the
-    memory in use beyond `expected_mib`. None: no other process holds any, or no memory is in use beyond that.
+    At most 3 (`NAMED`) processes are described; further ones are counted. Where the driver reports no processes,
+    describe the memory in use beyond `expected_mib`. None: no other process holds any, or no memory is in use beyond
+    that.
     """
     if gpu.processes is None:
         excess_mib = gpu.used_mib - expected_mib

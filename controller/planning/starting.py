@@ -23,9 +23,10 @@ def start_replica(turn: ModelTurn, model: DesiredModel, index: int) -> None:
 
 
 def has_files(turn: ModelTurn, model: DesiredModel, index: int) -> bool:
-    """Return whether the model names no source, or the files of its source are here. Otherwise add to the turn the
-    download of the files, or note there that the replica at `index` waits for the download, or why the download
-    failed. A download does not wait for room, because the memory that the model takes is known only afterwards."""
+    """Return whether the model names no source, or the files of its source are in the models folder. Otherwise add to
+    the turn the download of the files, or note in the turn that the replica at `index` waits for the download, or why
+    the download failed. A download does not wait for room, because the memory that the model takes is known only
+    afterwards."""
     source = model.missing_source
     if source is None:
         return True
@@ -66,7 +67,7 @@ def wait_for_room(turn: ModelTurn, model: DesiredModel, index: int, reason: str)
 
 def is_start_checked(turn: ModelTurn, model: DesiredModel, index: int) -> bool:
     """Return whether a fresh preflight says that the start can succeed. Otherwise add to the turn the action that must
-    come first (preflight or image pull, unless it is under way), or note there why the replica is blocked."""
+    come first (preflight or image pull, unless it is under way), or note in the turn why the replica is blocked."""
     key = (model.name, model.spec_hash)
     result = turn.observed.preflights.get(key)
     is_fresh = result is not None and result.is_fresh(turn.now, turn.preflight_recheck_s)

@@ -60,7 +60,7 @@ class Executor:
     ) -> None:
         """`instance` and `secret` are the installation's, for the names and tokens of replicas. `stop_timeout_s` is the
         grace period of stops. `wake` is called whenever an action has ended, to wake the reconciler. `clock` returns
-        Unix time in seconds."""
+        Unix time in seconds. `redact` masks secrets in errors and logs; by default nothing is masked."""
         self._redact = redact
         self._runtime = runtime
         self._downloader = downloader
@@ -91,7 +91,8 @@ class Executor:
 
         Call it in the event loop. Nothing is raised for an action that fails later: the failure is logged and, except
         for a refused stop or removal, recorded. Raises AssertionError for a start, stop or removal of a replica with an
-        operation under way, and KeyError for a model or replica that `desired` or `replicas` lacks; no plan has such.
+        operation under way, and KeyError for a model or replica that `desired` or `replicas` lacks; no plan has one of
+        these.
         """
         # A preflight repeats often; only its outcome is worth the operator's log.
         level = logging.DEBUG if isinstance(action, Preflight) else logging.INFO
@@ -128,7 +129,8 @@ class Executor:
             task.cancel()
 
     def cancel_unused_downloads(self, desired: DesiredState) -> None:
-        """End the downloads of sources that no declared model waits for any more. Returns at once."""
+        """End the downloads of sources that no declared model waits for any more. Returns at once; a download that
+        cannot be cancelled is logged, and goes on."""
         waited_for = {model.missing_source for model in desired.models.values()}
         for source in [source for source in self._downloads if source not in waited_for]:
             self._memory.downloads.pop(source, None)

@@ -155,9 +155,9 @@ class OperationState:
         """Forget what no longer matters. `replicas` are all that were observed, `now` is Unix time.
 
         That is: failures and preflights of definitions that were edited or are no longer wanted (those of an evicted
-        model stay), failures of replicas that have recovered, failed pulls of images and downloads of sources that no
-        model uses, drains of replicas that are gone, drains of wanted replicas while the controller is paused, and
-        `loaded_once` of models that are neither wanted nor still serve.
+        model stay), failures of replicas that have recovered, failed pulls of images and failed downloads of sources
+        that no model uses, drains of replicas that are gone, drains of wanted replicas while the controller is paused,
+        and `loaded_once` of models that are neither wanted nor still serve.
         """
         replicas = list(replicas)
         wanted_models = {name for name, model in desired.models.items() if model.replicas}

@@ -135,7 +135,8 @@ class Reconciler:
         get_held_memory: Callable[[str], HeldMemory | None] = lambda _: None,
         get_download_fractions: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
-        """Connect the parts; `run` starts the loop.
+        """Connect the parts; `run` starts the loop. Without `progress`, no load fraction is known; without
+        `requirements`, only declared memory counts.
 
         Args:
             wake: Setting it starts the next round soon. The loop clears it.
@@ -149,8 +150,7 @@ class Reconciler:
             get_gpu_use: Returns what ready replicas hold of their GPUs, as in `ObservedState.gpu_use`.
             get_longest_tokens: Returns the `longest_tokens` of `build_routes`.
             get_held_memory: Returns the most memory that a replica was seen to hold, by the replica's name.
-            get_download_fractions: Returns how far downloads are, as in `ObservedState.download_fractions`.
-        """
+            get_download_fractions: Returns how far downloads are, as in `ObservedState.download_fractions`."""
         self._on_round = on_round
         self._on_duration = on_duration
         self._redact = redact

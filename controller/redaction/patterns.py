@@ -64,8 +64,8 @@ _SPOKEN_FLAG: Final = re.compile(
 
 
 def mask_fields(fields: Mapping[str, Any], known_secrets: Iterable[str] = ()) -> dict[str, JsonValue]:
-    """Return a definition's fields with all secrets replaced by `MASKED`, to show them to a user. `fields` is not
-    changed; tuples become lists.
+    """Return a definition's fields with all secrets replaced by `***` (`MASKED`), to show them to a user. `fields` is
+    not changed; tuples become lists.
 
     Secrets are every value of `env` and of `headers`, values whose names suggest a secret (`is_secret`), and what texts
     mark as one (`mask_text`). A secret that is found in one field (in `env`: one that its name or the text marks) is
@@ -93,8 +93,7 @@ def mask_field(name: str, value: Any) -> JsonValue:
 def mask_text(text: str) -> str:
     """Return a text of unknown origin with what it itself marks as secret masked: the user part of a URL, what follows
     `Bearer` or `Basic`, and the value in `name=value`, `name: value` and `--name value` where the name suggests a
-    secret. A secret that nothing marks is not found. Masked parts become `MASKED`.
-    """
+    secret. A secret that nothing marks is not found. Masked parts become `***` (`MASKED`)."""
     return _Masker().mask_text(text)
 
 
@@ -118,7 +117,8 @@ def collect_secrets(fields: Mapping[str, Any]) -> frozenset[str]:
 
 
 def replace_secrets(text: str, secrets: Iterable[str]) -> str:
-    """Return the text with every secret in it replaced by `MASKED`. Secrets that overlap in the text become one mask.
+    """Return the text with every secret in it replaced by `***` (`MASKED`). Secrets that overlap in the text become one
+    mask.
 
     No secret may be empty: the function would not return a sensible text. `secrets` may be in any order.
     """

@@ -50,7 +50,8 @@ class Redactor:
 
     def learn_secrets(self, fields_by_model: Mapping[str, Mapping[str, Any]]) -> None:
         """Remember the secrets in `fields_by_model`: each model's declared fields, or those that a load sets. Secrets
-        learned earlier stay, up to `REMEMBERED` per model; models that are not in `fields_by_model` keep theirs."""
+        learned earlier stay, up to 200 (`REMEMBERED`) per model; models that are not in `fields_by_model` keep
+        theirs."""
         for model, fields in fields_by_model.items():
             known_secrets = self._secrets_by_model.setdefault(model, {})
             current_secrets = collect_secrets(fields)

@@ -28,7 +28,8 @@ class DriftDetector:
     memory ends with it.
 
     The `since` of an item that neither an edit of the files nor an operator's statement dates is the Unix time of the
-    first check that saw it.
+    first check that saw it. `file_since` returns the Unix time of each model's last edit in the files, `clock` the Unix
+    time now.
     """
 
     def __init__(
@@ -51,8 +52,8 @@ class DriftDetector:
         """Result of the last check; None: there was none yet."""
 
     async def check_drift(self, last_round: Round) -> Drift:
-        """Compare what ran in a round with what is declared, and return all differences. Concurrent calls run one after
-        another, and each asks the runtime about every replica.
+        """Compare what ran in a round with what is declared, return all differences, and keep them as `latest`.
+        Concurrent calls run one after another, and each asks the runtime about every replica.
 
         Raises nothing if the runtime is unavailable: image and arguments of a replica are then compared with the
         runtime's last answer about it, or not at all if it never gave one.

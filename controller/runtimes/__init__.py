@@ -18,7 +18,7 @@ async def open_runtime(settings: ControllerSettings, instance: str) -> Runtime:
     Engine answers, else process. The caller must close the runtime. `instance` is this installation's id.
 
     Raises RuntimeUnavailableError if docker is named and does not answer or cannot be used. With `auto`, the reason is
-    only logged.
+    only logged. Raises OSError if a folder of the process runtime cannot be made.
     """
     if settings.runtime != "process":
         # The Docker client costs 60 ms and 20 MB to import: only who uses it pays.

@@ -15,12 +15,13 @@ from controller.state import HOST, Exit, Phase, PreflightResult, ReplicaId
 class RuntimeUnavailableError(Exception):
     """The runtime does not answer, for example because the Docker daemon is down, or it could not do what it was asked
     to, for example because a container does not end. What runs there is unknown, not empty. The caller may try again
-    later."""
+    later. Its subclasses are raised, too: RuntimeGoneError, DaemonRefusedError and DockerSetupError."""
 
 
 class RuntimeGoneError(RuntimeUnavailableError):
     """Nothing listens at the runtime's address: the runtime is not running, or it was restarted and has a new socket,
-    which a controller in a container may reach only after its own restart. Only the docker runtime raises it."""
+    which a controller in a container may reach only after its own restart. Only the docker runtime raises it. It is a
+    RuntimeUnavailableError."""
 
 
 class StartError(Exception):
@@ -44,7 +45,8 @@ def no_command_error(model: str, error: Exception) -> StartError:
 
 @dataclass(frozen=True, slots=True)
 class StartRequest:
-    """Everything that a runtime needs to start one replica."""
+    """Everything that a runtime needs to start one replica. `image` None: the backend's default image. `claims`: MiB by
+    GPU uuid, and by HOST for main memory."""
 
     id: ReplicaId
     name: str
@@ -67,7 +69,9 @@ class StartRequest:
 
 @dataclass(frozen=True, slots=True)
 class SeenReplica:
-    """One replica of this instance as the runtime sees it. Times are Unix times in seconds."""
+    """One replica of this instance as the runtime sees it. Times are Unix times in seconds. `exit` is set if and only
+    if the replica has ended; `base_url` is None while it has no address. `claims`: those of its start, MiB by GPU uuid
+    or HOST."""
 
     id: ReplicaId
     name: str
@@ -100,7 +104,8 @@ class Rendered:
 
 @dataclass(frozen=True, slots=True)
 class LogPart:
-    """Some lines of a replica's log, oldest first and without newlines, and the position after them."""
+    """Some lines of a replica's log, oldest first and without newlines, and the position after them (`cursor`).
+    `running` False: the log has ended, and no lines follow."""
 
     lines: tuple[str, ...]
     """May be empty although the log goes on."""
@@ -149,7 +154,7 @@ class Runtime(Protocol):
 
         Does nothing if a replica of that name was started before, even if it has ended. The caller must have pulled the
         image. Raises StartError if the start fails, permanent if the definition yields no command line; nothing of the
-        replica is left then. Raises RuntimeUnavailableError.
+        replica is left then. Raises RuntimeUnavailableError; the replica may have been started all the same.
         """
 
     async def stop_replica(self, name: str, grace_s: float) -> None:
@@ -172,7 +177,8 @@ class Runtime(Protocol):
         """Return the engine's last log lines as one text, also those of a removed replica whose log was kept.
 
         Empty if there are none. The text has fewer than `lines` lines if these are very long. `name` must be a replica
-        name of this instance: it becomes a file name unchecked. Raises RuntimeUnavailableError.
+        name of this instance: it becomes a file name unchecked. Raises RuntimeUnavailableError, and with docker OSError
+        if a kept log cannot be read.
         """
 
     async def list_ended_logs(self, model: str) -> builtins.list[str]:
@@ -185,7 +191,7 @@ class Runtime(Protocol):
         With None, or with a text that is no cursor of this runtime, return the last `lines` lines. Does not wait for
         new lines: the part may be empty. With a cursor, a part may end before the log does; call again with its cursor
         while `LogPart.running` is true. Returns None if `name` is no replica name of this instance, or if no log of it
-        is known. Raises RuntimeUnavailableError.
+        is known. Raises RuntimeUnavailableError, and with docker OSError if a kept log cannot be read.
         """
 
     async def render_replica(self, replica: SeenReplica, definition: Definition, image: str | None) -> Rendered | None:

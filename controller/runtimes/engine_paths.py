@@ -39,8 +39,8 @@ def mount_roots(roots: ModelRoots, targets: Sequence[PurePosixPath]) -> Mounts:
 
 def find_engine_paths(roots: ModelRoots, paths: Iterable[str], mounts: Mounts | None = None) -> dict[str, str]:
     """Return a mapping of each of `paths`, as it was given, to the path by which an engine reaches it. Paths that
-    cannot be located below a models folder are left out; nothing is raised for them, and whether a file exists is
-    not checked. Reads the disk.
+    cannot be located below a models folder are left out; nothing is raised for them, and whether a file exists is not
+    checked. Reads the disk. Raises OSError if a folder on the way to a file cannot be looked at.
 
     `mounts` None means that engines see the same file system as the controller. A symbolic link that engines can follow
     is kept as it is, because its name may matter (a set of split files); for any other link, its target is used if that
@@ -60,9 +60,9 @@ def find_broken_link(roots: ModelRoots, checks: Iterable[FileCheck], mounts: Mou
     """Return a description of the first symbolic link that the controller can follow and engines cannot; None if there
     is none among the files that engines open.
 
-    The text names the definition's field, the path, and what to do. A link to a single file is no problem, since the
-    engine is given the path of its target. Files that are missing or unreadable are skipped, since
-    `controller.runtimes.model_files` reports them. Of a folder, at most 10,000 files are checked.
+    The text names the definition's field, the path, and what to do. A link to a single file that needs no other file
+    beside it is no problem, since the engine is given the path of its target. Files that are missing or unreadable are
+    skipped, since `controller.runtimes.model_files` reports them. Of a folder, at most 10,000 files are checked.
     """
     for check in checks:
         try:

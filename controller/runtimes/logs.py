@@ -37,8 +37,8 @@ _CONTROL: Final = re.compile(
 
 
 def plain_lines(data: bytes) -> list[str]:
-    """Decode a log as UTF-8 and return its lines, oldest first, without newlines, blanks at their ends and terminal
-    control codes. Of a progress bar, only the last state remains. Invalid bytes become U+FFFD."""
+    """Decode a log as UTF-8 and return its lines, oldest first, without newlines, trailing blanks and terminal control
+    codes. Of a progress bar, only the last state remains. Invalid bytes become U+FFFD."""
     text = _CONTROL.sub("", data.decode(errors="replace").replace("\r\n", "\n"))
     lines = text.removesuffix("\n").split("\n") if text else []
     return [line.rstrip("\r").rpartition("\r")[2].rstrip() for line in lines]

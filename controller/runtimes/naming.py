@@ -23,9 +23,9 @@ _ATTEMPT_DIGITS: Final = 6
 def replica_name(instance: str, replica: ReplicaId) -> str:
     """Return `rh-<instance>-<slug>-<index>-<hash8>-<attempt>`, a DNS label and valid container name.
 
-    The slug is the model's name. If that is too long or has characters that a DNS label may not have, the slug is
-    changed and ends with a digest of the name, so that `a.b` and `a-b` differ. Raises ValueError for an invalid
-    instance.
+    The slug is the model's name. If that is too long, has characters that a DNS label may not have, or ends like a
+    digest itself, the slug is changed and ends with a digest of the name, so that `a.b` and `a-b` differ. Raises
+    ValueError for an invalid instance.
     """
     if not _INSTANCE.fullmatch(instance):
         raise ValueError(f"instance {instance!r} is not 1 to 16 lower case letters and digits")

@@ -40,9 +40,8 @@ Modality = Literal["text", "image", "audio"]
 
 
 class Sparse(BaseModel):
-    """Base of models that are serialized without fields that were not set. So a client can tell a value of null from
-    no value.
-    """
+    """Base of models that are serialized without fields that were not set. So a client can tell a value of null from no
+    value. Immutable; a field that the class does not have raises pydantic.ValidationError."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

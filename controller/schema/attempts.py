@@ -33,8 +33,8 @@ class AttemptNumbers(BaseModel):
     def with_attempt(self, key: str, attempt: int) -> AttemptNumbers:
         """Return a copy in which `attempt` is recorded for the replica `key`.
 
-        Returns the object itself if `attempt` is not higher than `highest_of(key)`. If more than `MOST_KEYS` keys are
-        recorded, the key whose last start is longest ago is dropped.
+        Returns the object itself if `attempt` is not higher than `highest_of(key)`. If more than 1,000 (`MOST_KEYS`)
+        keys are recorded, the key whose last start is longest ago is dropped.
         """
         if attempt <= self.highest_of(key):
             return self

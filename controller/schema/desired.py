@@ -29,7 +29,8 @@ Gpus = Annotated[int, Field(ge=0, le=64)] | Annotated[list[GpuName], Field(min_l
 
 
 class Definition(BaseModel):
-    """One model as the files declare it. Immutable. Validation is strict: `"4"` is not accepted as a number."""
+    """One model as the files declare it. Immutable. Validation is strict: `"4"` is not accepted as a number. A wrong
+    value, an unknown field and fields that contradict each other raise pydantic.ValidationError."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
 

@@ -42,7 +42,7 @@ FINAL_STATES: Final[frozenset[DownloadState]] = frozenset({"finished", "failed",
 
 
 class Order(BaseModel):
-    """Base of what a client sends: an unknown field is an error."""
+    """Base of what a client sends. Immutable; an unknown field raises pydantic.ValidationError."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -68,7 +68,7 @@ class RangeOrder(Order):
 
 
 class RemovalOrder(Order):
-    """Which download's files to remove: exactly one of the two is set."""
+    """Which download's files to remove: exactly one of the two must be set, which this class does not check."""
 
     id: str | None = Field(default=None, description="Id of a finished download.")
     path: str | None = Field(
@@ -186,7 +186,7 @@ class PlacedFile(BaseModel):
 
 class DownloadRecord(BaseModel):
     """What is kept of a download, in a JSON file below the models folder: `RECORDS_FOLDER`, `{id}.json`. `transfers`
-    writes it, and the controller reads it, so that it knows a model which is here without asking anybody."""
+    writes it, and the controller reads it, so that it knows the downloaded models without asking anybody."""
 
     model_config = ConfigDict(frozen=True)
 

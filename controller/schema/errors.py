@@ -60,7 +60,7 @@ class RoundhouseError(Exception):
         """Create an error with one of the codes in `ERROR_CODES`. Raises KeyError for any other code.
 
         `param` names the field or parameter at fault. For codes that ask for a retry, `retry_after_s` is the seconds
-        until then; None means `DEFAULT_RETRY_AFTER_S`.
+        until then; None means 5 (`DEFAULT_RETRY_AFTER_S`).
         """
         super().__init__(message)
         self.entry = ERROR_CODES[code]
@@ -92,7 +92,7 @@ class RoundhouseError(Exception):
         """Return the header that tells clients whether to retry, by its name in lower case; empty if the error code
         leaves that open.
 
-        For a code that asks for a retry, `retry-after` has `retry_after_s`, or `DEFAULT_RETRY_AFTER_S`, in whole
+        For a code that asks for a retry, `retry-after` has `retry_after_s`, or 5 (`DEFAULT_RETRY_AFTER_S`), in whole
         seconds, at least 1. For a code that forbids one, the header is `x-should-retry: false`.
         """
         if self.entry.retry is True:

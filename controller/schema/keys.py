@@ -35,7 +35,8 @@ def _moment(value: object) -> object:
 
 
 class KeyDefinition(BaseModel):
-    """One API key as a desired file declares it under `keys`."""
+    """One API key as a desired file declares it under `keys`. Immutable. A wrong value or an unknown field raises
+    pydantic.ValidationError."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 

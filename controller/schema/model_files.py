@@ -38,7 +38,8 @@ class DeviceFit(Wire):
 
 
 class MemoryForecast(Wire):
-    """What a model will take that is not here yet, at its default context."""
+    """The memory that a model will take that is not downloaded yet, at its default context length, and where it
+    fits."""
 
     summary: str = Field(description="The forecast in words, such as `fits on GPU 0 beside qwen`.")
     backend: str | None = Field(default=None, description="Backend of the forecast; null: not known.")

@@ -23,7 +23,8 @@ class ModelState(StrEnum):
 
 
 class Wire(BaseModel):
-    """Base of messages between programs. Unknown fields are ignored, so that an older reader accepts a newer writer."""
+    """Base of messages between programs. Immutable. Unknown fields are ignored, so that an older reader accepts a newer
+    writer."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 

@@ -39,6 +39,18 @@ TOOL_ERRORS: Final = (
         ("GET /tools lists the names.",),
     ),
     ErrorCode(
+        "tool_rounds_full",
+        503,
+        _SERVER,
+        "The conversations of responses whose tools the gateway runs, which it keeps while tools run, take all the "
+        "memory that they may have: half of `ROUNDHOUSE_BODY_MEMORY_MIB`.",
+        (
+            "Try again when other responses have ended.",
+            "Send a shorter conversation, lower `max_output_kib` of the tools, or raise `ROUNDHOUSE_BODY_MEMORY_MIB`.",
+        ),
+        retry=True,
+    ),
+    ErrorCode(
         "tool_failed",
         502,
         _SERVER,

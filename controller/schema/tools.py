@@ -19,6 +19,8 @@ SEPARATOR: Final = "__"
 """Stands between the name of an MCP server and the name of its tool."""
 ServerName = Annotated[str, Field(min_length=1, max_length=32, pattern=r"^[a-z0-9][a-z0-9-]*$")]
 """Name of an MCP server. A tool of it is named `SERVER__TOOL`."""
+MOST_OUTPUT_KIB: Final = 4096
+"""Largest `max_output_kib` that can be declared."""
 REPLICA_PREFIX: Final = "mcp:"
 """What the names begin with under which the controller runs MCP servers and remembers their secrets."""
 ToolPattern = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9_*][A-Za-z0-9_.*/-]*$")]
@@ -53,7 +55,8 @@ _OWN_HEADERS: Final = frozenset(
 
 
 class ToolLimits(BaseModel):
-    """What every declaration of tools may say. Immutable. Validation is strict."""
+    """What every declaration of tools may say. Immutable. Validation is strict: a wrong value or an unknown field
+    raises pydantic.ValidationError."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -63,7 +66,7 @@ class ToolLimits(BaseModel):
     max_output_kib: int = Field(
         default=64,
         ge=1,
-        le=4096,
+        le=MOST_OUTPUT_KIB,
         description="KiB of a call's result that the model gets. A longer result is cut, and says so in its last line.",
     )
 
@@ -267,6 +270,10 @@ class McpServerRoute(Wire):
     )
     reason: str | None = Field(
         default=None, description="Why the server cannot be used now, without secrets; null: it can, or nobody knows."
+    )
+    is_expected: bool = Field(
+        default=False,
+        description="Where `url` is null: whether the controller is bringing the server up, so that a call may wait.",
     )
     token: Token | None = Field(
         default=None, description="Bearer token of a server that the controller runs; null: it has none."

@@ -30,7 +30,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The memory of one replica, in MiB, as an `Estimator` estimates it before a load."""
+    """The memory of one replica, in MiB, as an `Estimator` estimates it before a load. `per_gpu_mib` is for each of its
+    `gpus` GPUs; with a `gpu_share`, the replica takes that share of each, and `per_gpu_mib` at least."""
 
     per_gpu_mib: int
     """Memory of each of the replica's GPUs; 0 if it has none."""
@@ -164,7 +165,7 @@ class Estimator:
 
     async def refresh_artifacts(self, models: Iterable[DesiredModel]) -> bool:
         """Look again at those files of the models that were not checked for 30 s (`FRESH_S`), and wait until that is
-        done, also for looks that another caller began.
+        done, also for looks that another caller began. A caller that is cancelled does not end the look.
 
         Return whether what is known of one of them has changed, as on the first look at it. Files that are missing or
         damaged raise nothing.

@@ -39,7 +39,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ObservedSample:
-    """The most memory that one replica of a model was observed to hold in the loads that the history keeps."""
+    """The most memory that one replica of a model was observed to hold in the loads that the history keeps. In MiB;
+    None: not measured, or it has no GPU."""
 
     per_gpu_mib: int | None
     """MiB on one GPU, the one on which it held the most; None: it has no GPU, or it could not be measured."""
@@ -160,7 +161,7 @@ class MemoryHistory:
     ) -> Mapping[str, Requirement]:
         """Return the observed memory of one replica of each model, by name: the observation with the most GPU memory
         over the types of GPUs that it may use (`largest_observed`). Models never observed there and remote models are
-        absent. `gpus` None: unknown, and then so is every model with GPUs."""
+        absent. `gpus` None: unknown; models with GPUs are absent then."""
         samples = {model.name: self.largest_observed(model, gpus) for model in models if model.runs}
         return {
             name: Requirement(each.per_gpu_mib, each.host_mib, observed_per_gpu_mib=each.per_gpu_mib)

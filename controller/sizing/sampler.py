@@ -109,7 +109,7 @@ class MemorySampler:
     def get_gpu_use(self) -> Mapping[str, Mapping[str, int]]:
         """Return the MiB that each replica held of its GPUs at the last round: replica name to GPU uuid to MiB.
 
-        Replicas whose use is not known are absent, and so are all of them before the first round.
+        Replicas whose use is not known are absent. Empty before the first round.
         """
         return self._gpu_use
 

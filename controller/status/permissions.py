@@ -10,7 +10,7 @@ from pydantic import SecretStr
 from controller.engines.mcp import HTTP_PATH
 from controller.schema.keys import Key, KeyDefinition
 from controller.schema.routing import RoutingTable
-from controller.schema.status import ModelStatus
+from controller.schema.status import ModelState, ModelStatus
 from controller.schema.tools import (
     REPLICA_PREFIX,
     FetchTool,
@@ -26,12 +26,15 @@ from controller.status.model_status import is_routable
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """Where a replica of an MCP server answers; without a `url`, why none does."""
+    """Where a replica of an MCP server answers; without a `url`: why none does, and whether one soon will
+    (`is_expected`). By default: it is declared, and the controller has not looked at it yet.
+    `token` None: the replica checks none."""
 
     url: str | None = None
     replica: str | None = None
     token: SecretStr | None = None
     reason: str | None = "it is not started"
+    is_expected: bool = True
 
 
 def build_permissions(
@@ -46,8 +49,9 @@ def build_permissions(
 def find_addresses(
     observed: ObservedState, statuses: Iterable[ModelStatus], tokens: Callable[[str], str | None]
 ) -> dict[str, ServerAddress]:
-    """Return where the MCP servers answer that the controller runs, by server name. `tokens` maps the name of a replica
-    to its token."""
+    """Return where the MCP servers answer that the controller runs, by server name. A server without a ready replica
+    gets an address without `url`, with the reason. `tokens` maps the name of a replica to its token; None: it has
+    none."""
     addresses: dict[str, ServerAddress] = {}
     for status in statuses:
         if not status.name.startswith(REPLICA_PREFIX):
@@ -58,11 +62,11 @@ def find_addresses(
             # A replica that replaces an older one is the newest.
             replica = max(routable, key=lambda each: (each.created_at, each.name))
             token = tokens(replica.name)
-            addresses[server] = ServerAddress(
-                f"{replica.base_url}{HTTP_PATH}", replica.name, SecretStr(token) if token else None, None
-            )
+            url = f"{replica.base_url}{HTTP_PATH}"
+            addresses[server] = ServerAddress(url, replica.name, SecretStr(token) if token else None, None, False)
         else:
-            addresses[server] = ServerAddress(reason=_describe_state(status))
+            is_expected = status.state in (ModelState.LOADING, ModelState.LOADED)
+            addresses[server] = ServerAddress(reason=_describe_state(status), is_expected=is_expected)
     return addresses
 
 
@@ -76,7 +80,9 @@ def read_addresses(table: RoutingTable | None) -> dict[str, ServerAddress]:
     """Return the addresses in a routing table, by server name, for when nothing can be observed; None: there are
     none."""
     servers = table.mcp_servers if table is not None else ()
-    return {each.name: ServerAddress(each.url, each.replica, each.token, each.reason) for each in servers}
+    return {
+        each.name: ServerAddress(each.url, each.replica, each.token, each.reason, each.is_expected) for each in servers
+    }
 
 
 def build_keys(keys: Mapping[str, KeyDefinition]) -> tuple[Key, ...]:
@@ -120,18 +126,19 @@ def _tool(name: str, tool: ToolLimits) -> ToolRoute:
 def build_mcp_servers(
     servers: Mapping[str, McpServer], addresses: Mapping[str, ServerAddress]
 ) -> tuple[McpServerRoute, ...]:
-    """Return the declared MCP servers for the routing table, in name order. One with a `command` has its address of
-    `addresses`, by server name; one that is not there has not been started yet."""
+    """Return the declared MCP servers for the routing table, in name order. A server with a `command` gets the address
+    that `addresses` has under its name; without one, its `url` is None and its reason is that it is not started."""
     return tuple(_server(name, servers[name], addresses.get(name, ServerAddress())) for name in sorted(servers))
 
 
 def _server(name: str, server: McpServer, address: ServerAddress) -> McpServerRoute:
     if server.url is not None:
-        address = ServerAddress(server.url, reason=None)
+        address = ServerAddress(server.url, reason=None, is_expected=False)
     return McpServerRoute(
         name=name,
         url=address.url,
         reason=address.reason,
+        is_expected=address.is_expected,
         replica=address.replica,
         token=address.token,
         headers={header: SecretStr(value) for header, value in server.headers.items()},

@@ -15,8 +15,8 @@ log = logging.getLogger(__name__)
 
 
 def read_records(models_folder: Path) -> list[DownloadRecord]:
-    """Return the records of downloads into a models folder, by id. Blocks. What cannot be read is left out, with a
-    warning in the log; without any, the list is empty."""
+    """Return the records of downloads into a models folder, sorted by id. Blocks. What cannot be read is left out, with
+    a warning in the log; without any, the list is empty."""
     records = []
     try:
         paths = sorted((models_folder / RECORDS_FOLDER).glob("dl_*.json"))

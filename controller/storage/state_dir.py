@@ -47,11 +47,12 @@ OBSERVED_MEMORY_NAME: Final = "observed-memory.json"
 
 class StateError(Exception):
     """The state folder cannot be used: it cannot be written, a file cannot be read, is damaged or of a newer version,
-    or it belongs to another instance. The message says why, to the operator."""
+    or it belongs to another instance. The message says why, to the operator. Its subclass StateLockedError is raised,
+    too."""
 
 
 class StateLockedError(StateError):
-    """Another process holds the lock of the state folder."""
+    """Another process holds the lock of the state folder. It is a StateError."""
 
 
 class Identity(BaseModel):

@@ -34,7 +34,7 @@ class Admission:
     Invariant: the requests inside a replica hold at most `target_inflight` slots, unless a new table lowered that
     number. No ticket waits that could enter, with these exceptions: a circuit breaker's trial became due since the last
     call (see `admit_trials`); a replica is kept for a request that needs more of it than is free; a turn of a session
-    waits for its home; the first `MOST_LOOKS` tickets of the queue do not fit, and one behind them would.
+    waits for its home; the first `MOST_LOOKS` (64) tickets of the queue do not fit, and one behind them would.
     """
 
     def __init__(self, queue_limit: int | None) -> None:
@@ -116,11 +116,11 @@ class Admission:
     def retry_ticket(self, ticket: Ticket, now: float, *, is_refused: bool) -> tuple[Endpoint | None, Sequence[Grant]]:
         """Move a ticket whose attempt failed before the first byte: release its slot and admit it elsewhere.
 
-        Returns the next endpoint, and grants for other tickets, which the caller passes to the tickets' owners.
-        Endpoint None means that the ticket waits, in front of its tenant's other tickets: no replica has room, or the
-        model is loading again. `now`: monotonic seconds. `is_refused`: the replica refused the connection; False: the
-        replica accepted the connection and closed it. Call `record_failure` first. After a broken connection, open a
-        new one for the next attempt: another stale one would prove nothing.
+        Returns the next endpoint, whose slot the ticket holds, and grants for other tickets, which the caller passes to
+        the tickets' owners. Endpoint None means that the ticket waits for a grant, in front of its tenant's other
+        tickets: no replica has room, or the model is loading again. `now`: monotonic seconds. `is_refused`: the replica
+        refused the connection; False: the replica accepted the connection and closed it. Call `record_failure` first.
+        After a broken connection, open a new one for the next attempt: another stale one would prove nothing.
 
         Raises:
             RoundhouseError: `engine_unreachable` if no replica is left to try, or `MAX_BREAKS` attempts of the ticket
@@ -162,8 +162,9 @@ class Admission:
         """Return after how many events of the answer, from its start, to call `extend_answer`; `NEVER`: do not call it.
 
         `NEVER` means that the replica's tokens are not counted, or that the tokens reserved for the ticket are final.
-        Call when the request is sent to the replica that the ticket is inside. `is_counted`: the caller counts the
-        answer's events, about one per token; False: all reserved tokens are granted at once and are final.
+        Call when the request is sent to the replica that the ticket is inside; again after each retry. `is_counted`:
+        the caller counts the answer's events, about one per token; False: all reserved tokens are granted at once and
+        are final.
         """
         pool = ticket.replica.token_pool
         return NEVER if pool is None else pool.begin_answer(ticket, is_counted=is_counted)
@@ -171,7 +172,8 @@ class Admission:
     def extend_answer(
         self, ticket: Ticket, answered: int, can_resend: Callable[[Ticket], bool]
     ) -> tuple[int, list[Ticket]]:
-        """Grant more tokens to an answer that has `answered` events so far and goes on; see `TokenPool.extend`.
+        """Grant more tokens to the answer of a ticket inside that has `answered` events so far and goes on; see
+        `TokenPool.extend`.
 
         Returns after how many events of the answer, from its start, to call again (`NEVER`: not at all), and the
         tickets, possibly `ticket` itself, that the caller must preempt (`preempt_ticket`) or end (`release_ticket`)
@@ -194,7 +196,7 @@ class Admission:
         """Record that the engine took `seconds` from the request to the first token of a session's turn, to learn its
         pace.
 
-        `ticket`: the turn's, which is inside. `tokens`: of its prompt, without those that were cached; samples of fewer
+        `ticket`: that of the turn, still inside. `tokens`: tokens of its prompt that were not cached; samples of fewer
         than 128 are ignored.
         """
         ticket.queue.sessions.prefill_pace.record_prompt(tokens, seconds)
@@ -261,8 +263,9 @@ class Admission:
     def record_answer(self, replica: str, now: float) -> Sequence[Grant]:
         """Close the circuit breaker of `replica`, which has begun an answer of any status, and forget its failures.
 
-        `now`: monotonic seconds. Returns grants for tickets that waited and enter now; pass them to the tickets'
-        owners. Empty if the replica is unknown or had no failure.
+        `now`: monotonic seconds. Returns grants for tickets that waited: they enter now, or the grant holds an error
+        because no replica is left to try; pass them to the tickets' owners. Empty if the replica is unknown or had no
+        failure.
         """
         slots = self._replicas.get(replica)
         if slots is None or slots.breaker is None:
@@ -272,7 +275,8 @@ class Admission:
         return slots.queue.serve_queue(now)
 
     def list_open_circuits(self) -> list[str]:
-        """Return the names of the replicas whose circuit breaker is open, so that they take no requests but trials."""
+        """Return the names of the replicas whose circuit breaker is open, so that they take no requests but trials;
+        also those that left the table while a request is inside. In no particular order."""
         return [name for name, slots in self._replicas.items() if slots.breaker is not None and slots.breaker.is_open]
 
     def admit_trials(self, now: float) -> Sequence[Grant]:

@@ -36,10 +36,10 @@ class AnswerPace:
     def expected_s(self, prompt_tokens: int, most_tokens: int | None, *, runs_to_bound: bool) -> float | None:
         """Return the seconds that an answer is expected to take at most; None if the recorded answers do not tell.
 
-        They do not tell if there are none, if the prompt is much longer than theirs, or if the answer has no end
-        (`runs_to_bound` and no limit). `most_tokens`: the request's limit; None: it sets none. `runs_to_bound`: the
-        model's end of text is ignored, so that the answer has as many tokens as the limit allows; False: it is expected
-        to have at most four times the mean number of tokens.
+        They do not tell if there are none, if the prompt has more than twice the mean number of tokens and 64 more, or
+        if the answer has no end (`runs_to_bound` and no limit). `most_tokens`: the request's limit; None: it sets none.
+        `runs_to_bound`: the model's end of text is ignored, so that the answer has as many tokens as the limit allows;
+        False: it is expected to have at most four times the mean number of tokens, or `most_tokens` where that is less.
         """
         if not self._completion_tokens or (runs_to_bound and most_tokens is None):
             return None

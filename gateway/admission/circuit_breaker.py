@@ -14,8 +14,8 @@ LONGEST_PAUSE_S: Final = 30.0
 class CircuitBreaker:
     """Failures of one replica since its last answer. Times are monotonic seconds.
 
-    Closed: the replica takes requests as usual. Open, after `FAILURES` failures: the replica takes no request until the
-    pause is over, then one trial request at a time. Nothing closes an open breaker: discard the breaker when the
+    Closed: the replica takes requests as usual. Open, after `FAILURES` (3) failures: the replica takes no request until
+    the pause is over, then one trial request at a time. Nothing closes an open breaker: discard the breaker when the
     replica answers.
     """
 
@@ -36,10 +36,10 @@ class CircuitBreaker:
     def record_failure(self, now: float) -> None:
         """Count a failed connection.
 
-        The third opens the breaker, with a pause of `FIRST_PAUSE_S` from `now` (monotonic seconds).
+        The third opens the breaker, with a pause of `FIRST_PAUSE_S` (1 s) from `now` (monotonic seconds).
 
-        A later one, after the pause, begins another pause of twice the length, up to `LONGEST_PAUSE_S`. Failures during
-        a pause are ignored: those connections began before it.
+        A later one, after the pause, begins another pause of twice the length, up to `LONGEST_PAUSE_S` (30 s). Failures
+        during a pause are ignored: those connections began before it.
         """
         if not self.is_open:
             self._failures += 1

@@ -20,7 +20,8 @@ _NEVER: Final = float("-inf")
 
 
 class Placement(NamedTuple):
-    """The engine's slot that `EngineSlots` chose for a request, counted from 0."""
+    """The engine's slot that `EngineSlots` chose for a request, counted from 0. `evicted_session`: key of another
+    session that has lost the slot, and its cache, to this request; None: there is none."""
 
     slot: int
     evicted_session: bytes | None
@@ -50,7 +51,8 @@ class EngineSlots:
     def place_session(self, key: bytes, held_slot: int | None, now: float) -> Placement | None:
         """Choose and occupy a slot for a turn of the session `key`, which holds the slot from now on.
 
-        None: no slot is known to be idle, and nothing changes. Call `release` when the request is out.
+        Returns None, and changes nothing, if no slot is known to be idle. Call `release` when the request is out. If
+        the result names an `evicted_session`, the caller drops that session: another one holds its slot now.
 
         `held_slot`: the slot that the session holds so far, taken again if it is idle; None: the session holds none. If
         the session gets another slot, it still holds `held_slot` too, until the caller calls `give_up` for that slot.
@@ -64,7 +66,8 @@ class EngineSlots:
     def place_stranger(self, prefix: Sequence[int], now: float) -> Placement | None:
         """Choose and occupy a slot for a request without a session; no session holds the slot from now on.
 
-        None: no slot is known to be idle, and nothing changes. Call `release` when the request is out.
+        Returns None, and changes nothing, if no slot is known to be idle. Call `release` when the request is out. If
+        the result names an `evicted_session`, the caller drops that session: it has lost its slot.
 
         `prefix`: see `prefix_affinity.prefix_keys`. `now`: monotonic seconds.
         """

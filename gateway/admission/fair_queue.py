@@ -49,7 +49,8 @@ class FairQueue:
     def charge_entry(self, ticket: Ticket, cost: float) -> None:
         """Charge the tenant of a ticket that enters without waiting.
 
-        `cost`: expected seconds in each of its slots; `settle_slot_time` corrects the charge when the ticket leaves.
+        Sets the ticket's `account`, and its tenant's weight to the ticket's. `cost`: expected seconds in each of its
+        slots; `settle_slot_time` corrects the charge when the ticket leaves.
         """
         account = self._accounts.get(ticket.tenant) or self._open_account(ticket.tenant)
         account.weight = ticket.weight
@@ -61,7 +62,8 @@ class FairQueue:
         self._charge(account, ticket, cost)
 
     def add_ticket(self, ticket: Ticket) -> None:
-        """Queue `ticket` behind its tenant's tickets of the same rank. No limit of the queue applies."""
+        """Queue `ticket` behind its tenant's tickets of the same rank. No limit of the queue applies. Sets the ticket's
+        `account`, and its tenant's weight to the ticket's."""
         account = self._accounts.get(ticket.tenant) or self._open_account(ticket.tenant)
         account.weight = ticket.weight
         ticket.account = account
@@ -75,7 +77,8 @@ class FairQueue:
             self._push(account)
 
     def add_ticket_in_front(self, ticket: Ticket) -> None:
-        """Queue `ticket` in front of all other tickets of its tenant. Sets its rank to 0, the priority rank."""
+        """Queue `ticket` in front of all other tickets of its tenant. Sets its rank to 0, the priority rank. Otherwise
+        as `add_ticket`."""
         ticket.rank = 0
         self.add_ticket(ticket)
         ticket.account.ranks[0].move_to_end(ticket, last=False)

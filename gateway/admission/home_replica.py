@@ -25,7 +25,9 @@ def rendezvous_score(key: bytes, replica: str) -> int:
 
 
 class ReplicaLoad(NamedTuple):
-    """Load of one replica, and what its cache holds for one turn of a session, as `leaves_home` compares them."""
+    """Load of one replica, and what its cache holds for one turn of a session, as `leaves_home` compares them.
+    `has_room`: the turn can enter now. `cached_tokens`: tokens of its prompt that are expected in the cache; 0: the
+    session is not there."""
 
     slots_taken: int
     """Slots that the requests inside hold together."""

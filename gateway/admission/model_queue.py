@@ -102,7 +102,8 @@ class ModelQueue:
         """Adopt the model's route of a new table. `route` None: the model is not in the table.
 
         `replicas`: those of the route. `queue_limit`: requests that may wait per replica if the route declares no
-        limit; None: `QUEUE_LIMIT_PER_SLOT` per slot. Nothing is admitted here: call `serve_queue` afterwards.
+        limit; None: `QUEUE_LIMIT_PER_SLOT` per slot. Sessions of replicas that are gone are dropped
+        (`ModelSessions.apply_route`). Nothing is admitted here: call `serve_queue` afterwards.
         """
         self.is_routed = route is not None
         self.sessions.apply_route(route, self.replicas, replicas)
@@ -117,10 +118,8 @@ class ModelQueue:
         self.update_broken_count()
 
     def update_broken_count(self) -> None:
-        """Set `broken_count` to the number of replicas with an open circuit breaker.
-
-        Call after a breaker opened or was discarded.
-        """
+        """Set `broken_count` to the number of replicas with an open circuit breaker. Call after a breaker opened or was
+        discarded."""
         self.broken_count = sum(replica.breaker is not None and replica.breaker.is_open for replica in self.replicas)
 
     def admit_ticket(self, ticket: Ticket, now: float) -> Endpoint | None:
@@ -159,7 +158,8 @@ class ModelQueue:
         return None
 
     def release_ticket(self, ticket: Ticket, now: float) -> None:
-        """Give back the slot of a ticket that is inside, and settle its tenant's charge.
+        """Give back the slots and KV cache tokens of a ticket that is inside, end its turn of a session and its trial
+        of a circuit breaker, and settle its tenant's charge.
 
         The time inside counts in `mean_s`, unless the request was retried, preempted or refused by the engine. The
         caller sets `ticket.state`, and calls `serve_queue` for the tickets that wait. `now`: monotonic seconds.
@@ -192,7 +192,7 @@ class ModelQueue:
         self.retrying_count += ticket.retries is not NO_RETRIES
 
     def drop_ticket(self, ticket: Ticket) -> None:
-        """Remove a waiting ticket from the queue, and set its state to `gone`. KeyError if the ticket does not wait."""
+        """Remove a waiting ticket from the queue, and set its state to `gone`. KeyError if the ticket waits no more."""
         self.fair_queue.drop_ticket(ticket)
         self._update_waiting_counts(ticket)
         ticket.state = "gone"
@@ -237,10 +237,8 @@ class ModelQueue:
         return list(zip(self.waiting_tickets(), places, strict=True))
 
     def has_other_replica(self, name: str, now: float) -> bool:
-        """Return whether the table in force has another replica than `name` whose circuit breaker admits requests.
-
-        The replica may be full. `now`: monotonic seconds.
-        """
+        """Return whether the table in force has another replica than `name` whose circuit breaker admits requests. It
+        may be full. `now`: monotonic seconds."""
         return any(replica.endpoint.replica != name and replica.admits_request(now) for replica in self.replicas)
 
     def choose_replica(self, now: float, retries: RetryState) -> Endpoint:
@@ -264,6 +262,7 @@ class ModelQueue:
     def replicas_left(self, retries: RetryState, now: float) -> list[ReplicaSlots]:
         """Return the replicas that a request with these `retries` may try now, or once they have room or pass a trial.
 
+        A replica that refused the request is never among them; one that broke its connection, only if no other is left.
         Empty: the request has nothing left to try. `now`: monotonic seconds.
         """
         candidates = [replica for replica in self.replicas if replica.may_admit_soon(now)]

@@ -29,8 +29,9 @@ ReplicaT = TypeVar("ReplicaT")
 class PrefixAffinity(Generic[ReplicaT]):
     """Remembers to which replica each prompt beginning was last sent, by the keys of `prefix_keys`.
 
-    `ModelQueue` prefers such a replica among equally busy ones; `EngineSlots` keeps slot numbers in place of replicas.
-    Holds a bounded number of keys, and forgets those first whose `record_request` was longest ago.
+    `ModelQueue` prefers a replica that was sent the prompt's beginning among equally busy ones; `EngineSlots` keeps
+    slot numbers in place of replicas. Holds a bounded number of keys, and forgets those first whose `record_request`
+    was longest ago.
     """
 
     __slots__ = ("_replicas_by_key", "_size")
@@ -68,11 +69,11 @@ def prefix_keys(fields: Mapping[str, Any], parsed_prompt: Prompt | None = None) 
     """Return one hash per beginning of the prompt in a decoded request body, longest first.
 
     The first key is the client's `prompt_cache_key`, if given. Then comes one key for each of the leading `messages`
-    together with all before it, or for each whole block of `BLOCK` characters of a string `prompt`, or for each turn of
-    `parsed_prompt`, the prompt as a translation has read it; at most `MOST_KEYS` of these. Empty if the body has none
-    of these; malformed messages raise nothing. A system prompt alone has no key: every replica soon has it in its
-    cache, and requests that share only that would all go to one replica.
-    Equal beginnings give equal keys within this process; different ones almost always differ.
+    together with all before it, or for each whole block of `BLOCK` (512) characters of a string `prompt`, or for each
+    turn of `parsed_prompt`, the prompt as a translation has read it; at most `MOST_KEYS` (32) of these. Empty if the
+    body has none of these; malformed messages raise nothing. A system prompt alone has no key: every replica soon has
+    it in its cache, and requests that share only that would all go to one replica. Equal beginnings give equal keys
+    within this process; different ones almost always differ.
     """
     keys = _beginning_keys(fields, parsed_prompt)
     cache_key = fields.get("prompt_cache_key")

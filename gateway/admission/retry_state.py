@@ -11,7 +11,10 @@ MAX_BREAKS: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class RetryState:
-    """Names of the replicas at which one request has failed before its first byte. Immutable; `NO_RETRIES` is empty."""
+    """Names of the replicas at which one request has failed before its first byte. Immutable; `NO_RETRIES` is empty.
+
+    Replicas that refused the connection are not tried again; those that broke it are, once no other replica is left.
+    """
 
     refused_replicas: frozenset[str] = frozenset()
     """Replicas that refused the connection, so that the request never reached them. They are not tried again."""

@@ -11,7 +11,8 @@ from gateway.sessions.replica_sessions import ReplicaSessions, Session, SessionC
 
 
 class SessionTerms(NamedTuple):
-    """How many sessions each replica of a model keeps, and how requests name them; read from its `ModelRoute`."""
+    """How many sessions each replica of a model keeps, and how requests name them; read from its `ModelRoute`.
+    `slot_count`: slots of the engine; None: requests do not name their slot."""
 
     capacity: int
     """Maximum number of sessions that a replica keeps."""
@@ -39,7 +40,7 @@ class SessionPlacement:
     __slots__ = ("_slots_by_ticket", "sessions", "slots")
 
     def __init__(self, terms: SessionTerms, inside_count: int) -> None:
-        """`inside_count`: requests that are inside already, in slots that are not known."""
+        """`inside_count`: requests that are inside the replica already, in slots that are not known."""
         self.sessions = ReplicaSessions(terms.capacity, binds_sampling=terms.binds_sampling)
         self.slots = None if terms.slot_count is None else EngineSlots(terms.slot_count, inside_count)
         """None: requests name no slot of this engine."""
@@ -85,7 +86,7 @@ class SessionPlacement:
     def abandon(self) -> None:
         """Set `engine_slot` of the tickets inside to None, because the replica leaves the table or its slots change.
 
-        Only `sessions` may be used afterwards; the tickets inside are not to be released here.
+        Only `sessions` may be used afterwards: do not call `release` for the tickets that were inside.
         """
         for ticket in self._slots_by_ticket:
             ticket.engine_slot = None

@@ -72,7 +72,8 @@ class Queue(Protocol):
         """
 
     def release_ticket(self, ticket: Ticket, now: float) -> None:
-        """Give back the slots of a ticket that is inside, and settle its tenant's charge. `now`: monotonic seconds.
+        """Give back the slots and KV cache tokens of a ticket that is inside, end its turn of a session and its trial
+        of a circuit breaker, and settle its tenant's charge. `now`: monotonic seconds.
 
         The caller sets `ticket.state`, and calls `serve_queue` for the tickets that wait.
         """
@@ -84,7 +85,7 @@ class Queue(Protocol):
         """
 
     def drop_ticket(self, ticket: Ticket) -> None:
-        """Remove a waiting ticket from the queue, and set its state to `gone`. KeyError if the ticket does not wait."""
+        """Remove a waiting ticket from the queue, and set its state to `gone`. KeyError if the ticket waits no more."""
 
     def serve_queue(self, now: float) -> list[Grant]:
         """Admit every waiting ticket that can enter at `now` (monotonic seconds); see `ModelQueue.serve_queue`.

@@ -9,7 +9,8 @@ from gateway.tenancy.rate_limits import LARGE_BODY_BYTES, answer_limit, count_me
 
 
 class TokenDemand(NamedTuple):
-    """What a request's body says about the tokens that it will take: size of its prompt, and limits of its answers."""
+    """What a request's body says about the tokens that it will take. `text_bytes`: bytes of the body without images and
+    sound. `max_tokens`: limit of each of the `sequences` answers; None: the request sets none that is valid."""
 
     text_bytes: int
     """Bytes of the body without images and sound."""
@@ -25,8 +26,8 @@ def read_demand(body_bytes: int, text_bytes: int, fields: Mapping[str, Any], seq
     """Return the `TokenDemand` of a decoded body.
 
     `text_bytes`: bytes of the body's text, less than `body_bytes` if media were cut out of the body already. `fields`:
-    the body's fields, for the limit of the answer and media that are still there. `sequences`: answers to generate in
-    parallel.
+    the body's fields, of which the limit of the answer and media that are still there are read. `sequences`: answers to
+    generate in parallel.
     """
     media_bytes = count_media_bytes(fields) if text_bytes > LARGE_BODY_BYTES else 0
     has_media = media_bytes > 0 or body_bytes > text_bytes

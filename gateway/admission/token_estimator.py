@@ -56,7 +56,7 @@ class TokenEstimator:
     def estimate_prompt(self, demand: TokenDemand) -> int:
         """Return the estimated tokens of the prompt, chat template and media included.
 
-        Meant as an upper bound, which it is not always.
+        The estimate is meant as an upper bound, but a prompt may exceed it.
         """
         tokens = self._estimate_text(demand)
         if demand.has_media:
@@ -64,7 +64,7 @@ class TokenEstimator:
         return tokens
 
     def record_usage(self, demand: TokenDemand, prompt_tokens: int, answer_tokens: int) -> None:
-        """Learn from an engine's counts of one request, and lower the factor that `record_overrun` raised a little.
+        """Learn from an engine's counts of one request, and lower, a little, the factor that `record_overrun` raised.
 
         `answer_tokens`: of all its answers together. Counts of 0 teach nothing about tokens, and neither does the
         length of an answer that its limit cut.
@@ -83,8 +83,8 @@ class TokenEstimator:
     def record_overrun(self, now: float) -> None:
         """Raise estimates by half, because an engine reported a full KV cache. `now`: monotonic seconds.
 
-        Calls within `OVERRUN_PAUSE_S` after one that counted do nothing. All raises together make at most a factor of
-        `MOST_OVERRUN_FACTOR`.
+        Calls within `OVERRUN_PAUSE_S` (1 s) after one that counted do nothing. All raises together make at most a
+        factor of `MOST_OVERRUN_FACTOR` (8).
         """
         if self._overrun_at is None or now - self._overrun_at >= OVERRUN_PAUSE_S:
             self._overrun_at = now

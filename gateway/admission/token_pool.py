@@ -24,7 +24,8 @@ _STEPS: Final = 64
 
 
 class TokenClaim:
-    """The tokens that one request claims of a replica's KV cache. Created with the request's ticket."""
+    """The tokens that one request claims of a replica's KV cache. Created with the request's ticket. All counts are 0
+    until `estimate_tokens`, which must be called before the ticket enters a replica."""
 
     __slots__ = (
         "demand",
@@ -61,7 +62,7 @@ class TokenClaim:
         `context_length`: tokens that one request may take. `share`: tokens of the cache per slot. A limit of the answer
         (`max_tokens`) is reserved if it is at most half of `context_length`; a greater one says little, and would turn
         several slots into one. Otherwise the answer is expected to be as long as the model's recent answers, and before
-        any, to fill `share`: at least `LEAST_ANSWER` tokens, and at most the limit. `needed` is never below
+        any, to fill `share`: at least `LEAST_ANSWER` (64) tokens, and at most the limit. `needed` is never below
         `least_tokens`.
         """
         demand = self.demand
@@ -173,10 +174,10 @@ class TokenPool:
 
         The tokens are granted even if the cache is full. Returns after how many events of the answer, from its start,
         to call again (`NEVER` if the ticket holds no tokens here), and the tickets that must leave because the cache is
-        full, possibly `ticket` itself: first the latest to enter that were preempted less than `MOST_PREEMPTIONS` times
-        and for which `can_resend` returns True (no client would notice that the request is sent again), then the latest
-        to enter whose answers have no limit. The caller must remove them. One ticket always stays, and none must leave
-        where the engine makes room by itself.
+        full, possibly `ticket` itself: first the latest to enter that were preempted less than `MOST_PREEMPTIONS` (3)
+        times and for which `can_resend` returns True (no client would notice that the request is sent again), then the
+        latest to enter whose answers have no limit. The caller must remove them. One ticket always stays, and none must
+        leave where the engine makes room by itself.
         """
         claim = self.tickets.get(ticket)
         if claim is None:

@@ -37,8 +37,9 @@ class InferenceGroup(Protocol):
 
     @property
     def declare(self) -> Callable[[FastAPI], None]:
-        """Function that adds the module's routes to an application, for its OpenAPI document and for the answer to
-        wrong methods. FastAPI does not serve their requests."""
+        """Function that adds the module's routes to an application, so that its OpenAPI document has them and other
+        methods on their paths get `method_not_allowed`. FastAPI does not serve their requests. Call it once per
+        application."""
 
 
 INFERENCE_GROUPS: Final[tuple[InferenceGroup, ...]] = (

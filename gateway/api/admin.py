@@ -59,7 +59,8 @@ class AdminForward:
 
     It does not check access: `scope["state"]["caller"]` must be a caller that has been authorized. An answer has no
     time limit, since loads take minutes; a request's body may have `MAX_BODY_BYTES` (1 MiB) and take `BODY_TIMEOUT_S`
-    (60 s). One object serves all requests of the gateway.
+    (60 s). One object serves all requests of the gateway. The caller enters `controller` before the first request, and
+    closes it.
     """
 
     def __init__(self, controller: ProgramClient) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Annotated, Final, Literal
 
 from fastapi import Body, FastAPI, Path, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from controller.schema.errors import RoundhouseError
 from controller.schema.routing import ModelRoute
@@ -21,8 +21,7 @@ from gateway.api.models import ModelObject
 from gateway.exchange.inner_requests import InnerRequests
 from gateway.exchange.speed_test import Measurement, SpeedTest
 from gateway.ingress.route_access import require_access
-from gateway.protocols.common.addresses import hide_addresses
-from gateway.routing.availability import find_model
+from gateway.routing.availability import find_model, reason_of
 from gateway.routing.live_routes import LiveRoutes
 from gateway.routing.model_events import ModelView
 from gateway.server.asgi import ClientGoneError
@@ -99,16 +98,20 @@ def describe_readiness(route: ModelRoute) -> ModelReadiness:
     """Return the readiness of the model by its state in the routing table; its engine is not asked.
 
     An unloaded model is `downloadable` if it is `autoload`, else `unavailable`. A model that is not loaded has as
-    `reason` its last error or, without one, the reason of its state.
+    `reason` its last error, without network addresses and file paths, or, without an error, the reason of its state;
+    None: neither is known.
     """
     code, word = _STATUS[route.state]
     if route.state is ModelState.UNLOADED and route.autoload:
         code, word = _ON_DEMAND
     is_available = route.state is ModelState.LOADED
-    failure = hide_addresses(route.last_error) if route.last_error else None
-    reason = None if is_available else failure or route.reason
     return ModelReadiness(
-        model_id=route.name, status_code=code, status=word, available=is_available, state=route.state, reason=reason
+        model_id=route.name,
+        status_code=code,
+        status=word,
+        available=is_available,
+        state=route.state,
+        reason=reason_of(route),
     )
 
 
@@ -150,18 +153,25 @@ class Benchmarks:
 
         Raises:
             RoundhouseError: `benchmark_not_found` if none is kept: the model was never measured with success, or 1000
-                others were measured later.
+                others were measured later, or another version of the gateway kept it in another form.
         """
         result = self._results.find_result(route.name)
+        not_found = RoundhouseError(
+            "benchmark_not_found", f"No benchmark of {route.name!r} was run yet.", param="model"
+        )
         if result is None:
-            raise RoundhouseError("benchmark_not_found", f"No benchmark of {route.name!r} was run yet.", param="model")
-        return BenchmarkResult.model_validate(result)
+            raise not_found
+        try:
+            return BenchmarkResult.model_validate(result)
+        except ValidationError:
+            raise not_found from None
 
     async def measure(self, request: Request, route: ModelRoute, wanted: BenchmarkRequest) -> BenchmarkResult:
         """Send the prompts of `wanted` to the model one after the other, keep the result, and return it.
 
-        The requests wait in the queue as others do, without a time limit of their own. `warmup` is clamped to 0 to 5.
-        After an error nothing is kept. `request`: of the client, who must be authorized for the model.
+        The requests wait in the queue, and load the model, as requests of clients do; the benchmark as a whole has no
+        time limit. `warmup` is clamped to 0 to 5. After an error nothing is kept. `request`: of the client, who must be
+        authorized for the model.
 
         Raises:
             RoundhouseError: the first error that the model answered; `not_supported`: the model makes no text;

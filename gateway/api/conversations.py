@@ -8,20 +8,23 @@ from fastapi import FastAPI, Path, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from controller.schema.errors import RoundhouseError
 from gateway.api.declare import ANY_OTHER, codes_paragraph, error_responses
 from gateway.api.stored_requests import (
     ASKING_CODES,
     BODY_CODES,
     METADATA_SCHEMA,
-    ItemList,
     answer_json,
     body_of,
     list_parameters,
+    query_parameter,
+    read_choice,
     read_fields,
     read_list_query,
 )
 from gateway.ingress.route_access import require_access
 from gateway.protocols.responses.conversation_items import MOST_ADDED
+from gateway.storage.conversations.records import ItemListForm
 from gateway.storage.conversations.registry import Conversations
 from gateway.storage.pagination import list_object
 
@@ -31,13 +34,31 @@ ITEMS_PATH: Final = f"{PATH}/items"
 ITEM_PATH: Final = f"{ITEMS_PATH}/{{item_id}}"
 _CODES: Final = ("conversation_not_found", *ASKING_CODES)
 _ITEM_CODES: Final = ("conversation_item_not_found", *_CODES)
-_CREATE_CODES: Final = ("storage_disabled", "modality_unsupported", *BODY_CODES, *ASKING_CODES)
-_ADD_CODES: Final = ("conversation_locked", "modality_unsupported", *BODY_CODES, *_ITEM_CODES)
+_ADDED_CODES: Final = ("conversation_item_not_found", "modality_unsupported", *BODY_CODES)
+_CREATE_CODES: Final = ("storage_disabled", *_ADDED_CODES, *ASKING_CODES)
+_UPDATE_CODES: Final = ("conversation_locked", *BODY_CODES, *_ITEM_CODES)
+_ADD_CODES: Final = ("conversation_locked", *_ADDED_CODES, *_CODES)
+_BRANCHES: Final = ("active", "all")
+_CONTENTS: Final = ("full", "references")
+_MOST_WORDS: Final = 400
+"""Maximum characters of a search."""
+_MOST_OF_TREE: Final = 1000
+"""Maximum items of a page of all branches."""
 _ITEMS_SCHEMA: Final[dict[str, Any]] = {
     "type": "array",
     "maxItems": MOST_ADDED,
-    "items": {"type": "object"},
-    "description": "Items, in the form of `input` of a response.",
+    "items": {
+        "type": "object",
+        "properties": {
+            "parent_id": {
+                "type": ["string", "null"],
+                "description": "Extension of OpenAI's API: id of the item that this one follows, which comes earlier "
+                "in `items` or is in the conversation; null: the item is a first one. If the field is missing, the "
+                "item follows the one before it.",
+            }
+        },
+    },
+    "description": "Items, in the form of `input` of a response. The last one becomes the active item.",
 }
 _PARENT_SCHEMA: Final[dict[str, Any]] = {
     "type": ["string", "null"],
@@ -45,15 +66,79 @@ _PARENT_SCHEMA: Final[dict[str, Any]] = {
     "becomes the active branch; null: a branch from the beginning. If the field is missing, the new items are "
     "added to the end of the active branch.",
 }
+_SETTINGS_SCHEMA: Final[dict[str, Any]] = {
+    "type": ["object", "null"],
+    "description": "Extension of OpenAI's API: what a client keeps with the conversation, at most 64 KiB of JSON, "
+    "which the gateway does not look into; null: nothing.",
+}
+_ACTIVE_SCHEMA: Final[dict[str, Any]] = {
+    "type": ["string", "null"],
+    "description": "Extension of OpenAI's API: id of the item that becomes the active one, and the end of the active "
+    "branch, whether or not items follow it; null: no item is active.",
+}
+
+_FORM_PARAMETERS: Final = (
+    query_parameter(
+        "branch",
+        {"type": "string", "enum": list(_BRANCHES), "default": "active"},
+        "Extension of OpenAI's API. `all`: the items of all branches.",
+    ),
+    query_parameter(
+        "content",
+        {"type": "string", "enum": list(_CONTENTS), "default": "full"},
+        "Extension of OpenAI's API. `references`: parts with images, sounds or files have `omitted` (`media_type`, "
+        "`bytes`) in place of the data, which the route of the item returns.",
+    ),
+)
 
 
 class Conversation(BaseModel):
-    """OpenAI's conversation object, which does not hold the items."""
+    """OpenAI's conversation object, which does not hold the items, with fields of ours."""
 
     id: str
     object: Literal["conversation"]
     created_at: int = Field(description="Unix time in seconds.")
+    last_used_at: int = Field(description="When it was last continued or changed, as Unix time in seconds.")
     metadata: dict[str, str]
+    model: str | None = Field(description="Name of the model that answered last; null: none has.")
+    item_count: int = Field(description="Number of items, of all branches.")
+    active_item_id: str | None = Field(description="Id of the last item of the active branch; null: it has none.")
+    running_response_id: str | None = Field(description="Id of the response that is being made in it; null: none is.")
+    settings: dict[str, Any] | None = Field(description="What a client keeps with it; null: nothing.")
+
+
+class ConversationHit(BaseModel):
+    """Where a search found its first word: in an item, or in the title (`metadata.title`) if `item_id` is null."""
+
+    item_id: str | None
+    before: str = Field(description="At most 80 characters before the match.")
+    match: str
+    after: str = Field(description="At most 80 characters after the match.")
+
+
+class ListedConversation(BaseModel):
+    """A conversation of a list, without its `settings`."""
+
+    id: str
+    object: Literal["conversation"]
+    created_at: int
+    last_used_at: int
+    metadata: dict[str, str]
+    model: str | None
+    item_count: int
+    active_item_id: str | None
+    running_response_id: str | None
+    hit: ConversationHit | None = Field(default=None, description="With `q` only.")
+
+
+class ConversationList(BaseModel):
+    """One page of conversations."""
+
+    object: Literal["list"]
+    data: list[ListedConversation]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
 
 
 class DeletedConversation(BaseModel):
@@ -76,6 +161,16 @@ class ConversationItem(BaseModel):
     )
 
 
+class ConversationItemList(BaseModel):
+    """One page of items of a conversation."""
+
+    object: Literal["list"]
+    data: list[ConversationItem]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
 ConversationId = Annotated[str, Path(description="Id of the conversation.")]
 ItemId = Annotated[str, Path(description="Id of the item.")]
 
@@ -90,6 +185,35 @@ def declare(app: FastAPI, conversations: Conversations, max_body_bytes: int) -> 
 
 
 def _declare_conversations(app: FastAPI, conversations: Conversations, max_body_bytes: int) -> None:
+    @app.get(
+        LIST_PATH,
+        summary="Conversations",
+        description="Extension of OpenAI's API: lists the tenant's conversations, the one used last first.\n\n"
+        + codes_paragraph(ASKING_CODES),
+        tags=["stored"],
+        responses=error_responses(*ASKING_CODES) | ANY_OTHER,
+        response_model=ConversationList,
+        openapi_extra={
+            "parameters": [
+                *list_parameters("desc"),
+                query_parameter(
+                    "q",
+                    {"type": "string", "maxLength": _MOST_WORDS},
+                    "Words, all of which the title (`metadata.title`) or the text of one item must have, in any case "
+                    "of letters.",
+                ),
+            ]
+        },
+    )
+    @require_access("inference")
+    async def list_conversations(request: Request) -> Response:
+        words = request.query_params.get("q", "")
+        if len(words) > _MOST_WORDS:
+            message = f"`q` must have at most {_MOST_WORDS} characters; it has {len(words)}."
+            raise RoundhouseError("invalid_request", message, param="q")
+        page = read_list_query(request.query_params, "desc")
+        return answer_json(await conversations.list_page(request.state.caller, page, words))
+
     @app.post(
         LIST_PATH,
         summary="Create a conversation",
@@ -98,7 +222,7 @@ def _declare_conversations(app: FastAPI, conversations: Conversations, max_body_
         tags=["stored"],
         responses=error_responses(*_CREATE_CODES) | ANY_OTHER,
         response_model=Conversation,
-        openapi_extra=body_of({"items": _ITEMS_SCHEMA, "metadata": METADATA_SCHEMA}),
+        openapi_extra=body_of({"items": _ITEMS_SCHEMA, "metadata": METADATA_SCHEMA, "settings": _SETTINGS_SCHEMA}),
     )
     @require_access("inference")
     async def create_conversation(request: Request) -> Response:
@@ -120,12 +244,15 @@ def _declare_conversations(app: FastAPI, conversations: Conversations, max_body_
     @app.post(
         PATH,
         summary="Update a conversation",
-        description="Replaces the `metadata` of the conversation, and nothing else.\n\n"
-        + codes_paragraph((*BODY_CODES, *_CODES)),
+        description="Replaces the `metadata` or the `settings` of the conversation, or makes another item the active "
+        "one. What is missing stays; a body without any of these removes the metadata.\n\n"
+        + codes_paragraph(_UPDATE_CODES),
         tags=["stored"],
-        responses=error_responses(*BODY_CODES, *_CODES) | ANY_OTHER,
+        responses=error_responses(*_UPDATE_CODES) | ANY_OTHER,
         response_model=Conversation,
-        openapi_extra=body_of({"metadata": METADATA_SCHEMA}, "metadata"),
+        openapi_extra=body_of(
+            {"metadata": METADATA_SCHEMA, "settings": _SETTINGS_SCHEMA, "active_item_id": _ACTIVE_SCHEMA}
+        ),
     )
     @require_access("inference")
     async def update_conversation(request: Request, conversation_id: ConversationId) -> Response:
@@ -154,7 +281,7 @@ def _declare_items(app: FastAPI, conversations: Conversations, max_body_bytes: i
         description="Adds items in this order, in the form of `input` of a response.\n\n" + codes_paragraph(_ADD_CODES),
         tags=["stored"],
         responses=error_responses(*_ADD_CODES) | ANY_OTHER,
-        response_model=ItemList,
+        response_model=ConversationItemList,
         openapi_extra=body_of({"items": _ITEMS_SCHEMA, "parent_id": _PARENT_SCHEMA}, "items"),
     )
     @require_access("inference")
@@ -166,16 +293,20 @@ def _declare_items(app: FastAPI, conversations: Conversations, max_body_bytes: i
     @app.get(
         ITEMS_PATH,
         summary="Items of a conversation",
-        description="Lists the items of the active branch.\n\n" + codes_paragraph(_CODES),
+        description="Lists the items of the active branch; with `branch=all` those of all branches, by default in the "
+        "order in which they were added (`order` is `asc`), and up to 1,000 a page.\n\n" + codes_paragraph(_CODES),
         tags=["stored"],
         responses=error_responses(*_CODES) | ANY_OTHER,
-        response_model=ItemList,
-        openapi_extra={"parameters": list_parameters("desc")},
+        response_model=ConversationItemList,
+        openapi_extra={"parameters": [*list_parameters("desc", _MOST_OF_TREE), *_FORM_PARAMETERS]},
     )
     @require_access("inference")
     async def list_items(request: Request, conversation_id: ConversationId) -> Response:
-        page = read_list_query(request.query_params, "desc")
-        return answer_json(await conversations.list_items(request.state.caller, conversation_id, page))
+        query = request.query_params
+        has_all = read_choice(query, "branch", _BRANCHES) == "all"
+        form = ItemListForm(has_all, read_choice(query, "content", _CONTENTS) == "references")
+        page = read_list_query(query, "asc", _MOST_OF_TREE) if has_all else read_list_query(query, "desc")
+        return answer_json(await conversations.list_items(request.state.caller, conversation_id, page, form))
 
     @app.get(
         ITEM_PATH,

@@ -197,6 +197,8 @@ class DirectRoute(APIRoute):
     """A route for the OpenAPI document only: `gateway.server` takes its requests before FastAPI sees them.
 
     A request that reaches it all the same gets `unknown_route`; one with another method `method_not_allowed`.
+    `request`: schema of the body, not used for a GET; None: the body has no schema. `codes`: error codes that are
+    described; one that is not in `ERROR_CODES` raises KeyError. `route_options`: as of FastAPI's `APIRoute`.
     """
 
     def __init__(
@@ -245,7 +247,8 @@ def declare_inference(
     text: str,
     more_codes: tuple[str, ...] = (),
 ) -> None:
-    """Add the route of `api` to `app`, for the OpenAPI document and for the answer to wrong methods.
+    """Add the route of `api` to `app`, so that the OpenAPI document has it and other methods on its path get
+    `method_not_allowed`.
 
     Its requests are served by `InferenceDispatcher`, which must be given `api`, too. `request`, `answer`: schemas of
     the bodies, for the document alone; `request` is ignored for a GET, which has no body: give None. `text`: the

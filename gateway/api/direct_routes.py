@@ -91,8 +91,8 @@ class HealthCall:
             self._call.send_whole(200, self._lines + _JSON, answer)
 
     def fail_request(self, error: RoundhouseError) -> None:
-        """Answer with the envelope and the status of `error`. Call it only if nothing was answered yet; this is not
-        checked."""
+        """Answer with the envelope and the status of `error`. Call it only if nothing was answered yet: whether that is
+        the case is not checked."""
         lines = self._lines + header_lines(error_headers(error))
         self._call.send_whole(error.entry.status, lines, error.json_bytes(self._request_id))
 

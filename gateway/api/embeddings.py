@@ -12,8 +12,9 @@ APIS = (ApiSpec("/v1/embeddings", scope="inference"),)
 
 
 def declare(app: FastAPI) -> None:
-    """Add the route of `APIS` to `app`, for its OpenAPI document and for the answer to wrong methods. Its requests are
-    served by `InferenceDispatcher`, which must be given `APIS`, too."""
+    """Add the route of `APIS` to `app`, so that its OpenAPI document has it and other methods on its path get
+    `method_not_allowed`. The requests themselves are served by `InferenceDispatcher`, which must be given `APIS`,
+    too."""
     declare_inference(
         app,
         APIS[0],

@@ -27,8 +27,9 @@ _OFF = (
 
 
 def declare(app: FastAPI) -> None:
-    """Add the routes of `APIS` to `app`, for its OpenAPI document and for the answer to wrong methods. Their requests
-    are served by `InferenceDispatcher`, which must be given `APIS`, too."""
+    """Add the routes of `APIS` to `app`, so that its OpenAPI document has them and other methods on their paths get
+    `method_not_allowed`. The requests themselves are served by `InferenceDispatcher`, which must be given `APIS`,
+    too."""
     routes = (
         (_SLOTS, None, "Slots", "The state of each slot of the engine, as a list."),
         (

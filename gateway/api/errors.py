@@ -16,15 +16,17 @@ from gateway.server.asgi import error_headers
 def declare(app: FastAPI) -> None:
     """Install the handlers in `app` that answer its exceptions with the error envelope of the path's API. Call once.
 
-    Unknown paths become `unknown_route`, wrong methods `method_not_allowed` with an `Allow` header, parameters and
-    bodies that a route's types refuse `invalid_request` or `invalid_json`, a RoundhouseError itself, and any other
-    exception `internal_error`; this last one Starlette raises again after its answer. Requests must have
-    `state.request_id`, which the ingress middleware sets.
+    The code is `unknown_route` for an unknown path; `method_not_allowed`, with an `Allow` header, for another method of
+    a known path; `invalid_request` or `invalid_json` for parameters and bodies that a route's types refuse; that of a
+    RoundhouseError; and `internal_error` for any other exception, which Starlette raises again after the answer.
+    Requests must have `state.request_id`, which the ingress middleware sets.
     """
 
     @app.exception_handler(HTTPException)
     async def framework_error(request: Request, error: HTTPException) -> Response:
         path = request.scope["path"]
+        if error.status_code == 400:
+            return _answer(request, _explain_unreadable(error))
         if error.status_code != 405:
             return _answer(request, RoundhouseError("unknown_route", f"There is no {path}."))
         if not (methods := _allowed_methods(request)):
@@ -54,6 +56,13 @@ def _explain_refusal(refusal: RequestValidationError) -> RoundhouseError:
     place = ".".join(str(part) for part in first["loc"][1:]) or None
     message = f"`{place}`: {first['msg']}." if place else f"The body: {first['msg']}."
     return RoundhouseError("invalid_request", message, param=place)
+
+
+def _explain_unreadable(error: HTTPException) -> RoundhouseError:
+    # FastAPI raises this for whatever a body's reading raised: its limit, or a parser that names no position.
+    if isinstance(error.__cause__, RoundhouseError):
+        return error.__cause__
+    return RoundhouseError("invalid_json", "The body is not JSON that can be read.")
 
 
 def _answer(request: Request, error: RoundhouseError) -> Response:

@@ -64,7 +64,7 @@ class ForwardedAnswer:
         self, send: Send, request_id: str, returned_headers: Collection[str], extra_headers: Sequence[Header] = ()
     ) -> None:
         """`returned_headers`: names, in lower case, of the program's headers that the client gets. `extra_headers`:
-        headers that it gets besides."""
+        further headers that the client gets."""
         self._send = send
         self._request_id = request_id
         self._returned_headers = returned_headers

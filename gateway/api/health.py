@@ -152,7 +152,7 @@ class HealthSources:
 
     def list_engines(self) -> list[LoadedEngine]:
         """Return the key (as `key` in `/health`) and backend of each replica that takes requests, in the order of the
-        routing table. Remote models have none; empty before the first table."""
+        routing table. Endpoints of remote models are left out. Empty before the first table."""
         return [LoadedEngine(_engine_key(*engine), engine[0].backend) for engine in self._iterate_engines()]
 
     def _iterate_engines(self) -> Iterator[tuple[ModelRoute, Endpoint]]:

@@ -16,8 +16,9 @@ _INFILL, _COMPLETION, _EMBEDDING = APIS = (
 
 
 def declare(app: FastAPI) -> None:
-    """Add the routes of `APIS` to `app`, for its OpenAPI document and for the answer to wrong methods. Their requests
-    are served by `InferenceDispatcher`, which must be given `APIS`, too."""
+    """Add the routes of `APIS` to `app`, so that its OpenAPI document has them and other methods on their paths get
+    `method_not_allowed`. The requests themselves are served by `InferenceDispatcher`, which must be given `APIS`,
+    too."""
     routes = (
         (
             _INFILL,

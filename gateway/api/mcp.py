@@ -58,8 +58,8 @@ _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
 
 
 def declare(app: FastAPI, tools: ServedTools) -> None:
-    """Add `POST /mcp` to `app`, which `tools` serves. Its access is any key: `tools` opens what the key's scopes
-    open."""
+    """Add the route `POST /mcp`, which `tools` serves, to `app`. Any key has access; `tools` offers the tools that the
+    key's scopes allow. A body may have `MAX_BODY_BYTES` (1 MiB) and take `BODY_TIMEOUT_S` (60 s)."""
 
     @app.post(
         PATH,

@@ -14,8 +14,9 @@ APIS = (_MESSAGES, _COUNT)
 
 
 def declare(app: FastAPI) -> None:
-    """Add the routes of `APIS` to `app`, for its OpenAPI document and for the answer to wrong methods. Their requests
-    are served by `InferenceDispatcher`, which must be given `APIS`, too."""
+    """Add the routes of `APIS` to `app`, so that its OpenAPI document has them and other methods on their paths get
+    `method_not_allowed`. The requests themselves are served by `InferenceDispatcher`, which must be given `APIS`,
+    too."""
     text = "Anthropic's messages, blocking or as server-sent events from `message_start` to `message_stop`, from any \
 model that answers chats. Errors have Anthropic's form, with the fields of the envelope inside; in a stream that has \
 begun, an event `error` is the last one."

@@ -12,8 +12,8 @@ from controller.schema.admin import Capabilities, Modality
 from controller.schema.status import ModelState
 from gateway.api.declare import ANY_OTHER, INGRESS_CODES, codes_paragraph, error_responses
 from gateway.ingress.route_access import require_access
-from gateway.protocols.api_matrix import offered_paths
-from gateway.routing.availability import find_model
+from gateway.protocols.api_matrix import continues_answers, offered_paths
+from gateway.routing.availability import find_model, reason_of
 from gateway.routing.live_routes import LiveRoutes
 from gateway.routing.model_events import ModelEventLog, ModelView, RouterState, describe_progress, describe_status
 
@@ -58,6 +58,10 @@ class ModelObject(BaseModel):
     created_at: datetime = Field(description="The time in `created`, as ISO 8601.")
     max_input_tokens: int | None = Field(description="Equal to `context_length`.")
     state: ModelState = Field(description="State of the model: unloaded, loading, loaded, unloading or failed.")
+    reason: str | None = Field(
+        description="Why the model is not loaded, without addresses and paths; null: it is, or no reason is known."
+    )
+    autoload: bool = Field(description="Whether a request loads the model, if it is not loaded.")
     aliases: list[str] = Field(description="Other names that clients may use for the model.")
     backend: str = Field(description="Backend that serves the model.")
     apis: list[str] = Field(
@@ -66,6 +70,10 @@ class ModelObject(BaseModel):
     )
     capabilities: Capabilities = Field(
         description="Kinds of requests that the model accepts. The gateway refuses all others."
+    )
+    continues_answers: bool = Field(
+        description="Whether a response or message whose input ends with a text of the model continues that text. "
+        "false: the model answers anew, the request is refused, or that is not known."
     )
     modalities: list[Modality] = Field(description="Kinds of input that the model accepts, as in `capabilities`.")
     context_length: int | None = Field(
@@ -96,7 +104,8 @@ class ModelList(BaseModel):
 
 
 def router_status(view: ModelView) -> RouterStatus:
-    """Return the model's state as llama-server's router lists it, without the engine's command line."""
+    """Return the model's state as llama-server's router lists it (`describe_status`), without the engine's command
+    line. While the model's files are being downloaded, `progress` has the bytes of each file."""
     told = describe_status(view)
     download = view.running_download
     if told["status"] == "downloading" and download is not None:
@@ -106,7 +115,8 @@ def router_status(view: ModelView) -> RouterStatus:
 
 
 def model_fields(view: ModelView) -> dict[str, Any]:
-    """Return the values of those fields of a `ModelObject` that differ between models, by field name."""
+    """Return the values of those fields of a `ModelObject` that differ between models, by field name, for its
+    constructor; the values of the others are its defaults."""
     route = view.route
     return {
         "id": route.name,
@@ -115,10 +125,13 @@ def model_fields(view: ModelView) -> dict[str, Any]:
         "created_at": datetime.fromtimestamp(route.created, UTC),
         "max_input_tokens": route.context_length,
         "state": route.state,
+        "reason": reason_of(route),
+        "autoload": route.autoload,
         "aliases": list(route.aliases),
         "backend": route.backend,
         "apis": offered_paths(route),
         "capabilities": route.capabilities,
+        "continues_answers": continues_answers(route),
         "modalities": list(route.capabilities.modalities),
         "context_length": route.context_length,
         "status": router_status(view),

@@ -19,8 +19,9 @@ APIS = (_PROPS, _LORA)
 
 
 def declare(app: FastAPI) -> None:
-    """Add the routes of `APIS` to `app`, for its OpenAPI document and for the answer to wrong methods. Their requests
-    are served by `InferenceDispatcher`, which must be given `APIS`, too."""
+    """Add the routes of `APIS` to `app`, so that its OpenAPI document has them and other methods on their paths get
+    `method_not_allowed`. The requests themselves are served by `InferenceDispatcher`, which must be given `APIS`,
+    too."""
     text = "Returns the engine's settings, including its chat template."
     declare_inference(app, _PROPS, request=None, answer=Anything, summary="Properties", text=text)
     text = "Lists the LoRA adapters that the engine has loaded, with their scales."

@@ -16,8 +16,9 @@ _V1, _ALIAS, _V2 = APIS = (
 
 
 def declare(app: FastAPI) -> None:
-    """Add the routes of `APIS` to `app`, for its OpenAPI document and for the answer to wrong methods. Their requests
-    are served by `InferenceDispatcher`, which must be given `APIS`, too."""
+    """Add the routes of `APIS` to `app`, so that its OpenAPI document has them and other methods on their paths get
+    `method_not_allowed`. The requests themselves are served by `InferenceDispatcher`, which must be given `APIS`,
+    too."""
     text = "Documents by how well they answer a query, the best first. Scores are the engine's own: some give \
 probabilities, some logits. Takes the bodies of Jina and of Cohere's v1, and answers what clients of both read."
     declare_inference(app, _V1, request=RerankRequest, answer=Ranking, summary="Rerank", text=text)

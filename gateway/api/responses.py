@@ -17,15 +17,22 @@ _CODES = ("previous_response_not_found", "conversation_not_found", "conversation
 
 
 def declare(app: FastAPI) -> None:
-    """Add the routes of `APIS` to `app`, for its OpenAPI document and for the answer to wrong methods. Their requests
-    are served by `InferenceDispatcher`, which must be given `APIS`, too."""
+    """Add the routes of `APIS` to `app`, so that its OpenAPI document has them and other methods on their paths get
+    `method_not_allowed`. The requests themselves are served by `InferenceDispatcher`, which must be given `APIS`,
+    too."""
     create_text = (
         "OpenAI's responses, blocking, as server-sent events, or with `background: true` without the client. The "
         "gateway makes them of the engine's chat completions, and keeps them itself unless `store` is false."
     )
     count_text = "Counts the prompt tokens of a request for a response. Takes no slot of the engine."
     declare_inference(
-        app, _MAKE, request=ResponsesRequest, answer=Anything, summary="Responses", text=create_text, more_codes=_CODES
+        app,
+        _MAKE,
+        request=ResponsesRequest,
+        answer=Anything,
+        summary="Responses",
+        text=create_text,
+        more_codes=(*_CODES, "tool_rounds_full"),
     )
     compact_text = (
         "The model sums the conversation up. The output, which takes the conversation's place as `input` of the next "

@@ -71,7 +71,7 @@ _PARAMETER: Final = re.compile(r"\{(\w+)(?::path)?\}")
 def declare(app: FastAPI, forward: RetrievalForward) -> None:
     """Add the routes of `retrieval.schema.routes.ROUTES` to `app`; `forward` serves all of them.
 
-    Their access, which `IngressMiddleware` enforces, is `admin` or `inference`, as each route declares.
+    Their access, which `IngressMiddleware` enforces, is `admin` where the route's `is_admin` is True, else `inference`.
     """
     for spec in ROUTES:
         _declare_route(app, spec, forward)
@@ -114,7 +114,8 @@ class RetrievalForward:
         Raises:
             RoundhouseError: before anything was sent to the client: `retrieval_disabled` (the program is turned off),
                 `retrieval_unavailable`, `unknown_route`, `gateway_stopping`, or what `receive` raises of a body that is
-                too large or late. A later failure ends the answer that has begun.
+                too large or late. A later failure ends the answer that has begun. Retrieval may have carried out the
+                request in either case, unless the code is `retrieval_disabled` or `unknown_route`.
         """
         if self._retrieval is None:
             raise RoundhouseError("retrieval_disabled", "This Roundhouse keeps no documents.")

@@ -12,14 +12,16 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Annotated, Any, Final, Literal
 
-from fastapi import Body, FastAPI, Header, Query, Request
+from fastapi import FastAPI, Header, Query, Request
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
 
+from controller.schema.errors import RoundhouseError
 from controller.schema.routing import ModelRoute
 from gateway.api.admin import name_actor
 from gateway.api.declare import ADMIN_SCOPE_CODES, ANY_OTHER, INGRESS_CODES, codes_paragraph, error_responses
 from gateway.api.models import ModelObject, list_models_seen
+from gateway.api.stored_requests import body_of, read_fields
 from gateway.control.router_changes import RouterChanges
 from gateway.ingress.admin_gate import AdminGate
 from gateway.ingress.route_access import require_access
@@ -42,7 +44,21 @@ _EVENT_STREAM: Final[dict[int | str, dict[str, Any]]] = {
     200: {"description": "Events of models.", "content": {"text/event-stream": {"schema": {"type": "string"}}}},
 }
 ROUTER_PROPS: Final = ROUTER_PROPS_PATH.decode()
-_NameQuery = Annotated[str, Query(description="Name or alias of the model.", min_length=1, max_length=400)]
+_LONGEST_NAME: Final = 400
+MAX_BODY_BYTES: Final = 64 * 1024
+"""Most bytes of a body here, which names a model. Other fields are ignored."""
+_CHANGED: Final = body_of({"model": {"type": "string", "description": "Name or alias of the model."}}, "model")
+_DOWNLOADED: Final = body_of(
+    {
+        "model": {
+            "type": "string",
+            "description": "What to download, such as `ggml-org/gemma-3-4b-it-GGUF:Q4_K_M`: a reference of "
+            "docs/transfers.md. It is the model's name, too.",
+        }
+    },
+    "model",
+)
+_NameQuery = Annotated[str, Query(description="Name or alias of the model.", min_length=1, max_length=_LONGEST_NAME)]
 
 
 class RouterModelList(BaseModel):
@@ -50,23 +66,6 @@ class RouterModelList(BaseModel):
 
     object: Literal["list"] = "list"
     data: list[ModelObject] = Field(description="The models, in name order.")
-
-
-class RouterRequest(BaseModel):
-    """Body of a load or an unload. Other fields are ignored."""
-
-    model: str = Field(description="Name or alias of the model.", min_length=1, max_length=400)
-
-
-class RouterDownload(BaseModel):
-    """Body of a download. Other fields are ignored."""
-
-    model: str = Field(
-        description="What to download, such as `ggml-org/gemma-3-4b-it-GGUF:Q4_K_M`: a reference of docs/transfers.md. "
-        "It is the model's name, too.",
-        min_length=1,
-        max_length=400,
-    )
 
 
 class RouterDone(BaseModel):
@@ -86,7 +85,8 @@ def declare(
 ) -> None:
     """Add the routes of llama-server's router mode, `/models` and those below it, to `app`.
 
-    `events` must follow the tables of `live`; `gate` says who may change something.
+    `events` must follow the tables of `live`. `gate` says who may have the files read anew and sees the engines'
+    command lines; the routes that change something require the access `admin`.
 
     `heartbeat_s`: seconds of silence before a comment is sent in an event stream.
     """
@@ -94,6 +94,15 @@ def declare(
     _declare_events(app, live, events, heartbeat_s)
     _declare_loads(app, changes)
     _declare_downloads(app, changes)
+
+
+async def _read_name(request: Request) -> str:
+    """Return the model that a body names, whatever its Content-Type says: as llama-server does."""
+    name = (await read_fields(request, MAX_BODY_BYTES)).get("model")
+    if not isinstance(name, str) or not 1 <= len(name) <= _LONGEST_NAME:
+        message = f"`model` must be a text of 1 to {_LONGEST_NAME} characters."
+        raise RoundhouseError("invalid_request", message, param="model")
+    return name
 
 
 def _declare_lists(
@@ -166,10 +175,11 @@ def _declare_loads(app: FastAPI, changes: RouterChanges) -> None:
         + codes_paragraph(_LOAD_CODES),
         tags=["models"],
         responses=error_responses(*_LOAD_CODES) | ANY_OTHER,
+        openapi_extra=_CHANGED,
     )
     @require_access("admin")
-    async def load(request: Request, body: Annotated[RouterRequest, Body()]) -> RouterDone:
-        await changes.load_model(body.model, name_actor(request.scope))
+    async def load(request: Request) -> RouterDone:
+        await changes.load_model(await _read_name(request), name_actor(request.scope))
         return RouterDone()
 
     @app.post(
@@ -180,10 +190,11 @@ def _declare_loads(app: FastAPI, changes: RouterChanges) -> None:
         + codes_paragraph(_LOAD_CODES),
         tags=["models"],
         responses=error_responses(*_LOAD_CODES) | ANY_OTHER,
+        openapi_extra=_CHANGED,
     )
     @require_access("admin")
-    async def unload(request: Request, body: Annotated[RouterRequest, Body()]) -> RouterDone:
-        await changes.unload_model(body.model, name_actor(request.scope))
+    async def unload(request: Request) -> RouterDone:
+        await changes.unload_model(await _read_name(request), name_actor(request.scope))
         return RouterDone()
 
 
@@ -196,10 +207,11 @@ def _declare_downloads(app: FastAPI, changes: RouterChanges) -> None:
         "download that was cancelled or has failed.\n\n" + codes_paragraph((*_DOWNLOAD_CODES, *_CHANGE_CODES)),
         tags=["models"],
         responses=error_responses(*_DOWNLOAD_CODES, *_CHANGE_CODES) | ANY_OTHER,
+        openapi_extra=_DOWNLOADED,
     )
     @require_access("admin")
-    async def download(request: Request, body: Annotated[RouterDownload, Body()]) -> RouterDone:
-        await changes.download_model(body.model, name_actor(request.scope))
+    async def download(request: Request) -> RouterDone:
+        await changes.download_model(await _read_name(request), name_actor(request.scope))
         return RouterDone()
 
     @app.delete(
@@ -221,11 +233,13 @@ def _declare_downloads(app: FastAPI, changes: RouterChanges) -> None:
 async def follow_events(
     log: ModelEventLog, may_see: Callable[[ModelRoute], bool], after: int | None, heartbeat_s: float
 ) -> AsyncIterator[bytes]:
-    """Yield the server-sent events after the one with the id `after`, and new ones until the log is closed.
+    """Yield the server-sent events after the one with the id `after` (0: from the first on), and new ones until the log
+    is closed.
 
     Events of models for which `may_see` returns False are left out. Where the log no longer has some events, or may
     lack some (`after` None: an id of another gateway process), one `models_reload` takes their place. A comment is
-    yielded after `heartbeat_s` seconds of silence, and at once in the beginning.
+    yielded at once in the beginning, and after each `heartbeat_s` seconds of silence. Close the iterator if it is not
+    read to its end: it listens to the log until then.
     """
     changed = asyncio.Event()
     log.add_listener(changed.set)

@@ -41,16 +41,17 @@ class ItemList(BaseModel):
     has_more: bool
 
 
-def list_parameters(usual_order: str) -> list[dict[str, Any]]:
+def list_parameters(usual_order: str, most: int = MOST_LISTED) -> list[dict[str, Any]]:
     """Return the paging parameters of a list route for the OpenAPI document: `after`, `limit` and `order`.
 
-    `usual_order`: default of `order`, `asc` or `desc`; give the same one to `read_list_query`.
+    `usual_order`: default of `order`, `asc` or `desc`; `most`: highest `limit`. Give the same ones to
+    `read_list_query`.
     """
     return [
         query_parameter("after", {"type": "string"}, "Id of the entry after which the list begins."),
         query_parameter(
             "limit",
-            {"type": "integer", "minimum": 1, "maximum": MOST_LISTED, "default": USUALLY_LISTED},
+            {"type": "integer", "minimum": 1, "maximum": most, "default": USUALLY_LISTED},
             "Most entries of the list.",
         ),
         query_parameter(
@@ -73,20 +74,32 @@ def body_of(properties: dict[str, Any], *required: str) -> dict[str, Any]:
     return {"requestBody": {"required": bool(required), "content": {"application/json": {"schema": schema}}}}
 
 
-def read_list_query(query: Mapping[str, str], usual_order: str) -> ListQuery:
+def read_choice(query: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
+    """Return the query parameter `name`, which must be one of `choices`; the first one if it is missing.
+
+    Raises RoundhouseError `invalid_request` for any other value.
+    """
+    value = query.get(name, choices[0])
+    if value not in choices:
+        message = f"`{name}` must be {' or '.join(choices)}; it is {value!r:.60}."
+        raise RoundhouseError("invalid_request", message, param=name)
+    return value
+
+
+def read_list_query(query: Mapping[str, str], usual_order: str, most: int = MOST_LISTED) -> ListQuery:
     """Read from the query which page of a list is wanted. `usual_order`: `asc` or `desc`, if the query has no `order`.
 
     Without a `limit`, the page has at most `USUALLY_LISTED` (20) entries.
 
     Raises:
-        RoundhouseError: `invalid_request` for an `order` that is neither, or a `limit` that is no number from 1 to
-            `MOST_LISTED`. `after` is not checked.
+        RoundhouseError: `invalid_request` for an `order` that is neither `asc` nor `desc`, or a `limit` that is no
+            number from 1 to `most`. `after` is not checked.
     """
     order = query.get("order", usual_order)
     if order not in ("asc", "desc"):
         message = f"`order` must be asc or desc; it is {order!r:.60}."
         raise RoundhouseError("invalid_request", message, param="order")
-    return ListQuery(query.get("after"), _limit(query.get("limit")), is_ascending=order == "asc")
+    return ListQuery(query.get("after"), _limit(query.get("limit"), most), is_ascending=order == "asc")
 
 
 async def read_fields(request: Request, max_bytes: int) -> Fields:
@@ -108,10 +121,10 @@ def answer_json(fields: Fields) -> Response:
     return Response(encode_json(fields), media_type="application/json")
 
 
-def _limit(text: str | None) -> int:
+def _limit(text: str | None, most: int) -> int:
     if text is None:
         return USUALLY_LISTED
-    if not (text.isascii() and text.isdigit() and len(text) <= 3 and 1 <= int(text) <= MOST_LISTED):
-        message = f"`limit` must be a whole number from 1 to {MOST_LISTED}; it is {text!r:.60}."
+    if not (text.isascii() and text.isdigit() and len(text) <= 4 and 1 <= int(text) <= most):
+        message = f"`limit` must be a whole number from 1 to {most}; it is {text!r:.60}."
         raise RoundhouseError("invalid_request", message, param="limit")
     return int(text)

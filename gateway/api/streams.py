@@ -189,11 +189,12 @@ def declare(app: FastAPI, streams: ResumableStreams, max_body_bytes: int) -> Non
 
 
 def read_stream(request: Request, streams: ResumableStreams, stream: ResumableStream, offset: int) -> Response:
-    """Return the answer that sends `stream` from byte `offset` on, kept bytes first, to the end of the stream.
+    """Return the answer that sends `stream` from byte `offset` on: the bytes that are kept, and then what comes until
+    the stream ends.
 
-    `offset` may lie within an event. The query `ids` of `request` asks for an `id:` line per event. The status of
-    the answer is 200 even for a stream that an error cut off; a reader that is too slow, or that is behind when the
-    gateway stops, gets an error as its last event. `stream` must be one that the caller may read.
+    `offset` may lie within an event. The query `ids` of `request` asks for an `id:` line per event. The status of the
+    answer is 200 even for a stream that an error cut off; a reader that is too slow, or that is behind when the gateway
+    stops, gets an error as its last event. `stream` must be one that the caller may read.
 
     Raises:
         RoundhouseError: `stream_offset_lost` for an `offset` whose bytes are not kept any more or that is beyond the

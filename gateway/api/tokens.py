@@ -17,8 +17,9 @@ APIS = tuple(ApiSpec(path, takes_slot=False, is_native=True, scope="inference") 
 
 
 def declare(app: FastAPI) -> None:
-    """Add the routes of `APIS` to `app`, for its OpenAPI document and for the answer to wrong methods. Their requests
-    are served by `InferenceDispatcher`, which must be given `APIS`, too."""
+    """Add the routes of `APIS` to `app`, so that its OpenAPI document has them and other methods on their paths get
+    `method_not_allowed`. The requests themselves are served by `InferenceDispatcher`, which must be given `APIS`,
+    too."""
     for api in APIS:
         summary, text = _SAID[api.path]
         declare_inference(app, api, request=Anything, answer=Anything, summary=summary, text=text)

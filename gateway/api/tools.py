@@ -107,28 +107,34 @@ class ListedServer(BaseModel):
     resources: list[ListedResource]
     prompts: list[ListedPrompt]
     reason: str | None = Field(
-        description="Why the server is down, or why tools of it are not offered; null: no reason, or the caller may "
-        "not administer."
+        description="Why the server is not connected, or why tools of it are not offered; null: no reason, or the "
+        "caller may not administer."
     )
 
 
 class PostedCalls:
-    """Runs the calls that clients send, until they end, their clients leave, or the gateway stops."""
+    """Runs the calls of tools that clients send, until they end, their clients leave, or `end_all`. One object serves
+    all requests of the gateway."""
 
     def __init__(self, runner: ToolRunner) -> None:
         self._runner = runner
         self._running = RunningForwards()
 
     def end_all(self) -> None:
-        """End all running calls with `gateway_stopping`, and return before they have ended."""
+        """End all running calls with `gateway_stopping`, and return before they have ended. New calls are still
+        served."""
         self._running.end_all()
 
     async def call_tool(self, request: Request, fields: Fields) -> Response:
-        """Call the tool that the body of a request names, and return the answer in one of the two formats.
+        """Call the tool that the body of a request names, and return the answer when the call has ended.
+
+        The answer has status 200, and `plain_text_response` with the tool's text, or `error` if the tool ran and
+        failed. `fields`: the body's. The client's leaving ends the call: what is returned then is an empty answer,
+        which nobody gets.
 
         Raises:
-            RoundhouseError: `invalid_request` for a body of another form; `gateway_stopping`; or as
-                `ToolRunner.call_tool`.
+            RoundhouseError: `invalid_request` for a body without a tool's name, or whose `params` is no object;
+                `gateway_stopping`, after which the tool may have done its work; or as `ToolRunner.call_tool`.
         """
         name, arguments = fields.get("tool"), fields.get("params", {})
         if not isinstance(name, str) or not name:
@@ -154,7 +160,8 @@ class PostedCalls:
 def declare(
     app: FastAPI, runner: ToolRunner, servers: McpServers, calls: PostedCalls, gate: AdminGate, max_body_bytes: int
 ) -> None:
-    """Add the routes of tools to `app`. `gate` tells who is shown reasons. `max_body_bytes`: largest request body."""
+    """Add `GET` and `POST /tools`, and `GET /tools/servers`, to `app`. `gate` tells who may administer, and so sees all
+    MCP servers, and why one is down. `max_body_bytes`: largest request body."""
 
     @app.get(
         PATH,

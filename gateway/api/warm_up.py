@@ -52,7 +52,8 @@ class ColdModel(BaseModel):
 def choose_model(routes: Routes, named: str | None, default: str | None) -> ModelRoute:
     """Return the model to warm up: the named one, else the default one, else the only one that is declared.
 
-    `named`, `default`: a name or an alias; None or empty: none. Whether the caller may use the model is not checked.
+    `named`, `default`: a name or an alias. `named` None or empty: the request names no model; `default` None: there is
+    no default. Whether the caller may use the model is not checked.
 
     Raises:
         RoundhouseError: `unknown_model` if no model has the name; `invalid_request` if there is no name, and not

@@ -19,7 +19,8 @@ ANSWER_S: Final = 120.0
 
 
 class AdminRequests:
-    """Sends admin requests to the controller, and returns the JSON of their answers. One for a gateway."""
+    """Sends admin requests to the controller, and returns the JSON of their answers. The caller has checked the
+    client's access. One for a gateway."""
 
     def __init__(self, controller: ProgramClient) -> None:
         """`controller`: an entered client, which the caller closes."""
@@ -42,7 +43,8 @@ class AdminRequests:
         Raises:
             RoundhouseError: the controller's own error code, or `internal_error` if the gateway does not know that
                 code; `controller_unavailable` if the controller does not answer in time, refuses the gateway's token,
-                or answers what is no JSON.
+                or answers what is no JSON. The controller may have carried out the request although the code is
+                `controller_unavailable`.
         """
         headers = {"x-roundhouse-actor": actor} | ({} if body is None else {"content-type": "application/json"})
         content = b"" if body is None else json.dumps(body).encode()
@@ -56,12 +58,12 @@ class AdminRequests:
     async def fetch_end(
         self, path: str, most_bytes: int, *, actor: str = "gateway", within_s: float = ANSWER_S
     ) -> tuple[bytes, int]:
-        """Return the last bytes of a text, and how many before them were left out.
+        """Send a GET request; return the last bytes of the answer's text, and how many bytes before them were left out.
 
-        `path`, `actor`, `within_s`: as for `send_request`. `most_bytes`: most bytes that are returned.
+        `path`, `actor`, `within_s`: as for `send_request`. `most_bytes`: most bytes that are returned, above 0.
 
         Raises:
-            RoundhouseError: as `send_request`.
+            RoundhouseError: as `send_request`, other than for an answer that is no JSON.
         """
         end, left_out = b"", 0
         async with self._open_answer("GET", path, {"x-roundhouse-actor": actor}, b"", within_s) as answer:

@@ -26,7 +26,11 @@ _STATES: Final = {ModelState.LOADED: 3, ModelState.LOADING: 1}
 
 
 class AicoreStatus(NamedTuple):
-    """Whether Android's AICore can be used at the server of the model `model_id`."""
+    """Whether Android's AICore can be used at the server of the model `model_id`.
+
+    `code`: 3 available, 2 downloadable, 1 downloading, 0 unavailable; None: the server could not be asked, and `error`
+    says why. `told`: the server's own answer; empty: it gave none.
+    """
 
     model_id: str
     code: int | None
@@ -48,7 +52,7 @@ def find_aicore(routes: Routes) -> ModelRoute | None:
 
 
 def read_status(model: str, status: int, body: bytes) -> AicoreStatus:
-    """Return what a server's answer at `/v1/aicore/status` says, in which `status` is the HTTP status.
+    """Return what a server's answer at `/v1/aicore/status` says. `status`: the answer's HTTP status.
 
     A server that does not know the path (404, 405) is an ordinary one, and counts as available. Any other answer
     without a known `status_code` gives the code None and an error; nothing is raised. `model`: name for the result.
@@ -68,7 +72,8 @@ def read_status(model: str, status: int, body: bytes) -> AicoreStatus:
 class AicoreProbe:
     """Asks the server of the model with the role `aicore` for the state of AICore, again and again: read `latest`.
 
-    Use it as `async with`, and run `run` as a task within the context.
+    Use it as `async with`, and run `run` as a task within the context; cancel the task before leaving. `interval_s`:
+    seconds from an answer to the next question.
     """
 
     def __init__(self, live: LiveRoutes, interval_s: float = INTERVAL_S) -> None:
@@ -107,7 +112,7 @@ class AicoreProbe:
     async def ask(self, route: ModelRoute, *, probes_all: bool = False) -> AicoreStatus:
         """Ask the server of the model `route` for the state of AICore now, and return the answer.
 
-        Waits `TIMEOUT_S` seconds at most. Does not set `latest`; call it within the context. `probes_all`: have the
+        Waits `TIMEOUT_S` (5) seconds at most. Does not set `latest`; call it within the context. `probes_all`: have the
         server check each of its configurations, too. A remote model that has no endpoint now is not asked: its code is
         None. A model that is no remote is not asked either: its own state counts (loaded 3, loading 1, else 2 if it is
         `autoload` and 0 if not). Failures are part of the result.

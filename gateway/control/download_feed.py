@@ -30,20 +30,23 @@ log = logging.getLogger(__name__)
 class DownloadFeed:
     """Follows the downloads of the controller as long as `run` runs.
 
-    Calls `on_downloads` with all of them whenever one has changed. Downloads that nobody makes any more, and those of a
-    controller that is away, stay as they were seen last.
+    Calls `on_downloads` with all of them whenever one has changed. A download that the controller has forgotten stays
+    as it was seen last until the list is read anew; all stay so while the controller is away.
     """
 
     def __init__(self, controller: ProgramClient, on_downloads: Callable[[Sequence[Download]], None]) -> None:
-        """`controller`: an entered client, which the caller closes. `on_downloads` is called with all downloads: first
-        those that there are at the beginning, then after each change."""
+        """`controller`: an entered client, which the caller closes. `on_downloads` is called with all downloads:
+        whenever `run` has read the list, at the beginning and after each break of the connection, and after each
+        change."""
         self._controller = controller
         self._admin = AdminRequests(controller)
         self._on_downloads = on_downloads
         self._downloads: dict[str, Download] = {}
 
     async def run(self) -> None:
-        """Follow the downloads until cancelled, also over restarts of the controller. Never raises."""
+        """Follow the downloads until cancelled, also over restarts of the controller. Never returns. An error of the
+        controller, or a ValueError of `on_downloads`, is only logged: the list is read anew after a pause that grows up
+        to `LONGEST_PAUSE_S` (30 s). Any other error of `on_downloads` is raised, and ends the feed."""
         pause_s = FIRST_PAUSE_S
         while True:
             try:
@@ -61,7 +64,7 @@ class DownloadFeed:
         Raises:
             RoundhouseError: as `AdminRequests.send_request`, for example `downloads_disabled` or
                 `controller_unavailable`.
-            ValueError: the answer is not a list of downloads.
+            ValueError: the answer is not a list of downloads (pydantic's ValidationError).
         """
         answered = await self._admin.send_request("GET", "downloads", within_s=LIST_S)
         listed = DownloadList.model_validate(answered).downloads

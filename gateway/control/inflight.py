@@ -14,7 +14,8 @@ LEAVING_NAMED = 20
 class InflightCounts:
     """This gateway's requests in flight, and what else its reports to the controller say of models and replicas.
 
-    Attempts count themselves in and out, and `ControllerLink` sends the reports. Times are Unix time in seconds.
+    Attempts, and calls of MCP servers that the controller runs, count themselves in and out, and `ControllerLink` sends
+    the reports. Methods that change what a report shows call `on_change`. Times are Unix time in seconds.
 
     Invariant: a request is counted under its replica from when the replica is chosen, always from the table in force,
     until the request's last byte. So a report made under table T counts every running request that was admitted under
@@ -34,15 +35,16 @@ class InflightCounts:
         self._last_used: dict[str, float] = {}
         self._demand: dict[str, float] = {}
         self._failed_at: dict[str, float] = {}
-        self._requests: dict[str, tuple[str, float]] = {}
-        """Replica, and Unix time of its choice, of each request in flight, by request id."""
+        self._requests: dict[tuple[str, str], tuple[int, float]] = {}
+        """How many times a request is in flight at a replica, and Unix time of the first choice; by replica and request
+        id, oldest first."""
         self._prefills: dict[str, tuple[str, int, int]] = {}
         """Model, and tokens of the prompt that are processed and that there are, of requests whose prompt is being read
         and whose clients asked to be told; by request id."""
         self.inflight: dict[str, int] = {}
         """Number of requests in flight by replica name; absent if none."""
         self.inflight_by_model: dict[str, int] = {}
-        """Number of requests in flight by model name; absent if none."""
+        """Number of requests in flight by model name, without calls of MCP servers; absent if none."""
         self.queued = queued
         """Number of requests that wait for a slot or a load, by model name; absent if none."""
         self.on_change: Callable[[], None] = lambda: None
@@ -50,34 +52,44 @@ class InflightCounts:
         self.on_demand: Callable[[], None] = lambda: None
         """Called also when a model that is not loaded is first requested: the controller should know at once."""
 
-    def enter_replica(self, model: str, replica: str, request_id: str) -> None:
-        """Start counting a request as in flight at `replica`, and note the use of `model`.
+    def enter_replica(self, model: str | None, replica: str, request_id: str) -> None:
+        """Start counting a request as in flight at `replica`, and note the use of `model`. None: the replica is an MCP
+        server, which is no model, and a tool of it is called.
 
-        Call `leave_replica` once for each call. A request is in flight at one replica at a time; this is not checked.
+        Call `leave_replica` once for each call, with the same arguments. A request is in flight at one model's replica
+        at a time, which is not checked; it may have several calls of tools in flight at one server.
         """
-        now = self._last_used[model] = self._clock()
-        self._requests[request_id] = (replica, now)
+        now = self._clock()
+        count, since = self._requests.get((replica, request_id), (0, now))
+        self._requests[replica, request_id] = (count + 1, since)
         self.inflight[replica] = self.inflight.get(replica, 0) + 1
-        self.inflight_by_model[model] = self.inflight_by_model.get(model, 0) + 1
+        if model is not None:
+            self._last_used[model] = now
+            self.inflight_by_model[model] = self.inflight_by_model.get(model, 0) + 1
         self.on_change()
 
-    def leave_replica(self, model: str, replica: str, request_id: str) -> None:
+    def leave_replica(self, model: str | None, replica: str, request_id: str) -> None:
         """Stop counting a request as in flight. Call once per `enter_replica`, after the request's last byte.
 
         Raises:
-            KeyError: the request is not counted.
+            KeyError: the request is not counted at this replica, or `model` is not that of `enter_replica`.
         """
-        del self._requests[request_id]
+        count, since = self._requests[replica, request_id]
+        if count > 1:
+            self._requests[replica, request_id] = (count - 1, since)
+        else:
+            del self._requests[replica, request_id]
         _decrement_count(self.inflight, replica)
-        _decrement_count(self.inflight_by_model, model)
-        self._last_used[model] = self._clock()
+        if model is not None:
+            _decrement_count(self.inflight_by_model, model)
+            self._last_used[model] = self._clock()
         self.on_change()
 
     def record_demand(self, model: str) -> None:
         """Note the time of a request for an `autoload` model that is not loaded, so that the controller loads the
         model.
 
-        The first such request of a model calls `on_demand`, too. The demand stays until `forget_absent` drops it.
+        The first call for a model calls `on_demand`, too. The demand stays until `forget_absent` drops it.
         """
         is_new_demand = model not in self._demand
         self._demand[model] = self._clock()
@@ -120,8 +132,8 @@ class InflightCounts:
             self.on_change()
 
     def make_report(self, gateway_id: str, routes: Routes | None) -> GatewayReport:
-        """Return a report for the controller, and change nothing. `routes`: the table in force; None: there is none
-        yet.
+        """Return a report for the controller, and change nothing. Times in the report are Unix time in seconds.
+        `routes`: the table in force; None: there is none yet.
 
         `addresses`, `ending` and `remotes` of the report are left for `ControllerLink` to fill in.
         """
@@ -150,7 +162,7 @@ class InflightCounts:
             name: {} for name in self.inflight if name not in routed_replicas
         }
         if leaving_requests:
-            for request_id, (replica, since) in self._requests.items():  # oldest first
+            for (replica, request_id), (_, since) in self._requests.items():
                 requests = leaving_requests.get(replica)
                 if requests is not None and len(requests) < LEAVING_NAMED:
                     requests[request_id] = since

@@ -50,15 +50,16 @@ MOST_PROBLEMS = 5
 def retry_delay(attempt: int, jitter: float) -> float:
     """Return the seconds to wait before reconnection `attempt`, counted from 0.
 
-    The longest delay doubles from `FIRST_RETRY_S` to `LONGEST_RETRY_S`; `jitter`, in [0, 1), chooses between half of it
-    and all of it, so that several gateways do not reconnect at the same time.
+    The longest delay doubles from `FIRST_RETRY_S` (0.1) to `LONGEST_RETRY_S` (2); `jitter`, in [0, 1), chooses between
+    half of it and all of it, so that several gateways do not reconnect at the same time.
     """
     longest_s: float = min(LONGEST_RETRY_S, FIRST_RETRY_S * 2 ** min(attempt, 16))
     return longest_s * (0.5 + jitter / 2)
 
 
 class TableVerdict(Enum):
-    """What the gateway does with a received table: apply it, or ignore it because of its stamp or instance."""
+    """What the gateway does with a received table: it applies the table (`APPLY`), or ignores it because of its stamp
+    (`REPEATED`, `OLDER`) or its instance (`OTHER_INSTANCE`)."""
 
     APPLY = "apply"
     REPEATED = "repeated"
@@ -69,9 +70,10 @@ class TableVerdict(Enum):
 def judge_table(current: Routes | None, table: RoutingTable, *, first_of_connection: bool) -> TableVerdict:
     """Decide whether `table` replaces `current`, and change nothing. `current` None: there is no table yet.
 
-    Stamps order the tables of one controller instance. A table of another instance is applied only if it is the first
-    of a connection: then the controller at this address was replaced by one with another state folder. A change of
-    instance within a connection is an error of the sender.
+    Stamps order the tables of one controller instance: a table with an equal stamp is `REPEATED`, one with a lower
+    stamp is `OLDER`. A table of another instance is applied, whatever its stamp, only if it is the first of a
+    connection: then the controller at this address was replaced by one with another state folder. A change of instance
+    within a connection is an error of the sender.
     """
     if current is None:
         return TableVerdict.APPLY
@@ -83,7 +85,8 @@ def judge_table(current: Routes | None, table: RoutingTable, *, first_of_connect
 
 
 class LinkState:
-    """State of the link to the controller. `ControllerLink` sets it; `/health` and the metrics read it."""
+    """State of the link to the controller: not connected at first. `ControllerLink` sets it; `/health` and the metrics
+    read it."""
 
     def __init__(self) -> None:
         self.is_connected = False
@@ -104,7 +107,8 @@ class LinkState:
 class ControllerLink:
     """Keeps the WebSocket to the controller open, applies received routing tables and sends reports.
 
-    One per gateway. Run `run` as a task for the life of the gateway, and call `say_goodbye` before cancelling it.
+    One per gateway. Run `run` as a task for the life of the gateway, and call `say_goodbye` before cancelling it. While
+    the controller is away, the last table stays in force.
     """
 
     def __init__(
@@ -169,7 +173,7 @@ class ControllerLink:
         """Send a last report that no request is in flight and none will be, so that drains need not wait.
 
         Sends nothing without a connection, or while requests are in flight. A failure is logged, not raised; takes
-        `GOODBYE_S` seconds at most. Call when the gateway takes no new requests any more.
+        `GOODBYE_S` (1) seconds at most. Call when the gateway takes no new requests any more.
         """
         self._is_ending = not self._ledger.inflight
         if self._socket is not None and self._is_ending:

@@ -18,8 +18,8 @@ ProbeResult = Literal["unknown", "up", "down"]
 
 
 class ProgramProbe:
-    """The health of one program, by its last answer at `/health`: read `result`. Run `run` as a task as long as the
-    probe is used, and cancel the task at the end."""
+    """The health of one program, by its last answer at `/health`: read `result`, which is `unknown`, `up` or `down`.
+    Run `run` as a task as long as the probe is used, and cancel the task at the end."""
 
     def __init__(self, program: ProgramClient, interval_s: float = INTERVAL_S) -> None:
         """`program`: an entered client, which the caller closes after the end of `run`."""
@@ -31,7 +31,7 @@ class ProgramProbe:
     async def run(self) -> None:
         """Probe the program at once, and again `interval_s` seconds after the end of each probe, until cancelled. Each
         probe sets `result`: `up` after an answer with status 200, `down` after any other status, or without an answer
-        within `TIMEOUT_S`. Never returns."""
+        within `TIMEOUT_S` (2 s). Never returns."""
         while True:
             self.result = "up" if await self._answers() else "down"
             await asyncio.sleep(self._interval_s)

@@ -29,7 +29,8 @@ _KEY_REFUSED: Final = (401, 403)
 
 
 class ProbeVerdict(Enum):
-    """What one probe of a remote showed."""
+    """What one probe of a remote showed: `WELL` (status 200), `LIMITED` (429), `KEY_REFUSED` (401 or 403),
+    `CONNECTION_REFUSED`, or `FAILED` (anything else, no answer too)."""
 
     WELL = "well"
     LIMITED = "limited"
@@ -43,7 +44,8 @@ class ProbeVerdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ProbeOutcome:
-    """Verdict and details of one probe. Immutable; made by `probe_remote` and read by `apply_probe`."""
+    """Verdict and details of one probe. Immutable; made by `probe_remote` and read by `apply_probe`. `message` None:
+    nothing went wrong. `retry_after_s` None: the answer has no `Retry-After`."""
 
     verdict: ProbeVerdict
     message: str | None = None
@@ -54,7 +56,8 @@ class ProbeOutcome:
 
 @dataclass(frozen=True, slots=True)
 class RemoteHealth:
-    """Health of one remote, and when it was and will be probed. Immutable: `apply_*` return a new one.
+    """Health of one remote, and when it was and will be probed. Immutable: `apply_*` return a new one. `is_well` None:
+    not decided yet.
 
     The default is a remote that was never probed, whose probe is due at once. Times are monotonic seconds.
     """
@@ -89,7 +92,11 @@ def apply_probe(health: RemoteHealth, outcome: ProbeOutcome, now: float, interva
 
     A refused connection, or the third failed probe in a row, makes the remote not well; any success makes it well at
     once. Status 429 counts as a success, unless the remote has refused its key, and puts the next probe off for its
-    `Retry-After`, up to `LONGEST_PATIENCE_S`. `interval_s`: least seconds between two probes.
+    `Retry-After`, up to `LONGEST_PATIENCE_S` (1 h).
+
+    `interval_s`: least seconds between two probes. While the remote stays as it is, the gap doubles with each probe, up
+    to `LONGEST_GAP_S` (60 s) if it is well or refuses its key, and `LONGEST_OUTAGE_GAP_S` (10 s) if it has failed
+    otherwise.
     """
     if outcome.verdict is ProbeVerdict.WELL:
         is_steady = health.is_well and not health.failure_count
@@ -121,8 +128,8 @@ def apply_answer(health: RemoteHealth, status: int, now: float, interval_s: floa
     """Return the health after a client's request was answered with `status`.
 
     401, 403 and 5xx bring the next probe forward (`apply_doubt`), and 429 changes nothing. Any other status shows that
-    the remote is well, and puts the next probe off until at least `LONGEST_GAP_S` after the last one. Returns `health`
-    itself if nothing changes. `now`: monotonic seconds. `interval_s`: least seconds between two probes.
+    the remote is well, and puts the next probe off until at least `LONGEST_GAP_S` (60 s) after the last one. Returns
+    `health` itself if nothing changes. `now`: monotonic seconds. `interval_s`: least seconds between two probes.
     """
     if status == _TOO_MANY:
         return health

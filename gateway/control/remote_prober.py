@@ -172,10 +172,11 @@ class RemoteProber:
 
 
 async def probe_remote(session: aiohttp.ClientSession, probe: RemoteProbe, clock: Callable[[], float]) -> ProbeOutcome:
-    """Probe a remote once by a GET of its URL, and wait for the answer, at most `probe.timeout_s` seconds.
+    """Probe a remote once by a GET of its URL, and wait for the answer, at most `probe.timeout_s` seconds. Redirects
+    are not followed.
 
     Every failure becomes an outcome; nothing but cancellation is raised. Secrets are removed from the outcome's
-    message, which has `LONGEST_ERROR` characters at most. `clock`: Unix time in seconds.
+    message, which has `LONGEST_ERROR` (500) characters at most. `clock`: Unix time in seconds.
     """
     token = "" if probe.token is None else probe.token.get_secret_value()
     try:
@@ -213,7 +214,8 @@ async def _probe(
 
 
 def hide_secrets(text: str, token: str) -> str:
-    """Return `text` without the users and passwords of URLs, and with `***` for each `token`, which may be empty."""
+    """Return `text` without the users and passwords of URLs, and with `***` in place of each occurrence of `token`;
+    empty: there is no token."""
     shown_text = _URL_USER.sub("//", text)
     return shown_text.replace(token, "***") if token else shown_text
 

@@ -12,7 +12,7 @@ EVERY_S = 2.0
 
 
 class ReportSchedule:
-    """Decides when the gateway's next report to the controller is due: at once, soon, or every `EVERY_S` seconds.
+    """Decides when the gateway's next report to the controller is due: at once, soon, or every `EVERY_S` (2) seconds.
 
     At most one task may wait. Used in the event loop's thread only.
     """
@@ -25,7 +25,8 @@ class ReportSchedule:
         self._urgent_requested = asyncio.Event()
 
     def request_report(self) -> None:
-        """Request a report as soon as `COALESCE_S` have passed since the last. Call when something in it changes.
+        """Request a report as soon as `COALESCE_S` (0.1 s) have passed since the last. Call when something in it
+        changes.
 
         Returns at once; repeated calls before the report count as one.
         """

@@ -26,9 +26,12 @@ _NOT_OURS: Final = frozenset({"models_file_kept", "models_file_in_use", "downloa
 
 
 class RouterChanges:
-    """Carries the requests of llama-server's router to the controller's admin API. Every method raises RoundhouseError
-    with the controller's code, or `controller_unavailable`; `actor` is who asks, for the history. Names are names or
-    aliases; `unknown_model` is raised for others. The caller checks access."""
+    """Carries the requests of llama-server's router to the controller's admin API. The caller checks access.
+
+    Names are names or aliases, and `actor` is who asks, for the history. Every method but `list_commands` raises
+    RoundhouseError with the controller's code, or `controller_unavailable`: after that one, the controller may have
+    carried out the request.
+    """
 
     def __init__(self, admin: AdminRequests, live: LiveRoutes, events: ModelEventLog) -> None:
         """`events` knows the downloads of the models of `live`."""
@@ -37,7 +40,8 @@ class RouterChanges:
         self._events = events
 
     async def reload_files(self, actor: str) -> None:
-        """Have the controller read the desired-state files, and wait a moment for the routing table that results.
+        """Have the controller read the desired-state files, and wait for its answer, which comes seconds after a
+        change, so that the routing table that results is in force as a rule. Problems of the files raise nothing.
 
         `actor`: who asks, for the history. Raises RoundhouseError with the controller's code, or
         `controller_unavailable`.
@@ -45,7 +49,8 @@ class RouterChanges:
         await self._admin.send_request("POST", "reload", actor=actor)
 
     async def list_commands(self) -> Mapping[str, list[str]]:
-        """Return the command line of each model's engine, by model name. Waits `COMMANDS_S` seconds at most.
+        """Return the command line of each model's engine, its secrets masked, by model name. Waits `COMMANDS_S` (2)
+        seconds at most.
 
         Empty if the controller does not answer in time, or not in the expected form; RoundhouseError is not raised.
         """
@@ -55,11 +60,12 @@ class RouterChanges:
         return {}
 
     async def load_model(self, name: str, actor: str) -> None:
-        """Begin to load a model, and do not wait for the load. `name`: name or alias.
+        """Begin to load a model, and do not wait for the load. `name`: name or alias. `actor`: who asks, for the
+        history.
 
-        `actor`: who asks, for the history.
-
-        Raises RoundhouseError: `unknown_model`, the controller's own code, or `controller_unavailable`.
+        Raises:
+            RoundhouseError: `unknown_model`, the controller's own code, or `controller_unavailable`, after which the
+                load may have begun.
         """
         route = find_model(self._live.current, name)
         await self._admin.send_request("POST", f"models/{_path(route)}/load?wait=false", {}, actor=actor)
@@ -67,8 +73,11 @@ class RouterChanges:
     async def unload_model(self, name: str, actor: str) -> None:
         """Begin to unload a model, do not wait for the end, and cancel the download of its files.
 
-        `name`: name or alias. `actor`: who asks, for the history. Raises RoundhouseError: `unknown_model`, the
-        controller's own code, or `controller_unavailable`.
+        A later request may load the model again. `name`: name or alias. `actor`: who asks, for the history.
+
+        Raises:
+            RoundhouseError: `unknown_model`, the controller's own code, or `controller_unavailable`; the unload may
+                have begun then, unless the code is `unknown_model`.
         """
         view = self._view(name)
         target = f"models/{_path(view.route)}/unload?wait=false"
@@ -78,11 +87,13 @@ class RouterChanges:
     async def download_model(self, reference: str, actor: str) -> None:
         """Declare a model with the name `reference` that a request loads, and begin to download its files.
 
-        If a model of that name is declared already, only its download goes on. `actor`: who asks, for the history.
+        If a model with that name or alias is declared already, nothing is declared, and only the download of its source
+        begins or goes on. `actor`: who asks, for the history.
 
         Raises:
-            RoundhouseError: `state_conflict` if the declared model is loaded or names no source; the controller's own
-                code, or `controller_unavailable`. A declaration whose download did not begin is taken back.
+            RoundhouseError: `state_conflict` if the declared model is loaded or being unloaded, or names no source; the
+                controller's own code, or `controller_unavailable`. A declaration whose download did not begin is taken
+                back, unless the controller fails at that, too.
         """
         route = self._live.current.names.get(reference)
         if route is not None:
@@ -103,12 +114,13 @@ class RouterChanges:
     async def remove_model(self, name: str, actor: str) -> None:
         """Take back the runtime declaration of a downloaded model, end its download, and remove its files.
 
-        Files that others use stay. `name`: name or alias. `actor`: who asks, for the history.
+        Files that other models use stay. `name`: name or alias. `actor`: who asks, for the history.
 
         Raises:
-            RoundhouseError: `unknown_model`, `state_conflict` if the model is loaded or being loaded,
-                `models_file_kept` if its files were not downloaded, or `declared_in_files`: nothing is changed then.
-                The controller's other codes or `controller_unavailable`: a part may be done already.
+            RoundhouseError: `unknown_model`, `state_conflict` if the model is loaded, being unloaded, or being loaded
+                while its files are not being downloaded, `models_file_kept` if its files were not downloaded, or
+                `declared_in_files`: nothing is changed then. The controller's other codes or `controller_unavailable`:
+                a part may be done already.
         """
         view = self._view(name)
         route = view.route

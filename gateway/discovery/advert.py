@@ -47,7 +47,8 @@ class AdvertisedAddress:
 
 @dataclass(frozen=True, slots=True)
 class Advert:
-    """What the advert says: one service at these addresses. `ips` is not empty and in no particular order."""
+    """What the advert says: one service at the addresses `ips`, which are not empty and in no particular order. It is
+    sent on the interfaces of this machine that have the addresses `interface_ips`."""
 
     ips: tuple[str, ...]
     port: int
@@ -63,7 +64,8 @@ def choose_advert(
     advertised: AdvertisedAddress | None,
     is_in_container: bool,
 ) -> Advert | None:
-    """Return what to advertise; None: nothing.
+    """Return what to advertise: the address `advertised` alone if it is set, else all addresses of this machine at
+    which others reach the gateway. None: nothing.
 
     Nothing is advertised where the gateway listens on loopback addresses only; in a container, whose own addresses
     other machines do not reach, unless the setting names one; and while this machine has no address to advertise.
@@ -74,6 +76,9 @@ def choose_advert(
         port: The port that the gateway listens on.
         advertised: The setting `advertise_address`; None: not set.
         is_in_container: Whether this process runs in a container.
+
+    Raises:
+        ValueError: one of `bound_ips` or `local_ips` is no IP address.
     """
     reachable_ips = [ip for bound_ip in bound_ips for ip in _expand_wildcard(bound_ip, local_ips) if _is_reachable(ip)]
     interface_ips = tuple(sorted(set(reachable_ips)))

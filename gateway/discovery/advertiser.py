@@ -43,7 +43,7 @@ class MdnsAdvertiser:
     """Keeps one advert on the network: what `choose` returns, asked again every `recheck_s` seconds. Run `run` as a
     task, once.
 
-    A network that cannot be used is logged once and tried again at the next look; it does not end `run`.
+    A network that cannot be used is logged once per reason, and tried again after `recheck_s`; it does not end `run`.
     """
 
     def __init__(self, choose: Callable[[], Advert | None], recheck_s: float = RECHECK_S) -> None:

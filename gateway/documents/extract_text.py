@@ -34,7 +34,7 @@ def extract_text(data: bytes) -> str:
 
     Raises:
         UnreadableFileError: pypdf refuses the file, it needs a password, or it holds no text or more than
-            `MOST_TEXT_BYTES`. A damaged file may make pypdf raise any other exception too.
+            `MOST_TEXT_BYTES` (8 MiB). A damaged file may make pypdf raise any other exception too.
     """
     from pypdf import PdfReader
     from pypdf.errors import PyPdfError
@@ -67,7 +67,8 @@ def main() -> None:
     """Read the file's base64 from standard input and write a JSON object to standard output: `text`, or `problem` with
     what is wrong with the file.
 
-    Limits the resources of the process first. Writes nothing if the limit of processor time ends it.
+    Limits the resources of the process first. Writes nothing if the limit of processor time ends it. Cannot write files
+    afterwards: see `limit_resources`.
     """
     logging.disable()
     limit_resources()
@@ -86,9 +87,9 @@ def main() -> None:
 
 
 def limit_resources() -> None:
-    """Limit this process, until it ends, to `MEMORY_BYTES` of address space, `CPU_S` seconds of processor time, no
-    bytes written to files and no core dump. A lower hard limit that is in force already is kept; a lower soft limit is
-    raised. Cannot be undone."""
+    """Limit this process, until it ends, to `MEMORY_BYTES` (1 GiB) of address space, `CPU_S` (20) seconds of processor
+    time, no bytes written to files and no core dump. A lower hard limit that is in force already is kept; a lower soft
+    limit is raised. Cannot be undone."""
     for name, limit in (
         (resource.RLIMIT_AS, MEMORY_BYTES),
         (resource.RLIMIT_CPU, CPU_S),

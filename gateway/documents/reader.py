@@ -29,7 +29,7 @@ _PASSED_VARIABLES: Final = ("PATH", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "LD
 
 
 class DocumentReader:
-    """Extracts the texts of PDFs, each in a process of its own, `AT_ONCE` at a time. One serves all requests of the
+    """Extracts the texts of PDFs, each in a process of its own, `AT_ONCE` (2) at a time. One serves all requests of the
     gateway, on its event loop."""
 
     def __init__(self, program: Sequence[str] = _PROGRAM, within_s: float = WITHIN_S) -> None:
@@ -40,13 +40,13 @@ class DocumentReader:
         self._places = asyncio.Semaphore(AT_ONCE)
 
     async def read_texts(self, parts: Sequence[FilePart]) -> list[str]:
-        """Return the texts of the files of one request, in order. The files are read one after the other; waits while
-        `AT_ONCE` processes run. Cancelling the call ends the running process.
+        """Return the texts of the PDFs of one request, in the order of `parts`; empty for no parts. The files are read
+        one after the other; waits while `AT_ONCE` processes run. Cancelling the call ends the running process.
 
         Raises:
             RoundhouseError: `file_unreadable` for the first file without a text that can be read, or whose reading
                 exceeds the limits of time, memory or size, with its path in the request as `param`; `queue_full` at
-                once if `MOST_WAITING` requests are in this method.
+                once if `MOST_WAITING` (32) requests are in this method.
             OSError: the process cannot be started.
         """
         if self._waiting_count >= MOST_WAITING:

@@ -26,6 +26,9 @@ class RequestAccount:
     """When the request's headers were read."""
     attempts: int = 0
     """How many times the request was sent to an engine."""
+    is_round: bool = False
+    """The request is a round of a client's request, which counts as one request: of this one, the metrics have what the
+    engine did, and nothing of what a client asked and got."""
     is_counted: bool = False
     """Whether `Exchange.count_request` has counted the request against its key's limits, if the key has any."""
     entry: RateLimitEntry | None = None
@@ -39,7 +42,7 @@ class RequestAccount:
 
     def take_entry(self) -> RateLimitEntry | None:
         """Return what the request takes of its key's rate limits; the caller must settle it, in the place of
-        `close_account`. None: there is nothing to settle."""
+        `close_account`. None: there is nothing to settle, as after an earlier call."""
         entry, self.entry = self.entry, None
         return entry
 
@@ -69,15 +72,23 @@ class RequestAccount:
             )
         # What an engine generated was generated, though it could not report it any more.
         counted_usage = Usage(0, streamed_tokens) if streamed_tokens else usage
-        series = metrics.series_of(self.model, path)
-        first_at, begun_at = answer.first_byte_at, self.begun_at
-        first_s = None if first_at is None else first_at - begun_at
-        series.count_finished(answer.status or CLIENT_GONE_STATUS, now - begun_at, first_s, counted_usage)
+        series, model_series = metrics.series_of(self.model, path), metrics.model_series_of(self.model)
+        client_series = metrics.client_series_of(client_text)
+        first_s = None if answer.first_byte_at is None else answer.first_byte_at - self.begun_at
         work = NO_WORK if attempt is None else _measure_work(attempt, answer, first_s, now)
-        metrics.model_series_of(self.model).count_finished(self._outcome_of(answer), work, usage, streamed_tokens)
-        metrics.client_series_of(client_text).count_finished(work.inference_s)
+        outcome = self._outcome_of(answer)
         if self.attempts > 1:
             series.count_retries(self.attempts - 1)
+        if self.is_round:
+            series.count_tokens(counted_usage)
+            model_series.count_round(outcome, work, usage, streamed_tokens)
+            client_series.count_work(work.inference_s)
+            if caller.name is not None:
+                metrics.key_series_of(caller.name).count_tokens(counted_usage)
+            return
+        series.count_finished(answer.status or CLIENT_GONE_STATUS, now - self.begun_at, first_s, counted_usage)
+        model_series.count_finished(outcome, work, usage, streamed_tokens)
+        client_series.count_finished(work.inference_s)
         if answer.client_gone:
             series.count_client_left()
         if answer.broken_off_code is not None:

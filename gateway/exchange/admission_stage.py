@@ -63,7 +63,8 @@ class AdmissionStage:
             RoundhouseError: `not_supported`, or what `Dialect.check_request`, `check_length` or the translation for the
                 engine refuses; `rate_limit_exceeded`; the model is not loaded and not waited for (see
                 `availability.refusal_of`); `queue_full`; `engine_unreachable`.
-            Exception: what a hook raises. After any exception, the caller must end the request.
+            Exception: what a hook or `EngineStage.send_attempt` raises. After any exception, the caller must end the
+                request.
         """
         self._check_request(route)
         exchange = self._exchange
@@ -250,7 +251,8 @@ class AdmissionStage:
             RoundhouseError: `engine_unreachable` if no replica is left to try, or after two broken connections, or, for
                 an API that takes no slot, after two attempts; the model's refusal if it is not loaded and not waited
                 for; what `renew_route` raises because the model or the key has changed; or the request cannot be
-                translated for the engine. The caller must end the request.
+                translated for the engine. The caller must end the request, as after any exception.
+            Exception: what a hook or `EngineStage.send_attempt` raises.
         """
         admission, exchange = self._exchange.services.admission, self._exchange
         if self.ticket is not None:
@@ -275,7 +277,8 @@ class AdmissionStage:
         Raises:
             RoundhouseError: `kv_cache_exhausted`: there are no more tokens to claim; the model's refusal if it is not
                 loaded and not waited for; or what `renew_route` raises because the model or the key has changed. The
-                caller must end the request.
+                caller must end the request, as after any exception.
+            Exception: what a hook or `EngineStage.send_attempt` raises.
         """
         self._readmit(partial(self._exchange.services.admission.preempt_ticket, by_engine=by_engine))
 

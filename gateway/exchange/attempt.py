@@ -145,9 +145,12 @@ class Attempt:
         self.sent_at = services.now()
 
     def send_request(self, method: str, target: str, headers: bytes, body: RequestBody, *, fresh: bool) -> None:
-        """Send the request, and return at once. Call once; failures are reported to the owner, not raised.
+        """Send the request, and return at once. Call once; failures of the connection and the engine are reported to
+        the owner, not raised.
 
-        `headers`: header lines, each with CRLF. `fresh`: open a new connection instead of using a kept one.
+        `headers`: header lines, each with CRLF. `target`: path and query in the gateway's own API. `fresh`: open a new
+        connection instead of using a kept one. Raises ValueError if `method` or `target` has characters that a request
+        line cannot hold: call `cancel` then.
         """
         services, endpoint = self._services, self._endpoint
         # No gap between the look at the table, the choice of the replica, and the count: see Ledger.

@@ -73,7 +73,8 @@ class BodyRelay(Protocol):
 
 
 class EventRelay:
-    """Passes a stream on as a stream: whole events, as soon as they are complete. A `BodyRelay`."""
+    """Passes a stream on as a stream: whole events, as soon as they are complete. A `BodyRelay`. Making one sets
+    `answer.events`, by which an error ends the stream in the right form."""
 
     __slots__ = ("_answer", "_counter", "_events", "events_passed")
 

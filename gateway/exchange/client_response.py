@@ -59,8 +59,8 @@ class DiscardingCall:
 class RecordingCall:
     """An `AnsweredCall` that gives each part of a stream to `recorders`, in order, and then passes it on to `call`.
 
-    Parts of an answer that is no stream are recorded, too; whole answers are passed on without being recorded. `call`
-    may be replaced while the answer is under way.
+    Parts of an answer that is no stream are recorded, too; whole answers are passed on without being recorded. What a
+    recorder raises is raised, and `call` does not get the part. `call` may be replaced while the answer is under way.
     """
 
     def __init__(self, call: AnsweredCall) -> None:

@@ -76,8 +76,8 @@ class ConvertedCollector:
     def build_result(self) -> tuple[int, bytes] | None:
         """Return status and body of the answer, the body converted unless the status is an error's (400 or more).
 
-        None if the stream broke off before its end. Raises RoundhouseError if the answer cannot be translated. Call
-        once, at the end of the stream.
+        None if the stream broke off before its end. Raises RoundhouseError if the answer cannot be translated, and what
+        `convert_body` raises. Call once, at the end of the stream.
         """
         result = self._collector.build_result()
         if result is None or result[0] >= 400:

@@ -57,7 +57,8 @@ class InferenceDispatcher:
     """Opens an `Exchange` for each inference request, and a `ResponseSession` for each WebSocket.
 
     A `request_reader.InferenceRoutes`: inference requests bypass FastAPI. Run `run_timers` as a task as long as it
-    serves. It applies each new routing table to admission.
+    serves. It applies each new routing table to admission: making one sets `services.live.on_table`. `apis` must hold
+    `POST /v1/responses` (KeyError otherwise).
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class InferenceDispatcher:
         self.body_budget = BodyBudget(services.settings.body_memory_bytes)
         """Memory for large request bodies, shared by all connections."""
         self._apis = named_apis = {(api.method.encode(), api.path.encode()): api for api in apis}
-        self._loop_hooks = tool_loop_hooks(self)
+        self._loop_hooks = tool_loop_hooks(self, self.body_budget)
         self._openers = {
             name: partial(self._open_exchange, api, self._hooks_of(api)) for name, api in named_apis.items()
         }
@@ -104,12 +105,13 @@ class InferenceDispatcher:
         """Open an exchange for a request of the gateway's own, and return its handler. It does not count for the limits
         of `caller`, who must have been authenticated.
 
-        `hooks`: all that the exchange has. `request_id`: of the request that this one is a part of; None: it gets a new
-        one. While the gateway stops, the call is answered with `gateway_stopping`. Raises KeyError if no inference API
-        has the call's method and path.
+        `hooks`: all that the exchange has. `request_id`: of the client's request that this one is a round of, which
+        counts in metrics in its place; None: it gets a new one, and counts as a request. While the gateway stops, the
+        call is answered with `gateway_stopping`. Raises KeyError if no inference API has the call's method and path.
         """
         api = self._apis[call.method, call.path]
         exchange = Exchange(api, call, self._services, request_id or self._next_id(), hooks)
+        exchange.account.is_round = request_id is not None
         exchange.authorize_caller(replace(caller, is_limited=False))
         try:
             self._check_running()

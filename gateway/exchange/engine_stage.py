@@ -46,6 +46,9 @@ class EngineStage:
 
         Raises:
             RoundhouseError: the request cannot be translated for this engine. The slot is kept: end the request.
+            ValueError: the path or query of the request has characters that a request line cannot hold. End the
+                request, too.
+            Exception: what a hook of `shape_answer` raises. End the request, too.
         """
         exchange, option, ticket = self._exchange, self._admission.serving_option, self._admission.ticket
         exchange.move_to(_SENT)

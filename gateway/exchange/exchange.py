@@ -358,8 +358,8 @@ class Exchange:
         return now
 
     def set_header_lines(self, now: float) -> None:
-        """Set the header lines of the answer: request id, client, place in the queue, rate limits. `now`: monotonic
-        seconds."""
+        """Set the header lines of the answer: request id, client, place in the queue, rate limits. Replaces the earlier
+        lines, also those that hooks added. `now`: monotonic seconds."""
         ticket = self.admission.ticket if self.admission is not None else None
         place = ticket.place if ticket is not None else None
         rate_lines = self.services.limits.header_lines(self.caller, now)
@@ -386,7 +386,8 @@ class Exchange:
         if not answer.lines:
             self.set_header_lines(self.services.now())
         if not answer.status:
-            self.services.metrics.series_of(self.account.model, self.api.path).count_refused(error.entry.code)
+            if not self.account.is_round:  # the client's request, of which it is one, is refused by the same error
+                self.services.metrics.series_of(self.account.model, self.api.path).count_refused(error.entry.code)
             answer.lines += self.services.lines.refusal_lines(error, self.caller)
         answer.send_error(error)
         self.close()

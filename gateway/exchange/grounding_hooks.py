@@ -37,14 +37,15 @@ class AnswerAnnotator(NamedTuple):
 
     def search_documents(self, exchange: Exchange, route: ModelRoute) -> Pause | None:
         """Search for the passages that the request's `rag` asks for, add them to the request, and have its answer
-        annotated. A hook of `on_request`.
+        annotated. A hook of `on_request`. The search is cancelled if the request ends before.
 
         Returns a pause that ends when the search does; None: the request has no `rag`, or one that is null or false,
         which is removed.
 
         Raises:
             RoundhouseError: `invalid_request`: `rag` is wrong, or there is no question. `rate_limit_exceeded`: the
-                request is counted here. The pause raises what `DocumentSearch.search` raises.
+                request is counted here. The pause raises what `DocumentSearch.search` raises. RecursionError: the
+                request's body is nested too deeply.
         """
         request = exchange.request
         if FIELD not in request.outline_fields:

@@ -1,6 +1,7 @@
 """Inference requests that the gateway makes itself, on behalf of a caller whose own request waits for the answer.
 
-Such a request is an `Exchange` like any other: it queues, takes a slot and is counted in metrics. It does not count for
+Such a request is an `Exchange` like any other: it queues, takes a slot and is counted in metrics, as a request or as a
+round of one. It does not count for
 its caller's limits, because the caller's own request has. Its answer is kept until it is complete, or handed over in
 the parts in which it comes.
 """
@@ -59,7 +60,8 @@ class InnerAnswer:
         """Field `error` of the answer, as a dict that may lack any field; None: the request succeeded.
 
         It is taken from a whole answer with an error status, or from the event with which a stream in OpenAI's form
-        ended. A stream that ended without its last event has the code `engine_disconnected`.
+        ended. A whole answer without an error object has the code `engine_error`. A stream that ended without its last
+        event has the code `engine_disconnected`. An error among parts that were handed over as they came is not found.
         """
         if self.body:
             return _error_in(self.body) if self.status >= 400 else None
@@ -166,8 +168,9 @@ class InnerOpener(Protocol):
         """Return the handler of a request of the gateway's own, at the path of `call`. Raises KeyError if that is no
         inference API.
 
-        `caller` must have been authenticated. `hooks`: all that the request has. `request_id` None: it gets a new one.
-        A request that may not come in is answered with its error.
+        `caller` must have been authenticated. `hooks`: all that the request has. `request_id`: of the client's request
+        that this one is a round of, which counts in metrics in its place; None: it gets a new one. A request that may
+        not come in is answered with its error.
         """
 
 
@@ -182,9 +185,10 @@ class InnerRequests:
     async def send_request(self, path: str, fields: Fields, headers: list[Header], caller: Caller) -> InnerAnswer:
         """Make a POST request with the body `fields`, and return its whole answer, an error's too.
 
-        `path`: of an inference API; raises KeyError for another one. `headers`: those of the caller's own request, for
-        what depends on them, such as the session. `caller`: must have been authenticated; the request does not count
-        for its limits. If the task is cancelled, the request ends as one whose client leaves.
+        `path`: of an inference API; raises KeyError for another one. RecursionError is raised if `fields` are nested
+        too deeply. `headers`: those of the caller's own request, for what depends on them, such as the session.
+        `caller`: must have been authenticated; the request does not count for its limits. If the task is cancelled, the
+        request ends as one whose client leaves.
         """
         call = InnerCall(path.encode(), headers, self._now)
         handler = self._opener.open_inner(call, caller)

@@ -51,7 +51,8 @@ def asked_progress(headers: Sequence[Header]) -> Collection[bytes]:
 
 
 def queue_progress(route: ModelRoute, place: QueuePlace | None, *, is_loading: bool) -> Progress:
-    """Return the progress of a request in the queue of the model `route`. `is_loading`: it waits for a load first."""
+    """Return the progress of a request in the queue of the model `route`. `is_loading`: it waits for a load first.
+    `place`: its place in the queue; None: it is not in the queue."""
     if is_loading:
         return Progress("load", route.name, route.state.value, route.progress, place)
     return Progress("queue", route.name, place=place)

@@ -39,7 +39,8 @@ class ExchangeRun:
         `turn`: of a request by WebSocket; None: the request came by HTTP.
 
         Raises:
-            RoundhouseError: `invalid_request` or `previous_response_not_found`.
+            RoundhouseError: `invalid_request`, or `previous_response_not_found` or `conversation_not_found` for an id
+                of a wrong form; see `RequestOptions.of`.
         """
         self._exchange = exchange
         self._turn = turn
@@ -121,7 +122,7 @@ class ExchangeRun:
             RoundhouseError: `conversation_locked`; `rate_limit_exceeded`, since a request that needs loading is counted
                 first; or the error for a response or conversation that the caller may not continue
                 (`previous_response_not_found`, `conversation_not_found`, `invalid_request`), which the pause may raise,
-                too.
+                too, as well as `response_store_failed`.
         """
         exchange, options = self._exchange, self._options
         responses = exchange.services.responses

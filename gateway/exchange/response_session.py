@@ -135,8 +135,8 @@ class ResponseSession:
 
         A message that is no valid request is answered with an error.
 
-        `message`: the bytes of the text. With more than `MOST_WAITING` messages or too many bytes waiting, reading from
-        the client is paused. Does nothing once the connection is to be closed.
+        `message`: the bytes of the text. While more than `MOST_WAITING` messages, or more bytes than one message may
+        have, wait, reading from the client is paused. Does nothing once the connection is to be closed.
         """
         if self._close_code is not None:
             return

@@ -43,7 +43,7 @@ class RoundClient:
             self._round.client_full()
 
     def end_round(self) -> None:
-        """No round is under way any more."""
+        """Slow no handler down any more: the round is over."""
         self._round = None
 
     # Handler

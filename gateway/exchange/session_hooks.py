@@ -11,6 +11,7 @@ from typing import Final
 
 from controller.schema.errors import RoundhouseError
 from controller.schema.routing import Endpoint, ModelRoute
+from gateway.exchange.client_response import ClientResponse
 from gateway.exchange.exchange import Exchange
 from gateway.exchange.hooks import ExchangeHooks
 from gateway.protocols.common.json_bytes import json_bytes
@@ -21,23 +22,38 @@ from gateway.sessions.session_name import SESSION_FIELD, derive_session_key, fin
 from gateway.sessions.transcript import Transcript
 
 
+class DecisionTeller:
+    """Tells a client, in `X-Session`, what was decided on its turn."""
+
+    __slots__ = ("_answer", "_told_line")
+
+    def __init__(self, answer: ClientResponse) -> None:
+        """`answer`: the client's, whose header lines are set before the first call of `tell`."""
+        self._answer = answer
+        self._told_line = b""
+
+    def tell(self, claim: SessionClaim | None) -> None:
+        """Set `X-Session` in the answer's header lines, in the place of what an earlier call set. Does nothing once
+        headers were sent. `claim`: None, or one without a decision: the answer has no `X-Session`."""
+        answer, decision = self._answer, None if claim is None else claim.decision
+        if not answer.status:
+            line = b"" if decision is None else b"x-session: %b\r\n" % decision.encode()
+            answer.lines = answer.lines.removesuffix(self._told_line) + line
+            self._told_line = line
+
+
 class _Turn:
     """Reports the decision of one request's turn, to the client and in metrics."""
 
-    __slots__ = ("_claim", "_told_line")
+    __slots__ = ("_claim", "_teller")
 
-    def __init__(self, claim: SessionClaim) -> None:
+    def __init__(self, claim: SessionClaim, answer: ClientResponse) -> None:
         self._claim = claim
-        self._told_line = b""
+        self._teller = DecisionTeller(answer)
 
-    def tell_decision(self, exchange: Exchange, _route: ModelRoute, _endpoint: Endpoint) -> None:
-        """Set `X-Session` in the answer's header lines. Called before each attempt, since another replica may decide
-        otherwise; does nothing once headers were sent."""
-        answer, decision = exchange.answer, self._claim.decision
-        if decision is not None and not answer.status:
-            line = b"x-session: %b\r\n" % decision.encode()
-            answer.lines = answer.lines.removesuffix(self._told_line) + line
-            self._told_line = line
+    def tell_decision(self, _exchange: Exchange, _route: ModelRoute, _endpoint: Endpoint) -> None:
+        """Tell the client. Called before each attempt, since another replica may decide otherwise."""
+        self._teller.tell(self._claim)
 
     def count_turn(self, exchange: Exchange) -> None:
         """Count the turn in the metrics, unless no engine was asked."""
@@ -73,7 +89,7 @@ def _drop_session_field(request: InferenceRequest) -> None:
 def _claim_session(exchange: Exchange, *, key: bytes) -> bool:
     request = exchange.request
     exchange.session = claim = SessionClaim(key, Transcript.of(request), Sampling.of(request.outline_fields))
-    turn = _Turn(claim)
+    turn = _Turn(claim, exchange.answer)
     exchange.add_hooks(ExchangeHooks(before_send=(turn.tell_decision,), on_end=(turn.count_turn,)))
     return False
 

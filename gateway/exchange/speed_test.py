@@ -56,7 +56,7 @@ def probe_request(route: ModelRoute) -> tuple[str, Fields]:
 
 def generation_body(route: ModelRoute, path: str, prompt: str, max_tokens: int) -> Fields:
     """Return the JSON body of a request at `path`, `CHAT` or `COMPLETIONS`, for a streamed answer to the prompt with
-    usage."""
+    usage. `max_tokens`: most tokens of the answer."""
     question: Fields = {"messages": [{"role": "user", "content": prompt}]} if path == CHAT else {"prompt": prompt}
     options = {"stream": True, "stream_options": {"include_usage": True}, "max_tokens": max_tokens}
     return {"model": route.name, **question, **options}

@@ -11,14 +11,15 @@ from typing import Final
 
 from common.log_formats import tag_request
 from controller.schema.errors import ERROR_CODES, RoundhouseError
-from controller.schema.routing import ModelRoute
+from controller.schema.routing import Endpoint, ModelRoute
 from gateway.exchange.client_response import JSON_LINE
 from gateway.exchange.exchange import Exchange
 from gateway.exchange.hooks import ExchangeHooks
 from gateway.exchange.inner_requests import InnerAnswer, InnerCall, InnerOpener
+from gateway.exchange.loop_memory import LoopMemory
 from gateway.exchange.progress_hooks import PROGRESS_HOOKS
 from gateway.exchange.round_client import RoundClient
-from gateway.exchange.session_hooks import SESSION_HOOKS
+from gateway.exchange.session_hooks import SESSION_HOOKS, DecisionTeller
 from gateway.protocols.common.conversation import Fields
 from gateway.protocols.common.errors import decode_json, encode_json
 from gateway.protocols.common.json_bytes import json_bytes
@@ -47,9 +48,11 @@ class ToolLoop:
     __slots__ = (
         "_client",
         "_context",
+        "_decision",
         "_entry",
         "_exchange",
         "_free_calls",
+        "_memory",
         "_opener",
         "_rounds",
         "_session_fields",
@@ -57,13 +60,17 @@ class ToolLoop:
         "_used",
     )
 
-    def __init__(self, exchange: Exchange, opener: InnerOpener, session_fields: Fields) -> None:
-        """`session_fields`: fields of the client's request that name its session, which its engines do not get."""
+    def __init__(self, exchange: Exchange, opener: InnerOpener, memory: LoopMemory, session_fields: Fields) -> None:
+        """`memory`: of the conversation; the loop gives it back. `session_fields`: fields of the client's request that
+        name its session, which its engines do not get."""
         self._exchange = exchange
         self._opener = opener
+        self._memory = memory
         self._session_fields = session_fields
         self._context: ResponseContext = exchange.request.state
         self._client = RoundClient(exchange)
+        self._decision: DecisionTeller | None = DecisionTeller(exchange.answer)
+        """Tells the client what was decided on its session; None: the first round is over, whose decision it is."""
         self._rounds: ToolRounds
         self._task: asyncio.Task[None] | None = None
         self._entry: RateLimitEntry | None = None
@@ -75,9 +82,12 @@ class ToolLoop:
 
         Raises:
             RoundhouseError: `invalid_request`: the request approves a call of a tool that it does not have.
+                `tool_rounds_full`: there is no memory for the conversation.
         """
         context, request = self._context, exchange.request
         assert context.mcp is not None
+        exchange.add_hooks(ExchangeHooks(on_end=(self._end,)))
+        self._memory.hold(request.size + exchange.extra_text_bytes)
         items = own_items(request.fields, context.referenced_items)
         labels = listed_labels([*context.history, *items])
         writer = RoundsWriter(request.outline_fields, context, is_stream=exchange.is_stream, listed_labels=labels)
@@ -91,13 +101,13 @@ class ToolLoop:
         self._client.follow_client()
         self._entry = exchange.account.take_entry()
         self._task = asyncio.get_running_loop().create_task(self._run())
-        exchange.add_hooks(ExchangeHooks(on_end=(self._end,)))
         return True
 
     def _end(self, _: Exchange) -> None:
         task, self._task = self._task, None
         self._context.writer = None  # it refers back
         self._client.let_go()
+        self._memory.give_back()
         if task is not None and task is not asyncio.current_task():
             task.cancel()
 
@@ -138,8 +148,14 @@ class ToolLoop:
         self._end_answer(rounds.end_rounds())
 
     async def _run_round(self, fields: Fields, writer: RoundWriter) -> InnerAnswer:
-        """Have the model answer once, and pass on what it says. Returns when its slot is free again."""
+        """Have the model answer once, and pass on what it says. Returns when its slot is free again.
+
+        Raises:
+            RoundhouseError: `tool_rounds_full`: the results of tools have made the conversation too large.
+        """
         exchange = self._exchange
+        body = json_bytes(fields)
+        self._memory.hold(len(body) + exchange.extra_text_bytes)
         client = exchange.client
         call = InnerCall(
             exchange.api.path.encode(),
@@ -160,19 +176,27 @@ class ToolLoop:
             writer=writer,
             may_lack_input=True,
             is_open_responses=self._context.is_open_responses,
+            session_name=_name_session(self._context),
         )
         hooks = ExchangeHooks(on_request=(partial(_set_context, context=context, outer=exchange),))
-        hooks += PROGRESS_HOOKS + SESSION_HOOKS + ExchangeHooks(on_end=(self._used.add,))
+        hooks += PROGRESS_HOOKS + SESSION_HOOKS
+        hooks += ExchangeHooks(before_send=(self._tell_decision,), on_end=(self._used.add,))
         handler = self._opener.open_inner(call, exchange.caller, hooks, exchange.answer.request_id)
         call.handler = handler
         try:
             if not call.response_complete:
                 self._client.begin_round(handler)
-                handler.take_body(json_bytes(fields))
+                handler.take_body(body)
             return await call.answered
         finally:
             self._client.end_round()
+            self._decision = None
             call.lose_client()
+
+    def _tell_decision(self, inner: Exchange, _route: ModelRoute, _endpoint: Endpoint) -> None:
+        """Tell the client what was decided on the first round. Called before each attempt of a round."""
+        if self._decision is not None:
+            self._decision.tell(inner.session)
 
     async def _run_calls(self, calls: Sequence[RunCall]) -> None:
         """Run calls at once, and pass on the end of each when it comes."""
@@ -309,6 +333,12 @@ class _UsedTokens:
         else:
             self.prompt += account.usage.prompt
             self.completion += account.usage.completion
+
+
+def _name_session(context: ResponseContext) -> str:
+    """Return the name of the session of all rounds, where the client names none: the one that the requests will have
+    which continue the response, or, if it cannot be continued, the response's own."""
+    return context.input_items[0]["id"] if context.input_items else context.id
 
 
 def _set_context(exchange: Exchange, _: ModelRoute, *, context: ResponseContext, outer: Exchange) -> None:

@@ -10,6 +10,7 @@ from controller.schema.routing import ModelRoute
 from gateway.exchange.exchange import Exchange
 from gateway.exchange.hooks import ExchangeHooks
 from gateway.exchange.inner_requests import InnerOpener
+from gateway.exchange.loop_memory import LoopMemory
 from gateway.exchange.tool_loop import ToolLoop
 from gateway.protocols.responses.context import ResponseContext
 from gateway.protocols.responses.mcp_tools import (
@@ -20,6 +21,7 @@ from gateway.protocols.responses.mcp_tools import (
     is_mcp,
     read_mcp_tools,
 )
+from gateway.server.body_budget import BodyBudget
 from gateway.sessions.session_name import SESSION_FIELD
 
 _NOT_REACHABLE: Final = "The MCP server {name} is not reachable now."
@@ -32,12 +34,13 @@ def _find_servers(exchange: Exchange, _: ModelRoute) -> None:
         context.mcp = read_mcp_tools(exchange.request.fields, _list_servers(exchange))
 
 
-def _open_loop(exchange: Exchange, route: ModelRoute, opener: InnerOpener) -> None:
+def _open_loop(exchange: Exchange, route: ModelRoute, opener: InnerOpener, budget: BodyBudget) -> None:
     _find_servers(exchange, route)
     context: ResponseContext = exchange.request.state
     if context.mcp is not None and not context.may_lack_input:
         session = exchange.request.outline_fields.get(SESSION_FIELD)
-        loop = ToolLoop(exchange, opener, session_fields={} if session is None else {SESSION_FIELD: session})
+        session_fields = {} if session is None else {SESSION_FIELD: session}
+        loop = ToolLoop(exchange, opener, LoopMemory(budget), session_fields)
         exchange.add_hooks(ExchangeHooks(before_admission=(loop.begin,)))
 
 
@@ -62,7 +65,7 @@ COUNTED_TOOLS: Final = ExchangeHooks(on_request=(_find_servers,))
 """For requests that make no response: the tools of servers count as the model's. After the hooks of responses."""
 
 
-def tool_loop_hooks(opener: InnerOpener) -> ExchangeHooks:
+def tool_loop_hooks(opener: InnerOpener, budget: BodyBudget) -> ExchangeHooks:
     """Return the hooks of requests for responses, to be added after all that answer or keep a stream themselves.
-    `opener` opens the rounds."""
-    return ExchangeHooks(on_request=(partial(_open_loop, opener=opener),))
+    `opener` opens the rounds. `budget`: for the memory of large bodies, of which the conversations take a part."""
+    return ExchangeHooks(on_request=(partial(_open_loop, opener=opener, budget=budget),))

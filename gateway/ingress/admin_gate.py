@@ -22,7 +22,7 @@ class AdminGate:
     """
 
     def __init__(self, addresses: Collection[str] | None, *, is_open: bool) -> None:
-        """`addresses`: local IP addresses at which admin requests are accepted; None: at any.
+        """`addresses`: local IP addresses at which admin requests are accepted; None: at any; empty: at none.
 
         Texts that are no IP address are ignored. `is_open`: whether admin requests without a key are accepted while no
         keys are declared.
@@ -63,7 +63,7 @@ class AdminGate:
 
 
 def parse_address(text: str) -> IpAddress | None:
-    """Return the IP address in `text`; None if it is none.
+    """Return the IP address that `text` is; None if it is no IP address.
 
     IPv4-mapped IPv6 addresses (`::ffff:1.2.3.4`) become IPv4.
     """

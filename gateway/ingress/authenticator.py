@@ -36,8 +36,8 @@ class Authenticator:
         internal: InternalCallers | None = None,
     ) -> None:
         """`serves_everybody`: whether requests without a key are served while no keys are declared. `clients`: tells
-        such callers apart. `clock`: Unix time in seconds. `internal`: recognises other programs of Roundhouse; None:
-        there are none."""
+        callers without a key apart. `clock`: Unix time in seconds. `internal`: recognises other programs of Roundhouse;
+        None: there are none."""
         self._live = live
         self._hosts = hosts
         self._cors = cors
@@ -53,10 +53,10 @@ class Authenticator:
         `headers`: with names in lower case. `is_http_1_1`: that version requires a Host header.
 
         Raises:
-            RoundhouseError: `invalid_api_key` for a missing, unknown or expired key, or a wrong token;
-                `invalid_request` for a malformed Host header; without declared keys `keys_required`, `forbidden_host`
-                or `forbidden_origin`; `controller_unavailable` if no table has arrived yet, so that the keys are
-                unknown.
+            RoundhouseError: `invalid_api_key` for a missing, unknown, expired or ambiguous key, a wrong token, or a
+                token beside an Origin header; `invalid_request` for a malformed Host header; without declared keys
+                `keys_required`, `forbidden_host` or `forbidden_origin`; `controller_unavailable` if no table has
+                arrived yet, so that the keys are unknown.
         """
         keys = self._live.current.keys
         if self._internal is not None and (internal_caller := self._internal.find_caller(headers)) is not None:
@@ -69,6 +69,23 @@ class Authenticator:
             raise RoundhouseError("keys_required", message)
         self._hosts.check_request(headers, self._cors)
         return self._clients.find_caller(headers)
+
+    def check_page_request(self, headers: Sequence[Header], *, is_http_1_1: bool) -> None:
+        """Check the Host header of a request for the page's files, which hold no data and need no key.
+
+        While no keys are declared, or before the first table, Host must be one that `HostCheck` accepts; with keys any
+        well-formed Host will do. Any Origin is accepted, also the `null` of the page's sandboxed frames. `headers`:
+        with names in lower case. `is_http_1_1`: that version requires a Host header.
+
+        Raises:
+            RoundhouseError: `invalid_request` for a malformed Host header, `forbidden_host` for one that is not
+                accepted.
+        """
+        routes = self._live.current_or_none
+        if routes is not None and not routes.keys.is_empty:
+            check_host_form(headers, may_lack_host=not is_http_1_1)
+        else:
+            self._hosts.check_request([header for header in headers if header[0] != b"origin"], self._cors)
 
 
 class KeylessWarning:

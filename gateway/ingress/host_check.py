@@ -31,18 +31,19 @@ class HostCheck:
     """Decides which Host and Origin headers are accepted while no keys are declared.
 
     Accepted are loopback names of this machine, the addresses listened on, and names that the operator allows. An open
-    gateway also accepts a Host that is an IP address: the network reaches it so, and DNS rebinding needs a name.
-    Made once; `Authenticator` asks it for each request.
+    gateway also accepts a Host that is an IP address: other machines reach it by its address, and DNS rebinding needs a
+    name. Made once; `Authenticator` asks it for each request.
     """
 
     def __init__(self, hosts: Iterable[str], allowed_names: Iterable[str], *, is_open: bool) -> None:
-        """`hosts`: addresses and names listened on. `allowed_names`: further ones. `is_open`: accept any IP address."""
+        """`hosts`: addresses and names listened on. `allowed_names`: further names and addresses, in any case.
+        `is_open`: accept any IP address as the Host."""
         self._names = frozenset({*_THIS_MACHINE, *(name.lower() for name in (*hosts, *allowed_names))})
         self._any_address = is_open
         self._accepted: set[bytes] = set()
 
     def check_request(self, headers: Sequence[Header], cors: Cors) -> None:
-        """Check the Host and Origin headers of a request. Returns nothing if they are accepted.
+        """Check the Host and Origin headers of a request, and return if they are accepted.
 
         An Origin is accepted if `cors` allows it, if it is http(s) and names the same host and port as the Host header,
         or if it is http(s) and names this machine, a name listened on or an allowed name, at any port. Requests without

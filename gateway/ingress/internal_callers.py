@@ -37,9 +37,10 @@ class InternalCallers:
     def find_caller(self, headers: Sequence[Header]) -> Caller | None:
         """Return the retrieval program as the caller of a request that carries its token.
 
-        None: the request carries no token, and must be authenticated in another way. `headers`: with names in lower
-        case. If a token is shown, `read_token` is called, which may read a file. A request marked as background work
-        gets a caller of its own tenant with the weight `BACKGROUND_WEIGHT`.
+        None: the request carries no token, and must be authenticated in another way. The caller has the scope
+        `inference` alone. `headers`: with names in lower case. If a token is shown, `read_token` is called, which may
+        read a file. A request marked as background work gets a caller of its own tenant with the weight
+        `BACKGROUND_WEIGHT`.
 
         Raises:
             RoundhouseError: `invalid_api_key` if the token is wrong, if the gateway has none now, or if the request has

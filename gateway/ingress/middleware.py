@@ -44,7 +44,8 @@ _STREAM_PATHS: Final = "/v1/stream"
 def request_id_source() -> Callable[[], str]:
     """Return a function that makes request ids, such as `req-1f2e3d4c-a`: a random part, and a counter in hex.
 
-    Each call of the source draws another random part, so call it once per process. Ids of one function never repeat.
+    Each call of `request_id_source` draws another random part: call it once per process. The returned function never
+    makes an id twice.
     """
     process = secrets.token_hex(4)
     numbers = itertools.count(1)
@@ -54,9 +55,11 @@ def request_id_source() -> Callable[[], str]:
 class IngressMiddleware:
     """The outermost ASGI application: authenticates, authorizes and counts each request before FastAPI serves it.
 
-    Routes with the access `open` and CORS preflights need no key and are not counted. Inference requests bypass it: see
-    `gateway.server.connection`. It sets `request_id` in the state of the scope, and `caller` for authenticated
-    requests.
+    Routes with the access `open` or `page` and CORS preflights need no key and are not counted. Inference requests
+    bypass it: see `gateway.server.connection`. It sets `request_id` in the state of the scope, and `caller` for
+    authenticated requests. Errors of a request are answered and never raised; bodies above the limit of their path get
+    `body_too_large`. Every answer has `x-request-id` and the CORS headers; answers to authenticated requests have the
+    headers of the rate limits, too.
     """
 
     def __init__(
@@ -112,6 +115,11 @@ class IngressMiddleware:
             await self._through_framework(scope, receive, send, answer_headers)
             return
         try:
+            if access == "page":
+                self._authenticator.check_page_request(headers, is_http_1_1=scope["http_version"] == "1.1")
+                # The page's files say themselves which origins may read them; two such headers would forbid all.
+                await self._through_framework(scope, receive, send, answer_headers[:1])
+                return
             caller = self._authenticator.authenticate_request(headers, is_http_1_1=scope["http_version"] == "1.1")
         except RoundhouseError as error:
             await send_error(scope, send, error, [*answer_headers[1:], *self._lines.refusal_headers(error)])

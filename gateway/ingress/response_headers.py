@@ -42,8 +42,8 @@ class ResponseHeaders:
     ) -> bytes:
         """Return the lines of every inference answer: request id, client id, place in the queue, rate limits, and CORS.
 
-        `id_lines`, `rate_lines`: finished lines of the request id and of the rate limits. `headers`: the request's.
-        `place` None: the request was in no queue, so the lines of the place are left out.
+        `id_lines`, `rate_lines`: finished lines of the request id and of the rate limits. `headers`: the request's,
+        with names in lower case. `place` None: the request was in no queue, so the lines of the place are left out.
         """
         lines = b"%b%b%b%b" % (
             id_lines,
@@ -54,23 +54,25 @@ class ResponseHeaders:
         return lines + self._cors.header_lines(headers) if self._cors.is_on else lines
 
     def refusal_lines(self, error: RoundhouseError, caller: Caller) -> bytes:
-        """Return the lines that an answer has beside `client_headers` because it refuses a request with `error`.
+        """Return the header lines that a refusal of a request with `error` has in addition to those of
+        `client_headers`.
 
-        `x-ratelimit-client` for `rate_limit_exceeded`, `WWW-Authenticate` for `invalid_api_key`, else empty.
+        That is `x-ratelimit-client` for `rate_limit_exceeded`, and `WWW-Authenticate` for `invalid_api_key`; empty for
+        other codes.
         """
         if error.entry.code == "rate_limit_exceeded":
             return header_lines(client_headers(caller))
         return header_lines(self.refusal_headers(error))
 
     def refusal_headers(self, error: RoundhouseError) -> list[Header]:
-        """Return `WWW-Authenticate` for the error `invalid_api_key`, else nothing."""
+        """Return the header `www-authenticate` for the error `invalid_api_key`; empty for other errors."""
         return [(b"www-authenticate", b"Bearer")] if error.entry.code == "invalid_api_key" else []
 
     def engine_headers(self, request_id: str, headers: Sequence[Header]) -> bytes:
         """Return the lines of a request to an engine: its id, and the client's `traceparent` and `tracestate`.
 
-        Trace headers with unfit characters are left out. `headers`: the client's, with names in lower case; no other is
-        forwarded.
+        Trace headers with unfit characters are left out. `headers`: the client's, with names in lower case, of which no
+        other is forwarded.
         """
         lines = b"x-request-id: %b\r\n" % request_id.encode()
         for name, value in headers:

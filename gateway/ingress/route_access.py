@@ -10,8 +10,9 @@ from typing import Any, Final, Literal, TypeVar
 
 from starlette.routing import BaseRoute, Route
 
-Access = Literal["open", "any_key", "inference", "admin"]
-"""What a route requires. `open`: nothing. `any_key`: any valid key. `inference`, `admin`: a key of that scope."""
+Access = Literal["open", "page", "any_key", "inference", "admin"]
+"""What a route requires. `open`: nothing. `page`: a Host header that this gateway goes by. `any_key`: any valid key.
+`inference`, `admin`: a key of that scope."""
 
 UNKNOWN_ROUTE_ACCESS: Final[Access] = "any_key"
 """Access of paths and methods that no route has, so that clients without a key cannot learn which routes exist."""
@@ -64,7 +65,8 @@ class RouteAccess:
         self._declared_routes: Sequence[tuple[Route, Access]] = declared_routes
 
     def list_declarations(self) -> list[tuple[str, str, Access]]:
-        """Return (method, path as declared, access) of each route and method, sorted. Method `*`: every method."""
+        """Return (method, path as declared, access) of each route and method, sorted by method, then path. Method `*`:
+        the route serves every method."""
         return sorted(
             (method, route.path, access)
             for route, access in self._declared_routes

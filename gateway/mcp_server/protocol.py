@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
-from mcp.server.context import ServerRequestContext
+from mcp.server.context import CallNext, HandlerResult, ServerMiddleware, ServerRequestContext
 from mcp.server.lowlevel import Server
+from mcp.server.streamable_http import MCP_SESSION_ID_HEADER, REQUEST_CANCELLED
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.exceptions import MCPError
 from mcp_types import (
@@ -26,21 +27,25 @@ from mcp_types import Tool as McpTool
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
 from gateway.mcp_server.calls import McpToolCalls, UnknownToolError
+from gateway.mcp_server.cancellations import CallKey, CancellableCalls, CancelledByClientError, make_session_id
 from gateway.mcp_server.handlers import CALLER_KEY, ToolCaller
 from gateway.mcp_server.tools import Tool
-from gateway.server.asgi import AsgiApp, Receive, Scope, Send
+from gateway.server.asgi import AsgiApp, Message, Receive, Scope, Send
 
 INSTRUCTIONS: Final = (
     "Roundhouse serves language models. These tools list, load, unload and read them. Errors have a `code` and "
     "`next_steps`. Answers are bounded: `cut` says what is missing."
 )
+SESSION_KEY: Final = "mcp_session"
+"""Where the state of a request's scope has the id that its client is given with the answer; absent: none."""
 
 
 @asynccontextmanager
 async def serve_tools(calls: McpToolCalls, version: str, most_body_bytes: int) -> AsyncIterator[AsgiApp]:
     """Give an ASGI application that answers the requests of MCP clients, as long as the context lasts.
 
-    It keeps no session: each request stands alone. The state of each request's scope must have a `ToolCaller` at
+    It keeps no session: each request stands alone. A client that shakes hands is given an id, by which its message
+    `notifications/cancelled` finds its call. The state of each request's scope must have a `ToolCaller` at
     `CALLER_KEY`. `version`: of Roundhouse. Leaving cancels what runs.
     """
     server = _build_server(calls, version)
@@ -54,8 +59,10 @@ async def serve_tools(calls: McpToolCalls, version: str, most_body_bytes: int) -
     with_handshake, without_handshake = new_manager(is_json=True), new_manager(is_json=False)
 
     async def serve_request(scope: Scope, receive: Receive, send: Send) -> None:
-        manager = with_handshake if _has_handshake(scope) else without_handshake
-        await manager.handle_request(scope, receive, send)
+        if _has_handshake(scope):
+            await with_handshake.handle_request(scope, receive, _send_with_session(scope, send))
+        else:
+            await without_handshake.handle_request(scope, receive, send)
 
     async with with_handshake.run(), without_handshake.run():
         yield serve_request
@@ -65,6 +72,52 @@ def _has_handshake(scope: Scope) -> bool:
     """Return whether a request is of the older generation of MCP, or names no version."""
     versions = [value.decode("latin-1") for name, value in scope["headers"] if name == b"mcp-protocol-version"]
     return not versions or versions[0] in HANDSHAKE_PROTOCOL_VERSIONS
+
+
+def _send_with_session(scope: Scope, send: Send) -> Send:
+    """Return a `send` that adds the id which the client is given, if it is."""
+
+    async def send_message(message: Message) -> None:
+        session = scope["state"].get(SESSION_KEY)
+        if session is not None and message["type"] == "http.response.start":
+            header = (MCP_SESSION_ID_HEADER.encode(), session.encode())
+            message = {**message, "headers": [*message["headers"], header]}
+        await send(message)
+
+    return send_message
+
+
+def _watch_cancellations() -> ServerMiddleware[Any]:
+    """Return what gives each client that shakes hands an id, and ends its calls when it says so."""
+    running = CancellableCalls()
+
+    async def watch(ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> HandlerResult:
+        assert ctx.request is not None, "each message comes by HTTP"
+        if ctx.method == "initialize":
+            ctx.request.scope["state"][SESSION_KEY] = make_session_id()
+        elif ctx.method == "notifications/cancelled":
+            key = _find_call(ctx, (ctx.params or {}).get("requestId"))
+            if key is not None:
+                running.cancel(key)
+        elif ctx.method == "tools/call":
+            try:
+                async with running.hold(_find_call(ctx, ctx.request_id)):
+                    return await call_next(ctx)
+            except CancelledByClientError:
+                raise MCPError(code=REQUEST_CANCELLED, message="Request cancelled") from None
+        return await call_next(ctx)
+
+    return watch
+
+
+def _find_call(ctx: ServerRequestContext[Any, Any], request: object) -> CallKey | None:
+    """Return which call of a client `request` is, the id of its JSON-RPC request; None: the client has no id, or that
+    is none."""
+    assert ctx.request is not None
+    session = ctx.request.headers.get(MCP_SESSION_ID_HEADER)
+    if session is None or not isinstance(request, str | int):
+        return None
+    return CallKey(_caller_of(ctx).caller.name, session, request)
 
 
 def _build_server(calls: McpToolCalls, version: str) -> Server[Any]:
@@ -83,7 +136,7 @@ def _build_server(calls: McpToolCalls, version: str) -> Server[Any]:
             is_error=answer.is_error,
         )
 
-    return Server(
+    server: Server[Any] = Server(
         "roundhouse",
         version=version,
         title="Roundhouse",
@@ -91,6 +144,8 @@ def _build_server(calls: McpToolCalls, version: str) -> Server[Any]:
         on_list_tools=list_tools,
         on_call_tool=call_tool,
     )
+    server.middleware.append(_watch_cancellations())
+    return server
 
 
 def _caller_of(ctx: ServerRequestContext[Any, Any]) -> ToolCaller:

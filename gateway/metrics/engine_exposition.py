@@ -32,7 +32,8 @@ _TYPES: Final = frozenset({"counter", "gauge", "histogram", "summary", "untyped"
 
 
 class EnginePage(NamedTuple):
-    """What one engine said at its `/metrics`."""
+    """What one engine said at its `/metrics`. `text` None: the page could not be read. `seconds`: how long the read
+    took."""
 
     model: str
     replica: str

@@ -30,7 +30,8 @@ class FastCounters:
         self._series: dict[tuple[str, ...], FastCounter] = {}
 
     def counter_of(self, *labels: str) -> FastCounter:
-        """Return the series of these label values, one per label in the order of the metric's labels (not checked).
+        """Return the series of these label values: one value per label, in the order of the metric's labels (not
+        checked).
 
         The series is created on first use. Keep it if you count often: it is never removed or replaced.
         """
@@ -57,7 +58,8 @@ class FastCounters:
 
 
 class FastHistogram:
-    """One series of a histogram: counts by bucket, and the sum of the values. Use it from one thread."""
+    """One series of a histogram: counts by bucket, and the sum of the values. Use it from one thread. `bounds`: upper
+    bounds of the buckets, ascending, without `+Inf`."""
 
     __slots__ = ("_bounds", "counts", "sum")
 
@@ -82,7 +84,8 @@ class FastHistograms:
         self._series: dict[tuple[str, ...], FastHistogram] = {}
 
     def histogram_of(self, *labels: str) -> FastHistogram:
-        """Return the series of these label values, one per label in the order of the metric's labels (not checked).
+        """Return the series of these label values: one value per label, in the order of the metric's labels (not
+        checked).
 
         The series is created on first use. Keep it if you count often: it is never removed or replaced.
         """

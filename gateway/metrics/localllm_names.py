@@ -27,7 +27,8 @@ class LoadedEngine(NamedTuple):
 
 class LocalllmCollector(Collector):
     """Yields the metrics of a LocalLLM server under its names (`localllm_*`), computed at each scrape from the counters
-    of the gateway's requests, the counts of requests in flight and the loaded replicas."""
+    of the gateway's requests, the counts of requests in flight, and the loaded replicas, for which it calls
+    `list_engines`."""
 
     def __init__(
         self,

@@ -79,7 +79,7 @@ class Metrics:
 
         `client_text`: how the client names itself (`find_client_text`), not cleaned.
 
-        The first `MAX_CLIENTS` names have counters of their own; all others share those of `other`.
+        The first `MAX_CLIENTS` (100) names have counters of their own; all others share those of `other`.
         """
         return self._clients.get(client_text) or self._add_client(client_text)
 
@@ -100,8 +100,9 @@ class Metrics:
         return series
 
     def count_tool_call(self, tool: str, outcome: str) -> None:
-        """Count an ended call of a tool. `tool`: the name of a tool that there is, or `unknown`; the first
-        `MAX_TOOLS` have counters of their own, all others share those of `other`."""
+        """Count an ended call of a tool. `outcome`: `ok`, `error` (the tool said so), `refused`, `timeout`, `failed` or
+        `cancelled`. `tool`: the name of a tool that there is, or `unknown`; the first `MAX_TOOLS` (200) have counters
+        of their own, all others share those of `other`."""
         if tool not in self._tools:
             if len(self._tools) < MAX_TOOLS:
                 self._tools.add(tool)
@@ -124,7 +125,8 @@ class Metrics:
         self.registry.register(LocalllmCollector(self._requests, ledger, list_engines))
 
     def show_stored(self, stored_totals: Callable[[], StoredTotals], failures: Callable[[], int]) -> None:
-        """Add metrics of the store. Both functions are called when Prometheus reads. Call at most once."""
+        """Add metrics of the store of responses, completions and conversations. `failures`: number of its jobs that
+        have failed or were refused so far. Both functions are called when Prometheus reads. Call at most once."""
         self.registry.register(StoredResponsesCollector(stored_totals, failures))
 
     def show_streams(self, stream_totals: Callable[[], StreamTotals]) -> None:
@@ -137,7 +139,8 @@ class Metrics:
         self.registry.register(McpServersCollector(list_connected))
 
     def show_certificate(self, has_problem: Callable[[], bool]) -> None:
-        """Add the gauge of unusable certificate files. `has_problem` is called when Prometheus reads.
+        """Add the gauge of unusable certificate files. `has_problem` is called when Prometheus reads; True: the latest
+        files cannot be used.
 
         Call at most once.
         """
@@ -146,6 +149,6 @@ class Metrics:
     def show_connections(self, *, count_idle: Callable[[], int], count_busy: Callable[[], int]) -> None:
         """Add the gauge of connections to engines. Call at most once.
 
-        Both functions are called when Prometheus reads.
+        Both functions are called when Prometheus reads, and return numbers of open connections.
         """
         self.registry.register(ConnectionCollector(count_idle, count_busy))

@@ -50,7 +50,8 @@ OTHER_TOOLS: Final = "other"
 
 
 class EngineWork(NamedTuple):
-    """What an engine did for one request, as the gateway saw it."""
+    """What an engine did for one request, as the gateway saw it, in seconds and events. 0 stands for what did not
+    happen; `first_token_s` None: the client got no stream."""
 
     inference_s: float = 0.0
     """Seconds from the sending of the last attempt to the end of the request; 0: no engine was asked."""
@@ -79,7 +80,8 @@ class RequestSeries:
         self._tokens: tuple[FastCounter, FastCounter] | None = None
 
     def count_finished(self, status: int, duration_s: float, first_byte_s: float | None, usage: Usage | None) -> None:
-        """Count one finished request. `status`: the HTTP status that was sent, or `CLIENT_GONE_STATUS` if none was.
+        """Count one finished request. `status`: the HTTP status that was sent, or `CLIENT_GONE_STATUS` (499) if none
+        was.
 
         `duration_s`, `first_byte_s`: seconds from the arrival of its headers to the end and to the answer's first byte;
         `first_byte_s` None: no byte of an answer was sent. `usage` None: no tokens are known, and none are counted.
@@ -89,6 +91,10 @@ class RequestSeries:
         self._duration.observe_value(duration_s)
         if first_byte_s is not None:
             self._first_byte.observe_value(first_byte_s)
+        self.count_tokens(usage)
+
+    def count_tokens(self, usage: Usage | None) -> None:
+        """Count the tokens of a round of a request. `usage` None: none are known, and none are counted."""
         if usage is not None:
             prompt, completion = self._tokens or self._token_counters()
             prompt.value += usage.prompt
@@ -167,14 +173,25 @@ class ModelSeries:
         self._tokens_out: FastHistogram
 
     def count_finished(self, outcome: Outcome, work: EngineWork, usage: Usage | None, unreported_tokens: int) -> None:
-        """Count one finished request. With `work` `NO_WORK` (that very object), only the outcome is counted.
+        """Count one finished request. With `work` `NO_WORK` (that very object), only the outcome is counted; with
+        `work.chunks` 0, nothing of a stream.
 
-        `usage` None: the engine did not report tokens; then `unreported_tokens` are those of its stream that came.
+        `usage` None: the engine did not report its tokens; `unreported_tokens`, those that were counted in its stream,
+        are counted instead.
         """
         counter = self._outcomes.get(outcome)
         if counter is None:
             counter = self._outcomes[outcome] = self._requests.outcomes.counter_of(self.model, outcome)
         counter.value += 1
+        self._count_work(outcome, work, usage, unreported_tokens)
+
+    def count_round(self, outcome: Outcome, work: EngineWork, usage: Usage | None, unreported_tokens: int) -> None:
+        """Count one finished round of a response whose tools the gateway runs. It adds nothing to the outcomes of
+        requests; all else is as in `count_finished`."""
+        self._requests.rounds.counter_of(self.model, outcome).value += 1
+        self._count_work(outcome, work, usage, unreported_tokens)
+
+    def _count_work(self, outcome: Outcome, work: EngineWork, usage: Usage | None, unreported_tokens: int) -> None:
         if work is NO_WORK:
             return
         inference = self._inference or self._bind_series()
@@ -220,14 +237,18 @@ class KeySeries:
     def count_finished(self, usage: Usage | None) -> None:
         """Count one finished request that carried the key, answered or refused. `usage` None: no tokens reported."""
         self._requests.value += 1
+        self.count_tokens(usage)
+
+    def count_tokens(self, usage: Usage | None) -> None:
+        """Count the tokens of a round of a request. `usage` None: none are known, and none are counted."""
         if usage is not None:
             self._tokens_in.value += usage.prompt
             self._tokens_out.value += usage.completion
 
 
 class ClientSeries:
-    """Counters of one client, or of all that share the label value `other`. Obtain it from
-    `Metrics.client_series_of`."""
+    """Counters of one client, or of all clients that share the label value `other`. Obtain it from
+    `Metrics.client_series_of`, which the caller asks for each request."""
 
     __slots__ = ("_inference", "_requests")
 
@@ -238,6 +259,10 @@ class ClientSeries:
     def count_finished(self, inference_s: float) -> None:
         """Count one finished request. `inference_s`: as `EngineWork.inference_s`."""
         self._requests.value += 1
+        self._inference.value += inference_s
+
+    def count_work(self, inference_s: float) -> None:
+        """Count an engine's work for a round of a request. `inference_s`: as `EngineWork.inference_s`."""
         self._inference.value += inference_s
 
 
@@ -322,6 +347,12 @@ class RequestCollector(Collector):
             "roundhouse_gateway_request_outcomes",
             "Requests that ended, by how: `completed`, `errored` (an error's status, or broken off by one), or "
             "`cancelled` by their client.",
+            ("model", "outcome"),
+        )
+        self.rounds = FastCounters(
+            "roundhouse_gateway_rounds",
+            "Rounds of responses whose tools the gateway runs, by how they ended, as in `request_outcomes_total`, "
+            "which counts the response.",
             ("model", "outcome"),
         )
         self.inference_seconds = FastCounters(

@@ -14,6 +14,7 @@ from controller.schema.errors import RoundhouseError
 from controller.schema.routing import ModelRoute
 from gateway.protocols.anthropic.dialect import MESSAGES
 from gateway.protocols.anthropic.via_chat import MESSAGES_COUNTED_VIA_CHAT, MESSAGES_VIA_CHAT
+from gateway.protocols.chat import llama_server, vllm
 from gateway.protocols.chat.dialect import CHAT, COMPLETIONS
 from gateway.protocols.common.dialect import Dialect
 from gateway.protocols.common.json_dialect import JSON_DIALECT
@@ -32,7 +33,11 @@ _REMOTE: Final = "openai_remote"
 @dataclass(frozen=True, slots=True)
 class ServingOption:
     """One way to serve a path of the gateway: an API of the engine, and the dialect that passes requests through to it
-    or translates them. A constant entry of `SERVING_OPTIONS`."""
+    or translates them. A constant entry of `SERVING_OPTIONS`.
+
+    `target`: path to ask the engine for; None: the path that the client asked for. For `flawed_backends`, any other
+    option is preferred.
+    """
 
     required_api: str
     """API that the engine must offer, as named in `ModelRoute.apis`."""
@@ -123,6 +128,12 @@ def serving_option(path: str, request: InferenceRequest, route: ModelRoute) -> S
         message = f"The engine of {route.name!r} does not offer {path}; the model has {path_list}."
         raise RoundhouseError("not_supported", message, param="model")
     return selected_option
+
+
+def continues_answers(route: ModelRoute) -> bool:
+    """Whether a translated request whose last turn is a text of the model gets the continuation of that text. False
+    also for a remote model, of which that is not known."""
+    return route.backend == llama_server.BACKEND or route.backend in vllm.BACKENDS
 
 
 def offers_path(path: str, route: ModelRoute) -> bool:

@@ -16,7 +16,8 @@ LITERT_LM: Final = "litert_lm"
 
 
 def find_model(routes: Routes, name: str) -> ModelRoute:
-    """Return the model with exactly this name or alias, in whatever state it is. The caller's key is not checked.
+    """Return the model with exactly this name or alias, in whatever state it is. Whether the caller's key may use the
+    model is not checked.
 
     Raises:
         RoundhouseError: `unknown_model` if no declared model has it.
@@ -30,7 +31,8 @@ def find_model(routes: Routes, name: str) -> ModelRoute:
 class LoadingError(RoundhouseError):
     """Error `model_loading` of a request to a model that is being loaded, or was not loaded in time.
 
-    `progress` is the part of the load that is done, from 0 to 1; None: unknown.
+    `progress` is the part of the load that is done, from 0 to 1; None: unknown. `retry_after_s` None: the client is
+    told to retry after `DEFAULT_RETRY_AFTER_S` (5).
     """
 
     def __init__(self, message: str, progress: float | None, retry_after_s: float | None = None) -> None:
@@ -51,8 +53,8 @@ class RemoteDownError(RoundhouseError):
     """
 
     def build_headers(self) -> dict[str, str]:
-        """Return `retry-after` in whole seconds, at least 1 (`DEFAULT_RETRY_AFTER_S` if no time is known), in place of
-        a failed model's `x-should-retry: false`."""
+        """Return `retry-after` in whole seconds, at least 1 (`DEFAULT_RETRY_AFTER_S`, 5, if no time is known), in place
+        of a failed model's `x-should-retry: false`."""
         return {"retry-after": str(max(1, round(self.retry_after_s or DEFAULT_RETRY_AFTER_S)))}
 
 
@@ -76,10 +78,9 @@ def refusal_of(route: ModelRoute, now: float, *, shows_paths: bool = False) -> R
             "could not be loaded" if route.remote_probe is None else "is not available",
         ),
     }[route.state]
-    detail = hide_addresses(route.last_error) if route.last_error else (f"{route.reason}." if route.reason else None)
-    if detail and not shows_paths:
-        detail = hide_paths(detail)
-    detail_text = f": {detail}" if detail else "."
+    detail = reason_of(route, shows_paths=shows_paths)
+    end = "" if route.last_error else "."
+    detail_text = f": {detail}{end}" if detail else "."
     wait_s = None if route.retry_at is None else max(1.0, route.retry_at - now)
     if route.state == ModelState.LOADING:
         progress_text = "" if route.progress is None else f" ({route.progress:.0%})".replace("%", " %")
@@ -89,6 +90,17 @@ def refusal_of(route: ModelRoute, now: float, *, shows_paths: bool = False) -> R
     is_remote_down = route.state == ModelState.FAILED and route.remote_probe is not None and wait_s is not None
     error_class = RemoteDownError if is_remote_down else RoundhouseError
     return error_class(code, f"The model {route.name!r} {text}{detail_text}", param="model", retry_after_s=wait_s)
+
+
+def reason_of(route: ModelRoute, *, shows_paths: bool = False) -> str | None:
+    """Return why a model is not loaded: its last error, or else the reason of its state, without network addresses.
+
+    None: it is loaded, or no reason is known. `shows_paths`: keep file paths of the server.
+    """
+    if route.state == ModelState.LOADED:
+        return None
+    text = hide_addresses(route.last_error) if route.last_error else route.reason
+    return hide_paths(text) if text and not shows_paths else text or None
 
 
 def is_worth_waiting(route: ModelRoute) -> bool:

@@ -25,7 +25,8 @@ class Degradation(NamedTuple):
 
 
 class Surroundings(NamedTuple):
-    """What the gateway knows of the parts around it, at the time of one question about its health."""
+    """What the gateway knows of the parts around it, at the time of one question about its health. `models` None: no
+    routing table was received yet."""
 
     link: str
     """The link to the controller: `connected`, `lost` or `never`."""
@@ -41,7 +42,12 @@ class Surroundings(NamedTuple):
 
 def list_degradations(surroundings: Surroundings) -> list[Degradation]:
     """Return the parts that do not work, in the order controller, retrieval, certificate, models, replicas; empty if
-    all do. A model that nobody wants loaded, or that is loading, is well."""
+    every part works.
+
+    The controller counts as a part that does not work before the first routing table, and while its link is lost. Of
+    the models only failed ones are returned, in the table's order; of the replicas those with an open circuit breaker,
+    sorted by name.
+    """
     found = []
     if surroundings.models is None:
         found.append(Degradation("controller", "No routing table was received yet."))
@@ -60,7 +66,7 @@ def list_degradations(surroundings: Surroundings) -> list[Degradation]:
 
 def hide_secrets_of_host(text: str) -> str:
     """Return a text of the controller as everybody may read it: its first line, with `[path]` and `[address]` in place
-    of file paths and network addresses, cut to `LONGEST_REASON` characters. Empty for an empty text."""
+    of file paths and network addresses, cut to `LONGEST_REASON` (200) characters. Empty for an empty text."""
     return hide_addresses(hide_paths(next(iter(text.splitlines()), "")))[:LONGEST_REASON]
 
 

@@ -48,9 +48,11 @@ class LiveRoutes:
         _ = self.current
 
     def apply_table(self, table: RoutingTable) -> None:
-        """Put `table` in force, and call `on_table`, `on_models` and `on_tools`, whose exceptions are not caught.
+        """Put `table` in force, then call `on_table`, `on_models` and `on_tools`.
 
-        The stamp of `table` is not compared: the caller must have refused an older table, or one of another controller.
+        What a callback raises is raised: the table is in force then, and the later callbacks are not called. Neither
+        the stamp nor the instance of `table` is compared with the former table's: the caller has decided that it is to
+        be applied (`control.link.judge_table`).
         """
         self._current = routes = Routes.of(table)
         self.on_table(routes)

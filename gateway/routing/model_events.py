@@ -50,7 +50,8 @@ class ModelView(NamedTuple):
 
 
 class Change(NamedTuple):
-    """One event of a change. `data` None: the event has none."""
+    """One event that `find_changes` finds. `model`: the model's own name, or `*` (`ALL_MODELS`) for `models_reload`.
+    `data` None: the event has none."""
 
     event: EventName
     model: str
@@ -59,8 +60,9 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ModelEvent:
-    """One event. `id` counts from 1 in each log, without gaps; `data` None: the event has none. `route`: the model as
-    it is since, or was before its removal; None: the event is about the list."""
+    """One event of a `ModelEventLog`. `id` counts from 1 in each log, without gaps. `model`, `data`: as in `Change`.
+    `route`: the model after the change, or, if it was removed, before the change; None: the event is about the whole
+    list of models."""
 
     id: int
     event: EventName
@@ -75,9 +77,10 @@ class ModelEvent:
 
 
 def join_downloads(models: Mapping[str, ModelRoute], downloads: Iterable[Download]) -> dict[str, ModelView]:
-    """Return the models by name, each with the newest download of its source.
+    """Return the models by name, each with that download of its source which was ordered last.
 
-    A download belongs to a source if it was ordered under that reference, or was pinned to it.
+    A download belongs to a source if it was ordered under that reference, or was pinned to it. The download of a model
+    is None if it names no source, or nothing is known of a download of its source.
     """
     newest: dict[str | None, Download] = {}
     for download in sorted(downloads, key=lambda each: each.created_at):
@@ -91,8 +94,13 @@ def join_downloads(models: Mapping[str, ModelRoute], downloads: Iterable[Downloa
 
 
 def describe_status(view: ModelView) -> dict[str, Any]:
-    """Return the `data` of a `model_status`: the state, with `failed` and `exit_code` after a failed load, and while a
-    load reports its progress, `progress`."""
+    """Return the `data` of a `model_status` event: the model's state as `status`, in the words of llama-server's
+    router.
+
+    While the model's files are being downloaded, and it is neither loaded nor unloading, this is `downloading` and
+    nothing else. After a failed load, `failed` and `exit_code` (`NO_ENGINE` if it is not known) are added; during a
+    load whose engine reports its progress, `progress`, whose `value` is from 0 to 1.
+    """
     route = view.route
     if view.running_download is not None and route.state not in (ModelState.LOADED, ModelState.UNLOADING):
         return {"status": "downloading"}
@@ -106,14 +114,19 @@ def describe_status(view: ModelView) -> dict[str, Any]:
 
 
 def describe_progress(download: Download) -> dict[str, Any]:
-    """Return how far each file of a download is, in bytes, by its path below the models folder."""
+    """Return how far each file of a download is: its path below the models folder, with `done` and `total`, in
+    bytes."""
     return {file.path: {"done": file.done_bytes, "total": file.size} for file in download.files}
 
 
 def find_changes(before: Mapping[str, ModelView], after: Mapping[str, ModelView]) -> list[Change]:
-    """Return the events of the change between two states, models in name order: removed ones, then `models_reload` if
-    names, aliases or backends differ, then of each model, where they differ: the end of its download, its state with
-    the progress of its load, and the progress of its download."""
+    """Return the events of the change from `before` to `after`, which are all models by name.
+
+    First comes `model_remove` for each model that is gone, in the order of names, then one `models_reload` if names,
+    aliases or backends differ. Then follow the models of `after`, in the order of names, each with the events of what
+    differs: `download_finished` or `download_failed`, then `model_status` (state, or progress of a load), then
+    `download_progress`. A new model has a `model_status` in any case.
+    """
     found = [Change("model_remove", name) for name in sorted(before.keys() - after.keys())]
     if _identities(before) != _identities(after):
         found.append(Change("models_reload", ALL_MODELS))
@@ -151,8 +164,8 @@ def _find_progress(name: str, before: Download | None, running: Download | None)
 
 
 class ModelEventLog:
-    """The models of one gateway with their downloads, the last `KEPT_EVENTS` events, and who is to be told of new ones.
-    Use it in one event loop."""
+    """The models of one gateway with their downloads, the last `KEPT_EVENTS` (1000) events, and who is to be told of
+    new events. Use it in one event loop."""
 
     def __init__(self, name: str) -> None:
         """`name`: of this log, different in every gateway process, of letters, digits and `-`."""
@@ -169,7 +182,8 @@ class ModelEventLog:
         """Whether `close` was called."""
 
     def follow_table(self, models: Mapping[str, ModelRoute]) -> None:
-        """Add the events of the change to the models of a new routing table.
+        """Add the events of the change from the previous routing table to a new one. The first table adds events for
+        all models.
 
         Calls the listeners if there are any events. `models`: all models of the table in force, by name.
         """
@@ -177,9 +191,11 @@ class ModelEventLog:
         self._update(is_told=True)
 
     def follow_downloads(self, downloads: Sequence[Download]) -> None:
-        """Add the events of the change to these downloads, and call the listeners if there are any events.
+        """Add the events of the change from the downloads of the previous call to these, and call the listeners if
+        there are any events.
 
-        `downloads`: all downloads that are known. The first call adds no events.
+        `downloads`: all downloads that are known. The first call adds no events: its downloads are where the log
+        begins.
         """
         is_told = self._downloads is not None
         self._downloads = downloads
@@ -200,9 +216,11 @@ class ModelEventLog:
                 listener()
 
     def list_after(self, event_id: int | None) -> Sequence[ModelEvent] | None:
-        """Return the events after the one with the id `event_id`, oldest first.
+        """Return the events after the one with the id `event_id` (0: all events), oldest first; empty if it is the
+        newest.
 
-        None: not all of them are kept any more, or `event_id` is None, because it is of another gateway process.
+        None: not all of them are kept any more, `event_id` is greater than the newest id, or `event_id` is None,
+        because it is of another gateway process.
         """
         if event_id is None or event_id > self.last_id or (self._events and event_id < self._events[0].id - 1):
             return None
@@ -213,7 +231,8 @@ class ModelEventLog:
         return f"{self._name}.{event.id}"
 
     def read_id(self, text: str) -> int | None:
-        """Return the id that `write_id` wrote. None: it is of another log, or none."""
+        """Return the id in a text that `write_id` made. None: the text is of another log, or no such text; nothing is
+        raised."""
         name, _, number = text.rpartition(".")
         is_own = name == self._name and number.isascii() and number.isdigit() and len(number) < 16
         return int(number) if is_own else None
@@ -221,14 +240,15 @@ class ModelEventLog:
     def close(self) -> None:
         """Set `is_closed`, and call the listeners, so that all readers end. Call when the gateway stops.
 
-        Events are still kept.
+        Events are still added and kept afterwards.
         """
         self.is_closed = True
         for listener in list(self._listeners):
             listener()
 
     def add_listener(self, listener: Callable[[], None]) -> None:
-        """Call `listener` after each change and in `close`, until `remove_listener`. It must not block."""
+        """Call `listener` whenever events were added, and in `close`, until `remove_listener`. It must not block or
+        raise: what it raises reaches the caller of that method, and later listeners are not called."""
         self._listeners.add(listener)
 
     def remove_listener(self, listener: Callable[[], None]) -> None:

@@ -13,7 +13,8 @@ from gateway.tenancy.api_keys import KeyRing
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """A routing table, indexed for the look-ups of requests. Immutable: a new table makes new `Routes`."""
+    """A routing table, indexed for the look-ups of requests. Immutable: a new table makes new `Routes`. `models` has
+    each model by its own name alone, `names` by its aliases, too."""
 
     instance: str
     """Name of the installation whose controller made the table."""
@@ -24,7 +25,8 @@ class Routes:
     names: Mapping[str, ModelRoute]
     """Models by every name that clients may use. A model's own name wins over another model's alias."""
     replicas: frozenset[str]
-    """Names of the replicas of all models' endpoints, which take new requests; remote models' endpoints included."""
+    """Names of the replicas that take new requests: those of all models' endpoints, remote models' included, and those
+    of the MCP servers that the controller runs."""
     keys: KeyRing
     tools: tuple[ToolRoute, ...] = ()
     """The enabled built-in tools."""
@@ -35,6 +37,8 @@ class Routes:
     def of(cls, table: RoutingTable) -> Routes:
         """Index a routing table. Nothing is raised for an alias that two models have: the later model gets it."""
         models = {route.name: route for route in table.models}
+        replicas = [endpoint.replica for route in table.models for endpoint in route.endpoints]
+        replicas += [server.replica for server in table.mcp_servers if server.replica is not None]
         aliases = {alias: route for route in table.models for alias in route.aliases}
         return cls(
             instance=table.instance,
@@ -42,13 +46,14 @@ class Routes:
             models=MappingProxyType(models),
             names=MappingProxyType(aliases | models),
             keys=KeyRing.of(table.keys),
-            replicas=frozenset(endpoint.replica for route in table.models for endpoint in route.endpoints),
+            replicas=frozenset(replicas),
             tools=table.tools,
             mcp_servers=table.mcp_servers,
         )
 
     def sole_model(self, path: str) -> str | None:
-        """Return the name of the only model, in whatever state, whose engine serves `path`; None if none or several do.
+        """Return the own name of the only model, in whatever state, whose engine serves `path`; None if none or several
+        do.
 
         `path`: as in `ModelRoute.apis`, such as `/v1/embeddings`.
         """

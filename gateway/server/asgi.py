@@ -17,7 +17,8 @@ Header = tuple[bytes, bytes]
 
 
 class ClientGoneError(Exception):
-    """The client closed its connection before its request was read, so the request needs no answer."""
+    """The client closed its connection before its request was read or its answer was complete, so nothing need be
+    sent."""
 
 
 def request_id_of(scope: Scope) -> str:
@@ -33,7 +34,8 @@ def local_address_of(scope: Scope) -> str | None:
 
 
 async def send_whole(send: Send, status: int, headers: list[Header], body: bytes) -> None:
-    """Send a complete answer. Adds the header `content-length`, also to the caller's list `headers`."""
+    """Send a complete answer, and add the header `content-length`, also to the caller's list `headers`. Names of
+    headers are to be in lower case."""
     headers.append((b"content-length", b"%d" % len(body)))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": False})
@@ -42,7 +44,8 @@ async def send_whole(send: Send, status: int, headers: list[Header], body: bytes
 def error_headers(error: RoundhouseError) -> list[Header]:
     """Return the headers of an error's answer, `Content-Type` included, without `Content-Length` and the request id.
 
-    `Retry-After`, in whole seconds and at least 1, is among them whenever the error has a `retry_after_s`.
+    `Retry-After`, in whole seconds and at least 1, is among them whenever the error has a `retry_after_s`, or its code
+    asks for a retry.
     """
     headers = error.build_headers()
     if error.retry_after_s is not None:
@@ -56,7 +59,8 @@ def error_headers(error: RoundhouseError) -> list[Header]:
 async def send_error(scope: Scope, send: Send, error: RoundhouseError, extra_headers: Iterable[Header] = ()) -> None:
     """Send `error` as the whole answer, with its status, its headers, the request id and `extra_headers`.
 
-    The body has the form of the path's API family. No part of another answer may have been sent.
+    The body has the form of the path's API family. No part of another answer may have been sent. KeyError for a request
+    without an id (`request_id_of`).
     """
     request_id = request_id_of(scope)
     headers = [(b"x-request-id", request_id.encode()), *error_headers(error), *extra_headers]

@@ -228,7 +228,8 @@ class ClientCall:
         return RoundhouseError("body_too_large", f"The body is larger than {limit} bytes, the most that is accepted.")
 
     def lose_client(self) -> None:
-        """Tell the handler that the client has gone, and drop the body. Call when the connection is lost.
+        """Set `disconnected` and `response_complete`, drop the body, and tell the handler that the client has gone.
+        Call when the connection is lost.
 
         Does nothing if the answer is complete.
         """
@@ -254,7 +255,8 @@ class ClientCall:
     # From the handler
 
     def send_whole(self, status: int, lines: bytes, body: bytes) -> None:
-        """Send a complete answer, with its Content-Length. `lines`: further header lines, each with CRLF.
+        """Send a complete answer, with its Content-Length. `lines`: further header lines, each with CRLF, the request
+        id's among them.
 
         The connection closes afterwards if the client asked for that or a part of the request's body is missing. Call
         once, and not after `start_response`.

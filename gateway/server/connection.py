@@ -231,8 +231,8 @@ class ClientConnection(RequestReader):
     def finish_call(self, call: ClientCall) -> None:
         """Close the connection or serve its next request: the answer to `call` is complete. Call once per answer.
 
-        If a part of the request's body is missing, the rest is read and dropped for `LINGER_S` before the connection
-        closes.
+        If a part of the request's body is missing, the rest is read and dropped for `LINGER_S` (2 s) before the
+        connection closes.
         """
         if not call.body_complete:
             self._linger()

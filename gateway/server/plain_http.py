@@ -24,7 +24,8 @@ def begins_plain_http(data: bytes) -> bool:
 
 
 class HttpsContext(ssl.SSLContext):
-    """TLS context of a server that answers plain HTTP on its port, if `answer_plain_http` is set, in plain HTTP.
+    """TLS context of a server. If `answer_plain_http` is set, a client that speaks plain HTTP on the TLS port gets what
+    that function returns, in plain HTTP; else the client's handshake fails.
 
     Use it as any `ssl.SSLContext` of a server, with an event loop's streams or protocols.
     """
@@ -43,7 +44,8 @@ class HttpsContext(ssl.SSLContext):
         server_hostname: str | bytes | None = None,
         session: ssl.SSLSession | None = None,
     ) -> ssl.SSLObject:
-        """Make the TLS side of one connection. Called by the event loop; see `ssl.SSLContext.wrap_bio`."""
+        """Make the TLS side of one connection, which answers plain HTTP as `answer_plain_http` says at this moment.
+        Called by the event loop; see `ssl.SSLContext.wrap_bio`."""
         connection = super().wrap_bio(incoming, outgoing, server_side, server_hostname, session)
         assert isinstance(connection, _ServerHandshake)
         connection.watch_first_bytes(incoming, outgoing, self.answer_plain_http)

@@ -119,7 +119,8 @@ def check_transfer_coding(headers: Iterable[Header]) -> None:
 
 
 def explain_unread_body(error: RoundhouseError, headers: Iterable[Header]) -> RoundhouseError:
-    """Return an `invalid_json` error that names the body's content coding, if `error` is one and there is a coding.
+    """Return an `invalid_json` error that names the body's content coding, if `error` has that code and there is a
+    coding.
 
     Otherwise return `error` itself. `error`: why a body could not be read. `headers`: with names in lower case. The
     caller raises the result.

@@ -109,6 +109,7 @@ class RequestReader(HttpToolsProtocol):
     """Reads requests from a connection, and decides whether FastAPI or a `ClientCall` serves each.
 
     The abstract half of `connection.ClientConnection`, which calls `read_requests` and serves the requests in turn.
+    uvicorn makes it, with its own first four arguments; `direct` serves the requests that bypass FastAPI.
     """
 
     def __init__(

@@ -31,8 +31,8 @@ class CertificateError(Exception):
 class TlsCertificate:
     """The certificate of new TLS connections, loaded again when its files change.
 
-    Made once at start. Listen with `listening_context`, and run `follow_files` as a task for as long as the server
-    runs.
+    Made once at start; blocks on the disk. Listen with `listening_context`, and run `follow_files` as a task for as
+    long as the server runs.
     """
 
     def __init__(self, cert: Path, key: Path | None) -> None:
@@ -56,7 +56,8 @@ class TlsCertificate:
         connection.context = self._current_context
 
     async def follow_files(self) -> None:
-        """Run `check_files` every `CHECK_S` seconds until cancelled, in a thread, because the files' disk may be slow.
+        """Run `check_files` every `CHECK_S` (5) seconds, in a thread, because the files' disk may be slow, until
+        cancelled. Never returns.
 
         Errors are logged and end nothing.
         """

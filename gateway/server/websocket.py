@@ -59,7 +59,7 @@ def accept_handshake(headers: Sequence[Header]) -> bytes:
     """Return the head of the answer, as bytes, that accepts the WebSocket handshake in a GET with these headers.
 
     Raises:
-        RoundhouseError: `invalid_request` if the request is no WebSocket handshake.
+        RoundhouseError: `invalid_request` if the headers are not those of a WebSocket handshake.
     """
     named = Headers([(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers])
     response = ServerProtocol().accept(Request("/", named))
@@ -72,8 +72,9 @@ def accept_handshake(headers: Sequence[Header]) -> bytes:
 class WebSocketConnection(asyncio.Protocol):
     """A WebSocket connection of a client, after its handshake was accepted: frames, pings and time limits.
 
-    It takes the transport over from the HTTP connection, gives whole messages to a `MessageSession`, and lives until
-    the transport is closed. A client that answers no ping or reads nothing for `client_timeout_s` is disconnected.
+    Make it in the event loop, then call `serve_session`, which takes the transport over from the HTTP connection. It
+    gives whole text messages to the `MessageSession`, and lives until the transport is closed. A client that answers no
+    ping or reads nothing for `client_timeout_s` is disconnected.
     """
 
     def __init__(
@@ -188,9 +189,14 @@ class WebSocketConnection(asyncio.Protocol):
             self._flush()
 
     def close(self, code: int, reason: str = "") -> None:
-        """Send a close frame with `code` and `reason`, and return at once. Does nothing if the connection is closing.
+        """Send a close frame with `code` (RFC 6455, 7.4) and `reason`, and return at once. Does nothing if the
+        connection is closing.
 
-        The transport is closed when the client answers, or after `CLOSE_S`; `MessageSession.client_gone` follows then.
+        The transport is closed when the client answers, or after `CLOSE_S` (5 s); `MessageSession.client_gone` follows
+        then.
+
+        Raises `websockets.exceptions.ProtocolError` for a code that no close frame may have, or a reason above 123
+        bytes.
         """
         if self._protocol.state is State.OPEN and not self.transport.is_closing():
             self._protocol.send_close(code, reason)

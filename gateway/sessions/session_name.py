@@ -22,9 +22,10 @@ def find_session_name(fields: Fields, headers: Sequence[Header], context: Respon
     """Return the client's name for the session of a request; None: the request belongs to no session.
 
     The first of these that is present and not empty names it: the field `session_id`, the header `X-Conversation-Id`
-    (up to `::`), the conversation of a response, the id of the oldest item that `previous_response_id` leads to, and
-    the field `prompt_cache_key`. `fields`: the request's JSON body. `headers`: names in lower case. `context`: the
-    request's ResponseContext, with its history loaded; None for any API but `/v1/responses`.
+    (up to `::`), the conversation of a response, the id of the oldest item that `previous_response_id` leads to, the
+    field `prompt_cache_key`, and the `session_name` of the context. `fields`: the request body. A `prompt_cache_key`
+    that is no string counts as missing. `headers`: names in lower case. `context`: the ResponseContext of the request,
+    with its history loaded; None for any API but `/v1/responses`.
 
     Raises:
         RoundhouseError: `invalid_request`: `session_id` is not a string.
@@ -37,6 +38,8 @@ def find_session_name(fields: Fields, headers: Sequence[Header], context: Respon
     if not name:
         cache_key = fields.get("prompt_cache_key")
         name = cache_key if isinstance(cache_key, str) else None
+    if not name and context is not None:
+        name = context.session_name
     return name or None
 
 

@@ -23,7 +23,8 @@ class Beginning(NamedTuple):
 
 
 class Transcript:
-    """The conversation that a request carries: its messages, or the text of its prompt."""
+    """The conversation that a request carries: its messages, or the text of its prompt. `whole` and `begins_with` raise
+    RecursionError for messages that are nested too deeply to be encoded as JSON."""
 
     __slots__ = ("_beginnings", "_parts")
 

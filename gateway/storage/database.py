@@ -21,6 +21,7 @@ from gateway.protocols.common.json_bytes import json_bytes
 from gateway.protocols.responses.response_object import fail_response
 from gateway.storage.completions.records import StoredCompletion
 from gateway.storage.completions.table import CompletionTable
+from gateway.storage.conversations.listing import ConversationListing
 from gateway.storage.conversations.records import ConversationTurn
 from gateway.storage.conversations.table import ConversationTable
 from gateway.storage.responses.errors import conversation_gone, not_continuable, previous_not_found, too_long
@@ -111,19 +112,22 @@ class StateDatabase:
     """
 
     def __init__(self, path: Path, *, max_bytes: int, retention_s: float, clock: Callable[[], float]) -> None:
-        """Open or create the file. Responses that were running when it was last closed become `failed`.
+        """Open or create the file, and upgrade an older one. Blocks. Responses that were running when it was last
+        closed become `failed`.
 
         `max_bytes`: maximum bytes of the file. `retention_s`: seconds that an object is stored after its last use.
         `clock`: Unix time in seconds.
 
         Raises:
-            NewerDatabaseError, sqlite3.Error, OSError: as `open_database` does.
+            NewerDatabaseError: a newer version wrote the file. sqlite3.Error, OSError: it cannot be opened, read or
+                written, or another process holds it.
         """
         self._clock = clock
         self._db = open_database(path)
         try:
             self._file = TableFile(self._db, max_bytes=max_bytes, retention_s=retention_s, clock=clock)
             self.conversations = ConversationTable(self._file)
+            self.listing = ConversationListing(self._file)
             self.completions = CompletionTable(self._file)
             self._next_number = self._file.find_next_number("responses")
             self._end_running()
@@ -150,14 +154,15 @@ class StateDatabase:
         """Return a context that commits all changes at its end, or none if it raises. Contexts cannot be nested.
 
         It is for methods of `conversations` and `completions`; those of this class that write have a transaction of
-        their own. Entering it may raise sqlite3.OperationalError.
+        their own. Entering and leaving it block and may raise sqlite3.Error; entering waits for the lock of another
+        connection, up to `schema.BUSY_S` seconds, and then raises sqlite3.OperationalError.
         """
         return transaction(self._db)
 
     # What requests ask for
 
     def save_objects(self, *objects: StoredObject) -> None:
-        """Write all objects in one transaction, or none of them. Do not call within a transaction.
+        """Write all objects in one transaction, or none of them. Blocks. Do not call within a transaction.
 
         No two objects may have the same id. A response replaces the stored one with its id; the responses that it
         continues count as used now. A turn of a conversation that is gone is skipped. The least recently used objects
@@ -255,9 +260,9 @@ class StateDatabase:
     ) -> History:
         """Load what a request continues, a response or a conversation, and the items that it refers to.
 
-        All of these count as used now. Do not call within a transaction. `previous_id`, `conversation_id`: at most one
-        is given; None: the request continues none. `references`: item ids; those that are not stored are absent from
-        the result.
+        All of these count as used now. Blocks. Do not call within a transaction. `previous_id`, `conversation_id`: at
+        most one is given; None: the request continues none. `references`: item ids; those that are not stored are
+        absent from the result.
 
         Raises:
             RoundhouseError: `previous_response_not_found` if the response, one before it, or the conversation that they
@@ -347,7 +352,8 @@ class StateDatabase:
     def close(self) -> None:
         """Close the database and release the file, for another process to open.
 
-        The write-ahead log is merged into the file. Blocks. Call no other method afterwards.
+        The write-ahead log is merged into the file. Blocks, and may raise sqlite3.Error. Call no other method
+        afterwards.
         """
         self._db.close()
 

@@ -9,7 +9,7 @@ from controller.schema.errors import RoundhouseError
 from gateway.protocols.common.conversation import Fields
 
 MOST_LISTED: Final = 100
-"""Maximum number of entries of a page."""
+"""Maximum number of entries of a page, unless a list says otherwise."""
 USUALLY_LISTED: Final = 20
 """Entries of a page if the request sets no `limit`."""
 

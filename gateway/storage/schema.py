@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from pathlib import Path
 from typing import Final
 
 from common.sqlite_files import FileConnection, NewerDatabaseError, open_connection, transaction
 from common.state_files import RESPONSES_SCHEMA_VERSION
+from gateway.protocols.common.json_bytes import json_bytes
+from gateway.storage.conversations.item_outline import fold_text, text_of, without_media
 
 BUSY_S: Final = 2.0
 """Seconds to wait until a previous gateway has released the file."""
@@ -87,7 +90,17 @@ CREATE TABLE response_events (
     events BLOB NOT NULL
 );
 """
-SCHEMA_STEPS: Final = (_RESPONSES, _CONVERSATIONS_AND_COMPLETIONS + _RESPONSE_EVENTS)
+_CONVERSATION_LISTS: Final = """
+ALTER TABLE conversations ADD COLUMN settings BLOB;
+CREATE INDEX conversations_by_tenant ON conversations (tenant, used_at, number);
+CREATE TABLE item_outlines (
+    number INTEGER PRIMARY KEY REFERENCES conversation_items ON DELETE CASCADE,
+    text BLOB NOT NULL,
+    item BLOB
+);
+INSERT INTO item_outlines SELECT number, folded_text(item), outline(item) FROM conversation_items;
+"""
+SCHEMA_STEPS: Final = (_RESPONSES, _CONVERSATIONS_AND_COMPLETIONS + _RESPONSE_EVENTS, _CONVERSATION_LISTS)
 """SQL that upgrades a file from version n to n + 1, starting with 0, an empty file. Never change a step that was
 released, because files of its version exist."""
 
@@ -97,7 +110,7 @@ def open_database(path: Path) -> FileConnection:
 
     The caller closes the connection, which is in autocommit mode and holds the file until then: only one gateway at a
     time can open it, while other programs may read it (`roundhouse backup` does). An upgrade that fails leaves the file
-    as it was. The file's mode becomes 0600.
+    as it was. The file's mode becomes 0600. Blocks.
 
     Raises:
         NewerDatabaseError: a newer version wrote the file, which is unchanged.
@@ -131,7 +144,18 @@ def _version_of(db: sqlite3.Connection) -> int:
 
 
 def _migrate_tables(db: sqlite3.Connection, version: int) -> None:
+    db.create_function("folded_text", 1, _folded_text, deterministic=True)
+    db.create_function("outline", 1, _outline, deterministic=True)
     for step in SCHEMA_STEPS[version:]:
         for statement in step.split(";")[:-1]:
             db.execute(statement)
     db.execute(f"PRAGMA user_version = {RESPONSES_SCHEMA_VERSION}")
+
+
+def _folded_text(item: bytes) -> bytes:
+    return fold_text(text_of(json.loads(item)))
+
+
+def _outline(item: bytes) -> bytes | None:
+    outline = without_media(json.loads(item))
+    return None if outline is None else json_bytes(outline)

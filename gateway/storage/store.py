@@ -131,7 +131,8 @@ class StateStore:
     def save_new_response(self, response: StoredResponse) -> asyncio.Future[None]:
         """Write a response, replacing the stored one with its id. The future ends when the response is committed.
 
-        The future raises RoundhouseError `response_store_failed` if it cannot be written.
+        The future raises RoundhouseError `response_store_failed` if it cannot be written, or if `MOST_WAITING` jobs
+        wait already.
         """
         return self.submit_job(lambda database: database.save_objects(response))
 
@@ -139,7 +140,7 @@ class StateStore:
         """Find a tenant's response; the future's result is None if the tenant has no response with this id.
 
         Does not count as a use of the response. The future raises RoundhouseError `response_store_failed` if the
-        database fails.
+        database fails or `MOST_WAITING` jobs wait.
         """
         return self.submit_job(lambda database: database.find_response(tenant, response_id))
 
@@ -147,7 +148,7 @@ class StateStore:
         """Load the stored events of a tenant's response, encoded for `EventLog.from_stored`.
 
         The future's result is empty if none are stored, or the tenant has no such response. The future raises
-        RoundhouseError `response_store_failed` if the database fails.
+        RoundhouseError `response_store_failed` if the database fails or `MOST_WAITING` jobs wait.
         """
         return self.submit_job(lambda database: database.find_events(tenant, response_id))
 
@@ -155,7 +156,7 @@ class StateStore:
         """Load the name of the model that made a response, and its input items; None: the tenant has no such response.
 
         See `StateDatabase.list_input_items` for the items. The future raises RoundhouseError `response_store_failed` if
-        the database fails.
+        the database fails or `MOST_WAITING` jobs wait.
         """
         return self.submit_job(lambda database: database.list_input_items(tenant, response_id))
 
@@ -170,7 +171,8 @@ class StateStore:
         """Load what a request continues and refers to, all of which counts as used now.
 
         Arguments are those of `StateDatabase.load_history`. The future raises RoundhouseError as that method does, and
-        `response_store_failed` if the database fails.
+        `response_store_failed` if the database fails or `MOST_WAITING` jobs wait. A cancelled future does not stop the
+        job.
         """
         return self.submit_job(
             lambda database: database.load_history(tenant, previous_id, references, bounds, conversation_id)
@@ -179,7 +181,8 @@ class StateStore:
     def delete_response(self, tenant: str, response_id: str) -> asyncio.Future[bool]:
         """Delete a tenant's response from the database, running or not. The future's result says whether there was one.
 
-        The future raises RoundhouseError `response_store_failed` if the database fails.
+        The future raises RoundhouseError `response_store_failed` if the database fails or `MOST_WAITING` jobs wait. A
+        cancelled future does not stop the deletion.
         """
         return self.submit_job(lambda database: database.delete_response(tenant, response_id))
 
@@ -195,7 +198,9 @@ class StateStore:
             logger.error("%s hangs: what is not written yet is lost", self._path)
 
     def submit_change(self, work: Callable[[StateDatabase], T]) -> asyncio.Future[T]:
-        """Run `work` as `submit_job` does, within one transaction: an exception rolls back all that `work` wrote.
+        """Run `work` in the store's thread within one transaction. The future has the result of `work`. An exception
+        rolls back all that `work` wrote: a RoundhouseError is passed on, any other becomes `response_store_failed`,
+        with which the future also fails if `MOST_WAITING` jobs wait. See `submit_job`.
 
         `work` may call the methods of `conversations` and `completions` only, as those of `StateDatabase` that write
         have a transaction of their own.

@@ -24,13 +24,14 @@ _FIND_OLDEST: Final = (
 
 
 class DatabaseFullError(DatabaseError):
-    """Objects do not fit into the database, even after all objects that may be deleted were deleted."""
+    """A sqlite3.DatabaseError: objects do not fit into the database, even after all objects that may be deleted were
+    deleted."""
 
 
 class TableFile:
     """The connection to the database, and queries for any table. Use it from one thread at a time.
 
-    Methods wait for the disk, and may raise sqlite3.Error.
+    Methods wait for the disk, and may raise sqlite3.Error; so may making one, which reads the page size.
     """
 
     def __init__(
@@ -88,8 +89,8 @@ class TableFile:
     def make_room(self, size: int, rows: int) -> None:
         """Delete the least recently used objects of any kind and tenant, until `size` bytes in `rows` rows fit.
 
-        Deletes nothing if they fit already. Call within a transaction, so that an error deletes nothing. Running
-        responses are never deleted.
+        Deletes nothing if they fit already. Blocks. Call within a transaction, so that an error deletes nothing.
+        Running responses are never deleted.
 
         Raises:
             DatabaseFullError: the rows alone are too large, or only running responses are left to delete.

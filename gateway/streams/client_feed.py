@@ -29,7 +29,8 @@ class ClientFeed:
     """Sends a stream to the client whose request makes it: a `StreamReader`, and the handler of the client's call in
     place of the exchange, once the stream is open.
 
-    The exchange, which makes the stream, does not depend on the client: it goes on when the client leaves or reads too
+    Making one does not put it in the exchange's place: set the call's `handler` to it (`Exchange.detach_client`). The
+    exchange, which makes the stream, does not depend on the client: it goes on when the client leaves or reads too
     slowly. Use it in the event loop; it ends with the stream or the client.
     """
 

@@ -23,8 +23,8 @@ def cut_torn_event(sent: bytes) -> bytes:
 
 
 def is_complete(path: str, events: bytes) -> bool:
-    """Return whether `events` end with the final event of the API at `path`: `[DONE]`, or `message_stop` or `error` for
-    `/v1/messages`. False for a stream that was cut, or has no events."""
+    """Return whether `events` end with the final event of the API at `path`: `message_stop` or `error` for
+    `/v1/messages`, `[DONE]` for every other path. False for a stream that was cut, or has no events."""
     data = data_of(last_event(events))
     return _MESSAGE_STOP.search(data) is not None if path == _MESSAGES else data.strip() == _DONE
 

@@ -28,7 +28,8 @@ class RecoveredStream(NamedTuple):
 def recover_streams(folder: StreamFolder, registry: StreamRegistry, now: float) -> Iterator[RecoveredStream]:
     """Add the streams in `folder` to `registry`, and yield each that was added.
 
-    Iterate to the end: the work is done as the iterator advances.
+    Iterate to the end: the work is done as the iterator advances. It locks the folder for this gateway until
+    `StreamFolder.close`, and yields nothing if another gateway holds the lock or there is no folder.
 
     Streams that had ended keep their state. Interrupted ones get the error event `gateway_restarted`, in their files
     too, unless their last event was the final one. Not added, and their files removed: streams past their TTL, older

@@ -59,7 +59,8 @@ class StreamRegistry:
         return self._tenants.get(tenant, {}).get(stream_id)
 
     def find_variants(self, tenant: str, stream_id: str) -> Sequence[ResumableStream]:
-        """Return the tenant's streams with the id `stream_id` or `stream_id::...`: the exact id first, then sorted."""
+        """Return the tenant's streams with the id `stream_id` or `stream_id::...`: the one with exactly this id first,
+        then those with a model, sorted by id. Empty: there is none."""
         streams = self._tenants.get(tenant, {})
         ids = sorted(self._variants.get((tenant, stream_id), ()))
         if stream_id in streams:
@@ -71,7 +72,8 @@ class StreamRegistry:
     ) -> ResumableStream:
         """Make a live stream. The tenant's previous stream of this id is removed, and its request cancelled if live.
 
-        The caller sets `producer`, appends events, and calls `end_stream` once. `now`: Unix time in seconds.
+        The caller sets `producer`, appends events, and calls `end_stream` once. `model`, `path`, `request_id`: see
+        `ResumableStream`. `now`: Unix time in seconds.
 
         Raises:
             RoundhouseError: `streams_full`: live streams leave no room. The previous stream stays; ended streams may
@@ -105,7 +107,8 @@ class StreamRegistry:
         return True
 
     def end_stream(self, stream: ResumableStream, state: StreamState, now: float) -> None:
-        """Set the final state of a live stream and wake its readers. Does nothing if the stream has ended.
+        """Set the final state of a live stream, record it in the stream's file, and wake the readers. Does nothing if
+        the stream has ended.
 
         `now`: Unix time in seconds, from which the stream's TTL runs. A stream that was removed meanwhile is not kept
         again.
@@ -181,7 +184,7 @@ class StreamRegistry:
 
     def make_room(self, stream: ResumableStream) -> None:
         """Grow the room of a stream whose ring exceeds its room, at most to `ring_bytes`. Where the room cannot grow,
-        drop the ring's oldest events until it fits."""
+        drop the ring's oldest events until it fits. Streams that have ended may be removed for it."""
         ring = stream.ring
         steps = -(-ring.size // ROOM_STEP_BYTES)
         wanted_room = min(steps * ROOM_STEP_BYTES, self.ring_bytes)

@@ -45,7 +45,8 @@ async def replay_stream(
         stream: the stream to read, live or ended.
         offset: where to begin: at the ring's `first_offset` or later, at its `end_offset` or before.
         with_ids: add an `id:` line to each event (see `add_ids`).
-        lost_events: error events to yield last if the reader is so slow that the ring drops bytes it has not read.
+        lost_events: error events to yield last if the reader is so slow that the ring drops bytes it has not read, or
+            the stream is removed without last events of its own.
         find_stop_events: called after each block while the reader is behind. Returns the error events to yield last
             because the gateway is shutting down; None: the gateway is not, and reading goes on.
     """

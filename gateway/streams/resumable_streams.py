@@ -89,7 +89,8 @@ class ResumableStreams:
         return stream is not None and stream.producer is not None and stream.producer.client_id == caller.client_id
 
     def end_stream(self, stream: ResumableStream, state: StreamState) -> None:
-        """Set a live stream's final state, now, and wake its readers. Does nothing if the stream has ended."""
+        """Set a live stream's final state, record it in the stream's file, and wake the readers. The TTL begins now.
+        Does nothing if the stream has ended."""
         self.registry.end_stream(stream, state, self._clock())
 
     def remove_stream(self, stream: ResumableStream, told_events: bytes) -> None:
@@ -166,7 +167,8 @@ class ResumableStreams:
     # The life of the gateway
 
     def recover_streams(self) -> None:
-        """Take over the streams in the files of an earlier process. Call once, before the first request. Blocks.
+        """Take over the streams in the files of an earlier process. Call once, before the first request. Blocks. Locks
+        the folder until `close`; does nothing if another gateway holds the lock.
 
         Files that cannot be read are logged and removed, and do not raise. Raises OSError if the folder itself cannot
         be read.

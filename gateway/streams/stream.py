@@ -155,8 +155,8 @@ class ResumableStream:
 
     def append(self, events: bytes) -> None:
         """Append whole events and call the readers' `take_events`. The file gets the events first, so no reader has
-        bytes that the file lacks. If the file fails, FILE_LOST is appended and the stream goes on in memory. Never
-        raises."""
+        bytes that the file lacks. The oldest events are dropped if the registry grants no more room; a removed stream
+        keeps none. If the file fails, FILE_LOST is appended and the stream goes on in memory. Never raises."""
         file, ring = self._file, self.ring
         if file is not None and not file.append(events, ring):
             self._file, self.has_file = None, False

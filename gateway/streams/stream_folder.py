@@ -103,8 +103,8 @@ class StreamFolder:
     def list_kept(self) -> Iterator[KeptStream]:
         """Yield the files that an earlier process left, in no meaningful order. Blocks on the disk.
 
-        Files without a valid header are logged and removed. Yields nothing if there is no folder, or if another gateway
-        holds it. Raises OSError if the folder cannot be read.
+        Locks the folder for this gateway, until `close`. Files without a valid header are logged and removed. Yields
+        nothing if there is no folder, or if another gateway holds it. Raises OSError if the folder cannot be read.
         """
         try:
             os.scandir(self._path).close()  # raises for a file in the folder's place, which `_hold` would only log
@@ -134,15 +134,17 @@ class StreamFolder:
         return kept.path.rename(kept.path.with_suffix(f".{state}"))
 
     def adopt_file(self, kept_path: Path, header: StreamHeader) -> DiskFile:
-        """Return a DiskFile for a recovered stream, which has ended. Call only its `remove`."""
+        """Return a DiskFile for a recovered stream, which has ended. Call only its `remove`. `kept_path`: path of the
+        file, under which `end_interrupted` may have renamed it."""
         return DiskFile(self, kept_path, header)
 
     # While streams are made
 
     def new_file(self, stream: ResumableStream, response_id: str | None) -> DiskFile | None:
-        """Return a file for a stream that begins; nothing is written before its first `append`. None: the disk rests
-        after slow writes, the folder cannot be made, or another gateway holds it (logged once). `response_id`: id of
-        the background response that the stream belongs to; None: it belongs to none."""
+        """Return a file for a stream that begins; nothing is written to it before its first `append`. Makes the folder,
+        and locks it for this gateway until `close`, where that is not done yet. None: the disk rests after slow writes,
+        the folder cannot be made, or another gateway holds it (logged once). `response_id`: id of the background
+        response that the stream belongs to; None: it belongs to none."""
         if self._rests() or not self._hold():
             return None
         header = StreamHeader(
@@ -250,7 +252,7 @@ class DiskFile:
         """Close the file and record the final state in its suffix.
 
         Returns False if that failed: the file is removed then, and must not be used again. If nothing was ever
-        appended, does nothing and returns True. Never raises OSError.
+        appended, does nothing and returns True. Never raises OSError. May block while the disk is slow.
         """
         if self._descriptor is None:
             return True
@@ -298,7 +300,7 @@ class DiskFile:
 
 
 def remove_file(path: Path) -> None:
-    """Remove a stream's file, if it exists. An OSError is logged, not raised."""
+    """Remove a stream's file, if it exists. An OSError is logged, not raised. Blocks on the disk."""
     try:
         path.unlink(missing_ok=True)
     except OSError as error:

@@ -36,15 +36,15 @@ def name_model(headers: Sequence[tuple[bytes, bytes]]) -> str | None:
     is no such header.
 
     Raises:
-        RoundhouseError: as `find_stream_id`.
+        RoundhouseError: `invalid_request`: the id is not UTF-8, is longer than LONGEST_ID, or has control characters.
     """
     stream_id = find_stream_id(headers) or ""
     return stream_id.partition(MODEL_SEPARATOR)[2] or None
 
 
 def list_prefixes(stream_id: str) -> Sequence[str]:
-    """Return the shorter ids under which a lookup finds `stream_id`, too: what stands before each `::`. For `a::b::c`
-    these are `a` and `a::b`; for an id without `::` there are none."""
+    """Return the shorter ids under which a lookup finds `stream_id`, too: what stands before each `::`, unless that is
+    empty. For `a::b::c` these are `a` and `a::b`; for an id without `::` there are none."""
     prefixes, position = [], stream_id.find(MODEL_SEPARATOR)
     while position >= 0:
         if position:

@@ -113,7 +113,8 @@ class Caller:
         return self._models is None or self._models.matches(name)
 
     def may_call_tool(self, name: str) -> bool:
-        """Return whether one of the key's patterns matches the name of a tool. True for a caller without a key."""
+        """Return whether one of the key's patterns matches the name of a tool. Matching is case-sensitive, and `*`
+        stands for any text; a key without patterns may call none. True for a caller without a key."""
         return self._tools is None or self._tools.matches(name)
 
     def tier_rank(self, service_tier: object) -> int:
@@ -175,7 +176,8 @@ ANONYMOUS: Final = _caller_of(_EVERYBODY, None)
 
 
 class KeyRing:
-    """The keys of one routing table, indexed by name and by the digests of their secrets. Immutable."""
+    """The keys of one routing table, indexed by name and by the digests of their secrets. Callers without a name are
+    left out. Immutable."""
 
     __slots__ = ("_by_digest", "by_name", "is_empty")
 
@@ -191,7 +193,8 @@ class KeyRing:
         return cls(Caller.of(key) for key in keys)
 
     def authenticate_key(self, headers: Sequence[tuple[bytes, bytes]], now_unix: float) -> Caller:
-        """Return the caller whose secret is in `Authorization: Bearer` or `X-Api-Key`; `ANONYMOUS` without any keys.
+        """Return the caller whose secret is in `Authorization: Bearer` or `X-Api-Key`; `ANONYMOUS`, whatever the
+        headers say, if no keys are declared.
 
         `headers`: names in lower case. `now_unix`: Unix time in seconds; a key is refused from `expires_at` on.
 

@@ -56,7 +56,7 @@ def client_id_of(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
 
 def find_document_tenant(caller: Caller, headers: Sequence[tuple[bytes, bytes]]) -> str:
     """Return whose documents a request is about: those of the key's tenant, whatever the headers say; without a key,
-    those of the client as it names itself (`client_id_of`)."""
+    those of the client as it names itself (`client_id_of`). `headers`: names in lower case."""
     return caller.tenant if caller.name is not None else client_id_of(headers).decode("ascii")
 
 

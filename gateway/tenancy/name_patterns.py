@@ -6,8 +6,9 @@ from collections.abc import Iterable
 
 
 class NamePatterns:
-    """Patterns that a name may match. Immutable. Matching is case-sensitive and takes linear time: a regular expression
-    with many stars could take exponential time."""
+    """Patterns that a name may match, in which `*` stands for any text, also none; without patterns, no name matches.
+    Immutable. Matching is case-sensitive and takes linear time: a regular expression with many stars could take
+    exponential time."""
 
     __slots__ = ("_patterns",)
 
@@ -15,7 +16,8 @@ class NamePatterns:
         self._patterns = tuple(tuple(pattern.split("*")) for pattern in patterns)
 
     def matches(self, name: str) -> bool:
-        """Return whether one of the patterns matches the whole name."""
+        """Return whether one of the patterns matches the whole name. Matching is case-sensitive, and `*` in a pattern
+        stands for any text."""
         return any(_matches(pieces, name) for pieces in self._patterns)
 
 

@@ -53,8 +53,8 @@ def estimated_tokens(body_bytes: int, fields: Mapping[str, Any]) -> int:
 def answer_bound(fields: Mapping[str, Any]) -> int | None:
     """Return the most tokens that a request allows for all its answers together; None: it sets no limit.
 
-    That is `answer_limit` times the number of answers: the greater of `n` and `n_cmpl`, but at most `MOST_ANSWERS`. A
-    number that is no positive integer counts as 1.
+    That is `answer_limit` times the number of answers: the greater of `n` and `n_cmpl`, but at most `MOST_ANSWERS`.
+    `fields`: the top-level fields of the body. A number that is no positive integer counts as 1.
     """
     limit = answer_limit(fields)
     return None if limit is None else limit * min(_greatest(fields, _COUNTS) or 1, MOST_ANSWERS)
@@ -64,7 +64,8 @@ def answer_limit(fields: Mapping[str, Any]) -> int | None:
     """Return the most tokens that a request allows for one answer; None: it sets no limit.
 
     Of `max_tokens`, `max_completion_tokens`, `max_output_tokens` and `n_predict` the greatest counts, because engines
-    differ in which they read. One that is no integer from 1 to `MOST_TOKENS` is ignored.
+    differ in which they read. `fields`: the top-level fields of the body. One that is no integer from 1 to
+    `MOST_TOKENS` is ignored.
     """
     return _greatest(fields, _BOUNDS, MOST_TOKENS)
 
@@ -110,7 +111,8 @@ def client_headers(caller: Caller) -> list[tuple[bytes, bytes]]:
 
 
 class TokenBucket:
-    """A limit per minute: `capacity` units, which refill continuously within one minute. A new bucket is full.
+    """A limit per minute: `capacity` units, at least 1, which refill continuously within one minute. A new bucket is
+    full.
 
     The caller takes units by lowering `level`, which may become negative. Times are monotonic seconds.
     """

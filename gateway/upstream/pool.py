@@ -94,7 +94,8 @@ class ConnectionPool(Generic[C]):
         self._open.add(connection)
 
     def keep_idle(self, connection: C) -> None:
-        """Keep a connection whose request has ended for the next request to its origin.
+        """Keep a connection whose request has ended for the next request to its origin. It is closed if it stays idle
+        for `keep_s`.
 
         Close it instead if `keep_per_origin` connections are idle there already.
         """

@@ -72,8 +72,9 @@ class DocumentRoutes:
         indexing fails, answer that error, and the version is withdrawn.
 
         Raises RoundhouseError `retrieval_busy`, `document_too_large`, `document_empty`, `invalid_json`,
-        `invalid_request`, `storage_full` or `storage_failed`, with `wait=true` also the code of the failure; and
-        sqlite3.Error if the catalog cannot be read.
+        `invalid_request`, `storage_full` or `storage_failed`, with `wait=true` also the code of the failure;
+        sqlite3.Error if the catalog cannot be read; and ClientDisconnect if the client leaves while it sends the
+        document, which then is not stored.
         """
         caller, waits = read_caller(request), read_boolean(request, "wait")
         await self._service.check_room()

@@ -54,7 +54,8 @@ class FileRoutes:
         """Store the file of a form durably, and answer it with a new id; the same content twice makes two files.
 
         Raises RoundhouseError `invalid_request`, `document_empty`, `document_too_large`, `storage_full` or
-        `storage_failed`.
+        `storage_failed`, and ClientDisconnect if the client leaves while it sends the form, of which nothing is stored
+        then.
         """
         caller = read_caller(request)
         _check_form(request)

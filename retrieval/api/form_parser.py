@@ -41,7 +41,7 @@ class FormParser:
 
     def __init__(self, content_type: str, fields: Collection[str]) -> None:
         """`content_type`: the request's header. `fields`: names that the form may have beside `file`. Raises FormError
-        where the header names no boundary."""
+        where the header names no boundary, or one that cannot be used."""
         _, options = parse_options_header(content_type)
         boundary = options.get(b"boundary")
         if not boundary:

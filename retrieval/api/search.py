@@ -32,7 +32,8 @@ class SearchRoutes:
         """Answer the hits of a search over the tenant's own documents, without those of vector stores.
 
         Raises RoundhouseError `body_too_large` above 1 MiB, `invalid_json`, `invalid_request`, and what
-        `SearchService.search` raises. An answered search is recorded in the metrics.
+        `SearchService.search` raises (sqlite3.Error, too); ClientDisconnect if the client leaves while it sends the
+        body. An answered search is recorded in the metrics.
         """
         caller = read_caller(request)
         wanted = parse_body(SearchRequest, await read_body(request, _MOST_BYTES))

@@ -13,7 +13,7 @@ from retrieval.schema.status import RetrievalStatus
 
 class StatusRoutes:
     """The handlers of `/v1/retrieval`. The gateway lets only callers with the scope `admin` through; nothing is checked
-    here."""
+    here. Every handler raises RoundhouseError `invalid_request` for a request that names no tenant."""
 
     def __init__(
         self, read_status: Callable[[], Awaitable[RetrievalStatus]], start_reindex: Callable[[], None]

@@ -14,7 +14,8 @@ from retrieval.schema.documents import DeletedTenant, TenantList
 
 class TenantRoutes:
     """The handlers of `/v1/tenants`, over one DocumentService. They check the scope `admin` themselves, by the header
-    of the gateway: without it, a caller has its own tenant alone."""
+    of the gateway: without it, a caller has its own tenant alone. Every handler raises RoundhouseError
+    `invalid_request` for a request that names no tenant."""
 
     def __init__(self, service: DocumentService) -> None:
         self._service = service

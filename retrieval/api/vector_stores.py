@@ -50,8 +50,9 @@ class VectorStoreRoutes:
     """The handlers of `/v1/vector_stores`, over one VectorStoreService and one SearchService.
 
     Every handler raises RoundhouseError: `invalid_request` or `invalid_json` for wrong parameters or a wrong body,
-    `body_too_large` for a body above 1 MiB, `vector_store_not_found`, and what the service's method raises; and
-    sqlite3.Error if the catalog fails. `create_app` turns both into answers.
+    `body_too_large` for a body above 1 MiB, `vector_store_not_found`, and what the service's method raises;
+    sqlite3.Error if the catalog fails; and, where it reads a body, ClientDisconnect if the client leaves while it sends
+    the body. `create_app` turns all into answers.
     """
 
     def __init__(self, service: VectorStoreService, search: SearchService, metrics: RetrievalMetrics) -> None:
@@ -129,7 +130,8 @@ class VectorStoreRoutes:
         vector store.
 
         Raises RoundhouseError `body_too_large`, `invalid_json`, `invalid_request`, `vector_store_not_found` or
-        `vector_store_expired`, and what `SearchService.search` raises. Without a rerank model, `ranker` is ignored.
+        `vector_store_expired`, and what `SearchService.search` raises; sqlite3.Error if the catalog fails; and
+        ClientDisconnect if the client leaves while it sends the body. Without a rerank model, `ranker` is ignored.
         """
         caller, store_id = _named(request)
         wanted = parse_body(VectorStoreSearch, await read_body(request, _MOST_BYTES))

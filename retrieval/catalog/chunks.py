@@ -16,7 +16,8 @@ _CHUNK: Final = "c.version, c.ordinal, c.start, c.end, c.page, c.headings, c.tex
 def save_parsed(db: sqlite3.Connection, version: int, parsed: ParsedDocument) -> bool:
     """Store the text and the chunks of a version in the state `parsing`, and set its state to `embedding`. Replaces
     what an earlier try stored. Returns False, and stores nothing, if the version is in another state (replaced, deleted
-    or cancelled)."""
+    or cancelled). Call within a transaction (`CatalogDatabase.write`). Blocks; raises sqlite3.Error if the catalog
+    fails."""
     changed = db.execute(
         "UPDATE versions SET state = 'embedding', media_type = ?, chunks = ? WHERE number = ? AND state = 'parsing'",
         (parsed.media_type, len(parsed.chunks), version),
@@ -39,7 +40,7 @@ def resume_embedding(db: sqlite3.Connection, version: int) -> int | None:
     """Set the state of a claimed version to `embedding` if its chunks are known, and return their number, perhaps 0.
     They are known if an earlier try has stored them, or if the version has a twin (see `find_twin`), whose text and
     chunks are then copied. None: nothing changed, because the version must be parsed, or is not in the state `parsing`
-    any more."""
+    any more. Call within a transaction (`CatalogDatabase.write`). Blocks; raises sqlite3.Error if the catalog fails."""
     row = db.execute(
         "UPDATE versions SET state = 'embedding' WHERE number = ? AND state = 'parsing' AND chunks IS NOT NULL "
         "RETURNING chunks",
@@ -54,7 +55,7 @@ def resume_embedding(db: sqlite3.Connection, version: int) -> int | None:
 def find_twin(db: sqlite3.Connection, version: int) -> int | None:
     """Return a visible version of the same tenant that was made of the same original, file name, type and chunking. Its
     chunks are the same, unless another version of Roundhouse cut them. As a rule, it is the version that this one
-    replaces with other metadata. None: there is none."""
+    replaces with other metadata. None: there is none. Blocks; raises sqlite3.Error if the catalog fails."""
     row = db.execute(
         "SELECT t.number FROM versions v JOIN versions t ON t.sha256 = v.sha256 AND t.tenant = v.tenant "
         "AND t.number != v.number AND t.state = 'ready' AND t.filename IS v.filename "
@@ -89,7 +90,8 @@ def _copy_parsed(db: sqlite3.Connection, version: int, twin: int) -> int | None:
 
 def read_chunks(db: sqlite3.Connection, version: int, *, first: int, limit: int) -> list[Chunk]:
     """Return up to `limit` chunks of a version by ordinal, from the ordinal `first` (which counts from 0) on. Empty
-    after the last one, and for a version that is unknown or not parsed."""
+    after the last one, and for a version that is unknown or not parsed. Blocks; raises sqlite3.Error if the catalog
+    fails."""
     rows = db.execute(
         f"SELECT {_CHUNK} FROM chunks c WHERE c.version = ? AND c.ordinal >= ? ORDER BY c.ordinal LIMIT ?",
         (version, first, limit),
@@ -98,13 +100,15 @@ def read_chunks(db: sqlite3.Connection, version: int, *, first: int, limit: int)
 
 
 def read_text(db: sqlite3.Connection, version: int) -> bytes | None:
-    """Return a version's whole text in UTF-8; None: the version is not parsed, or the catalog does not have it."""
+    """Return a version's whole text in UTF-8; None: the version is not parsed, or the catalog does not have it. Blocks;
+    raises sqlite3.Error if the catalog fails."""
     row = db.execute("SELECT text FROM texts WHERE version = ?", (version,)).fetchone()
     return None if row is None else bytes(row[0])
 
 
 def text_size(db: sqlite3.Connection, version: int) -> int:
-    """Return the size of a version's text in bytes of UTF-8; 0 where it is not parsed yet, or is deleted."""
+    """Return the size of a version's text in bytes of UTF-8; 0 where it is not parsed yet, or is deleted. Blocks;
+    raises sqlite3.Error if the catalog fails."""
     row = db.execute("SELECT length(text) FROM texts WHERE version = ?", (version,)).fetchone()
     return 0 if row is None else int(row[0])
 
@@ -113,7 +117,8 @@ def find_visible(
     db: sqlite3.Connection, tenant: str, places: Iterable[tuple[int, int]]
 ) -> dict[tuple[int, int], FoundChunk]:
     """Return a tenant's chunks by `(version, ordinal)`, for those pairs in `places` whose version is visible now. Pairs
-    of other tenants, of versions that are not visible, and without a chunk are missing in the answer."""
+    of other tenants, of versions that are not visible, and without a chunk are missing in the answer. Blocks; raises
+    sqlite3.Error if the catalog fails."""
     found = {}
     for place in places:
         row = db.execute(

@@ -15,7 +15,8 @@ from retrieval.catalog.versions import is_original_used
 async def discard_original(catalog: CatalogDatabase, originals: Originals, sha256: str) -> None:
     """Remove the original of that hash, after the version or file that needed it could not be stored. It stays where
     another version or an uploaded file needs it, it is pinned, or a backup is reading it. OSError and sqlite3.Error are
-    ignored: the original then stays until the next start of the program, which removes unused ones."""
+    ignored: the original then stays until the next start of the program, which removes unused ones. Raises ValueError
+    for a string that is not 64 lower-case hex digits."""
     with contextlib.suppress(OSError, sqlite3.Error):
         await remove_unused_originals(catalog, originals, [sha256])
 

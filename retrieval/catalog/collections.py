@@ -13,7 +13,8 @@ from retrieval.vector_store.bm25_options import dump_options, load_options
 
 
 def find_collection(db: sqlite3.Connection, state: Literal["active", "building"]) -> Collection | None:
-    """Return the one collection in that state; None: there is none. Callers see to it that there is never a second."""
+    """Return the one collection in that state; None: there is none. Callers see to it that there is never a second.
+    Blocks; raises sqlite3.Error if the catalog fails."""
     row = db.execute(
         "SELECT number, name, model, dimension, is_normalized, state, bm25 FROM collections WHERE state = ?", (state,)
     ).fetchone()
@@ -29,9 +30,11 @@ def add_collection(
     state: Literal["active", "building"],
 ) -> Collection:
     """Store a new collection in the catalog, with nothing indexed in it, and return it. The vector store is not asked.
-    The caller makes sure that no other collection has `state`.
+    The caller makes sure that no other collection has `state`. `model`, `is_normalized`: see `Collection`; both None
+    for a collection of sparse vectors alone.
 
-    Raises sqlite3.IntegrityError where one has that name.
+    Raises sqlite3.IntegrityError where one has that name. Call within a transaction (`CatalogDatabase.write`). Blocks;
+    raises sqlite3.Error if the catalog fails otherwise.
     """
     cursor = db.execute(
         "INSERT INTO collections (name, model, dimension, is_normalized, state, bm25) VALUES (?, ?, ?, ?, ?, ?)",
@@ -43,10 +46,12 @@ def add_collection(
 
 def activate_collection(db: sqlite3.Connection, number: int) -> Collection | None:
     """Make the collection `number`, which must be the building one, the active one. Return the collection that was
-    active before; None: there was none. The catalog forgets it; the caller deletes it in the vector store.
+    active before; None: there was none. The catalog forgets it; the caller deletes it in the vector store. Call within
+    a transaction (`CatalogDatabase.write`). Blocks.
 
     Raises:
         LookupError: a visible version is missing in the collection; nothing is changed.
+        sqlite3.Error: the catalog fails.
     """
     if list_missing(db, number, 1):
         raise LookupError("visible versions are missing")
@@ -59,13 +64,15 @@ def activate_collection(db: sqlite3.Connection, number: int) -> Collection | Non
 
 def forget_collection(db: sqlite3.Connection, number: int) -> None:
     """Remove a collection from the catalog, with the notes of what is in it. Does nothing for an unknown number. The
-    caller deletes the collection in the vector store."""
+    caller deletes the collection in the vector store. Call within a transaction (`CatalogDatabase.write`). Blocks;
+    raises sqlite3.Error if the catalog fails."""
     db.execute("DELETE FROM collections WHERE number = ?", (number,))
 
 
 def renew_collection(db: sqlite3.Connection, collection: Collection) -> Collection:
     """Give a collection a new number, with nothing indexed in it, because the vector store has lost its points. Return
-    the collection with that number."""
+    the collection with that number. Call within a transaction (`CatalogDatabase.write`). Blocks; raises sqlite3.Error
+    if the catalog fails."""
     forget_collection(db, collection.number)
     return add_collection(
         db,
@@ -77,13 +84,14 @@ def renew_collection(db: sqlite3.Connection, collection: Collection) -> Collecti
 
 
 def has_visible(db: sqlite3.Connection) -> bool:
-    """Return whether any document of any tenant has a visible version."""
+    """Return whether any document of any tenant has a visible version. Blocks; raises sqlite3.Error if the catalog
+    fails."""
     return db.execute("SELECT 1 FROM documents WHERE live IS NOT NULL LIMIT 1").fetchone() is not None
 
 
 def list_missing(db: sqlite3.Connection, number: int, limit: int) -> list[int]:
-    """Return the numbers of up to `limit` visible versions that are not noted as being in the collection, oldest
-    first."""
+    """Return the numbers of up to `limit` visible versions that are not noted as being in the collection, oldest first.
+    Blocks; raises sqlite3.Error if the catalog fails."""
     rows = db.execute(
         "SELECT v.number FROM documents d JOIN versions v ON v.number = d.live WHERE NOT EXISTS "
         "(SELECT 1 FROM indexed i WHERE i.collection = ? AND i.version = v.number) ORDER BY v.number LIMIT ?",
@@ -93,8 +101,8 @@ def list_missing(db: sqlite3.Connection, number: int, limit: int) -> list[int]:
 
 
 def count_missing(db: sqlite3.Connection, number: int) -> int:
-    """Return how many visible versions of all tenants are not noted as being in the collection; all, for an
-    unknown one."""
+    """Return how many visible versions of all tenants are not noted as being in the collection; all, for an unknown
+    one. Blocks; raises sqlite3.Error if the catalog fails."""
     [visible] = db.execute("SELECT count(*) FROM documents WHERE live IS NOT NULL").fetchone()
     [present] = db.execute(
         "SELECT count(*) FROM documents d JOIN indexed i ON i.version = d.live WHERE i.collection = ?", (number,)
@@ -104,7 +112,8 @@ def count_missing(db: sqlite3.Connection, number: int) -> int:
 
 def note_indexed(db: sqlite3.Connection, number: int, version: int) -> None:
     """Note that all points of a version are in the collection. Does nothing for a deleted version, one that is noted
-    already, or a collection that the catalog has not."""
+    already, or a collection that the catalog has not. Call within a transaction (`CatalogDatabase.write`). Blocks;
+    raises sqlite3.Error if the catalog fails."""
     db.execute(
         "INSERT OR IGNORE INTO indexed (collection, version) SELECT c.number, v.number FROM collections c, versions v "
         "WHERE c.number = ? AND v.number = ?",

@@ -29,8 +29,8 @@ class CatalogDatabase:
         """Call `work` in the thread, without a transaction, and return what it returns. Its statements see one state of
         the catalog, because nothing else runs meanwhile.
 
-        `work` must not return an open cursor. Raises what `work` raises (sqlite3.Error if the disk fails), and
-        RuntimeError after `close`.
+        `work` must not return an open cursor, and must write nothing. A cancelled call does not stop `work`. Raises
+        what `work` raises (sqlite3.Error if the disk fails), and RuntimeError after `close`.
         """
         return await asyncio.get_running_loop().run_in_executor(self._executor, work, self._db)
 

@@ -32,7 +32,8 @@ class StoredFile:
 
 
 def add_file(db: sqlite3.Connection, file: StoredFile) -> None:
-    """Store a new file. Raises sqlite3.IntegrityError where its id is taken."""
+    """Store a new file. Raises sqlite3.IntegrityError where its id is taken. Call within a transaction
+    (`CatalogDatabase.write`). Blocks; raises sqlite3.Error if the catalog fails otherwise."""
     values = (
         file.id,
         file.tenant,
@@ -49,7 +50,7 @@ def add_file(db: sqlite3.Connection, file: StoredFile) -> None:
 
 def find_file(db: sqlite3.Connection, tenant: str, file_id: str, now: float) -> StoredFile | None:
     """Return a tenant's file; None: the tenant has none of that id, or the file expired before `now` (Unix time in
-    seconds)."""
+    seconds). Blocks; raises sqlite3.Error if the catalog fails."""
     row = db.execute(
         f"SELECT {_COLUMNS} FROM files WHERE tenant = ? AND id = ? AND coalesce(expires_at, ?) >= ?",
         (tenant, file_id, now, now),
@@ -71,10 +72,11 @@ def list_files(
     first. Files that expired before `now` (Unix time in seconds) are left out.
 
     `after`: id of the file behind which the result begins, in the same order; it may have expired. None: begin with the
-    first file. `purpose`: only files of this purpose; None: of any.
+    first file. `purpose`: only files of this purpose; None: of any. Blocks.
 
     Raises:
         LookupError: the tenant has no file with the id `after`.
+        sqlite3.Error: the catalog fails.
     """
     comparison, direction, bound = find_bound(db, "files", tenant, PageRequest(limit, is_ascending, after))
     rows = db.execute(
@@ -90,7 +92,8 @@ def delete_file(db: sqlite3.Connection, tenant: str, file_id: str) -> str | None
     None: the tenant has no file of that id, and nothing changed.
 
     The versions of the documents become garbage. After the commit, the caller removes the original if nothing else
-    needs it (`remove_unused_originals`).
+    needs it (`remove_unused_originals`). Call within a transaction (`CatalogDatabase.write`). Blocks; raises
+    sqlite3.Error if the catalog fails.
     """
     row = db.execute("DELETE FROM files WHERE tenant = ? AND id = ? RETURNING sha256", (tenant, file_id)).fetchone()
     if row is None:
@@ -103,11 +106,12 @@ def delete_file(db: sqlite3.Connection, tenant: str, file_id: str) -> str | None
 
 def list_expired_files(db: sqlite3.Connection, now: float) -> list[tuple[str, str]]:
     """Return (tenant, id) of all tenants' files that expired before `now` (Unix time in seconds) and are not deleted,
-    in no order."""
+    in no order. Blocks; raises sqlite3.Error if the catalog fails."""
     return db.execute("SELECT tenant, id FROM files WHERE expires_at < ?", (now,)).fetchall()
 
 
 def delete_files(db: sqlite3.Connection, tenant: str) -> list[str]:
     """Delete all files of a tenant, but not their documents in vector stores. Return the hashes of their originals, one
-    per file. The caller removes the originals that nothing else needs."""
+    per file. The caller removes the originals that nothing else needs. Call within a transaction
+    (`CatalogDatabase.write`). Blocks; raises sqlite3.Error if the catalog fails."""
     return [row[0] for row in db.execute("DELETE FROM files WHERE tenant = ? RETURNING sha256", (tenant,))]

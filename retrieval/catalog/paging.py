@@ -39,10 +39,11 @@ class PageRequest:
 def find_bound(db: sqlite3.Connection, table: str, tenant: str, page: PageRequest) -> tuple[str, str, int]:
     """Return (comparison, direction, number) for `WHERE tenant = ? AND number COMPARISON ? ORDER BY number DIRECTION`:
     `>` and `ASC`, or `<` and `DESC`, and the parameter of the comparison. The caller reads one row more than the page's
-    limit, and gives them to `cut_page`. `table` is put into the SQL as it is.
+    limit, and gives them to `cut_page`. `table` is put into the SQL as it is. Blocks.
 
     Raises:
         LookupError: the tenant has no row with the id of the page's cursor.
+        sqlite3.Error: the catalog fails.
     """
     comparison, direction, number = (">", "ASC", -1) if page.reads_ascending else ("<", "DESC", 2**62)
     if page.cursor is not None:
@@ -65,8 +66,8 @@ def cut_page(rows: Sequence[Item], page: PageRequest) -> tuple[list[Item], bool]
 def cut_list(
     items: Sequence[Item], page: PageRequest, id_of: Callable[[Item], str], matches: Callable[[Item], bool]
 ) -> tuple[list[Item], bool]:
-    """Return the page of those `items` for which `matches` is true, and whether there are more, as `cut_page` does.
-    `items` is the whole list, the oldest first.
+    """Return the page of those `items` for which `matches` is true, in the order that the client wants, and whether
+    there are more: with `before`, ahead of the page, else behind it. `items` is the whole list, the oldest first.
 
     Raises:
         LookupError: no item, whether it matches or not, has the id of the page's cursor.

@@ -53,7 +53,8 @@ class FileBatch:
 
 def save_store(db: sqlite3.Connection, store: StoredVectorStore) -> None:
     """Insert a vector store. If its id exists, change the name, description, metadata, last activity and expiry of the
-    stored one instead; its tenant and its time of creation stay."""
+    stored one instead; its tenant and its time of creation stay. Call within a transaction (`CatalogDatabase.write`).
+    Blocks; raises sqlite3.Error if the catalog fails."""
     values = (
         store.id,
         store.tenant,
@@ -73,7 +74,8 @@ def save_store(db: sqlite3.Connection, store: StoredVectorStore) -> None:
 
 
 def find_store(db: sqlite3.Connection, tenant: str, store_id: str) -> StoredVectorStore | None:
-    """Return a tenant's vector store, also an expired one; None: the tenant has none of that id."""
+    """Return a tenant's vector store, also an expired one; None: the tenant has none of that id. Blocks; raises
+    sqlite3.Error if the catalog fails."""
     row = db.execute(f"SELECT {_COLUMNS} FROM vector_stores WHERE tenant = ? AND id = ?", (tenant, store_id)).fetchone()
     return None if row is None else _read_store(row)
 
@@ -81,7 +83,7 @@ def find_store(db: sqlite3.Connection, tenant: str, store_id: str) -> StoredVect
 def list_stores(db: sqlite3.Connection, tenant: str, page: PageRequest) -> tuple[list[StoredVectorStore], bool]:
     """Return a page of a tenant's vector stores, also expired ones, in the order of creation that `page` asks for, and
     whether there are more behind it (with `before`: ahead of it). Raises LookupError where the tenant has no store with
-    the id of the page's cursor."""
+    the id of the page's cursor. Blocks; raises sqlite3.Error if the catalog fails."""
     comparison, direction, bound = find_bound(db, "vector_stores", tenant, page)
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM vector_stores WHERE tenant = ? AND number {comparison} ? "
@@ -93,13 +95,14 @@ def list_stores(db: sqlite3.Connection, tenant: str, page: PageRequest) -> tuple
 
 def touch_store(db: sqlite3.Connection, store_id: str, now: float) -> None:
     """Set a vector store's last activity to `now` (Unix time in seconds), so that it expires later. Does nothing for an
-    unknown id."""
+    unknown id. Call within a transaction (`CatalogDatabase.write`). Blocks; raises sqlite3.Error if the catalog
+    fails."""
     db.execute("UPDATE vector_stores SET last_active_at = ? WHERE id = ?", (now, store_id))
 
 
 def list_expired_stores(db: sqlite3.Connection, now: float) -> list[tuple[str, str]]:
     """Return (tenant, id) of all tenants' vector stores that expired before `now` (Unix time in seconds) and still have
-    documents, in no order."""
+    documents, in no order. Blocks; raises sqlite3.Error if the catalog fails."""
     return db.execute(
         "SELECT s.tenant, s.id FROM vector_stores s WHERE s.last_active_at + s.expires_days * ? < ? AND EXISTS "
         "(SELECT 1 FROM documents d WHERE d.tenant = s.tenant AND d.space = s.id)",
@@ -109,17 +112,20 @@ def list_expired_stores(db: sqlite3.Connection, now: float) -> list[tuple[str, s
 
 def forget_store(db: sqlite3.Connection, tenant: str, store_id: str) -> None:
     """Delete a vector store and its batches. Does nothing where the tenant has none of that id. Its documents stay: the
-    caller deletes them with `versions.delete_documents`."""
+    caller deletes them with `versions.delete_documents`. Call within a transaction (`CatalogDatabase.write`). Blocks;
+    raises sqlite3.Error if the catalog fails."""
     db.execute("DELETE FROM vector_stores WHERE tenant = ? AND id = ?", (tenant, store_id))
 
 
 def forget_stores(db: sqlite3.Connection, tenant: str) -> None:
-    """Delete all vector stores of a tenant with their batches, but not their documents."""
+    """Delete all vector stores of a tenant with their batches, but not their documents. Call within a transaction
+    (`CatalogDatabase.write`). Blocks; raises sqlite3.Error if the catalog fails."""
     db.execute("DELETE FROM vector_stores WHERE tenant = ?", (tenant,))
 
 
 def add_batch(db: sqlite3.Connection, batch: FileBatch) -> None:
-    """Insert a new batch. Raises sqlite3.IntegrityError where its id is taken, or its vector store does not exist."""
+    """Insert a new batch. Raises sqlite3.IntegrityError where its id is taken, or its vector store does not exist. Call
+    within a transaction (`CatalogDatabase.write`). Blocks; raises sqlite3.Error if the catalog fails otherwise."""
     db.execute(
         "INSERT INTO file_batches (id, vector_store, tenant, created_at, files) VALUES (?, ?, ?, ?, ?)",
         (batch.id, batch.vector_store, batch.tenant, batch.created_at, json.dumps(list(batch.files))),
@@ -127,7 +133,8 @@ def add_batch(db: sqlite3.Connection, batch: FileBatch) -> None:
 
 
 def find_batch(db: sqlite3.Connection, tenant: str, store_id: str, batch_id: str) -> FileBatch | None:
-    """Return a batch of a tenant's vector store; None: that vector store of that tenant has none of that id."""
+    """Return a batch of a tenant's vector store; None: that vector store of that tenant has none of that id. Blocks;
+    raises sqlite3.Error if the catalog fails."""
     row = db.execute(
         "SELECT id, vector_store, tenant, created_at, files FROM file_batches "
         "WHERE tenant = ? AND vector_store = ? AND id = ?",

@@ -62,7 +62,8 @@ def accept_version(db: sqlite3.Connection, new: NewVersion, now: float) -> Accep
     The newest version until then becomes garbage unless it is visible; a visible one stays so until `publish_version`.
     If the newest version has the same fingerprint, no version is made. If that version failed, it is queued again
     without its error and its count of tries, but keeps its number and `accepted_at`; otherwise nothing changes. `now`:
-    Unix time in seconds.
+    Unix time in seconds. Call within a transaction (`CatalogDatabase.write`). Blocks; raises sqlite3.Error if the
+    catalog fails.
     """
     found = find_document(db, new.key)
     if found is not None and _fingerprint(db, found.newest.number) == new.fingerprint:
@@ -90,7 +91,8 @@ def accept_version(db: sqlite3.Connection, new: NewVersion, now: float) -> Accep
 
 
 def find_document(db: sqlite3.Connection, key: DocumentKey) -> StoredDocument | None:
-    """Return the document with its newest version; None: there is none of that key."""
+    """Return the document with its newest version; None: there is none of that key. Blocks; raises sqlite3.Error if the
+    catalog fails."""
     row = db.execute(
         f"{_DOCUMENT} WHERE d.tenant = ? AND d.space = ? AND d.id = ?", (key.tenant, key.space, key.id)
     ).fetchone()
@@ -112,7 +114,7 @@ def scan_documents(
     further documents. The list may be empty before the end.
 
     `after`: number of the document behind which to begin; None: begin with the first. `where`: a condition over the
-    newest versions, which its SQL calls `v`. `most`: at least 1.
+    newest versions, which its SQL calls `v`. `most`: at least 1. Blocks; raises sqlite3.Error if the catalog fails.
     """
     comparison, direction = (">", "ASC") if is_ascending else ("<", "DESC")
     bound = (-1 if is_ascending else 2**62) if after is None else after
@@ -135,7 +137,8 @@ def scan_documents(
 
 def delete_document(db: sqlite3.Connection, key: DocumentKey) -> bool:
     """Delete a document: with the commit no search finds it, and its versions become garbage for the garbage collector.
-    False: there is none of that key."""
+    False: there is none of that key. Call within a transaction (`CatalogDatabase.write`). Blocks; raises sqlite3.Error
+    if the catalog fails."""
     row = db.execute(
         "DELETE FROM documents WHERE tenant = ? AND space = ? AND id = ? RETURNING number",
         (key.tenant, key.space, key.id),
@@ -147,8 +150,10 @@ def delete_document(db: sqlite3.Connection, key: DocumentKey) -> bool:
 
 
 def delete_documents(db: sqlite3.Connection, tenant: str, space: str | None = None) -> int:
-    """Delete all documents of a tenant, in all spaces or in `space` alone, as `delete_document` does. `space` "" means
-    the documents of no vector store. Return how many documents there were."""
+    """Delete all documents of a tenant, in `space`, or in all spaces if it is None: with the commit no search finds
+    them, and their versions become garbage. `space` "" means the documents of no vector store. Return how many
+    documents there were. Call within a transaction (`CatalogDatabase.write`). Blocks; raises sqlite3.Error if the
+    catalog fails."""
     condition, values = ("tenant = ?", [tenant]) if space is None else ("tenant = ? AND space = ?", [tenant, space])
     count = db.execute(f"DELETE FROM documents WHERE {condition}", values).rowcount
     db.execute(f"UPDATE versions SET state = 'garbage', document = NULL WHERE {condition}", values)
@@ -159,7 +164,7 @@ def cancel_versions(db: sqlite3.Connection, keys: Iterable[DocumentKey]) -> None
     """Set the newest versions of these documents to `failed` with the code `cancelled`, where they are queued, parsing
     or embedding. The message says that the batch was cancelled. Others and unknown keys are left alone; an older
     visible version stays visible. A task that is at work on one finds out at its next write. Call within
-    `CatalogDatabase.write`, which commits."""
+    `CatalogDatabase.write`, which commits. Blocks; raises sqlite3.Error if the catalog fails."""
     for key in keys:
         db.execute(
             "UPDATE versions SET state = 'failed', retry_at = NULL, error_code = ?, error_message = ? "
@@ -171,7 +176,7 @@ def cancel_versions(db: sqlite3.Connection, keys: Iterable[DocumentKey]) -> None
 
 def count_space(db: sqlite3.Connection, tenant: str, space: str) -> SpaceTotals:
     """Return the number of documents of a tenant's space by state, and the size of their visible texts; without
-    documents, no states and 0."""
+    documents, no states and 0. Blocks; raises sqlite3.Error if the catalog fails."""
     rows = db.execute(
         "SELECT CASE WHEN v.error_code = ? THEN ? ELSE v.state END, count(*) FROM documents d "
         "JOIN versions v ON v.number = d.newest WHERE d.tenant = ? AND d.space = ? GROUP BY 1",
@@ -188,7 +193,8 @@ def count_space(db: sqlite3.Connection, tenant: str, space: str) -> SpaceTotals:
 
 def list_tenants(db: sqlite3.Connection, tenant: str | None = None) -> list[TenantTotals]:
     """Return how much each tenant has stored, in all spaces, by the tenant's name; None: all tenants, else `tenant`
-    alone. A tenant without documents is missing, so that the list may be empty."""
+    alone. A tenant without documents is missing, so that the list may be empty. Blocks; raises sqlite3.Error if the
+    catalog fails."""
     condition, values = ("", ()) if tenant is None else ("WHERE d.tenant = ?", (tenant,))
     rows = db.execute(
         "SELECT d.tenant, count(*), coalesce(sum(l.chunks), 0), sum(v.bytes) FROM documents d "
@@ -205,7 +211,8 @@ def claim_version(db: sqlite3.Connection, now: float, busy_tenants: Sequence[str
 
     Tenants in `busy_tenants` come after all others, so that a tenant with many documents delays nobody else's. `now`:
     Unix time in seconds. The caller ends the claim with `publish_version`, `retry_version` or `fail_version`;
-    `restart_versions` does it after a crash.
+    `restart_versions` does it after a crash. Call within a transaction (`CatalogDatabase.write`). Blocks; raises
+    sqlite3.Error if the catalog fails.
     """
     marks = ", ".join("?" * len(busy_tenants))
     row = db.execute(
@@ -221,19 +228,21 @@ def claim_version(db: sqlite3.Connection, now: float, busy_tenants: Sequence[str
 
 def next_retry_at(db: sqlite3.Connection) -> float | None:
     """Return the Unix time in seconds when the next queued version is due: 0 for one that never failed, or a time that
-    may be past. None: none is queued."""
+    may be past. None: none is queued. Blocks; raises sqlite3.Error if the catalog fails."""
     row = db.execute("SELECT min(coalesce(retry_at, 0)) FROM versions WHERE state = 'queued'").fetchone()
     return None if row[0] is None else float(row[0])
 
 
 def find_state(db: sqlite3.Connection, version: int) -> str | None:
-    """Return a version's `VersionState`; None: the catalog has no such version any more."""
+    """Return a version's `VersionState`; None: the catalog has no such version any more. Blocks; raises sqlite3.Error
+    if the catalog fails."""
     row = db.execute("SELECT state FROM versions WHERE number = ?", (version,)).fetchone()
     return None if row is None else str(row[0])
 
 
 def find_key(db: sqlite3.Connection, version: int) -> DocumentKey | None:
-    """Return the key of the document that a version belongs to; None: the version is garbage, or removed."""
+    """Return the key of the document that a version belongs to; None: the version is garbage, or removed. Blocks;
+    raises sqlite3.Error if the catalog fails."""
     row = db.execute(
         "SELECT d.tenant, d.space, d.id FROM versions v JOIN documents d ON d.number = v.document WHERE v.number = ?",
         (version,),
@@ -242,7 +251,8 @@ def find_key(db: sqlite3.Connection, version: int) -> DocumentKey | None:
 
 
 def find_version(db: sqlite3.Connection, version: int) -> Version | None:
-    """Return a version, also a garbage one; None: the catalog has no such version any more."""
+    """Return a version, also a garbage one; None: the catalog has no such version any more. Blocks; raises
+    sqlite3.Error if the catalog fails."""
     row = db.execute(f"SELECT {_COLUMNS} FROM versions WHERE number = ?", (version,)).fetchone()
     return None if row is None else _read_version(row)
 
@@ -250,7 +260,8 @@ def find_version(db: sqlite3.Connection, version: int) -> Version | None:
 def retry_version(db: sqlite3.Connection, version: int, *, at: float, code: str, message: str) -> None:
     """Queue a version again after a failed try, to be claimed from the Unix time `at` (seconds) on. Counts the try, and
     stores the error's code and message. Does nothing where the version is not parsing or embedding, as after it was
-    replaced, deleted or cancelled."""
+    replaced, deleted or cancelled. Call within a transaction (`CatalogDatabase.write`). Blocks; raises sqlite3.Error if
+    the catalog fails."""
     db.execute(
         "UPDATE versions SET state = 'queued', attempts = attempts + 1, retry_at = ?, error_code = ?, "
         "error_message = ? WHERE number = ? AND state IN ('parsing', 'embedding')",
@@ -261,7 +272,8 @@ def retry_version(db: sqlite3.Connection, version: int, *, at: float, code: str,
 def fail_version(db: sqlite3.Connection, version: int, *, code: str, message: str) -> None:
     """Set a version to `failed`: it is not tried again until a client sends it again. Counts the try, and stores the
     error's code and message. Does nothing where the version is not parsing or embedding, as after it was replaced,
-    deleted or cancelled."""
+    deleted or cancelled. Call within a transaction (`CatalogDatabase.write`). Blocks; raises sqlite3.Error if the
+    catalog fails."""
     db.execute(
         "UPDATE versions SET state = 'failed', attempts = attempts + 1, retry_at = NULL, error_code = ?, "
         "error_message = ? WHERE number = ? AND state IN ('parsing', 'embedding')",
@@ -271,7 +283,8 @@ def fail_version(db: sqlite3.Connection, version: int, *, code: str, message: st
 
 def withdraw_version(db: sqlite3.Connection, key: DocumentKey) -> None:
     """Undo the newest version of a document if it failed: it becomes garbage, and the visible version is the newest
-    again; a document without a visible version is deleted. Does nothing for another state or an unknown key."""
+    again; a document without a visible version is deleted. Does nothing for another state or an unknown key. Call
+    within a transaction (`CatalogDatabase.write`). Blocks; raises sqlite3.Error if the catalog fails."""
     document = find_document(db, key)
     if document is None or document.newest.state != "failed":
         return
@@ -288,7 +301,8 @@ def publish_version(db: sqlite3.Connection, version: int, collection: int) -> bo
     sqlite3.IntegrityError where the catalog has no such collection.
 
     Returns False, and changes nothing, if the version is not embedding any more, or not its document's newest one
-    (replaced, deleted, cancelled or published already).
+    (replaced, deleted, cancelled or published already). Call within a transaction (`CatalogDatabase.write`). Blocks;
+    raises sqlite3.Error if the catalog fails otherwise.
     """
     row = db.execute(
         "SELECT d.number, d.live FROM versions v JOIN documents d ON d.number = v.document "
@@ -313,7 +327,7 @@ def publish_version(db: sqlite3.Connection, version: int, collection: int) -> bo
 def list_hidden(db: sqlite3.Connection, tenant: str) -> frozenset[int]:
     """Return the numbers of a tenant's versions that may have points in the vector store and are not visible, for
     `SearchScope.hidden_versions`. A version that is parsed again after a failed try may be missing: what a search finds
-    must still be checked (`chunks.find_visible`)."""
+    must still be checked (`chunks.find_visible`). Blocks; raises sqlite3.Error if the catalog fails."""
     rows = db.execute(
         "SELECT number FROM versions WHERE tenant = ? AND state IN ('embedding', 'garbage') "
         "UNION ALL SELECT number FROM versions WHERE tenant = ? AND chunks > 0 "
@@ -324,14 +338,16 @@ def list_hidden(db: sqlite3.Connection, tenant: str) -> frozenset[int]:
 
 
 def list_garbage(db: sqlite3.Connection, limit: int) -> list[int]:
-    """Return the numbers of up to `limit` garbage versions of all tenants, in no order. Empty: there is no garbage."""
+    """Return the numbers of up to `limit` garbage versions of all tenants, in no order. Empty: there is no garbage.
+    Blocks; raises sqlite3.Error if the catalog fails."""
     return [row[0] for row in db.execute("SELECT number FROM versions WHERE state = 'garbage' LIMIT ?", (limit,))]
 
 
 def remove_garbage(db: sqlite3.Connection, versions: Sequence[int]) -> list[str]:
     """Delete garbage versions with their texts and chunks; the caller has removed their points from the vector store.
     Versions that are not garbage stay. Return the hashes of the deleted versions' originals that no version and no file
-    needs now: the caller removes these files after the commit."""
+    needs now: the caller removes these files after the commit. Call within a transaction (`CatalogDatabase.write`).
+    Blocks; raises sqlite3.Error if the catalog fails."""
     unused = []
     for version in versions:
         row = db.execute(
@@ -343,26 +359,29 @@ def remove_garbage(db: sqlite3.Connection, versions: Sequence[int]) -> list[str]
 
 
 def is_original_used(db: sqlite3.Connection, sha256: str) -> bool:
-    """Return whether a version, also a garbage one, or an uploaded file needs the original of that hash."""
+    """Return whether a version, also a garbage one, or an uploaded file needs the original of that hash. Blocks; raises
+    sqlite3.Error if the catalog fails."""
     query = "SELECT 1 FROM versions WHERE sha256 = ?1 UNION ALL SELECT 1 FROM files WHERE sha256 = ?1 LIMIT 1"
     return db.execute(query, (sha256,)).fetchone() is not None
 
 
 def restart_versions(db: sqlite3.Connection) -> int:
     """Set all versions that are parsing or embedding, as an earlier process left them, to `queued`. Return how many.
-    Call once, before the first `claim_version`."""
+    Call once, before the first `claim_version`. Call within a transaction (`CatalogDatabase.write`). Blocks; raises
+    sqlite3.Error if the catalog fails."""
     return db.execute("UPDATE versions SET state = 'queued' WHERE state IN ('parsing', 'embedding')").rowcount
 
 
 def count_waiting(db: sqlite3.Connection) -> int:
-    """Return the number of queued versions of all tenants, those that wait for a retry included."""
+    """Return the number of queued versions of all tenants, those that wait for a retry included. Blocks; raises
+    sqlite3.Error if the catalog fails."""
     [count] = db.execute("SELECT count(*) FROM versions WHERE state = 'queued'").fetchone()
     return int(count)
 
 
 def oldest_accepted_at(db: sqlite3.Connection) -> float | None:
     """Return the Unix time in seconds when the oldest version was accepted that is queued, parsing or embedding; None:
-    there is none."""
+    there is none. Blocks; raises sqlite3.Error if the catalog fails."""
     [accepted_at] = db.execute(
         "SELECT min(accepted_at) FROM versions WHERE state IN ('queued', 'parsing', 'embedding')"
     ).fetchone()
@@ -370,12 +389,14 @@ def oldest_accepted_at(db: sqlite3.Connection) -> float | None:
 
 
 def count_states(db: sqlite3.Connection) -> dict[str, int]:
-    """Return the number of versions of all tenants by `VersionState`; states without any version are missing."""
+    """Return the number of versions of all tenants by `VersionState`; states without any version are missing. Blocks;
+    raises sqlite3.Error if the catalog fails."""
     return dict(db.execute("SELECT state, count(*) FROM versions GROUP BY state"))
 
 
 def count_chunks(db: sqlite3.Connection) -> int:
-    """Return the number of chunks of the searchable versions, of all tenants."""
+    """Return the number of chunks of the searchable versions, of all tenants. Blocks; raises sqlite3.Error if the
+    catalog fails."""
     [chunks] = db.execute("SELECT coalesce(sum(chunks), 0) FROM versions WHERE state = 'ready'").fetchone()
     return int(chunks)
 

@@ -86,7 +86,8 @@ class DocumentService:
 
     Methods that take a DocumentKey of an existing document raise RoundhouseError `document_not_found` if there is no
     document of that key. Methods that store or delete raise `storage_full` or `storage_failed` if the disk fails;
-    nothing is changed then. Methods that read raise sqlite3.Error if the catalog cannot be read.
+    nothing is changed then. Methods that read raise sqlite3.Error if the catalog cannot be read. A call that is
+    cancelled may still be carried out.
     """
 
     def __init__(
@@ -282,9 +283,9 @@ class DocumentService:
         self._note_deleted(key.tenant)
 
     async def delete_space(self, tenant: str, space: str) -> int:
-        """Delete all documents of a tenant's space, as `delete_document` does. Return how many there were, perhaps 0;
-        an unknown space is no error. Raises RoundhouseError `storage_full` or `storage_failed`, after which nothing is
-        deleted."""
+        """Delete all documents of a tenant's space with all their versions. When this returns, no search that begins
+        finds them. Return how many there were, perhaps 0; an unknown space is no error. Raises RoundhouseError
+        `storage_full` or `storage_failed`, after which nothing is deleted."""
         count = await self._write(lambda db: delete_documents(db, tenant, space))
         self._note_deleted(tenant)
         return count
@@ -391,8 +392,8 @@ def _check_room(db: sqlite3.Connection, count: int) -> None:
 
 
 def choose_chunking(default: ChunkingOptions, max_tokens: int | None, overlap_tokens: int | None) -> ChunkingOptions:
-    """Return the sizes of a document's chunks: those that are given, else those of `default`. An overlap that is not
-    given is never above half of `max_tokens`.
+    """Return the sizes of a document's chunks: those that are given (None: not given), else those of `default`. An
+    overlap that is not given is never above half of `max_tokens`.
 
     Raises:
         RoundhouseError: `invalid_request` for a given overlap above half of `max_tokens`.

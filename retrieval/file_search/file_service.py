@@ -24,7 +24,8 @@ class FileService:
     """Keeps the files that clients uploaded to `/v1/files`, of all tenants. Vector stores make documents of them.
 
     Methods that take a file's id raise RoundhouseError `file_not_found` for a file that the tenant does not have. Apart
-    from `add_file`, they raise sqlite3.Error and OSError as they come.
+    from `add_file`, they raise sqlite3.Error and OSError as they come. A call that is cancelled may still be carried
+    out.
     """
 
     def __init__(
@@ -124,9 +125,10 @@ class FileService:
         await discard_original(self._catalog, self._originals, sha256)
 
     async def delete_expired(self) -> int:
-        """Delete the files of all tenants that have expired, as `delete_file` does. Return how many. Call regularly.
-        Raises at the first that fails: sqlite3.Error, or RoundhouseError `file_not_found` for a file that was deleted
-        meanwhile. The next call goes on."""
+        """Delete the files of all tenants that have expired, with their documents in all vector stores, and their
+        originals unless something else needs them. Return how many. Call regularly. Raises at the first that fails:
+        sqlite3.Error, or RoundhouseError `file_not_found` for a file that was deleted meanwhile. The next call goes
+        on."""
         now = self._clock()
         expired = await self._catalog.read(lambda db: list_expired_files(db, now))
         for tenant, file_id in expired:

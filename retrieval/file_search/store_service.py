@@ -54,7 +54,8 @@ class VectorStoreService:
     Methods raise RoundhouseError `vector_store_not_found` for a vector store (or a batch) that the tenant does not
     have, `file_not_found` for a file that the tenant or the vector store does not have, and `invalid_request` for wrong
     metadata, attributes, sizes of chunks or `after`. Those that queue files raise `retrieval_busy`, `storage_full` and
-    `storage_failed`. All raise sqlite3.Error if the catalog fails otherwise.
+    `storage_failed`. All raise sqlite3.Error if the catalog fails otherwise. A call that is cancelled may still be
+    carried out.
     """
 
     def __init__(

@@ -127,8 +127,8 @@ def status_of(version: Version) -> FileStatus:
 
 
 def build_status_condition(status: str | None) -> SqlCondition:
-    """Return the condition that a document's newest version has OpenAI's status; None: a condition that always holds
-    (`ANY`)."""
+    """Return the condition that a document's newest version has OpenAI's status `completed`, `cancelled`, `failed`, or
+    for any other text `in_progress`; None: a condition that always holds (`ANY`)."""
     if status == "completed":
         return SqlCondition("v.state = 'ready'")
     if status == "cancelled":

@@ -37,7 +37,7 @@ class GarbageCollector:
 
     async def collect(self) -> int:
         """Remove all garbage versions but those that `CollectionWriter.write_version` is at work on; they stay for a
-        later call. Return how many versions were removed.
+        later call. Return how many versions were removed. No other `collect` may be under way.
 
         Raises VectorStoreError, OSError, sqlite3.Error, or KeyError where the vector store has lost a collection.
         Versions that are left then stay garbage for the next call; originals that are left go with `remove_leftovers`.

@@ -143,7 +143,7 @@ class Index:
     async def find_active(self) -> Collection:
         """Return the active collection. If there is none, create it first for the model that is set, which is asked for
         one embedding to learn its dimension. If no document is visible, replace a collection for another model or other
-        options of BM25 first.
+        options of BM25 first. Call `open` before.
 
         Raises:
             ModelUnavailableError: the model does not answer, so that its dimension is not known.
@@ -192,8 +192,9 @@ class Index:
         same. When it has the points of all visible versions, it becomes the active one, and the old one is deleted. A
         collection that is being built already is completed, unless it is for other settings: then it is dropped first.
 
-        May take hours. Raises VectorStoreError, ModelUnavailableError, ModelRefusedError, DimensionChangedError,
-        KeyError or sqlite3.Error; the next call then goes on, after DimensionChangedError with a new collection.
+        Call `open` before. May take hours. Raises VectorStoreError, ModelUnavailableError, ModelRefusedError,
+        DimensionChangedError, KeyError or sqlite3.Error; the next call then goes on, after DimensionChangedError with a
+        new collection.
         """
         async with self._build_lock:
             await self._build()

@@ -152,9 +152,10 @@ def detect_file(data: bytes, filename: str | None, media_type: str | None) -> De
     suffix, the media type, markup in the content. A file that nothing identifies is `text/plain`. A file whose name or
     type is that of plain text may still be recognised as HTML by its markup. Whether the file is intact is not checked.
 
-    `data`: the whole file. `media_type` may have parameters; an unknown or generic one is ignored. A file that starts
-    with the mark of a ZIP archive or of a PDF is one whatever its name says. `%PDF-` further on in its first 1024 bytes
-    means a PDF, too, unless its name or type is that of a text.
+    `data`: the whole file. `filename`, `media_type`: as the client named them; None: it did not. The type may have
+    parameters; an unknown or generic one is ignored. A file that starts with the mark of a ZIP archive or of a PDF is
+    one whatever its name says. `%PDF-` further on in its first 1024 bytes means a PDF, too, unless its name or type is
+    that of a text.
 
     Raises:
         ParsingError: `unsupported_media_type` for images, sounds, films, other archives, programs and old Office

@@ -82,7 +82,8 @@ class ParserPool:
         self, path: Path, *, filename: str | None, media_type: str | None, chunking: ChunkingOptions
     ) -> ParsedDocument:
         """Extract the text of a file, and cut it into chunks, in a child process. Waits while all processes are busy,
-        which no timeout bounds. `filename`, `media_type`: as the client named them, None where it did not.
+        which no timeout bounds. `path` must stay until the return. Cancelling the call kills the process. `filename`,
+        `media_type`: as the client named them, None where it did not.
 
         Raises:
             ParsingError: the file is malformed, encrypted, empty, of an unknown format or beyond a limit; the process

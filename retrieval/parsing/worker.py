@@ -40,7 +40,8 @@ def main() -> None:
     """Parse the files that standard input asks for, one after the other, until it ends.
 
     Sets the limits of the first argument on this process for good. A file that takes too long ends the process by a
-    signal (SIGXCPU, SIGALRM), without an answer.
+    signal (SIGXCPU, SIGALRM), without an answer. Raises FrameError, KeyError, TypeError or ValueError for input that is
+    no request.
     """
     limits = ParsingLimits(**json.loads(sys.argv[1]))
     logging.disable()

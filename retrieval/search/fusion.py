@@ -41,8 +41,10 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class FusionRule:
-    """How two rankings are fused: by ranks alone (`rrf`), or by scores that are scaled to 0..1 (`weighted`); see the
-    module. Weights must be 0 or more; a ranking of weight 0 still adds its chunks, with nothing to their score."""
+    """How two rankings are fused. A score is the sum, over the rankings that have the chunk, of the weight divided by 2
+    plus the rank (`rrf`), or of the weight times the score there, scaled to 0..1 between the least and the greatest of
+    that ranking (`weighted`). Weights must be 0 or more, which is not checked; a ranking of weight 0 still adds its
+    chunks, with nothing to their score."""
 
     method: Literal["rrf", "weighted"] = "rrf"
     dense_weight: float = DENSE_WEIGHT

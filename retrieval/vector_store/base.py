@@ -85,7 +85,7 @@ class VectorStore(Protocol):
 
     Every async method may raise VectorStoreError, and those that take `collection` raise KeyError where it does not
     exist. One program uses a store at a time. Methods may be called concurrently; writes of one collection are applied
-    in the order of their calls.
+    in the order of their calls. A write whose call is cancelled may still be carried out, in part or whole.
     """
 
     @property

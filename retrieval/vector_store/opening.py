@@ -13,7 +13,7 @@ async def open_vector_store(settings: RetrievalSettings, folder: Path) -> Vector
     """Open the store: a Qdrant server where `settings.qdrant_url` is set, else Qdrant Edge in `folder`/edge.
 
     The server is not asked yet, so one that is not reachable raises nothing here. Raises VectorStoreError where the
-    folder is in use or cannot be opened, and ValueError for a malformed address. The caller closes the store.
+    folder is in use or cannot be opened. The caller closes the store.
     """
     if settings.qdrant_url is not None:
         from retrieval.vector_store.server import ServerStore  # 40 MiB that the embedded store does without

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import aiohttp
 import openai
@@ -24,6 +25,18 @@ ONE_STUB = "models:\n  chat:\n    backend: stub\n"
 HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Hello"}]
 
 
+async def check_page(url: str) -> None:
+    """The image holds the built page: a browser gets it with its scripts."""
+    async with aiohttp.ClientSession() as client:
+        async with client.get(f"{url}/") as answer:
+            page = await answer.text()
+        scripts = re.findall(r'src="(/page/assets/[^"]+\.js)"', page)
+        assert scripts, page
+        for path in scripts:
+            async with client.get(url + path) as answer:
+                assert (answer.status, answer.content_type) == (200, "text/javascript")
+
+
 async def test_compose_serves_survives_its_controller_and_leaves_nothing(compose_project: ComposeProject) -> None:
     compose_project.compose("up", "-d", "--no-build")
     await until("both replicas are ready", compose_project.loaded, 120)
@@ -35,6 +48,7 @@ async def test_compose_serves_survives_its_controller_and_leaves_nothing(compose
     async with openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{compose_project.port}/v1", api_key="none") as client:
         answer = await client.chat.completions.create(model="chat", messages=HELLO)
         assert answer.choices[0].message.content == SENTENCE
+        await check_page(f"http://127.0.0.1:{compose_project.port}")
         compose_project.compose("kill", "-s", "SIGKILL", "controller")
         answer = await client.chat.completions.create(model="chat", messages=HELLO)
         assert answer.choices[0].message.content == SENTENCE

@@ -45,6 +45,8 @@ class Move:
     """The answer waits, after its first words, for `ToolModel.release`."""
     mark: str = ""
     """What the ids of the answer and of its calls begin with: some clients take two answers of one id for one."""
+    breaks: bool = False
+    """The connection breaks after the first words."""
 
 
 @dataclass
@@ -75,6 +77,10 @@ class ToolModel:
             await response.prepare(request)
             for event in _events(move):
                 await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+                if move.breaks:
+                    assert request.transport is not None
+                    request.transport.abort()
+                    break
                 if move.holds:
                     await self.release.wait()
             await response.write(b"data: [DONE]\n\n")
@@ -93,6 +99,7 @@ async def tool_model(*moves: Move, decide: Callable[[Fields], Move] | None = Non
     model = ToolModel(decide or (lambda _: left.pop(0) if len(left) > 1 else left[0]))
     app = web.Application(client_max_size=64 * 1024 * 1024)
     app.router.add_post("/v1/chat/completions", model.answer)
+    app.router.add_get("/v1/models", _answer_health)
     runner = web.AppRunner(app, handler_cancellation=True)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -103,6 +110,11 @@ async def tool_model(*moves: Move, decide: Callable[[Fields], Move] | None = Non
     finally:
         model.release.set()
         await runner.cleanup()
+
+
+async def _answer_health(_: web.Request) -> web.Response:
+    """Answer that the engine is healthy, where it is declared as a remote."""
+    return web.json_response({"object": "list", "data": []})
 
 
 def _usage(move: Move) -> Fields:

@@ -98,7 +98,6 @@ class _Counted:
 
 def install(here: GatewayHarness, *tools: FakeTool) -> FakeServers:
     """Put these tools in the place of the gateway's servers."""
-    server: Any = here.server
-    servers = FakeServers(list(tools))
-    server._gateway.tool_runner._servers = servers
+    runner: Any = here.gateway.tool_runner
+    servers = runner._servers = FakeServers(list(tools))
     return servers

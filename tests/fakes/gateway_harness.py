@@ -16,7 +16,8 @@ from controller.schema.keys import Key
 from controller.schema.routing import ModelRoute
 from controller.schema.tools import McpServerRoute, ToolRoute
 from gateway.__main__ import Server, bind_client_listeners, server_of
-from gateway.app import open_certificate, open_store
+from gateway.app import Gateway, open_certificate, open_store
+from gateway.exchange.services import Services
 from gateway.settings import GatewaySettings
 from tests.fakes.fake_controller import DEADLINE_S, FakeController
 from tests.fakes.mock_engine import MockEngine
@@ -71,6 +72,17 @@ class GatewayHarness:
     client: aiohttp.ClientSession
     server: Server | None = None
     """None: the gateway is a process of its own."""
+
+    @property
+    def gateway(self) -> Gateway:
+        """The gateway itself, for who looks inside."""
+        assert self.server is not None, "the gateway is a process of its own"
+        return self.server._gateway
+
+    @property
+    def services(self) -> Services:
+        """What its exchanges share."""
+        return self.gateway.inference._services
 
     async def publish(
         self,

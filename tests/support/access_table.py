@@ -22,6 +22,8 @@ class Family(NamedTuple):
 
 FAMILIES: Final = (
     Family("GET HEAD", "/health /health/live /health/ready /metrics /metrics/engines", "open"),
+    # Files of the page, the same for everybody. They hold no data.
+    Family("GET HEAD", "/ /page/{path:path}", "page"),
     Family("GET", "/openapi.json", "any_key"),
     # What of it a key opens, its tools say: each has a scope.
     Family("POST", "/mcp", "any_key"),
@@ -41,7 +43,7 @@ FAMILIES: Final = (
     Family("POST", "/v1/responses /v1/responses/compact /v1/responses/input_tokens", "inference"),
     Family("GET", "/v1/chat/completions /v1/chat/completions/{completion_id}/messages", "inference"),
     Family("GET POST DELETE", "/v1/chat/completions/{completion_id}", "inference"),
-    Family("POST", "/v1/conversations", "inference"),
+    Family("GET POST", "/v1/conversations", "inference"),
     Family("GET POST DELETE", "/v1/conversations/{conversation_id}", "inference"),
     Family("GET POST", "/v1/conversations/{conversation_id}/items", "inference"),
     Family("GET DELETE", "/v1/conversations/{conversation_id}/items/{item_id}", "inference"),
@@ -82,8 +84,8 @@ OTHER_NAMES: Final = {"/reranking": "/v1/rerank", "/v1/reranking": "/v1/rerank",
 """Paths that are read as others, and those."""
 WITHOUT_V1: Final = ("chat/completions", "completions", "conversations", "embeddings", "messages", "responses")
 """Paths that are read as those below `/v1`, with all that is below them; so is every one below `/models`."""
-MAY_BE_OPEN: Final = re.compile(r"/health(/(?!warm$).*)?|/v1/health|/metrics(/engines)?|/|/assets/.*")
-"""Of all that come. The page is `/`, with its assets."""
+MAY_BE_OPEN: Final = re.compile(r"/health(/(?!warm$).*)?|/v1/health|/metrics(/engines)?")
+"""Of all that come. The page has an access of its own."""
 
 
 def list_expected() -> dict[tuple[str, str], Access]:

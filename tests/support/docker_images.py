@@ -46,6 +46,10 @@ _SOURCES = (
     "README.md",
     "LICENSE",
 )
+_MORE_SOURCES = {"gateway": ("web",)}
+"""What an image is made from beside that."""
+_LEFT_OUT = ("__pycache__", "built", "node_modules")
+"""Folders that the build context does not hold; `built` is the page, which the build makes itself."""
 _CA_BUNDLE = "/etc/ssl/certs/ca-certificates.crt"
 _PIP_FORWARDED = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL")
 
@@ -93,7 +97,7 @@ def ensure_images() -> dict[str, str]:
 def _inputs_hash(name: str, base: str, engines_key: str) -> str:
     """Hash over all that can change the image: what the build context holds, its base, the engines in it."""
     parts: list[str | bytes] = [name, base, engines_key, (REPOSITORY / ".dockerignore").read_bytes()]
-    sources = ("images/llama-server",) if name == "llama-server" else _SOURCES
+    sources = ("images/llama-server",) if name == "llama-server" else (*_SOURCES, *_MORE_SOURCES.get(name, ()))
     for source in sources:
         for path in _files(REPOSITORY / source):
             parts += [str(path.relative_to(REPOSITORY)), path.read_bytes()]
@@ -103,7 +107,11 @@ def _inputs_hash(name: str, base: str, engines_key: str) -> str:
 def _files(root: Path) -> list[Path]:
     if root.is_file():
         return [root]
-    return sorted(path for path in root.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    found: list[Path] = []
+    for folder, folders, names in os.walk(root):
+        folders[:] = [each for each in folders if each not in _LEFT_OUT]
+        found.extend(Path(folder, each) for each in names)
+    return sorted(found)
 
 
 def _hash(*parts: str | bytes) -> str:
@@ -145,7 +153,8 @@ def _build(name: str, image: str, base: str, worker_build: str) -> None:
     tag = image.rpartition(":")[2]
     command = ["images/build", "--prefix", PREFIX, "--tag", tag, "--base", f"{name}={base}"]
     if name != "llama-server":
-        for setting, value in {"PIP_CERT": _CA_BUNDLE, **_pip_settings()}.items():
+        npm = _npm_settings() if name == "gateway" else {}
+        for setting, value in {"PIP_CERT": _CA_BUNDLE, **_pip_settings(), **npm}.items():
             command += ["--build-arg", f"{setting}={value}"]
     if name == "worker":
         command += ["--build-arg", f"BUILD_IMAGE={worker_build}"]
@@ -162,6 +171,17 @@ def _pip_settings() -> dict[str, str]:
             found[variable] = os.environ.get(variable, value.strip("'\"").replace("\\n", " "))
     reachable = {name: [url for url in urls.split() if not url.startswith("file:")] for name, urls in found.items()}
     return {name: " ".join(urls) for name, urls in reachable.items() if urls}
+
+
+def _npm_settings() -> dict[str, str]:
+    """This machine's npm registry, as a build argument; without one, npm's own is meant."""
+    variable = "NPM_CONFIG_REGISTRY"
+    named = os.environ.get(variable.lower()) or os.environ.get(variable)
+    files = (path for path in (Path.home() / ".npmrc", Path("/etc/npmrc")) if path.is_file())
+    lines = (line.partition("=") for path in files for line in path.read_text().splitlines())
+    set_by_file = (value.strip() for key, _, value in lines if key.strip() == "registry")
+    registry = named or next(set_by_file, "")
+    return {variable: registry} if registry else {}
 
 
 def _rootfs_tarball(key: str) -> Path:

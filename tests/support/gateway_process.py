@@ -54,7 +54,8 @@ async def running(**settings: str) -> AsyncIterator[tuple[asyncio.subprocess.Pro
         process = await start(**{**own, **settings})
         try:
             async with aiohttp.ClientSession() as client:
-                await until(lambda: bool(controller.reports), "the gateway connects")
+                await until(lambda: bool(controller.reports) or process.returncode is not None, "the gateway connects")
+                assert process.returncode is None, (await process.communicate())[1].decode()
                 yield process, GatewayHarness(controller, f"http://127.0.0.1:{port}", client)
         finally:
             if process.returncode is None:

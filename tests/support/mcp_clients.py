@@ -7,9 +7,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Final, Literal
 
 import httpx2
+from aiohttp import web
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import CallToolResult, TextContent
+
+from tests.fakes.gateway_harness import GatewayHarness
 
 Generation = Literal["2026-07-28", "legacy"]
 GENERATIONS: Final[tuple[Generation, ...]] = ("2026-07-28", "legacy")
@@ -18,6 +21,12 @@ INFERENCE_TOOLS: Final = ["list_models", "search_documents"]
 ADMIN_TOOLS: Final = [
     *("get_model", "get_memory", "load_model", "unload_model", "get_plan", "list_events", "get_logs", "pull_model"),
 ]
+ROW = {
+    "name": "m", "runtime_state": "loading", "is_loaded": False, "replicas": 1, "loaded_replicas": 0,
+    "load_progress": 0.25, "inflight_requests": 0, "last_error": None, "retry_at": None, "blocked": [], "held_by": [],
+    "load_recommendations": {"a": "b"}, "definition": {"model_path": "m.gguf"},
+}  # fmt: skip
+"""The row of a model that the controller answers."""
 
 
 @asynccontextmanager
@@ -69,3 +78,13 @@ def message(method: str, **params: Any) -> dict[str, Any]:
 
 HEADERS: Final = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
 """What each request must have."""
+
+
+def answer_rows(here: GatewayHarness, *states: str, **more: Any) -> None:
+    """Let the controller answer rows with these states, one after the other; the last one for ever."""
+    left = list(states)
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.json_response(ROW | more | {"runtime_state": left.pop(0) if len(left) > 1 else left[0]})
+
+    here.controller.admin.answer = answer

@@ -54,6 +54,14 @@ async def wait(ctx: Context) -> str:
 
 
 @server.tool()
+async def wait_for(path: str) -> str:
+    """Answer once there is a file at the path."""
+    while not await anyio.Path(path).exists():  # noqa: ASYNC110 - nothing in this process signals it
+        await anyio.sleep(0.01)
+    return "it is there"
+
+
+@server.tool()
 def fail() -> str:
     """Fail as a tool."""
     raise ValueError("as asked")

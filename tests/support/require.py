@@ -11,7 +11,19 @@ import pytest
 COMMAND = "sudo make engines test"
 """Installs and builds all that tests need, and runs them."""
 _LONGEST = 90
-_SUMMED_UP = ("docker", "embedded", "ipv6", "litertlm", "llama_cpp", "mount", "netns", "prometheus", "systemd", "vllm")
+_SUMMED_UP = (
+    "docker",
+    "embedded",
+    "ipv6",
+    "litertlm",
+    "llama_cpp",
+    "mount",
+    "netns",
+    "page",
+    "prometheus",
+    "systemd",
+    "vllm",
+)
 
 
 def require(feature: str, available: bool, reason: str) -> None:

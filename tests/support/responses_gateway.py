@@ -40,12 +40,12 @@ def engines(kind: Kind, folder: Path) -> Iterator[dict[str, Worker]]:
         yield {"plain": plain.ready(), "agent": agent.ready(), "worker": worker.ready()}
 
 
-def agent_engine(kind: Kind, folder: Path) -> Worker:
-    """The `agent` alone; not ready yet."""
+def agent_engine(kind: Kind, folder: Path, *flags: str) -> Worker:
+    """The `agent` alone, with further flags; not ready yet."""
     make_caller(folder / "agent.gguf")
     (folder / "agent.jinja").write_text(AGENT_TEMPLATE)
     template = ("--chat-template-file", str(folder / "agent.jinja"))
-    return started(kind, folder, "agent", folder / "agent.gguf", *template, token=TOKEN)
+    return started(kind, folder, "agent", folder / "agent.gguf", *template, *flags, token=TOKEN)
 
 
 def route_of(name: str, engine: Worker) -> ModelRoute:

@@ -58,6 +58,12 @@ class Loop:
         """Wait until so many calls run."""
         await until(lambda: self.servers.running == count, f"{count} calls run")
 
+    async def spent(self, name: str) -> Any:
+        """What the limits of a key have left, once it has no request any more."""
+        limits = self.here.services.limits
+        await until(lambda: limits.count_inflight(name) == 0, "the request is not counted any more")
+        return limits._states[name]
+
     def as_key(self, name: str) -> openai.AsyncOpenAI:
         """The client with that key."""
         return self.client.with_options(api_key=f"secret-{name}")

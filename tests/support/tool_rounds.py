@@ -65,9 +65,11 @@ def play(
     run: Callable[[RunCall], CallResult] = rained,
     made: ResponseContext | None = None,
     is_stream: bool = True,
+    ends_last_first: bool = False,
     **asked: Any,
 ) -> Played:
-    """Make a response: the last turn comes again and again."""
+    """Make a response: the last turn comes again and again. `ends_last_first`: of a round's calls, the last one ends
+    first."""
     fields: Fields = {"model": "m", "input": "Weather?", "tools": [WEATHER], **asked}
     mcp = read_mcp_tools(fields, OFFERED)
     assert mcp is not None
@@ -81,7 +83,7 @@ def play(
 
     def finish(calls: Sequence[RunCall]) -> None:
         nonlocal stream
-        for call in calls:
+        for call in reversed(calls) if ends_last_first else calls:
             result = rounds.refuse_call(call)
             if result is None:
                 ran.append(call.function)

@@ -25,8 +25,8 @@ SILENCE_S: Final = 15.0
 
 
 class DownloadRoutes:
-    """The handlers of `/inspect`, `/ranges` and `/downloads`. What they raise (RoundhouseError, and OSError of the
-    models folder), `create_app` turns into an answer."""
+    """The handlers of `/inspect`, `/ranges` and `/downloads`. What they raise (RoundhouseError, OSError of the models
+    folder, and ClientDisconnect), `create_app` turns into an answer."""
 
     def __init__(self, board: DownloadBoard, inspector: Inspector, quick: Worker, slow: Worker) -> None:
         """`quick`: threads for calls that wait for the disk at most. `slow`: threads for calls that wait for a source
@@ -51,7 +51,8 @@ class DownloadRoutes:
     async def inspect(self, request: Request) -> Response:
         """Answer what the reference in the body (a `DownloadOrder`) resolves to now. Raises RoundhouseError
         `body_too_large`, `invalid_json`, `invalid_request`, `reference_invalid`, or a code that `Inspector.inspect`
-        raises; and OSError if the models folder cannot be read."""
+        raises; OSError if the models folder cannot be read; and ClientDisconnect if the client leaves while it sends
+        the body."""
         order = await read_order(request, DownloadOrder)
         reference = read_reference(order.reference)
         return answer_model(
@@ -61,7 +62,7 @@ class DownloadRoutes:
     async def read_range(self, request: Request) -> Response:
         """Answer bytes of a file at the source, as the body (a `RangeOrder`) names them; fewer at the end of the file.
         Raises RoundhouseError `body_too_large`, `invalid_json`, `invalid_request`, `reference_invalid`, or a code that
-        `Inspector.read_range` raises."""
+        `Inspector.read_range` raises; and ClientDisconnect if the client leaves while it sends the body."""
         order = await read_order(request, RangeOrder)
         reference = read_reference(order.reference)
         found = await self._slow.run(self._inspector.read_range, reference, order.path, order.start, order.length)
@@ -70,7 +71,8 @@ class DownloadRoutes:
     async def order(self, request: Request) -> Response:
         """Begin the download in the body (a `DownloadOrder`), and answer it with status 202; with 200 if it is under
         way already. Does not wait for its end. Raises RoundhouseError `body_too_large`, `invalid_json`,
-        `invalid_request` or `reference_invalid`; and OSError if it cannot be recorded."""
+        `invalid_request` or `reference_invalid`; OSError if it cannot be recorded; and ClientDisconnect if the client
+        leaves while it sends the body."""
         order = await read_order(request, DownloadOrder)
         reference = read_reference(order.reference)
         download, is_new = await self._quick.run(self._board.order, reference, include_pickle=order.include_pickle)

@@ -13,8 +13,8 @@ from transfers.downloads.removal import StoredFiles
 
 
 class FileRoutes:
-    """The handlers of `/files`. What they raise (RoundhouseError, and OSError of the models folder), `create_app` turns
-    into an answer."""
+    """The handlers of `/files`. What they raise (RoundhouseError, OSError of the models folder, and ClientDisconnect),
+    `create_app` turns into an answer."""
 
     def __init__(self, files: StoredFiles, worker: Worker) -> None:
         self._files = files
@@ -35,8 +35,9 @@ class FileRoutes:
     async def remove(self, request: Request) -> Response:
         """Remove what the body (a `RemovalOrder`) names: the files of a download, a file or a folder. Answer what was
         removed. Raises RoundhouseError `body_too_large`, `invalid_json`, `invalid_request` (also unless exactly one of
-        `id` and `path` is set), `download_not_found` or `models_file_kept`; and OSError if the models folder cannot be
-        written."""
+        `id` and `path` is set), `download_not_found` or `models_file_kept`; OSError if the models folder cannot be
+        written, after which some of the files may be removed; and ClientDisconnect if the client leaves while it sends
+        the body."""
         order = await read_order(request, RemovalOrder)
         if (order.id is None) == (order.path is None):
             raise RoundhouseError("invalid_request", "Exactly one of `id` and `path` must be set.", param="id")

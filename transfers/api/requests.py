@@ -45,7 +45,8 @@ def answer_model(model: BaseModel, status: int = 200) -> Response:
 
 
 class Worker:
-    """Threads for what blocks, so that the event loop goes on answering."""
+    """Runs functions that block in the threads of an executor, so that the event loop goes on answering. Who made the
+    executor shuts it down."""
 
     def __init__(self, threads: Executor) -> None:
         self._threads = threads

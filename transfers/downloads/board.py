@@ -85,8 +85,9 @@ class DownloadBoard:
 
     def order(self, reference: ModelReference, *, include_pickle: bool) -> tuple[Download, bool]:
         """Begin a download, or begin again one that has ended. Return it, and True; if the same reference is under way
-        with the same `include_pickle`, return that download, and False. Does not wait for the source. Blocks on the
-        disk. Raises OSError if the download cannot be recorded."""
+        with the same `include_pickle`, return that download, and False. `include_pickle`: whether weights in pickle
+        files are taken, too. Does not wait for the source. Blocks on the disk. Raises OSError if the download cannot be
+        recorded."""
         text = str(reference)
         download = make_download_id(text, include_pickle=include_pickle)
         with self._lock:
@@ -109,19 +110,21 @@ class DownloadBoard:
             return self._view(download), True
 
     def find(self, download: str) -> Download:
-        """Return a download as it is now. Raises RoundhouseError `download_not_found`."""
+        """Return a download as it is now. Waits while another thread is in `hold_still`. Raises RoundhouseError
+        `download_not_found`."""
         with self._lock:
             return self._view(download)
 
     def list_downloads(self) -> list[Download]:
-        """Return all downloads as they are now, newest first."""
+        """Return all downloads as they are now, newest first. Waits while another thread is in `hold_still`."""
         with self._lock:
             newest = sorted(self._records.values(), key=lambda each: (-each.created_at, each.id))
             return [self._view(record.id) for record in newest]
 
     def cancel(self, download: str) -> Download:
-        """End a download, and return it as it is then. What was fetched of it and is not in its place is removed. One
-        that has finished stays as it is. Blocks for `CANCEL_WAIT_S` at most; the state may not be final then.
+        """End a download, and return it as it is then. What was fetched of it and is not in its place is removed. A
+        failed one becomes `cancelled`; one that has finished stays as it is. Blocks for `CANCEL_WAIT_S` at most; the
+        state may not be final then.
 
         Raises:
             RoundhouseError: `download_not_found`.
@@ -149,7 +152,8 @@ class DownloadBoard:
 
     def list_placed(self) -> list[tuple[DownloadRecord, PlacedFile]]:
         """Return the files that downloads have put into the models folder, each with the record of its download. A file
-        that several downloads have is there several times. The folder is not looked at."""
+        that several downloads have is there several times. The folder is not looked at. Waits while another thread is
+        in `hold_still`."""
         with self._lock:
             return [(record, placed) for record in self._records.values() for placed in record.placed]
 
@@ -177,25 +181,28 @@ class DownloadBoard:
 
     @contextmanager
     def hold_still(self) -> Iterator[None]:
-        """Return a context manager in whose block no download begins, and none puts files into their places. Calls of
-        other threads wait until the block ends; the calling thread may use all methods."""
+        """Return a context manager in whose block no download begins, and none puts files into their places. Waits
+        until no other thread is in a method of the board or in another block. Calls of other threads wait until the
+        block ends; the calling thread may use all methods."""
         with self._lock:
             yield
 
     def is_running(self, download: str) -> bool:
-        """Return whether a download runs or waits for its turn. False for an unknown id."""
+        """Return whether a download runs or waits for its turn. False for an unknown id. Waits while another thread is
+        in `hold_still`."""
         with self._lock:
             return download in self._jobs
 
     def count_changes(self) -> int | None:
         """Return a number that rises with each change of a record; the same number as before means that nothing has
-        changed. None: downloads run, so their progress changes all the time."""
+        changed. None: downloads run, so their progress changes all the time. Waits while another thread is in
+        `hold_still`."""
         with self._lock:
             return None if self._jobs else self._changes
 
     def is_under_way(self, path: str) -> bool:
-        """Return whether a download that runs or waits for its turn has the file at this path below the models
-        folder."""
+        """Return whether a download that runs or waits for its turn has the file at this path below the models folder.
+        Waits while another thread is in `hold_still`."""
         with self._lock:
             return any(
                 path in {each.path for each in self._view(download).files}
@@ -241,6 +248,8 @@ class DownloadBoard:
     def _end(self, download: str, error: RoundhouseError | None, *, is_done: bool) -> None:
         """`is_done`: all files are in their places, also if it was cancelled just then."""
         with self._lock:
+            if download not in self._jobs:
+                return  # somebody else ended it meanwhile: of two who cancel a waiting one, both come here
             is_cancelled = download in self._cancelled and not is_done
             before = self._finished.pop(download, None)
             ending: dict[str, object] = {

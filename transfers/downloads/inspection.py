@@ -29,7 +29,8 @@ _MOST_KEPT: Final = 32
 
 
 class Inspector:
-    """Looks at references. Safe for threads."""
+    """Asks sources what references are now, and reads parts of their files, without a download. What a source said is
+    kept for `KEPT_S`, for `read_range`. Safe for threads."""
 
     def __init__(
         self,
@@ -50,10 +51,10 @@ class Inspector:
         self._kept: dict[str, tuple[float, Resolution]] = {}
 
     def inspect(self, reference: ModelReference, *, include_pickle: bool) -> Inspection:
-        """Ask the source what the reference is now, and compare its files with the models folder by size and time.
-        Blocks, a minute at most. Raises RoundhouseError `source_not_found`, `source_forbidden`,
-        `source_address_refused`, `source_unavailable` or `source_mismatch`; and OSError if the models folder cannot be
-        read."""
+        """Ask the source anew what the reference is now, and compare its files with the models folder by size and time.
+        `include_pickle`: whether weights in pickle files are taken, too. Blocks, a minute at most. Raises
+        RoundhouseError `source_not_found`, `source_forbidden`, `source_address_refused`, `source_unavailable` or
+        `source_mismatch`; and OSError if the models folder cannot be read."""
         placed = self._list_placed()
         resolution = choose_folder(self._resolve(reference, include_pickle=include_pickle), placed)
         known = {each.path: each for each in placed}
@@ -73,8 +74,8 @@ class Inspector:
     def read_range(self, reference: ModelReference, path: str, start: int, length: int) -> bytes:
         """Return up to `length` bytes of the file `path` at the source, from the byte `start` on; fewer, or none, at
         the end of the file. `path` is the one at the source. What the source said of the reference is used for
-        `KEPT_S`. Blocks, a minute at most. Raises RoundhouseError `source_not_found`, `source_forbidden`,
-        `source_address_refused`, `source_unavailable` or `source_mismatch`."""
+        `KEPT_S`. Blocks, a minute at most. Raises RoundhouseError `source_not_found` (also if the source has no such
+        file), `source_forbidden`, `source_address_refused`, `source_unavailable` or `source_mismatch`."""
         resolution = self._find_kept(str(reference)) or self._resolve(reference, include_pickle=True)
         file = next((each for each in resolution.files if each.path == path), None)
         if file is None:

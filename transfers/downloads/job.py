@@ -53,7 +53,8 @@ class FolderLocks:
 
 @dataclass(frozen=True, slots=True)
 class JobTools:
-    """What every job works with."""
+    """What all download jobs of a program share: the sources, the models folder, the locks of the models' folders, and
+    how to connect and to fetch."""
 
     sources: SourceSet
     folder: ModelsFolder

@@ -16,7 +16,7 @@ from transfers.sources.base import Resolution, SourceFile
 
 @dataclass(slots=True)
 class PresentFiles:
-    """What the models folder has and has not of a download."""
+    """Which files of a download the models folder lacks, and which it has, by who put them there."""
 
     missing: list[SourceFile] = field(default_factory=list)
     placed: list[PlacedFile] = field(default_factory=list)

@@ -45,7 +45,7 @@ class StoredFiles:
         Raises:
             RoundhouseError: `download_not_found`; `models_file_kept`: it is under way, or a file of it was changed.
                 Nothing was removed.
-            OSError: the models folder cannot be written.
+            OSError: the models folder cannot be written. Some of the files may be removed; the download is still known.
         """
         self._board.find(download)
         mine = [placed for record, placed in self._board.list_placed() if record.id == download]
@@ -63,7 +63,7 @@ class StoredFiles:
         Raises:
             RoundhouseError: `models_file_kept`: no download put it there, one that has it is under way, or it was
                 changed. Nothing was removed.
-            OSError: the models folder cannot be written.
+            OSError: the models folder cannot be written. Some of the files may be removed.
         """
         named = path.rstrip("/")
         found = {

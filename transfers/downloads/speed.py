@@ -11,7 +11,8 @@ _SHORTEST_S: Final = 0.5
 
 
 class SpeedMeter:
-    """Measures the speed of a download over the last `WINDOW_S`, from samples of the number of bytes that are here."""
+    """Measures the speed of a download over the last `WINDOW_S`, from samples of the number of bytes that are here. Not
+    safe for threads."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, int]] = deque()

@@ -21,7 +21,8 @@ from transfers.sources.base import SourceFile
 
 @dataclass(frozen=True, slots=True)
 class FetchOptions:
-    """How files are fetched."""
+    """How files are fetched: in ranges of at most `segment_bytes`, of which `connections` are fetched at the same time,
+    and with the repetitions of `policy`."""
 
     connections: int = 4
     """Ranges of one file that are fetched at the same time."""

@@ -46,7 +46,7 @@ class FetchProgress(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FileContext:
-    """What all segments of a file share."""
+    """What the fetches of all segments of one file share. It closes neither `descriptor` nor `client`."""
 
     client: SourceClient
     file: SourceFile

@@ -9,8 +9,8 @@ Segment = tuple[int, int]
 
 
 def plan_segments(size: int, done: Iterable[Segment], segment_bytes: int) -> list[Segment]:
-    """Return the bytes of a file that no segment of `done` has, as segments of at most `segment_bytes`, in ascending
-    order. `done` may be in any order, and its segments may touch or overlap. `size`: bytes of the file."""
+    """Return the bytes of a file that no segment of `done` has, as segments of at most `segment_bytes` (at least 1), in
+    ascending order. `done` may be in any order, and its segments may touch or overlap. `size`: bytes of the file."""
     missing, position = [], 0
     for start, end in [*sorted(done), (size, size)]:
         while position < min(start, size):

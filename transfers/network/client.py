@@ -25,7 +25,8 @@ USER_AGENT: Final = "roundhouse-transfers"
 
 @dataclass(frozen=True, slots=True)
 class NetworkOptions:
-    """How sources are connected to."""
+    """How sources are connected to: to which hosts, how long to wait, with which tokens and certificates.
+    `open_backends` ends all connections that were made with these options."""
 
     allowed: AllowedHosts = field(default_factory=AllowedHosts)
     connect_timeout_s: float = 10.0
@@ -43,7 +44,9 @@ class NetworkOptions:
 
 
 def open_transport(options: NetworkOptions) -> CheckedTransport:
-    """Return a transport that asks what the options let be asked."""
+    """Return a transport for an HTTP client that connects only to what `options` allow, by host, address and scheme,
+    and raises AddressRefusedError for anything else. `options.open_backends` can end its connections. Nothing is
+    connected yet; the caller closes the transport."""
 
     def find_refusal(origin: Origin) -> str | None:
         return find_scheme_refusal(origin.scheme, origin.host, origin.port, options.allowed)

@@ -18,7 +18,8 @@ _TOKEN: Final = re.compile(r"[!-~]{1,32768}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Challenge:
-    """What a `WWW-Authenticate` header with the scheme `Bearer` asks for."""
+    """What a `WWW-Authenticate` header with the scheme `Bearer` asks for: a token of the token server `realm`, for
+    `service` (None: none is named)."""
 
     realm: str
     """Address of the token server."""

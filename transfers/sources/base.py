@@ -31,7 +31,7 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """What a reference resolves to."""
+    """What a reference resolves to: its present revision, the files at the source, and the folder that they go into."""
 
     reference: str
     """The reference in its canonical form."""

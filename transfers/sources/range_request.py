@@ -34,7 +34,8 @@ class AskAgainError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RangeAnswer:
-    """The beginning of an answer whose headers are right. `chunks` may still end early or run over."""
+    """The beginning of an answer whose headers are right. `chunks` may still end early, or bring more bytes than up to
+    `end`."""
 
     start: int
     """First byte that comes: the one asked for, or 0 where the source ignores ranges."""

@@ -37,7 +37,7 @@ class UnusableManifestError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A layer of a manifest."""
+    """A layer of a registry's manifest: one file, whose bytes are a blob with this digest."""
 
     media_type: str
     digest: str
@@ -60,7 +60,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class RegistryFiles:
-    """The files to fetch."""
+    """The layers of a manifest that are fetched, by the path that each gets."""
 
     chosen: ChosenFiles
     layers: Mapping[str, Layer]
@@ -83,7 +83,8 @@ def find_single_manifest(manifest: Mapping[str, Any]) -> str | None:
     """Return the digest of the one manifest that an index names; None: it is no index.
 
     Raises:
-        UnusableManifestError: the index names no manifest, or several (those with an unknown platform do not count).
+        UnusableManifestError: the index names no manifest, or several (those with an unknown platform do not count), or
+            its list is malformed or has more than 2,000 entries.
     """
     if manifest.get("mediaType") not in INDEX_TYPES and "manifests" not in manifest:
         return None
@@ -96,8 +97,8 @@ def find_single_manifest(manifest: Mapping[str, Any]) -> str | None:
 
 
 def read_layers(manifest: Mapping[str, Any]) -> list[Layer]:
-    """Return the layers of a manifest, in its order. Raises UnusableManifestError if there is no list of layers, or a
-    layer has no type, digest or size, or an impossible file name."""
+    """Return the layers of a manifest, in its order. Raises UnusableManifestError if there is no list of layers, it has
+    more than 2,000, or a layer has no type, digest or size, or an impossible file name."""
     return [_read_layer(each) for each in _objects(manifest, "layers")]
 
 

@@ -24,7 +24,7 @@ from transfers.sources.url import UrlSource
 
 @dataclass(frozen=True, slots=True)
 class SourceSet:
-    """The sources that this program knows."""
+    """The sources that this program knows: the hub, single addresses, local folders and registries."""
 
     hub: HubSource
     url: UrlSource

@@ -90,9 +90,10 @@ class _PromptRecorder:
 
 
 class Forms:
-    """The prompt forms of a loaded model: one, and for requests with tools a second one where the file has it. Creating
-    it raises LoadError if the command line's chat format or prompt format does not fit the file, and
-    jinja2.TemplateError for a template with a wrong syntax."""
+    """The prompt forms of a loaded model: one, and for requests with tools a second one where the file has it.
+    `chat_format`, `prompt_format`: what `--chat-format` and `--prompt-format` name; None: not given. Creating it raises
+    LoadError if the command line's chat format or prompt format does not fit the file, and jinja2.TemplateError for a
+    template with a wrong syntax."""
 
     def __init__(
         self,

@@ -61,7 +61,8 @@ class CT2(HFEngine):
 
     def load_model(self) -> None:
         """Load the tokenizer, whose faults show quickly, then the model. Raises LoadError if the package is missing, a
-        file cannot be used, or the tokenizer is not the model's. See `Engine`."""
+        file cannot be used, or the tokenizer is not the model's; OSError if `vocabulary.json` is there and cannot be
+        read. See `Engine`."""
         args = self._args
         check_file(args.model / "model.bin")
         try:

@@ -88,8 +88,8 @@ class LiteRTLM(PartialEngine):
 
     def load_model(self) -> None:
         """Load the file, and find out whether its chat template takes tools. Raises LoadError if the package is
-        missing, the file is no usable language model, or it lacks what the command line asks for. Raises OSError if the
-        folder of `--cache-dir` cannot be made. If the library fails, only its log on stderr says why. See
+        missing, the file is no usable language model, it lacks what the command line asks for, or the folder of
+        `--cache-dir` cannot be made. If the library fails, only its log on stderr says why. See
         `Engine.load_model`."""
         args = self._args
         check_litertlm(args.model)
@@ -99,7 +99,10 @@ class LiteRTLM(PartialEngine):
             raise LoadError(f"LiteRT-LM cannot be used: {error} (it is the extra `litert-lm`)") from None
         library.set_min_log_severity(library.LogSeverity.ERROR)
         if args.cache_dir is not None:
-            args.cache_dir.mkdir(parents=True, exist_ok=True)
+            try:
+                args.cache_dir.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise LoadError(f"--cache-dir {args.cache_dir} cannot be made: {error.strerror or error}") from None
         try:
             with library.ModelInfo(args.model) as info:
                 self._read_info(info)

@@ -115,7 +115,8 @@ class LlamaCpp:
     def load_model(self) -> None:
         """Load the file. llama.cpp's log goes to stderr; after the load, only its warnings and errors do. Raises
         LoadError if the package is missing, the file is no GGUF file or cannot be loaded, or fewer GPUs than
-        `--gpu-count` are seen. See `Engine`."""
+        `--gpu-count` are seen; AttributeError if this version of llama-cpp-python lacks the type of `--type-k` or
+        `--type-v`. See `Engine`."""
         args = self._args
         check_gguf(args.model)
         try:

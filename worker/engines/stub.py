@@ -65,13 +65,15 @@ class Stub:
 
     def stream_chat(self, request: ChatRequest, job: Job) -> Generator[Piece]:
         """Answer the fixed text, whatever the conversation, up to the request's token limit. Raises RequestError if the
-        request offers tools or asks for a grammar, a schema or `ignore_eos`."""
+        request offers tools or asks for a grammar, a schema or `ignore_eos`; JobCancelledError while iterating, once
+        the job is cancelled."""
         self._check_request(request)
         return self._stream_answer(request, self.count_tokens(request), job)
 
     def stream_completion(self, request: CompletionRequest, job: Job) -> Generator[Piece]:
         """Answer the fixed text, whatever the prompt, up to the request's token limit. Raises RequestError if the
-        request has several prompts, or asks for a grammar, a schema or `ignore_eos`."""
+        request has several prompts, or asks for a grammar, a schema or `ignore_eos`; JobCancelledError while iterating,
+        once the job is cancelled."""
         check_unconstrained(request, "The stub")
         prompt = request.text_or_tokens
         return self._stream_answer(request, count_words(prompt) if isinstance(prompt, str) else len(prompt), job)

@@ -39,16 +39,20 @@ def supervise(
     child: Callable[[int], None],
     error_in: Callable[[str], str | None],
     stop_signal: Callable[[], signal.Signals] = lambda: signal.SIGTERM,
+    *,
+    is_relayed: Callable[[str], bool] = lambda _: True,
 ) -> Ending:
     """Run `child` in a forked process, relay its stderr to this process's, block until it ends, and return how. SIGTERM
     or SIGINT to this process sends the child the signal that `stop_signal` returns; a child that ignores it is waited
-    for. Call once, in the main thread, with no other threads: it sets signal handlers.
+    for. Call once, in the main thread, with no other threads: it sets signal handlers, which stay. Raises OSError if no
+    process can be started.
 
-    `child` gets a file descriptor and writes a byte to it once it is ready. It ends by returning. In the child, SIGTERM
-    and SIGINT have their default action, so that code that blocks the interpreter cannot delay its death. If this
-    process is killed, the kernel kills the child. Children that the child leaves behind are killed: they may hold
-    memory, and they keep its log open. `error_in` gets each line of the log, and returns the error that the line
-    reports, or None.
+    `child` gets a file descriptor and writes a byte to it once it is ready. It ends by SystemExit, whose code becomes
+    its exit code; after a return, or another exception, whose traceback it writes to the log, the exit code is 1. In
+    the child, SIGTERM and SIGINT have their default action, so that code that blocks the interpreter cannot delay its
+    death. If this process is killed, the kernel kills the child. Children that the child leaves behind are killed: they
+    may hold memory, and they keep its log open. `error_in` gets each line of the log, and returns the error that the
+    line reports, or None. Lines of which `is_relayed` is False are not relayed.
     """
     log_read, log_write = os.pipe()
     ready_read, ready_write = os.pipe()
@@ -80,7 +84,7 @@ def supervise(
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED)
     os.close(log_write)
     os.close(ready_write)
-    first_error = _relay_log(log_read, error_in)
+    first_error = _relay_log(log_read, error_in, is_relayed)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _, status = os.waitpid(pid, 0)
@@ -101,8 +105,8 @@ def _prctl(option: int, value: int) -> None:
 
 
 def kill_descendants(pid: int, spare: int | None = None) -> None:
-    """Send SIGKILL to all descendants of a process, except `spare` and its descendants. Does not wait for their end.
-    Processes that are gone already are no error.
+    """Send SIGKILL to all descendants of a process, except `spare` (None: nobody) and its descendants. Does not wait
+    for their end. Processes that are gone already are no error.
 
     Python's resource trackers are left alone: they end by themselves once their users are gone, and first remove the
     shared memory that those have left.
@@ -133,15 +137,17 @@ def _become_child(child: Callable[[int], None], ready: int, parent: int) -> NoRe
         os._exit(code)
 
 
-def _relay_log(log: int, find_error: Callable[[str], str | None]) -> str | None:
+def _relay_log(log: int, find_error: Callable[[str], str | None], is_relayed: Callable[[str], bool]) -> str | None:
     first_error = None
     with os.fdopen(log, "rb") as lines:
         for line in lines:
             # A process may die in the middle of a line; the next line must not join it.
             full_line = line if line.endswith(b"\n") else line + b"\n"
-            with contextlib.suppress(OSError):  # the engine must outlive the reader of its log
-                sys.stderr.buffer.write(full_line)
-                sys.stderr.flush()
+            text = line.decode(errors="replace")
+            if is_relayed(text):
+                with contextlib.suppress(OSError):  # the engine must outlive the reader of its log
+                    sys.stderr.buffer.write(full_line)
+                    sys.stderr.flush()
             if first_error is None:
-                first_error = find_error(line.decode(errors="replace"))
+                first_error = find_error(text)
     return first_error

@@ -41,7 +41,7 @@ MARKS = ("ROUNDHOUSE_INSTANCE", "ROUNDHOUSE_REPLICA", "ROUNDHOUSE_START")
 """Variables by which the controller finds the processes of a replica. They hold no secret."""
 LOCALE = ("LANG", "LANGUAGE", "TZ")
 PREFIX = "roundhouse mcp: "
-"""What the bridge's own lines in the log begin with."""
+"""What the line begins with by which the bridge tells its parent why it ends. It is not in the log."""
 HTTP_PATH = "/mcp"
 STOP_SECONDS = 1
 """Seconds that answers have to end after SIGTERM."""
@@ -49,7 +49,7 @@ STOP_SECONDS = 1
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The launcher's command line."""
+    """The parsed command line of the MCP launcher."""
 
     host: str
     port: int
@@ -62,8 +62,8 @@ class Options:
 
 def run(arguments: Sequence[str]) -> int:
     """Host the server until a signal or its end, and return the worker's exit code: 0 after a signal, 2 for a wrong
-    command line, 3 for a taken port, else 1. For a code other than 0, the last line on stderr says why. Call in the
-    main thread."""
+    command line, 3 for a taken port, else 1. For a code other than 0, the last line on stderr says why. Blocks. Call
+    once, in the main thread. Raises SystemExit as `parse_arguments` does."""
     try:
         options = parse_arguments(arguments)
         token = _read_token()
@@ -74,7 +74,12 @@ def run(arguments: Sequence[str]) -> int:
         return _fail(3, str(error))
     except ValueError as error:
         return _fail(2, str(error))
-    ending = supervise(lambda ready: _host(options, listener, token, ready), find_error)
+    ending = supervise(
+        lambda ready: _host(options, listener, token, ready),
+        find_error,
+        # The last line says the same.
+        is_relayed=lambda line: find_error(line) is None,
+    )
     code, line = explain_ending(ending, options)
     return _fail(code, line) if line else code
 
@@ -91,7 +96,8 @@ def _read_token() -> str | None:
 
 
 def parse_arguments(arguments: Sequence[str]) -> Options:
-    """Return the parsed command line. Raises ValueError for a wrong one."""
+    """Return the parsed command line. Raises ValueError for a wrong one, but SystemExit with code 2, after a line on
+    stderr, if a flag is missing, and SystemExit for `--help`."""
     parser = argparse.ArgumentParser(prog="python -m worker mcp", allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--host", required=True)
     parser.add_argument("--port", required=True)
@@ -133,7 +139,8 @@ def explain_ending(ending: Ending, options: Options) -> tuple[int, str | None]:
 
 
 class Bridge:
-    """An ASGI app that answers for one MCP server. `handle_request` answers `/mcp` once it is set."""
+    """An ASGI app that answers for one MCP server. `handle_request` answers `/mcp` once it is set; until then, `/mcp`
+    and `/health` get 503. `token`: the bearer token that `/mcp` requires; None: none."""
 
     def __init__(self, token: str | None) -> None:
         self._token = token
@@ -141,7 +148,9 @@ class Bridge:
         """None: the server has not introduced itself yet."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request: `/health` to everybody, `/mcp` with the token."""
+        """Answer one request: `/health` to everybody, with 200 once the server has introduced itself and 503 before;
+        `/mcp` with 401 without the token and 503 before the server has introduced itself; any other path with 404.
+        Other ASGI scopes are ignored."""
         if scope["type"] != "http":
             return
         if scope["path"] == "/health":

@@ -37,7 +37,7 @@ _NO_CAUSE = re.compile(
 def run(arguments: Sequence[str]) -> int:
     """Host vLLM's server with these arguments of `vllm serve` until a signal or its end, and return the worker's exit
     code: 0 after a signal, 2 for wrong arguments, 3 for a taken port, else 1. For a code other than 0, the last line on
-    stderr says why. Blocks. Call once, in the main thread."""
+    stderr says why. Blocks. Call once, in the main thread. Raises SystemExit as `check_preflight` does."""
     try:
         check_preflight(arguments)
     except LoadError as error:
@@ -56,7 +56,8 @@ def run(arguments: Sequence[str]) -> int:
 
 def check_preflight(arguments: Sequence[str]) -> None:
     """Check package, model and port before vLLM starts; the port is not kept. A model is looked for only if it is an
-    absolute path. Raises LoadError, PortTakenError, or ValueError if the port is invalid."""
+    absolute path. Raises LoadError, PortTakenError, ValueError if the port is invalid, or SystemExit with code 2, as
+    argparse does, if `--host` or `--port` has no value."""
     if importlib.util.find_spec("vllm") is None:
         raise LoadError("No module named 'vllm': install the extra `vllm`")
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -92,8 +93,8 @@ class Log:
 
     def find_error(self, line: str) -> str | None:
         """Return the exception that a line of the log names; None if it names none, or one that only says that another
-        exception came before. Call once for each line, in order. Also sets `has_served`; from then on, it returns None,
-        because errors are about requests."""
+        exception came before. Call once for each line, in order. Sets `has_served` at the line that says that vLLM
+        serves; from then on, returns None, because errors are about requests."""
         self.has_served = self.has_served or _STARTED in line
         match = _ERROR_LINE.match(line)
         return None if match is None or self.has_served or _NO_CAUSE.search(line) else match["text"]

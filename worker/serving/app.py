@@ -87,7 +87,8 @@ class Worker:
 
     async def chat(self, request: Request) -> Answer:
         """Answer `/v1/chat/completions`, as a stream if the request asks for it: 503 while the engine is not loaded,
-        501 if it offers no chat. The job begins when the answer is sent. Raises RequestError for a wrong body."""
+        501 if it offers no chat. The job begins when the answer is sent. Raises RequestError for a wrong body, and
+        ClientDisconnect if the client leaves while it sends the body."""
         if refusal := self._refusal("chat"):
             return refusal
         chat_request = await _read(request, ChatRequest)
@@ -96,7 +97,8 @@ class Worker:
 
     async def completions(self, request: Request) -> Answer:
         """Answer `/v1/completions`, as a stream if the request asks for it: 503 while the engine is not loaded, 501 if
-        it offers no completions. The job begins when the answer is sent. Raises RequestError for a wrong body."""
+        it offers no completions. The job begins when the answer is sent. Raises RequestError for a wrong body, and
+        ClientDisconnect if the client leaves while it sends the body."""
         if refusal := self._refusal("completions"):
             return refusal
         completion_request = await _read(request, CompletionRequest)
@@ -109,8 +111,8 @@ class Worker:
 
     async def embeddings(self, request: Request) -> Answer:
         """Answer `/v1/embeddings`: 503 while the engine is not loaded, 501 if it offers no embeddings. The job begins
-        when the answer is sent. Raises RequestError for a wrong body, and for `dimensions`, which no engine supports.
-        """
+        when the answer is sent. Raises RequestError for a wrong body, and for `dimensions`, which no engine supports;
+        ClientDisconnect if the client leaves while it sends the body."""
         if refusal := self._refusal("embeddings"):
             return refusal
         embedding_request = await _read(request, EmbeddingRequest)

@@ -27,7 +27,7 @@ _STOPPING = "This engine is stopping."
 
 def error_response(message: str, code: str, status: int, param: str | None = None) -> Response:
     """Return a whole response that holds an error in OpenAI's form. A 503 asks clients to try again after 5 seconds, a
-    501 not to."""
+    501 not to. `param`: the request's field that is at fault; None: no single one."""
     headers = {503: {"retry-after": "5"}, 501: {"x-should-retry": "false"}}.get(status)
     content = openai_objects.encode_json(openai_objects.error_object(message, code, status, param))
     return Response(content, status, headers, media_type="application/json")

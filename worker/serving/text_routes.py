@@ -17,7 +17,8 @@ from worker.text.openai_objects import Object
 
 class TextRoutes:
     """The HTTP routes of one engine for tokens and prompts. `refusal` returns the error response for an API that the
-    engine cannot serve now, else None. Each route may raise RequestError, for a wrong body or from the engine."""
+    engine cannot serve now, else None. Each route may raise RequestError, for a wrong body or from the engine, and
+    ClientDisconnect if the client leaves while it sends the body."""
 
     def __init__(self, engine: Engine, refusal: Callable[[Api], Response | None]) -> None:
         self._engine = engine

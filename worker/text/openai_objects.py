@@ -39,7 +39,8 @@ def usage_object(job: Job) -> Object:
 
 def error_object(message: str, code: str, status: int, param: str | None = None) -> Object:
     """Return an error in OpenAI's form. Its `type` is `invalid_request_error` for a `status` below 500, else
-    `server_error`; the status itself is not part of it."""
+    `server_error`; the status itself is not part of it. `param`: the request's field that is at fault; None: no single
+    one."""
     kind = "invalid_request_error" if status < 500 else "server_error"
     return {"error": {"message": message, "type": kind, "code": code, "param": param}}
 

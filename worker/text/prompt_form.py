@@ -28,7 +28,8 @@ RAISED: Final = (ArithmeticError, AttributeError, LookupError, RecursionError, T
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The prompt of a conversation, as text and as the tokens that the engine gets."""
+    """The prompt of a conversation, as text and as the tokens that the engine gets, with the strings that end its
+    answer."""
 
     text: str
     tokens: list[int]

@@ -10,8 +10,8 @@ from worker.engine import Piece
 
 
 class StopStringFinder:
-    """Searches one text that comes in pieces for strings, of which there must be at least one. Finds the string that
-    ends first; of several that end at the same place, the longest."""
+    """Searches one text that comes in pieces for strings, of which there must be at least one, and none empty. Finds
+    the string that ends first; of several that end at the same place, the longest."""
 
     def __init__(self, *strings: str) -> None:
         self._strings = strings
@@ -54,8 +54,9 @@ def _overlap(text: str, wanted: str) -> int:
 
 def until_stop(pieces: Generator[Piece], stops: Sequence[str]) -> Generator[Piece]:
     """Yield the pieces up to the first stop string in their text. The string is removed and named by the last piece,
-    whose finish reason is `stop`; then `pieces` is closed, so that the engine stops. Text that may begin a stop
-    string is held back until that is known. Without `stops`, or if none is found, all text is yielded."""
+    whose finish reason is `stop`; then `pieces` is closed, so that the engine stops, as it is when the iterator is
+    closed. Text that may begin a stop string is held back until that is known. Without `stops`, or if none is found,
+    all text is yielded."""
     if not stops:
         yield from pieces
         return

@@ -25,7 +25,8 @@ _PARAMETER: Final = re.compile(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", 
 
 @dataclass(frozen=True, slots=True)
 class Markup:
-    """How one family of models writes tool calls in its text."""
+    """How one family of models writes tool calls in its text: the marks around them, and how the text between the marks
+    is read."""
 
     begin: str
     """The mark before a call."""
@@ -202,8 +203,8 @@ def split_calls(
     complete. The finish reason `stop` becomes `tool_calls` if there was a call. `schemas`: see `schemas_of`; `new_id`
     makes a call's id.
 
-    Text that looks like a call and is none stays text. Unless `several`, the answer ends after its first call, and
-    `pieces` is closed.
+    Text that looks like a call and is none stays text. Unless `several`, the answer ends after its first call. Closes
+    `pieces` at the end and when it is closed itself.
     """
     reader = _CallReader(markup, schemas, new_id, None if several else 1)
     with closing(pieces):
@@ -224,8 +225,9 @@ def split_calls(
 
 def split_forced_call(pieces: Generator[Piece], name: str, new_id: Callable[[], str]) -> Generator[Piece]:
     """Yield the pieces of an answer whose whole text is the arguments of one call of the tool `name`, with the text as
-    parts of that call. The arguments are not checked: an answer cut at the token limit leaves them incomplete. `new_id`
-    makes the call's id."""
+    parts of that call. The arguments are not checked: an answer cut at the token limit leaves them incomplete. The
+    finish reason `stop` becomes `tool_calls`. `new_id` makes the call's id. Closes `pieces` at the end and when it is
+    closed itself."""
     part: dict[str, Any] = {"index": 0, "id": new_id(), "type": "function", "function": {"name": name, "arguments": ""}}
     with closing(pieces):
         for piece in pieces:
@@ -239,7 +241,8 @@ def split_forced_call(pieces: Generator[Piece], name: str, new_id: Callable[[], 
 
 def split_json_calls(pieces: Generator[Piece], new_id: Callable[[], str]) -> Generator[Piece]:
     """Yield the pieces of an answer whose whole text is one call, as `{"name": ..., "arguments": ...}`; the call comes
-    with the last piece. A text that is no such call (it was cut short) comes whole as text of the last piece."""
+    with the last piece, whose finish reason is then `tool_calls`. A text that is no such call (it was cut short) comes
+    whole as text of the last piece. Closes `pieces` at the end and when it is closed itself."""
     parts = []
     with closing(pieces):
         for piece in pieces:

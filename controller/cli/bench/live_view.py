@@ -81,7 +81,7 @@ class LiveView:
 
 def draw_sparkline(counts: Sequence[int]) -> str:
     """Return a graph of one line of text, a character per count: a space for 0, else a block whose height is the
-    count's share of the largest, which is a full block."""
+    count's share of the largest count, at least one eighth; the largest is a full block."""
     largest = max(counts, default=0)
     if largest <= 0:
         return BLOCKS[0] * len(counts)

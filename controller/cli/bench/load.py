@@ -31,8 +31,9 @@ INCOMPLETE: Final = "incomplete_stream"
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """What a load test sends to a model: `requests` chat completions per level, each with a prompt and a limit of
-    answer tokens. Each level ends with its last request or after `seconds`, whichever is first."""
+    """What a load test sends to a model: `requests` chat completions per level, each with the text `prompt` after a
+    number of its own, and `max_tokens` answer tokens at most. Each level ends with its last request or after `seconds`,
+    whichever is first."""
 
     model: str
     prompt: str
@@ -104,7 +105,8 @@ class LoadGenerator:
     def __init__(
         self, url: str, plan: LoadPlan, *, verifies: bool, clock: Callable[[], float], stop_event: asyncio.Event
     ) -> None:
-        """Connect to nothing yet. `verifies`: whether the certificate of an `https` address is checked."""
+        """Connect to nothing yet. `url`: the gateway's address, without a path. `verifies`: whether the certificate of
+        an `https` address is checked."""
         self._url = f"{url.rstrip('/')}/v1/chat/completions"
         self._plan = plan
         self._ssl = verifies
@@ -156,8 +158,8 @@ class LoadGenerator:
     async def run_level(self, concurrency: int, on_begin: Callable[[LevelProgress], None]) -> LevelResult:
         """Keep `concurrency` requests under way until the plan's requests are done, its seconds have passed, or the
         test is stopped, and return what was measured, with the requests in the order of their start. Requests that run
-        at the end are cancelled and counted as cut; failed ones raise nothing. `on_begin` is called once, with the
-        level's progress, which changes until this returns."""
+        at the end are cancelled and counted as cut; failed ones raise nothing, and are samples with an `error`.
+        `on_begin` is called once, with the level's progress, which changes until this returns."""
         progress = LevelProgress(concurrency, self._clock())
         on_begin(progress)
         numbers = iter(range(self._plan.requests))

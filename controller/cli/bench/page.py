@@ -24,8 +24,8 @@ _X_TITLE: Final = "requests at a time"
 
 
 def render_page(report: Mapping[str, Any]) -> str:
-    """Return the page of one report, a whole HTML document. `report`: as `report.build_report` makes it, or
-    `report.check_report` returns it."""
+    """Return the page of one report, a whole HTML document. `report`: as `report.build_report` makes it. Raises
+    KeyError where a field is missing, which `report.check_report` does not rule out."""
     options = ", ".join(f"{name} {value}" for name, value in report["options"].items())
     ended = "" if report["complete"] else " It was ended early."
     intro = f"Roundhouse {report['version']}, {report['made_at']}; {options}.{ended}"
@@ -44,7 +44,8 @@ def render_page(report: Mapping[str, Any]) -> str:
 
 def render_comparison(first_name: str, first: Mapping[str, Any], second_name: str, second: Mapping[str, Any]) -> str:
     """Return a whole HTML document with two reports beside each other; figures are of the levels that both have. The
-    reports are as `report.check_report` returns them; the names are those of their files."""
+    reports are as `report.check_report` returns them; the names are those of their files. Raises KeyError where a
+    report has no `model` or `made_at`."""
     figures = list(compare_reports(first, second))
     lines = [
         f"A is {first_name}: {first['model']}, {first['made_at']}.",

@@ -89,8 +89,8 @@ def _sample_fields(sample: RequestSample) -> dict[str, Any]:
 
 
 def check_report(content: object) -> dict[str, Any]:
-    """Return `content`, a report as decoded from JSON, after a check that its format is this version's and that each
-    level has the figures of a comparison; other fields are not checked. Raises ReportError for anything else."""
+    """Return `content` itself, a report as decoded from JSON, after a check that its format is this version's and that
+    each level has the figures of a comparison; other fields are not checked. Raises ReportError for anything else."""
     if not isinstance(content, dict) or not isinstance(content.get("levels"), list):
         raise ReportError("is no report of `roundhouse bench`")
     if content.get("format") != FORMAT:

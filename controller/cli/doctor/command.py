@@ -59,8 +59,8 @@ def doctor(
 
 
 def check_facts(facts: HostFacts) -> list[CheckResult]:
-    """Judge the facts by every check, and return one result per check, also where all is well, in the order in which
-    results are shown."""
+    """Judge the facts by every check of `HOST_CHECKS` and `INSTALL_CHECKS`, and return one result per check, also where
+    all is well, in the order in which results are shown."""
     from controller.cli.doctor.finding import CheckResult
     from controller.cli.doctor.host_checks import HOST_CHECKS
     from controller.cli.doctor.install_checks import INSTALL_CHECKS

@@ -53,7 +53,8 @@ _TIMEX_BYTES: Final = 512
 
 
 def read_facts(settings: ControllerSettings, environ: Mapping[str, str]) -> HostFacts:
-    """Read all facts. Blocks for seconds where Docker or the driver does not answer. Changes nothing on the host.
+    """Read all facts. Blocks for seconds where Docker or the driver does not answer. Changes nothing on the host. No
+    event loop may run in this thread.
 
     `settings`: of the installation to judge. `environ`: the environment of its programs. Raises nothing for what is
     wrong with the host.
@@ -90,7 +91,8 @@ def _list_folders(settings: ControllerSettings) -> tuple[FolderFacts, ...]:
 
 def read_folder_facts(purpose: str, path: Path, variable: str, *, is_written: bool) -> FolderFacts:
     """Return how this user, with the effective rights of this process, may use a folder. Makes nothing. `is_written`:
-    whether Roundhouse writes to it."""
+    whether Roundhouse writes to it. `purpose` (what the folder is for) and `variable` (that names the folder) are put
+    into the result."""
     path = path.absolute()
     kind: Literal["folder", "missing", "other", "unreachable"] = "folder"
     mode = 0

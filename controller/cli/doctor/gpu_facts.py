@@ -27,7 +27,7 @@ _VERSION: Final = re.compile(r"version:?\s+v?(\d+\.\d+\.\d+\S*)", re.IGNORECASE)
 
 def read_gpus(*, pci_devices: Path = PCI_DEVICES) -> GpuFacts:
     """Read the PCI bus, ask the driver, and ask the toolkit for its version. Blocks, up to a few times 10 s
-    (`TIMEOUT_S`); raises nothing."""
+    (`TIMEOUT_S`); raises nothing. A driver that does not answer leaves a thread behind."""
     reader = NvmlReader()
     gpu_count: list[int] = []
     thread = threading.Thread(target=lambda: gpu_count.append(len(reader.read_gpus() or ())), daemon=True)
@@ -50,7 +50,8 @@ def read_gpus(*, pci_devices: Path = PCI_DEVICES) -> GpuFacts:
 
 
 def count_on_bus(pci_devices: Path) -> int:
-    """Return how many display controllers of NVIDIA's the kernel lists; 0 where it lists none or cannot be read."""
+    """Return how many display controllers of NVIDIA's the kernel lists in `pci_devices`, the folder of PCI devices in
+    sysfs; 0 where it lists none or does not exist."""
     return sum(
         _read_word(device / "vendor") == _NVIDIA and _read_word(device / "class").startswith(_DISPLAY_CLASS)
         for device in (pci_devices.iterdir() if pci_devices.is_dir() else ())
@@ -58,8 +59,8 @@ def count_on_bus(pci_devices: Path) -> int:
 
 
 def read_toolkit_version() -> str | None:
-    """Return the version that the toolkit's program on PATH prints. None: there is no such program, or it prints
-    none."""
+    """Return the version that the toolkit's program on PATH prints. None: there is no such program, or it prints none.
+    Blocks, up to 10 s (`TIMEOUT_S`) for each of two programs."""
     for command in _VERSION_PROGRAMS:
         if match := _VERSION.search(_run(command)):
             return match[1]

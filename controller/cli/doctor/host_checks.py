@@ -47,8 +47,8 @@ def check_docker(facts: HostFacts) -> Iterator[Finding]:
 
 
 def check_driver(facts: HostFacts) -> Iterator[Finding]:
-    """Yield why GPUs that are there, or that declared models name, cannot be used, and a driver that is too old for
-    CUDA 12."""
+    """Yield faults: why GPUs that are there, or that declared models name, cannot be used, and a driver that is too old
+    for CUDA 12."""
     gpus = facts.gpus
     for sentence in gpus.unread:
         yield fault(sentence, "see `nvidia-smi -q` and `dmesg`; docs/gpu.md lists the causes")
@@ -74,8 +74,9 @@ def check_driver(facts: HostFacts) -> Iterator[Finding]:
 
 
 def check_toolkit(facts: HostFacts) -> Iterator[Finding]:
-    """Yield what is wrong with the NVIDIA Container Toolkit, known vulnerabilities included. Nothing where engines do
-    not run in containers, or where this host has no GPU."""
+    """Yield what is wrong with the NVIDIA Container Toolkit: packages that it has replaced (a warning), that Docker
+    cannot give GPUs to containers, and known vulnerabilities (faults). Nothing where engines do not run in containers,
+    or where this host has no GPU."""
     gpus, docker = facts.gpus, facts.docker
     if not docker.is_used or docker.problem is not None or not (gpus.on_bus or gpus.readable):
         return
@@ -142,8 +143,8 @@ def check_clock(facts: HostFacts) -> Iterator[Finding]:
 
 
 def check_memory(facts: HostFacts) -> Iterator[Finding]:
-    """Yield models that declare more main memory than engines may use, alone or together with the other enabled ones, a
-    limit above the host's memory, and (a warning) that little memory is free now."""
+    """Yield faults: models that declare more main memory than engines may use, alone or together with the other enabled
+    ones, and a limit above the host's memory; and a warning where less than 512 MiB are available now."""
     memory = facts.memory
     limit_mib = memory.total_mib if memory.engines_mib is None else min(memory.total_mib, memory.engines_mib)
     if memory.engines_mib is not None and memory.engines_mib > memory.total_mib:

@@ -20,8 +20,9 @@ def check_settings(facts: HostFacts) -> Iterator[Finding]:
 
 
 def check_folders(facts: HostFacts) -> Iterator[Finding]:
-    """Yield folders that are missing, that this user may not use as Roundhouse must, or that other users may write to
-    or, where Roundhouse keeps secrets there, read. A missing state folder is no finding where this user may make it."""
+    """Yield faults: folders that are missing, that this user may not use as Roundhouse must, or that every user may
+    write to; and a warning where other users may read or enter a folder in which Roundhouse keeps secrets. A missing
+    state folder is no finding where this user may make it."""
     for folder in facts.folders:
         yield from _check_folder(folder)
 
@@ -73,8 +74,8 @@ def _check_rights(folder: FolderFacts, subject: str) -> Iterator[Finding]:
 
 
 def check_ports(facts: HostFacts) -> Iterator[Finding]:
-    """Yield why clients could not use the gateway at its addresses: it cannot listen there, or it would refuse every
-    request, because the addresses are not loopback and no keys are declared."""
+    """Yield faults: why clients could not use the gateway at its addresses. It cannot listen there, or it would refuse
+    every request, because the addresses are not loopback, no keys are declared, and no setting opens it."""
     ports = facts.ports
     if ports.problem is not None:
         yield fault(ports.problem, "`ss -ltnp` shows who listens; ROUNDHOUSE_PORT and ROUNDHOUSE_HOST choose another")
@@ -103,8 +104,8 @@ def check_models(facts: HostFacts) -> Iterator[Finding]:
 
 
 def check_programs(facts: HostFacts) -> Iterator[Finding]:
-    """Yield models whose engine's program or Python package, and MCP servers whose program, is not on this host.
-    Nothing where engines run in containers: then the image has them."""
+    """Yield a fault for each model whose engine's program or Python package, and each MCP server whose program, is not
+    on this host. Nothing where engines run in containers: then the image has them."""
     for model in () if facts.docker.is_used else facts.desired.models:
         if model.program_problem is not None:
             yield fault(
@@ -114,8 +115,8 @@ def check_programs(facts: HostFacts) -> Iterator[Finding]:
 
 
 def check_images(facts: HostFacts) -> Iterator[Finding]:
-    """Yield warnings of images that declared models need and Docker does not have, or that this is not known. Nothing
-    where engines run as processes."""
+    """Yield a warning for each image that declared models need and Docker does not have, and one where it is not known
+    which images Docker has. Nothing where engines run as processes."""
     docker = facts.docker
     if not docker.is_used:
         return

@@ -36,7 +36,8 @@ class LineView:
 
 
 class BarView:
-    """Shows a download by bars: one for each file, and one for all of them where there are several."""
+    """Shows a download by bars: one for each file, and one for all of them where there are several. The bars are added
+    to `progress`, which the caller shows; their field `words` has the speed and the time left, or the state."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -61,8 +62,8 @@ class BarView:
 
 @contextmanager
 def open_view() -> Iterator[LineView | BarView]:
-    """Yield a view whose `show_download` shows a download on stderr within the block: with bars if stderr is a
-    terminal, else with a line now and then."""
+    """Context manager that yields a view, whose `show_download` shows a download on stderr within the block: with bars
+    if stderr is a terminal, else with a line now and then."""
     if not sys.stderr.isatty():
         yield LineView()
         return

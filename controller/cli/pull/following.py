@@ -28,9 +28,10 @@ class DownloadFollower:
         self._pause_s = FIRST_PAUSE_S
 
     async def wait_for_end(self) -> Download:
-        """Return the download in its final state. A lost connection is reported once on stderr and made again, without
-        a limit. Raises RequestRefusedError where the controller refuses with a status below 500, and CommandError where
-        its TLS fails."""
+        """Wait without a limit, and return the download in its final state. A lost connection is reported once on
+        stderr and made again. A download that the controller does not list is waited for. Call once. Raises
+        RequestRefusedError where the controller refuses with a status below 500, and CommandError where its TLS fails
+        or it is of another version."""
         while True:
             try:
                 if (end := await self._follow_once()) is not None:

@@ -31,7 +31,7 @@ class FileToAdd:
 def find_files(paths: Sequence[Path]) -> list[FileToAdd]:
     """Return the files that `paths` name, sorted by path, one per document id. A folder stands for all files below it,
     but for files and folders whose names begin with a dot, and what is no file, a pipe for example; links to folders
-    are not followed.
+    are not followed, and a folder that cannot be read counts as empty.
 
     Raises CommandError (USAGE) for a path that does not exist, and where two files would have the same document id.
     """
@@ -68,7 +68,8 @@ async def add_files(
     waits: bool,
     on_result: Callable[[FileToAdd, dict[str, Any] | CommandError], None],
 ) -> int:
-    """Send files, up to 4 (`AT_ONCE`) at a time, and return how many failed.
+    """Send files, up to 4 (`AT_ONCE`) at a time, and return how many failed. Each document gets the attributes
+    `metadata`, and `path`, the file's path, unless `metadata` has one.
 
     `on_result` is called once per file, as each is done: with the document as the gateway answers it, or with a
     CommandError that says why the file failed (not readable, refused, or no gateway answers), after which the other

@@ -43,7 +43,8 @@ class RagClient:
 
     Methods raise RefusedError, a CommandError with the gateway's own message and the code FAILED, where it refuses the
     request, CommandError with the code NO_CONTROLLER where it does not answer, or answers no JSON, and with the code
-    FAILED where the JSON is no object. Only the connection has a timeout (5 s): an answer may take any time.
+    FAILED where the JSON is no object. Only the connection has a timeout (5 s): an answer may take any time. Where the
+    connection breaks before the answer, the gateway may have carried out the request.
     """
 
     def __init__(self, url: str, tenant: str | None, *, verifies: bool) -> None:
@@ -74,10 +75,11 @@ class RagClient:
 
     async def add_file(self, path: Path, document_id: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
         """Send a file, and return the document as it was accepted, as `/v1/documents` answers it. It is searchable
-        later, when `get_document` has the status `ready`. A document with this id is replaced.
+        later, when `get_document` has the status `ready`. A document with this id is replaced. `metadata`: its
+        attributes, as JSON can hold them.
 
         Raises OSError where the file cannot be opened, RefusedError where the gateway refuses, and CommandError where
-        it does not answer, or not as a gateway does.
+        it does not answer, or not as a gateway does; the document may be added all the same.
         """
         with path.open("rb") as content:
             form = aiohttp.FormData()
@@ -94,7 +96,8 @@ class RagClient:
 
         `fields`: of the form, beside the file: `id`, `filename`, `metadata` (as JSON text) and others that the route
         takes. `media_type`: of the content; None: not said. Raises RefusedError where the gateway refuses, and
-        CommandError where it does not answer, or not as a gateway does.
+        CommandError where it does not answer, or not as a gateway does, after which the document may be added all the
+        same. What `content` raises becomes a CommandError, too.
         """
         form = aiohttp.FormData()
         # Named by a field of the form, because not every name survives in the header of a file.
@@ -130,7 +133,8 @@ class RagClient:
         """Yield all documents of the tenant, the oldest first, and end. Asks for 100 at a time, as they are consumed.
 
         Raises RefusedError where the gateway refuses (`invalid_request`: the last document of a page was deleted before
-        the next page was asked for), and CommandError where it does not answer, or not as a gateway does.
+        the next page was asked for), CommandError where it does not answer, or not as a gateway does, and KeyError
+        where its answer is no page of a list.
         """
         after: dict[str, str] = {}
         while True:
@@ -143,8 +147,8 @@ class RagClient:
 
     async def list_chunks(self, document_id: str) -> AsyncIterator[dict[str, Any]]:
         """Yield the chunks of a document's searchable version, in their order, and end. Raises RefusedError where the
-        gateway refuses (`document_not_found`, with the first chunk: the tenant has no such document), and
-        CommandError where it does not answer, or not as a gateway does."""
+        gateway refuses (`document_not_found`, with the first chunk: the tenant has no such document), CommandError
+        where it does not answer, or not as a gateway does, and KeyError where its answer is no page of a list."""
         path = f"/v1/documents/{quote(document_id, safe='')}/chunks"
         after: dict[str, str] = {}
         while True:
@@ -158,7 +162,7 @@ class RagClient:
     async def delete_document(self, document_id: str) -> None:
         """Delete the document with this id: no search finds it when this returns. Raises RefusedError where the gateway
         refuses (`document_not_found`: the tenant has none), and CommandError where it does not answer, or not as a
-        gateway does."""
+        gateway does; the document may be gone all the same."""
         await self._ask("DELETE", f"/v1/documents/{quote(document_id, safe='')}")
 
     async def search(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -174,8 +178,8 @@ class RagClient:
 
     async def start_reindex(self) -> dict[str, Any]:
         """Start a reindex in the background, and return the state of retrieval as it began. Needs a key with the scope
-        `admin`. Raises RefusedError where the gateway refuses, and CommandError where it does not answer, or not as
-        a gateway does."""
+        `admin`. Raises RefusedError where the gateway refuses, and CommandError where it does not answer, or not as a
+        gateway does; the reindex may have begun all the same."""
         return await self._ask("POST", "/v1/retrieval/reindex")
 
     async def _ask(self, method: str, path: str, **options: Any) -> dict[str, Any]:

@@ -54,8 +54,8 @@ def add(
 ) -> int:
     """Add files, or replace them where they have changed.
 
-    A document's id is the file's path as given, with `:` between its parts. Exit code 0: all files are searchable (or
-    accepted, with --no-wait). 1: some were refused.
+    A document's id is the file's path as given, with `:` between its parts, and its attribute `path` is that path. Exit
+    code 0: all files are searchable (or accepted, with --no-wait). 1: some were refused, or could not be sent.
     """
     from controller.cli.rag.adding import add_files, find_files
     from controller.cli.rag.watching import AddedFiles, follow_files
@@ -101,7 +101,8 @@ def search(
     """Search the tenant's documents, without those of vector stores.
 
     A hit must have all attributes of --where. Without --mode, the gateway searches by meaning and by words if it has an
-    embedding model, else by words alone. Exit code 0: there are hits. 1: there are none, or the search was refused.
+    embedding model, else by words alone. Exit code 0: there are hits. 1: there are none, or the search was refused. 3:
+    no gateway answers.
     """
     body: dict[str, Any] = {"query": query, "top_k": top_k, "rerank": rerank}
     if mode is not None:
@@ -124,7 +125,8 @@ def search(
 
 @rag.command("ls")
 def list_documents(gateway: Gateway = None, tenant: Tenant = None, as_json: Json = False) -> int:
-    """List the documents of the tenant, with status, size and, where one failed, the reason."""
+    """List the documents of the tenant, with status, size and, where one failed, the reason. Exit code 1: the gateway
+    refuses. 3: no gateway answers."""
 
     async def run(client: RagClient) -> list[dict[str, Any]]:
         return [document async for document in client.list_documents()]
@@ -143,7 +145,8 @@ def list_documents(gateway: Gateway = None, tenant: Tenant = None, as_json: Json
 
 @rag.command()
 def show(document_id: DocumentId, gateway: Gateway = None, tenant: Tenant = None, as_json: Json = False) -> int:
-    """Show a document, and the chunks that were made of it. Exit code 1: there is none with this id."""
+    """Show a document, and the chunks that were made of it. Exit code 1: there is none with this id. 3: no gateway
+    answers."""
 
     async def run(client: RagClient) -> dict[str, Any]:
         document = await client.get_document(document_id)
@@ -171,7 +174,7 @@ def remove(
     tenant: Tenant = None,
 ) -> int:
     """Delete documents by their ids. The first one that does not exist ends the command with exit code 1; those before
-    it are deleted."""
+    it are deleted. Exit code 3: no gateway answers."""
 
     async def run(client: RagClient) -> None:
         for document_id in document_ids:
@@ -185,7 +188,7 @@ def remove(
 @rag.command("status")
 def show_status(gateway: Gateway = None, as_json: Json = False) -> int:
     """Show which index serves, and whether another one is being made. Where keys are declared, ROUNDHOUSE_KEY must hold
-    one of scope admin."""
+    one of scope admin. Exit code 1: the gateway refuses. 3: no gateway answers."""
     status = ask_gateway(gateway, None, lambda client: client.get_status())
     if as_json:
         print_json(status)
@@ -200,7 +203,8 @@ def reindex(gateway: Gateway = None, as_json: Json = False) -> int:
     """Make new vectors of all documents, with the embedding model that is set.
 
     Returns at once; `roundhouse rag status` shows how far it is. Searches use the old index until the new one has
-    everything. Where keys are declared, ROUNDHOUSE_KEY must hold one of scope admin.
+    everything. Where keys are declared, ROUNDHOUSE_KEY must hold one of scope admin. Exit code 1: the gateway refuses.
+    3: no gateway answers.
     """
     status = ask_gateway(gateway, None, lambda client: client.start_reindex())
     if as_json:

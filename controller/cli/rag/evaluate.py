@@ -39,8 +39,9 @@ def evaluate(
 ) -> int:
     """Measure searches by questions whose documents are known: recall@5, MRR and nDCG@10.
 
-    Searches by words, by meaning, by both, and reranked; for what the gateway cannot do, stderr has the reason.
-    Exit code 0: something was measured. 1: nothing could be.
+    Searches by words, by meaning, by both, and reranked; for what the gateway cannot do, stderr has the reason. Exit
+    code 0: something was measured. 1: nothing could be. 3: no gateway answers. 64: FILE cannot be read, or holds no
+    question.
     """
     from controller.cli.rag.evaluation import WAYS, evaluate_ways, find_unknown_documents, parse_questions
     from controller.cli.rag.evaluation_report import COLUMNS, build_result, table_rows

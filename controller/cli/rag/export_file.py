@@ -76,7 +76,8 @@ class ExportedDocument(BaseModel):
 
 
 class ExportError(CommandError):
-    """A file cannot be written or read as an export. The message says which, why, and what to do."""
+    """A file cannot be written or read as an export. The message says which file, why, and mostly what to do. Exit code
+    FAILED."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +132,9 @@ class ExportWriter:
         return bytes.fromhex(sha256) in self._hashes
 
     async def add_original(self, sha256: str, size: int, parts: AsyncIterable[bytes]) -> bool:
-        """Append an original that the file does not have yet, and return whether that was done. False: `parts` are not
-        the content with this SHA-256 (hex) and size in bytes, and nothing is appended. Raises ExportError where the
-        disk fails, and what `parts` raises; nothing is appended then, either."""
+        """Append an original that the file does not have yet (see `has_original`), and return whether that was done.
+        One call at a time. False: `parts` are not the content with this SHA-256 (hex) and size in bytes, and nothing is
+        appended. Raises ExportError where the disk fails, and what `parts` raises; nothing is appended then, either."""
         start = self._file.tell()
         digest, written = hashlib.sha256(), 0
         is_whole = False
@@ -263,15 +264,15 @@ class ExportReader:
                     raise ExportError(f"{self.path}, line {number} of {_DOCUMENTS} is damaged: {field}") from None
 
     def is_original_whole(self, sha256: str) -> bool:
-        """Whether the file has the original with this SHA-256 (hex), and its content, which is read whole, has that
-        hash. Raises OSError."""
+        """Whether the file has the original with this SHA-256 (hex; else ValueError), and its content, which is read
+        whole, has that hash. Raises OSError."""
         place = self._places.get(bytes.fromhex(sha256))
         return place is not None and _hash_of(self._file, place) == sha256
 
     async def read_original(self, sha256: str) -> AsyncIterator[bytes]:
-        """Yield the parts of the content of an original. Check it before with `is_original_whole`, since the content is
-        not compared here; one that the file does not have raises KeyError. Several may be read at the same time.
-        Raises OSError where the file cannot be read."""
+        """Yield the parts of the content of the original with this SHA-256 (hex; else ValueError). Check it before with
+        `is_original_whole`, since the content is not compared here; one that the file does not have raises KeyError.
+        Several may be read at the same time. Raises OSError where the file cannot be read."""
         place = self._places[bytes.fromhex(sha256)]
         at, end = place.offset, place.offset + place.size
         while at < end:

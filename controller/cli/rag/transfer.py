@@ -62,7 +62,7 @@ def import_file(
     """Add the documents of a file, under their ids. What the tenant has already, with the same content, is left out.
 
     Exit code 0: all documents are searchable (or accepted, with --no-wait). 1: some were refused, or the file is
-    damaged; what was accepted stays.
+    damaged; what was accepted stays. 3: no gateway answers.
     """
     from controller.cli.rag.export_file import ExportReader
     from controller.cli.rag.transferring import import_documents

@@ -63,7 +63,8 @@ async def export_documents(client: RagClient, path: Path, on_document: Callable[
     must begin anew because a document was deleted meanwhile.
 
     Raises CommandError: no gateway answers or it refuses a request, the file cannot be written, or a document was
-    replaced again and again. The originals that were fetched stay for the next run.
+    replaced again and again; KeyError or pydantic's ValidationError: the gateway's documents lack fields of this
+    version. The originals that were fetched stay for the next run.
     """
     exported = Exported(await client.read_tenant())
     description = ExportDescription(version=__version__, tenant=exported.tenant)
@@ -137,7 +138,8 @@ async def import_documents(
     with `waits`, once more for each that was not refused, when the wait for it ends.
 
     Raises CommandError: no gateway answers, the gateway refuses a question about a document's status, or the file is
-    damaged; OSError: the file cannot be read. Documents that were accepted stay; the next run skips them.
+    damaged (ExportError); OSError: the file cannot be read; KeyError: the gateway's documents lack fields of this
+    version. Documents that were accepted stay; the next run skips them.
     """
     imported = Imported()
 

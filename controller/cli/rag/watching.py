@@ -34,12 +34,13 @@ async def follow_files(
     added: AddedFiles,
     on_result: Callable[[FileToAdd, dict[str, Any] | CommandError], None],
 ) -> None:
-    """Add files below `paths` that change, and delete the documents of files that vanish, until cancelled.
+    """Add files below `paths` that change, and delete the documents of files that vanish, until cancelled. Prints to
+    stdout that it watches, and each deletion. A path that does not exist at the start is not watched.
 
-    `added`: what was added before; files that changed meanwhile are sent first. `metadata` (attributes) goes with each
-    document that is sent. `on_result`: called once per file, with the document or the error. A file that fails is sent
-    again when it changes; a deletion that fails is printed, and tried again after the next change. A new file that
-    would have the document id of another one is printed, and nothing is done until it is gone.
+    `added`: what was added before; files that changed meanwhile are sent first. `metadata`: attributes of each document
+    that is sent, beside `path` (see `add_files`). `on_result`: called once per file, with the document or the error. A
+    file that fails is sent again when it changes; a deletion that fails is printed, and tried again after the next
+    change. A new file that would have the document id of another one is printed, and nothing is done until it is gone.
     """
     known = {file.document_id: file for file in added.files}
     watched = [path for path in paths if path.exists()]

@@ -63,6 +63,7 @@ def install(
     Without --now nothing is started, and the output says what to type next. Folders, address and PATH are taken from
     this command line; other settings go into the environment file that the output names. The state folder is made if it
     is missing. An existing unit is replaced if it differs; one of another program or another state folder is refused.
+    Exit code 1: it cannot be installed, or `systemctl` fails. 64: an option is wrong.
     """
     from controller.cli.service.install import install_service
 
@@ -80,7 +81,8 @@ def remove(
     as_json: Json = False,
 ) -> int:
     """Remove the systemd unit; a missing one is no error. Models, state and desired state stay, and engines run on.
-    Refuses while the service runs, unless --now, and for a unit that `roundhouse service install` did not write."""
+    Refuses, with exit code 1, while the service runs, unless --now, and for a unit that `roundhouse service install`
+    did not write."""
     from controller.cli.service.install import remove_service
 
     return _tell(remove_service(name, is_system=system, is_stopped=now), as_json)
@@ -91,6 +93,7 @@ def run(desired: Desired = None, state: State = None, models: Models = None) -> 
     """Serve the models until a signal to end. Engines keep running afterwards.
 
     The systemd unit starts this command; any other supervisor may, too. `roundhouse down` ends it and every engine.
+    Exit code 0: ended by a signal. 4: another `up` or controller uses the state folder. 5: the address is taken.
     """
     import asyncio
     import os

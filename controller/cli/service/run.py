@@ -22,11 +22,11 @@ POLL_S = 0.1
 
 
 class ServiceRun:
-    """Runs the programs of `specs` (controller, gateway and the side programs) until a signal, and then
-    ends these, but not the engines.
+    """Runs the programs of `specs` (controller, gateway and the side programs) until a signal, and then ends these, but
+    not the engines. Making one raises OSError where the state folder does not exist.
 
-    The caller must hold `up.lock` of the state folder, which must exist (else OSError), so that no `up` runs at the
-    same time and `down` finds this process.
+    The caller must hold `up.lock` of the state folder until `run` has returned, so that no `up` runs at the same time
+    and `down` finds this process.
     """
 
     def __init__(self, settings: ControllerSettings, specs: Sequence[ChildSpec], announcer: Announcer) -> None:
@@ -40,10 +40,11 @@ class ServiceRun:
     async def run(self) -> ExitCode:
         """Run until SIGTERM, SIGINT or SIGHUP, or until a program ends in a way that a restart cannot mend. Then end
         gateway, side programs and controller in this order, by SIGKILL if they do not end in time, and return the exit
-        code: DONE after a signal.
+        code: DONE after a signal or where a program was told to end, else that of the program's `FatalExit`.
 
         Before the first start, programs that a killed run left behind are ended. Call it once, in the main thread: it
-        takes over the signal handlers. Raises CommandError where the record of an earlier run cannot be read.
+        takes over the signal handlers. Raises CommandError where the record of an earlier run cannot be read, and
+        OSError where the record cannot be removed at the end.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -72,7 +73,7 @@ class ServiceRun:
     async def _end_child(self, child: Child, within_s: float) -> None:
         child.send_signal(signal.SIGTERM)
         if not await child.ends_within(within_s):
-            self._announcer.print_note(f"the {child.spec.name} did not end within {within_s:g} s and is killed")
+            self._announcer.print_note(f"{child.spec.title} did not end within {within_s:g} s and is killed")
             child.kill()
 
     async def _end_earlier_programs(self) -> None:

@@ -46,7 +46,8 @@ def top(
 
     The table has state, replicas, requests, tokens per second and memory of each model, the busiest first. `q` or
     Ctrl-C ends it. Tokens are counted when a request ends; where no gateway can be reached, the column shows `-`. One
-    table (--once, --json) takes one interval, because its tokens are counted over it.
+    table (--once, --json) takes one interval, because its tokens are counted over it. Exit code 3: no controller
+    answers at the start.
     """
     url = controller_url(controller, state)
     if once or as_json or not sys.stdout.isatty():

@@ -16,8 +16,8 @@ QUIT_KEYS: Final = frozenset(b"qQ")
 
 @contextmanager
 def watch_quit_key(quit_event: asyncio.Event) -> Iterator[bool]:
-    """Set `quit_event` when `q` or `Q` is typed, inside the context. Yields whether stdin is a terminal at which
-    somebody can type; if not, nothing is watched. Needs a running event loop.
+    """Context manager that sets `quit_event` when `q` or `Q` is typed, inside the context. Yields whether stdin is a
+    terminal at which somebody can type; if not, nothing is watched. Needs a running event loop.
 
     Inside the context, the terminal delivers keys without Enter and does not show them; its modes are restored at the
     end. Ctrl-C works as usual.

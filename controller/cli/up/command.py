@@ -39,8 +39,9 @@ def up(
 
     Starts the controller, the gateway and, where their packages are installed, retrieval and transfers, and keeps them
     running. When the first model is ready, prints a request to try. Ctrl-C ends them and every engine; a second Ctrl-C
-    does not wait for running requests. Every option is also a setting (docs/settings.md), in the environment as
-    ROUNDHOUSE_DESIRED and so on.
+    does not wait for running requests. Exit code 0: ended by Ctrl-C or a signal, and nothing is left running. 1:
+    engines may still run, or the runtime does not answer. 4: the state folder is in use. 5: the address is taken. Every
+    option is also a setting (docs/settings.md), in the environment as ROUNDHOUSE_DESIRED and so on.
     """
     options = {"desired": desired, "state": state, "models": models, "runtime": runtime, "host": host, "port": port}
     settings = read_settings(**options)

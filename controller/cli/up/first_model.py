@@ -39,7 +39,7 @@ EXAMPLES: Final[Mapping[str, Mapping[str, Any]]] = {
 class FirstModelWatcher:
     """Polls the controller of a new `up`. Prints each failed model once per failure, and for the first model that can
     be used a request to try and hints what to do next; then ends. `gateway_url` is that of the own gateway, whose
-    certificate is not verified."""
+    certificate is not verified; `desired` and `models` are the folders that the hints name."""
 
     def __init__(
         self, controller_url: str, gateway_url: str, desired: Path, models: Path, announcer: Announcer
@@ -54,7 +54,8 @@ class FirstModelWatcher:
 
     async def run(self) -> None:
         """Poll until a model can be used and was announced, without a time limit: the caller cancels it. A controller
-        or gateway that does not answer is asked again."""
+        or gateway that does not answer is asked again. Raises CommandError where the controller's address is not
+        valid."""
         timeout = aiohttp.ClientTimeout(total=5)
         async with (
             AdminClient(self._controller_url) as controller,

@@ -117,7 +117,8 @@ def lock_state(state: Path) -> int:
     """Create the state folder if it is missing, and lock it for one `up`. Return a file descriptor that holds the lock
     until the caller closes it or the process ends. Does not wait.
 
-    Raises CommandError, with ExitCode.LOCKED where another `up` holds the lock.
+    Raises CommandError, with ExitCode.LOCKED where another `up` holds the lock, and with ExitCode.FAILED where the
+    folder, or the record of the other `up`, cannot be used.
     """
     try:
         state.mkdir(mode=0o700, parents=True, exist_ok=True)

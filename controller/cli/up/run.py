@@ -19,6 +19,7 @@ from controller.cli.settings import own_gateway_url
 from controller.cli.up.announce import Announcer
 from controller.cli.up.first_model import FirstModelWatcher
 from controller.cli.up.marks import find_children, mark_specs
+from controller.cli.up.page_build import PageBuild, is_wanted
 from controller.cli.up.record import ChildRecorder, lock_state, remove_record
 from controller.cli.up.side_programs import PROGRAMS_IN_END_ORDER, SIDE_PROGRAMS, program_socket
 from controller.cli.up.supervisor import Child, ChildSpec, Ending, FatalExit, Supervisor
@@ -98,7 +99,7 @@ def lock_and_check(state: Path) -> int:
 
 class UpRun:
     """One run of `up`: starts, supervises and ends the programs. The caller holds the lock of the state folder until
-    `run` has returned. Raises OSError where the state folder does not exist."""
+    `run` has returned. Making one raises OSError where the state folder does not exist."""
 
     def __init__(self, settings: ControllerSettings, specs: Sequence[ChildSpec], announcer: Announcer) -> None:
         self._settings = settings
@@ -112,7 +113,8 @@ class UpRun:
     async def run(self) -> ExitCode:
         """Run until Ctrl-C, SIGTERM or SIGHUP, or until a program ends in a way that a restart cannot mend. Then end
         gateway, side programs, controller and engines in this order, and return the exit code of `up`: DONE after a
-        signal, FAILED where engines may still run.
+        signal or where a program was told to end, else that of the program's `FatalExit`; FAILED in place of DONE where
+        engines may still run. Raises OSError where the record cannot be removed at the end.
 
         A second Ctrl-C kills the programs without waiting. Call it once, in the main thread: it takes over the signal
         handlers.
@@ -120,7 +122,7 @@ class UpRun:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._on_signal, number)
-        watch_task = asyncio.create_task(self._first_model().run())
+        watch_task = asyncio.create_task(self._watch_and_build())
         ending = await self._supervisor.run(self._stop_event)
         watch_task.cancel()
         [watch_error] = await asyncio.gather(watch_task, return_exceptions=True)
@@ -131,6 +133,12 @@ class UpRun:
         code = await self._end(ending)
         self._announcer.print_note("stopped")
         return code
+
+    async def _watch_and_build(self) -> None:
+        # In this order, so that the first answer comes as early as without a page.
+        await self._first_model().run()
+        if is_wanted(os.environ):
+            await PageBuild(own_gateway_url(self._settings), self._announcer, os.environ).run()
 
     def _first_model(self) -> FirstModelWatcher:
         settings = self._settings
@@ -191,7 +199,7 @@ class UpRun:
 
     async def _wait_or_kill(self, child: Child, within_s: float) -> None:
         if not await child.ends_within(within_s):
-            self._announcer.print_note(f"the {child.spec.name} did not end within {within_s:g} s and is killed")
+            self._announcer.print_note(f"{child.spec.title} did not end within {within_s:g} s and is killed")
             child.kill()
             await child.ends_within(within_s)
 

@@ -50,6 +50,11 @@ class ChildSpec:
     dies_alone: bool = False
     """Whether the others go on without it: it is then started again however it ended."""
 
+    @property
+    def title(self) -> str:
+        """What the process is called in a sentence: `the gateway`, but `the transfers program`."""
+        return f"the {self.name} program" if self.dies_alone else f"the {self.name}"
+
 
 @dataclass(frozen=True, slots=True)
 class Ending:
@@ -110,7 +115,7 @@ class Child:
                 return ending
             failures = count_failures(failures, loop.time() - started_at)
             delay = restart_delay_s(failures)
-            self._say(f"the {self.spec.name} {ending_words(code)}; it is started again in {delay:g} s")
+            self._say(f"{self.spec.title} {ending_words(code)}; it is started again in {delay:g} s")
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._end_event.wait(), delay)
         return None
@@ -121,7 +126,7 @@ class Child:
                 *self.spec.argv, env=dict(self.spec.env), stdin=DEVNULL, stdout=_STDERR, start_new_session=True
             )
         except OSError as error:
-            self._say(f"the {self.spec.name} cannot be started: {error.strerror or error}")
+            self._say(f"{self.spec.title} cannot be started: {error.strerror or error}")
             return 1
         if self._end_event.is_set():
             # `ask_to_end` came while the process was being started, and nobody could send it a signal yet.
@@ -134,11 +139,11 @@ class Child:
         if self.spec.dies_alone:
             return None
         if code == 0:
-            return Ending(ExitCode.DONE, f"the {self.spec.name} was told to end")
+            return Ending(ExitCode.DONE, f"{self.spec.title} was told to end")
         fatal = self.spec.fatal.get(code)
         if fatal is None or not first:
             return None
-        return Ending(fatal.exit, f"the {self.spec.name} ended: {fatal.words}")
+        return Ending(fatal.exit, f"{self.spec.title} ended: {fatal.words}")
 
     def ask_to_end(self) -> None:
         """Have `run` not start the process again, and return once the process has ended. A running process is left
@@ -214,6 +219,6 @@ class Supervisor:
         return max(endings, key=lambda ending: ending.exit, default=Ending(ExitCode.DONE))
 
     async def wait_until_ended(self) -> None:
-        """Wait, without a limit, until every child has ended. Signals none of them: call `send_signal` or `kill`
-        before."""
+        """Wait, without a limit, until every child has ended. Call it after `run` has returned. Signals none of them:
+        call `send_signal` or `kill` before."""
         await asyncio.gather(*self._tasks)

@@ -42,7 +42,8 @@ class DaemonRefusedError(RuntimeUnavailableError):
     """The daemon answered a request with an error. `status` is the HTTP status (0: unknown), `message` the daemon's own
     sentence.
 
-    Code that expects a refusal catches it. Uncaught, it counts as a daemon that does not work.
+    Code that expects a refusal catches it. It is a RuntimeUnavailableError: uncaught, it counts as a daemon that does
+    not work.
     """
 
     def __init__(self, status: int, message: str) -> None:
@@ -53,7 +54,7 @@ class DaemonRefusedError(RuntimeUnavailableError):
 
 class Daemon:
     """A client of one Docker daemon, which connects at the first call, and again after the connection was lost. The
-    caller must close it. `url` None: DOCKER_HOST, else `DEFAULT_URL`.
+    caller must close it. `url` None: DOCKER_HOST, else the local socket (`DEFAULT_URL`).
 
     Every request to the daemon times out after `timeout_s` seconds, and every `call`, including its wait for one of
     `threads` threads, after twice that. So a daemon that hangs delays its own callers only, and never the end of the
@@ -71,7 +72,8 @@ class Daemon:
 
     @property
     def url(self) -> str:
-        """Address of the daemon."""
+        """Address of the daemon: the given one, else DOCKER_HOST as it is now, else the local socket
+        (`DEFAULT_URL`)."""
         return self._url or os.environ.get("DOCKER_HOST") or DEFAULT_URL
 
     async def call(self, work: Callable[[docker.APIClient], T]) -> T:

@@ -80,7 +80,7 @@ def render_context(
     index: int = 0,
 ) -> RenderContext:
     """Return the context in which an engine's command line is rendered for a container: it listens on all addresses at
-    `PORT`, and has its home in the cache volume.
+    port 8000 (`PORT`), and has its home in the cache volume.
 
     `images` are the default images by kind, `model_paths` maps model paths to those in the container. `gpus` must be in
     PCI order. `index`: the replica's number among those of its model.
@@ -156,7 +156,8 @@ def cache_folder_archive(uid: int, gid: int, folders: Iterable[PurePosixPath] = 
     """Return a tar archive (bytes) of empty folders with mode 0700, owned by `uid`: the user's own in the cache volume,
     named by `uid`, and `folders` below it with those that they lie in. Unpack it at `CACHE`.
 
-    `folders`: as the engine sees them. Folders that exist keep what is in them.
+    `folders`: as the engine sees them; ValueError is raised for one that is not below `CACHE` (`/cache`). Folders that
+    exist keep what is in them.
 
     The daemon unpacks the archive into a container that has not started yet. So any user can use a volume that only
     root may write to, without a program that runs as root, and whatever the image holds.

@@ -50,7 +50,8 @@ class GpuProbe:
     every 2 s (`INTERVAL_S`), and reads the last line of its log.
 
     The container starts at the first `read_gpus`, which first removes one that an earlier controller left, and runs
-    until `close`.
+    until `close`. `image` must have `command`, `devices` are Docker's DeviceRequests, and `clock` returns seconds of a
+    monotonic clock.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class GpuProbe:
 
     async def close(self) -> None:
         """Remove the probe container; does nothing before the first `read_gpus`. A later `read_gpus` starts it again.
-        Raises RuntimeUnavailableError if the daemon does not answer."""
+        Raises RuntimeUnavailableError if the daemon does not answer or refuses."""
         async with self._lock:
             if self._is_begun:
                 await self._daemon.call(self._remove)

@@ -33,13 +33,13 @@ _MANAGER: Final = "roundhouse"
 
 class UnreadableLabelsError(ValueError):
     """A container has labels of Roundhouse that this version cannot read: a newer version wrote them, or they are
-    damaged.
-    """
+    damaged. It is a ValueError."""
 
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """What `read_labels` reads from the labels of a replica's container."""
+    """The replica's id and claims (MiB by GPU uuid or HOST), as `read_labels` reads them from the labels of its
+    container."""
 
     id: ReplicaId
     claims: Mapping[str, int]

@@ -124,7 +124,8 @@ class DockerLogCursor:
 
 @dataclass(frozen=True, slots=True)
 class LogRecord:
-    """One line of a container's output, as `parse_records` returns it."""
+    """One line of a container's output, with its newline if it has one, as `parse_records` returns it. `time` empty:
+    not known."""
 
     time: str
     """When the daemon logged the line, as in `DockerLogCursor.time`; empty: not known."""

@@ -27,8 +27,8 @@ def ensure_network(client: docker.APIClient, name: str, instance: str, *, publis
     oldest is used, and others that this instance created are removed.
 
     Raises StartError if the network is missing and compose should have created it (`publishes_ports` is False), if the
-    daemon refuses to create it, or if it exists and is internal although ports must be published. Raises the errors of
-    requests if the daemon does not answer.
+    daemon refuses to create it, or if it exists and is internal although ports must be published. Raises the other
+    errors of docker-py and requests as they are.
     """
     networks = _find_networks(client, name)
     if not networks:
@@ -66,7 +66,7 @@ def ensure_networks(client: docker.APIClient, host: HostContext, *, has_egress: 
 
 
 def egress_network(instance: str) -> str:
-    """Return the name of the network by which containers that may do so reach the world.
+    """Return the name of the network that containers join, besides that of engines, if they may reach the world.
 
     It begins with a digit because a container on several networks has the default route of the one whose name sorts
     first (Docker before 28 knows no other order), and the network of engines leads nowhere.

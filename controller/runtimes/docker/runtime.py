@@ -171,8 +171,8 @@ class DockerRuntime:
     async def get_surroundings(self) -> Surroundings:
         """Return how the daemon sees this controller. The daemon is asked once; its answer is cached, an error is not.
 
-        Raises RuntimeUnavailableError if the daemon does not answer, and its subclass DockerSetupError if engines could
-        not be reached or not be given the models.
+        Raises RuntimeUnavailableError if the daemon does not answer or refuses, and its subclass DockerSetupError if
+        engines could not be reached or not be given the models.
         """
         async with self._surroundings_lock:
             if self._surroundings is None:
@@ -186,7 +186,7 @@ class DockerRuntime:
 
     async def list_replicas(self) -> list[SeenReplica]:
         """Return every replica of this instance, in any phase. Containers with unreadable labels are left out, with one
-        warning each in the log. Raises RuntimeUnavailableError if the daemon does not answer."""
+        warning each in the log. Raises RuntimeUnavailableError if the daemon does not answer or refuses."""
         publishes_ports = (await self.get_surroundings()).publishes_ports
 
         def look(client: docker.APIClient) -> list[tuple[Inspected, str]]:
@@ -212,9 +212,10 @@ class DockerRuntime:
             log.warning("container %s is left alone, its labels cannot be read: %s", container["Name"], error)
 
     async def read_log_tail(self, name: str, lines: int = 50) -> str:
-        """Return the engine's last `lines` log lines as one text, also those of a removed replica; empty if there are
-        none. `name` must be a replica name (`is_replica_name`): it becomes a file name unchecked. Raises
-        RuntimeUnavailableError if the daemon does not answer, OSError if a kept log cannot be read."""
+        """Return the engine's last `lines` log lines as one text (see `plain_tail`), also those of a removed replica;
+        empty if there are none. `name` must be a replica name (`is_replica_name`): it becomes a file name unchecked.
+        Raises RuntimeUnavailableError if the daemon does not answer or refuses, OSError if a kept log cannot be
+        read."""
 
         def read(client: docker.APIClient) -> bytes | None:
             container = find_replica(client, self._instance, name)
@@ -231,9 +232,9 @@ class DockerRuntime:
 
     async def read_log_after(self, name: str, cursor: str | None, lines: int = 50) -> LogPart | None:
         """Return the whole lines that the engine wrote after `cursor` (None: its last `lines` lines), from its
-        container or, once that is removed, from its kept log. None: not a replica name of this instance, or no log
-        is known. Raises RuntimeUnavailableError if the daemon does not answer, OSError if a kept log cannot be read.
-        See `controller.runtimes.base.Runtime.read_log_after`."""
+        container or, once that is removed, from its kept log. None: not a replica name of this instance, or no log is
+        known. Raises RuntimeUnavailableError if the daemon does not answer or refuses, OSError if a kept log cannot be
+        read. See `controller.runtimes.base.Runtime.read_log_after`."""
         if not is_replica_name(self._instance, name):
             return None
 
@@ -247,7 +248,7 @@ class DockerRuntime:
     async def render_replica(self, replica: SeenReplica, definition: Definition, image: str | None) -> Rendered | None:
         """Return what a running replica would be started with now. `image_id` is None if the image is missing. Returns
         None if the definition yields no command line, or if a claimed GPU cannot be read. Raises
-        RuntimeUnavailableError if the daemon does not answer."""
+        RuntimeUnavailableError if the daemon does not answer or refuses."""
         try:
             gpus = describe_claims(replica.claims, await self._claimed_gpus(replica.claims))
             launch, _ = await self._render_launch(replica.id.model, replica.id.index, definition, image, gpus)
@@ -262,7 +263,7 @@ class DockerRuntime:
         """Return the host's GPUs, read by NVIDIA's library or, if the library finds none and this controller runs in a
         container, by a probe container, which this call may start. Their processes name their replicas. Empty: there
         are none, or none could be read so far. None: unknown, since they cannot be read now. Raises
-        RuntimeUnavailableError if the daemon does not answer."""
+        RuntimeUnavailableError if the daemon does not answer or refuses."""
         return await self._owners.name_owners(await self._read_host_gpus())
 
     async def _read_host_gpus(self) -> tuple[Gpu, ...] | None:
@@ -287,8 +288,8 @@ class DockerRuntime:
 
     async def read_host_mib(self, name: str) -> int | None:
         """Return the MiB of main memory that a replica's container holds, including mapped model files. None if the
-        container does not run, or if the daemon does not report it. Raises RuntimeUnavailableError if the daemon
-        does not answer."""
+        container does not run, or if the daemon does not report it. Raises RuntimeUnavailableError if the daemon does
+        not answer or refuses."""
 
         def look(client: docker.APIClient) -> int | None:
             container = find_replica(client, self._instance, name)
@@ -393,7 +394,8 @@ class DockerRuntime:
 
         Raises StartError if the definition yields no command line (permanent), if the image, the network or a claimed
         GPU is missing, or if the daemon refuses; no container is left then. Raises RuntimeUnavailableError if the
-        daemon does not answer.
+        daemon does not answer, and OSError if a path of the model cannot be looked at. If the daemon does not answer in
+        time, or the caller is cancelled, the container may be started all the same.
         """
         surroundings = await self.get_surroundings()
         models = await asyncio.to_thread(self._present_models, surroundings)

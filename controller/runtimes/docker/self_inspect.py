@@ -25,13 +25,13 @@ _ID_AS_HOSTNAME: Final = re.compile(r"[0-9a-f]{12}")
 
 class DockerSetupError(RuntimeUnavailableError):
     """The installation is set up in a way that cannot work, and waiting does not help: engines could not be reached, or
-    not be given the models. The message says what to do."""
+    not be given the models. The message says what to do. It is a RuntimeUnavailableError."""
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """How the daemon sees the controller: in which container it runs, how it reaches engines, and from where engines
-    get the models folders."""
+    get the models folders. `container_id` None: it runs in no container of this daemon."""
 
     container_id: str | None
     """None: the controller does not run in a container of this daemon."""
@@ -45,7 +45,8 @@ def inspect_surroundings(client: docker.APIClient, roots: ModelRoots, network: s
     """Ask the daemon how it sees this process. `roots` are the models folders, `network` is the name of the engines'
     network. Blocks.
 
-    Raises DockerSetupError if engines could not be reached or not be given the models, and errors of docker-py.
+    Raises DockerSetupError if engines could not be reached or not be given the models, and the errors of docker-py and
+    requests.
     """
     own_container = _inspect_self(client)
     if own_container is None:

@@ -22,8 +22,9 @@ MAX_POLL_S: Final = 0.5
 
 
 async def stop_container(daemon: Daemon, container: Inspected, grace_s: float) -> None:
-    """Stop an inspected container, and return when it has ended or is gone. SIGKILL follows after `grace_s` seconds.
-    The container is not removed. One that does not run is no error.
+    """Stop an inspected container, and return when it has ended or is gone. It gets its stop signal (SIGTERM, unless
+    its image names another one), and SIGKILL after `grace_s` seconds. The container is not removed. One that does not
+    run is no error.
 
     Raises RuntimeUnavailableError if the container does not end within 20 s (`KILL_WAIT_S`) after SIGKILL, or if the
     daemon does not answer.

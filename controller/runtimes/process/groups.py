@@ -119,7 +119,8 @@ def _uses_own_files(pid: int, mark: ReplicaMark) -> bool:
 def send_signal(process: Process, signum: signal.Signals) -> None:
     """Send a signal to exactly this process. Does nothing if it is gone, even if its pid was reused.
 
-    Raises PermissionError if the process belongs to another user.
+    Raises PermissionError if the process belongs to another user, and OSError if a pidfd cannot be opened although this
+    system allows pidfds, as with too many open files.
     """
     try:
         fd = os.pidfd_open(process.pid)
@@ -146,7 +147,8 @@ async def end_processes(mark: ReplicaMark, grace_s: float, reap: Callable[[], ob
     Returns when all are gone, however long that takes, since a process that is stuck in a driver still holds its
     memory. Calls `reap` whenever a process may have ended, and at the end, so that the caller can collect its child.
     While the engine itself lives, processes that it starts after its SIGTERM get no signal. Raises PermissionError if a
-    process belongs to another user.
+    process belongs to another user, and OSError as `send_signal` and `wait_any` do. Where this call is cancelled, the
+    processes that still run are left as they are.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + grace_s

@@ -36,7 +36,8 @@ from controller.state import HOST
 
 class Launcher:
     """Renders the command lines of engines, records their starts and spawns them. A process runtime has one. Blocking:
-    call its methods in a thread."""
+    call its methods in a thread. Making one creates the folders `work` and `cache`, and raises OSError where they
+    cannot be made."""
 
     def __init__(
         self,

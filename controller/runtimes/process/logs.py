@@ -53,7 +53,8 @@ class ProcessLogCursor:
 
 class ProcessLogs:
     """The folder of logs of one process runtime: a file per replica, and `ended_logs` with the ends of removed ones'
-    logs. Engines append to their files (O_APPEND) and do not notice when a log is cut. Methods block.
+    logs. Engines append to their files (O_APPEND) and do not notice when a log is cut. `limit_bytes` bounds an engine's
+    file: see `bound_log`. Methods block. Making one creates the folders, and raises OSError where they cannot be made.
 
     An engine's open log carries a lock (flock), which its children inherit. So a log that can be locked has no process
     left that writes to it. Names become file names unchecked, so callers must check names that come from outside.
@@ -103,7 +104,7 @@ class ProcessLogs:
         """Cut a log that is longer than the limit: copy its last part, half of the limit, beside it, and empty it.
         Blocks.
 
-        Lines that are written during the copy are lost, and so is what an earlier cut put beside the log. A log that is
+        Lost are lines that are written during the copy, and what an earlier cut put beside the log. A log that is
         missing or short enough is left alone. If the copy cannot be written, as on a full disk, the log is emptied all
         the same, with a warning. Raises OSError if the log cannot be read or emptied.
         """

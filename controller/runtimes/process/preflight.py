@@ -32,7 +32,8 @@ _HINTS: Final[Mapping[str, str]] = MappingProxyType(
 
 def check_program(argv: Sequence[str]) -> str | None:
     """Return what an engine's command line lacks on this host, as a sentence for the operator; None if nothing is
-    missing. Imports and starts nothing. The program must be a name on PATH or an absolute path.
+    missing. Imports and starts nothing. The program must be a name on PATH or an absolute path. Of an MCP server, the
+    server's own program is checked as well.
 
     Packages are checked only for engines that run with this Python interpreter. With another one, the engine's last log
     line says what is missing.

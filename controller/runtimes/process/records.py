@@ -96,7 +96,8 @@ def read_copies(work: Path, instance: str) -> list[ReplicaRecord]:
 
 
 class Records:
-    """The folder of records. Thread-safe. Only the controller that holds the state folder's lock may use it."""
+    """The folder of records. Thread-safe. Only the controller that holds the state folder's lock may use it. Making one
+    creates the folder, and raises OSError where it cannot be made."""
 
     def __init__(self, folder: Path, instance: str) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -107,8 +108,8 @@ class Records:
     def read_records(self) -> list[ReplicaRecord]:
         """Return every record of this instance, in order of replica names, also those of ended replicas. Blocks.
 
-        Raises RuntimeUnavailableError if a record cannot be parsed, and OSError if the folder cannot be read. It is
-        then unknown which engines run.
+        Raises RuntimeUnavailableError if a record cannot be parsed, and OSError if the folder or a record cannot be
+        read. It is then unknown which engines run.
         """
         with self._lock:
             return [record for path in self._paths() if (record := self._read(path)) is not None]

@@ -105,11 +105,12 @@ class ProcessRuntime:
     # Seeing
 
     async def list_replicas(self) -> list[SeenReplica]:
-        """Return every replica of this instance, in any phase. Also cut logs that are too long, and
-        write records anew that were deleted while their engines run.
+        """Return every replica of this instance, in any phase. Also cut logs that are too long, and write records anew
+        that were deleted while their engines run.
 
         If an engine has ended and left children behind, begin to end these. Until they are gone the replica counts as
-        running, since they hold its memory. Raises RuntimeUnavailableError if a record cannot be read.
+        running, since they hold its memory. Raises RuntimeUnavailableError if a record or a log cannot be read, or too
+        many files are open.
         """
         with _state_errors():
             observations = await asyncio.to_thread(self._observe_records)
@@ -182,9 +183,9 @@ class ProcessRuntime:
         return ReplicaMark(record.start_id, self._work_dir / record.name, self._logs.log_path(record.name), leader)
 
     async def read_log_tail(self, name: str, lines: int = 50) -> str:
-        """Return the engine's last `lines` log lines as one text, also those of a removed replica; empty if there are
-        none. `name` must be a replica name (`is_replica_name`): it becomes a file name unchecked. Raises
-        RuntimeUnavailableError if the log cannot be read."""
+        """Return the engine's last `lines` log lines as one text (see `plain_tail`), also those of a removed replica;
+        empty if there are none. `name` must be a replica name (`is_replica_name`): it becomes a file name unchecked.
+        Raises RuntimeUnavailableError if the log cannot be read."""
         with _state_errors():
             return await asyncio.to_thread(self._logs.read_tail, name, lines)
 
@@ -238,8 +239,8 @@ class ProcessRuntime:
 
     async def read_host_mib(self, name: str) -> int | None:
         """Return the MiB of main memory that an engine and its children hold, including mapped model files. None if the
-        replica does not run, or if its processes cannot be read. Raises RuntimeUnavailableError if its record cannot
-        be read."""
+        replica does not run, or if its processes cannot be read. Raises RuntimeUnavailableError if its record cannot be
+        read, and ValueError for a name of another instance."""
 
         def look() -> int | None:
             record = self._records.read_record(name)
@@ -329,7 +330,8 @@ class ProcessRuntime:
     async def stop_replica(self, name: str, grace_s: float) -> None:
         """End an engine and all its processes, however long that takes, and remove the replica: SIGTERM, then SIGKILL
         after `grace_s` seconds. The end of its log is kept. Does nothing if there is no record of that name. Waits for
-        a start or stop of the same replica that is under way.
+        a start or stop of the same replica that is under way. If the caller is cancelled, signals that were sent take
+        effect, and the replica stays listed until it is stopped or removed.
 
         Raises RuntimeUnavailableError if a process belongs to another user or a file cannot be deleted, and ValueError
         for a name of another instance.

@@ -213,7 +213,8 @@ class MessagesWriter:
 
 
 def encode_event(kind: str, fields: Fields) -> bytes:
-    """Return an event of this type, whose data is `fields` and the type."""
+    """Return a server-sent event named `kind`, whose data is a JSON object with `kind` as `type`, followed by
+    `fields`."""
     return b"event: %b\ndata: %b\n\n" % (kind.encode(), errors.encode_json({"type": kind, **fields}))
 
 

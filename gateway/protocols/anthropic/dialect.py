@@ -122,7 +122,8 @@ MESSAGES: Final = MessagesDialect()
 
 def own_body(error: RoundhouseError, request_id: str | None) -> bytes:
     """Return an error of Roundhouse as JSON in Anthropic's form, with the further fields of our error envelope and, for
-    a refused `thread`, the details by which Anthropic's agents send the whole conversation instead."""
+    a refused `thread`, the details by which Anthropic's agents send the whole conversation instead. `request_id` None:
+    the error names no request."""
     envelope = error.build_envelope(request_id).model_dump()
     if error.param == "thread":
         envelope["error"]["details"] = _NO_THREADS
@@ -135,8 +136,9 @@ def as_error_event(body: bytes) -> bytes:
 
 
 def usage_fields(fields: Fields) -> Fields | None:
-    """Return the `usage` object of a decoded event without counts that are null; None if it has none. `message_start`
-    holds it inside its `message`."""
+    """Return a copy of the `usage` object of a decoded event without counts that are null; None if there is no such
+    object. The object is looked for in the event's `message` if there is one (`message_start`), else in the event
+    itself."""
     message = fields.get("message")
     counts = (message if isinstance(message, dict) else fields).get("usage")
     return {name: value for name, value in counts.items() if value is not None} if isinstance(counts, dict) else None

@@ -35,7 +35,7 @@ class MessagesViaChat(_MessagesBase, ViaChatDialect, MessagesDialect):
 
     def read_request(self, request: InferenceRequest) -> Prompt:
         """Return what the request asks for. `max_tokens` is required. Raises RoundhouseError as
-        `anthropic.request.read_prompt`."""
+        `anthropic.request.read_prompt` and `InferenceRequest.fields`."""
         return messages.read_prompt(request.whole_where_any(CONSTRAINT_FIELDS))
 
     def open_writer(self, request: InferenceRequest) -> AnswerWriter:
@@ -48,7 +48,7 @@ class MessagesTokenCount(_MessagesBase, TokenCountDialect, MessagesDialect):
 
     def read_request(self, request: InferenceRequest) -> Prompt:
         """Return what the request asks for. `max_tokens` may be missing. Raises RoundhouseError as
-        `anthropic.request.read_prompt`."""
+        `anthropic.request.read_prompt` and `InferenceRequest.fields`."""
         return messages.read_prompt(request.whole_where_any(CONSTRAINT_FIELDS), needs_limit=False)
 
     def build_count(self, tokens: int) -> Fields:

@@ -39,7 +39,8 @@ def write_request(prompt: Prompt) -> Fields:
     """Return the fields of a chat completion request, without `model` and `stream`.
 
     `thinking` and `thinking_tokens` are left out, because each engine has its own switch for them (`adapt_thinking`,
-    `llama_server.fields_for`). Leading system turns become one message.
+    `llama_server.fields_for`). Leading system turns become one message. Without `prompt.tools`, a tool choice is left
+    out, too.
     """
     fields: Fields = {**prompt.passed_fields, "messages": _messages(prompt.turns)}
     if prompt.tools:
@@ -223,7 +224,8 @@ def _tool_choice(choice: ToolChoice) -> str | Fields:
 
 
 def write_format(output: OutputFormat) -> Fields:
-    """Return the `response_format` of a chat completion request."""
+    """Return the `response_format` of a chat completion request: `json_object` where `output.schema` is None, else
+    `json_schema`, without a description or `strict` that is None."""
     if output.schema is None:
         return {"type": "json_object"}
     schema: Fields = {"name": output.name, "schema": output.schema}

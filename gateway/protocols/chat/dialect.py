@@ -66,7 +66,8 @@ class OpenAIDialect(EnvelopeDialect):
         answers, output constraints, and completion options that llama-server ignores.
 
         Raises:
-            RoundhouseError: `invalid_request`, or the code of what the model does not support; `param` is the field.
+            RoundhouseError: `invalid_request`, or the code of what the model does not support; `param` is the field. Or
+                `invalid_json`: a string of a large body with output constraints is not valid.
         """
         super().check_request(request, route)
         fields = request.outline_fields
@@ -78,7 +79,8 @@ class OpenAIDialect(EnvelopeDialect):
 
     def engine_body(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
         """Return the body as the engine understands it: output constraints and, for chat, thinking, tools and system
-        messages in the engine's terms, without fields that it must not get, and asking for usage in each stream.
+        messages in the engine's terms, without fields that it must not get, and asking for usage in each stream. Call
+        after `check_request`.
 
         Raises:
             RoundhouseError: `invalid_request`: `tool_choice` names a tool that is not among `tools`.

@@ -58,8 +58,8 @@ def adapt_request(request: InferenceRequest, route: ModelRoute) -> InferenceRequ
 
 
 def adapt_fields(fields: Fields, route: ModelRoute) -> Fields:
-    """Return the fields of a translated chat completion as the model's engine understands them. `fields` must have
-    `messages` in the form of `codec.write_request`.
+    """Return the fields of a translated chat completion as the model's engine understands them; `fields` itself if none
+    of them must change. `fields` must have `messages` in the form of `codec.write_request`.
 
     - The token limit gets the name in `route.max_tokens_field`.
     - Thoughts of earlier answers keep one name for a remote, which may refuse the other. This changes the messages in
@@ -79,7 +79,8 @@ def adapt_fields(fields: Fields, route: ModelRoute) -> Fields:
 def ask_for_prompt_tokens(fields: Fields, route: ModelRoute) -> Fields:
     """Return the fields of a stream so that the engine reports the prompt's tokens before its first token: llama-server
     in progress events, vLLM and our worker in the usage of each event. The same object for a remote model, which may
-    refuse such a field. Raises KeyError if `fields` lacks `stream_options`."""
+    refuse such a field. Raises KeyError if `fields` lacks `stream_options` and the engine is neither llama-server nor a
+    remote."""
     if route.backend == _REMOTE:
         return fields
     if route.backend == llama_server.BACKEND:

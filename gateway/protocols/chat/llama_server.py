@@ -52,8 +52,8 @@ def check_completion(fields: Fields) -> None:
 
 
 def prompt_tokens_in(fields: Fields) -> Tokens | None:
-    """Return the prompt's token counts from a `return_progress` event, `completion` 0; None for any other event. The
-    first such event comes before the prompt is processed."""
+    """Return the prompt's token counts from a `return_progress` event, `completion` 0; None for any other event. A
+    count that is no whole number is 0. The first such event comes before the prompt is processed."""
     progress: Any = fields.get("prompt_progress")
     if not isinstance(progress, dict):
         return None

@@ -26,7 +26,8 @@ _MARK: Final = b'"prompt_progress"'
 
 
 class PromptProgress(NamedTuple):
-    """Prefill of one request, in tokens."""
+    """Prefill of one request, in tokens of its prompt: all (`total`), those that the engine had in its cache
+    (`cached`), and those that are computed, cached ones included (`processed`)."""
 
     total: int
     cached: int = 0
@@ -118,7 +119,8 @@ class PromptProgressStream(EventCutter):
 
 
 def read_progress(fields: Fields) -> PromptProgress | None:
-    """Return the progress in an event's JSON; None: the event has none. Counts that are no positive integers are 0."""
+    """Return the progress in a stream event's decoded JSON, that is in its `prompt_progress`; None: the event has none.
+    Counts that are no positive integers are 0."""
     told: Any = fields.get("prompt_progress")
     if not isinstance(told, dict):
         return None

@@ -23,8 +23,9 @@ _LLAMA_SERVERS_TYPE: Final = "exceed_context_size_error"
 
 @dataclass(frozen=True, slots=True)
 class ContextOverflow:
-    """What an engine reported about a prompt that exceeds the model's context. Writes the error message for clients of
-    each API family."""
+    """What an engine reported about a prompt that exceeds the model's context, in tokens. `limit`, `prompt_tokens`
+    None: not reported. `output_tokens` None: the prompt alone exceeds the context. Writes the error message for clients
+    of each API family."""
 
     limit: int | None = None
     """Length of the context in tokens; None: not reported."""

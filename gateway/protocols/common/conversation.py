@@ -24,7 +24,8 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image by its URL, which may be a `data:` URL. The gateway does not fetch it."""
+    """An image by its URL, which may be a `data:` URL. The gateway does not fetch it. `detail`: OpenAI's, unchecked;
+    None: the request gives none."""
 
     url: str
     detail: str | None = None
@@ -102,7 +103,8 @@ Turn = System | User | Assistant | ToolResult
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may call. `parameters` is a JSON Schema; None: the function has no parameters."""
+    """A function that the model may call. `parameters` is a JSON Schema; None: the function has no parameters.
+    `description` and `strict` None: the request gives none."""
 
     name: str
     description: str | None = None
@@ -168,7 +170,8 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A complete answer, read from an engine's blocking chat completion."""
+    """A complete answer, read from an engine's blocking chat completion. `stop_sequence` and `tokens` None: the engine
+    reported none. `logprobs` has one object per token, in the form of chat completions."""
 
     id: str = ""
     """The engine's id of the answer; empty if it gave none."""
@@ -189,8 +192,8 @@ class AnswerWriter(Protocol):
     """Writes one answer in the client's API family: as a stream of events, or whole by `build_answer`.
 
     One instance serves one answer and holds the state of its stream. The caller calls `begin_answer` once, then the
-    methods that write parts as the parts come, then either `end_answer` or `fail_answer` once. What each returns must
-    be sent at once, in the order of the calls.
+    methods that write parts as the parts come, then `end_answer` once; where the answer fails, `fail_answer` once
+    instead, even before `begin_answer`. What each returns must be sent at once, in the order of the calls.
     """
 
     def begin_answer(self, answer_id: str, tokens: Tokens | None = None) -> bytes:

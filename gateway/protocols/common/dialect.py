@@ -17,7 +17,7 @@ HOLD_LIMIT = 4 * 1024 * 1024
 
 
 class EventTooLongError(ValueError):
-    """A stream sent more than `HOLD_LIMIT` bytes of an event without its end."""
+    """A stream sent more than `HOLD_LIMIT` (4 MiB) of an event without its end."""
 
 
 class Usage(NamedTuple):
@@ -45,7 +45,7 @@ class EventStream(Protocol):
         """Return what to send to the client now: the whole events that `chunk`, cut anywhere, completes. May be empty.
 
         Raises:
-            EventTooLongError: more than `HOLD_LIMIT` bytes of an event came without its end.
+            EventTooLongError: more than `HOLD_LIMIT` (4 MiB) of an event came without its end.
         """
 
     def finish_stream(self) -> bytes:
@@ -78,7 +78,7 @@ class StreamCollector(Protocol):
         """Add bytes of the stream, cut anywhere.
 
         Raises:
-            EventTooLongError: more than `HOLD_LIMIT` bytes of an event came without its end.
+            EventTooLongError: more than `HOLD_LIMIT` (4 MiB) of an event came without its end.
         """
 
     def build_result(self) -> tuple[int, bytes] | None:
@@ -96,7 +96,8 @@ class Dialect(Protocol):
     """One way to serve an API family: how requests, answers, streams and errors pass between client and engine.
 
     Instances hold no state and serve all requests. For each request, the caller calls `can_serve`, then `check_request`
-    (again for each new version of the route), then the others. The methods about errors may be called at any time.
+    (again for each new version of the route), then the methods for bodies, streams and answers. The methods about
+    errors may be called at any time.
     """
 
     heartbeat: bytes
@@ -112,11 +113,13 @@ class Dialect(Protocol):
         considered (`api_matrix.SERVING_OPTIONS`)."""
 
     def check_request(self, request: InferenceRequest, route: ModelRoute) -> None:
-        """Refuse what the model does not support. Call before the methods below, and again for each new version of the
-        route. A dialect may keep what it read of the request in `request.prompt` and `request.state`.
+        """Refuse what the model does not support. Call before the methods that make bodies, streams, collectors and
+        converters, and again for each new version of the route. A dialect may keep what it read of the request in
+        `request.prompt` and `request.state`.
 
         Raises:
-            RoundhouseError: `invalid_request`, or the code of what the model does not support.
+            RoundhouseError: `invalid_request`, the code of what the model does not support, or `invalid_json`: a string
+                of a large body is not valid.
         """
 
     def engine_body(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
@@ -152,8 +155,8 @@ class Dialect(Protocol):
         Roundhouse's error envelope (see `errors`). `body` need not be JSON. `errors.answer_status` has the status."""
 
     def error_as_events(self, body: bytes, request: InferenceRequest | None = None) -> bytes:
-        """Return the JSON of `error_body` or `engine_error_body` as the only events of a stream: its headers were
-        sent, and after them nothing but heartbeats. `request` is None if it could not be read."""
+        """Return the JSON of `error_body` or `engine_error_body` as the only events of a stream, of which nothing but
+        headers and heartbeats has been sent. `request` None: the request could not be read."""
 
     def is_told_by_events(self, error: bytes) -> bool:
         """Return whether the JSON of `error_body` or `engine_error_body` is sent as a stream with status 200 to a

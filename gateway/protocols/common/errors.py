@@ -91,9 +91,9 @@ def complete_error(status: int, fields: Fields, body: bytes, request_id: str | N
 
     `fields` is the decoded `body`; empty: it is no JSON object, and the message is taken from `body`. Further fields of
     the engine's error stay if it has a message, and so does its code if that is a string that is not empty; network
-    addresses are replaced. A context overflow
-    gets the code, type and message that clients look for. A KV cache that all running requests have filled together
-    gets a code of ours (`kv_cache_exhausted`). These two set the error's `status` too; otherwise it is `client_status`.
+    addresses are replaced. A context overflow gets the code, type and message that clients look for. A KV cache that
+    all running requests have filled together gets a code of ours (`kv_cache_exhausted`). These two set the error's
+    `status` too; otherwise it is `client_status`.
     """
     overflow = _find_overflow(fields, body)
     error = fields.get("error")

@@ -35,7 +35,7 @@ def describe_value(value: Any) -> str:
 
 
 def require_value(value: Any, kind: type[_T], place: str) -> _T:
-    """Return the value if it has exactly this type: true is no int.
+    """Return the value if it has exactly this type: true is no int. `kind`: str, int, bool, dict or list.
 
     Raises:
         RoundhouseError: `invalid_request` with `place`, the value's path in the request, as `param`, if the type is
@@ -47,8 +47,8 @@ def require_value(value: Any, kind: type[_T], place: str) -> _T:
 
 
 def require_field(fields: Fields, name: str, kind: type[_T], place: str) -> _T:
-    """Return the field `name` of the object `fields` if it has exactly this type. `place` is the object's path in the
-    request, such as `input[2]`.
+    """Return the field `name` of the object `fields` if it has exactly this type: true is no int. `kind`: str, int,
+    bool, dict or list. `place` is the object's path in the request, such as `input[2]`.
 
     Raises:
         RoundhouseError: `invalid_request` with `{place}.{name}` as `param`, if the type is another one or the field is
@@ -59,8 +59,9 @@ def require_field(fields: Fields, name: str, kind: type[_T], place: str) -> _T:
 
 
 def optional_field(fields: Fields, name: str, kind: type[_T], at: str = "") -> _T | None:
-    """Return the field `name`; None if it is missing or null. `at` is the path of the object `fields` in the request,
-    followed by a dot, such as `reasoning.`; empty for the request itself.
+    """Return the field `name` if it has exactly this type (`kind`: str, int, bool, dict or list); None if it is missing
+    or null. `at` is the path of the object `fields` in the request, followed by a dot, such as `reasoning.`; empty for
+    the request itself.
 
     Raises:
         RoundhouseError: `invalid_request`, with the value's path as `param`, if it has not exactly this type.

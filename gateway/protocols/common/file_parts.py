@@ -31,8 +31,8 @@ _INNER: Final = ("content", "output")
 
 @dataclass(frozen=True, slots=True)
 class FilePart:
-    """A PDF in a decoded request, found by `find_files`. Refers into the request's fields, so it is valid as long as
-    these are not rebuilt."""
+    """A PDF in a decoded request, found by `find_files`: its base64 (`data`), its name (None: the request gives none),
+    and its place. Refers into the request's fields, so it is valid as long as these are not rebuilt."""
 
     place: str
     """Place of its data, such as `input[0].content[1].file_data`; for errors."""
@@ -84,7 +84,8 @@ def _has_file(parts: list[Any]) -> bool:
 
 
 class FoundFiles(NamedTuple):
-    """What `find_files` found in a request and did to it."""
+    """What `find_files` found in a request and did to it. `has_changed`: it replaced text files by their text, so that
+    the request must be encoded again."""
 
     pdfs: list[FilePart]
     has_changed: bool
@@ -93,13 +94,14 @@ class FoundFiles(NamedTuple):
 
 def find_files(fields: Fields) -> FoundFiles:
     """Return the PDFs of a decoded request, in order, and leave them in place. Text files in chat completions are
-    replaced by their text, in `fields`; those of other API families are left for their dialects.
+    replaced by their text, in `fields`; those of other API families are left for their dialects. If the result says
+    `has_changed`, the caller must encode the request again.
 
     `fields` must be those of the whole body, not of an outline.
 
     Raises:
-        RoundhouseError: a file of chat completions is neither PDF nor text (`modality_unsupported`), or is no base64
-            or named by an id alone (`invalid_request`). `param` is the path to its data or id, such as
+        RoundhouseError: a file of chat completions is neither PDF nor text (`modality_unsupported`), or is no base64 or
+            named by an id alone (`invalid_request`). `param` is the path to its data or id, such as
             `messages[0].content[1].file.file_data`.
     """
     pdfs: list[FilePart] = []

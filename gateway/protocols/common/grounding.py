@@ -87,8 +87,8 @@ def build_search(options: GroundingOptions, fields: Fields) -> SearchRequest:
 
 
 def clean_query(text: str) -> str:
-    """Return the text as a search takes it: its first `LONGEST_QUERY` characters, with `?` in the place of halves of
-    surrogate pairs, which are no text."""
+    """Return the text as a search takes it: its first `LONGEST_QUERY` (32,768) characters, with `?` in the place of
+    halves of surrogate pairs, which are no text."""
     return text[:LONGEST_QUERY].encode(errors="replace").decode()
 
 

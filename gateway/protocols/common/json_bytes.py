@@ -15,6 +15,7 @@ def json_bytes(value: Any) -> bytes:
 
     Raises:
         RecursionError: the value is nested too deeply.
+        TypeError: the value, or a key in it, is of a type that JSON does not have.
     """
     try:
         return orjson.dumps(value)

@@ -59,7 +59,7 @@ def drop_foreign_fields(fields: Fields, known_fields: Collection[str], route: Mo
 def check_foreign_fields(fields: Fields, known_fields: Collection[str], route: ModelRoute) -> None:
     """Refuse a field that constrains the answer's form if `drop_foreign_fields` would drop it.
 
-    Such a field may be present if it is null, false or an empty string.
+    A field that is null, false or an empty string constrains nothing, and passes.
 
     Raises:
         RoundhouseError: `structured_output_unsupported`; `param` is the field.

@@ -51,10 +51,9 @@ _BASE64: Final = re.compile(rb"[A-Za-z0-9+/=_-]{64}")
 
 
 class LargeBody:
-    """The body of one request that is larger than `LARGE_BYTES`, and its outline: the same JSON with short marks in
-    place of the inside of long strings. The caller adds all parts, then calls `finish`; only then are the outline and
-    the other results valid. `free` must be called when no engine can need the body any more.
-    """
+    """The body of one request that is larger than `LARGE_BYTES` (256 KiB), and its outline: the same JSON with short
+    marks in place of the inside of long strings. The caller adds all parts, then calls `finish`; only then are the
+    outline and the other results valid. `free` must be called when no engine can need the body any more."""
 
     __slots__ = (
         "_blocks",
@@ -167,11 +166,11 @@ class LargeBody:
     def split_text(self, text: str) -> Iterator[str]:
         """Yield the text that `fill_text` returns in pieces, for callers that do not need it whole.
 
-        A piece is a part that was left out, of `BLOCK_BYTES` at most, or what the outline holds between two of them,
-        which may be empty or of any length.
+        A piece is a part that was left out, of `BLOCK_BYTES` (128 KiB) at most, or what the outline holds between two
+        of them, which may be empty or of any length.
 
         Raises:
-            RoundhouseError: as `fill_text`, when the piece's turn comes.
+            RoundhouseError, RuntimeError: as `fill_text`, when the piece's turn comes.
         """
         end = 0
         for mark in _MARK_CHARACTERS.finditer(text):
@@ -186,7 +185,7 @@ class LargeBody:
         stays as it is; strings deeper inside such a field do not.
 
         Raises:
-            RoundhouseError: as `fill_text`.
+            RoundhouseError, RuntimeError: as `fill_text`; some strings may be replaced already.
         """
         pending: list[Any] = [fields]
         while pending:

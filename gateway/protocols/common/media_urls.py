@@ -32,8 +32,8 @@ _CERTAIN: Final = 6
 
 
 def check_media_urls(messages: list[Any], model: str) -> None:
-    """Refuse media that are given by an address, in messages of any API family that are passed through. A message or
-    part of an unexpected shape is not refused.
+    """Refuse media that are given by an address, in messages of any API family that are passed through. `model`: its
+    name, for the error. A message or part of an unexpected shape is not refused.
 
     Raises:
         RoundhouseError: `invalid_request`; `param` is the part, such as `messages[0].content[1]`.
@@ -45,7 +45,8 @@ def check_media_urls(messages: list[Any], model: str) -> None:
 
 
 def check_prompt_media_urls(prompt: Prompt, model: str) -> None:
-    """Refuse media that are given by an address, in a request that is to be translated.
+    """Refuse media that are given by an address, in a request that is to be translated. `model`: its name, for the
+    error.
 
     Raises:
         RoundhouseError: `invalid_request`; `param` is the path to the part in the client's own request.
@@ -58,7 +59,8 @@ def check_prompt_media_urls(prompt: Prompt, model: str) -> None:
 
 
 def list_inner_parts(part: Mapping[str, Any]) -> tuple[list[Any], str] | None:
-    """Return the parts inside an Anthropic tool result or document, and their place; None if it holds no parts."""
+    """Return the list of parts inside an Anthropic tool result or document, and the path from `part` to that list, such
+    as `.content`; None if `part` is of another type or holds no list."""
     content, place = part.get("content"), ".content"
     if part.get("type") == "document":
         source = part.get("source")

@@ -18,8 +18,9 @@ def read_metadata(fields: Fields) -> dict[str, str]:
     """Return the `metadata` of a request; empty if it is missing or null.
 
     Raises:
-        RoundhouseError: `invalid_request`: it is no object of strings, exceeds `MOST_PAIRS`, `LONGEST_KEY` or
-            `LONGEST_VALUE`, or holds half a surrogate pair.
+        RoundhouseError: `invalid_request`: it is no object of strings, has more than `MOST_PAIRS` (16) pairs, a key of
+            more than `LONGEST_KEY` (64) or a value of more than `LONGEST_VALUE` (512) characters, or holds half a
+            surrogate pair.
     """
     metadata: dict[str, str] = optional_field(fields, "metadata", dict) or {}
     if len(metadata) > MOST_PAIRS:

@@ -22,7 +22,8 @@ _INTRODUCTION: Final = (
 
 
 class Passage(NamedTuple):
-    """A chunk of a document that a search found."""
+    """A chunk of a document that a search found. `start` and `end` are offsets in bytes of the document's text in
+    UTF-8, the end exclusive; `chunk` counts from 0, `page` from 1 (None: the format has no pages)."""
 
     document_id: str
     """Id of the document; in a vector store, of the file."""
@@ -54,9 +55,9 @@ def fit_passages(passages: Sequence[Passage], wanted: int | None, context_length
     """Return those of `passages` that a model gets, from the first on. The first one that does not fit ends the list.
     `passages` must be sorted, best first.
 
-    `wanted`: most tokens of all together, estimated by `BYTES_PER_TOKEN`; None: `USUAL_TOKENS`, but at most a quarter
-    of `context_length`, the tokens of the model's context (None: it is not known). So with `wanted` None passages have
-    no more bytes than the context has tokens, which fits with any tokenizer.
+    `wanted`: most tokens of all together, estimated as a quarter of their bytes; None: `USUAL_TOKENS` (2000), but at
+    most a quarter of `context_length`, the tokens of the model's context (None: it is not known). So with `wanted` None
+    passages have no more bytes than the context has tokens, which fits with any tokenizer.
     """
     tokens = wanted
     if tokens is None:
@@ -81,7 +82,8 @@ def write_context(passages: Sequence[Passage]) -> str:
 
 
 class Citation(NamedTuple):
-    """A place in an answer that cites a passage, such as `[1]`."""
+    """A place in an answer that cites a passage, such as `[1]`. `start` and `end` are indexes of characters in the
+    answer's text, the end exclusive; `number` counts the passages from 1."""
 
     start: int
     """Index of its first character in the answer's text."""
@@ -102,7 +104,7 @@ def find_citations(text: str, passages: Sequence[Passage]) -> list[Citation]:
 
 
 def describe_source(number: int, passage: Passage) -> Fields:
-    """Return where a passage is from, as answers say it: all fields of `Passage` but its text, and its number."""
+    """Return where a passage is from, as answers say it: `number`, and all fields of `Passage` but its text."""
     fields = passage._asdict()
     del fields["text"]
     return {"number": number, **fields}

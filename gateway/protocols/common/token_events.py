@@ -50,7 +50,7 @@ class TokenEventCounter:
 
     @property
     def tail(self) -> bytes:
-        """The last two parts, over which an event may be cut."""
+        """The last two parts of the stream, joined: an event may be cut between them. Empty before the first."""
         return self._second_last + self._last
 
     def count_tokens(self) -> int:

@@ -113,7 +113,7 @@ class CompletionWriter:
 
     def end_answer(self, finish: Finish, stop_sequence: str | None, tokens: Tokens | None) -> bytes:
         """Return the chunk with the finish reason, the usage event if the client asked for it and `tokens` is not None,
-        and `[DONE]`. `stop_sequence` is dropped."""
+        and `[DONE]`. The finish reason `tool_calls` becomes `stop`; `stop_sequence` is dropped."""
         last = b'"","logprobs":null,"finish_reason":' + quote_text(_finish(finish))
         usage = b""
         if self._wants_usage and tokens is not None:
@@ -126,7 +126,7 @@ class CompletionWriter:
 
     def build_answer(self, answer: Answer) -> Fields:
         """Return the whole `text_completion` object, with `usage` if the engine reported it. A refusal is its text if
-        the answer has no other."""
+        the answer has no other. The finish reason `tool_calls` becomes `stop`."""
         text = answer.text or answer.refusal
         choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": _finish(answer.finish)}
         usage = {"usage": _usage(answer.tokens)} if answer.tokens is not None else {}

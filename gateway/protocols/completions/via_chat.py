@@ -18,7 +18,7 @@ class CompletionsViaChat(ViaChatDialect, OpenAIDialect):
 
     def read_request(self, request: InferenceRequest) -> Prompt:
         """Return what the request asks for, as a conversation of one user message. Raises RoundhouseError as
-        `completions.codec.read_prompt`."""
+        `completions.codec.read_prompt` and `InferenceRequest.fields`."""
         return codec.read_prompt(request.whole_where_any(CONSTRAINT_FIELDS))
 
     def open_writer(self, request: InferenceRequest) -> AnswerWriter:

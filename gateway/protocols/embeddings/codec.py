@@ -25,7 +25,8 @@ _NUMBERS: Final = frozenset({float, int})
 
 @dataclass(frozen=True, slots=True)
 class Shortening:
-    """How the gateway shortens an engine's embeddings to the `dimensions` that a request asks for."""
+    """How the gateway shortens an engine's embeddings to the `dimensions` that a request asks for. `is_declared` False:
+    vectors of another length are refused, not cut. `is_unpacked`: vectors in base64 become numbers."""
 
     dimensions: int
     """Numbers in each embedding that the client asked for; at least 1."""

@@ -40,7 +40,7 @@ class EmbeddingsDialect(JsonDialect):
     def engine_body(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
         """Return the body without fields that the engine must not get, without `dimensions` and `encoding_format` where
         they are null, and without `dimensions` if the gateway shortens; then it may ask for vectors in base64.
-        `as_stream` is ignored."""
+        `as_stream` is ignored. Call after `check_request`."""
         request = bodies.without_foreign_fields(request, EMBEDDING_FIELDS, route)
         fields = request.outline_fields
         dropped_names = [name for name in _OPTIONAL if name in fields and fields[name] is None]
@@ -57,8 +57,8 @@ class EmbeddingsDialect(JsonDialect):
         return json_bytes(kept_fields)
 
     def get_body_converter(self, request: InferenceRequest) -> Callable[[bytes], bytes] | None:
-        """Return the function that shortens the vectors; None if nothing is to be shortened. The function raises
-        RoundhouseError as `shorten_vectors`."""
+        """Return the function that shortens the vectors; None if nothing is to be shortened. Call after
+        `check_request`. The function raises RoundhouseError as `shorten_vectors`."""
         shortening: Shortening | None = request.state
         return None if shortening is None else lambda body: _shorten_body(body, shortening)
 

@@ -201,8 +201,8 @@ class NativeDialect(EnvelopeDialect):
         return NativeStream(count_choices(fields), count_prompts(fields.get("prompt")), request.id)
 
     def open_collector(self, request: InferenceRequest) -> StreamCollector | None:
-        """Return a new `NativeCollector`; None if a stream cannot give the same answer to the request. That is so where
-        `differs_as_stream` says so, and for:
+        """Return a new `NativeCollector`; None if a stream cannot give the same answer to the request: where
+        `differs_as_stream` says that, and for:
 
         - `return_tokens`: tokens inside a character are in no event.
         - `response_fields`: they may leave out the field that ends the stream.

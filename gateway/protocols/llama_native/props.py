@@ -13,8 +13,8 @@ from gateway.protocols.common.request import InferenceRequest
 
 
 class PropsDialect(JsonDialect):
-    """Dialect of /props. Engines run without a page of their own and say so (`ui` false), for which llama.cpp's page
-    hides their models; the answer says true."""
+    """Dialect of /props, passed through but for `ui`. Engines run without a web page of their own and answer `ui`
+    false, for which llama.cpp's page would hide their models; the client gets true."""
 
     def get_body_converter(self, request: InferenceRequest) -> Callable[[bytes], bytes] | None:
         """Return the function that sets `ui` to true in an answer that has the field; other bodies pass unchanged.

@@ -20,7 +20,13 @@ class SlotsDialect(JsonDialect):
     makes of it."""
 
     def check_request(self, request: InferenceRequest, route: ModelRoute) -> None:
-        """Refuse an unknown `action`, and a `filename` that is no plain name. See `Dialect`."""
+        """Refuse an unknown `action` in the query of `request.target`, and, unless it is `erase`, a `filename` that is
+        missing or no plain name.
+
+        Raises:
+            RoundhouseError: `invalid_request`, with `action` or `filename` as `param`; the code of a capability that
+                the model lacks; or `invalid_json`: a string of a large body is not valid.
+        """
         super().check_request(request, route)
         query = parse_qs(request.target.partition("?")[2])
         action = query.get("action", [""])[-1]

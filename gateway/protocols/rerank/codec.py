@@ -28,7 +28,7 @@ _OURS: Final = ("model", "query", "documents", "top_n", "return_documents", "ran
 @dataclass(frozen=True, slots=True)
 class Ranking:
     """What a request asks for: to rank documents by their relevance to a query. Read once per request by
-    `read_ranking`."""
+    `read_ranking`. `top_n`: most results of the answer; None: one for each document."""
 
     query: str
     documents: tuple[str | Fields, ...]

@@ -28,14 +28,16 @@ class RerankDialect(JsonDialect):
         """Refuse an invalid request, and set `request.state` to its `Ranking` unless it is set. See `Dialect`.
 
         Raises:
-            RoundhouseError: `invalid_request`, or the code of a capability that the model lacks.
+            RoundhouseError: `invalid_request`, the code of a capability that the model lacks, or `invalid_json`: a
+                string of a large body is not valid.
         """
         super().check_request(request, route)
         if request.state is None:
             request.state = codec.read_ranking(request.fields, self._version)
 
     def engine_body(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
-        """Return the engine's request, made of `request.state`, without fields that it must not get. See `Dialect`."""
+        """Return the engine's request, made of `request.state` (call `check_request` before), without fields that the
+        engine must not get. `as_stream` is ignored. See `Dialect`."""
         fields = drop_foreign_fields(codec.write_request(request.state), RERANK_FIELDS, route)
         return json_bytes(fields | {"model": route.served_name})
 

@@ -95,7 +95,7 @@ class ResponseWriter:
         if item is None:
             out = self._close_items()
             is_custom = name in self._custom_names
-            item_id = self._context.new_id("ctc" if is_custom else "fc")
+            item_id = self.name_call("ctc" if is_custom else "fc")
             call_id = call_id or self._context.new_id("call")
             item = CallItem(item_id, len(self._items), call_id, name or "", is_custom=is_custom)
             self._calls[index] = item
@@ -105,6 +105,10 @@ class ResponseWriter:
             return out
         item.append_arguments(arguments)
         return out if item.is_custom else out + self._delta_event(item.start, arguments, b"")
+
+    def name_call(self, prefix: str) -> str:
+        """Return a fresh id for the item of a call. `prefix`: of its kind, such as `fc`."""
+        return self._context.new_id(prefix)
 
     def end_answer(self, finish: Finish, stop_sequence: str | None, tokens: Tokens | None) -> bytes:
         """Return the events that complete all open items and the response, and `[DONE]`. Sets `context.response` to the

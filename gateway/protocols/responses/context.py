@@ -43,6 +43,9 @@ class ResponseContext:
     writer: AnswerWriter | None = None
     """Writes the answer in the place of a `ResponseWriter` of its own, because several requests make the response
     together (`rounds_writer`); None: this request makes it alone."""
+    session_name: str | None = None
+    """Name of the session of a request that is one of several which make the response together, where the client names
+    none; None: without a name, the request belongs to no session."""
     stores: bool = False
     """Whether the response is stored: the request's `store`, on a gateway that stores responses."""
     keeps_items: bool = False

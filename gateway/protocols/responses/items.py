@@ -1,7 +1,8 @@
 """Reads items of responses into turns of a conversation. Pure.
 
 Consecutive items of the model (thoughts, a message, calls) become one turn. A call that the gateway ran (`mcp_call`)
-becomes a call and its result; consecutive ones become the calls of one turn.
+becomes a call and its result. Consecutive ones become the calls of one turn if they are of one round of the model
+(`mcp_items.round_of`), and else turns of their own, each followed by its result.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from gateway.protocols.common.field_reader import (
     require_value,
 )
 from gateway.protocols.common.file_parts import decode_text, no_files
-from gateway.protocols.responses.mcp_items import read_call, read_request, refusal_text
+from gateway.protocols.responses.mcp_items import read_call, read_request, refusal_text, round_of
 
 _ROLES: Final = ("user", "assistant", "system", "developer")
 _TEXTS: Final = ("input_text", "output_text", "text")
@@ -135,10 +136,14 @@ class _TurnReader:
         self.known_requests: dict[str, tuple[str, str] | None] = {}
         """Function and arguments of the calls that a client was asked to approve, by the id of that item; None: they
         are not known here."""
+        self._round: str | None = None
+        """The round of the open turn's calls (`round_of`); None: it has none, or their round is not known."""
         self._runs_calls = runs_calls
         self._place: str | None = None
         """Place of the open turn; None if no turn is open."""
         self._texts: list[str] = []
+        self._is_cut = False
+        """Whether the last message of the open turn is incomplete, so that the next one continues its text."""
         self._thoughts: list[str] = []
         self._refusals: list[str] = []
         self._calls: list[Call] = []
@@ -160,7 +165,8 @@ class _TurnReader:
         if texts or thoughts or refusals or self._calls:
             self.turns.append(Assistant(texts, thoughts, tuple(self._calls), refusals, place=self._place))
         self.turns += self._results
-        self._place = None
+        self._place = self._round = None
+        self._is_cut = False
         self._texts, self._thoughts, self._refusals, self._calls, self._results = [], [], [], [], []
 
     def read_message(self, item: Fields, place: str) -> None:
@@ -168,6 +174,7 @@ class _TurnReader:
         content = item.get("content")
         if role == "assistant":
             self._read_assistant(content, place)
+            self._is_cut = item.get("status") == "incomplete"
         elif role == "user":
             self.close_turn()
             self.turns.append(User(_parts(content, f"{place}.content"), place=place))
@@ -179,13 +186,19 @@ class _TurnReader:
     def _read_assistant(self, content: Any, place: str) -> None:
         self._open_turn(place, answers_results=True)
         if isinstance(content, str):
-            self._texts.append(content)
+            self._add_text(content)
             return
         text = ""
         for number, part in enumerate(require_value(content, list, f"{place}.content")):
             part_text = _part_text(part, _TEXTS)
             text += self._read_refusal(part, f"{place}.content[{number}]") if part_text is None else part_text
         if text:
+            self._add_text(text)
+
+    def _add_text(self, text: str) -> None:
+        if self._is_cut and self._texts:
+            self._texts[-1] += text
+        else:
             self._texts.append(text)
 
     def _read_refusal(self, part: Any, place: str) -> str:
@@ -213,7 +226,7 @@ class _TurnReader:
         self._add_call(item, place, custom_arguments(require_field(item, "input", str, place)))
 
     def _add_call(self, item: Fields, place: str, arguments: str) -> None:
-        self._open_turn(place)
+        self._open_call(place, round_of(item))
         name, call_id = (
             require_text(item.get("name"), f"{place}.name"),
             require_text(item.get("call_id"), f"{place}.call_id"),
@@ -241,7 +254,7 @@ class _TurnReader:
     def read_mcp_call(self, item: Fields, place: str) -> None:
         """Read a call that the gateway ran, and its result."""
         call_id, function, arguments, result = read_call(item, place)
-        self._add_run_call(call_id, function, arguments, result, place)
+        self._add_run_call(call_id, function, arguments, result, place, round_of(item))
 
     def read_approval_request(self, item: Fields, place: str) -> None:
         request_id, function, arguments = read_request(item, place)
@@ -258,15 +271,25 @@ class _TurnReader:
             if not self._runs_calls and place.startswith("input"):
                 raise field_error(f"{place}.approve", "must be false where `tools` has no mcp server to run the call")
         elif request is not None:
-            self._add_run_call(request_id, *request, refusal_text(item, place), place)
+            self._add_run_call(request_id, *request, refusal_text(item, place), place, round_of(item))
 
-    def _add_run_call(self, call_id: str, function: str, arguments: str, result: str, place: str) -> None:
-        self._open_turn(place)
+    def _add_run_call(
+        self, call_id: str, function: str, arguments: str, result: str, place: str, call_round: str | None
+    ) -> None:
+        self._open_call(place, call_round)
         self._calls.append(Call(call_id, function, arguments))
         self._results.append(ToolResult(call_id, (Text(result),), place=place))
 
     def skip_item(self, item: Fields, place: str) -> None:
         """Skip what was for an earlier response alone: its search in vector stores, its list of tools."""
+
+    def _open_call(self, place: str, call_round: str | None) -> None:
+        """Open a turn for a call, unless it belongs to the open one: of the calls that have a result there, only those
+        of the same round were made before that result was known."""
+        if self._results and (call_round is None or call_round != self._round):
+            self.close_turn()
+        self._open_turn(place)
+        self._round = call_round or self._round
 
     def _open_turn(self, place: str, *, answers_results: bool = False) -> None:
         if answers_results and self._results:

@@ -2,11 +2,15 @@
 
 A call that failed says why in `error`, in one of OpenAI's forms: what the tool itself reported, a call that no tool
 could take, or a server that did not answer.
+
+The ids of calls end with a mark of their round (`mark_round`), because the items of a response say nothing else of
+rounds, and clients and stores keep ids.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -22,6 +26,8 @@ INVALID_CALL: Final = -32602
 """JSON-RPC's code for a call that a server does not take: of an unknown tool, or with wrong arguments."""
 NOT_RUN: Final = "The call was not run."
 REFUSED: Final = "The user did not approve this call, so it was not run."
+_MARKED: Final = re.compile(r"[a-z]+_(\w*?)[0-9a-f]{1,4}r([0-9]+)", re.ASCII)
+"""An id by `mark_round`: a prefix, what the ids of one response have in common, the item's number, and the round's."""
 
 
 class McpCallItem:
@@ -103,6 +109,24 @@ class WholeItem:
     def beginning(self) -> Fields:
         """The item as the event that adds it shows it: a list without its tools. A new object at each call."""
         return {**self.item, "tools": [], "error": None} if self.item["type"] == LIST_TYPE else dict(self.item)
+
+
+def mark_round(item_id: str, number: int) -> str:
+    """Return the id of a call's item with the mark of its round. `item_id`: a fresh id. `number`: of the round in its
+    response."""
+    return f"{item_id}r{number}"
+
+
+def round_of(item: Fields) -> str | None:
+    """Return which round of which response the item of a call comes from, by its id: equal for all calls of one round,
+    and for no others. A call that the client approved is of the round that asked for the approval.
+
+    None: the id has no mark of a round, so the item is not from a response whose calls the gateway runs, or its id was
+    replaced.
+    """
+    item_id = item.get("approval_request_id") or item.get("id")
+    marked = _MARKED.fullmatch(item_id) if isinstance(item_id, str) else None
+    return None if marked is None else f"{marked[1]}r{marked[2]}"
 
 
 def list_item(item_id: str, server: McpServer) -> Fields:

@@ -40,6 +40,8 @@ class RunCall:
     """The call needs an approval."""
     item: McpCallItem | None = None
     """The call's item; None: the client was not told of it yet."""
+    told: str | None = None
+    """What the model is told of the call; None: nothing yet."""
     _arguments: list[str] = field(default_factory=list)
 
     def append_arguments(self, arguments: str) -> None:
@@ -74,6 +76,15 @@ class RoundsWriter(ResponseWriter):
         self._mcp: McpTools = context.mcp
         self._is_stream = is_stream
         self._listed_labels = listed_labels
+        self._round = 0
+
+    def begin_round(self, number: int) -> None:
+        """Mark the ids of the calls that follow with the round's number (`mcp_items.mark_round`)."""
+        self._round = number
+
+    def name_call(self, prefix: str) -> str:
+        """Return a fresh id for the item of a call, with the mark of the round. See ResponseWriter."""
+        return mcp_items.mark_round(self._context.new_id(prefix), self._round)
 
     def begin_answer(self, answer_id: str, tokens: Tokens | None = None) -> bytes:
         """Return the events that begin the response, and those of the lists of tools; empty if it has begun. Without a
@@ -103,7 +114,7 @@ class RoundsWriter(ResponseWriter):
     def begin_call(self, call: RunCall, approval_id: str | None = None) -> bytes:
         """Return the events that add the item of a call, with the arguments that have come. Sets `call.item`.
         `approval_id`: of the item by which the client was asked to approve the call; None: it was not asked."""
-        name = self._context.new_id("mcp")
+        name = self.name_call("mcp")
         call.item = item = McpCallItem(name, len(self._items), call.label, call.name, approval_id)
         return (
             self._close_items()
@@ -113,7 +124,7 @@ class RoundsWriter(ResponseWriter):
 
     def write_approval(self, call: RunCall) -> bytes:
         """Return the events of an item that asks the client to approve a call."""
-        item_id = self._context.new_id("mcpr")
+        item_id = self.name_call("mcpr")
         return self.write_whole(mcp_items.approval_item(item_id, call.label, call.name, call.arguments))
 
     def close_items(self, *, is_cut: bool) -> bytes:

@@ -72,7 +72,9 @@ class ToolRounds:
         self._writer = writer
         self._mcp = mcp
         self._items: list[Fields] = list(items)
-        """The input of the next round."""
+        """The input of the next round, without the results of `_calls`."""
+        self._calls: list[RunCall] = []
+        """The calls since the last round."""
         self._approved = find_approved([*history, *items], items, mcp)
         tools = fields.get("tools") or ()
         self._own_names = frozenset([tool["name"] for tool in tools if tool.get("type") in ("function", "custom")])
@@ -95,6 +97,9 @@ class ToolRounds:
         """Begin a round: return the fields of its request, which continues nothing and is not stored, and its
         writer."""
         self._round += 1
+        self._writer.begin_round(self._round)
+        self._items += [_result_item(call) for call in self._calls if call.told is not None]
+        self._calls = []
         fields = {name: value for name, value in self._fields.items() if name not in _OF_RESPONSE}
         fields |= {"input": list(self._items), "stream": True, "store": False}
         if self._budget.tokens is not None:
@@ -122,6 +127,7 @@ class ToolRounds:
         withheld = [] if done.is_cut else [call for call in done.calls if call.is_withheld]
         self._items += done.said_items
         self._items += [_call_item(call) for call in calls]
+        self._calls = calls
         self.is_over = not calls or bool(withheld) or done.has_own_calls or self._is_last
         if not self.is_over and self._budget.tokens is not None and self._budget.tokens < 1:
             self.is_over, self._finish = True, "length"
@@ -146,14 +152,16 @@ class ToolRounds:
     def take_result(self, call: RunCall, result: CallResult) -> bytes:
         """Return the events that end a call, and keep its result for the next round."""
         assert call.item is not None
-        self._items.append({"type": "function_call_output", "call_id": call.call_id, "output": result.text})
+        call.told = result.text
         output = result.text if result.error is None else None
         return self._writer.end_call(call.item, output, result.error)
 
     def begin_approved(self, approved: ApprovedCall) -> bytes:
         """Return the events that begin a call which the client has approved."""
         call = approved.call
-        self._items.append(_call_item(call))
+        # With the id, by which the call joins those of its round that needed no approval.
+        self._items.append({**_call_item(call), "id": approved.request_id})
+        self._calls.append(call)
         out = self._writer.begin_answer("") + self._writer.begin_call(call, approved.request_id)
         assert call.item is not None
         return out + self._writer.end_arguments(call.item)
@@ -226,6 +234,10 @@ def _call_item(call: RunCall) -> Fields:
         "name": call.function or "unknown",
         "arguments": arguments,
     }
+
+
+def _result_item(call: RunCall) -> Fields:
+    return {"type": "function_call_output", "call_id": call.call_id, "output": call.told}
 
 
 def _ease_choice(fields: Fields) -> Fields:

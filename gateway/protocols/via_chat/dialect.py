@@ -9,7 +9,7 @@ from typing import Any
 
 from controller.schema.errors import RoundhouseError
 from controller.schema.routing import ModelRoute
-from gateway.protocols.chat import codec, llama_server
+from gateway.protocols.chat import codec, llama_server, vllm
 from gateway.protocols.chat.engine_request import adapt_fields, adapt_thinking, ask_for_prompt_tokens
 from gateway.protocols.chat.stream_collector import CallNumbers, OpenAICollector
 from gateway.protocols.chat.tool_choice import narrow_tools
@@ -41,7 +41,7 @@ class ViaChatBase(ABC):
 
         Raises:
             RoundhouseError: `invalid_request`, or another code for what cannot be translated, such as
-                `modality_unsupported`; its `param` is the path to the value in it.
+                `modality_unsupported`; its `param` is the path to the value in the request.
         """
 
     def can_serve(self, request: InferenceRequest) -> bool:
@@ -71,9 +71,9 @@ class ViaChatBase(ABC):
         request.repeated_turn = _whole_turn(llama_server.repeated_turn(prompt), request) if is_repeated else None
 
     def prompt_for(self, request: InferenceRequest, prompt: Prompt, route: ModelRoute) -> Prompt:
-        """Return the part of `prompt`, what `request` asks for, that counts for this model: here all of it. A subclass
-        may leave out wishes that a model may ignore, in a copy: `request.prompt` keeps them, because the model may
-        change while the request waits."""
+        """Return what counts of `prompt`, which `request` asks for, with the model of `route`: here all of it. A
+        subclass may leave out wishes that a model may ignore, in a copy: `request.prompt` keeps them, because the model
+        may change while the request waits."""
         return prompt
 
     def _chat_fields(self, request: InferenceRequest, route: ModelRoute) -> Fields:
@@ -84,6 +84,8 @@ class ViaChatBase(ABC):
         fields = adapt_constraints(fields, route, is_chat=True)
         if route.backend == llama_server.BACKEND:
             fields = narrow_tools(fields | llama_server.fields_for(prompt), names_one=True)
+        if route.backend in vllm.BACKENDS:
+            fields |= vllm.fields_for(prompt)
         fields = drop_foreign_fields(fields, CHAT_FIELDS, route)
         fields["model"] = route.served_name
         return fields

@@ -41,8 +41,9 @@ class _Row(NamedTuple):
 class CompletionTable:
     """The chat completions of all tenants in the database. Used in the store's thread.
 
-    Methods do not find completions of other tenants, nor expired ones. All may raise sqlite3.Error. Call `save`,
-    `update_metadata` and `delete` within a transaction.
+    Methods do not find completions of other tenants, nor expired ones. All wait for the disk and may raise
+    sqlite3.Error, and so may making the table, which reads the highest row number. Call `save`, `update_metadata` and
+    `delete` within a transaction.
     """
 
     def __init__(self, file: TableFile) -> None:
@@ -53,7 +54,7 @@ class CompletionTable:
     def save(self, completions: Sequence[StoredCompletion]) -> None:
         """Write new completions, at least one. The least recently used objects are deleted if room is needed.
 
-        Call within a transaction.
+        Call within a transaction. Blocks.
 
         Raises:
             DatabaseFullError: the completions do not fit, even without all other objects.
@@ -87,7 +88,7 @@ class CompletionTable:
         """Return a page of a tenant's completions, as a list object.
 
         The newest completion comes first unless `query.is_ascending`. `wanted.model` must be a model's own name, not an
-        alias. `is_visible`: whether to list completions of a model, by its own name.
+        alias. Blocks. `is_visible`: whether to list completions of a model, by its own name.
 
         Raises:
             RoundhouseError: `invalid_request` if the tenant has no visible completion with the id `query.after`.

@@ -46,17 +46,23 @@ class ConversationLocks:
         if self._holders.get((tenant, conversation_id)) is holder:
             del self._holders[tenant, conversation_id]
 
-    def require_free(self, tenant: str, conversation_id: str) -> None:
-        """Check that no response is being made in a conversation.
+    def find_response(self, tenant: str, conversation_id: str) -> str | None:
+        """Return the id of the response that is being made in a conversation; None: none is.
 
         A holder that has ended is stored first, because its client may know its end already.
-
-        Raises:
-            RoundhouseError: `conversation_locked` if a response that has not ended holds the lock.
         """
         holder = self._holders.get((tenant, conversation_id))
         if holder is not None:
             holder.store_outcome()
             holder = self._holders.get((tenant, conversation_id))
-        if holder is not None:
-            raise conversation_locked(conversation_id, holder.response_id)
+        return None if holder is None else holder.response_id
+
+    def require_free(self, tenant: str, conversation_id: str) -> None:
+        """Check that no response is being made in a conversation, as `find_response` finds it.
+
+        Raises:
+            RoundhouseError: `conversation_locked` if a response that has not ended holds the lock.
+        """
+        response_id = self.find_response(tenant, conversation_id)
+        if response_id is not None:
+            raise conversation_locked(conversation_id, response_id)

@@ -7,12 +7,15 @@ a response continues it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
 from gateway.protocols.common.conversation import Fields
 from gateway.protocols.common.json_bytes import json_bytes
+from gateway.protocols.responses.conversation_items import AddedItem, BranchStart
+from gateway.storage.conversations.item_outline import Hit, text_of, without_media
 
 
 class StoredConversation(NamedTuple):
@@ -24,16 +27,85 @@ class StoredConversation(NamedTuple):
     metadata: Mapping[str, str]
     model: str | None
     """Own name of the model that last answered in the conversation; None: none has."""
+    used_at: float
+    """When it was last continued or changed, as Unix time in seconds."""
+    active_item: str | None
+    """Id of the active item; None: none is active."""
+    item_count: int
+    """Number of its items, of all branches."""
+    settings: bytes | None
+    """JSON object that clients keep with it; None: there is none."""
 
     @property
     def fields(self) -> Fields:
-        """OpenAI's conversation object: `id`, `object`, `created_at` in whole seconds, `metadata`."""
+        """OpenAI's conversation object (`id`, `object`, `created_at` in whole seconds, `metadata`), and ours:
+        `last_used_at` in whole seconds, `active_item_id`, `item_count`, `model`, `settings`."""
+        return {**self.listed_fields, "settings": None if self.settings is None else json.loads(self.settings)}
+
+    @property
+    def listed_fields(self) -> Fields:
+        """The fields without `settings`, as a list of conversations shows them."""
         return {
             "id": self.id,
             "object": "conversation",
             "created_at": int(self.created_at),
+            "last_used_at": int(self.used_at),
             "metadata": dict(self.metadata),
+            "model": self.model,
+            "item_count": self.item_count,
+            "active_item_id": self.active_item,
         }
+
+
+class FoundConversation(NamedTuple):
+    """A conversation of a list, and where a search found what it looked for."""
+
+    conversation: StoredConversation
+    item_id: str | None = None
+    """Id of the item that the search found; None: it found the title, or nothing was searched for."""
+    hit: Hit | None = None
+    """None: nothing was searched for."""
+
+    @property
+    def fields(self) -> Fields:
+        """The conversation as a list shows it; after a search with `hit`: `item_id`, `before`, `match`, `after`."""
+        fields = self.conversation.listed_fields
+        return fields if self.hit is None else {**fields, "hit": {"item_id": self.item_id, **self.hit._asdict()}}
+
+
+class NewSettings(NamedTuple):
+    """Settings that replace those of a conversation."""
+
+    settings: bytes | None
+    """A JSON object; None removes the settings."""
+
+
+class BranchEnd(NamedTuple):
+    """The item that becomes the active one."""
+
+    item_id: str | None
+    """None: no item is active, so that the next one begins a branch at the root."""
+
+
+class ConversationChange(NamedTuple):
+    """What a request changes of a conversation. A field that is None stays as it is."""
+
+    metadata: Mapping[str, str] | None = None
+    settings: NewSettings | None = None
+    active_item: BranchEnd | None = None
+
+
+class ItemListForm(NamedTuple):
+    """What a list of items has."""
+
+    has_all_branches: bool = False
+    """Whether it has the items of all branches, and not of the active one alone."""
+    omits_media: bool = False
+    """Whether items are shown without their media (`without_media`)."""
+
+
+ACTIVE_BRANCH: Final = ItemListForm()
+"""The list that OpenAI's API has."""
 
 
 class NewItem(NamedTuple):
@@ -43,13 +115,12 @@ class NewItem(NamedTuple):
     id: str
     item: bytes
     """JSON of the item with its id."""
-
-
-class BranchStart(NamedTuple):
-    """Where added items begin a new branch, instead of continuing the active one."""
-
-    parent_id: str | None
-    """Id of the item below which they are added; None: they begin a branch of their own at the root."""
+    text: str = ""
+    """What a search finds in it."""
+    outline: bytes | None = None
+    """JSON of the item without its media (`without_media`); None: it has none."""
+    start: BranchStart | None = None
+    """Where it begins a branch; None: it follows the item before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +153,24 @@ class ActiveBranch(NamedTuple):
 
 
 def encode_items(items: Sequence[Fields]) -> tuple[NewItem, ...]:
-    """Encode items, each of which has an `id`, to be written.
+    """Encode items, each of which has an `id`, to be written one below the other.
 
     Raises:
         RecursionError: an item is nested too deeply.
     """
-    return tuple([NewItem(item["id"], json_bytes(item)) for item in items])
+    return tuple([_encode(item) for item in items])
+
+
+def encode_added_items(items: Sequence[AddedItem]) -> tuple[NewItem, ...]:
+    """Encode items of a client, to be written where each of them says. Raises RecursionError as `encode_items`."""
+    return tuple([_encode(added.item)._replace(start=added.start) for added in items])
 
 
 def size_of(items: Sequence[NewItem]) -> int:
-    """Return the bytes of the items' JSON."""
-    return sum(len(item.item) for item in items)
+    """Return the bytes that the items take in the database, without those of its indexes."""
+    return sum(len(each.item) + len(each.text) + len(each.outline or b"") for each in items)
+
+
+def _encode(item: Fields) -> NewItem:
+    outline: Any = without_media(item)
+    return NewItem(item["id"], json_bytes(item), text_of(item), None if outline is None else json_bytes(outline))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from controller.schema.errors import RoundhouseError
 from gateway.protocols.common.conversation import Fields
 from gateway.protocols.common.field_reader import optional_field
 from gateway.protocols.common.metadata import read_metadata
-from gateway.protocols.responses.conversation_items import read_added_items
+from gateway.protocols.responses.conversation_items import BranchStart, read_added_items, read_start
 from gateway.routing.live_routes import LiveRoutes
 from gateway.storage.conversations.errors import (
     conversation_not_found,
@@ -18,8 +19,22 @@ from gateway.storage.conversations.errors import (
     storage_disabled,
     wrong_item_id,
 )
-from gateway.storage.conversations.records import BranchStart, NewItem, StoredConversation, encode_items
-from gateway.storage.pagination import ListQuery
+from gateway.storage.conversations.item_outline import fold_words
+from gateway.storage.conversations.listing import ConversationSearch, ListPart, ListPosition
+from gateway.storage.conversations.records import (
+    ACTIVE_BRANCH,
+    BranchEnd,
+    ConversationChange,
+    FoundConversation,
+    ItemListForm,
+    NewItem,
+    NewSettings,
+    StoredConversation,
+    encode_added_items,
+)
+from gateway.storage.conversations.settings import read_settings
+from gateway.storage.database import StateDatabase
+from gateway.storage.pagination import ListQuery, list_object
 from gateway.storage.responses.records import TOKEN_LENGTH, HistoryBounds, item_ids
 from gateway.storage.responses.registry import StoredResponses
 from gateway.storage.responses.request_options import RequestOptions, is_id
@@ -50,43 +65,92 @@ class Conversations:
         self._bounds = bounds
 
     async def create(self, caller: Caller, fields: Fields) -> Fields:
-        """Create a conversation with the `metadata` and `items` of a request's body. Returns the conversation object.
+        """Create a conversation with the `metadata`, `settings` and `items` of a request's body. Returns the
+        conversation object.
 
-        Both fields may be missing. Items that refer to stored items are replaced by these.
+        All fields may be missing. Items that refer to stored items are replaced by these.
 
         Raises:
-            RoundhouseError: `storage_disabled` if the gateway stores nothing; `invalid_request` or
-                `modality_unsupported` for wrong fields; `response_store_failed`.
+            RoundhouseError: `storage_disabled` if the gateway stores nothing; `invalid_request`,
+                `conversation_item_not_found` or `modality_unsupported` for wrong fields; `response_store_failed`.
         """
         if self._store is None:
             raise storage_disabled()
-        metadata = read_metadata(fields)
+        metadata, settings = read_metadata(fields), read_settings(fields)
         items = await self._read_items(caller, fields.get("items") or [])
         conversation_id = _PREFIX + secrets.token_hex(TOKEN_LENGTH // 2)
         made = await self._store.submit_change(
-            lambda database: database.conversations.create(caller.tenant, conversation_id, metadata, items)
+            lambda database: database.conversations.create(
+                caller.tenant, conversation_id, metadata, items, settings, self._bounds
+            )
         )
-        return made.fields
+        return self._shown(caller, made)
+
+    async def list_page(self, caller: Caller, query: ListQuery, words: str = "") -> Fields:
+        """Return a page of the conversations that the caller may see, as a list object. It is empty if nothing is
+        stored.
+
+        The conversation that was used last comes first unless `query.is_ascending`. `words`: what the title, or the
+        text of one item, must have, each of them; blank: all conversations are listed. After a search an entry has
+        `hit`. Other work of the database comes in between.
+
+        Raises:
+            RoundhouseError: `invalid_request` if `query.after` is no conversation that the caller may see;
+                `response_store_failed`.
+        """
+        if self._store is None:
+            return list_object([], has_more=False)
+        store, routes = self._store, self._live.current
+        search = ConversationSearch(fold_words(words), query.is_ascending)
+        position: ListPosition | None = None
+
+        def is_visible(model: str | None) -> bool:
+            return may_see_model(routes, caller, model)
+
+        if query.after is not None:
+            after = query.after
+            position = await store.submit_job(
+                lambda database: database.listing.find_position(caller.tenant, after, is_visible)
+            )
+        found: dict[str, FoundConversation] = {}
+        is_over = False
+        while not is_over and len(found) <= query.limit:
+            part = await store.submit_job(
+                partial(_list_part, caller.tenant, search, position, query.limit + 1 - len(found), is_visible)
+            )
+            found |= {each.conversation.id: each for each in part.found}
+            position, is_over = part.position, part.position is None
+        data = [
+            {**each.fields, "running_response_id": self._running(caller, each.conversation.id)}
+            for each in list(found.values())[: query.limit]
+        ]
+        return list_object(data, has_more=len(found) > query.limit)
 
     async def get(self, caller: Caller, conversation_id: str) -> Fields:
         """Return the conversation object, without its items. Raises RoundhouseError `conversation_not_found` if the
         caller sees no such conversation, or `response_store_failed`."""
-        return (await self._require(caller, conversation_id)).fields
+        return self._shown(caller, await self._require(caller, conversation_id))
 
     async def update(self, caller: Caller, conversation_id: str, fields: Fields) -> Fields:
-        """Replace a conversation's metadata by the `metadata` of `fields`, a request's body.
+        """Change a conversation by `fields`, a request's body. Returns the new conversation object.
 
-        Returns the new conversation object. A body without `metadata`, or with null, removes all metadata.
+        `settings` replaces the settings (null removes them), `active_item_id` makes exactly that item the active one
+        (null: none), `metadata` replaces the metadata (null removes it). What is missing stays, but a body without any
+        of the three removes all metadata.
 
         Raises:
-            RoundhouseError: `invalid_request` for wrong metadata; `conversation_not_found`; `response_store_failed`.
+            RoundhouseError: `invalid_request` for wrong fields; `conversation_not_found`;
+                `conversation_item_not_found`; `conversation_locked` for `active_item_id` while a response runs in the
+                conversation; `response_store_failed`.
         """
-        metadata = read_metadata(fields)
+        change = _read_change(conversation_id, fields)
         await self._require(caller, conversation_id)
+        if change.active_item is not None:
+            self._require_free(caller, conversation_id)
         updated = await self._store_of(conversation_id).submit_change(
-            lambda database: database.conversations.update_metadata(caller.tenant, conversation_id, metadata)
+            lambda database: database.conversations.update(caller.tenant, conversation_id, change)
         )
-        return updated.fields
+        return self._shown(caller, updated)
 
     async def delete(self, caller: Caller, conversation_id: str) -> None:
         """Delete a conversation with its items, even while a response runs in it; that response then adds no items.
@@ -105,11 +169,13 @@ class Conversations:
     async def add_items(self, caller: Caller, conversation_id: str, fields: Fields) -> list[Fields]:
         """Add the `items` of `fields`, a request's body. Returns the items as clients see them, with their ids.
 
-        The items follow the item `parent_id` of the body (null: they begin a branch at the root), or the active item if
-        the body has no `parent_id`. The last one becomes the active item. Either all items are added or none.
+        An item with a `parent_id` of its own follows that item, which is stored or comes earlier in the request; any
+        other follows the item before it. The first one follows the item `parent_id` of the body (null: it begins a
+        branch at the root), or the active item if the body has no `parent_id`. The last one becomes the active item.
+        Either all items are added or none.
 
         Raises:
-            RoundhouseError: `conversation_not_found`; `conversation_item_not_found` for `parent_id`;
+            RoundhouseError: `conversation_not_found`; `conversation_item_not_found` for a `parent_id`;
                 `conversation_locked` while a response runs in the conversation; `invalid_request`, also for a branch
                 beyond the bounds; `modality_unsupported`; `response_store_failed`.
         """
@@ -123,8 +189,10 @@ class Conversations:
             )
         )
 
-    async def list_items(self, caller: Caller, conversation_id: str, query: ListQuery) -> Fields:
-        """Return a page of the items of the active branch, each with `parent_id`, as a list object.
+    async def list_items(
+        self, caller: Caller, conversation_id: str, query: ListQuery, form: ItemListForm = ACTIVE_BRANCH
+    ) -> Fields:
+        """Return a page of the items of the active branch or of all, each with `parent_id`, as a list object.
 
         The newest item comes first unless `query.is_ascending`.
 
@@ -134,7 +202,7 @@ class Conversations:
         """
         await self._require(caller, conversation_id)
         return await self._store_of(conversation_id).submit_job(
-            lambda database: database.conversations.list_items(caller.tenant, conversation_id, query)
+            lambda database: database.conversations.list_items(caller.tenant, conversation_id, query, form)
         )
 
     async def get_item(self, caller: Caller, conversation_id: str, item_id: str) -> Fields:
@@ -162,9 +230,15 @@ class Conversations:
         conversation = await self._store_of(conversation_id).submit_change(
             lambda database: database.conversations.delete_item(caller.tenant, conversation_id, item_id)
         )
-        return conversation.fields
+        return self._shown(caller, conversation)
 
     # Internal
+
+    def _shown(self, caller: Caller, conversation: StoredConversation) -> Fields:
+        return {**conversation.fields, "running_response_id": self._running(caller, conversation.id)}
+
+    def _running(self, caller: Caller, conversation_id: str) -> str | None:
+        return self._responses.conversation_locks.find_response(caller.tenant, conversation_id)
 
     async def _require(self, caller: Caller, conversation_id: str) -> StoredConversation:
         found = await self._store_of(conversation_id).submit_job(
@@ -183,11 +257,13 @@ class Conversations:
         history = await self._responses.load_history(caller, options)
         referenced_items = self._responses.visible_items(caller, history)
         items = read_added_items(values, referenced_items, item_ids(secrets.token_hex(TOKEN_LENGTH // 2)))
-        for index, item in enumerate(items):
+        for index, (item, start) in enumerate(items):
             if not is_id(item["id"]):
                 raise wrong_item_id(item["id"], f"items[{index}].id")
+            if start is not None and start.parent_id is not None:
+                _require_item_id("", start.parent_id, f"items[{index}].parent_id")
         try:
-            return encode_items(items)
+            return encode_added_items(items)
         except RecursionError:
             message = "The items are nested too deeply to be stored."
             raise RoundhouseError("invalid_request", message, param="items") from None
@@ -205,9 +281,30 @@ def _require_item_id(conversation_id: str, item_id: str, param: str = "item_id")
 
 def _read_start(conversation_id: str, fields: Fields) -> BranchStart | None:
     """Read where the items of a request's body begin a branch; None: they continue the active one."""
-    if "parent_id" not in fields:
-        return None
-    parent_id = optional_field(fields, "parent_id", str)
-    if parent_id is not None:
-        _require_item_id(conversation_id, parent_id, "parent_id")
-    return BranchStart(parent_id)
+    start = read_start(fields)
+    if start is not None and start.parent_id is not None:
+        _require_item_id(conversation_id, start.parent_id, "parent_id")
+    return start
+
+
+def _read_change(conversation_id: str, fields: Fields) -> ConversationChange:
+    settings = NewSettings(read_settings(fields)) if "settings" in fields else None
+    active_item = None
+    if "active_item_id" in fields:
+        active_item = BranchEnd(optional_field(fields, "active_item_id", str))
+        if active_item.item_id is not None:
+            _require_item_id(conversation_id, active_item.item_id, "active_item_id")
+    is_metadata_alone = settings is None and active_item is None
+    metadata = read_metadata(fields) if "metadata" in fields or is_metadata_alone else None
+    return ConversationChange(metadata, settings, active_item)
+
+
+def _list_part(
+    tenant: str,
+    search: ConversationSearch,
+    position: ListPosition | None,
+    count: int,
+    is_visible: Callable[[str | None], bool],
+    database: StateDatabase,
+) -> ListPart:
+    return database.listing.list_part(tenant, search, position, count, is_visible)

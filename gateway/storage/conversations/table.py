@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from gateway.protocols.common.conversation import Fields
 from gateway.protocols.common.json_bytes import json_bytes
@@ -19,23 +19,35 @@ from gateway.storage.conversations.errors import (
     duplicate_item,
     item_not_found,
 )
+from gateway.storage.conversations.item_outline import fold_text
 from gateway.storage.conversations.records import (
+    ACTIVE_BRANCH,
     ActiveBranch,
     BranchStart,
+    ConversationChange,
     ConversationTurn,
+    ItemListForm,
     NewItem,
     StoredConversation,
     size_of,
+)
+from gateway.storage.conversations.rows import COLUMNS, ConversationRow, load_conversation
+from gateway.storage.conversations.tree import (
+    Link,
+    find_outer_parents,
+    longest_branch,
+    measure_branches,
+    parents_of,
 )
 from gateway.storage.pagination import ListQuery, paginate_items
 from gateway.storage.responses.records import TOKEN_LENGTH, HistoryBounds
 from gateway.storage.responses.request_options import is_id
 from gateway.storage.table_file import TableFile
 
-_FIND: Final = """
-SELECT number, id, created_at, metadata, model, active_item FROM conversations
-WHERE id = ? AND tenant = ? AND used_at >= ?
-"""
+_ROWS_APART: Final = 16
+"""Rows that are counted as if each needed pages of its own."""
+
+_FIND: Final = f"SELECT {COLUMNS} FROM conversations WHERE id = ? AND tenant = ? AND used_at >= ?"  # noqa: S608 - ours
 _BRANCH: Final = """
 WITH RECURSIVE branch (id, parent_id, bytes, depth) AS (
     SELECT id, parent_id, length(item), 1 FROM conversation_items WHERE conversation = :number AND id = :last
@@ -43,37 +55,26 @@ WITH RECURSIVE branch (id, parent_id, bytes, depth) AS (
     SELECT i.id, i.parent_id, length(i.item), depth + 1
     FROM branch JOIN conversation_items AS i ON i.conversation = :number AND i.id = branch.parent_id
 )
-SELECT id, bytes FROM branch ORDER BY depth DESC
+SELECT id, parent_id, bytes FROM branch ORDER BY depth DESC
 """
+_TREE: Final = "SELECT id, parent_id, length(item) FROM conversation_items WHERE conversation = ? ORDER BY number"
 _ITEM: Final = "SELECT item, parent_id FROM conversation_items WHERE conversation = ? AND id = ?"
-_INSERT: Final = "INSERT INTO conversations (id, tenant, created_at, used_at, metadata) VALUES (?, ?, ?, ?, ?)"
-_INSERT_ITEMS: Final = "INSERT INTO conversation_items (conversation, id, parent_id, created_at, item) VALUES {}"
+_INSERT: Final = """
+INSERT INTO conversations (id, tenant, created_at, used_at, metadata, settings) VALUES (?, ?, ?, ?, ?, ?)
+"""
+_INSERT_ITEMS: Final = """
+INSERT INTO conversation_items (number, conversation, id, parent_id, created_at, item) VALUES {}
+"""
+_INSERT_OUTLINES: Final = "INSERT INTO item_outlines (number, text, item) VALUES {}"
+_TAKEN: Final = "SELECT id FROM conversation_items WHERE conversation = ? AND id IN ({})"
+_OUTLINED: Final = """
+SELECT coalesce(o.item, i.item), parent_id FROM conversation_items AS i LEFT JOIN item_outlines AS o USING (number)
+WHERE conversation = ? AND id = ?
+"""
 _REFERENCED: Final = """
 SELECT i.item, c.model, c.number FROM conversation_items AS i JOIN conversations AS c ON c.number = i.conversation
 WHERE i.id = ? AND c.tenant = ? AND c.used_at >= ?
 """
-
-
-class _Row(NamedTuple):
-    """A row of the table of conversations."""
-
-    number: int
-    id: str
-    created_at: float
-    metadata: bytes
-    model: str | None
-    active_item: str | None
-
-    @property
-    def conversation(self) -> StoredConversation:
-        return StoredConversation(self.id, self.created_at, json.loads(self.metadata), self.model)
-
-
-class _Link(NamedTuple):
-    """An item of a branch, without its content."""
-
-    id: str
-    bytes: int
 
 
 class ConversationTable:
@@ -86,26 +87,39 @@ class ConversationTable:
     def __init__(self, file: TableFile) -> None:
         self._file = file
         self._db = file.db
+        self._next_item = file.find_next_number("conversation_items")
 
     def create(
-        self, tenant: str, conversation_id: str, metadata: Mapping[str, str], items: Sequence[NewItem]
+        self,
+        tenant: str,
+        conversation_id: str,
+        metadata: Mapping[str, str],
+        items: Sequence[NewItem],
+        settings: bytes | None = None,
+        bounds: HistoryBounds | None = None,
     ) -> StoredConversation:
-        """Write a new conversation with its first items, each below the one before. The last becomes the active item.
+        """Write a new conversation with its first items. The last one becomes the active item.
 
-        `items` may be empty. Call within a transaction.
+        An item without a place of its own follows the one before it. `items` may be empty. `settings`: a JSON object;
+        None: none. `bounds`: limits of each branch; None: no limits. Call within a transaction.
 
         Raises:
+            RoundhouseError: `conversation_item_not_found` for a parent that is no earlier item; `invalid_request` if a
+                branch would exceed `bounds`.
             DatabaseFullError: there is no room, even without all other objects.
             sqlite3.IntegrityError: the conversation's id exists, or two items have the same id.
             sqlite3.Error: the database fails.
         """
         now = self._file.clock()
         encoded_metadata = json_bytes(metadata)
-        self._file.make_room(size_of(items) + len(encoded_metadata), 1 + len(items))
-        cursor = self._db.execute(_INSERT, (conversation_id, tenant, now, now, encoded_metadata))
-        assert cursor.lastrowid is not None
-        self._insert_items(cursor.lastrowid, items, None)
-        return StoredConversation(conversation_id, now, metadata, None)
+        size = size_of(items) + len(encoded_metadata) + len(settings or b"")
+        self._file.make_room(size, 1 + _rows_of(items))
+        row = (conversation_id, tenant, now, now, encoded_metadata, settings)
+        number = self._db.execute(_INSERT, row).lastrowid
+        assert number is not None
+        parent_ids = self._place_items(number, conversation_id, items, None, bounds)
+        self._insert_items(number, items, parent_ids)
+        return load_conversation(self._db, self._require_row(tenant, conversation_id))
 
     def find(self, tenant: str, conversation_id: str) -> StoredConversation | None:
         """Return a tenant's conversation; None: the tenant has no conversation with this id.
@@ -113,18 +127,34 @@ class ConversationTable:
         Does not count as a use. Blocks; raises sqlite3.Error if the database fails.
         """
         row = self._find_row(tenant, conversation_id)
-        return None if row is None else row.conversation
+        return None if row is None else load_conversation(self._db, row)
 
-    def update_metadata(self, tenant: str, conversation_id: str, metadata: Mapping[str, str]) -> StoredConversation:
-        """Replace a conversation's metadata, and return the conversation, which counts as used now.
+    def update(self, tenant: str, conversation_id: str, change: ConversationChange) -> StoredConversation:
+        """Change what `change` names, and return the conversation as it is then. It counts as used now.
 
-        Call within a transaction. Blocks. Raises RoundhouseError `conversation_not_found`, or sqlite3.Error if the
-        database fails.
+        Call within a transaction.
+
+        Raises:
+            RoundhouseError: `conversation_not_found`; `conversation_item_not_found` for the item to be active.
+            DatabaseFullError: there is no room, even without all other objects.
+            sqlite3.Error: the database fails.
         """
         row = self._require_row(tenant, conversation_id)
         self._mark_used(row.number)
-        self._db.execute("UPDATE conversations SET metadata = ? WHERE number = ?", (json_bytes(metadata), row.number))
-        return row.conversation._replace(metadata=metadata)
+        columns: dict[str, bytes | str | None] = {}
+        if change.metadata is not None:
+            columns["metadata"] = json_bytes(change.metadata)
+        if change.settings is not None:
+            columns["settings"] = change.settings.settings
+            self._file.make_room(len(change.settings.settings or b""), 1)
+        if change.active_item is not None:
+            item_id = columns["active_item"] = change.active_item.item_id
+            if item_id is not None and self._find_item(row.number, item_id) is None:
+                raise item_not_found(conversation_id, item_id, "active_item_id")
+        for column, value in columns.items():
+            statement = f"UPDATE conversations SET {column} = ? WHERE number = ?"  # noqa: S608 - ours
+            self._db.execute(statement, (value, row.number))
+        return load_conversation(self._db, self._require_row(tenant, conversation_id))
 
     def delete(self, tenant: str, conversation_id: str) -> bool:
         """Delete a conversation with all its items, and return whether there was one. Call within a transaction.
@@ -146,30 +176,28 @@ class ConversationTable:
         start: BranchStart | None,
         bounds: HistoryBounds,
     ) -> list[Fields]:
-        """Add items, each as the child of the one before. The last becomes the active item. Call within a transaction.
+        """Add items. The last one becomes the active item. Call within a transaction.
 
-        Returns the items as clients see them, with `parent_id`. The conversation counts as used now. `start`: the
-        parent of the first item; None: the active item. `bounds`: limits of the branch including the items.
+        An item without a place of its own follows the one before it, the first one follows the item that `start` names,
+        or the active item if `start` is None. Returns the items as clients see them, with `parent_id`. The conversation
+        counts as used now. `bounds`: limits of each branch through a new item.
 
         Raises:
-            RoundhouseError: `conversation_not_found`; `conversation_item_not_found` if the parent does not exist;
-                `invalid_request` if an item's id exists in the conversation, or the branch would exceed `bounds`.
+            RoundhouseError: `conversation_not_found`; `conversation_item_not_found` for a parent that is neither stored
+                nor an earlier one of these items; `invalid_request` if an item's id exists in the conversation, or a
+                branch would exceed `bounds`.
             DatabaseFullError: there is no room, even without all other objects.
             sqlite3.Error: the database fails.
         """
         row = self._require_row(tenant, conversation_id)
-        parent_id = row.active_item if start is None else start.parent_id
-        links = self._load_links(row.number, parent_id)
-        if parent_id is not None and not links:
-            raise item_not_found(conversation_id, parent_id, "parent_id")
-        if _is_too_long(links, bounds, items):
-            raise conversation_too_long(bounds.items, bounds.bytes, "items")
-        for index, item in enumerate(items):
-            if self._find_item(row.number, item.id) is not None:
-                raise duplicate_item(item.id, f"items[{index}].id")
+        first_parent = row.active_item if start is None else start.parent_id
+        if first_parent is not None and self._find_item(row.number, first_parent) is None:
+            raise item_not_found(conversation_id, first_parent, "parent_id")
+        parent_ids = self._place_items(row.number, conversation_id, items, first_parent, bounds)
+        self._require_new(row.number, items)
         self._mark_used(row.number)
-        self._file.make_room(size_of(items), len(items))
-        parent_ids = self._insert_items(row.number, items, parent_id)
+        self._file.make_room(size_of(items), _rows_of(items))
+        self._insert_items(row.number, items, parent_ids)
         return [_shown_item(*each) for each in zip((item.item for item in items), parent_ids, strict=True)]
 
     def add_turns(self, turns: Sequence[ConversationTurn]) -> None:
@@ -189,23 +217,29 @@ class ConversationTable:
                 continue
             items = self._with_new_ids(row.number, turn.items)
             self._mark_used(row.number)
-            self._file.make_room(size_of(items), len(items))
+            self._file.make_room(size_of(items), _rows_of(items))
             self._db.execute("UPDATE conversations SET model = ? WHERE number = ?", (turn.model, row.number))
-            self._insert_items(row.number, items, row.active_item)
+            self._insert_items(row.number, items, parents_of(items, row.active_item))
 
-    def list_items(self, tenant: str, conversation_id: str, query: ListQuery) -> Fields:
-        """Return a page of the items of the active branch, each with `parent_id`, as a list object.
+    def list_items(
+        self, tenant: str, conversation_id: str, query: ListQuery, form: ItemListForm = ACTIVE_BRANCH
+    ) -> Fields:
+        """Return a page of the items of the active branch or of all branches, each with `parent_id`, as a list object.
 
-        The newest item comes first unless `query.is_ascending`. Does not count as a use.
+        The newest item comes first unless `query.is_ascending`; items of all branches are in the order in which they
+        were added. Does not count as a use.
 
         Raises:
-            RoundhouseError: `conversation_not_found`; `invalid_request` if `query.after` is no item of the branch.
+            RoundhouseError: `conversation_not_found`; `invalid_request` if `query.after` is no item of the list.
             sqlite3.Error: the database fails.
         """
         row = self._require_row(tenant, conversation_id)
-        links = self._load_links(row.number, row.active_item)
+        has_all = form.has_all_branches
+        links = self._load_tree(row.number) if has_all else self._load_links(row.number, row.active_item)
         page = paginate_items([{"id": link.id} for link in links], query)
-        page["data"] = [_shown_item(*self._load_item(row.number, entry["id"])) for entry in page["data"]]
+        statement = _OUTLINED if form.omits_media else _ITEM
+        shown_rows = (self._db.execute(statement, (row.number, entry["id"])).fetchone() for entry in page["data"])
+        page["data"] = [_shown_item(*each) for each in shown_rows]
         return page
 
     def find_item(self, tenant: str, conversation_id: str, item_id: str) -> Fields:
@@ -244,7 +278,7 @@ class ConversationTable:
             "UPDATE responses SET conversation_item = ? WHERE conversation = ? AND conversation_item = ?",
             (found[1], conversation_id, item_id),
         )
-        return row.conversation
+        return load_conversation(self._db, self._require_row(tenant, conversation_id))
 
     # For responses
 
@@ -303,11 +337,11 @@ class ConversationTable:
 
     # Internal
 
-    def _find_row(self, tenant: str, conversation_id: str) -> _Row | None:
+    def _find_row(self, tenant: str, conversation_id: str) -> ConversationRow | None:
         row = self._db.execute(_FIND, (conversation_id, tenant, self._file.cutoff())).fetchone()
-        return None if row is None else _Row(*row)
+        return None if row is None else ConversationRow(*row)
 
-    def _require_row(self, tenant: str, conversation_id: str) -> _Row:
+    def _require_row(self, tenant: str, conversation_id: str) -> ConversationRow:
         row = self._find_row(tenant, conversation_id)
         if row is None:
             raise conversation_not_found(conversation_id)
@@ -317,11 +351,15 @@ class ConversationTable:
         now = self._file.clock()
         self._db.execute("UPDATE conversations SET used_at = max(used_at, ?) WHERE number = ?", (now, number))
 
-    def _load_links(self, number: int, last_id: str | None) -> list[_Link]:
+    def _load_tree(self, number: int) -> list[Link]:
+        """Return all items of a conversation, in the order in which they were added."""
+        return [Link(*row) for row in self._db.execute(_TREE, (number,))]
+
+    def _load_links(self, number: int, last_id: str | None) -> list[Link]:
         """Return the branch that ends with an item, oldest first; empty if the item is not there."""
         if last_id is None:
             return []
-        return [_Link(*row) for row in self._db.execute(_BRANCH, {"number": number, "last": last_id})]
+        return [Link(*row) for row in self._db.execute(_BRANCH, {"number": number, "last": last_id})]
 
     def _find_item(self, number: int, item_id: str) -> tuple[bytes, str | None] | None:
         """Return the JSON of an item and the id of its parent; None: there is no such item."""
@@ -333,19 +371,55 @@ class ConversationTable:
         assert found is not None, "a link of a branch is an item"
         return found
 
-    def _load_items(self, number: int, links: Sequence[_Link]) -> list[Fields]:
+    def _load_items(self, number: int, links: Sequence[Link]) -> list[Fields]:
         return [json.loads(self._load_item(number, link.id)[0]) for link in links]
 
-    def _insert_items(self, number: int, items: Sequence[NewItem], parent_id: str | None) -> list[str | None]:
-        """Write items one below the other. The last becomes the active item. Returns the id of each item's parent."""
-        if not items:
-            return []
-        now = self._file.clock()
-        parent_ids = [parent_id, *(item.id for item in items[:-1])]
-        rows = [(number, item.id, parent, now, item.item) for item, parent in zip(items, parent_ids, strict=True)]
-        self._file.run_with_rows(_INSERT_ITEMS, rows)
-        self._db.execute("UPDATE conversations SET active_item = ? WHERE number = ?", (items[-1].id, number))
+    def _place_items(
+        self,
+        number: int,
+        conversation_id: str,
+        items: Sequence[NewItem],
+        first_parent: str | None,
+        bounds: HistoryBounds | None,
+    ) -> list[str | None]:
+        """Return the ids of the new items' parents. Raises RoundhouseError if a parent is missing, or for a branch
+        beyond `bounds`."""
+        parent_ids = parents_of(items, first_parent)
+        outer_parents = find_outer_parents(items, parent_ids)
+        if len(outer_parents) > 1:
+            links = self._load_tree(number)
+        else:
+            links = self._load_links(number, next(iter(outer_parents), None))
+        outer_sizes = measure_branches(links, outer_parents)
+        for item_id, place in outer_parents.items():
+            if item_id not in outer_sizes:
+                raise item_not_found(conversation_id, item_id, place)
+        longest = longest_branch(items, parent_ids, outer_sizes)
+        if bounds is not None and (longest.items > bounds.items or longest.bytes > bounds.bytes):
+            raise conversation_too_long(bounds.items, bounds.bytes, "items")
         return parent_ids
+
+    def _require_new(self, number: int, items: Sequence[NewItem]) -> None:
+        """Raise RoundhouseError `invalid_request` if the conversation has an item with the id of a new one."""
+        statement = _TAKEN.format(", ".join("?" * len(items)))
+        taken_ids = {item_id for [item_id] in self._db.execute(statement, (number, *(item.id for item in items)))}
+        for index, item in enumerate(items):
+            if item.id in taken_ids:
+                raise duplicate_item(item.id, f"items[{index}].id")
+
+    def _insert_items(self, number: int, items: Sequence[NewItem], parent_ids: Sequence[str | None]) -> None:
+        """Write items below their parents. The last one becomes the active item."""
+        if not items:
+            return
+        now, first_number = self._file.clock(), self._next_item
+        self._next_item += len(items)
+        rows, outlines = [], []
+        for item_number, (item, parent_id) in enumerate(zip(items, parent_ids, strict=True), first_number):
+            rows.append((item_number, number, item.id, parent_id, now, item.item))
+            outlines.append((item_number, fold_text(item.text), item.outline))
+        self._file.run_with_rows(_INSERT_ITEMS, rows)
+        self._file.run_with_rows(_INSERT_OUTLINES, outlines)
+        self._db.execute("UPDATE conversations SET active_item = ? WHERE number = ?", (items[-1].id, number))
 
     def _with_new_ids(self, number: int, items: Sequence[NewItem]) -> list[NewItem]:
         """Return the items with a new id for each whose own is taken or has characters that ids must not have."""
@@ -355,15 +429,28 @@ class ConversationTable:
             fresh_item = item
             if not is_id(item.id) or item.id in taken_ids or self._find_item(number, item.id) is not None:
                 new_id = f"item_{secrets.token_hex(TOKEN_LENGTH // 2)}"
-                fresh_item = NewItem(new_id, json_bytes({**json.loads(item.item), "id": new_id}))
+                fresh_item = _with_id(item, new_id)
             taken_ids.add(fresh_item.id)
             fresh_items.append(fresh_item)
         return fresh_items
 
 
-def _is_too_long(links: Sequence[_Link], bounds: HistoryBounds, more: Sequence[NewItem] = ()) -> bool:
-    size = sum(link.bytes for link in links) + size_of(more)
-    return len(links) + len(more) > bounds.items or size > bounds.bytes
+def _is_too_long(links: Sequence[Link], bounds: HistoryBounds) -> bool:
+    return len(links) > bounds.items or sum(link.bytes for link in links) > bounds.bytes
+
+
+def _rows_of(items: Sequence[NewItem]) -> int:
+    """Return for how many rows to make room: many items at once share the pages of the tables and indexes."""
+    return min(len(items), _ROWS_APART) + max(0, len(items) - _ROWS_APART) // 4
+
+
+def _with_id(item: NewItem, new_id: str) -> NewItem:
+    outline = item.outline
+    return item._replace(
+        id=new_id,
+        item=json_bytes({**json.loads(item.item), "id": new_id}),
+        outline=None if outline is None else json_bytes({**json.loads(outline), "id": new_id}),
+    )
 
 
 def _shown_item(item: bytes, parent_id: str | None) -> Fields:

@@ -64,7 +64,8 @@ class EventLog:
 
     @classmethod
     def from_stored(cls, stored: bytes) -> EventLog:
-        """Restore a log from the result of `to_stored`; empty bytes give a log without events. The log has ended."""
+        """Restore a log from the result of `to_stored`; empty bytes give a log without events. The log has ended. Bytes
+        of another form raise struct.error here, or zlib.error when the events are read."""
         log = cls()
         position = 0
         while position < len(stored):

@@ -54,7 +54,8 @@ class RecentResponse:
         """Keep the response of `context` in place of the one before. Call when a response has ended.
 
         A response that cannot be continued (such as a failed one) changes nothing. A response that exceeds the bounds
-        is not kept, and neither is the one before. `model`: own name of the model that made the response.
+        is not kept, and neither is the one before. `model`: own name of the model that made the response. Raises
+        RecursionError if an item is nested too deeply to be encoded as JSON.
         """
         response = context.response
         if response is None or response["status"] not in CONTINUABLE:

@@ -61,8 +61,9 @@ class StoredResponse:
         turn: ConversationTurn | None = None,
         events: bytes = b"",
     ) -> StoredResponse:
-        """Encode a response object to be stored. `model`: the model's own name. `input_items`: its own input items,
-        without those that it continues. The other arguments are the fields of the same names.
+        """Encode a response object to be stored. `response`: has at least `id`, `created_at`, `status` and `output`.
+        `model`: the model's own name. `input_items`: its own input items, without those that it continues. The other
+        arguments are the fields of the same names.
 
         Raises:
             RecursionError: the object or an item is nested too deeply.
@@ -164,8 +165,8 @@ def item_ids(token: str) -> Callable[[str], str]:
 
 
 def response_of(item_id: str) -> str | None:
-    """Return the id of the response that the item is stored with, if its id is from `item_ids`; None: it has another
-    form. Nothing is looked up: the response need not exist.
-    """
+    """Return the id of the response that the item is stored with, if its id is from `item_ids`; None: the part after
+    the last `_` is too short to hold a token. The form is not checked further. Nothing is looked up: the response need
+    not exist."""
     token_and_number = item_id.rpartition("_")[2]
     return id_of(token_and_number[:TOKEN_LENGTH]) if len(token_and_number) > TOKEN_LENGTH else None

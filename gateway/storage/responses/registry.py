@@ -226,7 +226,8 @@ class StoredResponses:
     # For the routes of stored responses. Each raises RoundhouseError `response_not_found` or `response_store_failed`.
 
     async def get_response(self, caller: Caller, response_id: str) -> Fields:
-        """Return the response object at present, of a running or a stored response. Does not count as a use.
+        """Return the response object at present, of a running or a stored response. Does not count as a use. The object
+        of a running response is the one that the response goes on with: do not change it.
 
         Raises:
             RoundhouseError: `response_not_found` if there is none that the caller may see; `response_store_failed`.

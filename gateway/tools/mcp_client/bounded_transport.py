@@ -9,28 +9,44 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Final
 
 import httpx2
+
+from controller.schema.tools import MOST_OUTPUT_KIB
+from gateway.tools.mcp_client.running_calls import RunningCalls
 
 TRANSPORT_FAILED: Final = -32090
 """Code, in JSON-RPC's range for implementations, of a request that the server did not answer by HTTP."""
 LISTENING_METHOD: Final = "subscriptions/listen"
 """Method of a request whose answer goes on for as long as the connection."""
 NOTIFICATION_BYTES_PER_S: Final = 32 * 1024
+LEAST_ANSWER_BYTES: Final = 1024 * 1024
+"""Bytes that any answer may have."""
+ANSWER_FACTOR: Final = 6
+"""How many times the cap of a tool's output an answer may have: JSON may take six bytes for one of the text."""
+_OF_NO_REPLICA: Final = frozenset({401, 503})
+"""Statuses of a replica that is none any more: another one has its address, or the bridge's server has ended."""
 _CLOSE_S: Final = 2.0
 """Seconds that the end of a session may take."""
 
 
 class BoundedTransport(httpx2.AsyncBaseTransport):
     """Sends requests by another transport. An answer may have `most_bytes` bytes and take `within_s` seconds; streams
-    of notifications may go on. No answer may be compressed."""
+    of notifications may go on. No answer may be compressed. Tells `calls` of answers, and of connections that are
+    refused or break."""
 
-    def __init__(self, inner: httpx2.AsyncBaseTransport, *, most_bytes: int, within_s: float) -> None:
+    def __init__(
+        self, inner: httpx2.AsyncBaseTransport, *, max_output_kib: int, within_s: float, calls: RunningCalls
+    ) -> None:
+        """`max_output_kib`: the cap of a tool's output, as declared for the server."""
         self._inner = inner
-        self._most_bytes = most_bytes
+        self._max_output_kib = max_output_kib
         self._within_s = within_s
+        self._calls = calls
+        self.most_bytes = max(LEAST_ANSWER_BYTES, ANSWER_FACTOR * 1024 * max_output_kib)
+        """Largest answer in bytes."""
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Send a request. A POST never raises because of the server: it is answered with an error."""
@@ -44,9 +60,14 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
         try:
             response = await self._inner.handle_async_request(request)
         except httpx2.TransportError as error:
+            self.note_failure(error)
             if request.method != "POST":
                 raise
             return _failed_answer(describe_error(error))
+        if response.status_code in _OF_NO_REPLICA:
+            self._calls.record_failure()
+        else:
+            self._calls.record_answer()
         if response.headers.get("content-encoding", "identity") != "identity":
             await response.aclose()
             return _failed_answer("its answer is compressed, which was not asked for")
@@ -54,27 +75,46 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
         assert isinstance(stream, httpx2.AsyncByteStream)
         is_events = response.headers.get("content-type", "").startswith("text/event-stream")
         if may_listen and is_events and response.status_code == 200:
-            response.stream = _PacedStream(stream)
+            response.stream = _PacedStream(stream, self.note_failure)
         else:
             kind: type[Exception] = httpx2.SSEError if is_events else httpx2.StreamError
-            response.stream = _BoundedStream(stream, self._most_bytes, ends_at, kind)
+            response.stream = _BoundedStream(stream, self, ends_at, kind)
         return response
 
     async def aclose(self) -> None:
         """End all connections."""
         await self._inner.aclose()
 
+    def describe_excess(self) -> str:
+        """Return what is said of an answer that is too large, and what helps."""
+        kib, needed_kib = self._max_output_kib, self.most_bytes // (ANSWER_FACTOR * 1024)
+        if kib >= MOST_OUTPUT_KIB:
+            way_out = f"ask for less; its `max_output_kib` of {kib} is the most"
+        else:
+            way_out = f"ask for less, or declare the server with a `max_output_kib` above {needed_kib} (it is {kib})"
+        return f"the answer is larger than {self.most_bytes} bytes: {way_out}"
+
+    def note_failure(self, error: httpx2.TransportError) -> None:
+        """Tell of a connection that was refused or broke. Slowness is no such failure."""
+        if not isinstance(error, httpx2.TimeoutException) or isinstance(error, httpx2.ConnectTimeout):
+            self._calls.record_failure()
+
 
 class _PacedStream(httpx2.AsyncByteStream):
     """A stream of notifications, read so slowly that a server which floods takes little of the event loop's time."""
 
-    def __init__(self, inner: httpx2.AsyncByteStream) -> None:
+    def __init__(self, inner: httpx2.AsyncByteStream, note_failure: Callable[[httpx2.TransportError], None]) -> None:
         self._inner = inner
+        self._note_failure = note_failure
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        async for part in self._inner:
-            yield part
-            await asyncio.sleep(len(part) / NOTIFICATION_BYTES_PER_S)
+        try:
+            async for part in self._inner:
+                yield part
+                await asyncio.sleep(len(part) / NOTIFICATION_BYTES_PER_S)
+        except httpx2.TransportError as error:
+            self._note_failure(error)
+            raise
 
     async def aclose(self) -> None:
         await self._inner.aclose()
@@ -83,9 +123,11 @@ class _PacedStream(httpx2.AsyncByteStream):
 class _BoundedStream(httpx2.AsyncByteStream):
     """A body that fails with an error of `kind`, which the library takes for a failure of this request alone."""
 
-    def __init__(self, inner: httpx2.AsyncByteStream, most_bytes: int, ends_at: float, kind: type[Exception]) -> None:
+    def __init__(
+        self, inner: httpx2.AsyncByteStream, transport: BoundedTransport, ends_at: float, kind: type[Exception]
+    ) -> None:
         self._inner = inner
-        self._most_bytes = most_bytes
+        self._transport = transport
         self._ends_at = ends_at
         self._kind = kind
 
@@ -94,14 +136,15 @@ class _BoundedStream(httpx2.AsyncByteStream):
         try:
             async for part in self._inner:
                 size += len(part)
-                if size > self._most_bytes:
-                    raise self._kind(f"the answer is larger than {self._most_bytes} bytes")
+                if size > self._transport.most_bytes:
+                    raise self._kind(self._transport.describe_excess())
                 if time.monotonic() > self._ends_at:
                     raise self._kind("the answer takes too long")
                 yield part
         except httpx2.SSEError:
             raise
         except httpx2.TransportError as error:
+            self._transport.note_failure(error)
             raise self._kind(f"the answer broke off: {describe_error(error)}") from None
 
     async def aclose(self) -> None:

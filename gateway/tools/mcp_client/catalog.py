@@ -14,11 +14,15 @@ ServerState = Literal["connecting", "connected", "down"]
 
 @dataclass(frozen=True, slots=True)
 class OfferedTool:
-    """A tool of a connected server."""
+    """A tool of a server, as it was listed over one connection. It can be called while that connection is the server's
+    present one."""
 
     route: McpServerRoute
+    """The server, with its limits."""
     tool: Tool
     check: ArgumentCheck
+    own_name: str
+    """The server's own name for the tool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +65,16 @@ class ServerStatus:
 
     name: str
     state: ServerState
+    """`connecting`: it is being connected, or the controller is bringing it up. `down`: the last try failed, or nobody
+    brings it up."""
     since: float
-    """Unix time in seconds."""
+    """Unix time in seconds of the last change of `state` or `reason`, or of the server's declaration."""
     reason: str | None
-    """Why it is down, for an operator; None: it is not."""
+    """Why it is not connected, for an operator; None: it is, or it is being connected."""
     catalog: Catalog
-    """What it offers; of a server that is down: what it offered last."""
+    """What it offers; of a server that is not connected: what it offered last since it was declared."""
+
+    @property
+    def is_offered(self) -> bool:
+        """Whether its tools are offered to callers: it is connected, or a call may wait until it is again."""
+        return self.state != "down"

@@ -10,6 +10,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any, Final
 
 import httpx2
@@ -20,6 +21,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import (
     CONNECTION_CLOSED,
     HEADER_MISMATCH,
+    INTERNAL_ERROR,
     INVALID_REQUEST,
     PARSE_ERROR,
     CallToolRequest,
@@ -46,6 +48,7 @@ from gateway.tools.mcp_client.result_text import (
     is_usable_name,
     text_of_result,
 )
+from gateway.tools.mcp_client.running_calls import ReplicaLedger, RunningCalls
 from gateway.tools.spec import ToolCall, ToolResult, ToolSpec
 
 logger = logging.getLogger(__name__)
@@ -65,12 +68,11 @@ MOST_TOOLS: Final = 500
 MOST_PAGES: Final = 50
 MOST_ENTRIES: Final = 500
 """Resources, and prompts, that are listed."""
-LEAST_ANSWER_BYTES: Final = 1024 * 1024
-"""Bytes that any answer may have. One with a longer output may have six times the output's cap, for JSON may take six
-bytes for one of the text."""
 _CHANGES: Final = (ToolListChangedNotification, ResourceListChangedNotification, PromptListChangedNotification)
 _SESSION_ENDED: Final = "Session terminated"
 """Message of the library where a server does not know the session any more, because it was started anew."""
+_REFUSED: Final = "Server returned an error response"
+"""Message of the library for an HTTP status of an error without a message of JSON-RPC."""
 _RESULT: Final[TypeAdapter[CallToolResult | InputRequiredResult]] = TypeAdapter(CallToolResult | InputRequiredResult)
 _PREFIXES: Final = ("Failed to parse JSON response: ", "Failed to parse SSE message: ", "SSE stream failed: ")
 _LOST: Final = frozenset({CONNECTION_CLOSED, PARSE_ERROR, TRANSPORT_FAILED})
@@ -78,10 +80,14 @@ _LOST: Final = frozenset({CONNECTION_CLOSED, PARSE_ERROR, TRANSPORT_FAILED})
 
 
 class ServerConnection:
-    """One declared server. Run `run` as a task; cancel it to disconnect."""
+    """One declared server, as one routing table declares it. Run `run` as a task; `retire` ends it in order, and
+    cancelling it ends its calls, too."""
 
-    def __init__(self, route: McpServerRoute, clock: Callable[[], float]) -> None:
-        """`clock`: Unix time in seconds."""
+    def __init__(
+        self, route: McpServerRoute, clock: Callable[[], float], ledger: ReplicaLedger, known: Catalog | None = None
+    ) -> None:
+        """`clock`: Unix time in seconds. `ledger` counts the calls of a server that the controller runs. `known`: what
+        the server offered over an earlier connection, which is listed until it is connected; None: nothing."""
         self.route = route
         self._clock = clock
         self._client: Client | None = None
@@ -90,69 +96,80 @@ class ServerConnection:
         self._changed = asyncio.Event()
         """Set, and replaced, at each change of the state."""
         self._places = asyncio.Semaphore(CALLS_AT_ONCE)
+        self._calls = RunningCalls(route.replica, ledger)
         self._patterns = None if route.tools is None else NamePatterns(route.tools)
-        self.status = ServerStatus(route.name, "connecting", clock(), None, Catalog())
+        self.status = self._first_status(known or Catalog())
         """The server as it is now."""
 
-    async def run(self) -> None:
-        """Connect, keep the connection, and connect again where it ends, until cancelled. Failures are only noted."""
-        if self.route.url is None:
-            self._set_state("down", self.route.reason or "the controller does not run it")
-            await asyncio.get_running_loop().create_future()
-        failures = 0
-        while True:
-            connected_before = self._changed
-            try:
-                await self._serve()
-            except Exception as error:  # noqa: BLE001 - whatever a server makes of the library: it is tried again
-                reason = _describe_failure(error)
-            was_connected = self._changed is not connected_before
-            failures = 1 if was_connected else failures + 1
-            if was_connected and reason == _SESSION_ENDED:
-                self._set_state("connecting", None)  # it was started anew, and is there
-                continue
-            if self.status.state != "down":
-                logger.warning("the MCP server %s is down: %s; trying on", self.route.name, reason)
-            self._set_state("down", reason)
-            await self._wait_for_retry(failures)
+    def _first_status(self, known: Catalog) -> ServerStatus:
+        route = self.route
+        tools = {name: each for name, each in known.tools.items() if self._offers(each.own_name)}
+        state: ServerState = "connecting" if route.url is not None or route.is_expected else "down"
+        reason = None if route.url is not None else route.reason or "the controller does not run it"
+        return ServerStatus(route.name, state, self._clock(), reason, replace(known, tools=tools))
 
-    async def wait_connected(self, within_s: float) -> bool:
-        """Return whether the server is connected, after `within_s` seconds at most. One that is not connected is tried
-        at once."""
+    async def run(self) -> None:
+        """Connect, keep the connection, and connect again where it ends, until `retire` was called and the last call
+        has ended. Failures are only noted."""
+        connecting = asyncio.create_task(self._keep_connected())
         try:
-            async with asyncio.timeout(within_s):
-                while self.status.state != "connected":
-                    if self.route.url is None:
-                        return False
-                    changed = self._changed
-                    self._wake.set()
-                    await changed.wait()
-                    if self.status.state == "down":
-                        return False
-        except TimeoutError:
-            return False
-        return True
+            await self._calls.wait_ended()
+        finally:
+            connecting.cancel()
+            await asyncio.gather(connecting, return_exceptions=True)
+
+    def retire(self) -> None:
+        """Take no new calls, because another connection takes them from now on, or the server is not declared any
+        more. Calls that run go on; `run` returns once they have ended. Returns at once."""
+        self._calls.close()
+        self._tell_change()
+
+    async def wait_connected(self) -> bool:
+        """Wait until the server is connected, and return True; False: it was retired, a try to connect failed, or
+        nobody brings the server up. One that is not connected is tried at once; one that the controller runs is tried
+        until it is connected or retired, for the controller starts it again. So bound the time of waiting."""
+        while not self._calls.is_closed:
+            if self.status.state == "connected":
+                return True
+            changed = self._changed
+            if self.route.url is not None:
+                self._wake.set()
+            elif not self.route.is_expected:
+                return False
+            await changed.wait()
+            if self.status.state == "down" and self.route.replica is None:
+                return False
+        return False
 
     async def call_tool(self, name: str, call: ToolCall) -> ToolResult:
         """Call a tool by the server's own name for it. A server that was started anew is connected again first.
+
+        From the beginning, the call is in flight at the server's replica, if it is one. So call this without an `await`
+        after `wait_connected`: the replica is then one of the routing table in force.
 
         Raises:
             RoundhouseError: `tool_failed`: the server does not answer, breaks off, answers too much, or what cannot be
                 read.
         """
-        async with self._places:
-            try:
-                return await self._send_call(name, call)
-            except MCPError as error:
-                if error.message == _SESSION_ENDED and error.code == INVALID_REQUEST:
-                    return await self._call_again(name, call)
-                return self._failed_result(error)
+        with self._calls.hold(call.request_id):
+            async with self._places:
+                try:
+                    return await self._send_call(name, call)
+                except MCPError as error:
+                    if error.message == _SESSION_ENDED and error.code == INVALID_REQUEST:
+                        return await self._call_again(name, call)
+                    return self._failed_result(error)
 
     async def _call_again(self, name: str, call: ToolCall) -> ToolResult:
         """Repeat a call that a server did not take, because it does not know the session."""
         if self.status.state == "connected":
             self._set_state("connecting", None)
-        if not await self.wait_connected(CONNECT_S):
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                is_connected = await self.wait_connected()
+        except TimeoutError:
+            is_connected = False
+        if not is_connected:
             raise self._failure("it was started anew, and cannot be connected")
         try:
             return await self._send_call(name, call)
@@ -160,7 +177,7 @@ class ServerConnection:
             return self._failed_result(error)
 
     def _failed_result(self, error: MCPError) -> ToolResult:
-        if error.code in _LOST:
+        if error.code in _LOST or (error.code == INTERNAL_ERROR and error.message == _REFUSED):
             self._wake.set()  # is it still there?
             raise self._failure(_shorten(error.message)) from error
         return ToolResult(error.message, is_error=True)
@@ -190,6 +207,29 @@ class ServerConnection:
     def _failure(self, reason: str) -> RoundhouseError:
         return RoundhouseError("tool_failed", f"The MCP server {self.route.name} failed: {reason:.300}.")
 
+    async def _keep_connected(self) -> None:
+        """Connect again and again. Returns where the connection of a retired server ends."""
+        if self.route.url is None:
+            await asyncio.get_running_loop().create_future()
+        failures = 0
+        while True:
+            connected_before = self._changed
+            try:
+                await self._serve()
+            except Exception as error:  # noqa: BLE001 - whatever a server makes of the library: it is tried again
+                reason = _describe_failure(error)
+            if self._calls.is_closed:
+                return
+            was_connected = self._changed is not connected_before
+            failures = 1 if was_connected else failures + 1
+            if was_connected and reason == _SESSION_ENDED:
+                self._set_state("connecting", None)  # it was started anew, and is there
+                continue
+            if self.status.state != "down":
+                logger.warning("the MCP server %s is down: %s; trying on", self.route.name, reason)
+            self._set_state("down", reason)
+            await self._wait_for_retry(failures)
+
     async def _serve(self) -> None:
         """Connect, and stay connected. Never returns; raises where the connection ends."""
         self._wake.clear()
@@ -214,13 +254,12 @@ class ServerConnection:
         """Return a client that is to be entered."""
         route = self.route
         assert route.url is not None
-        output_bytes = route.max_output_kib * 1024
-        most_bytes = max(LEAST_ANSWER_BYTES, 6 * output_bytes)
         tls = await asyncio.to_thread(httpx2.create_ssl_context) if route.url.startswith("https:") else False
         transport = BoundedTransport(
             httpx2.AsyncHTTPTransport(verify=tls, trust_env=False, limits=httpx2.Limits(max_connections=None)),
-            most_bytes=most_bytes,
+            max_output_kib=route.max_output_kib,
             within_s=route.timeout_s + CONNECT_S,
+            calls=self._calls,
         )
         headers = {name: value.get_secret_value() for name, value in route.headers.items()}
         if route.token is not None:
@@ -230,7 +269,7 @@ class ServerConnection:
         http = await stack.enter_async_context(
             httpx2.AsyncClient(transport=transport, headers=headers, timeout=timeout, trust_env=False)
         )
-        streams = streamable_http_client(route.url, http_client=http, max_sse_event_size=most_bytes)
+        streams = streamable_http_client(route.url, http_client=http, max_sse_event_size=transport.most_bytes)
         return Client(
             streams,
             client_info=Implementation(name="roundhouse", version="1"),
@@ -290,7 +329,7 @@ class ServerConnection:
         left_out = []
         for tool in tools:
             name = f"{self.route.name}{SEPARATOR}{tool.name}"
-            if name in offered or (self._patterns is not None and not self._patterns.matches(tool.name)):
+            if name in offered or not self._offers(tool.name):
                 continue
             if not is_usable_name(tool.name):
                 left_out.append(f"A tool is left out: its name {tool.name!r:.100} cannot be used.")
@@ -304,8 +343,11 @@ class ServerConnection:
                 left_out.append(f"The tool {tool.name} is left out: {problem}.")
                 continue
             called = _ServerTool(self, tool.name, _spec_of(name, self.route, tool))
-            offered[name] = OfferedTool(self.route, called, check)
+            offered[name] = OfferedTool(self.route, called, check, tool.name)
         return offered, left_out[:20]
+
+    def _offers(self, own_name: str) -> bool:
+        return self._patterns is None or self._patterns.matches(own_name)
 
     def _forget_client(self) -> None:
         self._client = None
@@ -315,6 +357,9 @@ class ServerConnection:
             self._wake.set()
         if (state, reason) != (self.status.state, self.status.reason):
             self.status = ServerStatus(self.route.name, state, self._clock(), reason, self.status.catalog)
+        self._tell_change()
+
+    def _tell_change(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 

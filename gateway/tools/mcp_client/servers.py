@@ -6,50 +6,73 @@ Importing this module does not import `mcp`: that happens when the first server 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 from controller.schema.errors import RoundhouseError
 from controller.schema.tools import SEPARATOR, McpServerRoute
-from gateway.tools.mcp_client.catalog import OfferedTool, ServerStatus
+from gateway.tools.mcp_client.catalog import Catalog, OfferedTool, ServerStatus
+from gateway.tools.mcp_client.running_calls import ReplicaLedger
 from gateway.tools.spec import ToolSpec
 
 if TYPE_CHECKING:
     from gateway.tools.mcp_client.server_connection import ServerConnection
 
 CALL_WAIT_S: Final = 5.0
-"""Seconds that a call waits for a server that is being connected."""
+"""Seconds that a call waits for a server that is being connected, or that the controller is bringing up."""
 
 
 class McpServers:
     """Keeps a connection to each declared server. Run `run` as a task for the life of the gateway."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        """`clock`: Unix time in seconds."""
+    def __init__(self, clock: Callable[[], float], ledger: ReplicaLedger) -> None:
+        """`clock`: Unix time in seconds. `ledger` counts the calls of the servers that the controller runs."""
         self._clock = clock
+        self._ledger = ledger
         self._routes: dict[str, McpServerRoute] = {}
-        self._changed = asyncio.Event()
+        self._are_declared = asyncio.Event()
+        """Set once a server is declared."""
+        self._are_made = asyncio.Event()
+        """Set once connections are made at once: what makes them is imported."""
+        self._make_connection: type[ServerConnection] | None = None
         self._connections: dict[str, ServerConnection] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        """By server, as the table in force declares it."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        """Those of `_connections`, and of earlier ones whose calls still run."""
 
     def follow_table(self, routes: Sequence[McpServerRoute]) -> None:
-        """Have the servers of a routing table connected, and others no more. Returns at once."""
-        wanted = {route.name: route for route in routes}
-        if wanted != self._routes:
-            self._routes = wanted
-            self._changed.set()
+        """Have the servers of a routing table connected, and others no more. Returns at once.
+
+        New calls go to the new connections at once; those that run over the former connections go on until they end.
+        """
+        self._routes = {route.name: route for route in routes}
+        if self._routes:
+            self._are_declared.set()
+        former = [each for name, each in self._connections.items() if each.route != self._routes.get(name)]
+        for connection in former:
+            del self._connections[connection.route.name]
+            connection.retire()
+        self._connect_new({each.route.name: each.status.catalog for each in former})
 
     async def run(self) -> None:
-        """Connect and disconnect servers as tables say, until cancelled. A failure of one touches no other."""
+        """Connect servers as tables say, until cancelled. A failure of one touches no other. When cancelled, ends all
+        calls."""
+        await self._are_declared.wait()
+        # In a thread, for it takes a second, in which streams go on.
+        module = await asyncio.to_thread(import_module, "gateway.tools.mcp_client.server_connection")
+        self._make_connection = module.ServerConnection
+        self._connect_new({})
+        self._are_made.set()
         try:
-            while True:
-                self._changed.clear()
-                await self._apply_routes()
-                await self._changed.wait()
+            await asyncio.get_running_loop().create_future()
         finally:
+            self._make_connection = None
             self._routes = {}
-            await self._end_connections(list(self._connections))
+            self._connections = {}
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
 
     @property
     def has_any(self) -> bool:
@@ -66,45 +89,53 @@ class McpServers:
         return connection is not None and name in connection.status.catalog.tools
 
     def list_tools(self) -> list[ToolSpec]:
-        """Return the tools of the servers that are connected, in no order."""
-        statuses = [status for status in self.list_status() if status.state == "connected"]
+        """Return the tools of the servers that are connected, or that a call may wait for, in no order."""
+        statuses = [status for status in self.list_status() if status.is_offered]
         return [offer.tool.spec for status in statuses for offer in status.catalog.tools.values()]
 
     def list_status(self) -> list[ServerStatus]:
-        """Return the declared servers, in the table's order."""
+        """Return the declared servers, in the table's order. For the first second after the gateway's first server was
+        declared, there may be none."""
         return [self._connections[name].status for name in self._routes if name in self._connections]
 
     async def find_tool(self, server: str, name: str) -> OfferedTool | None:
         """Return the tool `name` (with the server's name before it) of a declared server; None: there is none.
 
-        Waits up to `CALL_WAIT_S` for a server that is not connected, which is tried at once.
+        Waits up to `CALL_WAIT_S` for a server that is not connected, which is tried at once, or that the controller is
+        bringing up. Run the tool without an `await` in between: then the server is that of the table in force.
 
         Raises:
             RoundhouseError: `tool_failed`: the server is down.
         """
-        if server not in self._routes:
+        try:
+            async with asyncio.timeout(CALL_WAIT_S):
+                while server in self._routes:
+                    connection = self._connections.get(server)
+                    if connection is None:
+                        await self._are_made.wait()
+                    elif await connection.wait_connected():
+                        return connection.status.catalog.tools.get(name)
+                    elif connection is self._connections.get(server):
+                        break
+        except TimeoutError:
+            pass
+        route = self._routes.get(server)
+        if route is None:
             return None
-        connection = self._connections.get(server)
-        if connection is None or not await connection.wait_connected(CALL_WAIT_S):
-            raise RoundhouseError("tool_failed", f"The MCP server {server} is not reachable now.")
-        return connection.status.catalog.tools.get(name)
+        if route.is_expected:
+            words = f"is being started, and was not ready within {CALL_WAIT_S:g} s"
+        else:
+            words = "is not reachable now"
+        raise RoundhouseError("tool_failed", f"The MCP server {server} {words}.")
 
-    async def _apply_routes(self) -> None:
-        changed = [name for name, each in self._connections.items() if each.route != self._routes.get(name)]
-        await self._end_connections(changed)
-        if not self._routes.keys() - self._connections.keys():
+    def _connect_new(self, known: Mapping[str, Catalog]) -> None:
+        """Connect the servers that have no connection yet. `known`: what they offered before, by name."""
+        if self._make_connection is None:
             return
-        # In a thread, for it takes a second, in which streams go on.
-        module = await asyncio.to_thread(import_module, "gateway.tools.mcp_client.server_connection")
         for name, route in self._routes.items():
             if name not in self._connections:
-                self._connections[name] = connection = module.ServerConnection(route, self._clock)
-                self._tasks[name] = asyncio.create_task(connection.run())
-
-    async def _end_connections(self, names: Sequence[str]) -> None:
-        for name in names:
-            del self._connections[name]
-        tasks = [self._tasks.pop(name) for name in names]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+                connection = self._make_connection(route, self._clock, self._ledger, known.get(name))
+                self._connections[name] = connection
+                task = asyncio.create_task(connection.run())
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)

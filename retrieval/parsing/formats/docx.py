@@ -17,7 +17,7 @@ _NOTES: Final = ("footnotes", "endnotes")
 def extract_docx(package: OfficePackage, main_part: str, builder: TextBuilder) -> None:
     """Add the text of a document to `builder`, as Markdown, its footnotes and endnotes last. Deleted text of tracked
     changes, codes of fields, page headers and page footers are left out. `main_part`: the part of the package that is
-    the document.
+    the document. Blocks.
 
     Raises:
         ParsingError: `document_malformed` or `document_too_large`.

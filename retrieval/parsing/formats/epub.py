@@ -20,7 +20,7 @@ _FONTS_ONLY: Final = ("http://www.idpf.org/2008/embedding", "http://ns.adobe.com
 
 def extract_epub(package: OfficePackage, builder: TextBuilder) -> None:
     """Add the text of a book's chapters to `builder`, as Markdown, in the order of reading. Chapters are not pages. A
-    chapter that the book names and the file lacks is left out.
+    chapter that the book names and the file lacks is left out. Blocks.
 
     Raises:
         ParsingError: `document_malformed`, `document_encrypted` (protected against copying), `document_too_large`, or

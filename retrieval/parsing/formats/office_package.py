@@ -58,7 +58,7 @@ class OfficePackage:
         self._archive.close()
 
     def read_part(self, name: str) -> bytes:
-        """Return a part's bytes.
+        """Return a part's bytes. Blocks.
 
         Raises:
             ParsingError: `document_malformed`: the part is missing or damaged; `document_too_large`: the parts read so
@@ -72,9 +72,9 @@ class OfficePackage:
         self, name: str, start: StartHandler, end: EndHandler | None = None, text: TextHandler | None = None
     ) -> None:
         """Parse a part as XML, and call the handlers in the order of the part: `start` with the name and the attributes
-        of an element, `end` with its name, `text` with characters between. Names have no namespace; of attributes whose
-        names are then equal, the last is given. Exceptions of the handlers pass through, except ValueError and
-        LookupError, which become ParsingError.
+        of an element, `end` with its name, `text` with characters between; a handler that is None is not called. Names
+        have no namespace; of attributes whose names are then equal, the last is given. Exceptions of the handlers pass
+        through, except ValueError and LookupError, which become ParsingError. Blocks.
 
         Raises:
             ParsingError: `document_malformed`: the part is missing, damaged, no XML, or declares entities;
@@ -100,7 +100,7 @@ class OfficePackage:
         """Return the parts that the part `name` refers to ("": the whole package): by the reference's id, the kind
         (`slide`, `worksheet`) and the name of the other part, which may be missing from the file.
 
-        Empty where there are no references; those to addresses outside the file are left out.
+        Empty where there are no references; those to addresses outside the file are left out. Blocks.
 
         Raises:
             ParsingError: `document_malformed` or `document_too_large`.

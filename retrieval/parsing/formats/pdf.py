@@ -29,10 +29,12 @@ def extract_pdf(path: Path, builder: TextBuilder, limits: ParsingLimits) -> list
     the lines that its outline (bookmarks) names; empty if it has no outline.
 
     A page that is damaged or an image has no text. A PDF that is encrypted, but needs no password for reading, is read.
+    Blocks.
 
     Raises:
         ParsingError: `document_encrypted`, `document_malformed`, or `document_too_large`: it has more than
             `limits.max_pages` pages, or more text than the builder allows.
+        OSError: the file does not exist.
     """
     try:
         document = pypdfium2.PdfDocument(path)

@@ -16,6 +16,7 @@ _FURNITURE: Final = ("sldNum", "dt", "ftr", "hdr", "sldImg")
 def extract_pptx(package: OfficePackage, main_part: str, builder: TextBuilder) -> None:
     """Add the text of a presentation's slides to `builder`, as Markdown, in their order. Each slide is a page, with its
     title as a heading and the speaker's notes at its end. `main_part`: the part of the package that lists the slides.
+    Blocks.
 
     Raises:
         ParsingError: `document_malformed` or `document_too_large`.

@@ -22,7 +22,7 @@ _NOT_OF_DATES: Final = re.compile(r'"[^"]*"|\\.|\[[^\]]*\]|_.|general|[^ymdhs]',
 def extract_xlsx(package: OfficePackage, main_part: str, builder: TextBuilder, limits: ParsingLimits) -> None:
     """Add the text of a workbook's sheets to `builder`, as Markdown, in their order. Each sheet is a page, with its
     name as a heading and a row of a table for each row that has a value. For a formula its stored result is added, and
-    dates are ISO dates. `main_part`: the part of the package that lists the sheets.
+    dates are ISO dates. `main_part`: the part of the package that lists the sheets. Blocks.
 
     Raises:
         ParsingError: `document_malformed` or `document_too_large`.

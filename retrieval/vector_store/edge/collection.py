@@ -69,8 +69,9 @@ class EdgeCollection:
     async def create(cls, folder: CollectionFolder, lock: int, spec: CollectionSpec) -> EdgeCollection:
         """Create the collection's files durably, and return it with its process running.
 
-        No collection of this name may exist. Raises VectorStoreError where the shard cannot be created, and OSError
-        where files cannot be written; what was written then has no record, so it is no collection.
+        No collection of this name may exist. `lock`: the descriptor of the store's lock, which the process inherits.
+        Raises VectorStoreError where the shard cannot be created, and OSError where files cannot be written; what was
+        written then has no record, so it is no collection.
         """
         shard = await asyncio.to_thread(folder.make_shard)
         try:

@@ -70,7 +70,8 @@ def decode_vectors(data: bytes, dimension: int) -> list[list[float]]:
 
 
 def encode_vector_text(vector: Sequence[float]) -> str:
-    """Return `encode_vector`'s bytes in Base64, for answers, which are JSON alone."""
+    """Return `encode_vector`'s bytes in Base64, for answers, which are JSON alone. Raises OverflowError for an integer
+    that no 64-bit float holds."""
     return base64.b64encode(encode_vector(vector)).decode()
 
 

@@ -67,7 +67,7 @@ class Shard:
     @classmethod
     def load(cls, folder: Path, bm25: Bm25Options) -> Shard:
         """Open an existing shard. It has all writes that were acknowledged before its last process ended, flushed or
-        not. Blocks. Raises Exception itself if the files are damaged."""
+        not. `bm25`: the options with which it was created. Blocks. Raises Exception itself if the files are damaged."""
         return cls(qdrant.EdgeShard.load(str(folder)), bm25)
 
     def upsert(self, points: Sequence[Mapping[str, Any]], vectors: Sequence[Sequence[float]] | None) -> None:

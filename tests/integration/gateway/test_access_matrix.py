@@ -1,4 +1,4 @@
-"""Every method and path of the gateway, other spellings of them, and odd Hosts, with every sort of key: what is let in
+"""Every method and path of the gateway, and other spellings of them, with every sort of key: what is let in
 is what `tests.support.access_table` says, and nothing else is reached."""
 
 from __future__ import annotations
@@ -7,9 +7,7 @@ import asyncio
 import contextlib
 import json
 import re
-import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import pytest
 from fastapi import FastAPI
@@ -22,9 +20,20 @@ from gateway.ingress.route_access import Access, UndeclaredRouteError, require_a
 from gateway.routing.live_routes import LiveRoutes
 from gateway.routing.model_events import ModelEventLog
 from gateway.settings import GatewaySettings
-from tests.fakes.fake_controller import route
-from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
-from tests.fakes.mock_engine import MockEngine
+from tests.fakes.gateway_harness import GatewayHarness
+from tests.support.access_asker import (
+    BODY,
+    BOTH,
+    NO_RESPONSE,
+    OPENS,
+    Asker,
+    bearer,
+    filled_in,
+    guarded,
+    reached,
+    some_of,
+    verdict,
+)
 from tests.support.access_table import (
     MAY_BE_OPEN,
     OTHER_NAMES,
@@ -33,38 +42,12 @@ from tests.support.access_table import (
     list_differences,
     list_expected,
 )
-from tests.support.campaign import campaign_count
-from tests.support.queueing import key
-from tests.support.raw_http import Answer, RawClient, raw
+from tests.support.raw_http import raw
 from tests.support.wait import until
 
-Item = TypeVar("Item")
-BOTH: Final = ("inference", "admin")
-KEYS: Final = (
-    key("all", scopes=BOTH),
-    key("inference"),
-    key("admin", scopes=("admin",)),
-    key("expired", scopes=BOTH, expires_at=time.time() - 1),
-    key("stranger", scopes=BOTH),
-)
-NOBODY: Final = ("", "nobody", "expired")
-"""Whose key opens nothing: none, one that is not known, and one that was."""
-OPENS: Final[Mapping[str, tuple[Access, ...]]] = {
-    **dict.fromkeys(NOBODY, ("open",)),
-    "inference": ("open", "any_key", "inference"),
-    "admin": ("open", "any_key", "admin"),
-    "all": ("open", "any_key", "inference", "admin"),
-    "stranger": ("open", "any_key", "inference", "admin"),
-}
 METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PURGE")
-NO_ROUTES: Final = ("/", "/nowhere", "/v1", "/v1/admin", "/docs", "/redoc", "/health/cold", "/v2/models")
+NO_ROUTES: Final = ("/pages", "/nowhere", "/v1", "/v1/admin", "/docs", "/redoc", "/health/cold", "/v2/models")
 NAMED_OTHERWISE: Final = (*OTHER_NAMES, *(f"/{path}" for path in WITHOUT_V1), "/models/org/m", "/messages/count_tokens")
-ENDLESS: Final = ("GET", "/models/sse")
-"""A stream of events that ends with the gateway, so that nobody waits for its end."""
-NO_RESPONSE: Final = "resp_" + "0" * 48
-BODY: Final = json.dumps(
-    {"model": "org/m", "messages": [], "input": "Hi", "prompt": "Hi", "query": "Hi", "documents": ["Hi"]}
-)
 
 
 def declarations(gateway: Gateway) -> list[tuple[str, str, Access]]:
@@ -149,40 +132,6 @@ def test_a_route_that_opens_to_another_scope_is_found() -> None:
     assert list_differences(declared) == ["GET /slots: declared None, decided admin"]
 
 
-def filled_in(path: str, response_id: str = NO_RESPONSE) -> str:
-    """A declared path, as it is asked for."""
-    parts = {"{name:path}": "org/m", "{response_id}": response_id, "{id}": "0", "{rest:path}": "plan"}
-    parts |= {"{completion_id}": "chatcmpl-none", "{conversation_id}": "conv_none", "{item_id}": "msg_none"}
-    for part, text in parts.items():
-        path = path.replace(part, text)
-    return path
-
-
-def bearer(who: str) -> dict[str, str]:
-    """The key of that name."""
-    return {"authorization": f"Bearer secret-{who}"} if who else {}
-
-
-def verdict(access: Access, who: str) -> tuple[int, str] | None:
-    """Status and code of the refusal that is due; None: he is let in."""
-    if access in OPENS[who]:
-        return None
-    return (401, "invalid_api_key") if who in NOBODY else (403, "scope_required")
-
-
-@contextlib.asynccontextmanager
-async def guarded() -> AsyncIterator[tuple[GatewayHarness, MockEngine]]:
-    """A gateway with the keys, and the model `org/m`."""
-    async with gateway_harness(engine_state_routes=True) as here, engines(1) as (engine,):
-        await here.publish(route("org/m", [engine.url]), keys=KEYS)
-        yield here, engine
-
-
-def reached(here: GatewayHarness, engine: MockEngine) -> tuple[int, int]:
-    """How many requests have come to the engine, and to the controller."""
-    return len(engine.client_requests), len(here.controller.admin.asked)
-
-
 ANY_KEY = {*((method, "/openapi.json") for method in METHODS), ("POST", "/mcp")}
 """What any key opens; other paths that demand any key are no routes."""
 
@@ -245,10 +194,12 @@ async def test_what_is_no_method_reaches_nothing(method: str) -> None:
 def spellings(path: str) -> list[tuple[str, str]]:
     """Other ways to write a path, each with the path that it is read as: decoded once, and nothing else done to it."""
     slashes, head, tail = path[1:].replace("/", "%2F"), path[:-1], path[-1]
+    # A target begins with a slash, so that of the page has one spelling less.
+    last_encoded = [(f"{head}%{ord(tail):02X}", path)] if head else []
     return [
+        *last_encoded,
         ("/" + "".join(f"%{ord(letter):02x}" for letter in path[1:]), path),
         ("/" + slashes, path),
-        (f"{head}%{ord(tail):02X}", path),
         (path + "?x=/../health", path),
         (path + "#/health", path),
         ("http://localhost" + path, path),
@@ -283,57 +234,6 @@ def spellings(path: str) -> list[tuple[str, str]]:
     ]
 
 
-def some_of(items: Sequence[Item], turn: int, who: str) -> Sequence[Item]:
-    """All of them where nobody is let in, since that is soon done, and in a campaign; else a third, in turn others."""
-    first = turn % len(items)
-    turned = [*items[first:], *items[:first]]
-    return turned[: len(items) if who in NOBODY else campaign_count(len(items) // 3, len(items))]
-
-
-class Asker:
-    """Sends requests on a few connections beside each other, and on others where the gateway ends one."""
-
-    LANES = 8
-
-    def __init__(self, here: GatewayHarness, stack: contextlib.AsyncExitStack) -> None:
-        self._here = here
-        self._stack = stack
-        self._clients: dict[int, RawClient] = {}
-
-    async def ask(self, method: str, target: str, who: str) -> Answer:
-        """One whole answer."""
-        (answer,) = await self.ask_all([(method, target, b"localhost")], who)
-        return answer
-
-    async def ask_all(self, asked: Sequence[tuple[str, str, bytes]], who: str) -> list[Answer]:
-        """The whole answers to requests of this method, target and Host."""
-        lanes = [self._ask_in_lane(lane, asked[lane :: self.LANES], who) for lane in range(self.LANES)]
-        by_lane = await asyncio.gather(*lanes)
-        return [by_lane[number % self.LANES][number // self.LANES] for number in range(len(asked))]
-
-    async def _ask_in_lane(self, lane: int, asked: Sequence[tuple[str, str, bytes]], who: str) -> list[Answer]:
-        answers = []
-        for method, target, host in asked:
-            client = self._clients.get(lane)
-            if client is None:
-                client = await self._stack.enter_async_context(raw(self._here))
-            number = len(client.answers) + 1
-            client.write(_request(method, target, who, host))
-            answers.append(await client.answer(number))
-            if answers[-1].all("connection"):
-                self._clients.pop(lane, None)
-            else:
-                self._clients[lane] = client
-        return answers
-
-
-def _request(method: str, target: str, who: str, host: bytes) -> bytes:
-    body = BODY.encode() if method == "POST" else b""
-    lines = [f"{method} {target} HTTP/1.1".encode("latin-1"), b"host: " + host, b"content-length: %d" % len(body)]
-    lines += [f"{name}: {value}".encode() for name, value in bearer(who).items()]
-    return b"\r\n".join([*lines, b"", body])
-
-
 @pytest.mark.parametrize("who", ["", "inference", "admin"])
 async def test_no_spelling_of_a_path_goes_around_a_scope(who: str) -> None:
     async with guarded() as (here, engine), contextlib.AsyncExitStack() as stack:
@@ -360,89 +260,6 @@ async def test_no_spelling_of_a_path_goes_around_a_scope(who: str) -> None:
             to_engine, to_controller = (now - then for now, then in zip(reached(here, engine), before, strict=True))
             assert to_controller <= let_in.count("admin"), (method, declared_path)
             assert to_engine <= sum(access in BOTH for access in let_in), (method, declared_path)
-
-
-WELL_FORMED_HOSTS: Final = (b"localhost:99999", b"..", b"a" * 4000)
-HOSTS: Final = (
-    *WELL_FORMED_HOSTS,
-    b"localhost/health",
-    b"localhost/v1/admin/plan?",
-    b"localhost?/health",
-    b"localhost#",
-    b"localhost:1/health#",
-    b"/health",
-    b"?",
-    b"#/health",
-    b"user@localhost",
-    b"user:password@localhost/health?@",
-    b"@",
-    b"local host",
-    b"local\thost",
-    b"[",
-    b"]",
-    b"[::1",
-    b"[::1%25/health]",
-    b"localhost:port",
-    b"\\\\localhost\\health",
-    b"http://localhost/health",
-    b"%2e%2e/health",
-    b"\xff\x80",
-    "\u2100.example".encode(),
-)
-
-
-@pytest.mark.parametrize("who", ["", "inference", "admin"])
-async def test_no_host_changes_a_verdict(who: str) -> None:
-    """With keys the Host header says nothing of what is let in, nor of what the answer is; what is no Host is the same
-    error on every route that is not open, with every key."""
-    routes = {(method, filled_in(path)) for method, path in list_expected() if method not in ("*", "HEAD")}
-    routes -= {ENDLESS}
-    routes |= {("GET", "/v1/admin/plan"), ("GET", "/nowhere"), ("PUT", "/props"), ("GET", "/v1/admin%0a/plan")}
-    async with guarded() as (here, _), contextlib.AsyncExitStack() as stack:
-        asker = Asker(here, stack)
-        for turn, (method, path) in enumerate(sorted(routes)):
-            refusal = verdict(find_expected(method, path.replace("%0a", "\n")), who)
-            plain = await asker.ask(method, path, who)
-            assert refusal == ((plain.status, plain.error["code"]) if plain.status in (401, 403) else None), path
-            hosts = some_of(HOSTS, turn, who)
-            answers = await asker.ask_all([(method, path, host) for host in hosts], who)
-            for host, answer in zip(hosts, answers, strict=True):
-                if host not in WELL_FORMED_HOSTS and find_expected(method, path.replace("%0a", "\n")) != "open":
-                    assert (answer.status, answer.error["code"]) == (400, "invalid_request"), (method, path, host)
-                    continue
-                said = [(each.status, each.status >= 400 and each.error["message"]) for each in (answer, plain)]
-                assert said[0] == said[1], (method, path, host)
-
-
-@pytest.mark.parametrize("is_open", [False, True])
-async def test_without_keys_an_odd_host_is_foreign_on_every_route(is_open: bool) -> None:
-    settings: dict[str, Any] = {"host": "0.0.0.0", "open": True} if is_open else {}
-    odd = [host for host in (*HOSTS, b"[::1%@evil.example]", b"[fe80::1%?]:80") if host != b"localhost:99999"]
-    async with gateway_harness(engine_state_routes=True, **settings) as here, engines(1) as (engine,):
-        await here.publish(route("org/m", [engine.url]))
-        async with contextlib.AsyncExitStack() as stack:
-            asker = Asker(here, stack)
-            for declared_method, path in list_expected():
-                method = {"*": "POST", "HEAD": "GET"}.get(declared_method, declared_method)
-                answers = await asker.ask_all([(method, filled_in(path), host) for host in odd], "")
-                for host, answer in zip(odd, answers, strict=True):
-                    if find_expected(method, filled_in(path)) == "open":
-                        assert answer.status == 200, (path, host)
-                    else:
-                        assert (answer.status, answer.error["code"]) == (403, "forbidden_host"), (path, host)
-        assert not engine.client_requests
-        assert not here.controller.admin.asked
-
-
-@pytest.mark.parametrize("control", [b"\0", b"\x01", b"\x0b", b"\x1f", b"\x7f", b"\r", b"\n"])
-async def test_a_host_with_a_control_character_is_no_request(control: bytes) -> None:
-    async with guarded() as (here, engine):
-        for path in ("/v1/admin/plan", "/v1/models", "/health"):
-            async with raw(here) as client:
-                client.write(f"GET {path} HTTP/1.1\r\n".encode() + b"host: local" + control + b"host\r\n\r\n")
-                assert (await client.answer()).status == 400
-        assert not engine.client_requests
-        assert not here.controller.admin.asked
 
 
 @pytest.mark.parametrize(

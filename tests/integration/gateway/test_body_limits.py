@@ -52,6 +52,26 @@ async def test_an_announced_body_is_refused_before_it_is_sent(target: str) -> No
         await spotless(here)
 
 
+@pytest.mark.parametrize("target", ["/models", "/models/load", "/v1/models/m/benchmark"])
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        (b'{"model": "' + b"x" * MIB + b'"}', 413, "body_too_large"),
+        (b'{"model": "\xff"}', 400, "invalid_json"),
+        (b"[" * 100_000, 400, "invalid_json"),
+        (b'{"model": ' + b"9" * 5000 + b"}", 400, "invalid_json"),
+    ],
+    ids=["large", "not-utf-8", "deep", "long-number"],
+)
+async def test_a_body_that_the_framework_reads_is_refused_by_its_own_code(
+    target: str, body: bytes, status: int, code: str
+) -> None:
+    async with gateway_harness(max_body_mib=1) as here:
+        await here.publish(route("m"))
+        async with here.client.post(here.url + target, data=body, headers={"content-type": "application/json"}) as got:
+            assert (got.status, (await got.json())["error"]["code"]) == (status, code)
+
+
 @pytest.mark.parametrize("target", [*INFERENCE, "/v1/admin/plan", "/v1/nowhere", "/v1/models"])
 @pytest.mark.parametrize("framing", ["content-length: 9999999999999", "transfer-encoding: chunked"])
 async def test_an_answer_arrives_although_the_client_goes_on_sending(target: str, framing: str) -> None:

@@ -52,7 +52,11 @@ async def test_a_killed_gateway_has_each_turn_wholly_or_not_at_all(tmp_path: Pat
             assert [item["content"][0]["text"] for item in items[::2]] == [str(n) for n in range(len(items) // 2)]
             for response_id, answer in zip(told, items[1::2], strict=False):
                 assert (await here.client.responses.retrieve(response_id)).output[0].id == answer["id"]
-            assert await here.client.conversations.retrieve(conversation.id) == conversation
+            found = await here.client.conversations.retrieve(conversation.id)
+            assert (found.created_at, found.metadata) == (conversation.created_at, {"a": "b"})
+            shown = found.to_dict()
+            assert (shown["item_count"], shown["active_item_id"]) == (len(items), items[-1]["id"])
+            assert shown["running_response_id"] is None
             await here.make("on", conversation=conversation.id)
             assert len(here.messages()) == len(items) + 1
             # What was being made has failed, has added nothing, and locks nothing.

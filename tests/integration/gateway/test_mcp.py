@@ -20,7 +20,9 @@ from tests.support.mcp_clients import (
     GENERATIONS,
     HEADERS,
     INFERENCE_TOOLS,
+    ROW,
     Generation,
+    answer_rows,
     call,
     call_failing,
     list_names,
@@ -30,22 +32,7 @@ from tests.support.mcp_clients import (
 )
 from tests.support.queueing import key
 
-ROW = {
-    "name": "m", "runtime_state": "loading", "is_loaded": False, "replicas": 1, "loaded_replicas": 0,
-    "load_progress": 0.25, "inflight_requests": 0, "last_error": None, "retry_at": None, "blocked": [], "held_by": [],
-    "load_recommendations": {"a": "b"}, "definition": {"model_path": "m.gguf"},
-}  # fmt: skip
 STATE = {name: value for name, value in ROW.items() if name not in ("load_recommendations", "definition")}
-
-
-def rows(here: GatewayHarness, *states: str, **more: Any) -> None:
-    """Let the controller answer rows with these states, one after the other; the last one for ever."""
-    left = list(states)
-
-    async def answer(_: web.Request) -> web.Response:
-        return web.json_response(ROW | more | {"runtime_state": left.pop(0) if len(left) > 1 else left[0]})
-
-    here.controller.admin.answer = answer
 
 
 def targets(here: GatewayHarness) -> list[tuple[str, str]]:
@@ -140,7 +127,7 @@ async def test_tools_say_what_they_change() -> None:
 
 async def test_each_admin_tool_asks_one_route_of_the_controller() -> None:
     async with gateway_harness() as here, mcp_client(here.url) as client:
-        rows(here, "loading")
+        answer_rows(here, "loading")
         assert await call(client, "get_model", model="org/m:Q4") == {
             name: value for name, value in ROW.items() if name != "load_recommendations"
         }
@@ -173,19 +160,19 @@ async def test_a_load_is_waited_for_and_its_progress_told() -> None:
         told.append((progress, total, message))
 
     async with gateway_harness() as here, mcp_client(here.url) as client:
-        rows(here, "loading", "loading", "loaded")
+        answer_rows(here, "loading", "loading", "loaded")
         result = await client.call_tool("load_model", {"model": "m", "wait_s": 60}, progress_callback=note)
         assert result.structured_content == STATE | {"runtime_state": "loaded"}
         assert [(total, message) for _, total, message in told] == [(60, "m is loading, 25%")] * 2
         assert told[0][0] < told[1][0], "progress grows"
         assert targets(here)[1:] == [("GET", "models/m")] * 2
 
-        rows(here, "loading", "failed", last_error="no such file")
+        answer_rows(here, "loading", "failed", last_error="no such file")
         error = await call_failing(client, "load_model", model="m", wait_s=60)
         assert (error["code"], error["message"]) == ("model_failed", "The model 'm' could not be loaded: no such file")
-        rows(here, "unloading", "unloading", "unloaded")
+        answer_rows(here, "unloading", "unloading", "unloaded")
         assert (await call(client, "unload_model", model="m", wait_s=60))["runtime_state"] == "unloaded"
-        rows(here, "loading")
+        answer_rows(here, "loading")
         assert (await call(client, "load_model", model="m", wait_s=0.1))["runtime_state"] == "loading"
 
 

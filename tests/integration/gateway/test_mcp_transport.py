@@ -10,7 +10,6 @@ from typing import Any
 
 import aiohttp
 import pytest
-from aiohttp import web
 from mcp import MCPError
 
 from gateway.api.mcp import MAX_BODY_BYTES
@@ -25,6 +24,7 @@ from tests.support.mcp_clients import (
     HEADERS,
     INFERENCE_TOOLS,
     Generation,
+    answer_rows,
     call,
     call_failing,
     list_names,
@@ -50,21 +50,12 @@ def post(here: GatewayHarness, body: bytes, **headers: str) -> Any:
 
 def calls_of(here: GatewayHarness) -> Any:
     """The calls of the gateway's MCP clients."""
-    assert here.server is not None
-    return here.server._gateway.mcp_calls
+    return here.gateway.mcp_calls
 
 
 def say_loading(here: GatewayHarness) -> None:
     """Let the controller answer that the model is being loaded, and after many looks that it is loaded."""
-    looks = 0
-
-    async def answer(_: web.Request) -> web.Response:
-        nonlocal looks
-        looks += 1
-        state = "loading" if looks < MANY_LOOKS else "loaded"
-        return web.json_response({"name": "m", "runtime_state": state, "load_progress": None, "last_error": None})
-
-    here.controller.admin.answer = answer
+    answer_rows(here, *["loading"] * (MANY_LOOKS - 1), "loaded")
 
 
 @pytest.mark.parametrize(

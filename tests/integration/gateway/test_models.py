@@ -64,6 +64,8 @@ async def test_everything_that_is_told_of_a_model() -> None:
             "created_at": "2023-11-14T22:13:20Z",
             "max_input_tokens": 8192,
             "state": "loaded",
+            "reason": None,
+            "autoload": False,
             "aliases": ["m", "gpt-4o"],
             "backend": "llama_server",
             "capabilities": {
@@ -76,6 +78,7 @@ async def test_everything_that_is_told_of_a_model() -> None:
                 "structured_output": True,
                 "logprobs": True,
             },
+            "continues_answers": True,
             "modalities": ["text", "image"],
             "context_length": 8192,
             "status": {"value": "loaded", "args": [], "failed": False, "exit_code": None, "progress": None},
@@ -95,6 +98,26 @@ async def test_everything_that_is_told_of_a_model() -> None:
         assert await get(here, "/v1/models") == {
             "object": "list", "data": [], "has_more": False, "first_id": None, "last_id": None
         }  # fmt: skip
+
+
+async def test_why_a_model_is_not_loaded_is_told_without_paths_and_addresses() -> None:
+    told = "it ended: cannot open /srv/models/m.gguf at 10.1.2.3:8000"
+    async with gateway_harness() as here:
+        failed, waiting = route("a", state=ModelState.FAILED), route("b", state=ModelState.UNLOADED, autoload=True)
+        await here.publish(
+            failed.model_copy(update={"last_error": told, "reason": "it failed"}),
+            waiting.model_copy(update={"reason": "no room for /srv/x", "backend": "vllm"}),
+            route("c").model_copy(update={"last_error": told, "reason": "before", "backend": "openai_remote"}),
+        )
+        listed = (await get(here, "/v1/models"))["data"]
+        assert [(each["reason"], each["autoload"], each["continues_answers"]) for each in listed] == [
+            ("it ended: cannot open [path] at [address]", False, False),
+            ("no room for [path]", True, True),
+            (None, False, False),
+        ]
+        for each in listed:
+            assert (await get(here, f"/v1/models/{each['id']}/status"))["reason"] == each["reason"]
+            assert (await get(here, f"/v1/models/{each['id']}"))["reason"] == each["reason"]
 
 
 async def test_the_list_of_llama_servers_router() -> None:

@@ -126,7 +126,11 @@ async def test_a_folder_that_cannot_be_used_is_told_in_one_line(tmp_path: Path) 
         assert str(folder) in said
         assert "ROUNDHOUSE_STATE" in said
     # What stores nothing needs no folder.
-    settings = {"ROUNDHOUSE_STATE": str(tmp_path / "file"), "ROUNDHOUSE_RESPONSES_RETENTION_H": "0"}
+    settings = {
+        "ROUNDHOUSE_STATE": str(tmp_path / "file"),
+        "ROUNDHOUSE_RESPONSES_RETENTION_H": "0",
+        "ROUNDHOUSE_STREAM_FILES": "0",
+    }
     async with running(**settings) as (_, here), here.client.get(here.url + "/health") as answer:
         assert answer.status == 200
 

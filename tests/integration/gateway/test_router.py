@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 import aiohttp
+import pytest
 
 from controller.schema.errors import RoundhouseError
 from controller.schema.status import ModelState
@@ -116,6 +117,46 @@ async def test_load_and_unload_are_asked_of_the_controller() -> None:
         await here.controller.stop()
         async with here.post("/models/load", model="short") as answer:
             assert (answer.status, (await answer.json())["error"]["code"]) == (503, "controller_unavailable")
+
+
+@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain", "application/json", None])
+async def test_a_body_needs_no_content_type(kind: str | None) -> None:
+    """As curl's `-d` sends it."""
+    async with gateway_harness() as here:
+        await here.publish(route("m", state=ModelState.UNLOADED))
+        url, body = f"{here.url}/models/load", b'{"model": "m", "other": 1}'
+        headers = {} if kind is None else {"content-type": kind}
+        skipped = ["content-type"] if kind is None else []
+        async with here.client.post(url, data=body, headers=headers, skip_auto_headers=skipped) as answer:
+            assert (answer.status, await answer.json()) == (200, {"success": True})
+        assert changes_asked(here)[-1].target == "/v1/admin/models/m/load?wait=false"
+        # So a page of another origin could send it without being asked first; it is refused for its origin.
+        foreign = headers | {"origin": "https://evil.example"}
+        async with here.client.post(url, data=body, headers=foreign, skip_auto_headers=skipped) as answer:
+            assert (answer.status, (await answer.json())["error"]["code"]) == (403, "forbidden_origin")
+        assert len(changes_asked(here)) == 1
+
+
+@pytest.mark.parametrize("path", ["/models", "/models/load", "/models/unload"])
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        (b"", 400, "invalid_request"),
+        (b"{}", 400, "invalid_request"),
+        (b'{"model": ""}', 400, "invalid_request"),
+        (b'{"model": 1}', 400, "invalid_request"),
+        (b'{"model": "%b"}' % (b"m" * 401), 400, "invalid_request"),
+        (b"[]", 400, "invalid_json"),
+        (b"model=m", 400, "invalid_json"),
+        (b" " * (64 * 1024 + 1), 413, "body_too_large"),
+    ],
+)
+async def test_a_body_that_names_no_model_changes_nothing(path: str, body: bytes, status: int, code: str) -> None:
+    async with gateway_harness() as here:
+        await here.publish(route("m", state=ModelState.UNLOADED))
+        async with here.client.post(here.url + path, data=body) as answer:
+            assert (answer.status, (await answer.json())["error"]["code"]) == (status, code)
+        assert not changes_asked(here)
 
 
 @asynccontextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import socket
 import ssl
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,12 @@ from common.network.address_rule import AllowedHosts, parse_allowed_hosts
 from common.network.errors import AddressRefusedError
 from tests.support.download_site import make_network, open_site, trust_nobody
 from tests.support.fake_hub import FakeHub, Fault, FaultPlan, HubRepository
+from tests.support.name_server import PUBLIC, Resolver, connected
 from tests.support.tls_files import make_certificate
 from transfers.network.client import NetworkOptions, SourceClient
 
-PUBLIC = "93.184.216.34"
+__all__ = ["connected"]
+
 OTHER_PUBLIC = "2606:4700::1111"
 MODEL = {"model-Q4_K_M.gguf": random.Random(5).randbytes(70_000), "config.json": b"{}"}
 REFERENCE = "hf:some/model:Q4_K_M"
@@ -28,31 +30,6 @@ CODE = "source_address_refused"
 
 def make_repositories() -> list[HubRepository]:
     return [HubRepository("some/model", dict(MODEL))]
-
-
-class Resolver:
-    """A name server whose answers change: the n-th question gets the n-th answer, and the last one stays."""
-
-    def __init__(self, *answers: Sequence[str]) -> None:
-        self.answers = list(answers)
-        self.asked: list[str] = []
-
-    def __call__(self, host: str, _port: int) -> Sequence[str]:
-        self.asked.append(host)
-        return self.answers[min(len(self.asked), len(self.answers)) - 1]
-
-
-@pytest.fixture
-def connected(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The addresses that were connected to. Nobody answers at any."""
-    addresses: list[str] = []
-
-    def connect(_self: socket.socket, address: tuple[Any, ...]) -> None:
-        addresses.append(str(address[0]))
-        raise ConnectionRefusedError(111, "nobody is there")
-
-    monkeypatch.setattr(socket.socket, "connect", connect)
-    return addresses
 
 
 @pytest.fixture

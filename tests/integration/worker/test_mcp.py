@@ -76,7 +76,7 @@ async def test_tools_resources_and_prompts_pass_through(worker: Worker) -> None:
         assert client.server_info is not None
         assert client.server_info.name == "known"
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
-        assert sorted(tools) == ["echo", "end", "environment", "fail", "spawn", "wait"]
+        assert sorted(tools) == ["echo", "end", "environment", "fail", "spawn", "wait", "wait_for"]
         assert tools["echo"].description == "Answer the text."
         assert tools["echo"].input_schema["required"] == ["text"]
         assert await call_text(client, "echo", text="Grüße 😀\n") == "Grüße 😀\n"
@@ -145,6 +145,7 @@ async def test_the_bridge_ends_with_its_server(worker: Worker) -> None:
             await client.call_tool("end", {})
     assert worker.process.wait(60) == 1
     assert worker.last_line == f"the MCP server {sys.executable} ended"
+    assert worker.log.count(worker.last_line) == 1
 
 
 async def test_nothing_of_the_server_outlives_a_stop(worker: Worker) -> None:
@@ -182,6 +183,7 @@ def test_a_server_that_cannot_be_used_is_said_in_the_last_line(
     with bridge(tmp_path / "log", *command) as made:
         assert made.process.wait(60) == 1
         assert made.last_line == line
+        assert made.log.count(line) == 1, "it is said once"
 
 
 def test_a_server_that_says_nothing_is_not_healthy(tmp_path: Path) -> None:

@@ -195,3 +195,8 @@ def test_no_part_of_an_answer_waits_for_an_acknowledgement() -> None:
             stack.enter_context(socket.create_connection(listener.getsockname()))
             connection = stack.enter_context(listener.accept()[0])
             assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_a_listener_binds_ipv6_addresses_too() -> None:
+    with open_listener(("::1", 0)) as listener:
+        assert listener.getsockname()[0] == "::1"

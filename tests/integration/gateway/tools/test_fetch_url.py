@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gzip
-import socket
 import ssl
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,23 +23,13 @@ from gateway.tools.spec import ToolCall, ToolResult
 from tests.fakes.gateway_harness import gateway_harness, until
 from tests.support.download_site import trust_nobody
 from tests.support.file_server import FileServer, file_server
+from tests.support.name_server import PUBLIC, Resolver, connected
 from tests.support.tls_files import make_certificate
 from tests.support.tool_calls import call_code, call_error, call_text
 
-PUBLIC = "93.184.216.34"
+__all__ = ["connected"]
+
 REFUSED = "must not be connected to"
-
-
-class Resolver:
-    """A name server whose answers change: the n-th question gets the n-th answer, and the last one stays."""
-
-    def __init__(self, *answers: Sequence[str]) -> None:
-        self.answers = list(answers)
-        self.asked: list[str] = []
-
-    def __call__(self, host: str, _port: int) -> Sequence[str]:
-        self.asked.append(host)
-        return self.answers[min(len(self.asked), len(self.answers)) - 1]
 
 
 @dataclass
@@ -96,19 +85,6 @@ async def endless_server(
 def site() -> Iterator[FileServer]:
     with file_server() as found:
         yield found
-
-
-@pytest.fixture
-def connected(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The addresses that were connected to. Nobody answers at any."""
-    addresses: list[str] = []
-
-    def connect(_self: socket.socket, address: tuple[Any, ...]) -> None:
-        addresses.append(str(address[0]))
-        raise ConnectionRefusedError(111, "nobody is there")
-
-    monkeypatch.setattr(socket.socket, "connect", connect)
-    return addresses
 
 
 async def fetch(url: str, *hosts: str, resolver: Resolver | None = None) -> ToolResult:

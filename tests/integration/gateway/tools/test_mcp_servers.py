@@ -91,10 +91,34 @@ async def test_a_real_server() -> None:
         assert (await call_text(here, "demo__repeat", text="x", times=70_000)).endswith(
             "x\n[The output is cut here: it is longer than 65536 bytes.]"
         )
-        assert "the answer is larger than 1048576 bytes" in await failure(
-            here, "demo__repeat", text="x" * 1000, times=3000
+        assert await failure(here, "demo__repeat", text="x" * 1000, times=3000) == (
+            "The MCP server demo failed: the answer is larger than 1048576 bytes: ask for less, or declare the server "
+            "with a `max_output_kib` above 170 (it is 64)."
         )
         assert await call_text(here, "demo__add", a=3, b=4) == "7"
+
+
+@pytest.mark.parametrize(
+    ("max_output_kib", "times", "words"),
+    [
+        (170, 1100, "1048576 bytes: ask for less, or declare the server with a `max_output_kib` above 170 (it is 170)"),
+        (171, 1100, "1050624 bytes: ask for less, or declare the server with a `max_output_kib` above 171 (it is 171)"),
+        (4096, 26_000, "25165824 bytes: ask for less; its `max_output_kib` of 4096 is the most"),
+        (400, 1100, None),
+    ],
+)
+async def test_of_an_answer_that_is_too_large_it_is_said_what_helps(
+    max_output_kib: int, times: int, words: str | None
+) -> None:
+    async with mcp_process() as server, gateway_harness() as here:
+        await here.publish(mcp_servers=(server.route(timeout_s=600.0, max_output_kib=max_output_kib),))
+        await connected(here, "demo")
+        repeated = {"text": "x" * 1000, "times": times}
+        if words is None:
+            assert (await call_text(here, "demo__repeat", **repeated)).startswith("x" * 400 * 1024)
+        else:
+            told = await failure(here, "demo__repeat", **repeated)
+            assert told == f"The MCP server demo failed: the answer is larger than {words}."
 
 
 async def test_a_real_server_tells_of_its_new_tools() -> None:
@@ -142,10 +166,9 @@ async def test_a_real_server_that_is_killed_costs_its_own_calls_alone(caplog: py
 
 async def _is_counted(here: GatewayHarness) -> bool:
     """Whether a call has reached the server: it is one of those that are begun and not noted yet."""
-    assert here.server is not None
-    runner = here.server._gateway.tool_runner
+    runner: Any = here.gateway.tool_runner
     connection = runner._servers._connections["demo"]
-    return connection._places._value < 32
+    return bool(connection._places._value < 32)
 
 
 async def test_a_server_that_ends_within_a_call() -> None:
@@ -413,6 +436,19 @@ async def test_a_server_that_refuses_is_down_with_its_reason() -> None:
         server.answers = {"server/discover": forbidden, "initialize": forbidden}
         await here.publish(mcp_servers=(server.route(token="a-secret-token"),))
         assert await down(here) == "Server returned an error response"
+
+
+@pytest.mark.parametrize("status", [401, 500, 503])
+async def test_a_call_that_a_server_refuses_by_http_is_no_result_of_the_tool(status: int) -> None:
+    async def refuse(_: web.Request, __: dict[str, Any]) -> web.Response:
+        return web.json_response({"error": "not now"}, status=status)
+
+    async with fake_mcp_server() as server, gateway_harness() as here:
+        server.answers["echo"] = refuse
+        await here.publish(mcp_servers=(server.route(),))
+        await connected(here)
+        assert await failure(here, "fake__echo") == "The MCP server fake failed: Server returned an error response."
+        assert (await connected(here))["tools"] == ["fake__echo"]
 
 
 async def test_a_server_that_floods_is_asked_once_a_second_at_most() -> None:

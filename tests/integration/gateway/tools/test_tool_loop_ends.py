@@ -27,15 +27,14 @@ HOLDS = Move("It rains.", holds=True)
 
 def registry_of(loop: Loop) -> dict[str, Any]:
     """Responses that are being made."""
-    server: Any = loop.here.server
-    running: dict[str, Any] = server._gateway.inference._services.responses._running
+    running: dict[str, Any] = loop.here.services.responses._running
     return running
 
 
 async def is_over(loop: Loop) -> None:
     """Nothing of a loop is left."""
     await until(lambda: not loop.servers.running and not loop.model.running, "neither tool nor engine runs")
-    await until(lambda: not loop.here.server._gateway.is_busy, "no request is left")  # type: ignore[union-attr]
+    await until(lambda: not loop.here.gateway.is_busy, "no request is left")
     await nothing_left(loop.here)
 
 
@@ -182,23 +181,21 @@ async def test_a_gateway_that_stops_ends_the_loop() -> None:
     async with looping(HANGS, SAYS) as loop:
         asking = asyncio.create_task(read(loop, stream=True))
         await loop.until_in_tool()
-        server: Any = loop.here.server
-        server._gateway.end_all()
+        loop.here.gateway.end_all()
         response = folded(await asking)
         assert (response["status"], response["error"]["reason"]) == ("failed", "gateway_stopping")
         await until(lambda: loop.servers.cancelled == 1, "the tool is cancelled")
 
 
-async def test_a_tool_that_is_out_of_time_is_told_to_the_model() -> None:
+async def test_a_tool_that_is_out_of_time_is_told_to_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     async with looping(HANGS, SAYS) as loop:
-        server: Any = loop.here.server
         find_tool = loop.servers.find_tool
 
         async def find_short(name: str, tool: str) -> Any:
             offer: Any = await find_tool(name, tool)
             return type(offer)(offer.route.model_copy(update={"timeout_s": 0.01}), offer.tool, offer.check)
 
-        server._gateway.tool_runner._servers.find_tool = find_short
+        monkeypatch.setattr(loop.servers, "find_tool", find_short)
         response = await loop.create()
         call = response.output[1]
         assert (call.status, call.error.type, call.error.code) == ("failed", "http_error", 504)
@@ -211,7 +208,7 @@ async def test_a_key_that_is_withdrawn_ends_the_loop() -> None:
     async with looping(HANGS, SAYS, keys=keys) as loop:
         asking = asyncio.ensure_future(loop.create())
         await loop.until_in_tool()
-        models = list(loop.here.server._gateway.inference._services.live.current.models.values())  # type: ignore[union-attr]
+        models = list(loop.here.services.live.current.models.values())
         await loop.here.publish(*models, keys=keys[1:])
         loop.release.set()
         assert (await refusal(asking))[:2] == (401, "invalid_api_key")

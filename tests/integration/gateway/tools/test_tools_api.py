@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import aiohttp
+import psutil
 import pytest
 
 from controller.schema.tools import BUILTIN_TOOLS, ToolRoute
@@ -19,6 +22,15 @@ from tests.support.tool_calls import call_code, call_error, call_text, call_tool
 
 TIME = ToolRoute(name="current_time")
 CALCULATE = ToolRoute(name="calculate")
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    """End the processes of a gateway that did not end them, so that they disturb no other test."""
+    yield
+    for process in map(psutil.Process, _job_processes()):
+        with contextlib.suppress(psutil.Error):
+            process.kill()
 
 
 def all_tools(folder: Path) -> tuple[ToolRoute, ...]:
@@ -162,18 +174,23 @@ async def test_a_call_that_takes_too_long_is_ended(tmp_path: Path) -> None:
         await until(lambda: not _job_processes(), "its process has ended")
 
 
-async def test_a_client_that_leaves_ends_its_call(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_stopped", [False, True])
+async def test_a_client_that_leaves_ends_its_call(tmp_path: Path, is_stopped: bool) -> None:
+    """A process that is stopped takes no signal but SIGKILL."""
     (tmp_path / "text").write_text("a" * 60 + "!\n")
     async with gateway_harness() as here:
         await here.publish(tools=(ToolRoute(name="search_files", folder=str(tmp_path), timeout_s=600.0),))
         async with aiohttp.ClientSession() as client:
             body = {"tool": "search_files", "params": {"text": "(a+)+$", "regex": True}}
             task = asyncio.create_task(client.post(f"{here.url}/tools", json=body).__aenter__())
-            await until(lambda: bool(_job_processes()), "the call runs")
+            # Not as soon as there is a process: asyncio itself ends one whose start is cancelled.
+            process = await _searching(tmp_path / "text")
+            if is_stopped:
+                process.suspend()
             task.cancel()
         report = await here.controller.report_where(lambda report: bool(report.tool_calls))
         assert [call.outcome for call in report.tool_calls] == ["cancelled"]
-        await until(lambda: not _job_processes(), "its process has ended")
+        await until(lambda: not process.is_running(), "its process has ended")
 
 
 async def test_other_calls_go_on_while_files_hang(tmp_path: Path) -> None:
@@ -265,6 +282,22 @@ async def test_a_stop_ends_calls(tmp_path: Path) -> None:
 def _stop(here: GatewayHarness) -> None:
     assert here.server is not None
     here.server.should_exit = True
+
+
+async def _searching(path: Path) -> psutil.Process:
+    """The process that searches a file, once it has opened it."""
+
+    def find() -> psutil.Process | None:
+        for process in map(psutil.Process, _job_processes()):
+            with contextlib.suppress(psutil.Error):
+                if any(file.path == str(path) for file in process.open_files()):
+                    return process
+        return None
+
+    await until(lambda: find() is not None, "a process searches the file")
+    found = find()
+    assert found is not None
+    return found
 
 
 def _job_processes() -> list[int]:

@@ -25,7 +25,7 @@ from controller.runtimes.process.preflight import check_program
 from controller.schema.declarations import RuntimeDeclaration, RuntimeDeclarations
 from controller.schema.status import ModelState
 from controller.schema.tools import McpServerRoute
-from controller.state import Exit, ReplicaId
+from controller.state import Exit, Phase, ReplicaId
 from tests.support.config_files import MODELS_ROOT, parse_text, problems_of
 from tests.support.controller_harness import AddressedRuntime, ControllerHarness
 
@@ -151,7 +151,7 @@ def test_a_program_that_cannot_be_run_is_permanent(reason: str) -> None:
 )
 def test_the_reason_names_the_command(line: str, message: str) -> None:
     log_tail = f"x\n{line}\n"
-    shown = f"{message}; the engine ended with exit code 1. Last log lines:\nx\n{line}"
+    shown = f"{message}; the launcher ended with exit code 1. Last log lines:\nx\n{line}"
     assert verdict_of_exit("mcp", Exit(1, False, log_tail), was_ready=False) == Verdict(shown, False, 1)
 
 
@@ -230,19 +230,20 @@ def route(place: Place, name: str = "time") -> McpServerRoute:
 
 async def test_a_running_server_is_in_the_table_with_its_token_and_is_no_model(place: Place) -> None:
     await place.rounds(2, ready=False)
-    assert (route(place).url, route(place).reason) == (None, "it is loading")
+    assert (route(place).url, route(place).reason, route(place).is_expected) == (None, "it is loading", True)
     await place.rounds(4)
     table = place.harness.hub.table
     assert table is not None
     assert [each.name for each in table.models] == ["m"]
     [endpoint] = table.models[0].endpoints
     found = route(place)
-    assert (found.url, found.reason) == ("http://engine/mcp", None)
+    assert (found.url, found.reason, found.is_expected) == ("http://engine/mcp", None, False)
     assert found.replica is not None
     assert found.replica.startswith("rh-i-mcp-time-")
     assert found.token is not None
     assert found.token != endpoint.token
-    assert (route(place, "far").url, route(place, "far").replica) == ("https://far/mcp", None)
+    far = route(place, "far")
+    assert (far.url, far.replica, far.is_expected) == ("https://far/mcp", None, False)
 
 
 async def test_an_unloaded_server_says_why_it_is_not_there(place: Place) -> None:
@@ -250,8 +251,10 @@ async def test_an_unloaded_server_says_why_it_is_not_there(place: Place) -> None
     place.harness.admin_service.unload_model("mcp:time", hold=True, actor="operator")
     await place.rounds(5)
     assert (route(place).url, route(place).replica, route(place).token) == (None, None, None)
-    assert route(place).reason == "it is unloaded"
+    assert (route(place).reason, route(place).is_expected) == ("it is unloaded", False)
     place.harness.admin_service.load_model("mcp:time", {}, None, actor="operator")
+    await place.rounds(2, ready=False)
+    assert (route(place).reason, route(place).is_expected) == ("it is loading", True)
     await place.rounds(5)
     assert route(place).url == "http://engine/mcp"
 
@@ -265,3 +268,52 @@ async def test_a_server_stays_in_the_table_while_nothing_can_be_observed(place: 
     assert place.harness.reconciler.round is not None
     states = {each.name: each.state for each in place.harness.reconciler.round.statuses}
     assert states["mcp:time"] is ModelState.LOADED
+
+
+def end(place: Place) -> None:
+    """Let the running replica of the server end, as one that is killed."""
+    [name] = [each for each in place.runtime.replicas if each.startswith("rh-i-mcp-time-")]
+    seen = place.runtime.replicas[name]
+    place.runtime.replicas[name] = replace(seen, phase=Phase.EXITED, exit=Exit(1, False, ""))
+    place.harness.prober.ready.pop(name, None)
+
+
+async def test_a_server_that_ended_is_expected_while_it_is_started_again(place: Place) -> None:
+    await place.rounds(5)
+    first = route(place).replica
+    end(place)
+    await place.rounds(1, ready=False)
+    assert (route(place).url, route(place).is_expected) == (None, True)
+    await place.rounds(3, ready=False)
+    assert (route(place).reason, route(place).is_expected) == (
+        "it is loading: the launcher ended with exit code 1", True,
+    )  # fmt: skip
+    await place.rounds(3)
+    assert route(place).url == "http://engine/mcp"
+    assert route(place).replica != first
+
+
+async def test_a_server_that_cannot_be_started_is_not_expected(place: Place) -> None:
+    place.runtime.preflight_error = "program mcp-server-time is not on PATH"
+    await place.rounds(5)
+    found = route(place)
+    assert (found.url, found.is_expected) == (None, False)
+    assert found.reason == "it is failed: program mcp-server-time is not on PATH"
+
+
+async def test_an_edit_waits_for_the_calls_at_the_former_replica(place: Place, tmp_path: Path) -> None:
+    await place.rounds(5)
+    former = route(place).replica
+    assert former is not None
+    place.harness.hub.holds = frozenset({former})
+    place.harness.hub.slow_reports()
+    edited = TIME.replace("s3cr3t", "0ther")
+    (tmp_path / "desired" / "a.yaml").write_text(f"models: {{m: {{backend: stub}}}}\n{edited}\n")
+    await place.harness.files.read_files()
+    await place.rounds(8)
+    assert former in place.runtime.replicas
+    assert route(place).replica not in (former, None), "new calls go to the new one"
+    place.harness.hub.holds = frozenset()
+    place.harness.hub.slow_reports()
+    await place.rounds(3)
+    assert former not in place.runtime.replicas

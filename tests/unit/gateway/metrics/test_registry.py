@@ -37,6 +37,7 @@ def everything() -> Metrics:
     metrics.client_series_of(b"app/1.0").count_finished(0.5)
     work = EngineWork(inference_s=0.9, chunks=4, first_token_s=0.5, stream_s=0.3)
     metrics.model_series_of("m").count_finished("completed", work, Usage(3, 4), 0)
+    metrics.model_series_of("m").count_round("completed", work, Usage(3, 4), 0)
     metrics.show_localllm_names(ledger, lambda: [LoadedEngine("m_model_stub_0", "stub")])
     series = metrics.series_of("m", "/v1/chat/completions")
     series.count_finished(200, 1.0, 0.5, Usage(3, 4, 1))

@@ -68,3 +68,34 @@ def test_who_gives_up_its_place_lets_others_pass(bodies: Bodies) -> None:
     for name in ("a", "c"):
         bodies.leave(name)
     assert bodies.budget.used_bytes == 0
+
+
+def test_what_is_held_has_half_of_the_room_at_most(bodies: Bodies) -> None:
+    budget = bodies.budget
+    assert budget.max_held_bytes == 5
+    assert [budget.hold(3), budget.hold(3), budget.hold(2), budget.hold(1)] == [True, False, True, False]
+    assert budget.used_bytes == 5
+    budget.give_back(3)
+    assert budget.hold(3)
+
+
+def test_what_is_held_waits_for_nobody_and_bodies_wait_for_it(bodies: Bodies) -> None:
+    bodies.come("a", 10)
+    assert bodies.budget.hold(5)
+    assert bodies.budget.used_bytes == 15
+    bodies.come("b", 5)
+    bodies.come("c", 5)
+    bodies.leave("a")
+    assert (bodies.let_in, bodies.budget.used_bytes) == (["b"], 10)
+    bodies.budget.give_back(5)
+    assert bodies.let_in == ["b", "c"]
+
+
+def test_a_body_that_has_no_room_beside_what_is_held_waits_for_bodies_alone(bodies: Bodies) -> None:
+    assert bodies.budget.hold(5)
+    bodies.come("a", 1)
+    bodies.come("large", 8)
+    assert bodies.granted == {"a"}
+    bodies.leave("a")
+    assert bodies.granted == {"large"}
+    assert bodies.budget.used_bytes == 13

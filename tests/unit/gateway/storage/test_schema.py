@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sqlite3
 from pathlib import Path
 
@@ -10,6 +11,10 @@ import pytest
 
 from common.state_files import RESPONSES_SCHEMA_VERSION
 from gateway.storage import schema
+from gateway.storage.conversations.item_outline import Hit, fold_words
+from gateway.storage.conversations.listing import ConversationSearch
+from gateway.storage.conversations.records import ItemListForm
+from gateway.storage.pagination import ListQuery
 from gateway.storage.responses.records import HistoryBounds
 from tests.support.stored import MIB, Clock, iid, opened, response, rid, stored
 
@@ -56,6 +61,30 @@ def test_an_old_file_keeps_its_rows_and_takes_new_ones(tmp_path: Path) -> None:
     fresh.mkdir()
     opened(fresh, Clock()).close()
     assert objects_of(tmp_path / "responses.db") == objects_of(fresh / "responses.db")
+
+
+def test_items_of_an_old_file_are_found_and_outlined(tmp_path: Path) -> None:
+    image = {"type": "input_image", "image_url": "data:image/png;base64,aGk="}
+    item = {"id": "i", "type": "message", "role": "user", "content": [{"type": "input_text", "text": "Straße"}, image]}
+    with contextlib.closing(sqlite3.connect(tmp_path / "responses.db", isolation_level=None)) as db:
+        db.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        for step in schema.SCHEMA_STEPS[:2]:
+            db.executescript(step)
+        db.execute("INSERT INTO conversations VALUES (1, 'conv_a', 't', 'm', 7, 1000000, 'i', '{}')")
+        row = (1, 1, "i", None, 7, json.dumps(item).encode())
+        db.execute("INSERT INTO conversation_items VALUES (?, ?, ?, ?, ?, ?)", row)
+        db.execute("PRAGMA user_version = 2")
+    database = opened(tmp_path, Clock())
+    found = database.listing.list_part("t", ConversationSearch(fold_words("strasse")), None, 9, lambda _: True).found
+    assert [(each.item_id, each.hit) for each in found] == [("i", Hit("", "Straße", ""))]
+    assert (found[0].conversation.active_item, found[0].conversation.settings) == ("i", None)
+    for omits_media, part in (
+        (False, image),
+        (True, {"type": "input_image", "omitted": {"media_type": "image/png", "bytes": 4}}),
+    ):
+        listed = database.conversations.list_items("t", "conv_a", ListQuery(), ItemListForm(omits_media=omits_media))
+        assert listed["data"][0]["content"][1] == part
+    database.close()
 
 
 def test_a_migration_that_does_not_come_to_its_end_leaves_the_file_as_it_was(

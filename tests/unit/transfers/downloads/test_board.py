@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -86,6 +88,29 @@ def test_one_that_waits_for_its_turn_can_be_cancelled(tmp_path: Path, server: Fi
         assert transfers.board.cancel(waiting.id).state == "cancelled"
         server.gate.set()
         assert wait_for_end(transfers, running.id).state == "finished"
+
+
+def test_two_who_cancel_the_same_waiting_download_end_it_once(tmp_path: Path, server: FileServer) -> None:
+    with make_transfers(tmp_path, server, transfers_parallel=1) as transfers:
+        server.gate.clear()
+        running, _ = transfers.board.order(add_file(server, "/a.gguf", CONTENT), include_pickle=False)
+        wait_for("the fetch", lambda: is_downloading(transfers, running.id))
+        waiting, _ = transfers.board.order(add_file(server, "/b.gguf", CONTENT), include_pickle=False)
+        run = transfers.board._runs[waiting.id]
+        cancel, both = run.cancel, threading.Barrier(2)
+
+        def cancel_together() -> bool:
+            is_cancelled = cancel()
+            both.wait(60)
+            return is_cancelled
+
+        run.cancel = cancel_together  # type: ignore[method-assign]
+        with ThreadPoolExecutor(2) as pool:
+            states = list(pool.map(lambda _: transfers.board.cancel(waiting.id).state, range(2)))
+        del run.cancel  # the method of its class again, which the board's end calls
+        assert states == ["cancelled", "cancelled"]
+        assert transfers.board.find(waiting.id).state == "cancelled"
+        server.gate.set()
 
 
 def test_what_was_under_way_goes_on_after_a_restart(tmp_path: Path, server: FileServer) -> None:

@@ -15,7 +15,7 @@ from worker.__main__ import parse_engine
 from worker.clockwork import COMPLETION_TOKENS, SENTENCE
 from worker.engine import Job, Piece
 from worker.engines.litert_lm import LiteRTLM
-from worker.errors import JobCancelledError, RequestError
+from worker.errors import JobCancelledError, LoadError, RequestError
 from worker.metrics import Counters
 from worker.schema import ChatRequest, parse_request
 
@@ -278,6 +278,13 @@ def test_a_conversation_that_grew_too_long_is_given_up(watched: Watched) -> None
     assert raised.value.code == "context_length_exceeded"
     assert watched.open == []
     assert watched.ask(SECOND)[0] == SENTENCE
+
+
+def test_a_cache_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(LoadError, match=f"^--cache-dir {file}/cache cannot be made: Not a directory$"):
+        Watched("clockwork", file / "cache")
 
 
 def test_the_audio_backend_reaches_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -157,6 +158,11 @@ def test_delays_double_up_to_a_bound() -> None:
 def test_who_ran_for_ten_seconds_is_started_again_after_the_first_delay() -> None:
     assert [count_failures(failures, 9.9) for failures in (0, 4)] == [1, 5]
     assert [count_failures(failures, 10.0) for failures in (0, 4)] == [1, 1]
+
+
+def test_a_program_beside_is_called_one() -> None:
+    assert spec("gateway").title == "the gateway"
+    assert replace(spec("transfers"), dies_alone=True).title == "the transfers program"
 
 
 def test_endings_in_words() -> None:

@@ -85,6 +85,22 @@ def test_what_the_model_said_in_a_row_is_one_turn() -> None:
     )
 
 
+def test_a_message_that_was_cut_off_is_continued_by_the_next_one() -> None:
+    def said(text: str, status: str | None = None) -> Fields:
+        return {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}],
+                "status": status}  # fmt: skip
+
+    thought = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]}
+    user = {"role": "user", "content": "Hi"}
+    for items, turns in (
+        ([said("a", "incomplete"), said("b", "completed"), said("c")], [Assistant("ab\n\nc")]),
+        ([said("a", "incomplete"), thought, said("b", "incomplete"), said("c")], [Assistant("abc", "hm")]),
+        ([said("a", "incomplete"), user, said("b")], [Assistant("a"), User((Text("Hi"),)), Assistant("b")]),
+        ([said("", "incomplete"), said("b")], [Assistant("b")]),
+    ):
+        assert prompt(input=items).turns == tuple(turns)
+
+
 def test_an_item_that_is_referred_to_is_read_in_its_place() -> None:
     stored = {"i": {"type": "message", "id": "i", "role": "user", "content": "Old"}}
     for reference in ({"type": "item_reference", "id": "i"}, {"id": "i"}, {"id": "i", "type": None}):

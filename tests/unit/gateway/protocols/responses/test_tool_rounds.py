@@ -74,7 +74,7 @@ def test_one_call_and_the_answer_are_one_stream() -> None:
     assert folded(played.stream) == played.response
     call = played.response["output"][3]
     assert call == {
-        "id": "mcp_0",
+        "id": "mcp_0r1",
         "type": "mcp_call",
         "status": "completed",
         "approval_request_id": None,
@@ -217,7 +217,7 @@ def test_a_call_of_the_clients_ends_the_response() -> None:
     _, said, *results = went_on.prompts[0].turns
     assert isinstance(said, Assistant)
     assert [call.name for call in said.calls] == ["own", "weather__get"]
-    assert results == [ToolResult("mcp_0", (Text("get: rain"),)), ToolResult("c0", (Text("ok"),))]
+    assert results == [ToolResult("mcp_0r1", (Text("get: rain"),)), ToolResult("c0", (Text("ok"),))]
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def test_a_call_that_needs_an_approval_ends_the_response() -> None:
     ]
     assert (played.ran, len(played.fields)) == (["weather__get"], 1)
     assert played.response["output"][-1] == {
-        "id": "mcpr_0",
+        "id": "mcpr_0r1",
         "type": "mcp_approval_request",
         "server_label": "weather",
         "name": "set",
@@ -299,18 +299,21 @@ def answer(request_id: str, *, approve: bool, **more: Any) -> Fields:
 
 @pytest.mark.parametrize("in_input", [False, True])
 def test_what_the_client_approves_is_run_and_what_it_refuses_is_told(in_input: bool) -> None:
-    before, answers = asked_before(), [answer("mcpr_0", approve=True), answer("mcpr_1", approve=False, reason="No.")]
+    before, answers = (
+        asked_before(),
+        [answer("mcpr_0r1", approve=True), answer("mcpr_1r1", approve=False, reason="No.")],
+    )
     history, value = ([], [*before, *answers]) if in_input else (before, answers)
     played = play(SAYS, history=history, input=value, tools=[ALWAYS])
     assert folded(played.stream) == played.response
     call, message = played.response["output"]
-    assert (call["approval_request_id"], call["output"], call["name"]) == ("mcpr_0", "get: rain", "get")
+    assert (call["approval_request_id"], call["output"], call["name"]) == ("mcpr_0r1", "get: rain", "get")
     assert message["type"] == "message"
     assert played.ran == ["weather__get"]
     assert played.prompts[0].turns[1:] == (
-        Assistant(calls=(Call("mcpr_1", "weather__set", BONN), Call("mcpr_0", "weather__get", BONN))),
-        ToolResult("mcpr_1", (Text(f"{REFUSED} The user says: No."),)),
-        ToolResult("mcpr_0", (Text("get: rain"),)),
+        Assistant(calls=(Call("mcpr_1r1", "weather__set", BONN), Call("mcpr_0r1", "weather__get", BONN))),
+        ToolResult("mcpr_1r1", (Text(f"{REFUSED} The user says: No."),)),
+        ToolResult("mcpr_0r1", (Text("get: rain"),)),
     )
 
     # A later request continues: nothing is run again.
@@ -332,10 +335,10 @@ def test_an_approval_that_is_never_given_is_forgotten() -> None:
     [
         ({"input": [answer("other", approve=True)]}, "input[0].approval_request_id"),
         ({"input": [{"type": "mcp_approval_response", "approve": True}]}, "input[0].approval_request_id"),
-        ({"input": [answer("mcpr_0", approve=True, reason=1) | {"approve": "yes"}]}, "input[0].approve"),
-        ({"input": [answer("mcpr_0", approve=False, reason=1)]}, "input[0].reason"),
+        ({"input": [answer("mcpr_0r1", approve=True, reason=1) | {"approve": "yes"}]}, "input[0].approve"),
+        ({"input": [answer("mcpr_0r1", approve=False, reason=1)]}, "input[0].reason"),
         (
-            {"input": [answer("mcpr_0", approve=True)], "tools": [{**ALWAYS, "allowed_tools": ["set"]}]},
+            {"input": [answer("mcpr_0r1", approve=True)], "tools": [{**ALWAYS, "allowed_tools": ["set"]}]},
             "input[0].approval_request_id",
         ),
     ],

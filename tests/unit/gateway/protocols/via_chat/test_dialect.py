@@ -107,3 +107,30 @@ def test_a_wish_to_think_is_kept_for_a_model_that_changes_while_the_request_wait
     with pytest.raises(RoundhouseError) as caught:
         read(dialect, {**MESSAGE, "thinking": "enabled"}, plain)
     assert caught.value.entry.code == "thinking_unsupported"
+
+
+BEGUN = {"role": "assistant", "content": "Well"}
+GOES_ON = {"continue_final_message": True, "add_generation_prompt": False}
+
+
+@pytest.mark.parametrize("dialect", [MESSAGES_VIA_CHAT, MESSAGES_COUNTED_VIA_CHAT], ids=["messages", "token count"])
+@pytest.mark.parametrize(
+    ("name", "messages", "extra", "expected"),
+    [
+        ("vllm_serve", [BEGUN], {}, GOES_ON),
+        ("vllm", [BEGUN], {}, GOES_ON),
+        ("vllm_serve", [BEGUN, *MESSAGE["messages"]], {}, {}),
+        ("vllm_serve", [{**BEGUN, "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]}], {}, {}),
+        ("vllm_serve", [BEGUN], {"add_generation_prompt": True}, {"add_generation_prompt": True}),
+        ("vllm_serve", [BEGUN], {"continue_final_message": False}, {"continue_final_message": False}),
+        ("llama_server", [BEGUN], {}, {}),
+        ("ct2", [BEGUN], {}, {}),
+        ("openai_remote", [BEGUN], {}, {}),
+    ],
+)
+def test_vllm_is_told_to_continue_the_last_text_of_the_model(
+    dialect: Dialect, name: str, messages: list[Any], extra: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    model = backend(name)
+    engine_fields = sent(dialect, read(dialect, {**MESSAGE, "messages": messages, **extra}, model), model)
+    assert {name: engine_fields[name] for name in GOES_ON if name in engine_fields} == expected

@@ -175,7 +175,7 @@ def test_what_was_used_longest_ago_makes_room_of_whatever_kind(tmp_path: Path, c
     begin(database, "b", conversation="conv_b")
     database.load_history("t", None, (), BOUNDS, "conv_b")
     clock.now += 1
-    database.save_objects(turn("big", conversation="conv_b", size=100_000))
+    database.save_objects(turn("big", conversation="conv_b", size=50_000))
     assert database.conversations.find("t", "conv_a") is None
     assert database.find_response("t", rid("x")) is None
     assert database.find_response("t", rid("y")) is not None

@@ -1,0 +1,25 @@
+"""A conversation: asked, answered, kept over a reload."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.async_api import expect
+
+from tests.support.page_browser import open_context, send_message
+from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
+
+pytestmark = [pytest.mark.engines, pytest.mark.slow]
+
+
+async def test_a_first_message_is_answered_and_stays(page_stack: RoundhouseStack) -> None:
+    async with open_context(page_stack.url) as context:
+        page = await context.new_page()
+        await page.goto("/")
+        await send_message(page, "Hello there")
+        answer = page.get_by_role("article", name="Answer")
+        await expect(answer).to_contain_text(SENTENCE)
+        await expect(page.get_by_role("link", name="Hello there")).to_be_visible()
+        await page.reload()
+        await expect(page.get_by_role("article", name="Your message")).to_contain_text("Hello there")
+        await expect(answer).to_contain_text(SENTENCE)
+        await expect(answer).to_have_count(1)

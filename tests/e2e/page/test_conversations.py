@@ -1,0 +1,181 @@
+"""The conversations: found, named, branched, exported, imported, shared, and kept in the browser alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.async_api import Download, Page, expect
+
+from tests.support.page_browser import PHONE, open_context, send_message
+from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
+
+pytestmark = [pytest.mark.engines, pytest.mark.slow]
+
+HOSTILE = "<img src=x onerror=\"document.title='owned'\">"
+OPEN_WEBUI = [
+    {
+        "title": f"From Open WebUI {HOSTILE}",
+        "created_at": 1_790_000_000,
+        "chat": {
+            "models": ["clockwork"],
+            "history": {
+                "messages": {
+                    "q": {
+                        "id": "q",
+                        "parentId": None,
+                        "childrenIds": ["a", "b"],
+                        "role": "user",
+                        "content": "Which?",
+                    },
+                    "a": {"id": "a", "parentId": "q", "childrenIds": [], "role": "assistant", "content": "Left."},
+                    "b": {"id": "b", "parentId": "q", "childrenIds": [], "role": "assistant", "content": HOSTILE},
+                },
+                "currentId": "b",
+            },
+        },
+    }
+]
+
+
+async def answered(page: Page, text: str) -> None:
+    """Ask, and wait until the answer is stored."""
+    await send_message(page, text)
+    await expect(page.get_by_role("article", name="Answer").last).to_contain_text(SENTENCE)
+    await expect(page.get_by_role("button", name="Regenerate answer").last).to_be_visible()
+
+
+async def saved(page: Page, button: str) -> Download:
+    """Export the conversation that is shown."""
+    await page.get_by_role("button", name="Export", exact=True).click()
+    async with page.expect_download() as download:
+        await page.get_by_role("button", name=button, exact=True).click()
+    return await download.value
+
+
+async def test_branches_are_kept_and_moved_between(page_stack: RoundhouseStack) -> None:
+    async with open_context(page_stack.url) as context:
+        page = await context.new_page()
+        await page.goto("/")
+        await answered(page, "First wording")
+        await page.get_by_role("button", name="Edit message").click()
+        await page.get_by_role("textbox", name="Edit message").fill("Second wording")
+        await page.get_by_role("article", name="Your message").get_by_role("button", name="Send").click()
+        mine = page.get_by_role("article", name="Your message")
+        await expect(mine).to_contain_text("Second wording")
+        await expect(mine).to_contain_text("2 / 2")
+        await expect(page.get_by_role("button", name="Regenerate answer")).to_be_visible()
+        await page.get_by_role("button", name="Regenerate answer").click()
+        answer = page.get_by_role("article", name="Answer")
+        await expect(answer).to_contain_text("2 / 2")
+        await page.get_by_role("button", name="Branches").click()
+        outline = page.get_by_role("dialog", name="Branches").get_by_role("button", name="You:")
+        await expect(outline).to_have_text(["You: First wording", "You: Second wording"])
+        await outline.first.click()
+        await expect(mine).to_contain_text("First wording")
+        await expect(answer).to_have_count(1)
+        await page.reload()
+        await expect(mine).to_contain_text("1 / 2")
+
+
+async def test_a_conversation_is_found_named_and_deleted(page_stack: RoundhouseStack) -> None:
+    async with open_context(page_stack.url) as context:
+        page = await context.new_page()
+        await page.goto("/")
+        await answered(page, "Do wolpertingers sing?")
+        title = page.get_by_role("heading", level=1, name="Do wolpertingers sing?")
+        await expect(title).to_be_visible()
+        await page.get_by_role("button", name="Rename", exact=True).click()
+        await page.get_by_role("textbox", name="Title").fill("Alpine songs")
+        await page.get_by_role("dialog").get_by_role("button", name="Rename").click()
+        await expect(page.get_by_role("heading", level=1, name="Alpine songs")).to_be_visible()
+        await page.get_by_role("searchbox", name="Search conversations").fill("WOLPERT sing")
+        entry = page.get_by_role("link", name="Alpine songs")
+        await expect(entry).to_contain_text("wolpert")
+        await page.get_by_role("searchbox", name="Search conversations").fill("nothing has these words")
+        await expect(page.get_by_text("Nothing found.")).to_be_visible()
+        await page.get_by_role("searchbox", name="Search conversations").fill("")
+        await entry.hover()
+        await page.get_by_role("button", name="Delete Alpine songs").click()
+        await page.get_by_role("dialog").get_by_role("button", name="Delete", exact=True).click()
+        await expect(entry).to_have_count(0)
+        await expect(page.get_by_role("heading", name="What can I do for you?")).to_be_visible()
+
+
+async def test_a_model_of_the_users_choice_writes_titles(page_stack: RoundhouseStack) -> None:
+    async with open_context(page_stack.url) as context:
+        page = await context.new_page()
+        await page.goto("/")
+        await page.get_by_role("button", name="Import and options").click()
+        await page.get_by_label("Written by").select_option("clockwork")
+        await page.keyboard.press("Escape")
+        await answered(page, "Name this one")
+        written = page.get_by_role("heading", level=1, name=SENTENCE.rstrip("."))
+        await expect(written).to_be_visible()
+        await answered(page, "A second question leaves the title alone")
+        await expect(written).to_be_visible()
+
+
+async def test_export_import_and_sharing_keep_every_word(page_stack: RoundhouseStack, tmp_path: Path) -> None:
+    foreign = tmp_path / "open-webui.json"
+    foreign.write_text(json.dumps(OPEN_WEBUI))
+    async with open_context(page_stack.url) as context:
+        page = await context.new_page()
+        await page.goto("/")
+        await page.get_by_role("button", name="Import and options").click()
+        await page.get_by_label("File of conversations").set_input_files(foreign)
+        answer = page.get_by_role("article", name="Answer")
+        await expect(answer).to_contain_text(HOSTILE)
+        await expect(answer).to_contain_text("2 / 2")
+        for button in ("Roundhouse", "llama.cpp", "Open WebUI", "OpenAI"):
+            path = tmp_path / f"{button}.json"
+            await (await saved(page, button)).save_as(path)
+            assert contains(json.loads(path.read_text()), "Left.")
+        await (await saved(page, "HTML file")).save_as(tmp_path / "shared.html")
+        shared = await context.new_page()
+        await shared.set_content((tmp_path / "shared.html").read_text())
+        await expect(shared.get_by_text("Which?")).to_be_visible()
+        await expect(shared.get_by_text(HOSTILE).last).to_be_visible()
+        await shared.close()
+        await page.get_by_role("button", name="Import and options").click()
+        await page.get_by_label("File of conversations").set_input_files(tmp_path / "Roundhouse.json")
+        await expect(page.get_by_role("link", name="From Open WebUI")).to_have_count(2)
+        await expect(answer).to_contain_text(HOSTILE)
+        await page.get_by_role("button", name="Previous branch").click()
+        await expect(answer).to_contain_text("Left.")
+        assert await page.title() == "Roundhouse"
+
+
+async def test_a_conversation_in_the_browser_alone_and_a_lost_connection(page_stack: RoundhouseStack) -> None:
+    async with open_context(page_stack.url, viewport=PHONE) as context:
+        page = await context.new_page()
+        await page.goto("/")
+        await answered(page, "Known to the gateway")
+        await page.get_by_role("button", name="Show conversations").click()
+        await page.get_by_role("button", name="Import and options").click()
+        await page.get_by_role("checkbox", name="Keep them in this browser alone").check()
+        await page.keyboard.press("Escape")
+        await page.get_by_role("button", name="New conversation").click()
+        await answered(page, "Between us")
+        listed = await page_stack.get("/v1/conversations?limit=100")
+        assert "Between us" not in json.dumps(listed)
+        await page.reload()
+        await expect(page.get_by_role("article", name="Your message")).to_contain_text("Between us")
+        await expect(page.get_by_role("article", name="Answer")).to_contain_text(SENTENCE)
+        await page.get_by_role("button", name="Show conversations").click()
+        await context.set_offline(True)
+        await page.get_by_role("link", name="Known to the gateway").first.click()
+        await expect(page.get_by_role("article", name="Your message")).to_contain_text("Known to the gateway")
+        await page.get_by_role("button", name="Show conversations").click()
+        await expect(page.get_by_text("Shown is this browser's copy")).to_be_visible()
+        await context.set_offline(False)
+
+
+def contains(value: Any, text: str) -> bool:
+    """Whether a JSON value has a string that contains the text."""
+    if isinstance(value, str):
+        return text in value
+    values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return any(contains(each, text) for each in values)

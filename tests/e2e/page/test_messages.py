@@ -1,0 +1,154 @@
+"""What an answer looks like: Markdown, code, formulas, diagrams, images, thoughts, figures; finished and as it grows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from playwright.async_api import Page, expect
+
+from tests.fakes.fake_tool_model import Move
+from tests.support.page_browser import PHONE, open_context, send_message
+from tests.support.spoken_stack import SpokenStack, message, spoken_stack
+
+pytestmark = [pytest.mark.engines, pytest.mark.slow]
+
+PIXEL = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
+RICH = f"""# Heading
+
+Some **bold** text, `code`, a [link](https://example.org/a) and a [bad one](javascript:alert(1)).
+
+```python
+def add(a, b):
+    return a + b
+```
+
+| name | value |
+| ---- | ----- |
+| one  | 1     |
+
+- [x] done
+- [ ] open
+
+Euler: $e^{{i\\pi}} + 1 = 0$ and for $5 or $6.
+
+$$
+\\int_0^1 x\\,dx = \\frac{{1}}{{2}}
+$$
+
+```mermaid
+graph TD
+  A[Start] --> B[End]
+```
+
+```mermaid
+graph nonsense ((
+```
+
+```html
+<p id="told">Hello from the preview</p><script>document.getElementById("told").textContent += "!"</script>
+```
+
+![a pixel]({PIXEL})
+
+![secret](https://evil.example/leak.png?data=1)
+"""
+
+
+@pytest.fixture(scope="module")
+def spoken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SpokenStack]:
+    """A stack whose model says what a test decides."""
+    with spoken_stack(tmp_path_factory.mktemp("messages"), {}) as stack:
+        yield stack
+
+
+async def open_conversation(page: Page, name: str) -> None:
+    """Show a conversation of the API."""
+    await page.goto(f"/#/chat/{name}")
+
+
+async def test_each_element_of_markdown_is_drawn(spoken: SpokenStack) -> None:
+    name = await spoken.add_conversation("Rich", [message("user", "Show all"), message("assistant", RICH)])
+    async with open_context(spoken.url) as context:
+        page = await context.new_page()
+        await open_conversation(page, name)
+        answer = page.get_by_role("article", name="Answer")
+        await expect(answer.get_by_role("heading", name="Heading")).to_be_visible()
+        link = answer.get_by_role("link", name="link", exact=True)
+        await expect(link).to_have_attribute("href", "https://example.org/a")
+        await expect(link).to_have_attribute("rel", "noopener noreferrer nofollow")
+        await expect(link).to_have_attribute("target", "_blank")
+        await expect(answer.get_by_text("bad one")).to_be_visible()
+        await expect(answer.get_by_role("link", name="bad one")).to_have_count(0)
+
+        code = answer.get_by_role("figure").filter(has_text="def add")
+        await expect(code.locator(".hljs-keyword").first).to_have_text("def")
+        await code.get_by_role("button", name="Copy code").click()
+        await expect(code.get_by_role("button", name="Copy code")).to_have_text("Copied")
+        assert await page.evaluate("navigator.clipboard.readText()") == "def add(a, b):\n    return a + b"
+        await code.get_by_role("button", name="Wrap lines").click()
+        await expect(code.get_by_role("button", name="Wrap lines")).to_have_attribute("aria-pressed", "true")
+        assert await code.locator("code").evaluate("each => getComputedStyle(each).textWrapMode") == "wrap"
+
+        await expect(answer.get_by_role("cell", name="one")).to_be_visible()
+        await expect(answer.get_by_role("checkbox", name="Done", exact=True)).to_be_checked()
+        await expect(answer.get_by_role("checkbox", name="Not done")).not_to_be_checked()
+        await expect(answer.locator(".katex-display .katex-html")).to_be_visible()
+        await expect(answer.locator(".katex")).to_have_count(2)
+        await expect(answer.get_by_text("for $5 or $6.")).to_be_visible()
+        loaded = "[...document.fonts].filter(each => each.status === 'loaded').map(each => each.family).join()"
+        assert "KaTeX_Main" in await page.evaluate(f"document.fonts.ready.then(() => {loaded})")
+
+        drawn = page.frame_locator("iframe[title=Diagram]").first
+        await expect(drawn.get_by_text("Start")).to_be_visible()
+        await expect(answer.get_by_text("This diagram cannot be drawn. Its source:")).to_be_visible()
+        await expect(answer.get_by_text("graph nonsense ((")).to_be_visible()
+        preview = answer.get_by_role("figure").filter(has_text="Hello from the preview")
+        await expect(page.locator("iframe[title=Preview]")).to_have_count(0)
+        await preview.get_by_role("button", name="Preview").click()
+        await expect(page.frame_locator("iframe[title=Preview]").locator("#told")).to_have_text(
+            "Hello from the preview!"
+        )
+
+        await expect(answer.get_by_role("img", name="a pixel")).to_be_visible()
+        foreign = answer.get_by_role("link", name="Image from evil.example: secret")
+        await expect(foreign).to_have_attribute("href", "https://evil.example/leak.png?data=1")
+        await answer.get_by_role("button", name="Copy answer").click()
+        await expect(answer.get_by_role("button", name="Copy answer")).to_have_text("Copied")
+        assert await page.evaluate("navigator.clipboard.readText()") == RICH.strip()
+
+
+async def test_thoughts_fold_when_the_answer_begins_and_figures_follow(spoken: SpokenStack) -> None:
+    spoken.scripts["Think"] = [Move("The **answer** is `4", thought="Two and two", tokens=9)]
+    async with open_context(spoken.url, viewport=PHONE) as context:
+        page = await context.new_page()
+        await page.goto("/")
+        await send_message(page, "Think")
+        answer = page.get_by_role("article", name="Answer")
+        await expect(answer.locator("strong")).to_have_text("answer")
+        thoughts = answer.get_by_text(re.compile(r"^Thought for \d+\.\d s$"))
+        await expect(thoughts).to_be_visible()
+        await expect(answer.get_by_text("Two and two")).to_have_count(0)
+        await thoughts.click()
+        await expect(answer.get_by_text("Two and two")).to_be_visible()
+        figures = answer.get_by_text(re.compile(r"10 tokens in · 9 out · [\d.]+ tokens/s · first after [\d.]+ s"))
+        await expect(figures).to_be_visible()
+        await page.reload()
+        await expect(figures).to_be_visible()
+        await expect(thoughts).to_be_visible()
+
+
+async def test_what_is_unfinished_looks_calm(spoken: SpokenStack) -> None:
+    spoken.scripts["Wait"] = [Move("Held", holds=True, thought="Still at it")]
+    async with open_context(spoken.url) as context:
+        page = await context.new_page()
+        await page.goto("/")
+        await send_message(page, "Wait")
+        answer = page.get_by_role("article", name="Answer")
+        await expect(answer.get_by_text("Still at it")).to_be_visible()
+        await expect(answer.get_by_text("Thinking…")).to_be_visible()
+        await page.get_by_role("button", name="Stop").click()
+        await expect(answer.get_by_text("Thinking…")).to_have_count(0)

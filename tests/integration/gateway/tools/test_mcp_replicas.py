@@ -1,0 +1,207 @@
+"""MCP servers that the controller runs: real ones, behind the worker's real bridge, as the routing table has them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller.schema.tools import McpServerRoute
+from gateway.tools.mcp_client import servers
+from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
+from tests.support.mcp_bridges import read_health
+from tests.support.ports import free_port
+from tests.support.tool_calls import call_code, call_text, call_tool, list_names, list_servers
+from tests.support.wait import DEADLINE_S, until
+from tests.support.worker_process import Worker, eventually
+
+COMMAND = (sys.executable, "-m", "tests.support.mcp_stdio_server")
+FIRST, SECOND = "rh-test-mcp-known-0-first", "rh-test-mcp-known-0-second"
+STARTING = McpServerRoute(name="known", url=None, reason="it is loading", is_expected=True)
+UNLOADED = McpServerRoute(name="known", url=None, reason="it is unloaded")
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine may be busy."""
+    monkeypatch.setattr(servers, "CALL_WAIT_S", DEADLINE_S)
+
+
+@contextlib.contextmanager
+def bridge(log: Path, which: str, port: int | None = None) -> Iterator[Worker]:
+    """A bridge whose server has introduced itself. `which`: value of `A_VARIABLE` in the server's environment."""
+    port = port or free_port()
+    flags = ("--host", "127.0.0.1", "--port", str(port), "--name", "known", "--pass-env", "A_VARIABLE")
+    env = {"ROUNDHOUSE_ENGINE_TOKEN": f"token-{which}", "A_VARIABLE": which}
+    with Worker(log, port, "mcp", "--", *flags, "--", *COMMAND, token=f"token-{which}", env=env) as made:
+        eventually("the server has introduced itself", lambda: read_health(f"http://127.0.0.1:{port}") == 200)
+        yield made
+
+
+def route_to(worker: Worker, which: str, replica: str, **fields: Any) -> McpServerRoute:
+    """The route of a bridge that is a replica of the controller."""
+    url, token = f"http://127.0.0.1:{worker.port}/mcp", f"token-{which}"
+    return McpServerRoute.model_validate({"name": "known", "url": url, "token": token, "replica": replica, **fields})
+
+
+async def in_state(here: GatewayHarness, state: str) -> dict[str, Any]:
+    """Wait until the server is in a state; what is told of it."""
+
+    async def look() -> Any:
+        server = (await list_servers(here)).get("known")
+        return server if server is not None and server["state"] == state else None
+
+    found: dict[str, Any] = await until(f"the server is {state}", look)
+    return found
+
+
+async def answering(here: GatewayHarness) -> str:
+    """Which of the servers answers a new call."""
+    return str(json.loads(await call_text(here, "known__environment"))["A_VARIABLE"])
+
+
+async def waiting_call(here: GatewayHarness) -> asyncio.Task[tuple[int, str]]:
+    """A call that waits for the server."""
+    assert here.server is not None
+    changed = here.server._gateway.tool_runner._servers._connections["known"]._changed
+    call = asyncio.create_task(call_code(here, "known__echo", text="x"))
+    await until("the call waits", lambda: bool(changed._waiters))
+    return call
+
+
+async def test_running_calls_end_at_the_replica_that_was_replaced(tmp_path: Path) -> None:
+    """The controller's drain waits for them: each report counts them, also under the table that has the new one."""
+    with bridge(tmp_path / "log-1", "first") as first, bridge(tmp_path / "log-2", "second") as second:
+        async with gateway_harness() as here:
+            await here.publish(mcp_servers=(route_to(first, "first", FIRST, timeout_s=600),))
+            await in_state(here, "connected")
+            gone = str(tmp_path / "there")
+            waiting = [asyncio.create_task(call_text(here, "known__wait_for", path=gone)) for _ in range(2)]
+            report = await here.controller.report_where(lambda report: report.inflight == {FIRST: 2})
+            assert (report.leaving, report.last_used) == ({}, {})
+            assert 'inflight{model="mcp' not in await here.metrics(), "it is no model"
+
+            await here.publish(mcp_servers=(route_to(second, "second", SECOND, timeout_s=600),))
+            assert here.controller.reports[-1].inflight == {FIRST: 2}
+            assert len(here.controller.reports[-1].leaving[FIRST]) == 2
+            assert await answering(here) == "second"
+            assert not any(each.done() for each in waiting)
+            (tmp_path / "there").touch()
+            assert await asyncio.gather(*waiting) == ["it is there"] * 2
+            await here.idle()
+
+
+async def test_running_calls_end_at_a_server_that_is_unloaded_or_not_declared_any_more(tmp_path: Path) -> None:
+    with bridge(tmp_path / "log", "first") as first:
+        async with gateway_harness() as here:
+            await here.publish(mcp_servers=(route_to(first, "first", FIRST, timeout_s=600),))
+            await in_state(here, "connected")
+            waiting = asyncio.create_task(call_text(here, "known__wait_for", path=str(tmp_path / "there")))
+            await here.controller.report_where(lambda report: report.inflight == {FIRST: 1})
+            await here.publish(mcp_servers=(UNLOADED,))
+            await here.publish()
+            assert here.controller.reports[-1].inflight == {FIRST: 1}
+            (tmp_path / "there").touch()
+            assert await waiting == "it is there"
+            await here.idle()
+
+
+async def test_a_caller_that_leaves_is_counted_no_more(tmp_path: Path) -> None:
+    with bridge(tmp_path / "log", "first") as first:
+        async with gateway_harness() as here:
+            await here.publish(mcp_servers=(route_to(first, "first", FIRST, timeout_s=600),))
+            await in_state(here, "connected")
+            waiting = asyncio.create_task(call_tool(here, "known__wait"))
+            await here.controller.report_where(lambda report: report.inflight == {FIRST: 1})
+            await until("the server has the call", lambda: "waiting" in first.log)
+            waiting.cancel()
+            await here.idle()
+            await until("the server is told", lambda: "cancelled" in first.log)
+
+
+async def test_a_dead_replica_is_reported_and_a_call_waits_for_the_one_that_is_started(tmp_path: Path) -> None:
+    port = free_port()
+    async with gateway_harness() as here:
+        with bridge(tmp_path / "log-1", "first", port) as first:
+            await here.publish(mcp_servers=(route_to(first, "first", FIRST, timeout_s=600),))
+            tools = (await in_state(here, "connected"))["tools"]
+            waiting = asyncio.create_task(call_code(here, "known__wait"))
+            await until("the server has the call", lambda: "waiting" in first.log)
+            first.process.send_signal(signal.SIGKILL)
+            assert await waiting == (502, "tool_failed")
+            report = await here.controller.report_where(lambda report: list(report.failed) == [FIRST])
+            assert report.inflight == {}
+            first.process.wait()
+        await here.publish(mcp_servers=(STARTING,))
+        assert here.controller.reports[-1].failed == {}
+        told = await in_state(here, "connecting")
+        assert (told["tools"], told["reason"]) == (tools, "it is loading")
+        assert await list_names(here) == tools
+        call = asyncio.create_task(answering(here))
+        with bridge(tmp_path / "log-2", "second", port) as second:
+            await here.publish(mcp_servers=(route_to(second, "second", SECOND),))
+            assert await call == "second"
+            assert here.controller.reports[-1].failed == {}
+
+
+async def test_a_replica_that_answers_again_is_reported_no_more(tmp_path: Path) -> None:
+    port = free_port()
+    async with gateway_harness() as here:
+        route = None
+        for turn in range(2):
+            with bridge(tmp_path / f"log-{turn}", "first", port) as first:
+                route = route or route_to(first, "first", FIRST)
+                await here.publish(mcp_servers=(route,))
+                assert await answering(here) == "first"
+                await here.controller.report_where(lambda report: report.failed == {})
+            await here.controller.report_where(lambda report: list(report.failed) == [FIRST])
+
+
+async def test_a_call_waits_no_longer_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "CALL_WAIT_S", 0.1)
+    async with gateway_harness() as here:
+        await here.publish(mcp_servers=(STARTING,))
+        status, answer = await call_tool(here, "known__echo", text="x")
+        assert (status, answer["error"]["message"]) == (
+            502,
+            "The MCP server known is being started, and was not ready within 0.1 s.",
+        )
+
+
+async def test_a_call_does_not_wait_for_a_server_that_nobody_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "CALL_WAIT_S", 2 * DEADLINE_S)
+    async with gateway_harness() as here:
+        await here.publish(mcp_servers=(UNLOADED,))
+        assert await call_code(here, "known__echo", text="x") == (502, "tool_failed")
+        await here.publish(mcp_servers=(STARTING,))
+        call = await waiting_call(here)
+        await here.publish(mcp_servers=(UNLOADED,))
+        assert await call == (502, "tool_failed"), "also if it was expected when the call came"
+        await here.publish(mcp_servers=(STARTING, McpServerRoute(name="other", url=None)))
+        call = await waiting_call(here)
+        await here.publish(mcp_servers=(McpServerRoute(name="other", url=None),))
+        assert await call == (404, "tool_not_found"), "and if it is not declared any more"
+
+
+async def test_a_server_that_stays_declared_keeps_its_tools_listed_as_it_declares_them(tmp_path: Path) -> None:
+    with bridge(tmp_path / "log", "first") as first:
+        async with gateway_harness() as here:
+            await here.publish(mcp_servers=(route_to(first, "first", FIRST),))
+            tools = (await in_state(here, "connected"))["tools"]
+            await here.publish(mcp_servers=(UNLOADED,))
+            told = await in_state(here, "down")
+            assert (told["tools"], told["reason"]) == (tools, "it is unloaded")
+            assert [each["uri"] for each in told["resources"]] == ["memo://one"]
+            assert await list_names(here) == [], "what cannot be called is offered to no model"
+            await here.publish(mcp_servers=(STARTING.model_copy(update={"tools": ("e*",)}),))
+            assert await list_names(here) == ["known__echo", "known__end", "known__environment"]
+            await here.publish()
+            await here.publish(mcp_servers=(STARTING,))
+            assert (await in_state(here, "connecting"))["tools"] == [], "of what was declared before, nothing stays"

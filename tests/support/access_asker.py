@@ -1,0 +1,131 @@
+"""Who asks a gateway with every sort of key, and what is due to him."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Final, TypeVar
+
+from gateway.ingress.route_access import Access
+from tests.fakes.fake_controller import route
+from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
+from tests.fakes.mock_engine import MockEngine
+from tests.support.campaign import campaign_count
+from tests.support.queueing import key
+from tests.support.raw_http import Answer, RawClient, raw
+
+Item = TypeVar("Item")
+BOTH: Final = ("inference", "admin")
+KEYS: Final = (
+    key("all", scopes=BOTH),
+    key("inference"),
+    key("admin", scopes=("admin",)),
+    key("expired", scopes=BOTH, expires_at=time.time() - 1),
+    key("stranger", scopes=BOTH),
+)
+NOBODY: Final = ("", "nobody", "expired")
+"""Whose key opens nothing: none, one that is not known, and one that was."""
+OPENS: Final[Mapping[str, tuple[Access, ...]]] = {
+    **dict.fromkeys(NOBODY, ("open", "page")),
+    "inference": ("open", "page", "any_key", "inference"),
+    "admin": ("open", "page", "any_key", "admin"),
+    "all": ("open", "page", "any_key", "inference", "admin"),
+    "stranger": ("open", "page", "any_key", "inference", "admin"),
+}
+NO_RESPONSE: Final = "resp_" + "0" * 48
+BODY: Final = json.dumps(
+    {"model": "org/m", "messages": [], "input": "Hi", "prompt": "Hi", "query": "Hi", "documents": ["Hi"]}
+)
+
+
+def filled_in(path: str, response_id: str = NO_RESPONSE) -> str:
+    """A declared path, as it is asked for."""
+    parts = {"{name:path}": "org/m", "{response_id}": response_id, "{id}": "0", "{rest:path}": "plan"}
+    parts |= {
+        "{path:path}": "assets/none.js",
+        "{completion_id}": "chatcmpl-none",
+        "{conversation_id}": "conv_none",
+        "{item_id}": "msg_none",
+    }
+    for part, text in parts.items():
+        path = path.replace(part, text)
+    return path
+
+
+def bearer(who: str) -> dict[str, str]:
+    """The key of that name."""
+    return {"authorization": f"Bearer secret-{who}"} if who else {}
+
+
+def verdict(access: Access, who: str) -> tuple[int, str] | None:
+    """Status and code of the refusal that is due; None: he is let in."""
+    if access in OPENS[who]:
+        return None
+    return (401, "invalid_api_key") if who in NOBODY else (403, "scope_required")
+
+
+@contextlib.asynccontextmanager
+async def guarded() -> AsyncIterator[tuple[GatewayHarness, MockEngine]]:
+    """A gateway with the keys, and the model `org/m`."""
+    async with gateway_harness(engine_state_routes=True) as here, engines(1) as (engine,):
+        await here.publish(route("org/m", [engine.url]), keys=KEYS)
+        yield here, engine
+
+
+def reached(here: GatewayHarness, engine: MockEngine) -> tuple[int, int]:
+    """How many requests have come to the engine, and to the controller."""
+    return len(engine.client_requests), len(here.controller.admin.asked)
+
+
+def some_of(items: Sequence[Item], turn: int, who: str) -> Sequence[Item]:
+    """All of them where nobody is let in, since that is soon done, and in a campaign; else a third, in turn others."""
+    first = turn % len(items)
+    turned = [*items[first:], *items[:first]]
+    return turned[: len(items) if who in NOBODY else campaign_count(len(items) // 3, len(items))]
+
+
+class Asker:
+    """Sends requests on a few connections beside each other, and on others where the gateway ends one."""
+
+    LANES = 8
+
+    def __init__(self, here: GatewayHarness, stack: contextlib.AsyncExitStack) -> None:
+        self._here = here
+        self._stack = stack
+        self._clients: dict[int, RawClient] = {}
+
+    async def ask(self, method: str, target: str, who: str) -> Answer:
+        """One whole answer."""
+        (answer,) = await self.ask_all([(method, target, b"localhost")], who)
+        return answer
+
+    async def ask_all(self, asked: Sequence[tuple[str, str, bytes]], who: str) -> list[Answer]:
+        """The whole answers to requests of this method, target and Host."""
+        lanes = [self._ask_in_lane(lane, asked[lane :: self.LANES], who) for lane in range(self.LANES)]
+        by_lane = await asyncio.gather(*lanes)
+        return [by_lane[number % self.LANES][number // self.LANES] for number in range(len(asked))]
+
+    async def _ask_in_lane(self, lane: int, asked: Sequence[tuple[str, str, bytes]], who: str) -> list[Answer]:
+        answers = []
+        for method, target, host in asked:
+            client = self._clients.get(lane)
+            if client is None:
+                client = await self._stack.enter_async_context(raw(self._here))
+            number = len(client.answers) + 1
+            client.write(_request(method, target, who, host))
+            answers.append(await client.answer(number))
+            if answers[-1].all("connection"):
+                self._clients.pop(lane, None)
+            else:
+                self._clients[lane] = client
+        return answers
+
+
+def _request(method: str, target: str, who: str, host: bytes) -> bytes:
+    body = BODY.encode() if method == "POST" else b""
+    lines = [f"{method} {target} HTTP/1.1".encode("latin-1"), b"host: " + host, b"content-length: %d" % len(body)]
+    lines += [f"{name}: {value}".encode() for name, value in bearer(who).items()]
+    return b"\r\n".join([*lines, b"", body])

@@ -1,0 +1,87 @@
+"""Debian's Chromium, driven by Playwright, and what no page of ours may do in it."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from playwright.async_api import BrowserContext, ConsoleMessage, Page, Request, async_playwright
+
+from gateway.page.page_files import BUILT_FOLDER, INDEX
+from tests.support.require import require
+
+CHROMIUM = "chromium"
+DESK = {"width": 1280, "height": 800}
+PHONE = {"width": 390, "height": 844}
+DEADLINE_MS = 12_000
+"""How long a step of a walk may take: the machine may be busy."""
+_EXPECTED = ("Failed to load resource", "net::ERR_")
+"""Chromium's own words for answers with a status of 400 or more, and for a connection that a test broke."""
+
+
+def require_page() -> None:
+    """Skip the test, or fail where CI requires the page, unless a browser and the built page are there."""
+    require("page", (BUILT_FOLDER / INDEX).exists(), "the page is not built: `make page`")
+    require("page", shutil.which(CHROMIUM) is not None, "no chromium: apt-get install chromium")
+
+
+@dataclass
+class Offences:
+    """What a page did that it must never do."""
+
+    origin: str
+    found: list[str] = field(default_factory=list)
+
+    def note_console(self, message: ConsoleMessage) -> None:
+        """Errors on the console, among them each violation of the Content-Security-Policy."""
+        if message.type == "error" and not any(each in message.text for each in _EXPECTED):
+            self.found.append(f"console: {message.text}")
+
+    def note_request(self, request: Request) -> None:
+        """Requests to another origin."""
+        parts = urlsplit(request.url)
+        if parts.scheme not in ("data", "blob", "about") and f"{parts.scheme}://{parts.netloc}" != self.origin:
+            self.found.append(f"request: {request.url:.300}")
+
+    def note_error(self, error: Exception) -> None:
+        """An exception that nothing caught."""
+        self.found.append(f"error: {error}")
+
+
+@contextlib.asynccontextmanager
+async def open_context(
+    url: str, *, viewport: dict[str, int] | None = None, dark: bool = False
+) -> AsyncIterator[BrowserContext]:
+    """A fresh browser profile. When it ends without another failure, it fails for what `Offences` noted in any page.
+
+    The context has `url` as base, so `page.goto("/")` opens the page.
+    """
+    offences = Offences(url)
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=shutil.which(CHROMIUM), args=["--no-sandbox"])
+        context = await browser.new_context(
+            base_url=url,
+            viewport=viewport or DESK,  # type: ignore[arg-type] # Playwright's own typed mapping
+            color_scheme="dark" if dark else "light",
+            accept_downloads=True,
+        )
+        context.set_default_timeout(DEADLINE_MS)
+        await context.grant_permissions(["clipboard-read", "clipboard-write"], origin=url)
+        context.on("console", offences.note_console)
+        context.on("request", offences.note_request)
+        context.on("weberror", lambda error: offences.note_error(error.error))
+        try:
+            yield context
+        finally:
+            await context.close()
+            await browser.close()
+    assert offences.found == []
+
+
+async def send_message(page: Page, text: str) -> None:
+    """Write a message and send it, once a model is chosen."""
+    await page.get_by_role("textbox", name="Message", exact=True).fill(text)
+    await page.get_by_role("button", name="Send", exact=True).click()

@@ -1,0 +1,113 @@
+"""A Roundhouse whose model says and calls what a test decides, and whose server of tools answers what a test decides."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from tests.fakes.fake_mcp_server import FakeMcpServer, fake_mcp_server, reply, text_result, tool
+from tests.fakes.fake_tool_model import Fields, Move, ToolModel, tool_model
+from tests.support.loop_thread import open_in_thread
+from tests.support.page_browser import require_page
+from tests.support.roundhouse_stack import RoundhouseStack
+
+MODEL = "speaker"
+SERVER = "desk"
+
+
+@dataclass
+class SpokenStack:
+    """Controller and gateway as processes, with the remote model `speaker` and the server of tools `desk`."""
+
+    stack: RoundhouseStack
+    model: ToolModel
+    scripts: dict[str, Sequence[Move]] = field(default_factory=dict)
+    """The model's moves for a message of the user, one for each round of calls; the last for ever."""
+
+    @property
+    def url(self) -> str:
+        """Where the page is."""
+        return self.stack.url
+
+    async def add_conversation(
+        self, title: str, items: Sequence[Fields], settings: Mapping[str, Any] | None = None
+    ) -> str:
+        """Store a conversation with these items, and return its id."""
+        async with aiohttp.ClientSession(self.url) as session:
+            body = {"metadata": {"title": title}, "settings": {"model": MODEL, **(settings or {})}}
+            made = await _post(session, "/v1/conversations", body)
+            for first in range(0, len(items), 20):
+                part = list(items[first : first + 20])
+                await _post(session, f"/v1/conversations/{made['id']}/items", {"items": part})
+        name: str = made["id"]
+        return name
+
+
+@contextlib.contextmanager
+def spoken_stack(root: Path, results: Mapping[str, str]) -> Iterator[SpokenStack]:
+    """A stack that runs. `results`: what each tool of the server answers, by its name."""
+    require_page()
+    scripts: dict[str, Sequence[Move]] = {}
+    with (
+        open_in_thread(tool_model(decide=lambda body: _decide(scripts, body))) as model,
+        open_in_thread(fake_mcp_server()) as server,
+    ):
+        _offer(server, results)
+        stack = RoundhouseStack(root, "process", {"ROUNDHOUSE_MDNS": "off", "ROUNDHOUSE_PROBE_INTERVAL_S": "0.2"})
+        stack.declare({MODEL: {"backend": "openai_remote", "base_url": f"{model.url}/v1"}})
+        servers = f"mcp_servers:\n  {SERVER}:\n    url: http://127.0.0.1:{server.port}/mcp\n"
+        (stack.desired / "tools.yaml").write_text(servers)
+
+        async def start() -> None:
+            await stack.open()
+            await stack.model_where(MODEL, lambda model: model.state.value == "loaded", "loaded")
+
+        asyncio.run(start())
+        try:
+            yield SpokenStack(stack, model, scripts)
+        finally:
+            asyncio.run(stack.close())
+
+
+def message(role: str, text: str, annotations: Sequence[Fields] = ()) -> Fields:
+    """A message as an item of a conversation."""
+    if role == "assistant":
+        part: Fields = {"type": "output_text", "text": text, "annotations": list(annotations)}
+    else:
+        part = {"type": "input_text", "text": text}
+    return {"type": "message", "role": role, "content": [part]}
+
+
+def _offer(server: FakeMcpServer, results: Mapping[str, str]) -> None:
+    def answering(text: str) -> Any:
+        async def answer(_: Any, asked: Fields) -> Any:
+            return web.json_response(reply(asked, text_result(text)))
+
+        return answer
+
+    server.tools = [tool(name) for name in results]
+    server.answers = {name: answering(text) for name, text in results.items()}
+
+
+def _decide(scripts: Mapping[str, Sequence[Move]], body: Fields) -> Move:
+    messages = body["messages"]
+    last = max(n for n, each in enumerate(messages) if each["role"] == "user")
+    content = messages[last]["content"]
+    text = content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+    moves = scripts[text]
+    rounds = sum(1 for each in messages[last:] if each.get("tool_calls"))
+    return moves[min(rounds, len(moves) - 1)]
+
+
+async def _post(session: aiohttp.ClientSession, path: str, body: Fields) -> Fields:
+    async with session.post(path, json=body) as answer:
+        assert answer.status == 200, await answer.text()
+        fields: Fields = await answer.json()
+        return fields

@@ -1,0 +1,47 @@
+/** Items of a conversation, in the form of OpenAI's responses, and what streams change in them. */
+
+export interface Annotation {
+  type: string;
+  file_id?: string;
+  filename?: string;
+  index?: number;
+  [field: string]: unknown;
+}
+
+export type ContentPart =
+  | { type: "input_text"; text: string }
+  | { type: "output_text"; text: string; annotations?: Annotation[] }
+  | { type: "refusal"; refusal: string }
+  | { type: "reasoning_text" | "summary_text"; text: string }
+  | { type: "input_image"; image_url?: string; detail?: string }
+  | { type: "input_audio"; input_audio: { data: string; format: string } }
+  | { type: "input_file"; filename?: string; file_data?: string; file_id?: string };
+
+export interface Item {
+  id: string;
+  type: string;
+  /** Id of the item before it; null for the first of a branch. */
+  parent_id: string | null;
+  status?: string;
+  role?: "user" | "assistant" | "system" | "developer";
+  content?: ContentPart[];
+  summary?: ContentPart[];
+  /** Of calls of tools. */
+  name?: string;
+  server_label?: string;
+  arguments?: string;
+  output?: string | null;
+  error?: unknown;
+  call_id?: string;
+  approval_request_id?: string | null;
+  approve?: boolean;
+  tools?: { name: string; description?: string }[];
+  [field: string]: unknown;
+}
+
+/** Returns the text of an item, its parts joined; empty for an item without text. */
+export function textOf(item: Pick<Item, "content">): string {
+  return (item.content ?? [])
+    .map((part) => ("text" in part ? part.text : part.type === "refusal" ? part.refusal : ""))
+    .join("");
+}

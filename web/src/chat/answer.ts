@@ -1,0 +1,211 @@
+/** What a stream of response events has made of an answer so far. Pure: each event gives the next state. */
+import { isRecord } from "../api/errors";
+import type { ContentPart, Item } from "../api/items";
+import type { ServerEvent } from "../api/sse";
+
+export interface Progress {
+  stage: "queue" | "load" | "prefill";
+  model: string;
+  /** 0 to 1 of the stage; null: the engine does not tell. */
+  progress: number | null;
+  queuePosition: number | null;
+  estimatedWaitMs: number | null;
+  promptTokens: number | null;
+  cachedTokens: number | null;
+}
+
+export interface Usage {
+  inputTokens: number;
+  cachedTokens: number;
+  outputTokens: number;
+  reasoningTokens: number;
+}
+
+export interface Answer {
+  responseId: string | null;
+  model: string | null;
+  /** `running` until the last event; `incomplete`: the model's or the user's limit of tokens ended it. */
+  status: "running" | "completed" | "incomplete" | "failed";
+  items: readonly Item[];
+  /** What the answer waits for; null once its text has begun. */
+  progress: Progress | null;
+  usage: Usage | null;
+  error: { code: string; message: string } | null;
+  /** Why it is incomplete, as `max_output_tokens`. */
+  incompleteReason: string | null;
+}
+
+export const EMPTY_ANSWER: Answer = {
+  responseId: null,
+  model: null,
+  status: "running",
+  items: [],
+  progress: null,
+  usage: null,
+  error: null,
+  incompleteReason: null,
+};
+
+const PROGRESS = "progress ";
+
+/** Returns the answer after one more event of its stream. Events of unknown types change nothing. */
+export function applyEvent(answer: Answer, event: ServerEvent): Answer {
+  if (event.comment !== null) return applyComment(answer, event.comment);
+  const data = parse(event.data);
+  if (data === null) return answer;
+  const index = typeof data.output_index === "number" ? data.output_index : -1;
+  switch (data.type) {
+    case "response.created":
+    case "response.in_progress":
+      return { ...answer, ...head(data) };
+    case "response.output_item.added":
+      return isRecord(data.item) ? { ...setItem(answer, index, asItem(data.item)), progress: null } : answer;
+    case "response.output_item.done":
+      return isRecord(data.item) ? setItem(answer, index, asItem(data.item)) : answer;
+    case "response.content_part.added":
+      return isRecord(data.part) ? changePart(answer, index, data, () => data.part as ContentPart) : answer;
+    case "response.output_text.delta":
+    case "response.reasoning_text.delta":
+    case "response.reasoning.delta":
+      return changePart(answer, index, data, (part) =>
+        withText(part, data.type === "response.output_text.delta", data.delta),
+      );
+    case "response.output_text.annotation.added":
+      return changePart(answer, index, data, (part) =>
+        part?.type === "output_text"
+          ? { ...part, annotations: [...(part.annotations ?? []), data.annotation as never] }
+          : part,
+      );
+    case "response.function_call_arguments.delta":
+    case "response.mcp_call_arguments.delta":
+      return changeItem(answer, index, (item) => ({ ...item, arguments: (item.arguments ?? "") + String(data.delta) }));
+    case "response.mcp_call.in_progress":
+      return changeItem(answer, index, (item) => ({ ...item, status: "in_progress" }));
+    case "response.completed":
+    case "response.incomplete":
+    case "response.failed":
+      return finish(answer, data);
+    case "error":
+      return { ...answer, status: "failed", error: errorOf(data), progress: null };
+    default:
+      return isRecord(data.error)
+        ? { ...answer, status: "failed", error: errorOf(data.error), progress: null }
+        : answer;
+  }
+}
+
+/** Returns whether the answer has any text, reasoning or call that would be lost with it. */
+export function hasContent(answer: Answer): boolean {
+  return answer.items.some((item) => item.type !== "message" || (item.content ?? []).length > 0);
+}
+
+function applyComment(answer: Answer, comment: string): Answer {
+  if (!comment.startsWith(PROGRESS)) return answer;
+  const fields = parse(comment.slice(PROGRESS.length));
+  const stage = fields?.stage;
+  if (fields === null || (stage !== "queue" && stage !== "load" && stage !== "prefill")) return answer;
+  const number = (name: string) => (typeof fields[name] === "number" ? (fields[name] as number) : null);
+  return {
+    ...answer,
+    progress: {
+      stage,
+      model: String(fields.model ?? ""),
+      progress: number("progress"),
+      queuePosition: number("queue_position"),
+      estimatedWaitMs: number("estimated_wait_ms"),
+      promptTokens: number("prompt_tokens"),
+      cachedTokens: number("cached_tokens"),
+    },
+  };
+}
+
+function head(data: Record<string, unknown>): Pick<Answer, "responseId" | "model"> {
+  const response = isRecord(data.response) ? data.response : {};
+  return {
+    responseId: typeof response.id === "string" ? response.id : null,
+    model: typeof response.model === "string" ? response.model : null,
+  };
+}
+
+function finish(answer: Answer, data: Record<string, unknown>): Answer {
+  const response = isRecord(data.response) ? data.response : {};
+  const status = response.status === "completed" || response.status === "incomplete" ? response.status : "failed";
+  const items =
+    Array.isArray(response.output) && status !== "failed" ? response.output.filter(isRecord).map(asItem) : answer.items;
+  const details = isRecord(response.incomplete_details) ? response.incomplete_details : {};
+  return {
+    ...answer,
+    ...head(data),
+    status,
+    items,
+    progress: null,
+    usage: usageOf(response.usage),
+    error: isRecord(response.error) ? errorOf(response.error) : answer.error,
+    incompleteReason: typeof details.reason === "string" ? details.reason : null,
+  };
+}
+
+function usageOf(value: unknown): Usage | null {
+  if (!isRecord(value)) return null;
+  const details = (name: string, field: string) =>
+    isRecord(value[name]) && typeof value[name][field] === "number" ? (value[name][field] as number) : 0;
+  return {
+    inputTokens: Number(value.input_tokens ?? 0),
+    cachedTokens: details("input_tokens_details", "cached_tokens"),
+    outputTokens: Number(value.output_tokens ?? 0),
+    reasoningTokens: details("output_tokens_details", "reasoning_tokens"),
+  };
+}
+
+function errorOf(fields: Record<string, unknown>): { code: string; message: string } {
+  return { code: String(fields.code ?? "unknown"), message: String(fields.message ?? "The answer failed.") };
+}
+
+function asItem(value: Record<string, unknown>): Item {
+  return { parent_id: null, ...value } as Item;
+}
+
+function setItem(answer: Answer, index: number, item: Item): Answer {
+  if (index < 0) return answer;
+  const items = [...answer.items];
+  items[index] = item;
+  return { ...answer, items };
+}
+
+function changeItem(answer: Answer, index: number, change: (item: Item) => Item): Answer {
+  const item = answer.items[index];
+  return item === undefined ? answer : setItem(answer, index, change(item));
+}
+
+function changePart(
+  answer: Answer,
+  index: number,
+  data: Record<string, unknown>,
+  change: (part: ContentPart | undefined) => ContentPart | undefined,
+): Answer {
+  const place = typeof data.content_index === "number" ? data.content_index : 0;
+  return {
+    ...changeItem(answer, index, (item) => {
+      const content = [...(item.content ?? [])];
+      const part = change(content[place]);
+      if (part !== undefined) content[place] = part;
+      return { ...item, content };
+    }),
+    progress: null,
+  };
+}
+
+function withText(part: ContentPart | undefined, isOutput: boolean, delta: unknown): ContentPart {
+  const text = typeof delta === "string" ? delta : "";
+  if (part !== undefined && "text" in part) return { ...part, text: part.text + text };
+  return isOutput ? { type: "output_text", text, annotations: [] } : { type: "reasoning_text", text };
+}
+
+function parse(text: string): Record<string, unknown> | null {
+  try {
+    const value: unknown = JSON.parse(text);
+    return isRecord(value) ? value : null;
+  } catch {
+    return null;
+  }
+}

@@ -1,0 +1,83 @@
+/** The tree of a conversation's items: branches, the path that is shown, and the siblings to move between. Pure. */
+import type { Item } from "../api/items";
+
+export interface ItemTree {
+  items: ReadonlyMap<string, Item>;
+  /** Ids of the items that follow an item, in order of creation; those of `ROOT` begin a branch. */
+  children: ReadonlyMap<string, readonly string[]>;
+}
+
+export const ROOT = "";
+
+/** Returns the tree of items that are listed in order of creation. An item whose parent is not listed begins a branch. */
+export function growTree(listed: readonly Item[]): ItemTree {
+  const items = new Map(listed.map((item) => [item.id, item]));
+  const children = new Map<string, string[]>();
+  for (const item of listed) {
+    const parent = item.parent_id !== null && items.has(item.parent_id) ? item.parent_id : ROOT;
+    const siblings = children.get(parent);
+    if (siblings === undefined) children.set(parent, [item.id]);
+    else siblings.push(item.id);
+  }
+  return { items, children };
+}
+
+/** Returns the items from the first one to `id`, in order. Empty for an unknown id. */
+export function pathTo(tree: ItemTree, id: string | null): Item[] {
+  const path: Item[] = [];
+  let item = id === null ? undefined : tree.items.get(id);
+  while (item !== undefined && path.length <= tree.items.size) {
+    path.push(item);
+    item = item.parent_id === null ? undefined : tree.items.get(item.parent_id);
+  }
+  return path.reverse();
+}
+
+/** Returns the last item of the newest branch through `id`: from there, the newest child again and again. */
+export function newestLeaf(tree: ItemTree, id: string): string {
+  let leaf = id;
+  for (;;) {
+    const next = tree.children.get(leaf)?.at(-1);
+    if (next === undefined) return leaf;
+    leaf = next;
+  }
+}
+
+export interface Siblings {
+  /** Ids of the items with the same parent, in order of creation. */
+  ids: readonly string[];
+  /** Place of the item among them, from 0. */
+  index: number;
+}
+
+/** Returns the item's siblings, itself included. */
+export function siblingsOf(tree: ItemTree, item: Item): Siblings {
+  const parent = item.parent_id !== null && tree.items.has(item.parent_id) ? item.parent_id : ROOT;
+  const ids = tree.children.get(parent) ?? [];
+  return { ids, index: ids.indexOf(item.id) };
+}
+
+/** Returns whether an item belongs to the user's turn: what comes after it, until the next such item, is an answer. */
+export function isUserItem(item: Item): boolean {
+  return item.type === "message" && item.role !== "assistant";
+}
+
+export interface Turn {
+  /** The user's message, or null where an answer begins the conversation. */
+  question: Item | null;
+  /** Items of the answer: reasoning, calls of tools, texts. */
+  answer: Item[];
+}
+
+/** Returns a path as turns: each message of the user with the items that answer it. System messages are left out. */
+export function groupTurns(path: readonly Item[]): Turn[] {
+  const turns: Turn[] = [];
+  for (const item of path) {
+    if (item.role === "system" || item.role === "developer") continue;
+    const last = turns.at(-1);
+    if (isUserItem(item)) turns.push({ question: item, answer: [] });
+    else if (last === undefined) turns.push({ question: null, answer: [item] });
+    else last.answer.push(item);
+  }
+  return turns;
+}

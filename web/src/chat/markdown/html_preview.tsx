@@ -1,0 +1,16 @@
+/** HTML that a model wrote, shown in a sandboxed frame: its scripts run without an origin and reach no network. */
+import { useFrame } from "./use_frame";
+
+export default function HtmlPreview({ html }: { html: string }) {
+  const { element } = useFrame("preview", { html });
+  return (
+    <iframe
+      ref={element}
+      title="Preview"
+      src="/page/preview.html"
+      sandbox="allow-scripts"
+      // What a model wrote has a white ground in every browser, unless it says otherwise.
+      className="block h-96 w-full resize-y border-0 bg-white"
+    />
+  );
+}

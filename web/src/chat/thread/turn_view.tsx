@@ -1,0 +1,118 @@
+/** One turn: the user's message, and the items that answer it. */
+import { memo, useState } from "react";
+import { type Item, textOf } from "../../api/items";
+import { Button, IconButton } from "../../ui/controls";
+import { CopyButton } from "../../ui/copy_button";
+import { type ItemTree, siblingsOf, type Turn } from "../item_tree";
+import { AnswerItemsContext } from "../markdown/citations";
+import { FiguresLine } from "./answer_figures";
+import { answerMarkdown } from "./answer_markdown";
+import { ItemView } from "./item_view";
+import type { ConversationActions } from "./use_conversation_actions";
+
+interface TurnProps {
+  turn: Turn;
+  tree: ItemTree;
+  actions: ConversationActions;
+}
+
+export const TurnView = memo(function TurnView({ turn, tree, actions }: TurnProps) {
+  const first = turn.answer[0];
+  return (
+    <div className="flex flex-col gap-3 [contain-intrinsic-size:auto_10rem] [content-visibility:auto]">
+      {turn.question !== null && <Question item={turn.question} tree={tree} actions={actions} />}
+      {turn.answer.length > 0 && (
+        <article aria-label="Answer" className="flex flex-col gap-2">
+          <AnswerItemsContext value={turn.answer}>
+            {turn.answer.map((item) => (
+              <ItemView key={item.id} item={item} isRunning={false} />
+            ))}
+          </AnswerItemsContext>
+          <div className="flex flex-wrap items-center gap-1">
+            <CopyButton label="Copy answer" text={() => answerMarkdown(turn.answer)} />
+            {turn.question !== null && (
+              <IconButton label="Regenerate answer" onClick={() => void actions.regenerate(turn.question?.id ?? "")}>
+                Regenerate
+              </IconButton>
+            )}
+            {first !== undefined && <BranchPicker item={first} tree={tree} actions={actions} />}
+            <FiguresLine items={turn.answer} />
+          </div>
+        </article>
+      )}
+    </div>
+  );
+});
+
+function Question({ item, tree, actions }: { item: Item; tree: ItemTree; actions: ConversationActions }) {
+  const [draft, setDraft] = useState<string | null>(null);
+
+  function save() {
+    const others = (item.content ?? []).filter((part) => part.type !== "input_text");
+    void actions.edit(item, [{ type: "input_text", text: draft ?? "" }, ...others]);
+    setDraft(null);
+  }
+
+  return (
+    <article aria-label="Your message" className="flex max-w-[85%] flex-col items-end gap-1 self-end">
+      {draft === null ? (
+        <div className="rounded-2xl bg-bubble px-4 py-2">
+          <ItemView item={item} isRunning={false} />
+        </div>
+      ) : (
+        <div className="flex w-[min(36rem,80vw)] flex-col gap-2">
+          <textarea
+            aria-label="Edit message"
+            value={draft}
+            rows={Math.min(12, draft.split("\n").length + 1)}
+            onChange={(event) => setDraft(event.target.value)}
+            className="rounded-md border border-line bg-raised p-2"
+          />
+          <div className="flex justify-end gap-2">
+            <Button onClick={() => setDraft(null)}>Cancel</Button>
+            <Button look="main" disabled={draft.trim() === ""} onClick={save}>
+              Send
+            </Button>
+          </div>
+        </div>
+      )}
+      <div className="flex items-center gap-1">
+        <IconButton label="Edit message" onClick={() => setDraft(textOf(item))}>
+          Edit
+        </IconButton>
+        <BranchPicker item={item} tree={tree} actions={actions} />
+      </div>
+    </article>
+  );
+}
+
+/** Moves between an item and its siblings. Shows nothing for an item without any. */
+function BranchPicker({ item, tree, actions }: { item: Item; tree: ItemTree; actions: ConversationActions }) {
+  const { ids, index } = siblingsOf(tree, item);
+  if (ids.length < 2) return null;
+  const show = (id: string | undefined) => id !== undefined && void actions.showBranch(tree, id);
+  return (
+    <fieldset className="flex items-center text-sm text-faint">
+      <legend className="sr-only">Branches</legend>
+      <IconButton
+        label="Previous branch"
+        data-shortcut="previous-branch"
+        disabled={index === 0}
+        onClick={() => show(ids[index - 1])}
+      >
+        ‹
+      </IconButton>
+      <span className="tabular-nums">
+        {index + 1} / {ids.length}
+      </span>
+      <IconButton
+        label="Next branch"
+        data-shortcut="next-branch"
+        disabled={index === ids.length - 1}
+        onClick={() => show(ids[index + 1])}
+      >
+        ›
+      </IconButton>
+    </fieldset>
+  );
+}

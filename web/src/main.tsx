@@ -1,0 +1,34 @@
+import { QueryClient, QueryClientProvider } from "@tanstack/react-query";
+import { StrictMode } from "react";
+import { createRoot } from "react-dom/client";
+import { AccessProvider } from "./api/access";
+import { ApiError } from "./api/errors";
+import { App } from "./app";
+import { RunsProvider } from "./chat/runs";
+import "./theme/page.css";
+
+const queries = new QueryClient({
+  defaultOptions: {
+    queries: {
+      staleTime: 2000,
+      // Without a network the conversations are read from the browser's copy.
+      networkMode: "always",
+      // What the gateway refuses, it refuses again.
+      retry: (failures, error) => !(error instanceof ApiError) && failures < 3,
+    },
+  },
+});
+
+const root = document.getElementById("root");
+if (root === null) throw new Error("index.html has no element #root");
+createRoot(root).render(
+  <StrictMode>
+    <QueryClientProvider client={queries}>
+      <AccessProvider>
+        <RunsProvider>
+          <App />
+        </RunsProvider>
+      </AccessProvider>
+    </QueryClientProvider>
+  </StrictMode>,
+);

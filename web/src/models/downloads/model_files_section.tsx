@@ -1,0 +1,66 @@
+/** What lies in the models folders, which models use it, and removal of what was downloaded. */
+import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
+import { useClient } from "../../api/access";
+import { describeError } from "../../api/client";
+import { ConfirmButton } from "../../ui/confirm_button";
+import { ErrorNote, SameByCommand } from "../../ui/controls";
+import { bytesText, mibText } from "../../ui/figures";
+import { Section } from "../../ui/view";
+import { type ModelFile, modelFilesQuery, removeModelFiles } from "./downloads";
+
+export function ModelFilesSection() {
+  const client = useClient();
+  const queries = useQueryClient();
+  const files = useQuery(modelFilesQuery(client));
+  const removal = useMutation({
+    mutationFn: (path: string) => removeModelFiles(client, path),
+    onSettled: () => queries.invalidateQueries({ queryKey: ["admin"] }),
+  });
+  return (
+    <Section title="Models folder">
+      {files.error && <ErrorNote {...describeError(files.error)} />}
+      {files.data !== undefined && (
+        <p className="text-sm text-faint">
+          {files.data.folders.join(", ")}: {bytesText(files.data.total_bytes)}
+          {!files.data.is_complete && "; there are more files than are listed"}
+        </p>
+      )}
+      <ul aria-label="Models folder" className="flex flex-col gap-1">
+        {files.data?.models.map((file) => (
+          <FileRow key={`${file.folder}/${file.path}`} file={file} onRemove={() => removal.mutate(file.path)} />
+        ))}
+      </ul>
+      {removal.error && <ErrorNote {...describeError(removal.error)} />}
+      {removal.data !== undefined && (
+        <p role="status" className="text-sm">
+          Removed: {removal.data.removed.join(", ")}; {bytesText(removal.data.freed_bytes)} are free again.
+        </p>
+      )}
+      <SameByCommand command="roundhouse models" />
+    </Section>
+  );
+}
+
+function FileRow({ file, onRemove }: { file: ModelFile; onRemove: () => void }) {
+  const memory = file.memory_mib === null ? "memory not known" : `${mibText(file.memory_mib)} of memory`;
+  return (
+    <li
+      aria-label={file.path}
+      className="flex flex-wrap items-center justify-between gap-2 border-b border-line py-1 text-sm"
+    >
+      <span className="min-w-0">
+        <span className="font-mono break-all">{file.path}</span>
+        <span className="block text-faint">
+          {bytesText(file.size)}, {memory};{" "}
+          {file.used_by.length > 0 ? `used by ${file.used_by.join(", ")}` : "used by no model"}
+          {file.origin === "hand" && "; put here by hand"}
+        </span>
+      </span>
+      {file.origin === "download" && (
+        <ConfirmButton label={`Remove ${file.path}`} question="Remove it from the disk?" onConfirm={onRemove}>
+          Remove
+        </ConfirmButton>
+      )}
+    </li>
+  );
+}

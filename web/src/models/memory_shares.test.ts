@@ -1,0 +1,31 @@
+import { expect, test } from "vitest";
+import type { AdminModel } from "./admin_models";
+import { claimsOn, gpuLabel, HOST, predictedMib } from "./memory_shares";
+
+function modelOf(name: string, ...claims: [Record<string, number>, Record<string, number>][]): AdminModel {
+  const replicas = claims.map(([now, start], index) => ({
+    name: `${name}-${index}`,
+    claims: now,
+    start_claims: start,
+  }));
+  return { name, replica_details: replicas } as unknown as AdminModel;
+}
+
+test("claims are those of the device alone, the largest first", () => {
+  const models = [
+    modelOf("a", [{ "GPU-1": 100 }, { "GPU-1": 90 }], [{ "GPU-2": 7 }, {}]),
+    modelOf("b", [{ "GPU-1": 300, host: 5 }, { "GPU-1": 310 }]),
+  ];
+  const claims = claimsOn("GPU-1", models);
+  expect(claims.map((claim) => [claim.replica, claim.claimedMib, claim.predictedMib])).toEqual([
+    ["b-0", 300, 310],
+    ["a-0", 100, 90],
+  ]);
+  expect(predictedMib(claims)).toBe(400);
+  expect(claimsOn(HOST, models).map((claim) => claim.model)).toEqual(["b"]);
+  expect(claimsOn("GPU-3", models)).toEqual([]);
+});
+
+test("an instance of a GPU is named with its GPU", () => {
+  expect([gpuLabel({ index: 0, mig: null }), gpuLabel({ index: 1, mig: 2 })]).toEqual(["GPU 0", "GPU 1, MIG 2"]);
+});

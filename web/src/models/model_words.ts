@@ -1,0 +1,50 @@
+/** Models' states in words. Pure. */
+
+import { durationText, mibText, percentText } from "../ui/figures";
+import type { AdminModel, EstimateSource } from "./admin_models";
+
+const SOURCES: Record<EstimateSource, string> = {
+  declared: "declared",
+  observed_load_delta: "measured",
+  predicted: "predicted",
+  model_artifact_size: "size of the files",
+  unavailable: "",
+};
+
+/** Returns why the model is as it is, one sentence each, the most telling first. `now`: Unix time in seconds. */
+export function reasonsOf(model: AdminModel, now: number): string[] {
+  const reasons = model.last_error === null ? [] : [firstWords(model.last_error)];
+  if (model.retry_at !== null) reasons.push(retryText(model.retry_at, now));
+  reasons.push(...model.blocked, ...model.drift);
+  if (model.vram_warning !== null) reasons.push(model.vram_warning);
+  if (model.held_by.length > 0) reasons.push(`It waits for ${model.held_by.length} running requests to finish.`);
+  return reasons;
+}
+
+/** Returns the plain words of an error: its first line. The engine's log follows there. */
+export function firstWords(error: string): string {
+  return error.split("\n", 1)[0] ?? "";
+}
+
+/** Returns when the next attempt is. */
+export function retryText(at: number, now: number): string {
+  return at <= now ? "It is tried again now." : `It is tried again in ${durationText(at - now)}.`;
+}
+
+/** Returns the state, with the share of a load that is under way: `loading 42 %`. */
+export function stateText(model: Pick<AdminModel, "runtime_state" | "load_progress">): string {
+  return model.runtime_state === "loading" && model.load_progress !== null
+    ? `loading ${percentText(model.load_progress)}`
+    : model.runtime_state;
+}
+
+/** Returns the memory of a model, with where the figure is from: `96.0 MiB, predicted`. */
+export function memoryText(model: Pick<AdminModel, "vram_estimate_mib" | "vram_estimate_source">): string {
+  if (model.vram_estimate_mib === null) return "not known";
+  return [mibText(model.vram_estimate_mib), SOURCES[model.vram_estimate_source]].filter(Boolean).join(", ");
+}
+
+/** Returns a count of requests; null: not known, because a gateway is lost. */
+export function requestCount(count: number | null): string {
+  return count === null ? "not known" : String(count);
+}

@@ -1,0 +1,116 @@
+/** Small controls that every view uses, on the browser's own elements. */
+import { type ComponentProps, type ReactNode, useEffect, useId, useRef } from "react";
+
+type ButtonProps = ComponentProps<"button"> & { look?: "plain" | "main" | "danger" | "quiet" };
+
+const LOOKS = {
+  plain: "border border-line bg-raised hover:bg-panel",
+  main: "bg-accent-ground text-on-accent hover:brightness-110",
+  danger: "border border-bad text-bad hover:bg-panel",
+  quiet: "text-faint hover:bg-panel hover:text-text",
+};
+
+export function Button({ look = "plain", className = "", type = "button", ...rest }: ButtonProps) {
+  return (
+    <button
+      type={type}
+      className={`inline-flex min-h-9 items-center justify-center gap-1.5 rounded-md px-3 py-1 text-sm disabled:cursor-not-allowed disabled:opacity-60 ${LOOKS[look]} ${className}`}
+      {...rest}
+    />
+  );
+}
+
+interface IconButtonProps extends ButtonProps {
+  /** What the button does: its name for assistive technology, and its tooltip. */
+  label: string;
+  children: ReactNode;
+}
+
+export function IconButton({ label, className = "", ...rest }: IconButtonProps) {
+  return <Button look="quiet" aria-label={label} title={label} className={`min-w-9 px-2 ${className}`} {...rest} />;
+}
+
+interface DialogProps {
+  title: string;
+  isOpen: boolean;
+  onClose: () => void;
+  children: ReactNode;
+}
+
+/** A modal dialog, by the browser's own element: it keeps the focus, and Escape closes it. */
+export function Dialog({ title, isOpen, onClose, children }: DialogProps) {
+  const element = useRef<HTMLDialogElement>(null);
+  const titleId = useId();
+  useEffect(() => {
+    const dialog = element.current;
+    if (dialog === null) return;
+    if (isOpen && !dialog.open) dialog.showModal();
+    if (!isOpen && dialog.open) dialog.close();
+  }, [isOpen]);
+  return (
+    <dialog
+      ref={element}
+      aria-labelledby={titleId}
+      onClose={onClose}
+      className="max-h-[90dvh] w-[min(42rem,94vw)] overflow-auto rounded-lg border border-line bg-ground p-4 backdrop:bg-black/50"
+    >
+      <div className="mb-3 flex items-center justify-between gap-4">
+        <h2 id={titleId} className="text-lg font-semibold">
+          {title}
+        </h2>
+        <IconButton label="Close" onClick={onClose}>
+          ✕
+        </IconButton>
+      </div>
+      {isOpen ? children : null}
+    </dialog>
+  );
+}
+
+/** What went wrong, and what to do. Announced by assistive technology. */
+export function ErrorNote({
+  message,
+  nextSteps = [],
+  children,
+}: {
+  message: string;
+  nextSteps?: string[];
+  children?: ReactNode;
+}) {
+  return (
+    <div role="alert" className="my-2 rounded-md border border-bad px-3 py-2 text-sm">
+      <p className="break-words">{message}</p>
+      {nextSteps.length > 0 && (
+        <ul className="mt-1 list-disc pl-5 text-faint">
+          {nextSteps.map((step) => (
+            <li key={step}>{step}</li>
+          ))}
+        </ul>
+      )}
+      {children}
+    </div>
+  );
+}
+
+/** A share of a whole, 0 to 1, as a bar with its figures beside it. */
+export function Meter({ label, share, text }: { label: string; share: number; text: string }) {
+  const percent = Math.round(Math.min(Math.max(share, 0), 1) * 100);
+  return (
+    <div className="flex items-center gap-2 text-sm">
+      <span className="min-w-24">{label}</span>
+      <meter className="h-2 flex-1" min={0} max={100} value={percent} aria-label={label}>
+        {percent} %
+      </meter>
+      <span className="tabular-nums text-faint">{text}</span>
+    </div>
+  );
+}
+
+/** The command line that does the same as a view: `$ roundhouse status`. */
+export function SameByCommand({ command }: { command: string }) {
+  return (
+    <p className="mt-4 text-sm text-faint">
+      On the command line: <code className="rounded bg-panel px-1.5 py-0.5 font-mono text-text">{command}</code>
+    </p>
+  );
+}

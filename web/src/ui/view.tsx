@@ -1,0 +1,60 @@
+/** The frame of a view: its heading, and sections below it, in one column that scrolls. */
+import type { ReactNode } from "react";
+
+export function ViewFrame({ title, children }: { title: string; children: ReactNode }) {
+  return (
+    // biome-ignore lint/a11y/noNoninteractiveTabindex: what scrolls takes the focus, so that the keyboard can scroll it
+    <section className="h-full overflow-y-auto" tabIndex={0} aria-label={title}>
+      <div className="mx-auto flex max-w-5xl flex-col gap-6 p-4">
+        <h1 className="text-xl font-semibold break-words">{title}</h1>
+        {children}
+      </div>
+    </section>
+  );
+}
+
+/** A part of a view. `note`: one sentence below the heading. */
+export function Section({ title, note, children }: { title: string; note?: string; children: ReactNode }) {
+  return (
+    <section aria-label={title} className="flex min-w-0 flex-col gap-2">
+      <h2 className="text-base font-semibold">{title}</h2>
+      {note !== undefined && <p className="text-sm text-faint">{note}</p>}
+      {children}
+    </section>
+  );
+}
+
+/** Names and values beside each other; entries without a value are left out. */
+export function Facts({ entries }: { entries: readonly (readonly [string, ReactNode])[] }) {
+  const shown = entries.filter(([, value]) => value !== null && value !== undefined && value !== "");
+  return (
+    <dl className="grid grid-cols-[minmax(7rem,auto)_1fr] gap-x-4 gap-y-1 text-sm">
+      {shown.map(([name, value]) => (
+        <div key={name} className="contents">
+          <dt className="text-faint">{name}</dt>
+          <dd className="min-w-0 break-words">{value}</dd>
+        </div>
+      ))}
+    </dl>
+  );
+}
+
+/** A label above its control. */
+export function Field({ label, note, children }: { label: string; note?: string | undefined; children: ReactNode }) {
+  return (
+    // biome-ignore lint/a11y/noLabelWithoutControl: the control is the child
+    <label className="flex min-w-0 flex-col gap-1 text-sm">
+      <span>{label}</span>
+      {children}
+      {note !== undefined && <span className="text-xs text-faint">{note}</span>}
+    </label>
+  );
+}
+
+/** Classes of a field that is written in. */
+export const INPUT =
+  "min-h-9 w-full rounded-md border border-line bg-raised px-3 py-1.5 text-sm placeholder:text-faint";
+
+/** Classes of a picker of files. */
+export const FILE_INPUT =
+  "max-w-full text-sm file:mr-3 file:min-h-9 file:rounded-md file:border file:border-line file:bg-raised file:px-3 file:hover:bg-panel";
