@@ -22,7 +22,8 @@ BodyKind = Literal["object", "any", "none"]
 @dataclass(slots=True)
 class InferenceRequest:
     """The decoded body of one request and what routing needs of it. After it is made, `target` and what dialects and
-    hooks keep (`prompt`, `repeated_turn`, `state`) may be set; change nothing else (frozen would cost a microsecond).
+    hooks keep (`prompt`, `repeated_turn`, `continues_text`, `state`) may be set; change nothing else (frozen would cost
+    a microsecond).
 
     For a small body, `outline` and `outline_fields` are the body itself. For a large one, they lack the inside of long
     strings; they suffice to inspect the request and for changes that move strings as a whole. `raw` and `fields` are
@@ -43,6 +44,8 @@ class InferenceRequest:
     """The request in no family's form; None until a translating dialect has read it."""
     repeated_turn: Assistant | None = None
     """Assistant turn that the answer continues and the engine repeats first; None: nothing is repeated."""
+    continues_text: bool = False
+    """Whether the answer goes on with the text of the last turn, which the engine may take for thoughts."""
     state: Any = None
     """Data that a dialect or a route group keeps with its requests."""
     id: str = ""
@@ -100,8 +103,8 @@ class InferenceRequest:
     def with_fields(self, fields: dict[str, Any]) -> InferenceRequest:
         """Return a copy of the request whose body is `fields`, not a large one.
 
-        `prompt` and `repeated_turn` of the old body are dropped; `model`, `stream` and `state` stay. Raises
-        RecursionError if `fields` are nested too deeply.
+        `prompt`, `repeated_turn` and `continues_text` of the old body are dropped; `model`, `stream` and `state` stay.
+        Raises RecursionError if `fields` are nested too deeply.
         """
         return replace(
             self,
@@ -109,6 +112,7 @@ class InferenceRequest:
             outline_fields=fields,
             prompt=None,
             repeated_turn=None,
+            continues_text=False,
             large_body=None,
             _whole_fields=None,
         )

@@ -54,7 +54,7 @@ class ViaChatBase(ABC):
         Call it before the other methods, and again whenever the model's route has changed. The first call reads the
         request and sets `request.prompt`; later calls check that prompt against the new route. Each call sets
         `request.repeated_turn`: for llama-server the last turn if the answer continues it, as the client sent it; else
-        None.
+        None; and `request.continues_text`: whether vLLM is asked to continue it.
 
         Raises:
             RoundhouseError: as `read_request`; `invalid_request` for constraints on the answer's form that are wrong;
@@ -67,6 +67,7 @@ class ViaChatBase(ABC):
         check_prompt(prompt, route.capabilities, route.name)
         _check_constraints(prompt, route)
         check_foreign_fields(dict(prompt.passed_fields), CHAT_FIELDS, route)
+        request.continues_text = route.backend in vllm.BACKENDS and bool(vllm.fields_for(prompt))
         is_repeated = route.backend == llama_server.BACKEND
         request.repeated_turn = _whole_turn(llama_server.repeated_turn(prompt), request) if is_repeated else None
 
@@ -118,7 +119,9 @@ class ViaChatDialect(ViaChatBase):
 
     def open_stream(self, request: InferenceRequest) -> EventStream:
         """Return a new `TranslatedStream` for the answer. Call after `check_request`."""
-        return TranslatedStream(self.open_writer(request), request.id, request.repeated_turn)
+        return TranslatedStream(
+            self.open_writer(request), request.id, request.repeated_turn, continues_text=request.continues_text
+        )
 
     def open_collector(self, request: InferenceRequest) -> StreamCollector | None:
         """Return a new `TranslatedCollector`; None if a stream cannot give the same answer (`stream_compat`), so that
@@ -128,13 +131,15 @@ class ViaChatDialect(ViaChatBase):
         outline = _chat_outline(prompt)
         if wants_probabilities(outline) or differs_as_stream(outline):
             return None
-        return TranslatedCollector(self.open_writer(request), request.repeated_turn)
+        return TranslatedCollector(
+            self.open_writer(request), request.repeated_turn, continues_text=request.continues_text
+        )
 
     def get_body_converter(self, request: InferenceRequest) -> Callable[[bytes], bytes] | None:
         """Return the function that translates a blocking chat completion; never None. Call the function once. It raises
         RoundhouseError as `translate_body`. Call this after `check_request`."""
-        writer, repeated_turn = self.open_writer(request), request.repeated_turn
-        return lambda body: translate_body(body, writer, repeated_turn)
+        writer, repeated_turn, goes_on = self.open_writer(request), request.repeated_turn, request.continues_text
+        return lambda body: translate_body(body, writer, repeated_turn, continues_text=goes_on)
 
 
 def _check_constraints(prompt: Prompt, route: ModelRoute) -> None:
@@ -170,6 +175,7 @@ class TranslatedStream(EventReader):
 
     __slots__ = (
         "_calls",
+        "_continues_text",
         "_finish",
         "_has_begun",
         "_is_over",
@@ -182,13 +188,17 @@ class TranslatedStream(EventReader):
         "_writer",
     )
 
-    def __init__(self, writer: AnswerWriter, request_id: str, repeated: Assistant | None) -> None:
+    def __init__(
+        self, writer: AnswerWriter, request_id: str, repeated: Assistant | None, *, continues_text: bool = False
+    ) -> None:
         """`writer` must be a new one. `repeated` is `InferenceRequest.repeated_turn`: the turn that the engine repeats
-        first, and that is removed from the answer; None: nothing is repeated."""
+        first, and that is removed from the answer; None: nothing is repeated. `continues_text`, of the same request:
+        what the engine takes for thoughts is text."""
         super().__init__()
         self._writer = writer
         self._request_id = request_id
         self._repeated_text, self._repeated_thought = _turn_texts(repeated)
+        self._continues_text = continues_text
         self._calls = CallNumbers()
         self._out: list[bytes] = []
         self._has_begun = False
@@ -269,7 +279,7 @@ class TranslatedStream(EventReader):
         if thought and self._repeated_thought:
             thought, self._repeated_thought = _skip_repeated(thought, self._repeated_thought)
         if thought:
-            out.append(writer.write_reasoning(thought))
+            out.append(writer.write_text(thought, None) if self._continues_text else writer.write_reasoning(thought))
         text = delta.get("content")
         if text and isinstance(text, str):
             if self._repeated_text:
@@ -309,7 +319,8 @@ class TranslatedStream(EventReader):
 class TranslatedCollector:
     """`StreamCollector` that builds a blocking answer of the client's family from chat completion chunks."""
 
-    def __init__(self, writer: AnswerWriter, repeated_turn: Assistant | None) -> None:
+    def __init__(self, writer: AnswerWriter, repeated_turn: Assistant | None, *, continues_text: bool = False) -> None:
+        self._continues_text = continues_text
         self._writer = writer
         self._repeated = repeated_turn
         self._chat = OpenAICollector(is_chat=True)
@@ -330,12 +341,15 @@ class TranslatedCollector:
         result = self._chat.build_result()
         if result is None or result[0] >= 400:
             return result
-        return result[0], translate_body(result[1], self._writer, self._repeated)
+        body, goes_on = result[1], self._continues_text
+        return result[0], translate_body(body, self._writer, self._repeated, continues_text=goes_on)
 
 
-def translate_body(body: bytes, writer: AnswerWriter, repeated: Assistant | None) -> bytes:
+def translate_body(
+    body: bytes, writer: AnswerWriter, repeated: Assistant | None, *, continues_text: bool = False
+) -> bytes:
     """Return a blocking chat completion as the writer's family answers it, without the turn `repeated` that the engine
-    repeats first (None: nothing is repeated).
+    repeats first (None: nothing is repeated). `continues_text`: what the engine takes for thoughts is text.
 
     Raises:
         RoundhouseError: `engine_disconnected`: the body is no chat completion. `engine_error`: it is an error, or the
@@ -347,7 +361,10 @@ def translate_body(body: bytes, writer: AnswerWriter, repeated: Assistant | None
         raise RoundhouseError("engine_error", error["message"])
     if not isinstance(fields, dict) or not isinstance(fields.get("choices"), list):
         raise RoundhouseError("engine_disconnected", "The engine failed: its answer is no chat completion.")
-    return errors.encode_json(writer.build_answer(_strip_repeated(repeated, codec.answer_of(fields))))
+    answer = _strip_repeated(repeated, codec.answer_of(fields))
+    if continues_text:
+        answer = replace(answer, text=answer.thought + answer.text, thought="")
+    return errors.encode_json(writer.build_answer(answer))
 
 
 def _strip_repeated(repeated_turn: Assistant | None, answer: Answer) -> Answer:

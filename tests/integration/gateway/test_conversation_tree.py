@@ -246,7 +246,7 @@ async def test_an_item_is_added_to_the_place_that_its_request_says_and_not_where
         copied = await asking.post("", items=[{"type": "item_reference", "id": "b"}])
         listed = (await asking.get(f"/{copied['id']}/items"))["data"]
         assert [(item["id"], item["parent_id"]) for item in listed] == [("b", None)]
-        placed = [said("0", id="z"), {"type": "item_reference", "id": "a", "parent_id": None}]
+        placed = [said("0", id="z"), {"id": "a", "parent_id": None}]
         again = await asking.post("", items=placed)
         listed = (await asking.get(f"/{again['id']}/items?branch=all"))["data"]
         assert [(item["id"], item["parent_id"]) for item in listed] == [("z", None), ("a", None)]

@@ -135,6 +135,24 @@ async def test_the_same_as_a_stream(client: openai.AsyncOpenAI) -> None:
     assert {chunk.model for chunk in chunks} == {"thinks"}
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_a_cut_answer_is_continued_as_text(client: openai.AsyncOpenAI, is_stream: bool) -> None:
+    """vLLM's parser of thoughts would take the rest of the answer for thoughts."""
+    cut = {"type": "message", "role": "assistant", "status": "incomplete", "content": "Sure. "}
+    asked: Any = {"model": "thinks", "input": [*HI, cut], "temperature": 0}
+    if is_stream:
+        async with client.responses.stream(**asked) as stream:
+            answer = await stream.get_final_response()
+    else:
+        answer = await client.responses.create(**asked)
+    assert (
+        [(item.type, item.to_dict()["content"][0]["text"]) for item in answer.output]
+        == [  # type: ignore[index]
+            ("message", "".join(SAYS[SAYS.index("Sure. ") + 1 :]))
+        ]
+    )
+
+
 async def test_streams_are_cut_and_read_on(here: GatewayHarness) -> None:
     await check_every_cut(here, "thinks")
 

@@ -134,3 +134,27 @@ def test_vllm_is_told_to_continue_the_last_text_of_the_model(
     model = backend(name)
     engine_fields = sent(dialect, read(dialect, {**MESSAGE, "messages": messages, **extra}, model), model)
     assert {name: engine_fields[name] for name in GOES_ON if name in engine_fields} == expected
+
+
+@pytest.mark.parametrize(("name", "text", "thought"), [("vllm", "so on", None), ("ct2", " on", "so")])
+def test_of_a_text_that_vllm_continues_nothing_is_a_thought(name: str, text: str, thought: str | None) -> None:
+    message = {"role": "assistant", "content": " on", "reasoning_content": "so"}
+    model = backend(name)
+    fields = {**MESSAGE, "messages": [*MESSAGE["messages"], BEGUN]}
+    blocking = MESSAGES_VIA_CHAT.get_body_converter(read(MESSAGES_VIA_CHAT, fields, model))
+    assert blocking is not None
+    told = json.loads(blocking(json.dumps({"choices": [{"message": message, "finish_reason": "stop"}]}).encode()))
+    assert [part["text"] for part in told["content"] if part["type"] == "text"] == [text]
+    assert [part["thinking"] for part in told["content"] if part["type"] == "thinking"] == (
+        [thought] if thought else []
+    )
+    stream = MESSAGES_VIA_CHAT.open_stream(read(MESSAGES_VIA_CHAT, {**fields, "stream": True}, model))
+    chunks = [
+        {"choices": [{"index": 0, "delta": {"reasoning_content": "so"}}]},
+        {"choices": [{"index": 0, "delta": {"content": " on"}, "finish_reason": "stop"}]},
+    ]
+    events = "".join(f"data: {json.dumps(each)}\n\n" for each in chunks) + "data: [DONE]\n\n"
+    told_events = stream.feed_data(events.encode()).decode()
+    assert ("thinking_delta" in told_events) is (thought is not None)
+    assert ('"text_delta","text":"so"' in told_events) is (thought is None)
+    assert '"text_delta","text":" on"' in told_events
