@@ -145,12 +145,8 @@ async def test_a_cut_answer_is_continued_as_text(client: openai.AsyncOpenAI, is_
             answer = await stream.get_final_response()
     else:
         answer = await client.responses.create(**asked)
-    assert (
-        [(item.type, item.to_dict()["content"][0]["text"]) for item in answer.output]
-        == [  # type: ignore[index]
-            ("message", "".join(SAYS[SAYS.index("Sure. ") + 1 :]))
-        ]
-    )
+    said = [(item.type, item.model_dump()["content"][0]["text"]) for item in answer.output]
+    assert said == [("message", "".join(SAYS[SAYS.index("Sure. ") + 1 :]))]
 
 
 async def test_streams_are_cut_and_read_on(here: GatewayHarness) -> None:
