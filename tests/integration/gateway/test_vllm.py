@@ -145,28 +145,6 @@ async def test_a_cut_answer_is_continued_as_text(client: openai.AsyncOpenAI, is_
             answer = await stream.get_final_response()
     else:
         answer = await client.responses.create(**asked)
-    assert (
-        [(item.type, item.to_dict()["content"][0]["text"]) for item in answer.output]
-        == [  # type: ignore[index]
-            ("message", "".join(SAYS[SAYS.index("Sure. ") + 1 :]))
-        ]
-    )
-
-
-async def test_streams_are_cut_and_read_on(here: GatewayHarness) -> None:
-    await check_every_cut(here, "thinks")
-
-
-async def test_thinking_can_be_switched_off(client: openai.AsyncOpenAI) -> None:
-    answer = await client.chat.completions.create(
-        model="thinks", messages=HI, temperature=0, extra_body={"thinking": "disabled"}
-    )
-    assert "well" not in thought_in(answer.choices[0].message) + (answer.choices[0].message.content or "")
-
-
-async def test_a_response_with_thoughts_and_calls(client: openai.AsyncOpenAI) -> None:
-    function: Any = {"type": "function", **WEATHER["function"]}
-    response: Any = await client.responses.create(model="thinks", input="Hi", temperature=0, tools=[function])
     told: list[Any] = [item.to_dict() for item in answer.output]
     rest = "".join(SAYS[SAYS.index("Sure. ") + 1 :])
     assert [(item["type"], item["content"][0]["text"]) for item in told] == [("message", rest)]
