@@ -290,6 +290,7 @@ def create_gateway(
     retrieval_client = _open_retrieval_client(settings)
     document_search = DocumentSearch(retrieval_client)
     mcp_servers = McpServers(time.time, ledger)
+    metrics.show_mcp_servers(lambda: {each.name: each.state == "connected" for each in mcp_servers.list_status()})
     tool_resources = ToolResources(time.time, document_search.search)
     tool_runner = ToolRunner(tool_resources, mcp_servers, metrics.count_tool_call)
     live.on_tools = tool_runner.follow_table

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from controller.schema.errors import RoundhouseError
 from gateway.ingress.cors import Cors
@@ -15,6 +16,9 @@ from gateway.tenancy.api_keys import Caller
 from gateway.tenancy.clients import ClientDirectory
 
 logger = logging.getLogger(__name__)
+
+_FRAMES_ORIGIN: Final = (b"origin", b"null")
+"""What a browser sends for a document in a sandbox, which has no origin."""
 
 
 class Authenticator:
@@ -73,19 +77,19 @@ class Authenticator:
     def check_page_request(self, headers: Sequence[Header], *, is_http_1_1: bool) -> None:
         """Check the Host header of a request for the page's files, which hold no data and need no key.
 
-        While no keys are declared, or before the first table, Host must be one that `HostCheck` accepts; with keys any
-        well-formed Host will do. Any Origin is accepted, also the `null` of the page's sandboxed frames. `headers`:
-        with names in lower case. `is_http_1_1`: that version requires a Host header.
+        While no keys are declared, or before the first table, the headers must be those that `HostCheck` accepts, or
+        Origin must be `null`, as the page's own sandboxed frames send it; with keys any well-formed Host will do.
+        `headers`: with names in lower case. `is_http_1_1`: that version requires a Host header.
 
         Raises:
-            RoundhouseError: `invalid_request` for a malformed Host header, `forbidden_host` for one that is not
-                accepted.
+            RoundhouseError: `invalid_request` for a malformed Host header, `forbidden_host` or `forbidden_origin` for
+                one that is not accepted.
         """
         routes = self._live.current_or_none
         if routes is not None and not routes.keys.is_empty:
             check_host_form(headers, may_lack_host=not is_http_1_1)
         else:
-            self._hosts.check_request([header for header in headers if header[0] != b"origin"], self._cors)
+            self._hosts.check_request([header for header in headers if header != _FRAMES_ORIGIN], self._cors)
 
 
 class KeylessWarning:

@@ -5,7 +5,7 @@ Series stay until a restart, including those of models and keys that are no long
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 
@@ -26,6 +26,7 @@ from gateway.metrics.request_metrics import (
 from gateway.metrics.state_metrics import (
     CertificateCollector,
     ConnectionCollector,
+    McpServersCollector,
     StateCollector,
     StoredResponsesCollector,
     StreamsCollector,
@@ -131,6 +132,11 @@ class Metrics:
     def show_streams(self, stream_totals: Callable[[], StreamTotals]) -> None:
         """Add metrics of resumable streams. `stream_totals` is called when Prometheus reads. Call at most once."""
         self.registry.register(StreamsCollector(stream_totals))
+
+    def show_mcp_servers(self, list_connected: Callable[[], Mapping[str, bool]]) -> None:
+        """Add the gauge of MCP servers. `list_connected` returns each declared server to whether it is connected, and
+        is called when Prometheus reads. Call at most once."""
+        self.registry.register(McpServersCollector(list_connected))
 
     def show_certificate(self, has_problem: Callable[[], bool]) -> None:
         """Add the gauge of unusable certificate files. `has_problem` is called when Prometheus reads; True: the latest

@@ -69,6 +69,15 @@ class CertificateCollector(Collector):
         )
 
 
+class McpServersCollector(Collector):
+    def __init__(self, list_connected: Callable[[], Mapping[str, bool]]) -> None:
+        self._list_connected = list_connected
+
+    def collect(self) -> Iterator[Metric]:
+        text = "1 while the gateway is connected to a declared MCP server, 0 while it is not."
+        yield _gauge("mcp_server_up", text, "server", self._list_connected())
+
+
 class StoredResponsesCollector(Collector):
     def __init__(self, stored_totals: Callable[[], StoredTotals], failures: Callable[[], int]) -> None:
         self._stored_totals = stored_totals

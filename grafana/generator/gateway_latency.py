@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from grafana.generator.board import MODEL, Board, Section
-from grafana.generator.panels import Query, TimeSeries
+from grafana.generator.panels import Query, StateTimeline, TimeSeries
 from grafana.generator.queries import OF_MODEL, quantiles, rate_by_model, sum_rate
+
+_CALLS = "roundhouse_gateway_tool_calls_total"
+_FAILING_CALLS = (
+    f"""{sum_rate(_CALLS, 'outcome=~"error|failed|timeout"', "tool")}"""
+    f""" / {sum_rate(_CALLS, 'outcome=~"ok|error|failed|timeout"', "tool")}"""
+)
 
 BOARD = Board(
     name="gateway-latency",
     uid="roundhouse-gateway-latency",
     title="Roundhouse: gateway latency",
-    description="How long each part of an answer takes, what goes wrong on the way, and what the gateway keeps.",
+    description="How long each part of an answer takes, what goes wrong on the way, tools, and what the gateway keeps.",
     variables=(MODEL,),
     sections=(
         Section(
@@ -133,6 +139,31 @@ BOARD = Board(
                     "Seconds since the last table was received: it grows while nothing changes, too.",
                     (Query("roundhouse_gateway_table_age_seconds", "age"),),
                     "s",
+                ),
+            ),
+        ),
+        Section(
+            "Tools and MCP servers",
+            (
+                TimeSeries(
+                    "Tool calls",
+                    "Ended calls per second, by tool and outcome. `error`: the tool said so; `failed`: its server is "
+                    "down, or broke off.",
+                    (Query(sum_rate(_CALLS, by="tool, outcome"), "{{tool}} {{outcome}}"),),
+                    "ops",
+                ),
+                TimeSeries(
+                    "Tool calls that fail",
+                    "Share of each tool's calls that came to an error, failed, or took too long.",
+                    (Query(_FAILING_CALLS, "{{tool}}"),),
+                    "percentunit",
+                    most=1,
+                ),
+                StateTimeline(
+                    "MCP servers",
+                    "Whether the gateway is connected to each declared server; the tools of others are not offered.",
+                    (Query("min by (server) (roundhouse_gateway_mcp_server_up)", "{{server}}"),),
+                    states={0: ("down", "red"), 1: ("connected", "green")},
                 ),
             ),
         ),

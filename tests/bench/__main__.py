@@ -21,8 +21,11 @@ BENCHES = (
     "affinity",
     "rag",
     "health",
+    "first_paint",
+    "page",
+    "tools",
 )
-WITH_OPTIONS = ("gateway", "engine", "tokens", "streams", "affinity", "rag", "health")
+WITH_OPTIONS = ("gateway", "engine", "tokens", "streams", "affinity", "rag", "health", "page", "tools")
 """Take options of their own, after their name: `ARGS="gateway --rounds 2 --without litellm"`."""
 
 
@@ -33,7 +36,8 @@ def main() -> None:
         epilog="Of gateway alone: --rounds N, --without nginx|litellm, --profile. "
         "Of engine alone: --rounds N, --without llama-server|vllm|fake, --only WORDS. Of tokens alone: --rounds N. "
         "Of streams alone: --rounds N, --against CHECKOUT. Of affinity alone: --rounds N. "
-        "Of rag alone: --only PART, --chunks N, --rounds N, --without SIDE, --quick. Of health alone: --seconds N.",
+        "Of rag alone: --only PART, --chunks N, --rounds N, --without SIDE, --quick. Of health alone: --seconds N. "
+        "Of page alone: --messages N, --top. Of tools alone: --rounds N, --seconds N, --each.",
     )
     parser.add_argument("benches", nargs="*", metavar="BENCH", help=f"any of {', '.join(BENCHES)}; default: all")
     parser.add_argument("--json", action="store_true", help="one JSON object per figure")

@@ -16,6 +16,7 @@ from docker.models.networks import Network
 
 from tests.support.admin import AdminApi
 from tests.support.compose_project import ComposeProject, compose_project
+from tests.support.reference_servers import ToolClient
 from tests.support.wait import until
 
 __all__ = ["compose_project"]
@@ -30,6 +31,19 @@ models:
   talker:
     backend: stub
     stub_text: Hello.
+mcp_servers:
+  known:
+    command:
+      - /opt/roundhouse/bin/python
+      - -c
+      - |
+        from mcp.server.mcpserver import MCPServer
+        server = MCPServer("known")
+        @server.tool()
+        def echo(text: str) -> str:
+            "Answer the text."
+            return text
+        server.run()
 """
 OUTSIDE: Final = "192.0.2.1"
 """Of TEST-NET-1 (RFC 5737): nobody is there, so that all that can be seen is whether there is a way."""
@@ -143,27 +157,29 @@ def beside(project: ComposeProject, network: Network) -> Iterator[Container]:
 
 async def test_what_each_part_holds_and_reaches(compose_project: ComposeProject, parts: Parts) -> None:
     check_sockets_and_networks(parts)
+    await check_mcp_server(compose_project, parts)
     gateway, controller = parts.services["gateway"], parts.services["controller"]
     at_gateway = addresses_of(gateway)
     at_gateway["engines"] = next(address for name, address in at_gateway.items() if name not in parts.networks)
     models, tables = "/v1/models", "/v1/admin/models"
     with service_of_the_host() as port:
-        from_engine = look_from(
-            parts.engines["talker"],
-            {
-                "gateway": ("gateway", 8080, "/health"),
-                **{f"gateway at {name}": (address, 8080, None) for name, address in at_gateway.items()},
-                "controller": ("controller", 8090, "/metrics"),
-                "controller at control": (addresses_of(controller)["control"], 8090, None),
-                "retrieval": (addresses_of(parts.services["retrieval"])["support"], 8091, None),
-                "a sibling's prompts": (parts.engines["chat"].name or "", 8000, "/slots"),
-                **parts.outside(port),
-            },
-        )
-        assert from_engine.pop("a sibling's prompts") == "401", "they need its own token"
-        refused = {name for name, result in from_engine.items() if result == "refused"}
-        assert {"gateway", "controller", "gateway at engines"} <= refused
-        assert set(from_engine.values()) == {"refused", NO_WAY}, from_engine
+        targets: dict[str, Target] = {
+            "gateway": ("gateway", 8080, "/health"),
+            **{f"gateway at {name}": (address, 8080, None) for name, address in at_gateway.items()},
+            "controller": ("controller", 8090, "/metrics"),
+            "controller at control": (addresses_of(controller)["control"], 8090, None),
+            "retrieval": (addresses_of(parts.services["retrieval"])["support"], 8091, None),
+            "a sibling's prompts": (parts.engines["chat"].name or "", 8000, "/slots"),
+            "an MCP server": (parts.engines["mcp"].name or "", 8000, "/mcp"),
+            **parts.outside(port),
+        }
+        for name in ("talker", "mcp"):
+            from_engine = look_from(parts.engines[name], targets)
+            siblings = [from_engine.pop(each) for each in ("a sibling's prompts", "an MCP server")]
+            assert siblings == ["401", "401"], "they need tokens of their own"
+            refused = {each for each, result in from_engine.items() if result == "refused"}
+            assert {"gateway", "controller", "gateway at engines"} <= refused
+            assert set(from_engine.values()) == {"refused", NO_WAY}, (name, from_engine)
 
         from_controller = look_from(controller, {"gateway": ("gateway.support", 8080, None), **parts.outside(port)})
         assert from_controller.pop("gateway") == "no name"
@@ -229,6 +245,20 @@ async def test_what_each_part_holds_and_reaches(compose_project: ComposeProject,
 
     async with AdminApi(f"http://127.0.0.1:{compose_project.port}") as admin:
         assert (await admin.ask("GET", "models")).status == 200
+
+
+async def check_mcp_server(project: ComposeProject, parts: Parts) -> None:
+    """The MCP server's tool is listed and called through the gateway; its container has nothing of the host."""
+    client = ToolClient(f"http://127.0.0.1:{project.port}")
+    await client.connected("known")
+    assert await client.list_names() == ["known__echo"]
+    assert await client.read_text("known__echo", text="Coal") == "Coal"
+    server = parts.engines["mcp"]
+    assert server.attrs["Mounts"] == []
+    assert server.attrs["HostConfig"]["ReadonlyRootfs"]
+    assert server.attrs["HostConfig"]["CapDrop"] == ["ALL"]
+    engines = parts.networks["engines"].name
+    assert list(server.attrs["NetworkSettings"]["Networks"]) == [engines], "no network but the engines'"
 
 
 def check_sockets_and_networks(parts: Parts) -> None:

@@ -43,6 +43,8 @@ class Move:
     """The engine's error in the place of an answer."""
     holds: bool = False
     """The answer waits, after its first words, for `ToolModel.release`."""
+    mark: str = ""
+    """What the ids of the answer and of its calls begin with: some clients take two answers of one id for one."""
     breaks: bool = False
     """The connection breaks after the first words."""
 
@@ -125,12 +127,12 @@ def _finish(move: Move) -> str:
 
 def _whole(move: Move) -> Fields:
     calls = [
-        {"id": f"c{n}", "type": "function", "function": {"name": call.name, "arguments": call.text}}
+        {"id": f"{move.mark}c{n}", "type": "function", "function": {"name": call.name, "arguments": call.text}}
         for n, call in enumerate(move.calls)
     ]
     message = {"role": "assistant", "content": move.said, **({"tool_calls": calls} if calls else {})}
     return {
-        "id": "x",
+        "id": f"{move.mark}x",
         "choices": [{"index": 0, "message": message, "finish_reason": _finish(move)}],
         "usage": _usage(move),
     }
@@ -142,8 +144,11 @@ def _events(move: Move) -> list[Fields]:
     for number, call in enumerate(move.calls):
         half = len(call.text) // 2
         named = {"name": call.name, "arguments": call.text[:half]}
-        deltas.append({"tool_calls": [{"index": number, "id": f"c{number}", "type": "function", "function": named}]})
+        deltas.append(
+            {"tool_calls": [{"index": number, "id": f"{move.mark}c{number}", "type": "function", "function": named}]}
+        )
         deltas.append({"tool_calls": [{"index": number, "function": {"arguments": call.text[half:]}}]})
-    chunks = [{"id": "x", "choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
-    end = {"id": "x", "choices": [{"index": 0, "delta": {}, "finish_reason": _finish(move)}]}
-    return [*chunks, end, {"id": "x", "choices": [], "usage": _usage(move)}]
+    own_id = f"{move.mark}x"
+    chunks = [{"id": own_id, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
+    end = {"id": own_id, "choices": [{"index": 0, "delta": {}, "finish_reason": _finish(move)}]}
+    return [*chunks, end, {"id": own_id, "choices": [], "usage": _usage(move)}]

@@ -35,6 +35,7 @@ from tests.fakes.fake_nvml import FakeNvml
 from tests.fakes.gateway_harness import engines, server_running
 from tests.fakes.mock_engine import MockEngine
 from tests.support.controller_app import serve_controller
+from tests.support.mcp_servers import mcp_process
 from tests.support.ports import free_port
 from tests.support.retrieval_programs import retrieval_program
 from tests.support.wait import until
@@ -127,7 +128,9 @@ async def monitored_site(folder: Path) -> AsyncIterator[MonitoredSite]:
         elsewhere, forgetful = await stack.enter_async_context(engines(2))
         _tell_cached_tokens(elsewhere, 2)
         _tell_cached_tokens(forgetful, 0)
-        settings = _declare(folder, {"elsewhere": elsewhere.url, "forgetful": forgetful.url})
+        weather = await stack.enter_async_context(mcp_process())
+        servers = {"elsewhere": elsewhere.url, "forgetful": forgetful.url}
+        settings = _declare(folder, servers, f"http://127.0.0.1:{weather.port}/mcp")
         store = stack.enter_context(contextlib.closing(StateDir.open_folder(settings.state, "i")))
         memory = SimpleNamespace(**psutil.virtual_memory()._asdict())
         reader = NvmlReader(nvml, host_pids=True, read_host_memory=lambda: memory)
@@ -157,15 +160,23 @@ async def monitored_site(folder: Path) -> AsyncIterator[MonitoredSite]:
             await asyncio.gather(held, return_exceptions=True)
 
 
-def _declare(folder: Path, servers: Mapping[str, str]) -> ControllerSettings:
+def _declare(folder: Path, servers: Mapping[str, str], mcp_url: str) -> ControllerSettings:
     for name in ("desired", "gateway"):
         (folder / name).mkdir(parents=True)
     keys: dict[str, dict[str, Any]] = {
         name: {"sha256": hashlib.sha256(secret.encode()).hexdigest()} for name, secret in SECRETS.items()
     }
     keys["batch"]["requests_per_minute"] = 60
+    keys["research"]["tools"] = ["*"]
+    nobody = f"http://127.0.0.1:{free_port()}/mcp"
+    declared = {
+        "models": _models(servers),
+        "keys": keys,
+        "tools": {"calculate": {}, "current_time": {}},
+        "mcp_servers": {"weather": {"url": mcp_url, "timeout_s": 1}, "gone": {"url": nobody}},
+    }
     make_model(folder / "clockwork.gguf")
-    (folder / "desired" / "models.yaml").write_text(json.dumps({"models": _models(servers), "keys": keys}))
+    (folder / "desired" / "models.yaml").write_text(json.dumps(declared))
     return ControllerSettings(
         desired=folder / "desired", state=folder / "state", models=folder, runtime="process", resync_s=0.5
     )

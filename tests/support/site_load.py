@@ -77,6 +77,18 @@ class SiteLoad:
             await answer.read()
         await self._post("/v1/search", "research", {"query": "coal"})
 
+    async def call_tools(self) -> None:
+        """Calls that succeed, that fail, that take too long, and that are refused."""
+        for tool, params in (
+            ("current_time", {}),
+            ("calculate", {"expression": "2 ** 10"}),
+            ("calculate", {"expression": "1 / 0"}),
+            ("weather__add", {"a": 1, "b": 2}),
+            ("weather__add", {"a": "one"}),
+            ("weather__wait", {"seconds": 60}),
+        ):
+            await self._post("/tools", "research", {"tool": tool, "params": params})
+
     async def crash(self) -> None:
         """One engine of `chat` is killed."""
         pids = {name: pid for name, pid in self._site.engine_pids().items() if "-chat-" in name}
@@ -133,6 +145,7 @@ async def under_load(site: MonitoredSite, *, crash_every_s: float) -> AsyncItera
         (load.take_turns, 0.4),
         (load.store_and_read, 0.5),
         (load.search, 0.3),
+        (load.call_tools, 0.5),
     )
     tasks = [asyncio.create_task(repeat(act, pause_s)) for act, pause_s in acts]
     tasks.append(asyncio.create_task(repeat(load.crash, crash_every_s, crash_every_s / 2)))

@@ -15,6 +15,7 @@ import sys
 from typing import Any, Final
 
 from controller.schema.errors import RoundhouseError
+from gateway.tools.files.child_process import ChildProcess
 from gateway.tools.spec import ToolCall, ToolResult
 
 AT_ONCE: Final = 4
@@ -36,12 +37,15 @@ class JobRunner:
     async def run_job(
         self, call: ToolCall, job: str, arguments: dict[str, Any], *, largest_write: int = 0
     ) -> ToolResult:
-        """Run a job for a call, and return its text; `is_error`: the job says what is wrong. Cancelling ends it.
+        """Wait for a place, run a job for a call, and return its text; `is_error`: the job says what is wrong.
 
-        `arguments`: those of the job's function. `largest_write`: bytes of a file that it may write.
+        Cancelling has the process ended, in order within `ENDING_S`, else by SIGKILL, and does not wait for its end.
+        `job`: a name of `gateway.tools.files.process`. `arguments`: those of the job's function. `largest_write`: bytes
+        of a file that it may write; 0: it may write none.
 
         Raises:
-            RoundhouseError: `tool_failed`: the process ended without an answer, such as at its limits.
+            RoundhouseError: `tool_failed`: the process does not start, or ended without an answer, such as at its
+                limits.
         """
         asked = {"job": job, "arguments": arguments, "cpu_s": int(call.timeout_s) + 1, "largest_write": largest_write}
         output = await self._run_process(json.dumps(asked).encode())
@@ -54,44 +58,27 @@ class JobRunner:
 
     async def _run_process(self, data: bytes) -> bytes:
         await self._places.acquire()
+        environment = {name: os.environ[name] for name in _PASSED_VARIABLES if name in os.environ}
+        process = ChildProcess(_PROGRAM, environment, data)
         try:
-            process = await self._start_process()
-        except BaseException:
-            self._places.release()
-            raise
-        try:
-            output, _ = await process.communicate(data)
+            return await process.read_output()
+        except OSError as error:
+            raise RoundhouseError("tool_failed", f"The tool's process does not start: {error.strerror}.") from error
         finally:
             # Not waited for: a process that hangs in the system keeps its place, and nobody else waits for it.
             ending = asyncio.create_task(self._end_process(process))
             self._endings.add(ending)
             ending.add_done_callback(self._endings.discard)
-        return output
 
-    async def _start_process(self) -> asyncio.subprocess.Process:
-        environment = {name: os.environ[name] for name in _PASSED_VARIABLES if name in os.environ}
-        try:
-            return await asyncio.create_subprocess_exec(
-                *_PROGRAM,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.DEVNULL,
-                env=environment,
-                start_new_session=True,  # Ctrl-C reaches the gateway only, which ends the process
-            )
-        except OSError as error:
-            raise RoundhouseError("tool_failed", f"The tool's process does not start: {error.strerror}.") from error
-
-    async def _end_process(self, process: asyncio.subprocess.Process) -> None:
+    async def _end_process(self, process: ChildProcess) -> None:
         try:
             for number in (signal.SIGTERM, signal.SIGKILL):
-                if process.returncode is not None:
+                if process.has_ended:
                     return
-                with contextlib.suppress(ProcessLookupError):
-                    process.send_signal(number)
+                process.send_signal(number)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(ENDING_S):
-                        await process.wait()
-            await process.wait()
+                        await process.wait_ended()
+            await process.wait_ended()
         finally:
             self._places.release()

@@ -21,8 +21,6 @@ class OfferedTool:
     """The server, with its limits."""
     tool: Tool
     check: ArgumentCheck
-    own_name: str
-    """The server's own name for the tool."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,8 +80,8 @@ async def test_each_document_has_exactly_its_headers(built: Path, path: str) -> 
     async with gateway_harness(page_folder=built) as here:
         for method in ("GET", "HEAD"):
             _, headers, _ = await ask(here, path, method)
-            about = ("content-security-policy", "x-content-type-options", "referrer-policy", "permissions-policy")
-            about += ("cross-origin-opener-policy", "x-frame-options", ALLOW)
+            about = ["content-security-policy", "x-content-type-options", "referrer-policy", "permissions-policy"]
+            about += ["cross-origin-opener-policy", "x-frame-options", ALLOW]
             sent = {each: headers.getall(each) for each in about if each in headers}
             assert sent == {each: [value] for each, value in security_headers(name).items()}, method
             assert "set-cookie" not in headers
@@ -93,6 +93,9 @@ async def test_the_host_is_checked_as_for_the_api(built: Path) -> None:
             for sent in ({"host": "evil.example"}, {"origin": "https://evil.example"}):
                 status, _, body = await ask(here, path, **sent)
                 assert (status, PAGE[:15].encode() in body) == (403, False), (path, sent)
+        status, headers, _ = await ask(here, "/page/assets/index-a1.js", origin="null")
+        assert (status, headers[ALLOW]) == (200, "*"), "the page's frames have no origin, and need their scripts"
+        assert (await ask(here, "/v1/models", origin="null"))[0] == 403
         assert (await ask(here, "/", host="localhost"))[0] == 200
         await here.publish(route("m"), keys=(key("alice"),))
         assert (await ask(here, "/", host="chat.example"))[0] == 200, "with keys a name says nothing"

@@ -39,6 +39,6 @@ async def test_each_expression_of_panels_and_rules_has_figures(tmp_path: Path) -
         assert rules
         assert [rule["name"] for rule in rules if rule["health"] != "ok"] == []
         noticed = {rule["name"] for rule in rules if rule.get("state") in ("pending", "firing")}
-        assert {"GpuUnread", "ModelFailed", "StartsBlocked"} <= noticed, (
-            "one GPU is lost, one model broken, one too big"
+        assert {"GpuUnread", "McpServerDown", "ModelFailed", "StartsBlocked"} <= noticed, (
+            "one GPU is lost, one MCP server away, one model broken, one too big"
         )

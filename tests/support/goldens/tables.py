@@ -110,6 +110,7 @@ def _gateway() -> CollectorRegistry:
     assert hasattr(LiveRoutes, "current_or_none")
     metrics.show_state(live, ledger, link, lambda: 3.0)
     metrics.show_connections(count_idle=lambda: 3, count_busy=lambda: 2)
+    metrics.show_mcp_servers(lambda: {"weather": True})
     metrics.show_stored(lambda: StoredTotals(5, 4096), lambda: 1)
     metrics.show_certificate(lambda: False)
     metrics.key_series_of("team-a").count_finished(Usage(3, 4))

@@ -1,6 +1,6 @@
 /** What a stream of response events has made of an answer so far. Pure: each event gives the next state. */
 import { isRecord } from "../api/errors";
-import type { ContentPart, Item } from "../api/items";
+import { type ContentPart, type Item, textOf } from "../api/items";
 import type { ServerEvent } from "../api/sse";
 
 export interface Progress {
@@ -21,6 +21,13 @@ export interface Usage {
   reasoningTokens: number;
 }
 
+export interface AnswerError {
+  code: string;
+  message: string;
+  /** What the user can do. */
+  nextSteps: readonly string[];
+}
+
 export interface Answer {
   responseId: string | null;
   model: string | null;
@@ -30,7 +37,7 @@ export interface Answer {
   /** What the answer waits for; null once its text has begun. */
   progress: Progress | null;
   usage: Usage | null;
-  error: { code: string; message: string } | null;
+  error: AnswerError | null;
   /** Why it is incomplete, as `max_output_tokens`. */
   incompleteReason: string | null;
 }
@@ -45,6 +52,9 @@ export const EMPTY_ANSWER: Answer = {
   error: null,
   incompleteReason: null,
 };
+
+/** Why an answer ended that its user, in whichever page, has stopped. */
+export const STOPPED: AnswerError = { code: "stream_stopped", message: "You stopped this answer.", nextSteps: [] };
 
 const PROGRESS = "progress ";
 
@@ -94,9 +104,25 @@ export function applyEvent(answer: Answer, event: ServerEvent): Answer {
   }
 }
 
-/** Returns whether the answer has any text, reasoning or call that would be lost with it. */
-export function hasContent(answer: Answer): boolean {
-  return answer.items.some((item) => item.type !== "message" || (item.content ?? []).length > 0);
+/** Returns the answer as one that did not come to its end. An error that its stream told stays. */
+export function failAnswer(answer: Answer, error: AnswerError | null): Answer {
+  return { ...answer, status: "failed", progress: null, error: answer.error ?? error };
+}
+
+/**
+ * Returns what is worth keeping of an answer that did not come to its end, as items of a conversation, with the ids that
+ * the stream gave them: thoughts and texts, the last of them `incomplete`, and calls of tools that have their result.
+ */
+export function partialItems(answer: Answer): Item[] {
+  const kept: Item[] = [];
+  for (const item of answer.items) {
+    const isDone = item?.status === "completed";
+    if (item?.type === "mcp_call" && isDone) kept.push(item);
+    else if (item?.type === "message" || item?.type === "reasoning") {
+      if (textOf(item) !== "") kept.push(isDone ? item : { ...item, status: "incomplete" });
+    }
+  }
+  return kept;
 }
 
 function applyComment(answer: Answer, comment: string): Answer {
@@ -140,7 +166,7 @@ function finish(answer: Answer, data: Record<string, unknown>): Answer {
     items,
     progress: null,
     usage: usageOf(response.usage),
-    error: isRecord(response.error) ? errorOf(response.error) : answer.error,
+    error: errorOfEnd(response) ?? answer.error,
     incompleteReason: typeof details.reason === "string" ? details.reason : null,
   };
 }
@@ -157,8 +183,18 @@ function usageOf(value: unknown): Usage | null {
   };
 }
 
-function errorOf(fields: Record<string, unknown>): { code: string; message: string } {
-  return { code: String(fields.code ?? "unknown"), message: String(fields.message ?? "The answer failed.") };
+function errorOfEnd(response: Record<string, unknown>): AnswerError | null {
+  if (isRecord(response.error)) return errorOf(response.error);
+  return response.status === "cancelled" ? STOPPED : null;
+}
+
+function errorOf(fields: Record<string, unknown>): AnswerError {
+  const steps = Array.isArray(fields.next_steps) ? fields.next_steps : [];
+  return {
+    code: String(fields.code ?? "unknown"),
+    message: String(fields.message ?? "The answer failed."),
+    nextSteps: steps.filter((step): step is string => typeof step === "string"),
+  };
 }
 
 function asItem(value: Record<string, unknown>): Item {

@@ -5,7 +5,7 @@
 import type { ApiClient } from "../api/client";
 import { ApiError, NetworkError } from "../api/errors";
 import { EventParser } from "../api/sse";
-import { type Answer, applyEvent, EMPTY_ANSWER } from "./answer";
+import { type Answer, type AnswerError, applyEvent, EMPTY_ANSWER, failAnswer, STOPPED } from "./answer";
 import { type ItemTimes, noteTimes } from "./figures";
 
 export type StreamState =
@@ -41,16 +41,32 @@ const NOTHING_READ: StreamSnapshot = {
 /** Delays between tries in milliseconds, the last one again and again. */
 const DELAYS_MS = [250, 500, 1000, 2000, 5000];
 
+/** A connection without a byte for so many milliseconds is given up: the gateway's heartbeats come every 10 s. */
+const SILENCE_MS = 45_000;
+
+/** The same for a page that is shown again, or a machine that wakes. */
+const SILENCE_AWAY_MS = 12_000;
+
+const CUT: AnswerError = { code: "stream_cut", message: "The stream of this answer has no end.", nextSteps: [] };
+
+/** Whether the gateway has got the request for the answer. */
+type Arrival = "none" | "unknown" | "arrived";
+
 export class AnswerStream {
   readonly streamId: string;
+  /** Id of the item that the answer follows; null: it begins a branch. */
+  parentId: string | null = null;
   readonly #client: ApiClient;
   readonly #abort = new AbortController();
   readonly #listeners = new Set<() => void>();
   #snapshot = NOTHING_READ;
   #parser = new EventParser();
   #bytes = 0;
+  #connection: AbortController | null = null;
+  #lastByteAt = 0;
+  #wantsStop = false;
 
-  /** `streamId`: value of `X-Conversation-Id`. Nothing is requested before `start` or `attach`. */
+  /** `streamId`: value of `X-Conversation-Id`, of no other answer. Nothing is requested before `start` or `attach`. */
   constructor(client: ApiClient, streamId: string) {
     this.#client = client;
     this.streamId = streamId;
@@ -65,6 +81,11 @@ export class AnswerStream {
     return this.#bytes;
   }
 
+  /** Whether the answer has neither ended nor been lost. */
+  get isRunning(): boolean {
+    return isRunning(this.#snapshot);
+  }
+
   /** Calls `listener` after each change, until the returned function is called. */
   subscribe = (listener: () => void): (() => void) => {
     this.#listeners.add(listener);
@@ -76,57 +97,98 @@ export class AnswerStream {
    * Throws ApiError if the request was refused: then there is no answer.
    */
   async start(fields: Record<string, unknown>): Promise<void> {
-    const headers = { "x-conversation-id": this.streamId, "x-progress": "true" };
-    const request = { body: { ...fields, stream: true }, headers, signal: this.#abort.signal };
     this.#change({ requestedAt: performance.now() });
-    let answer: Response;
-    try {
-      answer = await this.#client.fetch("/v1/responses", request);
-    } catch (error) {
-      // The request may have arrived before the connection broke. If so there is a stream of this id.
-      if (!(error instanceof NetworkError)) throw error;
-      this.#change({ state: "reconnecting" });
-      await this.#readOn();
-      return;
-    }
-    if (!(await this.#readBody(answer))) await this.#readOn();
+    await this.#watched(() => this.#readToEnd(fields));
   }
 
   /** Reads a stream that another page, or this one before a reload, has started. Returns as `start`. */
   async attach(): Promise<void> {
-    await this.#readOn();
+    await this.#watched(() => this.#readToEnd(null));
   }
 
-  /** Stops the generation. The answer keeps what was read. */
+  /** Ends the answer without a stream: its request was refused, or could not be made. */
+  refuse(error: AnswerError): void {
+    this.#end("ended", error);
+  }
+
+  /** Stops the generation; while the gateway is away, as soon as it is back. The answer keeps what was read. */
   async stop(): Promise<void> {
-    await this.#client.request(streamPath(this.streamId), { method: "DELETE" });
+    this.#wantsStop = true;
+    if (this.#snapshot.answer.progress?.stage === "load" && this.#bytes === 0) this.#connection?.abort();
+    else await this.#sendStop();
   }
 
   /** Ends the reading alone; the generation goes on. */
   close(): void {
     this.#abort.abort();
+    this.#connection?.abort();
   }
 
-  async #readOn(): Promise<void> {
-    for (let tries = 0; ; tries += 1) {
+  /** Reads the answer over as many connections as it takes. `fields`: null if the request has been made. */
+  async #readToEnd(fields: Record<string, unknown> | null): Promise<void> {
+    let arrival: Arrival = fields === null ? "arrived" : "none";
+    for (let tries = 0; !this.#abort.signal.aborted; tries += 1) {
+      const bytesBefore = this.#bytes;
+      const isRequest = fields !== null && arrival === "none";
       try {
-        const query = { from: this.#bytes };
-        const answer = await this.#client.fetch(streamPath(this.streamId), { query, signal: this.#abort.signal });
-        const before = this.#bytes;
+        if (this.#wantsStop && !isRequest) await this.#sendStop();
+        const answer = await (isRequest ? this.#request(fields) : this.#resume());
+        arrival = "arrived";
         if (await this.#readBody(answer)) return;
-        if (this.#bytes > before) tries = -1;
       } catch (error) {
         if (this.#abort.signal.aborted) return;
-        if (error instanceof ApiError && !isTemporary(error)) {
-          this.#end(error.fields.status === 404 ? "lost" : "ended", error);
-          return;
-        }
-        if (!(error instanceof NetworkError || error instanceof ApiError)) throw error;
+        if (error instanceof ApiError) {
+          if (isRequest && error.fields.code !== "model_loading") throw error;
+          const isUnknown = error.fields.status === 404;
+          if (isUnknown && arrival === "unknown") arrival = "none";
+          else if (!isTemporary(error)) return this.#end(isUnknown ? "lost" : "ended", describe(error));
+          if (error.fields.code === "model_loading") {
+            if (await this.#waitForLoad(fields, error)) continue;
+            return;
+          }
+        } else if (!(error instanceof NetworkError)) throw error;
+        else if (isRequest) arrival = "unknown";
       }
+      if (this.#wantsStop && arrival === "none") return this.#end("ended", STOPPED);
+      if (this.#bytes > bytesBefore) tries = -1;
       this.#change({ state: "reconnecting" });
       await waitForRetry(DELAYS_MS[Math.min(Math.max(tries, 0), DELAYS_MS.length - 1)] ?? 5000, this.#abort.signal);
-      if (this.#abort.signal.aborted) return;
     }
+  }
+
+  #request(fields: Record<string, unknown>): Promise<Response> {
+    const headers = { "x-conversation-id": this.streamId, "x-progress": "true" };
+    return this.#client.fetch("/v1/responses", { body: { ...fields, stream: true }, headers, signal: this.#connect() });
+  }
+
+  #resume(): Promise<Response> {
+    return this.#client.fetch(streamPath(this.streamId), { query: { from: this.#bytes }, signal: this.#connect() });
+  }
+
+  /** Waits until the gateway may take the request. Returns false if the user stopped the answer meanwhile. */
+  async #waitForLoad(fields: Record<string, unknown> | null, error: ApiError): Promise<boolean> {
+    const model = typeof fields?.model === "string" ? fields.model : "the model";
+    const answer = applyEvent(this.#snapshot.answer, loadProgress(model));
+    this.#change({ state: "connected", answer });
+    await waitForRetry((error.fields.retryAfterS ?? 1) * 1000, this.#waiting());
+    if (this.#wantsStop) this.#end("ended", STOPPED);
+    return !this.#wantsStop && !this.#abort.signal.aborted;
+  }
+
+  /** Returns a signal that `stop` and `close` set off. */
+  #waiting(): AbortSignal {
+    return AbortSignal.any([this.#abort.signal, this.#connect()]);
+  }
+
+  async #sendStop(): Promise<void> {
+    try {
+      await this.#client.request(streamPath(this.streamId), { method: "DELETE" });
+    } catch (error) {
+      // Without a connection it is sent again before the stream is read on. Without a stream there is nothing to stop.
+      if (!(error instanceof NetworkError || error instanceof ApiError)) throw error;
+      return;
+    }
+    this.#wantsStop = false;
   }
 
   /** Reads a body to its end. Returns whether the stream ended with it; false: the connection broke. */
@@ -138,31 +200,64 @@ export class AnswerStream {
       for (;;) {
         const { done, value } = await reader.read();
         if (done) break;
-        this.#bytes += value.byteLength;
-        let next = this.#snapshot.answer;
-        for (const event of this.#parser.push(value)) next = applyEvent(next, event);
-        const now = performance.now();
-        const itemTimes = noteTimes(this.#snapshot.itemTimes, next.items, now, next.status !== "running");
-        this.#change({
-          answer: next,
-          startedAt: this.#snapshot.startedAt ?? (next.items.length > 0 ? now : null),
-          itemTimes,
-        });
+        this.#take(value);
       }
     } catch {
-      return this.#abort.signal.aborted;
+      return false;
     }
-    // A body that ends without the answer's last event was cut on its way: the gateway ends each with one.
-    if (this.#snapshot.answer.status === "running") return false;
-    this.#end("ended", null);
+    if (this.#snapshot.answer.status === "running") {
+      // The body of a live stream was cut on its way: the gateway ends each with a last event.
+      const isLive = (answer.headers.get("x-stream-state") ?? "live") === "live";
+      if (isLive) return false;
+      this.#end("lost", CUT);
+    } else this.#end("ended", null);
     return true;
   }
 
-  #end(state: "ended" | "lost", error: ApiError | null): void {
-    const failure = error === null ? null : { code: error.fields.code, message: error.message };
+  #take(bytes: Uint8Array): void {
+    this.#bytes += bytes.byteLength;
+    this.#lastByteAt = Date.now();
+    let answer = this.#snapshot.answer;
+    for (const event of this.#parser.push(bytes)) answer = applyEvent(answer, event);
+    const now = performance.now();
+    this.#change({
+      answer,
+      startedAt: this.#snapshot.startedAt ?? (answer.items.length > 0 ? now : null),
+      itemTimes: noteTimes(this.#snapshot.itemTimes, answer.items, now, answer.status !== "running"),
+    });
+  }
+
+  /** Returns the signal of a new connection. */
+  #connect(): AbortSignal {
+    this.#connection = new AbortController();
+    this.#lastByteAt = Date.now();
+    return this.#connection.signal;
+  }
+
+  /** Gives a connection up that has been silent for longer than it may: after a sleep, nothing tells that it is dead. */
+  #checkSilence(allowedMs: number): void {
+    if (Date.now() - this.#lastByteAt >= allowedMs) this.#connection?.abort(new NetworkError());
+  }
+
+  async #watched(read: () => Promise<void>): Promise<void> {
+    const check = () => this.#checkSilence(SILENCE_MS);
+    const checkNow = () => this.#checkSilence(0);
+    const checkShown = () => document.visibilityState === "visible" && this.#checkSilence(SILENCE_AWAY_MS);
+    const timer = setInterval(check, SILENCE_MS / 3);
+    addEventListener("online", checkNow);
+    document.addEventListener("visibilitychange", checkShown);
+    try {
+      await read();
+    } finally {
+      clearInterval(timer);
+      removeEventListener("online", checkNow);
+      document.removeEventListener("visibilitychange", checkShown);
+    }
+  }
+
+  #end(state: "ended" | "lost", error: AnswerError | null): void {
     const before = this.#snapshot.answer;
-    const answer: Answer =
-      failure === null ? before : { ...before, status: "failed", progress: null, error: before.error ?? failure };
+    const answer = error === null ? before : failAnswer(before, error);
     this.#change({ answer, state, endedAt: performance.now() });
   }
 
@@ -172,9 +267,27 @@ export class AnswerStream {
   }
 }
 
+/** Returns whether an answer has neither ended nor been lost. */
+export function isRunning({ answer, state }: StreamSnapshot): boolean {
+  return answer.status === "running" && state !== "lost";
+}
+
 /** Returns the path of a resumable stream. */
 export function streamPath(streamId: string): string {
   return `/v1/stream/${streamId.split("/").map(encodeURIComponent).join("/")}`;
+}
+
+/** Returns what the page shows of an error that kept an answer from being made. */
+export function describe(error: unknown): AnswerError {
+  if (error instanceof ApiError) {
+    return { code: error.fields.code, message: error.message, nextSteps: error.fields.nextSteps };
+  }
+  return { code: "unknown", message: error instanceof Error ? error.message : String(error), nextSteps: [] };
+}
+
+/** The event by which a stream tells that it waits for a load. */
+function loadProgress(model: string) {
+  return { event: "", data: "", comment: `progress ${JSON.stringify({ stage: "load", model })}` };
 }
 
 function isTemporary(error: ApiError): boolean {

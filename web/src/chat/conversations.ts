@@ -22,8 +22,11 @@ export interface ConversationSettings {
 export interface Parameters {
   temperature?: number;
   top_p?: number;
+  top_k?: number;
+  min_p?: number;
   max_output_tokens?: number;
-  reasoning_effort?: "low" | "medium" | "high";
+  seed?: number;
+  reasoning_effort?: "none" | "minimal" | "low" | "medium" | "high" | "xhigh" | "max";
 }
 
 export interface Conversation {

@@ -1,5 +1,5 @@
 /** The tree of a conversation's items: branches, the path that is shown, and the siblings to move between. Pure. */
-import type { Item } from "../api/items";
+import type { Annotation, Item } from "../api/items";
 
 export interface ItemTree {
   items: ReadonlyMap<string, Item>;
@@ -77,7 +77,37 @@ export function groupTurns(path: readonly Item[]): Turn[] {
     const last = turns.at(-1);
     if (isUserItem(item)) turns.push({ question: item, answer: [] });
     else if (last === undefined) turns.push({ question: null, answer: [item] });
-    else last.answer.push(item);
+    else addToAnswer(last.answer, item);
   }
   return turns;
+}
+
+/** Adds an item to an answer. A message that goes on where a cut one ended is shown as one with it. */
+function addToAnswer(answer: Item[], item: Item): void {
+  const last = answer.at(-1);
+  if (last?.type === "message" && last.status === "incomplete" && item.type === "message") {
+    answer[answer.length - 1] = joinMessages(last, item);
+  } else answer.push(item);
+}
+
+function joinMessages(cut: Item, next: Item): Item {
+  const [begun, ...others] = next.content ?? [];
+  const content = [...(cut.content ?? [])];
+  const end = content.at(-1);
+  if (end?.type === "output_text" && begun?.type === "output_text") {
+    // Places of annotations count in the text of their own part.
+    const moved = (begun.annotations ?? []).map((each) => movedBy(each, end.text.length));
+    const annotations = [...(end.annotations ?? []), ...moved];
+    content[content.length - 1] = { ...end, text: end.text + begun.text, annotations };
+  } else if (begun !== undefined) content.push(begun);
+  return { ...next, id: cut.id, parent_id: cut.parent_id, content: [...content, ...others] };
+}
+
+function movedBy(annotation: Annotation, offset: number): Annotation {
+  const moved = { ...annotation };
+  for (const place of ["index", "start_index", "end_index"]) {
+    const value = moved[place];
+    if (typeof value === "number") moved[place] = value + offset;
+  }
+  return moved;
 }

@@ -3,30 +3,47 @@ import { useQueryClient } from "@tanstack/react-query";
 import { createContext, type ReactNode, use, useMemo, useRef, useSyncExternalStore } from "react";
 import { useClient } from "../api/access";
 import type { ApiClient } from "../api/client";
-import { nameConversation, storeAnswer } from "./after_answer";
-import type { Answer } from "./answer";
-import { AnswerStream, type StreamSnapshot } from "./answer_stream";
-import { conversationKeys } from "./conversations";
+import { ApiError, NetworkError } from "../api/errors";
+import { nameConversation } from "./after_answer";
+import { partialItems } from "./answer";
+import { AnswerStream, describe, type StreamSnapshot, streamPath } from "./answer_stream";
+import { conversationKeys, storeOf } from "./conversations";
 import { FigureStore } from "./figures";
+import { isInBrowser } from "./stores/browser_store";
 
-interface LookedUp {
+interface FoundStream {
   conversation_id: string;
-  state: string;
-  is_done: boolean;
+  state: "live" | "done" | "cut" | "stopped";
+  started_at: number;
 }
+
+/** Milliseconds between tries to store an answer while another one is being made in its conversation, and their number. */
+const LOCKED_MS = 500;
+const LOCKED_TRIES = 20;
 
 export class Runs {
   /** Tokens and times of the answers that this browser has read. */
   readonly figures = new FigureStore();
   readonly #client: ApiClient;
-  readonly #onEnd: (conversationId: string, answer: Answer) => Promise<unknown>;
+  readonly #refresh: (conversationId: string) => Promise<unknown>;
+  readonly #onComplete: (conversationId: string) => void;
   readonly #streams = new Map<string, AnswerStream>();
   readonly #listeners = new Set<() => void>();
+  /** Ids of streams that this page reads or has read. */
+  readonly #seen = new Set<string>();
 
-  /** `onEnd` stores the answer where the gateway did not, and reads the conversation's items anew. The answer of a run stays shown until it has. */
-  constructor(client: ApiClient, onEnd: (conversationId: string, answer: Answer) => Promise<unknown>) {
+  /**
+   * `refresh` reads a conversation and its items anew, and returns when that is done. `onComplete` is told of each
+   * complete answer, after that.
+   */
+  constructor(
+    client: ApiClient,
+    refresh: (conversationId: string) => Promise<unknown>,
+    onComplete: (conversationId: string) => void = () => {},
+  ) {
     this.#client = client;
-    this.#onEnd = onEnd;
+    this.#refresh = refresh;
+    this.#onComplete = onComplete;
   }
 
   subscribe = (listener: () => void): (() => void) => {
@@ -34,61 +51,128 @@ export class Runs {
     return () => this.#listeners.delete(listener);
   };
 
-  /** Returns the run of a conversation: a running answer, or one that ended and is not stored. Null: there is none. */
+  /** Returns the run of a conversation: an answer that is being made, or one that ended otherwise than it should. */
   find(conversationId: string): AnswerStream | null {
     return this.#streams.get(conversationId) ?? null;
   }
 
-  /** Requests an answer. Returns when it is stored, or has failed. Throws ApiError if the request was refused. */
-  async begin(conversationId: string, fields: Record<string, unknown>): Promise<void> {
-    const stream = this.#add(conversationId);
+  /**
+   * Returns a new run, which is shown as waiting until `begin`. Throws if an answer is being made in the conversation.
+   */
+  prepare(conversationId: string): AnswerStream {
+    if (this.find(conversationId)?.isRunning) throw new Error("Wait until the answer is complete, or stop it.");
+    return this.#add(conversationId, `${streamIdOf(conversationId)}::${crypto.randomUUID()}`);
+  }
+
+  /**
+   * Requests the answer of a prepared run, which follows the item `parentId`. Returns when the answer has ended and what
+   * came of it is stored. A refusal is the run's error.
+   */
+  async begin(
+    conversationId: string,
+    stream: AnswerStream,
+    parentId: string | null,
+    fields: Record<string, unknown>,
+  ): Promise<void> {
+    stream.parentId = parentId;
     try {
       await stream.start(fields);
     } catch (error) {
-      this.forget(conversationId);
-      throw error;
+      stream.refuse(describe(error));
     }
     await this.#settle(conversationId, stream);
   }
 
   /**
-   * Follows an answer that another page, or this one before a reload, has begun; and one that a stop of the gateway cut,
-   * of which the gateway still has the beginning. Does nothing if there is none, or it is followed already.
+   * Follows an answer that another page, or this one before a reload, has begun; and reads one that was cut or stopped
+   * and has not been stored. Does nothing if there is none, or it is followed already.
    */
   async follow(conversationId: string): Promise<void> {
-    if (this.#streams.has(conversationId)) return;
+    const known = this.find(conversationId);
+    if (known?.isRunning) return;
     const body = { conversation_ids: [streamIdOf(conversationId)] };
-    const [found] = await this.#client.request<LookedUp[]>("/v1/streams/lookup", { body });
-    if (found === undefined || this.#streams.has(conversationId)) return;
-    if (found.state !== "live" && found.state !== "cut") return;
-    const stream = this.#add(conversationId);
+    const newest = newestOf(await this.#client.request<FoundStream[]>("/v1/streams/lookup", { body }));
+    if (newest === null || this.find(conversationId) !== known || this.#seen.has(newest.conversation_id)) return;
+    this.#seen.add(newest.conversation_id);
+    if (newest.state === "done" && !isInBrowser(conversationId)) {
+      if (known !== null) this.forget(conversationId);
+      await this.#refresh(conversationId);
+      return;
+    }
+    const stream = this.#add(conversationId, newest.conversation_id);
+    stream.parentId = (await storeOf(this.#client, conversationId).get(conversationId)).active_item_id ?? null;
+    // The question may be another page's.
+    void this.#refresh(conversationId);
     await stream.attach();
     await this.#settle(conversationId, stream);
   }
 
-  /** Drops what is known of an ended run: its answer was stored by other means, or is not wanted. */
+  /** Drops what is known of a conversation's run. An answer that is being made goes on without this page. */
   forget(conversationId: string): void {
     this.#streams.get(conversationId)?.close();
     this.#streams.delete(conversationId);
     this.#changed();
   }
 
-  #add(conversationId: string): AnswerStream {
+  /** Stops what is being made in a conversation, also by other pages, and forgets it: it is about to be deleted. */
+  async discard(conversationId: string): Promise<void> {
+    this.forget(conversationId);
+    const body = { conversation_ids: [streamIdOf(conversationId)] };
+    const found = await this.#client.request<FoundStream[]>("/v1/streams/lookup", { body });
+    for (const { conversation_id: id, state } of found) {
+      this.#seen.add(id);
+      if (state === "live") await this.#client.request(streamPath(id), { method: "DELETE" });
+    }
+  }
+
+  #add(conversationId: string, streamId: string): AnswerStream {
     this.#streams.get(conversationId)?.close();
-    const stream = new AnswerStream(this.#client, streamIdOf(conversationId));
+    const stream = new AnswerStream(this.#client, streamId);
     this.#streams.set(conversationId, stream);
+    this.#seen.add(streamId);
     this.#changed();
     return stream;
   }
 
   async #settle(conversationId: string, stream: AnswerStream): Promise<void> {
-    this.figures.keep(stream.snapshot);
-    await this.#onEnd(conversationId, stream.snapshot.answer);
-    if (this.#streams.get(conversationId) !== stream) return;
+    if (this.find(conversationId) !== stream) return;
     const { status } = stream.snapshot.answer;
-    // What is complete is among the stored items now. Anything else is nowhere but here.
-    if (status === "completed" || status === "incomplete") this.forget(conversationId);
-    else this.#changed();
+    const isComplete = status === "completed" || status === "incomplete";
+    this.figures.keep(stream.snapshot);
+    // What cannot be stored stays readable where it is shown: in this run, with its error.
+    await this.#store(conversationId, stream, isComplete).catch(() => {});
+    await this.#refresh(conversationId);
+    if (this.find(conversationId) !== stream) return;
+    // What is complete is among the stored items now. Of anything else the run has the reason.
+    if (isComplete) {
+      this.forget(conversationId);
+      this.#onComplete(conversationId);
+    } else this.#changed();
+  }
+
+  /**
+   * Stores what the gateway does not: a complete answer of a conversation in this browser, and what was read of any that
+   * did not come to its end. The items keep their ids, so that it is stored once, however many pages have read it; and
+   * not at all if the gateway has the whole of it.
+   */
+  async #store(conversationId: string, stream: AnswerStream, isComplete: boolean): Promise<void> {
+    if (isComplete && !isInBrowser(conversationId)) return;
+    const { answer } = stream.snapshot;
+    const items = (isComplete ? answer.items : partialItems(answer)).map(({ parent_id: _, ...item }) => item);
+    const first = items[0];
+    if (first === undefined) return;
+    const store = storeOf(this.#client, conversationId);
+    const isStored = async () => (await store.listItems(conversationId)).some(({ id }) => id === first.id);
+    for (let tries = 0; !(await isStored()); tries += 1) {
+      try {
+        await store.addItems(conversationId, items, stream.parentId);
+        return;
+      } catch (error) {
+        const isLocked = error instanceof ApiError && error.fields.code === "conversation_locked";
+        if (!(isLocked || error instanceof NetworkError) || tries >= LOCKED_TRIES) throw error;
+        await new Promise((resolve) => setTimeout(resolve, LOCKED_MS));
+      }
+    }
   }
 
   #changed(): void {
@@ -96,7 +180,19 @@ export class Runs {
   }
 }
 
-/** Returns the id of the resumable stream that a conversation's answers have. */
+function newestOf(found: readonly FoundStream[]): FoundStream | null {
+  const live = found.find((each) => each.state === "live");
+  if (live !== undefined) return live;
+  return found.reduce<FoundStream | null>(
+    (newest, each) => (newest === null || each.started_at >= newest.started_at ? each : newest),
+    null,
+  );
+}
+
+/**
+ * Returns what the ids of the resumable streams of a conversation's answers begin with. Each answer's own id goes on with
+ * `::` and something random, so that no reader can go on in another answer; a look-up finds all of them.
+ */
 export function streamIdOf(conversationId: string): string {
   return `page/${conversationId}`;
 }
@@ -108,14 +204,12 @@ export function RunsProvider({ children }: { children: ReactNode }) {
   const queries = useQueryClient();
   const runs = useMemo(() => {
     const refresh = () => queries.invalidateQueries({ queryKey: conversationKeys.all });
-    return new Runs(client, async (conversationId, answer) => {
-      await storeAnswer(conversationId, answer);
-      await refresh();
-      // A title is worth no error, and no wait: the answer is there.
+    // A title is worth no error, and no wait: the answer is there.
+    const name = (conversationId: string) =>
       void nameConversation(client, conversationId)
         .then((isNamed) => (isNamed ? refresh() : undefined))
         .catch(() => {});
-    });
+    return new Runs(client, refresh, name);
   }, [client, queries]);
   return <RunsContext value={runs}>{children}</RunsContext>;
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import re
 import tracemalloc
 from typing import Any
 
@@ -57,6 +58,12 @@ async def failure(here: GatewayHarness, name: str, **params: Any) -> str:
     status, answer = await call_tool(here, name, **params)
     assert (status, answer["error"]["code"]) == (502, "tool_failed"), answer
     return str(answer["error"]["message"])
+
+
+async def count_up(here: GatewayHarness) -> dict[str, float]:
+    """What the metrics say of each server."""
+    found = re.findall(r'^roundhouse_gateway_mcp_server_up{server="(.*)"} (.*)$', await here.metrics(), re.MULTILINE)
+    return {name: float(value) for name, value in found}
 
 
 async def test_a_real_server() -> None:
@@ -147,9 +154,11 @@ async def test_a_real_server_that_is_killed_costs_its_own_calls_alone(caplog: py
             return await down(here, "demo") == "it accepts no connection"
 
         await until("it is tried again", accepts_none)
+        assert await count_up(here) == {"demo": 0.0, "fake": 1.0}
         assert await list_names(here) == ["calculate", "fake__echo"]
         await server.start()
         assert await call_text(here, "demo__add", a=1, b=2) == "3", "a call has it connected at once"
+        assert await count_up(here) == {"demo": 1.0, "fake": 1.0}
     told = [each.getMessage() for each in caplog.records if each.name.startswith("gateway.tools.mcp_client")]
     assert told[0].startswith("the MCP server demo is down: ")
     assert told[1:] == ["the MCP server demo is connected again"]

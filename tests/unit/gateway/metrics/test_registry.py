@@ -29,6 +29,7 @@ def everything() -> Metrics:
     link.table_at = 1.0
     ledger.enter_replica("m", "r", "req-1")
     metrics.show_connections(count_idle=lambda: 3, count_busy=lambda: 2)
+    metrics.show_mcp_servers(lambda: {"weather": True})
     metrics.show_stored(lambda: StoredTotals(5, 4096), lambda: 1)
     metrics.show_streams(lambda: StreamTotals(2, 3, 4, 4096, 1, 1, 5, 1, 1))
     metrics.show_certificate(lambda: False)

@@ -1,81 +1,158 @@
-/** Where the next message is written: text, model, and the button that sends or stops. */
+/** Where the next message is written: text, attachments, model, settings, and the button that sends or stops. */
 import { useQuery } from "@tanstack/react-query";
-import { type FormEvent, type KeyboardEvent, useState } from "react";
+import { type ClipboardEvent, type DragEvent, type FormEvent, type KeyboardEvent, useState } from "react";
 import { useClient } from "../../api/access";
-import type { ContentPart } from "../../api/items";
+import { describeError } from "../../api/client";
+import type { ContentPart, Item } from "../../api/items";
 import { chatModels, modelsQuery } from "../../models/models";
-import { Button } from "../../ui/controls";
-import type { AnswerStream } from "../answer_stream";
-import type { Conversation } from "../conversations";
+import { Button, ErrorNote, IconButton } from "../../ui/controls";
+import { type AnswerStream, isRunning as isLive } from "../answer_stream";
+import type { Conversation, ConversationSettings } from "../conversations";
 import { useSnapshot } from "../runs";
+import { AttachButtons } from "./attach_button";
+import { bytesOf, contentOf, MOST_BODY_MIB, sayBytes } from "./attachment";
+import { AttachmentList } from "./attachment_list";
+import { ModalityNote } from "./modality_note";
+import { LoadOffer, ModelPicker } from "./model_picker";
+import { SettingsDialog } from "./settings_dialog";
+import { useAttachments } from "./use_attachments";
+import { useDraft } from "./use_draft";
+import { useSettings } from "./use_settings";
 
 interface ComposerProps {
   conversation: Conversation | null;
+  /** Items of the branch that the message follows. */
+  path: readonly Item[];
   run: AnswerStream | null;
-  /** Sends a message. `text`: its text alone, for a title. */
-  onSend: (content: ContentPart[], text: string, model: string) => Promise<void>;
+  /** Sends a message and returns when it is stored; throws if it is not. `text`: its text alone, for a title. */
+  onSend: (content: ContentPart[], text: string, settings: ConversationSettings) => Promise<void>;
 }
 
-export function Composer({ conversation, run, onSend }: ComposerProps) {
+export function Composer({ conversation, path, run, onSend }: ComposerProps) {
   const client = useClient();
   const models = chatModels(useQuery(modelsQuery(client)).data ?? []);
-  const [text, setText] = useState("");
-  const [chosen, setChosen] = useState<string | null>(null);
-  const model = chosen ?? conversation?.settings?.model ?? conversation?.model ?? models[0]?.id ?? "";
+  const [text, setText] = useDraft(conversation?.id ?? null);
+  const attachments = useAttachments();
+  const inUse = useSettings(conversation);
+  const [isSending, setSending] = useState(false);
+  const [error, setError] = useState<unknown>(null);
+  const [isSettingsOpen, setSettingsOpen] = useState(false);
   const snapshot = useSnapshot(run);
-  const isRunning = snapshot !== null && snapshot.answer.status === "running" && snapshot.state !== "lost";
+  const isRunning = snapshot !== null && isLive(snapshot);
+  const name = inUse.settings.model ?? models[0]?.id ?? "";
+  const model = models.find((each) => each.id === name || each.aliases.includes(name)) ?? null;
+  const content = contentOf(text, attachments.list);
+  const bytes = attachments.list.length === 0 ? 0 : bytesOf(content);
+  const isTooLarge = bytes > MOST_BODY_MIB * 1024 * 1024;
+  const canSend = content.length > 0 && name !== "" && attachments.reading === 0 && !isTooLarge && !isSending;
 
-  function submit(event?: FormEvent) {
+  async function submit(event?: FormEvent) {
     event?.preventDefault();
-    if (text.trim() === "" || isRunning || model === "") return;
-    const content: ContentPart[] = [{ type: "input_text", text }];
-    setText("");
-    void onSend(content, text, model);
+    if (!canSend || isRunning) return;
+    setSending(true);
+    setError(null);
+    try {
+      await onSend(content, text || (attachments.list[0]?.name ?? ""), { ...inUse.settings, model: name });
+      setText("");
+      attachments.clear();
+    } catch (problem) {
+      setError(problem);
+    } finally {
+      setSending(false);
+    }
   }
 
   function onKeyDown(event: KeyboardEvent<HTMLTextAreaElement>) {
     if (event.key === "Enter" && !event.shiftKey && !event.nativeEvent.isComposing) {
       event.preventDefault();
-      submit();
+      void submit();
     }
   }
 
+  function onPaste(event: ClipboardEvent) {
+    if (event.clipboardData.files.length === 0) return;
+    event.preventDefault();
+    void attachments.add([...event.clipboardData.files]);
+  }
+
+  function onDrop(event: DragEvent) {
+    if (event.dataTransfer.files.length === 0) return;
+    event.preventDefault();
+    void attachments.add([...event.dataTransfer.files]);
+  }
+
   return (
-    <form onSubmit={submit} className="mx-auto flex w-full max-w-3xl flex-col gap-2 p-3">
-      <textarea
-        data-shortcut="message"
-        aria-label="Message"
-        placeholder="Write a message"
-        rows={Math.min(10, text.split("\n").length + 1)}
-        value={text}
-        onChange={(event) => setText(event.target.value)}
-        onKeyDown={onKeyDown}
-        className="resize-none rounded-lg border border-line bg-raised p-3"
-      />
-      <div className="flex items-center gap-2">
-        <select
-          aria-label="Model"
-          value={model}
-          onChange={(event) => setChosen(event.target.value)}
-          className="min-w-0 rounded-md border border-line bg-raised px-2 py-1.5 text-sm"
-        >
-          {models.map((each) => (
-            <option key={each.id} value={each.id}>
-              {each.id} ({each.state})
-            </option>
-          ))}
-        </select>
-        <span className="flex-1" />
-        {isRunning ? (
-          <Button data-shortcut="stop" onClick={() => void run?.stop()}>
-            Stop
-          </Button>
-        ) : (
-          <Button look="main" type="submit" disabled={text.trim() === "" || model === ""}>
-            Send
-          </Button>
+    <>
+      <form
+        onSubmit={(event) => void submit(event)}
+        onDrop={onDrop}
+        onDragOver={(event) => event.preventDefault()}
+        aria-label="New message"
+        className="mx-auto flex w-full max-w-3xl flex-col gap-2 p-3"
+      >
+        {error !== null && <ErrorNote {...describeError(error)} />}
+        {inUse.error !== null && <ErrorNote {...describeError(inUse.error)} />}
+        {model !== null && (
+          <>
+            <ModalityNote
+              model={model}
+              models={models}
+              attachments={attachments}
+              path={path}
+              onChoose={(chosen) => inUse.change({ model: chosen })}
+            />
+            <LoadOffer model={model} />
+          </>
         )}
-      </div>
-    </form>
+        {isTooLarge && (
+          <p role="alert" className="text-sm text-bad">
+            The message has {sayBytes(bytes)}, and a request at most {MOST_BODY_MIB} MiB. Remove something.
+          </p>
+        )}
+        <AttachmentList attachments={attachments} />
+        <textarea
+          data-shortcut="message"
+          aria-label="Message"
+          placeholder="Write a message"
+          rows={Math.min(10, text.split("\n").length + 1)}
+          value={text}
+          onChange={(event) => setText(event.target.value)}
+          onKeyDown={onKeyDown}
+          onPaste={onPaste}
+          className="resize-none rounded-lg border border-line bg-raised p-3"
+        />
+        <div className="flex items-center gap-2">
+          <AttachButtons onFiles={(files) => void attachments.add([...files])} />
+          <ModelPicker models={models} chosen={name} onChoose={(chosen) => inUse.change({ model: chosen })} />
+          <IconButton label="Settings of this conversation" onClick={() => setSettingsOpen(true)}>
+            ⚙
+          </IconButton>
+          <span className="flex-1" />
+          {/* Two elements: a press that began on one is no click on the other, which took its place. */}
+          {isRunning ? (
+            <Button
+              key="stop"
+              data-shortcut="stop"
+              // The second half of a double click on Send stops nothing.
+              onClick={({ detail }) => {
+                if (detail < 2) void run?.stop();
+              }}
+            >
+              Stop
+            </Button>
+          ) : (
+            <Button key="send" look="main" type="submit" disabled={!canSend}>
+              Send
+            </Button>
+          )}
+        </div>
+      </form>
+      <SettingsDialog
+        isOpen={isSettingsOpen}
+        onClose={() => setSettingsOpen(false)}
+        model={model?.id ?? ""}
+        inUse={inUse}
+      />
+    </>
   );
 }

@@ -103,7 +103,7 @@ function DeleteDialog({ conversation, isShown, isOpen, onClose }: EntryDialogPro
   const runs = useRuns();
 
   async function remove() {
-    runs.forget(conversation.id);
+    await runs.discard(conversation.id);
     await deleteConversation(client, conversation.id);
     if (isShown) navigate("chat", null, true);
     await queries.invalidateQueries({ queryKey: conversationKeys.all });

@@ -1,13 +1,21 @@
 /** One conversation: its turns, the answer that is being made, and the composer. */
-import { useQuery } from "@tanstack/react-query";
-import { useEffect, useMemo, useState } from "react";
+import { useQuery, useQueryClient } from "@tanstack/react-query";
+import { useEffect, useMemo } from "react";
 import { useClient } from "../../api/access";
 import { describeError } from "../../api/client";
 import type { ContentPart } from "../../api/items";
 import { navigate } from "../../router";
 import { ErrorNote } from "../../ui/controls";
 import { Composer } from "../composer/composer";
-import { conversationQuery, createConversation, itemsQuery, titleOf } from "../conversations";
+import {
+  type ConversationSettings,
+  conversationKeys,
+  conversationQuery,
+  createConversation,
+  deleteConversation,
+  itemsQuery,
+  titleOf,
+} from "../conversations";
 import { groupTurns, growTree, pathTo } from "../item_tree";
 import { usePreferences } from "../preferences";
 import { useRun, useRuns } from "../runs";
@@ -15,11 +23,13 @@ import { ApprovalsProvider } from "./approvals";
 import { RunningAnswer } from "./running_answer";
 import { ThreadHeader } from "./thread_header";
 import { TurnView } from "./turn_view";
+import { UnfinishedEnd } from "./unfinished_end";
 import { useConversationActions } from "./use_conversation_actions";
 import { useFollowedScroll } from "./use_followed_scroll";
 
 export function Thread({ conversationId }: { conversationId: string | null }) {
   const client = useClient();
+  const queries = useQueryClient();
   const runs = useRuns();
   const run = useRun(conversationId);
   const isStored = conversationId !== null;
@@ -31,7 +41,6 @@ export function Thread({ conversationId }: { conversationId: string | null }) {
   const turns = useMemo(() => groupTurns(path), [path]);
   const actions = useConversationActions(conversation.data ?? null);
   const preferences = usePreferences();
-  const [error, setError] = useState<unknown>(null);
   const scroll = useFollowedScroll();
 
   // An answer that this page did not begin: before a reload, or in another tab.
@@ -43,19 +52,22 @@ export function Thread({ conversationId }: { conversationId: string | null }) {
     return () => clearInterval(timer);
   }, [conversationId, runs]);
 
-  async function send(content: ContentPart[], text: string, model: string) {
-    setError(null);
-    try {
-      if (conversationId === null) {
-        const created = await createConversation(client, titleOf(text), { model }, preferences.keepInBrowser);
-        navigate("chat", created.id, true);
-        await actions.ask(created, content, null, model);
-      } else if (conversation.data !== undefined) {
-        await actions.ask(conversation.data, content, activeId, model);
-      }
-    } catch (problem) {
-      setError(problem);
+  /** Returns when the message is stored. Throws if it could not be. */
+  async function send(content: ContentPart[], text: string, settings: ConversationSettings) {
+    const model = settings.model ?? "";
+    if (conversationId !== null) {
+      if (conversation.data !== undefined) await actions.ask(conversation.data, content, activeId, model);
+      return;
     }
+    const created = await createConversation(client, titleOf(text), settings, preferences.keepInBrowser);
+    queries.setQueryData(conversationKeys.one(created.id), created);
+    try {
+      await actions.ask(created, content, null, model);
+    } catch (error) {
+      await deleteConversation(client, created.id).catch(() => {});
+      throw error;
+    }
+    navigate("chat", created.id, true);
   }
 
   return (
@@ -75,16 +87,18 @@ export function Thread({ conversationId }: { conversationId: string | null }) {
         <div ref={scroll.content} className="mx-auto flex max-w-3xl flex-col gap-4 p-4">
           {!isStored && <h1 className="mt-[20vh] text-center text-2xl font-semibold">What can I do for you?</h1>}
           {items.error && <ErrorNote {...describeError(items.error)} />}
-          <ApprovalsProvider path={path} isRunning={run !== null} actions={actions}>
+          <ApprovalsProvider path={path} isRunning={run?.isRunning ?? false} actions={actions}>
             {turns.map((turn) => (
               <TurnView key={turn.question?.id ?? turn.answer[0]?.id} turn={turn} tree={tree} actions={actions} />
             ))}
           </ApprovalsProvider>
-          {run !== null && <RunningAnswer stream={run} actions={actions} activeId={activeId} />}
-          {error !== null && <ErrorNote {...describeError(error)} />}
+          {run !== null && <RunningAnswer stream={run} tree={tree} />}
+          {conversationId !== null && items.isSuccess && !items.isFetching && (
+            <UnfinishedEnd conversationId={conversationId} path={path} run={run} actions={actions} />
+          )}
         </div>
       </div>
-      <Composer conversation={conversation.data ?? null} run={run} onSend={send} />
+      <Composer conversation={conversation.data ?? null} path={path} run={run} onSend={send} />
     </>
   );
 }

@@ -1,9 +1,9 @@
-/** What a user does in a conversation: ask, regenerate, edit, move between branches, keep a cut answer, continue it. */
+/** What a user does in a conversation: ask, regenerate, edit, move between branches, continue a cut answer. */
 import { useQueryClient } from "@tanstack/react-query";
 import { useMemo } from "react";
 import { useClient } from "../../api/access";
 import type { ContentPart, Item } from "../../api/items";
-import type { Answer } from "../answer";
+import { type AnswerStream, describe } from "../answer_stream";
 import { addItems, type Conversation, conversationKeys, updateConversation } from "../conversations";
 import { type ItemTree, newestLeaf } from "../item_tree";
 import { requestFields } from "../request_fields";
@@ -14,7 +14,10 @@ import type { Decision } from "./approvals";
 import { toolNameOf } from "./tool_call";
 
 export interface ConversationActions {
-  /** Adds the user's message below `parentId` and requests an answer to it. Returns when the answer ended. */
+  /**
+   * Stores the user's message below `parentId` and requests an answer to it. Returns when the message is stored: what
+   * comes then is told by the conversation's run. Throws if it could not be stored, and then nothing was requested.
+   */
   ask: (conversation: Conversation, content: ContentPart[], parentId: string | null, model: string) => Promise<void>;
   /** Requests another answer below `parentId`, the item before the answer. */
   regenerate: (parentId: string) => Promise<void>;
@@ -22,11 +25,12 @@ export interface ConversationActions {
   edit: (item: Item, content: ContentPart[]) => Promise<void>;
   /** Shows the newest branch through an item. */
   showBranch: (tree: ItemTree, id: string) => Promise<void>;
-  /** Stores what was read of an answer that did not come to its end, below `parentId`. */
-  keepAnswer: (answer: Answer, parentId: string | null) => Promise<void>;
-  /** Stores it, and has the model go on from there. */
-  continueAnswer: (answer: Answer, parentId: string | null) => Promise<void>;
-  /** Answers requests for calls of tools, and has the answer go on. Tools that are always allowed are kept as such. */
+  /** Has the model go on from the end of `cutId`, a stored answer that is incomplete. */
+  continueAnswer: (cutId: string) => Promise<void>;
+  /**
+   * Answers requests for calls of tools, and has the answer go on. Tools that are always allowed are kept as such.
+   * Throws if the gateway refused that.
+   */
   decideCalls: (decided: readonly { item: Item; decision: Decision }[]) => Promise<void>;
 }
 
@@ -45,47 +49,70 @@ export function useConversationActions(shown: Conversation | null): Conversation
         queries.invalidateQueries({ queryKey: conversationKeys.items(id) }),
         queries.invalidateQueries({ queryKey: conversationKeys.one(id) }),
       ]);
-    const answer = async (conversation: Conversation, model?: string) => {
-      const isOwn = isInBrowser(conversation.id);
-      const fields = isOwn ? await browserRequest(conversation, model) : requestFields(conversation, model);
-      await runs.begin(conversation.id, fields);
-    };
 
-    async function ask(conversation: Conversation, content: ContentPart[], parentId: string | null, model: string) {
-      await addItems(client, conversation.id, [{ type: "message", role: "user", content }], parentId);
+    /** Prepares with `prepare`, which returns the item that the answer follows, and requests the answer. */
+    async function answer(
+      conversation: Conversation,
+      prepare: (run: AnswerStream) => Promise<string | null>,
+      model?: string,
+    ) {
+      const run = runs.prepare(conversation.id);
+      const parentId = await prepare(run);
+      void queries.invalidateQueries({ queryKey: conversationKeys.list("").slice(0, 2) });
       await refresh(conversation.id);
-      await answer(conversation, model);
+      void request(conversation, run, parentId, model).catch((error: unknown) => run.refuse(describe(error)));
     }
 
-    async function keepAnswer(cut: Answer, parentId: string | null) {
+    async function request(conversation: Conversation, run: AnswerStream, parentId: string | null, model?: string) {
+      const isOwn = isInBrowser(conversation.id);
+      const fields = isOwn ? await browserRequest(conversation, model) : requestFields(conversation, model);
+      await runs.begin(conversation.id, run, parentId, fields);
+    }
+
+    /** The same below an item that is stored. What goes wrong is told by the run. */
+    function answerBelow(parentId: string) {
       const conversation = current();
-      const kept = cut.items.map((item) => (item.type === "message" ? { ...item, status: "incomplete" } : item));
-      if (kept.length > 0) await addItems(client, conversation.id, kept.map(withoutId), parentId);
-      await refresh(conversation.id);
-      runs.forget(conversation.id);
+      return answer(conversation, async (run) => {
+        try {
+          await updateConversation(client, conversation.id, { active_item_id: parentId });
+        } catch (error) {
+          run.refuse(describe(error));
+          throw error;
+        }
+        return parentId;
+      }).catch(() => {});
+    }
+
+    function ask(conversation: Conversation, content: ContentPart[], parentId: string | null, model: string) {
+      const id = `msg_${crypto.randomUUID().replaceAll("-", "")}`;
+      const message = { id, type: "message", role: "user", content };
+      return answer(
+        conversation,
+        async () => {
+          try {
+            await addItems(client, conversation.id, [message], parentId);
+            return id;
+          } catch (error) {
+            runs.forget(conversation.id);
+            throw error;
+          }
+        },
+        model,
+      );
     }
 
     return {
       ask,
-      keepAnswer,
-      async regenerate(parentId) {
+      regenerate: answerBelow,
+      continueAnswer: answerBelow,
+      edit(item, content) {
         const conversation = current();
-        await updateConversation(client, conversation.id, { active_item_id: parentId });
-        await refresh(conversation.id);
-        await answer(conversation);
-      },
-      async edit(item, content) {
-        const conversation = current();
-        await ask(conversation, content, item.parent_id, conversation.settings?.model ?? conversation.model ?? "");
+        return ask(conversation, content, item.parent_id, conversation.settings?.model ?? conversation.model ?? "");
       },
       async showBranch(tree, id) {
         const conversation = current();
         await updateConversation(client, conversation.id, { active_item_id: newestLeaf(tree, id) });
         await refresh(conversation.id);
-      },
-      async continueAnswer(cut, parentId) {
-        await keepAnswer(cut, parentId);
-        await answer(current());
       },
       async decideCalls(decided) {
         let conversation = current();
@@ -101,20 +128,21 @@ export function useConversationActions(shown: Conversation | null): Conversation
           approval_request_id: item.id,
           approve: decision !== "refuse",
         }));
+        const parentId = conversation.active_item_id ?? null;
+        const run = runs.prepare(conversation.id);
         if (isInBrowser(conversation.id)) {
-          await addItems(client, conversation.id, input, conversation.active_item_id ?? null);
+          await addItems(client, conversation.id, input, parentId);
           await refresh(conversation.id);
-          await answer(conversation);
+          await request(conversation, run, parentId);
         } else {
           // The gateway runs the calls that the request's own input approves, and adds that to the conversation.
-          await runs.begin(conversation.id, { ...requestFields(conversation), input });
+          await runs.begin(conversation.id, run, parentId, { ...requestFields(conversation), input });
         }
+        const { answer: made } = run.snapshot;
+        if (made.responseId !== null || made.error === null) return;
+        runs.forget(conversation.id);
+        throw new Error(made.error.message);
       },
     };
   }, [client, runs, queries, shown]);
-}
-
-/** The gateway gives a new item its id: the old one may be known there already. */
-function withoutId({ id: _, parent_id: __, ...item }: Item): object {
-  return item;
 }

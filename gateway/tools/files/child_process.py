@@ -1,0 +1,89 @@
+"""A process that is given its input at once, and whose output is read to the end, started beside the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+
+
+class ChildProcess:
+    """Runs a program in a process of its own, which a thread of its own starts and waits for.
+
+    asyncio's processes will not do: uvloop forks in the event loop, which copies the page tables of the whole gateway
+    and holds up all streams for tens of milliseconds. `subprocess` starts the program by vfork, which copies nothing.
+    The thread is a daemon: a process that hangs in the system does not keep the gateway from ending.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], data: bytes) -> None:
+        """Start `command`. `data`: its standard input. Use it in the event loop in which it is made."""
+        self._command = command
+        self._environment = environment
+        self._data = data
+        self._loop = asyncio.get_running_loop()
+        self._output: asyncio.Future[bytes] = self._loop.create_future()
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._early_signal: signal.Signals | None = None
+        """Sent as soon as the process is there."""
+        threading.Thread(target=self._run, name="tool process", daemon=True).start()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process has ended, or could not be started."""
+        return self._output.done()
+
+    async def wait_ended(self) -> None:
+        """Wait until `has_ended`. Cancelling ends the wait alone."""
+        await asyncio.wait([self._output])
+
+    async def read_output(self) -> bytes:
+        """Return the standard output when the process has ended. Cancelling ends the wait alone.
+
+        Raises:
+            OSError: the program could not be started.
+        """
+        return await asyncio.shield(self._output)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal, or have it sent when the process has been started. Does nothing once it has ended."""
+        with self._lock:
+            process = self._process
+            if process is None:
+                self._early_signal = number
+        if process is not None:
+            process.send_signal(number)
+
+    def _run(self) -> None:
+        try:
+            process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=self._environment,
+                start_new_session=True,  # Ctrl-C reaches the gateway only, which ends the process
+            )
+        except OSError as error:
+            self._tell(error)
+            return
+        with self._lock:
+            self._process = process
+            early_signal = self._early_signal
+        if early_signal is not None:
+            process.send_signal(early_signal)
+        output, _ = process.communicate(self._data)
+        self._tell(output)
+
+    def _tell(self, result: bytes | OSError) -> None:
+        with contextlib.suppress(RuntimeError):  # the gateway has ended meanwhile
+            self._loop.call_soon_threadsafe(self._finish, result)
+
+    def _finish(self, result: bytes | OSError) -> None:
+        if isinstance(result, OSError):
+            self._output.set_exception(result)
+        else:
+            self._output.set_result(result)

@@ -1,0 +1,275 @@
+"""Answers that outlive what happens to their connection: cuts, an offline browser, reloads, another tab, a killed
+gateway. The text is the engine's, to the byte; or a true prefix that says so."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+from playwright.async_api import Locator, Page, expect
+
+from controller.schema.status import ModelState
+from tests.fakes.fake_paced_engine import PacedEngine, paced_engine
+from tests.support.campaign import RecordProperty, campaign_count, campaign_seed, record_figure
+from tests.support.cutting_proxy import CuttingProxy, cutting_proxy
+from tests.support.loop_thread import open_in_thread
+from tests.support.page_browser import PHONE, open_context, require_page, send_message
+from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
+from tests.support.wait import until
+
+pytestmark = [pytest.mark.engines, pytest.mark.slow]
+
+WORDS = [f"w{number}é" for number in range(240)]
+TEXT = " ".join(WORDS)
+"""What the model `slow` says, each word when a test allows it; the last character of each is two bytes."""
+MANY_CUTS = campaign_count(5, 50)
+WAYS = ("cut", "down", "offline", "reload", "away")
+"""How a connection breaks."""
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[PacedEngine]:
+    """The engine of `slow`."""
+    with open_in_thread(paced_engine(WORDS)) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory, clockwork: Path, engine: PacedEngine) -> Iterator[RoundhouseStack]:
+    """A real llama-server with `clockwork`, the engine that a test paces, and a model that is off."""
+    require_page()
+    settings = {"ROUNDHOUSE_MDNS": "off", "ROUNDHOUSE_PROBE_INTERVAL_S": "0.2"}
+    stack = RoundhouseStack(tmp_path_factory.mktemp("streams"), "process", settings)
+    shutil.copy(clockwork, stack.models / "clockwork.gguf")
+    stack.declare(
+        {
+            "clockwork": {"model_path": "clockwork.gguf", "llama_server_n_ctx": 4096},
+            "slow": {"backend": "openai_remote", "base_url": f"{engine.url}/v1"},
+            "off": {"backend": "stub", "enabled": False},
+        }
+    )
+
+    async def start() -> None:
+        await stack.open()
+        await stack.loaded("clockwork")
+        await serves_slow(stack)
+
+    asyncio.run(start())
+    yield stack
+    asyncio.run(stack.close())
+
+
+@pytest.fixture(autouse=True)
+def no_words_yet(engine: PacedEngine) -> None:
+    """Let each test begin with an engine that says nothing."""
+    engine.allow(0)
+
+
+async def serves_slow(stack: RoundhouseStack) -> None:
+    """Wait until the gateway has found the engine of `slow`."""
+    await stack.model_where("slow", lambda model: model.state is ModelState.LOADED, "loaded")
+
+
+async def ask(page: Page, text: str, model: str = "slow") -> Locator:
+    """Begin a conversation with a model. Returns its answer."""
+    await page.goto("/#/chat")
+    await choose_model(page, model)
+    await send_message(page, text)
+    return page.get_by_role("article", name="Answer")
+
+
+async def choose_model(page: Page, model: str) -> None:
+    """Choose the model of the conversation that is shown."""
+    await page.get_by_role("button", name="Model:").click()
+    await page.get_by_role("dialog", name="Models").get_by_role("button", name=model).click()
+
+
+def text_of(answer: Locator) -> Locator:
+    """The paragraph of an answer, without the buttons below it."""
+    return answer.locator("p").first
+
+
+async def says(engine: PacedEngine, count: int, *answers: Locator) -> str:
+    """Allow so many words, wait until the answers have them and no more, and return them."""
+    engine.allow(count)
+    text = " ".join(WORDS[:count])
+    for answer in answers:
+        await expect(text_of(answer)).to_have_text(text)
+    return text
+
+
+async def test_no_break_of_the_connection_changes_the_text(
+    stack: RoundhouseStack, engine: PacedEngine, record_property: RecordProperty
+) -> None:
+    chance = random.Random(campaign_seed())
+    done: list[str] = []
+    async with cutting_proxy(stack.port) as proxy, open_context(proxy.url) as context:
+        page = await context.new_page()
+        while len(done) < MANY_CUTS:
+            engine.allow(0)
+            answer = await ask(page, f"Break {len(done)}")
+            ways = chance.sample(WAYS, len(WAYS))
+            for count, way in zip(sorted(chance.sample(range(1, len(WORDS)), len(ways))), ways, strict=True):
+                await says(engine, count, answer)
+                await _break(page, proxy, way)
+                done.append(way)
+            await says(engine, len(WORDS), answer)
+            await expect(page.get_by_role("button", name="Regenerate answer")).to_be_visible()
+            await expect(answer).to_have_count(1)
+            await expect(text_of(answer)).to_have_text(TEXT)
+        assert proxy.cuts > 0
+    record_figure(record_property, "breaks in the middle of a stream, after which the text is exact", len(done))
+
+
+async def _break(page: Page, proxy: CuttingProxy, how: str) -> None:
+    """Break the connection in the middle of an answer, and mend it."""
+    match how:
+        case "cut":
+            proxy.cut()
+        case "down":
+            proxy.is_down = True
+            proxy.cut()
+            await expect(page.get_by_text("Trying to go on")).to_be_visible()
+            proxy.is_down = False
+        case "offline":
+            await page.context.set_offline(True)
+            proxy.cut()
+            await expect(page.get_by_text("Trying to go on")).to_be_visible()
+            await page.context.set_offline(False)
+        case "reload":
+            await page.reload()
+        case "away":
+            address = page.url
+            await page.goto("about:blank")
+            await page.goto(address)
+
+
+async def test_a_second_tab_follows_and_either_may_stop(stack: RoundhouseStack, engine: PacedEngine) -> None:
+    async with open_context(stack.url) as context:
+        first, second = await context.new_page(), await context.new_page()
+        answer = await ask(first, "Follow me")
+        await says(engine, 4, answer)
+        await second.goto(first.url)
+        copy = second.get_by_role("article", name="Answer")
+        await expect(second.get_by_role("article", name="Your message")).to_contain_text("Follow me")
+        said = await says(engine, 21, answer, copy)
+        await second.get_by_role("button", name="Stop", exact=True).click()
+        for page in (first, second):
+            await expect(page.get_by_text("You stopped this answer.")).to_be_visible()
+            await expect(page.get_by_role("button", name="Send", exact=True)).to_be_visible()
+            await expect(text_of(page.get_by_role("article", name="Answer"))).to_have_text(said)
+        await first.reload()
+        await expect(text_of(answer)).to_have_text(said)
+        await expect(answer).to_have_count(1)
+
+
+async def test_what_a_killed_gateway_cut_is_marked_and_can_be_continued(
+    stack: RoundhouseStack, engine: PacedEngine
+) -> None:
+    async with open_context(stack.url, viewport=PHONE) as context:
+        page = await context.new_page()
+        answer = await ask(page, "Cut me")
+        said = await says(engine, 16, answer)
+        stack.kill("gateway")
+        await expect(page.get_by_text("Trying to go on")).to_be_visible()
+        stack.start("gateway")
+        await stack.gateway_connected()
+        await expect(page.locator("[data-unfinished=cut]")).to_contain_text("This answer was cut short.")
+        await expect(text_of(answer)).to_have_text(said)
+        await page.reload()
+        await expect(text_of(answer)).to_have_text(said)
+        await serves_slow(stack)
+        engine.allow_all()
+        await page.get_by_role("button", name="Continue").click()
+        # This engine does not go on from the text that it is given, and says all of its own.
+        await expect(text_of(answer)).to_have_text(said + TEXT)
+        given = engine.requests[-1]["messages"]
+        assert [(each["role"], each["content"]) for each in given] == [("user", "Cut me"), ("assistant", said)]
+
+
+async def test_a_real_engine_continues_the_text(stack: RoundhouseStack) -> None:
+    async with open_context(stack.url) as context:
+        page = await context.new_page()
+        await page.goto("/#/chat")
+        await choose_model(page, "clockwork")
+        await page.get_by_role("button", name="Settings of this conversation").click()
+        await page.get_by_label("Most tokens of an answer").fill("5")
+        await page.get_by_role("button", name="Close").click()
+        await send_message(page, "Begin")
+        answer = page.get_by_role("article", name="Answer").locator("p").first
+        await expect(page.get_by_role("button", name="Continue")).to_be_visible()
+        begun = await answer.inner_text()
+        assert SENTENCE.startswith(begun.strip())
+        assert begun.strip() != SENTENCE
+        await page.get_by_role("button", name="Settings of this conversation").click()
+        await page.get_by_label("Most tokens of an answer").fill("")
+        await page.get_by_role("button", name="Close").click()
+        await page.get_by_role("button", name="Continue").click()
+        await expect(answer).to_have_text(SENTENCE)
+
+
+async def test_a_refused_request_says_why_and_the_message_can_be_sent_again(stack: RoundhouseStack) -> None:
+    async with open_context(stack.url) as context:
+        page = await context.new_page()
+        await ask(page, "Is anybody there?", "off")
+        await expect(page.get_by_role("alert").filter(has_text="is not loaded")).to_be_visible()
+        await page.reload()
+        await expect(page.get_by_role("article", name="Your message")).to_contain_text("Is anybody there?")
+        await expect(page.get_by_text("This message has no answer yet.")).to_be_visible()
+        await choose_model(page, "clockwork")
+        await page.get_by_role("button", name="Ask again").click()
+        await expect(page.get_by_role("article", name="Answer")).to_contain_text(SENTENCE)
+        await expect(page.get_by_role("article", name="Your message")).to_have_count(1)
+
+
+async def test_two_tabs_that_send_at_once_lose_no_message(stack: RoundhouseStack, engine: PacedEngine) -> None:
+    async with open_context(stack.url) as context:
+        pages = [await context.new_page(), await context.new_page()]
+        answer = await ask(pages[0], "Begin", "clockwork")
+        await expect(answer).to_contain_text(SENTENCE)
+        await choose_model(pages[0], "slow")
+        await pages[1].goto(pages[0].url)
+        await expect(pages[1].get_by_role("button", name="Model: slow")).to_be_visible()
+        messages = ["From the first tab", "From the second tab"]
+        fields = [page.get_by_role("textbox", name="Message", exact=True) for page in pages]
+        for field, text in zip(fields, messages, strict=True):
+            await field.fill(text)
+        await asyncio.gather(*(field.press("Enter") for field in fields))
+        await says(engine, 5, *(page.get_by_role("article", name="Answer").last for page in pages))
+        await says(engine, len(WORDS), *(page.get_by_role("article", name="Answer").last for page in pages))
+        stored = await user_texts(stack, pages[0].url.rpartition("/")[2])
+        drafts = [await field.input_value() for field in fields]
+        for text, draft in zip(messages, drafts, strict=True):
+            assert (text in stored) != (draft == text), "it is stored, or still in its composer"
+
+
+async def user_texts(stack: RoundhouseStack, conversation: str) -> list[str]:
+    """Texts of the user's messages of all branches."""
+    url = f"{stack.url}/v1/conversations/{conversation}/items?branch=all&limit=1000"
+    async with aiohttp.ClientSession() as session, session.get(url) as got:
+        items = (await got.json())["data"]
+    return [item["content"][0]["text"] for item in items if item.get("role") == "user"]
+
+
+async def test_a_conversation_may_be_deleted_and_others_shown_while_it_streams(
+    stack: RoundhouseStack, engine: PacedEngine
+) -> None:
+    async with open_context(stack.url) as context:
+        page = await context.new_page()
+        engine.allow(3)
+        answer = await ask(page, "Kept")
+        await says(engine, 3, answer)
+        await says(engine, 3, await ask(page, "Deleted"))
+        cancelled = engine.cancelled
+        await page.get_by_role("button", name="Delete Deleted").click()
+        await page.get_by_role("dialog").get_by_role("button", name="Delete", exact=True).click()
+        await expect(page.get_by_role("link", name="Deleted")).to_have_count(0)
+        await until("its answer is stopped", lambda: engine.cancelled == cancelled + 1)
+        await page.get_by_role("link", name="Kept").click()
+        await says(engine, len(WORDS), answer)
+    await until("nothing is made any more", lambda: engine.running == 0)
