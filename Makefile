@@ -77,10 +77,11 @@ format: $(VENV)/.installed-dev ## Format the sources.
 	@$(BIN)/ruff check --fix-only .
 	@$(BIN)/ruff format .
 
-derive: $(VENV)/.installed-dev ## Write anew what follows from declarations: tables of docs/models.md, JSON Schema, goldens.
+derive: $(VENV)/.installed-dev ## Write anew what follows from declarations: tables of docs/models.md, JSON Schema, goldens, types of the page.
 	@$(BIN)/python -m tests.support.doc_tables --write
 	@$(BIN)/roundhouse schema --write --desired desired-state
 	@$(BIN)/python -m tests.support.goldens --write
+	@$(BIN)/python -m tests.support.page_types --write
 
 dashboards: $(VENV)/.installed-dev ## Write grafana/dashboards from grafana/generator.
 	@$(BIN)/python -m grafana.generator

@@ -15,8 +15,8 @@ _MIB: Final = 1024 * 1024
 
 
 class LoopMemory:
-    """What one loop holds of the budget. A conversation of `LARGE_BYTES` at most is not counted, as such bodies are
-    not."""
+    """What one loop holds of the budget, `COPIES` times the size of its conversation. A conversation of `LARGE_BYTES`
+    (256 KiB) at most is not counted, as such bodies are not. Give it back by `give_back`."""
 
     __slots__ = ("_budget", "_held_bytes")
 
@@ -26,7 +26,8 @@ class LoopMemory:
         self._held_bytes = 0
 
     def hold(self, size: int) -> None:
-        """Hold room for a conversation of `size` bytes as JSON. Keeps what is held already if that is enough.
+        """Hold room for a conversation of `size` bytes as JSON, at once. It may have grown since the last call; what is
+        held never shrinks.
 
         Raises:
             RoundhouseError: `tool_rounds_full`: the loops of the gateway would hold too much together. What is held
@@ -45,7 +46,7 @@ class LoopMemory:
         self._held_bytes += more
 
     def give_back(self) -> None:
-        """Hold nothing any more. May be called repeatedly."""
+        """Give back all that is held, and so let in bodies that wait for room. May be called repeatedly."""
         held_bytes, self._held_bytes = self._held_bytes, 0
         if held_bytes:
             self._budget.give_back(held_bytes)

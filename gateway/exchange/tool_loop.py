@@ -78,7 +78,8 @@ class ToolLoop:
         self._free_calls = asyncio.Semaphore(MOST_AT_ONCE)
 
     def begin(self, exchange: Exchange) -> bool:
-        """Begin the loop, which answers the request. Called by admission, when the request is checked and counted.
+        """Begin the loop as a task, which answers the request. Returns True, and so asks no engine for the request
+        itself. A hook of `before_admission`: called once, when the request is checked and counted.
 
         Raises:
             RoundhouseError: `invalid_request`: the request approves a call of a tool that it does not have.

@@ -32,13 +32,15 @@ class ToolAnswer:
 
 
 def answer_fields(fields: Fields) -> ToolAnswer:
-    """Return the answer with these fields, as many as fit into `MOST_BYTES`; its text is their JSON."""
+    """Return the answer of a call that succeeded. `fields`: values that JSON can hold. They are cleaned and cut to
+    `MOST_BYTES` as by `clean_fields` and `fit_fields`; the text is the JSON of what is kept."""
     fitted = fit_fields(clean_fields(fields), MOST_BYTES)
     return ToolAnswer(fitted, json.dumps(fitted, ensure_ascii=False))
 
 
 def answer_error(error: RoundhouseError, request_id: str) -> ToolAnswer:
-    """Return the answer of a call that failed: the error's envelope, and its code, message and next steps as text."""
+    """Return the answer of a call that failed, with `is_error`: the error's envelope, and its code, message and next
+    steps as text. A message of more than `MOST_MESSAGE` characters is cut."""
     body = clean_fields(error.build_envelope(request_id).model_dump()["error"])
     if len(body["message"]) > MOST_MESSAGE:
         body["message"] = f"{body['message'][:MOST_MESSAGE]} [...]"
@@ -47,14 +49,19 @@ def answer_error(error: RoundhouseError, request_id: str) -> ToolAnswer:
 
 
 def clean_fields(fields: Fields) -> Fields:
-    """Return the fields as JSON holds them, with `?` for halves of surrogate pairs, which UTF-8 cannot encode."""
+    """Return a deep copy of the fields as JSON holds them (tuples become lists), with `?` for halves of surrogate
+    pairs, which UTF-8 cannot encode. Raises TypeError for a value that JSON cannot hold."""
     cleaned: Fields = json.loads(json.dumps(fields, ensure_ascii=False).encode(errors="replace"))
     return cleaned
 
 
 def fit_fields(fields: Fields, most_bytes: int) -> Fields:
-    """Return the fields if their JSON has at most `most_bytes`. Else lists lose their last entries, texts their end and
-    other values are left out, the largest first, until it has; `cut` then has a sentence for each."""
+    """Return a copy of the fields whose JSON, in UTF-8, has at most `most_bytes` bytes.
+
+    Where they are larger, lists lose their last entries, texts their end, and other values are left out: the largest
+    field first, each field once. The field `cut` then has a sentence for each; it alone is left where that does not
+    suffice.
+    """
     fitted, sentences = dict(fields), list[str]()
     while (excess := _size({**fitted, CUT: sentences} if sentences else fitted) - most_bytes) > 0:
         whole = [name for name in fitted if not any(each.startswith(f"`{name}`:") for each in sentences)]
@@ -74,7 +81,9 @@ def fit_fields(fields: Fields, most_bytes: int) -> Fields:
 def cut_log(log: bytes, left_out: int, most_bytes: int) -> str:
     """Return the end of a log as text, of at most about `most_bytes`, from the start of a line on.
 
-    `left_out`: bytes before `log` that were left out already. If anything is, the first line says so.
+    `left_out`: bytes before `log` that were left out already; above 0, the rest of a line at the beginning of `log` is
+    dropped, too. If anything is left out, a first line, which comes on top of `most_bytes`, says how many bytes. What
+    is no UTF-8 becomes replacement characters.
     """
     end = log[-most_bytes:]
     left_out += len(log) - len(end)

@@ -26,7 +26,7 @@ _WaitSeconds = Annotated[
 
 
 class ToolArguments(BaseModel):
-    """Base of all arguments: unknown fields and wrong types are refused."""
+    """Base of all arguments: pydantic's ValidationError refuses unknown fields and wrong types."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 

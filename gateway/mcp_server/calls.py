@@ -27,7 +27,8 @@ class UnknownToolError(Exception):
 
 
 class McpToolCalls:
-    """Lists and calls the tools of the MCP server. One for a gateway; used from one event loop."""
+    """Lists and calls the tools of the MCP server, as far as the caller's scopes open them. One for a gateway; used
+    from one event loop."""
 
     def __init__(self, handlers: ToolHandlers, gate: AdminGate, *, call_s: float = CALL_S) -> None:
         """`gate` tells which callers may use what the scope `admin` opens. `call_s`: most seconds of a call."""
@@ -42,7 +43,11 @@ class McpToolCalls:
         return [tool for tool in TOOLS if self._is_open(by, tool)]
 
     async def call_tool(self, by: ToolCaller, name: str, arguments: Fields, report: ReportProgress) -> ToolAnswer:
-        """Call a tool, and return its answer; what fails is an answer with `is_error`, without traces of the code.
+        """Check the caller's scope and the arguments, call a tool, and return its answer.
+
+        Whatever fails is an answer with `is_error`, without traces of the code: also a call that takes longer than
+        `call_s` (`request_timeout`) or that `end_all` ended. A load, an unload or a download that the call began goes
+        on then, and also where the call is cancelled. `report` is awaited while the call waits.
 
         Raises:
             UnknownToolError: there is no tool of that name.
@@ -60,19 +65,20 @@ class McpToolCalls:
             return answer_error(RoundhouseError("internal_error", "The gateway failed on this call."), by.request_id)
 
     def begin_stop(self) -> None:
-        """End waits for loads and unloads: these calls answer the state as it is. Call when the gateway begins to
-        stop."""
+        """End waits for loads and unloads, now and in later calls: they answer the state as it is. Returns at once.
+        Call when the gateway begins to stop."""
         self._handlers.begin_stop()
 
     def end_all(self) -> None:
-        """End every running call with `gateway_stopping`. Call when the grace period of a stop is over."""
+        """End every running call, which answers `gateway_stopping`, and return before they have ended. Later calls are
+        not ended. Call when the grace period of a stop is over."""
         self._is_ended = True
         for limit in self._running:
             limit.reschedule(asyncio.get_running_loop().time())
 
     @property
     def count_running(self) -> int:
-        """Calls that are running."""
+        """Number of calls that are running."""
         return len(self._running)
 
     def _is_open(self, by: ToolCaller, tool: Tool) -> bool:

@@ -18,7 +18,7 @@ class CancelledByClientError(Exception):
 
 
 class CallKey(NamedTuple):
-    """Which call a message of a client means."""
+    """Names one call of one client: no two running calls have the same key, unless a client uses an id twice."""
 
     caller: str | None
     """Name of the caller's key; None: no keys are declared."""
@@ -29,7 +29,7 @@ class CallKey(NamedTuple):
 
 
 def make_session_id() -> str:
-    """Return a new id for a client, which nobody can guess."""
+    """Return a new id for a client, of 32 hexadecimal digits, which nobody can guess."""
     return uuid.uuid4().hex
 
 
@@ -41,11 +41,11 @@ class CancellableCalls:
 
     @asynccontextmanager
     async def hold(self, key: CallKey | None) -> AsyncIterator[None]:
-        """Let `cancel` end what runs within the context. None: no message can end it. Of two calls with the same key,
-        which a client must not make, the later one can be ended.
+        """Let `cancel` end what runs within the context: it gets a CancelledError. None: no message can end it. Of two
+        calls with the same key, which a client must not make, the later one can be ended.
 
         Raises:
-            CancelledByClientError: `cancel` was called with the key.
+            CancelledByClientError: when the context is left, if `cancel` was called with the key.
         """
         if key is None:
             yield

@@ -63,7 +63,8 @@ class ToolCaller:
 class ToolHandlers:
     """Carries calls out whose access and arguments were checked. One for a gateway.
 
-    Every handler raises RoundhouseError with the code of what failed, as the HTTP route of the same purpose.
+    Every handler raises RoundhouseError with the code of what failed, as the HTTP route of the same purpose. Answers
+    are cut to `MOST_BYTES`. Loads and unloads alone await `report`, while they wait.
     """
 
     def __init__(
@@ -77,35 +78,42 @@ class ToolHandlers:
         self._stopping = asyncio.Event()
 
     def begin_stop(self) -> None:
-        """End all waits for loads and unloads: such calls answer the state as it is. Call when the gateway stops."""
+        """End all waits for loads and unloads, now and in later calls: they answer the state as it is. Returns at once.
+        Call when the gateway stops."""
         self._stopping.set()
 
     async def list_models(self, by: ToolCaller, _: NoArguments, report: ReportProgress) -> ToolAnswer:
-        """Answer the models of the table in force that the caller may see."""
+        """Answer the models of the table in force that the caller may see: `models`, a list. Raises RoundhouseError
+        `controller_unavailable` before the first table."""
         self._live.check_table()
         views = (view for view in self._events.views.values() if by.caller.may_see_model(view.route))
         return answer_fields({"models": [_describe_model(view) for view in views]})
 
     async def search_documents(self, by: ToolCaller, asked: SearchArguments, report: ReportProgress) -> ToolAnswer:
-        """Answer the passages of the caller's tenant."""
+        """Answer the passages of the caller's tenant that fit, best first, as `/v1/search` does. Raises RoundhouseError
+        `retrieval_disabled`, `retrieval_unavailable`, or what retrieval answers."""
         request = SearchRequest(query=asked.query, top_k=asked.top_k, filter=asked.filter)
         found = await self._documents.search(by.tenant, request, by.request_id, place=None)
         return answer_fields(found.model_dump(exclude_none=True))
 
     async def get_model(self, by: ToolCaller, asked: ModelArguments, report: ReportProgress) -> ToolAnswer:
-        """Answer a model's row."""
+        """Answer a model's row of `/v1/admin/models`, without what only a user interface needs. Raises RoundhouseError
+        `unknown_model`, `controller_unavailable`."""
         row = await self._ask(by, "GET", f"models/{quote(asked.model)}")
         return answer_fields({name: value for name, value in row.items() if name not in _LEFT_OUT})
 
     async def get_memory(self, by: ToolCaller, _: NoArguments, report: ReportProgress) -> ToolAnswer:
-        """Answer the memory of GPUs and models."""
+        """Answer the memory of GPUs and models, as `/v1/admin/gpu-memory`. Raises RoundhouseError
+        `controller_unavailable`."""
         return answer_fields(await self._ask(by, "GET", "gpu-memory"))
 
     async def load_model(self, by: ToolCaller, asked: LoadArguments, report: ReportProgress) -> ToolAnswer:
-        """Begin a load, and answer the state once the model is loaded, has failed or `wait_s` is over.
+        """Begin a load, and answer the state once the model is loaded, has failed, `wait_s` is over or the gateway
+        stops. The load goes on in any case, also if the call is cancelled.
 
         Raises:
-            RoundhouseError: `model_failed`, with the reason, if the attempt has failed by then; and those of the route.
+            RoundhouseError: `model_failed`, with the reason, if the attempt has failed by then and `wait_s` is not 0;
+                and those of the route, such as `unknown_model`.
         """
         body = dict(asked.values) | ({} if asked.replicas is None else {"replicas": asked.replicas})
         query = urlencode({"wait": "false", "restart": str(asked.restart).lower()})
@@ -117,18 +125,20 @@ class ToolHandlers:
         return answer_fields(_describe_state(row))
 
     async def unload_model(self, by: ToolCaller, asked: UnloadArguments, report: ReportProgress) -> ToolAnswer:
-        """Begin an unload, and answer the state once the model is unloaded or `wait_s` is over."""
+        """Begin an unload, and answer the state once the model is unloaded, `wait_s` is over or the gateway stops. The
+        unload goes on in any case. Raises RoundhouseError as the route, such as `unknown_model`."""
         target = f"models/{quote(asked.model)}/unload?wait=false"
         row = await self._ask(by, "POST", target, {"hold": asked.hold})
         row = await self._follow(by, row, asked.wait_s, (ModelState.UNLOADED,), report)
         return answer_fields(_describe_state(row))
 
     async def get_plan(self, by: ToolCaller, _: NoArguments, report: ReportProgress) -> ToolAnswer:
-        """Answer the plan."""
+        """Answer the controller's plan, as `/v1/admin/plan`. Raises RoundhouseError `controller_unavailable`."""
         return answer_fields(await self._ask(by, "GET", "plan"))
 
     async def list_events(self, by: ToolCaller, asked: EventArguments, report: ReportProgress) -> ToolAnswer:
-        """Answer a page of the history."""
+        """Answer a page of the history, newest first: `events`, and `next_before`, the value of `before` for the next
+        page; null: there is none. The next page begins with what did not fit. Raises RoundhouseError as the route."""
         query = [("limit", str(asked.limit)), *(("kind", kind) for kind in asked.kinds or ())]
         query += [] if asked.model is None else [("model", asked.model)]
         query += [] if asked.before is None else [("before", str(asked.before))]
@@ -137,7 +147,8 @@ class ToolHandlers:
         return fields if len(fields.fields["events"]) == len(page["entries"]) else _shorten_page(fields.fields)
 
     async def get_logs(self, by: ToolCaller, asked: LogArguments, report: ReportProgress) -> ToolAnswer:
-        """Answer the end of the engines' logs, as text."""
+        """Answer the end of the engines' logs: `model`, as asked, and `log`, which alone is the text. Raises
+        RoundhouseError as the route, such as `unknown_model`, `unknown_replica`."""
         query = {"lines": str(asked.lines)} | ({} if asked.replica is None else {"replica": asked.replica})
         target = f"models/{quote(asked.model)}/logs?{urlencode(query)}"
         log, left_out = await self._admin.fetch_end(target, MOST_BYTES, actor=by.actor)
@@ -145,7 +156,8 @@ class ToolHandlers:
         return ToolAnswer({"model": asked.model, "log": text}, text)
 
     async def pull_model(self, by: ToolCaller, asked: PullArguments, report: ReportProgress) -> ToolAnswer:
-        """Begin a download, and answer how far it is and what the model will take."""
+        """Begin a download, or find the running one of the same reference, and answer how far it is and what memory the
+        model will take. The download goes on by itself. Raises RoundhouseError as `POST /v1/admin/downloads`."""
         return answer_fields(await self._ask(by, "POST", "downloads", {"reference": asked.reference}))
 
     async def _ask(self, by: ToolCaller, method: str, path: str, body: Fields | None = None) -> Fields:

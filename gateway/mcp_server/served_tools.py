@@ -27,7 +27,8 @@ class ServedTools:
         self._app: asyncio.Future[AsgiApp] | None = None
 
     async def run(self) -> None:
-        """Make the application once a request asks for it, and keep it until this task is cancelled."""
+        """Make the application once a request asks for it, and keep it until this task is cancelled. Where it cannot be
+        made, return; every request then raises the reason."""
         await self._is_asked.wait()
         app = self._expect_app()
         try:
@@ -41,9 +42,10 @@ class ServedTools:
             app.set_exception(error)
 
     async def serve_request(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request. `run` must be running.
+        """Answer one request. `run` must be running. The first one waits until the library is imported.
 
         `scope["state"]` must have a `ToolCaller` at `CALLER_KEY`. Raises what the import of the library raised.
+        Cancelling ends the call.
         """
         self._is_asked.set()
         app = await asyncio.shield(self._expect_app())

@@ -21,7 +21,8 @@ from gateway.mcp_server.arguments import (
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """One tool. The four flags are MCP's annotations of the same names."""
+    """One tool, as clients see it. The four flags are MCP's annotations `readOnlyHint`, `destructiveHint`,
+    `idempotentHint` and `openWorldHint`."""
 
     name: str
     title: str

@@ -32,14 +32,23 @@ _Keyword: TypeAlias = "Callable[..., _Errors]"
 
 
 class SchemaProblem(Exception):  # noqa: N818 - it is a problem of the server's schema, which its reason says
-    """A tool's schema cannot be used. The text says why."""
+    """A tool's schema cannot be used. The text says why, as a clause without a full stop."""
 
 
 class ArgumentCheck:
-    """Checks the arguments of one tool, in the event loop; make it in a thread, for that takes long."""
+    """Checks the arguments of one tool, in the event loop; make it in a thread, for that takes long.
+
+    Regular expressions and formats are not checked: `pattern`, `patternProperties`, `format`, nor, beside
+    `patternProperties`, `additionalProperties`.
+    """
 
     def __init__(self, schema: Fields) -> None:
-        """Raises SchemaProblem: the schema is none, or is too large."""
+        """`schema`: JSON Schema, of the newest version unless `$schema` names another one. References lead nowhere but
+        to other parts of it.
+
+        Raises:
+            SchemaProblem: the schema is not valid, or has more than `LARGEST_SCHEMA` bytes.
+        """
         from jsonschema.exceptions import SchemaError
         from jsonschema.validators import Draft202012Validator, validator_for
 
@@ -59,8 +68,9 @@ class ArgumentCheck:
         """Do nothing where the arguments fit.
 
         Raises:
-            RoundhouseError: `tool_arguments_invalid`, with the place in `param`; or `tool_failed`: the schema takes too
-                long to apply.
+            RoundhouseError: `tool_arguments_invalid`, with the place of the first misfit in `param`
+                (`params.path[0]`): they do not fit, have more than `MOST_VALUES` values, or are nested deeper than
+                `DEEPEST`; or `tool_failed`: the schema cannot be applied, or takes too long.
         """
         _check_size(arguments)
         try:

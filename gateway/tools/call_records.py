@@ -67,11 +67,12 @@ class ToolCallLog:
         """Called after each call that is added."""
 
     def add(self, record: ToolCallRecord) -> None:
-        """Add an ended call; its `sequence` is set here."""
+        """Add a copy of an ended call with the next `sequence`, drop the oldest call where there are too many, and call
+        `on_change`."""
         self._count += 1
         self._latest.append(record.model_copy(update={"sequence": self._count}))
         self.on_change()
 
     def list_latest(self) -> tuple[ToolCallRecord, ...]:
-        """Return the latest calls, oldest first."""
+        """Return the latest calls, at most `MOST_TOOL_CALLS`, oldest first."""
         return tuple(self._latest)

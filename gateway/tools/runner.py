@@ -48,7 +48,8 @@ class ToolRunner:
         count_call: Callable[[str, str], None],
     ) -> None:
         """`count_call` counts an ended call by the tool's name, or `UNKNOWN`, and its outcome: `ok`, `error`,
-        `refused`, `timeout`, `failed` or `cancelled`."""
+        `refused`, `timeout`, `failed` or `cancelled`. `resources`: what built-in tools work with; its clock dates the
+        calls."""
         self._resources = resources
         self._servers = servers
         self._count_call = count_call
@@ -58,7 +59,8 @@ class ToolRunner:
         """The latest calls, for reports."""
 
     def follow_table(self, routes: Routes) -> None:
-        """Offer what a routing table enables, from now on. Calls that run go on."""
+        """Offer what a routing table enables, from now on, and have its servers connected. Calls that run go on.
+        Returns at once. Call in the event loop."""
         if routes.tools != self._routes:
             built = {route.name: (route, build_tool(route, self._resources)) for route in routes.tools}
             self._builtin = {name: _bind(route, tool) for name, (route, tool) in built.items() if tool is not None}
@@ -71,7 +73,8 @@ class ToolRunner:
         return bool(self._builtin) or self._servers.has_any
 
     def list_tools(self, caller: Caller) -> list[ToolSpec]:
-        """Return what the caller may call now, sorted by name. Tools of MCP servers that are down are left out."""
+        """Return what the caller may call now, sorted by name. Tools of MCP servers that are down are left out; those
+        of one that is being connected again, or started, are as they were last."""
         specs = [each.tool.spec for each in self._builtin.values()] + self._servers.list_tools()
         return sorted((spec for spec in specs if caller.may_call_tool(spec.name)), key=lambda spec: spec.name)
 
@@ -88,10 +91,12 @@ class ToolRunner:
     async def call_tool(
         self, caller: Caller, name: str, arguments: Fields, *, request_id: str, document_tenant: str | None = None
     ) -> ToolResult:
-        """Call a tool, and note the call for the history. Cancelling the task cancels the call.
+        """Call a tool, return its result, cut at the tool's cap, and note the call in `log` and by `count_call`,
+        whatever comes of it. Cancelling the task cancels the call.
 
-        `document_tenant`: whose documents may be searched; None: those of the caller's tenant. `request_id`: of the
-        request that the call belongs to.
+        A call waits some seconds for an MCP server that is not connected, and then takes at most the tool's
+        `timeout_s`. One that is cancelled, or that fails, may have been carried out. `document_tenant`: whose documents
+        may be searched; None: those of the caller's tenant. `request_id`: of the request that the call belongs to.
 
         Raises:
             RoundhouseError: `tools_disabled`, `tool_not_found`, `tool_not_allowed`, `tool_arguments_invalid`,

@@ -28,7 +28,7 @@ class ToolSpec:
 
     @property
     def kind(self) -> ToolKind:
-        """Whose tool it is."""
+        """Whose tool it is: `builtin`, of the gateway; `mcp`, of an MCP server."""
         return "builtin" if self.server is None else "mcp"
 
 
@@ -62,10 +62,11 @@ class Tool(Protocol):
 
     @property
     def spec(self) -> ToolSpec:
-        """What is listed."""
+        """What is listed of the tool; always the same."""
 
     def run(self, call: ToolCall) -> Awaitable[ToolResult]:
-        """Run the call. Cancelling it ends what it began. It never blocks the event loop.
+        """Run the call, and return its result, which need not be cut. Cancelling it ends what it began. It never blocks
+        the event loop, and need not bound its own time: `ToolRunner` does.
 
         Raises:
             RoundhouseError: another part of Roundhouse refuses, or `tool_failed`: the tool cannot be run.
@@ -73,7 +74,8 @@ class Tool(Protocol):
 
 
 def cut_text(text: str, most_bytes: int) -> str:
-    """Return the text with at most about `most_bytes` bytes of UTF-8: where it is cut, a last line says so.
+    """Return at most the first `most_bytes` bytes of the text in UTF-8, in whole characters; where it is cut, a last
+    line, which comes on top, says so.
 
     Lone surrogates, which JSON may carry and UTF-8 cannot, become replacement characters.
     """

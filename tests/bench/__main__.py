@@ -21,8 +21,10 @@ BENCHES = (
     "affinity",
     "rag",
     "health",
+    "first_paint",
+    "page",
 )
-WITH_OPTIONS = ("gateway", "engine", "tokens", "streams", "affinity", "rag", "health")
+WITH_OPTIONS = ("gateway", "engine", "tokens", "streams", "affinity", "rag", "health", "page")
 """Take options of their own, after their name: `ARGS="gateway --rounds 2 --without litellm"`."""
 
 
@@ -33,7 +35,8 @@ def main() -> None:
         epilog="Of gateway alone: --rounds N, --without nginx|litellm, --profile. "
         "Of engine alone: --rounds N, --without llama-server|vllm|fake, --only WORDS. Of tokens alone: --rounds N. "
         "Of streams alone: --rounds N, --against CHECKOUT. Of affinity alone: --rounds N. "
-        "Of rag alone: --only PART, --chunks N, --rounds N, --without SIDE, --quick. Of health alone: --seconds N.",
+        "Of rag alone: --only PART, --chunks N, --rounds N, --without SIDE, --quick. Of health alone: --seconds N. "
+        "Of page alone: --messages N, --top.",
     )
     parser.add_argument("benches", nargs="*", metavar="BENCH", help=f"any of {', '.join(BENCHES)}; default: all")
     parser.add_argument("--json", action="store_true", help="one JSON object per figure")

@@ -70,7 +70,7 @@ class FakeServers:
         for tool in self.tools:
             if tool.name == name:
                 route = McpServerRoute(name=server, url=None)
-                return OfferedTool(route, _Counted(self, tool), ArgumentCheck(tool.parameters))
+                return OfferedTool(route, _Counted(self, tool), ArgumentCheck(tool.parameters), name)
         return None
 
 

@@ -2,6 +2,8 @@
 
 Read from the image itself: Python packages from their metadata, Debian's from dpkg. The hashes of a Python package are
 those of its lock, one of which its distribution had when pip installed it. A package without hashes is in no lock.
+Nothing says which npm packages the bundled page holds pieces of: an image with the page lists all that its lock has for
+it, with their hashes.
 """
 
 from __future__ import annotations
@@ -24,11 +26,12 @@ from packageurl import PackageURL
 from packaging.utils import canonicalize_name
 
 from tests.supply_chain.locks import IMAGE_LOCKS, REPOSITORY, Pin, read_image_locks
+from tests.supply_chain.page_lock import PAGE_LOCK, PagePackage, read_page_lock
 
 IMAGES: Final = (*IMAGE_LOCKS, "llama-server")
 PYTHON: Final = "/opt/roundhouse/bin/python"
 _PYTHON_PACKAGES: Final = """
-import importlib.metadata, json, os, platform, sys
+import importlib.metadata, json, os, pathlib, platform, sys
 print(json.dumps({
     "environment": {
         "implementation_name": sys.implementation.name, "implementation_version": platform.python_version(),
@@ -39,6 +42,7 @@ print(json.dumps({
         "python_version": ".".join(platform.python_version_tuple()[:2]),
     },
     "packages": [[each.metadata["Name"], each.version] for each in importlib.metadata.distributions()],
+    "has_page": any(pathlib.Path(each, "gateway/page/built/index.html").is_file() for each in sys.path),
 }))
 """
 
@@ -55,6 +59,8 @@ class ImageContents:
     """Values of the markers of requirements; empty: there is no Python of ours."""
     debian_packages: tuple[tuple[str, str, str], ...]
     """Name, version and architecture."""
+    page_packages: tuple[PagePackage, ...] = ()
+    """Those that the page may hold pieces of; empty: the image holds no page."""
 
 
 def read_image(name: str, image: str) -> ImageContents:
@@ -68,6 +74,7 @@ def read_image(name: str, image: str) -> ImageContents:
         {canonicalize_name(package): version for package, version in found.get("packages", ())},
         found.get("environment", {}),
         tuple((line.split("\t")[0], line.split("\t")[1], line.split("\t")[2]) for line in debian.splitlines()),
+        read_page_lock(PAGE_LOCK.read_text()) if found.get("has_page") else (),
     )
 
 
@@ -85,6 +92,8 @@ def build_sbom(name: str, image: str, contents: ImageContents, pins: Mapping[str
         bom.components.add(_python_component(package, version, hashes))
     for package, version, architecture in contents.debian_packages:
         bom.components.add(_debian_component(package, version, architecture))
+    for page_package in contents.page_packages:
+        bom.components.add(_npm_component(page_package))
     bom.register_dependency(described, bom.components)
     return JsonV1Dot6(bom).output_as_string(indent=2)
 
@@ -111,6 +120,25 @@ def _python_component(name: str, version: str, hashes: frozenset[str]) -> Compon
 def _debian_component(name: str, version: str, architecture: str) -> Component:
     purl = PackageURL("deb", "debian", name, version, {"arch": architecture})
     return Component(name=name, version=version, type=ComponentType.LIBRARY, purl=purl, bom_ref=str(purl))
+
+
+def _npm_component(package: PagePackage) -> Component:
+    scope, _, name = package.name.rpartition("/")
+    purl = PackageURL("npm", scope or None, name, package.version)
+    source = ExternalReference(
+        type=ExternalReferenceType.DISTRIBUTION,
+        url=XsUri(f"https://www.npmjs.com/package/{package.name}/v/{package.version}"),
+        hashes=[HashType(alg=HashAlgorithm.SHA_512, content=package.sha512)],
+    )
+    return Component(
+        name=name,
+        group=scope or None,
+        version=package.version,
+        type=ComponentType.LIBRARY,
+        purl=purl,
+        bom_ref=str(purl),
+        external_references=[source],
+    )
 
 
 def make_sbom(name: str, image: str) -> str:

@@ -35,6 +35,8 @@ OPENS: Final[Mapping[str, tuple[Access, ...]]] = {
     "all": ("open", "page", "any_key", "inference", "admin"),
     "stranger": ("open", "page", "any_key", "inference", "admin"),
 }
+ENDLESS: Final = ("GET", "/models/sse")
+"""A stream of events that ends with the gateway, so that nobody waits for its end."""
 NO_RESPONSE: Final = "resp_" + "0" * 48
 BODY: Final = json.dumps(
     {"model": "org/m", "messages": [], "input": "Hi", "prompt": "Hi", "query": "Hi", "documents": ["Hi"]}

@@ -23,8 +23,8 @@ class Rest:
         headers = {} if self.key is None else {"Authorization": f"Bearer {self.key}"}
         harness = self.here.here
         url = f"{harness.url}/v1/conversations{path}"
-        body = {} if method == "GET" else {"json": fields}
-        async with harness.client.request(method, url, headers=headers, **body) as answer:
+        body = None if method == "GET" else fields
+        async with harness.client.request(method, url, headers=headers, json=body) as answer:
             return answer.status, await answer.json()
 
     async def told(self, method: str, path: str, **fields: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A Roundhouse whose model says and calls what a test decides, and whose server of tools answers what a test decides."""
+"""A Roundhouse whose model says and calls what a test decides, and whose tools answer what a test decides."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from tests.fakes.fake_mcp_server import FakeMcpServer, fake_mcp_server, reply, text_result, tool
+from tests.fakes.fake_mcp_server import Answer, FakeMcpServer, fake_mcp_server, reply, tool
 from tests.fakes.fake_tool_model import Fields, Move, ToolModel, tool_model
 from tests.support.loop_thread import open_in_thread
 from tests.support.page_browser import require_page
@@ -51,8 +51,8 @@ class SpokenStack:
 
 
 @contextlib.contextmanager
-def spoken_stack(root: Path, results: Mapping[str, str]) -> Iterator[SpokenStack]:
-    """A stack that runs. `results`: what each tool of the server answers, by its name."""
+def spoken_stack(root: Path, results: Mapping[str, Fields]) -> Iterator[SpokenStack]:
+    """A stack that runs. `results`: the result of MCP that each tool of the server has, by its name."""
     require_page()
     scripts: dict[str, Sequence[Move]] = {}
     with (
@@ -85,15 +85,15 @@ def message(role: str, text: str, annotations: Sequence[Fields] = ()) -> Fields:
     return {"type": "message", "role": role, "content": [part]}
 
 
-def _offer(server: FakeMcpServer, results: Mapping[str, str]) -> None:
-    def answering(text: str) -> Any:
-        async def answer(_: Any, asked: Fields) -> Any:
-            return web.json_response(reply(asked, text_result(text)))
+def _offer(server: FakeMcpServer, results: Mapping[str, Fields]) -> None:
+    def answering(result: Fields) -> Answer:
+        async def answer(_: web.Request, asked: Fields) -> web.StreamResponse:
+            return web.json_response(reply(asked, result))
 
         return answer
 
     server.tools = [tool(name) for name in results]
-    server.answers = {name: answering(text) for name, text in results.items()}
+    server.answers = {name: answering(result) for name, result in results.items()}
 
 
 def _decide(scripts: Mapping[str, Sequence[Move]], body: Fields) -> Move:

@@ -23,7 +23,8 @@ _VARIABLES: Final = frozenset(
 )
 _PREFIXES: Final = ("PIP_", "npm_config_", "NPM_CONFIG_", "XDG_")
 _PROXIES: Final = frozenset({"http_proxy", "https_proxy", "no_proxy", "all_proxy"})
-_ENDS_WITHIN_S: Final = 5.0
+_ENDS_WITHIN_S: Final = 3.0
+_PAUSE_S: Final = 0.05
 
 
 def is_wanted(environ: Mapping[str, str], script: Path = BUILD_SCRIPT) -> bool:
@@ -92,8 +93,22 @@ class PageBuild:
 
 
 async def _end_group(process: Process) -> None:
+    """End the process and its process group, and wait for their end, or for a few seconds."""
     for number in (signal.SIGTERM, signal.SIGKILL):
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
+        _send_group(process.pid, number)
         with suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), _ENDS_WITHIN_S)
+            async with asyncio.timeout(_ENDS_WITHIN_S):
+                # Only the leader is a child, whose end an event tells of.
+                await process.wait()
+                while _send_group(process.pid, 0):  # noqa: ASYNC110
+                    await asyncio.sleep(_PAUSE_S)
+                return
+
+
+def _send_group(group: int, number: int) -> bool:
+    """Send the signal to the group, and return whether the group had a process; signal 0 only asks."""
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:
+        return False
+    return True

@@ -79,7 +79,8 @@ class RoundsWriter(ResponseWriter):
         self._round = 0
 
     def begin_round(self, number: int) -> None:
-        """Mark the ids of the calls that follow with the round's number (`mcp_items.mark_round`)."""
+        """Mark the ids of the calls that follow with the round's number, which is 1 for the first
+        (`mcp_items.mark_round`). Before the first call of this, the mark is 0: of calls approved earlier."""
         self._round = number
 
     def name_call(self, prefix: str) -> str:
@@ -112,7 +113,8 @@ class RoundsWriter(ResponseWriter):
         return [item.item for item in self._items[first:] if isinstance(item, ContentItem)]
 
     def begin_call(self, call: RunCall, approval_id: str | None = None) -> bytes:
-        """Return the events that add the item of a call, with the arguments that have come. Sets `call.item`.
+        """Return the events that complete what is open and add the item of a call, with the arguments that have come.
+        Sets `call.item`. Call once for each.
         `approval_id`: of the item by which the client was asked to approve the call; None: it was not asked."""
         name = self.name_call("mcp")
         call.item = item = McpCallItem(name, len(self._items), call.label, call.name, approval_id)
@@ -123,7 +125,7 @@ class RoundsWriter(ResponseWriter):
         )
 
     def write_approval(self, call: RunCall) -> bytes:
-        """Return the events of an item that asks the client to approve a call."""
+        """Return the events of an item that asks the client to approve a call, whose arguments are complete."""
         item_id = self.name_call("mcpr")
         return self.write_whole(mcp_items.approval_item(item_id, call.label, call.name, call.arguments))
 

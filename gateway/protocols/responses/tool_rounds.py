@@ -56,7 +56,8 @@ class _Budget:
 
 
 class ToolRounds:
-    """The rounds of one response. Call `next_round`, then `end_round`, and `take_result` for each of its calls, until
+    """The rounds of one response. First call `take_approved`, and for each of its calls `begin_approved` and
+    `take_result`. Then call `next_round`, `end_round`, and `take_result` for each call that this returns, until
     `is_over`; then `end_rounds`."""
 
     def __init__(
@@ -95,7 +96,7 @@ class ToolRounds:
 
     def next_round(self) -> tuple[Fields, RoundWriter]:
         """Begin a round: return the fields of its request, which continues nothing and is not stored, and its
-        writer."""
+        writer. The input has the results of the calls so far, in the order of the calls."""
         self._round += 1
         self._writer.begin_round(self._round)
         self._items += [_result_item(call) for call in self._calls if call.told is not None]
@@ -150,14 +151,16 @@ class ToolRounds:
         return CallResult(message, mcp_items.invalid_call(message))
 
     def take_result(self, call: RunCall, result: CallResult) -> bytes:
-        """Return the events that end a call, and keep its result for the next round."""
+        """Return the events that end a call, and keep its result for the next round, in `call.told`. The call must
+        have an item. Calls may end in any order."""
         assert call.item is not None
         call.told = result.text
         output = result.text if result.error is None else None
         return self._writer.end_call(call.item, output, result.error)
 
     def begin_approved(self, approved: ApprovedCall) -> bytes:
-        """Return the events that begin a call which the client has approved."""
+        """Return the events that begin a call which the client has approved, and the response before the first of
+        them."""
         call = approved.call
         # With the id, by which the call joins those of its round that needed no approval.
         self._items.append({**_call_item(call), "id": approved.request_id})
@@ -167,7 +170,7 @@ class ToolRounds:
         return out + self._writer.end_arguments(call.item)
 
     def end_rounds(self) -> bytes:
-        """Return the last events of the response."""
+        """Return the last events of the response, and `[DONE]`. Sets `response` of the client's context."""
         return self._writer.end_rounds(self._finish, self._tokens)
 
     def _add_tokens(self, tokens: Tokens | None) -> None:

@@ -13,6 +13,7 @@ from typing import Final
 
 from gateway.protocols.common.conversation import Fields
 from gateway.protocols.common.json_bytes import json_bytes
+from gateway.protocols.responses.conversation_items import BranchStart
 from gateway.storage.conversations.errors import (
     conversation_not_found,
     conversation_too_long,
@@ -23,7 +24,6 @@ from gateway.storage.conversations.item_outline import fold_text
 from gateway.storage.conversations.records import (
     ACTIVE_BRANCH,
     ActiveBranch,
-    BranchStart,
     ConversationChange,
     ConversationTurn,
     ItemListForm,

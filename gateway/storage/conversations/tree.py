@@ -78,10 +78,10 @@ def longest_branch(
 
     `outer_sizes`: from `measure_branches`, for every parent that is no new item.
     """
-    sizes: dict[str | None, BranchSize] = {None: BranchSize(0, 0), **outer_sizes}
+    sizes = dict(outer_sizes)
     most_items = most_bytes = 0
     for item, parent_id in zip(items, parent_ids, strict=True):
-        before = sizes[parent_id]
+        before = BranchSize(0, 0) if parent_id is None else sizes[parent_id]
         size = sizes[item.id] = BranchSize(before.items + 1, before.bytes + len(item.item))
         most_items, most_bytes = max(most_items, size.items), max(most_bytes, size.bytes)
     return BranchSize(most_items, most_bytes)

@@ -72,11 +72,14 @@ class ArithmeticProblem(Exception):  # noqa: N818 - it is a problem of the expre
 def evaluate(expression: str) -> str:
     """Return the value of an arithmetic expression as text.
 
-    `+ - * / // % ** ^`, parentheses, `pi`, `e`, and the functions of `_FUNCTIONS`; angles are in radians. A whole
-    number is exact where it has at most `SHOWN_INTEGER_DIGITS` digits; any other is rounded to `SHOWN_DIGITS` digits.
+    `+ - * / // %`, powers (`**` or `^`), parentheses, `pi`, `e`, and the functions of `_FUNCTIONS`; angles are in
+    radians; `//` rounds down, and `%` has the divisor's sign. A whole number is exact where it has at most
+    `SHOWN_INTEGER_DIGITS` digits; any other value is rounded to `SHOWN_DIGITS` digits, with an exponent (`1E+30`) where
+    it is very large or small. It takes some milliseconds at most.
 
     Raises:
-        ArithmeticProblem: it cannot be read, is too long or too deep, or has no value, or one that is too large.
+        ArithmeticProblem: it cannot be read, is too long or too deep, has too many functions, divides by zero, or has
+            no value, or one that is too large.
     """
     if len(expression) > LONGEST_EXPRESSION:
         raise ArithmeticProblem(f"The expression is longer than {LONGEST_EXPRESSION} characters.")

@@ -37,7 +37,7 @@ class Calculate:
     spec = SPEC
 
     async def run(self, call: ToolCall) -> ToolResult:
-        """Return the value; an error says what is wrong with the expression."""
+        """Return the value of the argument `expression`; a result with `is_error` says what is wrong with it."""
         try:
             return ToolResult(evaluate(call.arguments["expression"]))
         except ArithmeticProblem as problem:

@@ -39,7 +39,8 @@ class CurrentTime:
         self._clock = clock
 
     async def run(self, call: ToolCall) -> ToolResult:
-        """Return the time in ISO 8601 with its offset, the weekday, and the zone; an error for an unknown zone."""
+        """Return the time in ISO 8601 with its offset, the weekday, and the zone, on one line: that of the argument
+        `timezone`, by default UTC. A result with `is_error` names a zone that the gateway's machine does not know."""
         name = call.arguments.get("timezone") or "UTC"
         try:
             # Also where the machine has no database of time zones.

@@ -66,9 +66,14 @@ class PageNetwork:
     tls: ssl.SSLContext | None = None
     """Certificates that are trusted; None: those of `httpx2`."""
     threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(AT_ONCE, "fetch"))
+    """Where `fetch` is to be called."""
 
     def fetch(self, hosts: PageHosts, url: str, timeout_s: float, ending: FetchEnding) -> Page | ToolResult:
-        """Fetch a page, or return an error that says why there is none. Blocks, until `ending` is interrupted."""
+        """Fetch a page, or return a result with `is_error` that says why there is none. An answer with a status of an
+        error is a page.
+
+        Blocks, until `ending` is interrupted: `timeout_s` bounds each single wait, not the whole.
+        """
         from gateway.tools.builtin.page_fetcher import PageProblem, fetch_page, make_tls, open_transport
 
         if self.tls is None:
@@ -90,7 +95,7 @@ class FetchEnding:
         self._is_interrupted = False
 
     def follow(self, interrupt: Callable[[], None]) -> None:
-        """Have `interrupt` called when the call ends; at once, if it has ended."""
+        """Have `interrupt` called when the call ends; at once, in this thread, if it has ended. Call once."""
         with self._lock:
             self._interrupt = interrupt
             is_late = self._is_interrupted
@@ -98,7 +103,8 @@ class FetchEnding:
             interrupt()
 
     def interrupt(self) -> None:
-        """End the connections, now or as soon as there are any."""
+        """End the connections, now or as soon as there are any, by calling what `follow` was given. May be called
+        again, also after the page was fetched."""
         with self._lock:
             self._is_interrupted = True
             interrupt = self._interrupt
@@ -112,16 +118,19 @@ class FetchUrl:
     spec = SPEC
 
     def __init__(self, hosts: Iterable[str], network: PageNetwork, jobs: JobRunner) -> None:
-        """`hosts`: as declared."""
+        """`hosts`: as declared. Raises ValueError: an entry is no host."""
         self._hosts = PageHosts(hosts)
         self._network = network
         self._jobs = jobs
 
     async def run(self, call: ToolCall) -> ToolResult:
-        """Return the page's text after its address; an error says why there is none. Cancelling ends its connections.
+        """Return the page's address, after redirects, and its text, with a last line where the page is longer than what
+        was read. A result with `is_error` says why there is none: also a status other than 2xx, or what is no text.
+
+        Cancelling ends the call's connections.
 
         Raises:
-            RoundhouseError: `tool_failed`: the process that reads HTML ended at its limits.
+            RoundhouseError: `tool_failed`: the process that reads HTML ended at its limits, or does not start.
         """
         page = await self._fetch(call)
         if isinstance(page, ToolResult):

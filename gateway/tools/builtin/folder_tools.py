@@ -90,7 +90,9 @@ class FolderTool:
         self._jobs = jobs
 
     async def run(self, call: ToolCall) -> ToolResult:
-        """Return what the tool found or did; an error says why it did not.
+        """Return what the tool found or did; a result with `is_error` says why it did not.
+
+        Cancelling has the process ended, and does not wait for its end: a file may have been written.
 
         Raises:
             RoundhouseError: `tool_failed`: the process ended at its limits, or does not start.

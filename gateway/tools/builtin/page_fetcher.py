@@ -42,21 +42,27 @@ class Page:
     """After the redirects."""
     status: int
     reason: str
+    """The server's words for the status; may be empty."""
     media_type: str
     """In lower case; empty: the server did not say."""
     charset: str | None
+    """As the server names it, which may be no encoding; None: it names none."""
     body: bytes
+    """Decompressed."""
     is_cut: bool
     """Whether there is more than `LARGEST_PAGE`."""
 
 
 def make_tls() -> ssl.SSLContext:
-    """Return a context that trusts the certificates of `httpx2`; making one takes long."""
+    """Return a context that trusts the certificates of `httpx2`. Reads files, which takes long: call it once, in a
+    thread."""
     return httpx2.create_ssl_context()
 
 
 def open_transport(hosts: PageHosts, tls: ssl.SSLContext, resolver: Resolver | None) -> CheckedTransport:
-    """Return a transport that asks the declared hosts alone. `resolver` None: the system's."""
+    """Return a transport for one call of `fetch_page`, which connects to the declared hosts alone, and to private
+    addresses only where `hosts` names the host in full. `resolver` finds the addresses of a host; None: the system's.
+    Its requests raise AddressRefusedError for others."""
 
     def find_refusal(origin: Origin) -> str | None:
         return hosts.find_refusal(origin.scheme, origin.host, origin.port)
@@ -71,11 +77,16 @@ def open_transport(hosts: PageHosts, tls: ssl.SSLContext, resolver: Resolver | N
 
 
 def fetch_page(transport: CheckedTransport, url: str, timeout_s: float) -> Page:
-    """Ask for a page, and follow redirects; each is checked by `transport` as the first one is.
+    """Ask for a page by GET, and follow up to `MOST_REDIRECTS` redirects; `transport` checks each as the first one.
+    Blocks, and closes `transport` at the end.
+
+    At most `LARGEST_PAGE` bytes are read. A page with a status of an error is returned, too. `timeout_s`: seconds of
+    each single wait, not of the whole; a connection gets `CONNECT_S` at most.
 
     Raises:
-        PageProblem: the address is no URL, or one that must not be connected to; the connection failed; there are too
-            many redirects, or one leaves encryption.
+        PageProblem: the address is no URL, or one that must not be connected to; the connection failed or was
+            interrupted; there are too many redirects, or one leaves encryption; the page is compressed in an unknown
+            way.
     """
     try:
         return _fetch_page(transport, url, timeout_s)
@@ -100,7 +111,8 @@ def _fetch_page(transport: CheckedTransport, url: str, timeout_s: float) -> Page
 
 
 def read_url(text: str) -> httpx2.URL:
-    """Return the URL. Raises PageProblem: it is none of a page, or holds a user or a password."""
+    """Return the URL that a text names, without its fragment. Nothing is asked. Raises PageProblem: it is no address
+    with `http` or `https` and a host, or holds a user or a password."""
     try:
         url = httpx2.URL(text)
     except httpx2.InvalidURL as error:

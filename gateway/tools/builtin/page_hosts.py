@@ -14,14 +14,15 @@ class PageHosts:
     example.org. Immutable."""
 
     def __init__(self, hosts: Iterable[str]) -> None:
-        """Raises ValueError: an entry is no host."""
+        """`hosts`: in lower case. Raises ValueError: an entry is no host."""
         declared = tuple(hosts)
         self._parents = tuple(each[1:] for each in declared if each.startswith("*."))
         self.literal: AllowedHosts = parse_allowed_hosts(",".join(each for each in declared if "*" not in each))
         """Hosts that are declared by their whole names: their addresses may be private."""
 
     def find_refusal(self, scheme: str, host: str, port: int) -> str | None:
-        """Return why a URL must not be asked; None: it may be. `host`: in lower case."""
+        """Return why a URL must not be asked, as a clause without a full stop; None: it may be. Its address is not
+        looked at. `host`: in lower case."""
         if not default_port(scheme):
             return f"{scheme}: is not a scheme of pages"
         name = host.rstrip(".")

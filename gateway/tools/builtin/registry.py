@@ -31,7 +31,8 @@ class ToolResources:
 
 
 def build_tool(route: ToolRoute, resources: ToolResources) -> Tool | None:
-    """Return an enabled tool; None: this gateway does not know it, or its declaration lacks what it needs."""
+    """Return an enabled tool; None: this gateway does not know it, or its declaration lacks what it needs, or has what
+    this gateway cannot read, of which the log tells."""
     build = _BUILDERS.get(route.name)
     try:
         return None if build is None else build(route, resources)

@@ -44,7 +44,7 @@ Search = Callable[[str, SearchRequest, str], Awaitable[SearchResult]]
 
 
 class SearchDocuments:
-    """Asks the retrieval program."""
+    """Asks the retrieval program for documents of the call's `document_tenant`."""
 
     spec = SPEC
 
@@ -52,7 +52,7 @@ class SearchDocuments:
         self._search = search
 
     async def run(self, call: ToolCall) -> ToolResult:
-        """Return the passages, best first, numbered.
+        """Return the passages, best first, numbered from 1, each with its file and place; a sentence where none fits.
 
         Raises:
             RoundhouseError: `retrieval_disabled`, `retrieval_unavailable`, or another error that retrieval answers.

@@ -28,10 +28,11 @@ class FileProblem(Exception):  # noqa: N818 - it is a problem of the path, which
 
 
 def split_path(path: str) -> list[str]:
-    """Return the parts of a path within the folder; none: the folder itself.
+    """Return the parts of a path within the folder, without empty ones and `.`; none: the folder itself. Nothing is
+    looked at.
 
     Raises:
-        FileProblem: it begins at the root, leads up, or has characters or lengths that no file has.
+        FileProblem: it begins with `/`, has a part `..`, a NUL, more than `LONGEST_PATH` characters or `DEEPEST` parts.
     """
     if len(path) > LONGEST_PATH or "\0" in path:
         raise FileProblem("This is no path.")
@@ -49,15 +50,17 @@ class ConfinedFolder:
     """Opens files and folders within one folder, by paths that `split_path` made."""
 
     def __init__(self, root: str) -> None:
-        """`root`: the declared folder; it may itself be named by a link, for the operator declared it."""
+        """`root`: the declared folder, which is opened anew for each call; it may itself be named by a link, for the
+        operator declared it."""
         self._root = root
 
     @contextlib.contextmanager
     def open_folder(self, parts: list[str], *, creates: bool = False) -> Iterator[int]:
-        """Open a folder, and give its descriptor. `creates`: parts that are missing are made.
+        """Open a folder, and give its descriptor, which is closed with the context. `creates`: parts that are missing
+        are made, and stay.
 
         Raises:
-            FileProblem: it is not there, is no folder, or a part of its path is a link.
+            FileProblem: it is not there, is no folder, or a part of its path is a link; or the system refuses.
         """
         descriptor = self._open_root()
         try:
@@ -71,10 +74,10 @@ class ConfinedFolder:
 
     @contextlib.contextmanager
     def open_file(self, parts: list[str]) -> Iterator[int]:
-        """Open a regular file for reading, and give its descriptor.
+        """Open a regular file for reading, and give its descriptor, which is closed with the context.
 
         Raises:
-            FileProblem: it is not there, or is a folder, a link, a device, a pipe or a socket.
+            FileProblem: it is not there, or is a folder, a link, a device, a pipe or a socket; or the system refuses.
         """
         if not parts:
             raise FileProblem("The path names the folder itself, and no file.")
@@ -86,9 +89,10 @@ class ConfinedFolder:
                 os.close(descriptor)
 
     def write_file(self, parts: list[str], data: bytes, *, may_replace: bool) -> bool:
-        """Write a whole file: whoever reads it sees the old content or the new one. Missing folders are made.
+        """Write a whole file, and wait until it is on the disk: whoever reads it sees the old content or the new one.
+        Missing folders are made. A file that is replaced keeps its permissions; a new one may be read by everybody.
 
-        Returns whether a file was replaced.
+        Returns whether a file was replaced. If the process is killed meanwhile, a file `.<hex digits>.tmp` may stay.
 
         Raises:
             FileProblem: there is something at the path which is no regular file, or a file although `may_replace` is
@@ -122,9 +126,10 @@ class ConfinedFolder:
 
 
 def open_regular_file(folder: int, name: str, shown: str) -> int:
-    """Open a regular file in the folder of this descriptor, and return its descriptor. `shown`: its path in errors.
+    """Open a regular file in the folder of this descriptor for reading, and return its descriptor, which the caller
+    closes. `name`: one part of a path. `shown`: its path in errors.
 
-    Raises FileProblem: it is not there, is no regular file, or must not be read.
+    Raises FileProblem: it is not there, is no regular file (also a link), or must not be read.
     """
     try:
         # Opening a device or a pipe may already do something, so it is looked at before, and again after.

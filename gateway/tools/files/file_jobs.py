@@ -29,11 +29,14 @@ _BINARY_BYTES: Final = 8192
 
 
 def read_file(root: str, path: str, *, first_line: int, last_line: int | None, most_bytes: int) -> str:
-    """Return the text of a file, or of its lines from `first_line` (from 1) to `last_line`, with at most about
-    `most_bytes` bytes. `last_line` None: to the end.
+    """Return the text of a file, or of its lines from `first_line` (from 1) to `last_line`, which is included, with at
+    most about `most_bytes` bytes: nothing says where it was cut. `last_line` None: to the end.
+
+    `path`: within the folder `root`. Of a longer file, lines of the first `LARGEST_READ` bytes are found. What is no
+    UTF-8 becomes replacement characters.
 
     Raises:
-        FileProblem: it cannot be read as text, or ends before `first_line`.
+        FileProblem: it is no regular file that may be read, is binary, or ends before `first_line`.
     """
     with ConfinedFolder(root).open_file(split_path(path)) as descriptor:
         size = os.fstat(descriptor).st_size
@@ -51,9 +54,11 @@ def read_file(root: str, path: str, *, first_line: int, last_line: int | None, m
 
 
 def list_files(root: str, path: str) -> str:
-    """Return the entries of a folder, one a line, sorted: folders end with `/`, files have their size in bytes.
+    """Return the entries of the folder `path` within `root`, one a line, sorted: folders end with `/`, files have their
+    size in bytes, and links, devices and the like say what they are. After `MOST_LISTED` entries, a last line says how
+    many there are; an empty folder has one that says so.
 
-    Raises FileProblem: it is no folder.
+    Raises FileProblem: it is no folder, or one that must not be read.
     """
     lines, scanned = [], 0
     with ConfinedFolder(root).open_folder(split_path(path)) as folder, os.scandir(folder) as entries:
@@ -86,9 +91,10 @@ def _describe_entry(entry: os.DirEntry[str]) -> str:
 
 
 def write_file(root: str, path: str, content: str, *, replace: bool, most_bytes: int) -> str:
-    """Write a file, and return what was done. `most_bytes`: size of the largest file.
+    """Write a whole file in UTF-8, and return a sentence that says what was done. Missing folders are made. `path`:
+    within the folder `root`. `most_bytes`: size of the largest file.
 
-    Raises FileProblem: it is too large, exists although `replace` is False, or the system refuses.
+    Raises FileProblem: it is too large, exists although `replace` is False, is no regular file, or the system refuses.
     """
     data = content.encode("utf-8", errors="replace")
     if len(data) > most_bytes:
@@ -123,11 +129,15 @@ class _Search:
 def search_files(
     root: str, path: str, text: str, *, is_regex: bool, ignores_case: bool, files: str, within_s: float
 ) -> str:
-    """Return the lines that hold `text`, as `path:line: text`, in the order of the paths.
+    """Return the lines that hold `text`, as `path:line: text` with lines counted from 1, in the order of the paths; a
+    sentence where there is none. A last line says why a search ended early: after `MOST_MATCHES` lines, or too many
+    files or bytes.
 
-    `is_regex`: `text` is a regular expression of Python's; nothing but the end of the process bounds its time. `files`:
-    pattern of the names of files that are searched. `within_s`: seconds after which the search ends with what it has.
-    Links, binary files and what follows the first `LARGEST_READ` bytes are left out.
+    `path`: a folder or a file within `root`. `is_regex`: `text` is a regular expression of Python's; nothing but the
+    end of the process bounds its time. `files`: pattern (`*.md`) of the names of files that are searched; a `path` that
+    is a file is searched in any case. `within_s`: seconds after which the search ends with what it has. Left out are
+    links, binary files, what cannot be read, and what follows the first `LARGEST_READ` bytes of a file or
+    `LONGEST_LINE` characters of a line.
 
     Raises:
         FileProblem: `path` is neither a folder nor a file, or the expression is none.

@@ -36,12 +36,15 @@ class JobRunner:
     async def run_job(
         self, call: ToolCall, job: str, arguments: dict[str, Any], *, largest_write: int = 0
     ) -> ToolResult:
-        """Run a job for a call, and return its text; `is_error`: the job says what is wrong. Cancelling ends it.
+        """Wait for a place, run a job for a call, and return its text; `is_error`: the job says what is wrong.
 
-        `arguments`: those of the job's function. `largest_write`: bytes of a file that it may write.
+        Cancelling has the process ended, in order within `ENDING_S`, else by SIGKILL, and does not wait for its end.
+        `job`: a name of `gateway.tools.files.process`. `arguments`: those of the job's function. `largest_write`: bytes
+        of a file that it may write; 0: it may write none.
 
         Raises:
-            RoundhouseError: `tool_failed`: the process ended without an answer, such as at its limits.
+            RoundhouseError: `tool_failed`: the process does not start, or ended without an answer, such as at its
+                limits.
         """
         asked = {"job": job, "arguments": arguments, "cpu_s": int(call.timeout_s) + 1, "largest_write": largest_write}
         output = await self._run_process(json.dumps(asked).encode())

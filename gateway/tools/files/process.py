@@ -33,7 +33,8 @@ _JOBS: Final[Mapping[str, Callable[..., str]]] = {
 
 
 def main() -> None:
-    """Do the job that standard input describes, and write its answer to standard output."""
+    """Do the job that standard input describes, and write its answer to standard output. Call once, as the program:
+    this sets a signal handler and limits the process. Raises ValueError or KeyError for other input."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     os.nice(NICENESS)
     asked: dict[str, Any] = json.loads(sys.stdin.buffer.read())
@@ -50,7 +51,9 @@ def main() -> None:
 
 
 def limit_resources(cpu_s: int, largest_write: int) -> None:
-    """Limit this process, until it ends. A lower limit that is in force already is kept."""
+    """Limit this process, until it ends, to `cpu_s` seconds of processor time, after which a signal ends it, to files
+    of `largest_write` bytes (0: none can be written), and to `MEMORY_BYTES`; no core is dumped. A lower limit that is
+    in force already is kept."""
     for name, limit in (
         (resource.RLIMIT_AS, MEMORY_BYTES),
         (resource.RLIMIT_CPU, cpu_s),

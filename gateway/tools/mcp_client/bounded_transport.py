@@ -40,7 +40,8 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
     def __init__(
         self, inner: httpx2.AsyncBaseTransport, *, max_output_kib: int, within_s: float, calls: RunningCalls
     ) -> None:
-        """`max_output_kib`: the cap of a tool's output, as declared for the server."""
+        """`max_output_kib`: the cap of a tool's output, as declared for the server. `within_s` bounds the whole answer,
+        head and body; the end of a session (DELETE) gets `_CLOSE_S`."""
         self._inner = inner
         self._max_output_kib = max_output_kib
         self._within_s = within_s
@@ -49,7 +50,13 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
         """Largest answer in bytes."""
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Send a request. A POST never raises because of the server: it is answered with an error."""
+        """Send a request; its header `accept-encoding` is replaced. A POST whose connection fails, or whose answer is
+        compressed, is answered with status 502 and a message of JSON-RPC (`TRANSPORT_FAILED`).
+
+        Raises:
+            httpx2.TransportError: another request failed. Reading a body that is too large, takes too long or breaks
+                off raises httpx2.SSEError (of events) or httpx2.StreamError, in words for an operator.
+        """
         request.headers["accept-encoding"] = "identity"
         may_listen = request.method == "GET" or request.headers.get("mcp-method") == LISTENING_METHOD
         within_s = _CLOSE_S if request.method == "DELETE" else self._within_s
@@ -86,7 +93,7 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
         await self._inner.aclose()
 
     def describe_excess(self) -> str:
-        """Return what is said of an answer that is too large, and what helps."""
+        """Return what is said of an answer that is too large, and what helps, as clauses without a full stop."""
         kib, needed_kib = self._max_output_kib, self.most_bytes // (ANSWER_FACTOR * 1024)
         if kib >= MOST_OUTPUT_KIB:
             way_out = f"ask for less; its `max_output_kib` of {kib} is the most"
@@ -95,7 +102,8 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
         return f"the answer is larger than {self.most_bytes} bytes: {way_out}"
 
     def note_failure(self, error: httpx2.TransportError) -> None:
-        """Tell of a connection that was refused or broke. Slowness is no such failure."""
+        """Tell `calls` of a connection that was refused or broke. An answer that does not come in time is no such
+        failure, and is not told."""
         if not isinstance(error, httpx2.TimeoutException) or isinstance(error, httpx2.ConnectTimeout):
             self._calls.record_failure()
 
@@ -152,7 +160,7 @@ class _BoundedStream(httpx2.AsyncByteStream):
 
 
 def describe_error(error: Exception) -> str:
-    """Return what an error of the connection is, in words without an address."""
+    """Return what an error of the connection is, as a clause without an address and without a full stop."""
     if isinstance(error, httpx2.TimeoutException):
         return "it does not answer in time"
     if isinstance(error, httpx2.ConnectError):

@@ -17,8 +17,8 @@ LONGEST_URI: Final = 2048
 
 
 def text_of_result(result: CallToolResult) -> str:
-    """Return the result for a model: its texts, and a line for each part that is none. Structured content stands for
-    texts where there are none."""
+    """Return the result for a model, not cut: its texts, and a line for each part that is none, such as an image with
+    its size. Where there are no parts: the structured content as JSON, or an empty text."""
     pieces = [_text_of_part(part) for part in result.content]
     if not pieces and result.structured_content is not None:
         return json.dumps(result.structured_content, ensure_ascii=False)
@@ -40,12 +40,13 @@ def _text_of_part(part: Any) -> str:
 
 
 def is_usable_name(name: str) -> bool:
-    """Return whether a tool of this name can be offered: printable ASCII without blanks, and not too long."""
+    """Return whether a tool of this name can be offered: 1 to `LONGEST_NAME` characters of printable ASCII without
+    blanks."""
     return 0 < len(name) <= LONGEST_NAME and name.isascii() and name.isprintable() and " " not in name
 
 
 def describe_resource(resource: Resource | ResourceTemplate) -> OfferedResource:
-    """Return a resource, or a template of resources, for lists."""
+    """Return a resource, or a template of resources, for lists; long texts are cut."""
     is_template = hasattr(resource, "uri_template")
     uri = resource.uri_template if hasattr(resource, "uri_template") else resource.uri
     return OfferedResource(
@@ -58,7 +59,7 @@ def describe_resource(resource: Resource | ResourceTemplate) -> OfferedResource:
 
 
 def describe_prompt(prompt: Prompt) -> OfferedPrompt:
-    """Return a prompt for lists."""
+    """Return a prompt for lists; long texts are cut."""
     arguments = prompt.arguments or []
     return OfferedPrompt(
         name=prompt.name[:LONGEST_NAME],

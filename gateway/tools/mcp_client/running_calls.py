@@ -15,13 +15,14 @@ class ReplicaLedger(Protocol):
         """Count a call at `replica` as in flight. `model` is None: the replica is an MCP server, which is no model."""
 
     def leave_replica(self, model: str | None, replica: str, request_id: str) -> None:
-        """Count a call no more. Call once per `enter_replica`, with the same arguments."""
+        """Count a call no more. Call once per `enter_replica`, with the same arguments; else raises KeyError."""
 
     def record_failure(self, replica: str) -> None:
-        """Have the controller probe `replica`, which refused or broke a connection."""
+        """Have the next report ask the controller to probe `replica`, which refused or broke a connection. Returns at
+        once."""
 
     def record_answer(self, replica: str) -> None:
-        """Forget the failures of `replica`, which has answered."""
+        """Forget the failures of `replica`, which has answered. Does nothing if there are none."""
 
 
 class RunningCalls:
@@ -67,12 +68,13 @@ class RunningCalls:
         await self._are_ended.wait()
 
     def record_failure(self) -> None:
-        """Note that the server refused or broke a connection, so that the controller probes its replica at once."""
+        """Note that the server refused or broke a connection, so that the controller probes its replica at once. Does
+        nothing where the controller does not run it, or after `close`."""
         if self._replica is not None and not self.is_closed:
             self._ledger.record_failure(self._replica)
 
     def record_answer(self) -> None:
-        """Note that the server has answered."""
+        """Note that the server has answered: failures of its replica that were told before are forgotten."""
         if self._replica is not None:
             self._ledger.record_answer(self._replica)
 

@@ -110,11 +110,13 @@ class ServerConnection:
 
     async def run(self) -> None:
         """Connect, keep the connection, and connect again where it ends, until `retire` was called and the last call
-        has ended. Failures are only noted."""
+        has ended. Failures are only noted, in `status`. Call once. Cancelling ends the connection, and running calls
+        fail with `tool_failed`."""
         connecting = asyncio.create_task(self._keep_connected())
         try:
             await self._calls.wait_ended()
         finally:
+            self._calls.close()  # nothing is tried again, also if the library makes an error of the cancellation
             connecting.cancel()
             await asyncio.gather(connecting, return_exceptions=True)
 
@@ -142,14 +144,17 @@ class ServerConnection:
         return False
 
     async def call_tool(self, name: str, call: ToolCall) -> ToolResult:
-        """Call a tool by the server's own name for it. A server that was started anew is connected again first.
+        """Call a tool by the server's own name for it, and return its result, not cut; `is_error`: the tool failed, or
+        the server refuses the call. At most `CALLS_AT_ONCE` calls run; others wait. There is no time limit but the
+        caller's: cancelling tells the server, which may have carried the call out. A server that was started anew, and
+        did not take the call, is connected again, and gets it once more.
 
         From the beginning, the call is in flight at the server's replica, if it is one. So call this without an `await`
         after `wait_connected`: the replica is then one of the routing table in force.
 
         Raises:
-            RoundhouseError: `tool_failed`: the server does not answer, breaks off, answers too much, or what cannot be
-                read.
+            RoundhouseError: `tool_failed`: the server does not answer, breaks off, answers an HTTP status of an error,
+                too much, or what cannot be read. It may have carried the call out.
         """
         with self._calls.hold(call.request_id):
             async with self._places:

@@ -10,8 +10,12 @@ from pathlib import Path
 import pytest
 from playwright.async_api import expect
 
+from tests.fakes.fake_mcp_server import text_result
+from tests.support.attacks import CORPUS
+from tests.support.managed_stack import managed_stack
 from tests.support.page_browser import DEADLINE_MS, require_page
 from tests.support.roundhouse_stack import RoundhouseStack
+from tests.support.spoken_stack import SpokenStack, spoken_stack
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -36,3 +40,22 @@ def page_stack(tmp_path_factory: pytest.TempPathFactory, clockwork: Path) -> Ite
     asyncio.run(start())
     yield stack
     asyncio.run(stack.close())
+
+
+@pytest.fixture(scope="session")
+def whole_stack(tmp_path_factory: pytest.TempPathFactory, clockwork: Path) -> Iterator[RoundhouseStack]:
+    """A `managed_stack` for all tests of the views beside the chat. Each test leaves the models as it found them."""
+    with managed_stack(tmp_path_factory.mktemp("whole"), clockwork) as stack:
+        yield stack
+
+
+@pytest.fixture(scope="session")
+def spoken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SpokenStack]:
+    """A Roundhouse whose model says and calls what a test decides, with tools that tell much, fail, and attack."""
+    results = {
+        "look": text_result("It rains. " * 300),
+        "break": {**text_result("no such city"), "isError": True},
+        "attack": text_result("\n\n".join(CORPUS)),
+    }
+    with spoken_stack(tmp_path_factory.mktemp("spoken"), results) as stack:
+        yield stack

@@ -1,21 +1,21 @@
-"""What an answer looks like: Markdown, code, formulas, diagrams, images, thoughts, figures; finished and as it grows."""
+"""What an answer looks like: Markdown, code, formulas, diagrams, images, thoughts, figures; as it grows, and whole."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import pytest
 from playwright.async_api import Page, expect
 
 from tests.fakes.fake_tool_model import Move
 from tests.support.page_browser import PHONE, open_context, send_message
-from tests.support.spoken_stack import SpokenStack, message, spoken_stack
+from tests.support.spoken_stack import SpokenStack, message
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow]
 
 PIXEL = (
-    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk"
+    "+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 )
 RICH = f"""# Heading
 
@@ -58,13 +58,6 @@ graph nonsense ((
 """
 
 
-@pytest.fixture(scope="module")
-def spoken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SpokenStack]:
-    """A stack whose model says what a test decides."""
-    with spoken_stack(tmp_path_factory.mktemp("messages"), {}) as stack:
-        yield stack
-
-
 async def open_conversation(page: Page, name: str) -> None:
     """Show a conversation of the API."""
     await page.goto(f"/#/chat/{name}")
@@ -103,7 +96,7 @@ async def test_each_element_of_markdown_is_drawn(spoken: SpokenStack) -> None:
         assert "KaTeX_Main" in await page.evaluate(f"document.fonts.ready.then(() => {loaded})")
 
         drawn = page.frame_locator("iframe[title=Diagram]").first
-        await expect(drawn.get_by_text("Start")).to_be_visible()
+        await expect(drawn.get_by_text("Start", exact=True)).to_be_visible()
         await expect(answer.get_by_text("This diagram cannot be drawn. Its source:")).to_be_visible()
         await expect(answer.get_by_text("graph nonsense ((")).to_be_visible()
         preview = answer.get_by_role("figure").filter(has_text="Hello from the preview")

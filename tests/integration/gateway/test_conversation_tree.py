@@ -137,7 +137,8 @@ async def test_a_change_names_what_it_changes() -> None:
         assert bare["metadata"] == {}, "as at OpenAI, where `metadata` is all that there is"
         most = {"a": "x" * (65_536 - len('{"a":""}'))}
         assert (await asking.post(f"/{made['id']}", settings=most))["settings"] == most
-        for wrong in ({"a": most["a"] + "x"}, [], "x"):
+        wrongs: list[Any] = [{"a": most["a"] + "x"}, [], "x"]
+        for wrong in wrongs:
             for path in ("", f"/{made['id']}"):
                 told = await asking.refused("POST", path, settings=wrong)
                 assert told == (400, "invalid_request", "settings")

@@ -80,8 +80,8 @@ async def test_each_document_has_exactly_its_headers(built: Path, path: str) -> 
     async with gateway_harness(page_folder=built) as here:
         for method in ("GET", "HEAD"):
             _, headers, _ = await ask(here, path, method)
-            about = ("content-security-policy", "x-content-type-options", "referrer-policy", "permissions-policy")
-            about += ("cross-origin-opener-policy", "x-frame-options", ALLOW)
+            about = ["content-security-policy", "x-content-type-options", "referrer-policy", "permissions-policy"]
+            about += ["cross-origin-opener-policy", "x-frame-options", ALLOW]
             sent = {each: headers.getall(each) for each in about if each in headers}
             assert sent == {each: [value] for each, value in security_headers(name).items()}, method
             assert "set-cookie" not in headers

@@ -49,6 +49,7 @@ def test_an_image_holds_what_is_locked_and_nothing_else(built: dict[str, str], n
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     assert (version, hashes) == (project["version"], frozenset()), "our own, from no index"
     assert listed == {pin.name: (pin.version, pin.hashes) for pin in pins.values()}
+    assert ("react" in packages(made, "npm")) is (name == "gateway"), "the page is in the gateway's image alone"
 
 
 def test_an_image_without_python_of_ours_lists_its_base(built: dict[str, str]) -> None:

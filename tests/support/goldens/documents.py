@@ -31,7 +31,7 @@ def make_controller() -> Any:
 
 def make_merged() -> Any:
     """What `GET /openapi.json` has of both: paths with the ids of their operations, and names of components."""
-    merged = merge_documents(_gateway().openapi(), _controller().openapi(), admin_errors())
+    merged = _merged()
     return {
         "paths": {
             path: {method: operation.get("operationId") for method, operation in item.items()}
@@ -42,6 +42,16 @@ def make_merged() -> Any:
     }
 
 
+def make_merged_types() -> Any:
+    """All that `GET /openapi.json` says, but prose and errors, which have one form."""
+    merged = _described(_merged())
+    for item in merged["paths"].values():
+        for operation in item.values():
+            responses = operation["responses"]
+            operation["responses"] = {status: each for status, each in responses.items() if status < "4"}
+    return _without_titles(merged)
+
+
 def make_routes() -> Any:
     """Every route that is served, also those that no document names."""
     return {"controller": _routes(_controller()), "gateway": _routes(_gateway())}
@@ -50,6 +60,19 @@ def make_routes() -> Any:
 def make_schema() -> Any:
     """`roundhouse schema`."""
     return without_prose(json.loads(schema_text()))
+
+
+def _without_titles(part: Any) -> Any:
+    """Titles of schemas say again what the names of fields say; a field of that name has an object as its value."""
+    if isinstance(part, list):
+        return [_without_titles(each) for each in part]
+    if not isinstance(part, dict):
+        return part
+    return {key: _without_titles(each) for key, each in part.items() if key != "title" or isinstance(each, dict)}
+
+
+def _merged() -> dict[str, Any]:
+    return merge_documents(_gateway().openapi(), _controller().openapi(), admin_errors())
 
 
 def _described(document: dict[str, Any]) -> Any:

@@ -10,6 +10,9 @@ export interface RequestOptions {
   signal?: AbortSignal;
 }
 
+/** What the page calls itself where no key says who asks. */
+export const CLIENT_ID = "roundhouse-page";
+
 export class ApiClient {
   readonly #readKey: () => string | null;
   readonly #onRefusedKey: () => void;
@@ -35,6 +38,8 @@ export class ApiClient {
     const headers = new Headers(options.headers);
     const key = this.#readKey();
     if (key !== null) headers.set("authorization", `Bearer ${key}`);
+    // Without a key, documents belong to whom the client calls itself: a browser's own name changes with its version.
+    else headers.set("x-client-id", CLIENT_ID);
     const init: RequestInit = { method: options.method ?? (options.body === undefined ? "GET" : "POST"), headers };
     if (options.body instanceof FormData) init.body = options.body;
     else if (options.body !== undefined) {

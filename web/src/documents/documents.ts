@@ -104,7 +104,7 @@ export function documentsQuery(client: ApiClient, { status, attributes, most }: 
     queryKey: [...documentKeys.all, "list", status, filter, most],
     queryFn: () => client.list<Document>(DOCUMENTS, { limit: PAGE, status: status || null, filter }, most),
     refetchInterval: ({ state }) =>
-      state.error instanceof ApiError ? 15_000 : state.data?.some(isUnderWay) ? 1000 : 10_000,
+      state.error instanceof ApiError ? 5000 : state.data?.some(isUnderWay) ? 1000 : 10_000,
   });
 }
 

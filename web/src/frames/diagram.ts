@@ -3,6 +3,7 @@
  * and a fault in it must not reach the page. Receives `{source, isDark}`, answers `{height}` or `{error}`.
  */
 import mermaid from "mermaid";
+import { withoutTags } from "./without_tags";
 
 function reply(message: Record<string, unknown>): void {
   parent.postMessage(message, "*");
@@ -13,7 +14,7 @@ async function draw(source: string, isDark: boolean): Promise<void> {
   document.documentElement.style.colorScheme = isDark ? "dark" : "light";
   document.body.style.margin = "0";
   try {
-    const { svg } = await mermaid.render("diagram", source);
+    const { svg } = await mermaid.render("diagram", withoutTags(source));
     document.body.replaceChildren(...new DOMParser().parseFromString(svg, "text/html").body.childNodes);
     reply({ height: Math.ceil(document.documentElement.scrollHeight) });
   } catch (error) {

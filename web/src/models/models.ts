@@ -1,21 +1,11 @@
 /** What the page knows of the models: `GET /v1/models` (any key), and with the scope `admin` `GET /v1/admin/models`. */
 import { queryOptions } from "@tanstack/react-query";
 import type { ApiClient } from "../api/client";
+import type { components } from "../api/openapi";
 
-export type ModelState = "unloaded" | "loading" | "loaded" | "unloading" | "failed";
-
-export interface ListedModel {
-  id: string;
-  type: string;
-  state: ModelState;
-  backend: string;
-  apis: string[];
-  aliases: string[];
-  modalities: string[];
-  context_length: number | null;
-  capabilities: { modalities: string[]; tools: boolean; thinking_modes: string[]; [capability: string]: unknown };
-  status: { value: string; failed?: boolean; progress?: number | null };
-}
+export type ModelState = components["schemas"]["ModelState"];
+/** A model as `GET /v1/models` lists it. */
+export type ListedModel = components["schemas"]["ModelObject"];
 
 const CHAT = "/v1/responses";
 

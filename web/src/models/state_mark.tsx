@@ -13,7 +13,7 @@ export function StateMark({ state, text }: { state: ModelState; text?: string })
   return (
     <span className={`inline-flex items-center gap-1.5 whitespace-nowrap ${COLOURS[state]}`}>
       <span aria-hidden="true">{state === "unloaded" ? "○" : "●"}</span>
-      {text ?? state}
+      <span>{text ?? state}</span>
     </span>
   );
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -193,7 +194,7 @@ async def test_a_tool_that_is_out_of_time_is_told_to_the_model(monkeypatch: pyte
 
         async def find_short(name: str, tool: str) -> Any:
             offer: Any = await find_tool(name, tool)
-            return type(offer)(offer.route.model_copy(update={"timeout_s": 0.01}), offer.tool, offer.check)
+            return replace(offer, route=offer.route.model_copy(update={"timeout_s": 0.01}))
 
         monkeypatch.setattr(loop.servers, "find_tool", find_short)
         response = await loop.create()

@@ -1,4 +1,5 @@
 /** Colours of code, by class names alone (theme of highlight.css). Loaded when the first code block is shown. */
+import "./highlight.css";
 import type { Root } from "hast";
 import { common, createLowlight } from "lowlight";
 

@@ -19,7 +19,7 @@ interface TurnProps {
 export const TurnView = memo(function TurnView({ turn, tree, actions }: TurnProps) {
   const first = turn.answer[0];
   return (
-    <div className="flex flex-col gap-3 [contain-intrinsic-size:auto_10rem] [content-visibility:auto]">
+    <div data-turn className="flex flex-col gap-3 [contain-intrinsic-size:auto_10rem] [content-visibility:auto]">
       {turn.question !== null && <Question item={turn.question} tree={tree} actions={actions} />}
       {turn.answer.length > 0 && (
         <article aria-label="Answer" className="flex flex-col gap-2">

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from controller.schema.errors import RoundhouseError
-from gateway.storage.conversations.records import BranchStart, ConversationTurn, NewItem, encode_items
+from gateway.protocols.responses.conversation_items import BranchStart
+from gateway.storage.conversations.records import ConversationTurn, NewItem, encode_items
 from gateway.storage.database import StateDatabase
 from gateway.storage.pagination import ListQuery
 from gateway.storage.responses.records import HistoryBounds

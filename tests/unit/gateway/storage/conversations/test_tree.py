@@ -57,5 +57,6 @@ def test_the_longest_branch_counts_items_and_bytes_each_for_itself() -> None:
     stored = measure_branches(STORED, ["c", "x"])
     items = [new("d", size=1), new("e", BranchStart("x"), size=9), new("f", BranchStart("c"), size=2)]
     assert longest_branch(items, ["c", "x", "c"], stored) == BranchSize(4, 17)
+    assert longest_branch(items[:2], ["c", "x"], stored) == longest_branch(items[1::-1], ["x", "c"], stored)
     assert longest_branch([], [], {}) == BranchSize(0, 0)
     assert longest_branch([new("d"), new("e")], [None, "d"], {}) == BranchSize(2, 2)

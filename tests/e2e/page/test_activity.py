@@ -1,0 +1,81 @@
+"""The view of activity: what happens, as it happens; and the keys and settings of the page."""
+
+from __future__ import annotations
+
+import aiohttp
+import pytest
+from playwright.async_api import expect
+
+from tests.support.page_browser import open_context
+from tests.support.roundhouse_stack import RoundhouseStack
+
+pytestmark = [pytest.mark.engines, pytest.mark.slow]
+
+
+async def count_statements(stack: RoundhouseStack) -> int:
+    """Loads, unloads and resets of the model `resting` that the history has."""
+    query = {"model": "resting", "kind": "statement", "limit": "500"}
+    async with aiohttp.ClientSession(stack.url) as session, session.get("/v1/admin/history", params=query) as answer:
+        return len((await answer.json())["entries"])
+
+
+async def test_events_come_live_can_be_filtered_and_paused(whole_stack: RoundhouseStack) -> None:
+    async with open_context(whole_stack.url) as context:
+        page = await context.new_page()
+        await page.goto("/#/activity")
+        log = page.get_by_role("log", name="Events")
+        # What was before the page was opened is there, too.
+        await expect(log).to_contain_text("the controller of")
+        await page.get_by_label("Model").fill("resting")
+        await page.get_by_label("Kind").select_option("statement")
+        await expect(log).not_to_contain_text("the controller of")
+        entries = log.get_by_role("listitem")
+        before = await count_statements(whole_stack)
+        await expect(entries).to_have_count(before)
+        other = await context.new_page()
+        await other.goto("/#/models")
+        await other.get_by_role("button", name="Load resting", exact=True).click()
+        await expect(entries).to_have_count(before + 1)
+
+        await page.get_by_role("button", name="Pause").click()
+        await other.get_by_role("button", name="Unload resting", exact=True).click()
+        await other.get_by_role("button", name="Reset resting to the files", exact=True).click()
+        await expect(other.get_by_role("button", name="Reset resting to the files", exact=True)).to_have_count(0)
+        assert await count_statements(whole_stack) == before + 3
+        await expect(entries).to_have_count(before + 1)
+        # What came meanwhile is caught up.
+        await page.get_by_role("button", name="Follow again").click()
+        await expect(entries).to_have_count(before + 3)
+        await expect(page.get_by_text("roundhouse events --model resting --kind statement --follow")).to_be_visible()
+
+
+async def test_keys_and_settings(whole_stack: RoundhouseStack) -> None:
+    async with open_context(whole_stack.url) as context:
+        page = await context.new_page()
+        await page.goto("/#/settings")
+        about = page.get_by_role("region", name="About", exact=True)
+        await expect(about).to_contain_text("connected")
+        await page.get_by_role("radio", name="Dark").check()
+        await page.reload()
+        await expect(page.get_by_role("radio", name="Dark")).to_be_checked()
+        assert await page.evaluate("document.documentElement.dataset.theme") == "dark"
+
+        await page.keyboard.press("?")
+        keys = page.get_by_role("dialog", name="Keys")
+        await expect(keys).to_contain_text("Begin a new conversation")
+        await page.keyboard.press("Escape")
+        await expect(keys).to_be_hidden()
+        await page.keyboard.press("Control+k")
+        search = page.get_by_role("searchbox", name="Search conversations")
+        await expect(search).to_be_focused()
+        # A character that is written is no key.
+        await page.keyboard.press("?")
+        await expect(search).to_have_value("?")
+        await page.keyboard.press("Control+Shift+O")
+        await expect(page.get_by_role("textbox", name="Message", exact=True)).to_be_focused()
+
+        await page.goto("/#/settings")
+        await page.get_by_role("checkbox", name="Keys of a single character").uncheck()
+        await page.keyboard.press("?")
+        await page.get_by_role("radio", name="As the system says").check()
+        await expect(keys).to_be_hidden()

@@ -1,0 +1,102 @@
+"""The view of documents: added, followed, cut, found with scores, deleted; vector stores; retrieval that is away."""
+
+from __future__ import annotations
+
+import re
+import signal
+
+import pytest
+from playwright.async_api import FilePayload, expect
+
+from tests.support.page_browser import PHONE, open_context
+from tests.support.roundhouse_stack import RoundhouseStack
+
+pytestmark = [pytest.mark.engines, pytest.mark.slow]
+
+NOTES = "# Engines\n\n" + "The turntable moves the engines.\n" * 80 + "\n# Coal\n\nCoal is stored beside the shed.\n"
+CREW = "# Crew\n\nThe driver sleeps in the yard.\n"
+
+
+def text_file(name: str, text: str) -> FilePayload:
+    """A file for a picker."""
+    return {"name": name, "mimeType": "text/markdown", "buffer": text.encode()}
+
+
+async def test_documents_are_added_cut_found_and_deleted(whole_stack: RoundhouseStack) -> None:
+    async with open_context(whole_stack.url) as context:
+        page = await context.new_page()
+        await page.goto("/#/documents")
+        await page.get_by_label("Attributes of these documents").fill("project=yard")
+        picker = page.get_by_label("Drop files here, or choose them")
+        await picker.set_input_files([text_file("notes.md", NOTES), text_file("crew.md", CREW)])
+        documents = page.get_by_role("list", name="Documents", exact=True)
+        notes = documents.get_by_role("listitem", name="notes.md")
+        await expect(notes).to_contain_text(re.compile(r"ready, [2-9] chunks"))
+        await expect(notes).to_contain_text("project=yard")
+        await expect(documents.get_by_role("listitem", name="crew.md")).to_contain_text("ready, 1 chunk")
+        # A file that cannot be read is refused or failed, with the reason.
+        torn: FilePayload = {"name": "torn.pdf", "mimeType": "application/pdf", "buffer": b"%PDF-1.7 torn"}
+        await picker.set_input_files([torn])
+        await expect(documents.get_by_role("listitem", name="torn.pdf")).to_contain_text("failed")
+
+        search = page.get_by_role("form", name="Try a search")
+        await search.get_by_label("Query").fill("where is the coal?")
+        await search.get_by_label("Mode").select_option("sparse")
+        await search.get_by_role("button", name="Search").click()
+        hits = page.get_by_role("list", name="Passages").get_by_role("listitem")
+        await expect(hits.first).to_contain_text("Coal is stored beside the shed.")
+        await expect(hits.first).to_contain_text("place 1 by words (BM25")
+        # What this gateway cannot do is said in its own words.
+        await search.get_by_label("Mode").select_option("dense")
+        await search.get_by_role("button", name="Search").click()
+        await expect(page.get_by_role("region", name="Try a search", exact=True).get_by_role("alert")).to_be_visible()
+
+        await notes.get_by_role("link", name="notes.md").click()
+        chunks = page.get_by_role("list", name="Chunks").get_by_role("listitem")
+        await expect(chunks.last).to_contain_text("Coal is stored beside the shed.")
+        await expect(chunks.first).to_contain_text("0: bytes 0 to ")
+        await expect(chunks.nth(1)).to_contain_text("bytes of the one before")
+        async with page.expect_download() as downloading:
+            await page.get_by_role("button", name="Download the original").click()
+        assert (await (await downloading.value).path()).read_bytes() == NOTES.encode()
+
+        await page.get_by_role("link", name="All documents").click()
+        await page.get_by_label("Status").select_option("failed")
+        await expect(notes).to_have_count(0)
+        await page.get_by_label("Status").select_option("")
+        await notes.get_by_role("button", name="Delete notes.md").click()
+        await page.get_by_role("button", name="Yes").click()
+        await expect(notes).to_have_count(0)
+        await expect(documents.get_by_role("listitem", name="crew.md")).to_be_visible()
+
+
+async def test_a_vector_store_is_made_filled_and_deleted(whole_stack: RoundhouseStack) -> None:
+    async with open_context(whole_stack.url, viewport=PHONE) as context:
+        page = await context.new_page()
+        await page.goto("/#/documents")
+        await page.get_by_label("Name of the vector store").fill("yard")
+        await page.get_by_role("button", name="Create").click()
+        store = page.get_by_role("list", name="Vector stores").get_by_role("listitem", name="yard")
+        await store.get_by_label("Add files to yard").set_input_files([text_file("notes.md", NOTES)])
+        await expect(store).to_contain_text("1 file searchable")
+        await expect(store.get_by_role("list", name="Files of yard")).to_contain_text("notes.md: completed")
+        await store.get_by_role("button", name="Remove notes.md").click()
+        await store.get_by_role("button", name="Yes").click()
+        await expect(store).to_contain_text("0 files searchable")
+        await store.get_by_role("button", name="Delete yard").click()
+        await store.get_by_role("button", name="Yes").click()
+        await expect(store).to_have_count(0)
+
+
+async def test_retrieval_that_is_away_is_said(whole_stack: RoundhouseStack) -> None:
+    async with open_context(whole_stack.url) as context:
+        whole_stack.kill("retrieval", signal.SIGTERM)
+        try:
+            page = await context.new_page()
+            await page.goto("/#/documents")
+            listed = page.get_by_role("region", name="Your documents", exact=True)
+            await expect(listed.get_by_role("alert")).to_contain_text("retrieval")
+        finally:
+            whole_stack.start("retrieval")
+        # It comes back by itself.
+        await expect(listed.get_by_role("alert")).to_have_count(0)

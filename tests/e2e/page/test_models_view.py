@@ -1,0 +1,179 @@
+"""The view of models: what runs and why, memory, loads with values, downloads, and what a key without `admin` sees."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.async_api import Locator, Page, Route, expect
+
+from tests.support.managed_stack import FILE, REPOSITORY, keyed_stack, secret_of
+from tests.support.page_browser import open_context
+from tests.support.roundhouse_stack import RoundhouseStack
+
+pytestmark = [pytest.mark.engines, pytest.mark.slow]
+
+
+def row(page: Page, model: str) -> Locator:
+    """A model's entry in the list."""
+    return page.get_by_role("list", name="Models", exact=True).get_by_role("listitem", name=model, exact=True)
+
+
+async def test_models_say_what_they_do_and_why_they_wait(whole_stack: RoundhouseStack) -> None:
+    async with open_context(whole_stack.url) as context:
+        page = await context.new_page()
+        await page.goto("/#/models")
+        await expect(row(page, "clockwork")).to_contain_text("loaded")
+        await expect(row(page, "clockwork")).to_contain_text("replicas1 of 1")
+        await expect(row(page, "clockwork")).to_contain_text("waiting0")
+        # Why a model waits is said in plain words, without opening anything.
+        await expect(row(page, "broken")).to_contain_text("missing.gguf")
+        await expect(page.get_by_role("region", name="Memory", exact=True)).to_contain_text("This host has no GPU")
+        await expect(page.get_by_text("roundhouse status")).to_be_visible()
+
+        # A load and an unload show each step by themselves, and the focus stays on the button.
+        button = page.get_by_role("button", name="Load resting", exact=True)
+        await button.focus()
+        await page.keyboard.press("Enter")
+        await expect(row(page, "resting")).to_contain_text("loaded")
+        unload = page.get_by_role("button", name="Unload resting", exact=True)
+        await expect(unload).to_be_focused()
+        await unload.press("Enter")
+        await expect(row(page, "resting")).to_contain_text("unloaded")
+        await page.get_by_role("button", name="Reset resting to the files", exact=True).click()
+        await expect(page.get_by_role("button", name="Reset resting to the files", exact=True)).to_have_count(0)
+
+
+async def test_a_model_is_loaded_with_values_within_its_constraints(whole_stack: RoundhouseStack) -> None:
+    async with open_context(whole_stack.url) as context:
+        page = await context.new_page()
+        await page.goto("/#/models")
+        await page.get_by_role("link", name="resting", exact=True).click()
+        await expect(page.get_by_role("heading", name="resting", level=1)).to_be_visible()
+        form = page.get_by_role("form", name="Load with values")
+        length = form.get_by_role("textbox", name="llama_server_n_ctx")
+        await length.fill("many")
+        await expect(form).to_contain_text("many is no number.")
+        await length.fill("0")
+        await form.get_by_role("button", name="Load", exact=True).click()
+        # The gateway's own words, and what to do.
+        await expect(form.get_by_role("alert")).to_contain_text("llama_server_n_ctx")
+        await length.fill("1024")
+        await expect(form).to_contain_text("roundhouse load resting --set llama_server_n_ctx=1024")
+        await form.get_by_role("button", name="Load", exact=True).click()
+        state = page.get_by_role("region", name="State", exact=True)
+        await expect(state).to_contain_text("llama_server_n_ctx = 1024")
+        await expect(state.get_by_text("loaded", exact=True)).to_be_visible()
+        await expect(form.get_by_role("button", name="Restart with these values")).to_be_visible()
+        # What its engine says, and how it was started.
+        await expect(page.get_by_role("region", name="Last lines", exact=True)).to_contain_text("llama")
+        await page.get_by_text("Command line of the newest engine").click()
+        await expect(page.get_by_role("region", name="Command line", exact=True)).to_contain_text("1024")
+        await page.get_by_role("button", name="Reset resting to the files", exact=True).click()
+        await expect(state.get_by_text("unloaded", exact=True)).to_be_visible()
+
+
+async def test_memory_of_gpus_is_shown_as_bars(whole_stack: RoundhouseStack) -> None:
+    gpu = {"index": 0, "name": "NVIDIA Fake", "used_mib": 6000, "total_mib": 8000, "uuid": "GPU-1", "claimed_mib": 4000}
+    gpu |= {"utilization_percent": 37, "processes": None, "mig": None, "is_unified": False}
+    lost = {"index": 1, "description": "GPU 1 cannot be read: it is lost."}
+    memory = {"gpus": [gpu], "unread_gpus": [lost], "models": [], "error": None}
+
+    async def claim(route: Route) -> None:
+        answer = await route.fetch()
+        listing: dict[str, Any] = await answer.json()
+        [model] = [each for each in listing["models"] if each["name"] == "clockwork"]
+        model["replica_details"][0] |= {"claims": {"GPU-1": 4000}, "start_claims": {"GPU-1": 2000}}
+        await route.fulfill(response=answer, json=listing)
+
+    async with open_context(whole_stack.url) as context:
+        await context.route("**/v1/admin/gpu-memory", lambda route: route.fulfill(body=json.dumps(memory)))
+        await context.route("**/v1/admin/models", claim)
+        page = await context.new_page()
+        await page.goto("/#/models")
+        card = page.get_by_role("region", name="GPU 0", exact=True)
+        for name, percent in (("used", 75), ("claimed", 50), ("predicted", 25)):
+            meter = card.get_by_role("meter", name=f"GPU 0 {name}")
+            await expect(meter).to_have_js_property("value", percent)
+        await expect(card).to_contain_text("5.9 GiB of 7.8 GiB")
+        await expect(card).to_contain_text("clockwork: 3.9 GiB claimed, 2.0 GiB at its start")
+        await expect(card).to_contain_text("busy 37 %")
+        await expect(page.get_by_text("GPU 1 cannot be read: it is lost.")).to_be_visible()
+
+
+async def test_a_model_is_looked_at_downloaded_declared_and_removed(whole_stack: RoundhouseStack) -> None:
+    async with open_context(whole_stack.url) as context:
+        page = await context.new_page()
+        await page.goto("/#/models")
+        reference = page.get_by_role("textbox", name="Reference of a model")
+        await reference.fill("clock/nothing-GGUF")
+        await page.get_by_role("button", name="Look", exact=True).click()
+        await expect(page.get_by_role("alert").filter(has_text="clock/nothing-GGUF")).to_be_visible()
+        await reference.fill(f"{REPOSITORY}:Q4_K_M")
+        await page.get_by_role("button", name="Look", exact=True).click()
+        found = page.get_by_role("region", name="What was found", exact=True)
+        await expect(found).to_contain_text("1 file")
+        await expect(found).to_contain_text("main memory: fits")
+        await found.get_by_role("button", name="Download").click()
+        download = page.get_by_role("list", name="Downloads").get_by_role("listitem").filter(has_text=REPOSITORY)
+        await expect(download).to_contain_text("finished")
+
+        await download.get_by_role("textbox", name="Name of the model").fill("fetched")
+        await download.get_by_role("button", name="Declare as a model").click()
+        await expect(row(page, "fetched")).to_contain_text("loaded")
+        files = page.get_by_role("list", name="Models folder")
+        stored = files.get_by_role("listitem").filter(has_text=FILE)
+        await expect(stored).to_contain_text("used by fetched")
+
+        await page.get_by_role("link", name="fetched", exact=True).first.click()
+        await page.get_by_role("button", name="Take the declaration back").click()
+        await page.get_by_role("button", name="Yes").click()
+        await expect(row(page, "clockwork")).to_be_visible()
+        await expect(row(page, "fetched")).to_have_count(0)
+        await expect(stored).to_contain_text("used by no model")
+        await stored.get_by_role("button", name=f"Remove {REPOSITORY}/{FILE}").click()
+        await page.get_by_role("button", name="Yes").click()
+        await expect(page.get_by_role("status").filter(has_text="are free again")).to_be_visible()
+        await expect(stored).to_have_count(0)
+
+
+@pytest.fixture(scope="module")
+def closed_stack(tmp_path_factory: pytest.TempPathFactory, clockwork: Path) -> Iterator[RoundhouseStack]:
+    with keyed_stack(tmp_path_factory.mktemp("closed"), clockwork) as stack:
+        yield stack
+
+
+async def test_keys_open_what_they_may(closed_stack: RoundhouseStack) -> None:
+    async with open_context(closed_stack.url) as context:
+        page = await context.new_page()
+        await page.goto("/#/models")
+        key = page.get_by_label("API key")
+        await key.fill("rh-unknown")
+        await page.get_by_role("button", name="Sign in").click()
+        await expect(page.get_by_role("alert")).to_contain_text("does not accept the key")
+
+        # A key without the scope `admin` shows the models, and nothing that changes them.
+        await key.fill(secret_of("reader"))
+        await page.get_by_role("button", name="Sign in").click()
+        await expect(row(page, "clockwork")).to_contain_text("loaded")
+        await expect(page.get_by_text("a key with the scope admin is needed")).to_be_visible()
+        await expect(page.get_by_role("button", name="Unload clockwork")).to_have_count(0)
+        await page.get_by_role("link", name="Activity").click()
+        await expect(page.get_by_role("alert")).to_be_visible()
+
+        # The key is in memory alone unless the user asks for more, and signing out forgets it.
+        assert await page.evaluate("JSON.stringify({...localStorage, ...sessionStorage})") == "{}"
+        await page.get_by_role("link", name="Settings").click()
+        await page.get_by_role("button", name="Sign out").click()
+        await page.get_by_role("link", name="Models").click()
+        await key.fill(secret_of("boss"))
+        await page.get_by_role("checkbox", name="Keep it in this browser until I sign out").check()
+        await page.get_by_role("button", name="Sign in").click()
+        await expect(page.get_by_role("button", name="Unload clockwork")).to_be_visible()
+        await page.reload()
+        await expect(page.get_by_role("button", name="Unload clockwork")).to_be_visible()
+        assert secret_of("boss") not in page.url
+        assert await context.cookies() == []

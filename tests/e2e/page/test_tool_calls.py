@@ -1,0 +1,102 @@
+"""Calls of tools: asked for, allowed once or always, refused, failed; and citations that open their passage."""
+
+from __future__ import annotations
+
+import aiohttp
+import pytest
+from playwright.async_api import Locator, Page, expect
+
+from tests.fakes.fake_tool_model import Call, Move
+from tests.support.page_browser import PHONE, open_context, send_message
+from tests.support.spoken_stack import SERVER, SpokenStack, message
+
+pytestmark = [pytest.mark.engines, pytest.mark.slow]
+
+LONG = "It rains. " * 300
+TOOLS = {"toolServers": [SERVER]}
+ASKS = Call(f"{SERVER}__look", {"city": "Bonn"})
+
+
+def answers(page: Page) -> Locator:
+    """The answers that are shown."""
+    return page.get_by_role("article", name="Answer")
+
+
+async def test_a_call_waits_for_its_user_and_always_holds_for_the_conversation(spoken: SpokenStack) -> None:
+    spoken.scripts |= {each: [Move(calls=[ASKS]), Move(f"{each}, wet.")] for each in ("First", "Second", "Third")}
+    name = await spoken.add_conversation("Allowed", [], TOOLS)
+    async with open_context(spoken.url) as context:
+        page = await context.new_page()
+        await page.goto(f"/#/chat/{name}")
+        await send_message(page, "First")
+        asked = answers(page).get_by_role("region", name="Call of desk/look")
+        await expect(asked.get_by_role("region", name="Arguments")).to_contain_text('"city": "Bonn"')
+        await asked.get_by_role("button", name="Allow once").click()
+        await expect(answers(page).last).to_contain_text("First, wet.")
+        await expect(asked).to_contain_text("You allowed this call.")
+        call = answers(page).get_by_text("Tool desk/look", exact=True)
+        await call.click()
+        result = answers(page).get_by_role("region", name="Result")
+        await expect(result).not_to_contain_text(LONG.strip())
+        await result.get_by_role("button", name="Show all 3,000 characters").click()
+        await expect(result).to_contain_text(LONG.strip())
+        await expect(answers(page).get_by_text("Tools of desk: 3")).to_be_visible()
+
+        await send_message(page, "Second")
+        again = answers(page).last.get_by_role("region", name="Call of desk/look")
+        await again.get_by_role("button", name="Always allow this tool here").click()
+        await expect(answers(page).last).to_contain_text("Second, wet.")
+        await send_message(page, "Third")
+        await expect(answers(page).last).to_contain_text("Third, wet.")
+        await expect(answers(page).last.get_by_role("region", name="Call of desk/look")).to_have_count(0)
+    async with aiohttp.ClientSession(spoken.url) as session, session.get(f"/v1/conversations/{name}") as stored:
+        assert (await stored.json())["settings"]["approvedTools"] == ["desk/look"]
+
+
+async def test_refused_and_failed_calls_are_told(spoken: SpokenStack) -> None:
+    both = [Move(calls=[ASKS, Call(f"{SERVER}__break")]), Move("One failed, one was refused.")]
+    spoken.scripts["Both"] = both
+    name = await spoken.add_conversation("Refused", [], TOOLS)
+    async with open_context(spoken.url, viewport=PHONE) as context:
+        page = await context.new_page()
+        await page.goto(f"/#/chat/{name}")
+        await send_message(page, "Both")
+        asked = answers(page).get_by_role("region", name="Call of desk/look")
+        await asked.get_by_role("button", name="Refuse").click()
+        await expect(asked).to_contain_text("You refused this call.")
+        await (
+            answers(page)
+            .get_by_role("region", name="Call of desk/break")
+            .get_by_role("button", name="Allow once")
+            .click()
+        )
+        await expect(answers(page).last).to_contain_text("One failed, one was refused.")
+        failed = answers(page).get_by_text("Tool desk/break failed")
+        await failed.click()
+        await expect(answers(page).get_by_role("region", name="Error")).to_contain_text("no such city")
+        await page.reload()
+        await expect(failed).to_be_visible()
+        await expect(asked).to_contain_text("You refused this call.")
+
+
+async def test_a_citation_opens_its_passage(spoken: SpokenStack) -> None:
+    text = "Coal is in the tender [1], water too `[1]` [2]."
+    cited = {"type": "file_citation", "file_id": "file-1", "filename": "manual.txt", "chunk": 3, "page": 7}
+    annotations = [{**cited, "number": 1, "index": 23, "start_index": 23, "end_index": 26}]
+    found = {"file_id": "file-1", "filename": "manual.txt", "score": 0.9, "text": "The tender holds the coal."}
+    search = {"type": "file_search_call", "id": "fs_1", "queries": ["coal"], "results": [found], "status": "completed"}
+    items = [message("user", "Where?"), search, message("assistant", text, annotations)]
+    name = await spoken.add_conversation("Cited", items)
+    async with open_context(spoken.url) as context:
+        page = await context.new_page()
+        await page.goto(f"/#/chat/{name}")
+        mark = answers(page).get_by_role("button", name="Source 1: manual.txt")
+        await expect(mark).to_have_count(1)
+        await mark.click()
+        passage = page.get_by_role("dialog", name="manual.txt")
+        await expect(passage).to_contain_text("The tender holds the coal.")
+        await expect(passage).to_contain_text("page 7")
+        await page.keyboard.press("Escape")
+        await expect(passage).to_have_count(0)
+        await expect(mark).to_be_focused()
+        await expect(answers(page).get_by_text("Searched the documents: 1 passages")).to_be_visible()

@@ -1,0 +1,112 @@
+"""A Roundhouse with everything that the page manages: models, downloads from a fake hub, documents."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import signal
+from collections.abc import Iterator, Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from tests.support.fake_hub.repositories import HubRepository
+from tests.support.fake_hub.server import FakeHub
+from tests.support.page_browser import require_page
+from tests.support.roundhouse_stack import RoundhouseStack
+from tests.support.wait import until
+
+REPOSITORY = "clock/work-GGUF"
+FILE = "work-Q4_K_M.gguf"
+MODELS: Mapping[str, Any] = {
+    "clockwork": {"model_path": "clockwork.gguf", "llama_server_n_ctx": 4096},
+    "resting": {"model_path": "clockwork.gguf", "enabled": False},
+    "broken": {"model_path": "missing.gguf"},
+}
+"""One model that serves, one that nobody wants, and one whose file is missing."""
+
+
+@contextlib.contextmanager
+def managed_stack(root: Path, clockwork: Path) -> Iterator[RoundhouseStack]:
+    """Controller, gateway, retrieval and transfers as processes. The hub has `REPOSITORY`, with `clockwork` in it."""
+    require_page()
+    with FakeHub([HubRepository(REPOSITORY, {FILE: clockwork, "README.md": b"hi"})]) as hub:
+        stack = RoundhouseStack(root, "process", _settings(root, hub))
+        stack.settings["ROUNDHOUSE_GATEWAY_URL"] = stack.url
+        shutil.copy(clockwork, stack.models / "clockwork.gguf")
+        stack.declare(MODELS)
+        asyncio.run(_start(stack))
+        try:
+            yield stack
+        finally:
+            stack.kill("retrieval", signal.SIGTERM)
+            stack.kill("transfers", signal.SIGTERM)
+            asyncio.run(stack.close())
+
+
+def _settings(root: Path, hub: FakeHub) -> dict[str, str]:
+    return {
+        "ROUNDHOUSE_MDNS": "off",
+        "ROUNDHOUSE_RETRIEVAL_LISTEN": f"unix:{root}/r.sock",
+        "ROUNDHOUSE_RETRIEVAL_URL": f"unix:{root}/r.sock",
+        "ROUNDHOUSE_TRANSFERS_LISTEN": f"unix:{root}/t.sock",
+        "ROUNDHOUSE_TRANSFERS_URL": f"unix:{root}/t.sock",
+        "ROUNDHOUSE_HUB_ENDPOINT": hub.endpoint,
+        "ROUNDHOUSE_TRANSFERS_ALLOW_HOSTS": "127.0.0.1",
+    }
+
+
+async def _start(stack: RoundhouseStack) -> None:
+    stack.start("transfers")
+    stack.start("retrieval")
+    await stack.open()
+    await stack.loaded("clockwork")
+
+    async def retrieval_answers() -> bool:
+        async with aiohttp.ClientSession(stack.url) as session, session.get("/v1/documents") as answer:
+            return answer.status == 200
+
+    await until("retrieval answers", retrieval_answers)
+
+
+KEYS: Mapping[str, list[str]] = {"reader": ["inference"], "boss": ["inference", "admin"]}
+"""Keys of `keyed_stack`, with their scopes."""
+
+
+def secret_of(key: str) -> str:
+    """The secret of a key of `KEYS`."""
+    return f"rh-secret-of-{key}"
+
+
+@contextlib.contextmanager
+def keyed_stack(root: Path, clockwork: Path) -> Iterator[RoundhouseStack]:
+    """Controller and gateway as processes, with the model `clockwork`, which takes requests with `KEYS` alone."""
+    require_page()
+    stack = RoundhouseStack(root, "process", {"ROUNDHOUSE_MDNS": "off"})
+    shutil.copy(clockwork, stack.models / "clockwork.gguf")
+    stack.declare({"clockwork": MODELS["clockwork"]})
+    lines = [
+        f"  {name}: {{sha256: {sha256(secret_of(name).encode()).hexdigest()}, scopes: [{', '.join(scopes)}]}}"
+        for name, scopes in KEYS.items()
+    ]
+
+    async def start() -> None:
+        await stack.open()
+        await stack.loaded("clockwork")
+        # The keys come last: without one, the stack's own questions would be refused.
+        (stack.desired / "keys.yaml").write_text("\n".join(["keys:", *lines, ""]))
+        await until("the keys are in force", lambda: _is_closed(stack))
+
+    asyncio.run(start())
+    try:
+        yield stack
+    finally:
+        asyncio.run(stack.close())
+
+
+async def _is_closed(stack: RoundhouseStack) -> bool:
+    async with aiohttp.ClientSession(stack.url) as session, session.get("/v1/models") as answer:
+        return answer.status == 401
