@@ -9,6 +9,7 @@ import { partialItems } from "./answer";
 import { AnswerStream, describe, type StreamSnapshot, streamPath } from "./answer_stream";
 import { conversationKeys, storeOf } from "./conversations";
 import { FigureStore } from "./figures";
+import { isUserItem } from "./item_tree";
 import { isInBrowser } from "./stores/browser_store";
 
 interface FoundStream {
@@ -94,7 +95,7 @@ export class Runs {
     const newest = newestOf(await this.#client.request<FoundStream[]>("/v1/streams/lookup", { body }));
     if (newest === null || this.find(conversationId) !== known || this.#seen.has(newest.conversation_id)) return;
     this.#seen.add(newest.conversation_id);
-    if (newest.state === "done" && !isInBrowser(conversationId)) {
+    if (newest.state === "done" && !(isInBrowser(conversationId) && (await this.#lacksAnswer(conversationId)))) {
       if (known !== null) this.forget(conversationId);
       await this.#refresh(conversationId);
       return;
@@ -123,6 +124,14 @@ export class Runs {
       this.#seen.add(id);
       if (state === "live") await this.#client.request(streamPath(id), { method: "DELETE" });
     }
+  }
+
+  /** Returns whether the shown branch of a conversation ends with a message of the user. */
+  async #lacksAnswer(conversationId: string): Promise<boolean> {
+    const store = storeOf(this.#client, conversationId);
+    const [conversation, items] = await Promise.all([store.get(conversationId), store.listItems(conversationId)]);
+    const last = items.find(({ id }) => id === conversation.active_item_id);
+    return last !== undefined && isUserItem(last);
   }
 
   #add(conversationId: string, streamId: string): AnswerStream {
