@@ -29,6 +29,9 @@ export function noteTimes(times: ItemTimes, items: readonly Item[], now: number,
   );
 }
 
+/** Seconds below which a speed says nothing: the answer came in one piece, or was read from a stream that had ended. */
+const SHORTEST_S = 0.1;
+
 /** Returns the figures of an answer that ended; null where the engine told no usage. */
 export function figuresOf({ answer, requestedAt, startedAt, endedAt }: StreamSnapshot): AnswerFigures | null {
   if (answer.usage === null) return null;
@@ -37,7 +40,8 @@ export function figuresOf({ answer, requestedAt, startedAt, endedAt }: StreamSna
   return {
     usage: answer.usage,
     firstTokenMs: isWhole ? startedAt - requestedAt : null,
-    tokensPerSecond: seconds > 0 && answer.usage.outputTokens > 1 ? answer.usage.outputTokens / seconds : null,
+    tokensPerSecond:
+      seconds >= SHORTEST_S && answer.usage.outputTokens > 1 ? answer.usage.outputTokens / seconds : null,
   };
 }
 

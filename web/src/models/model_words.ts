@@ -15,7 +15,7 @@ const SOURCES: Record<EstimateSource, string> = {
 export function reasonsOf(model: AdminModel, now: number): string[] {
   const reasons = model.last_error === null ? [] : [firstWords(model.last_error)];
   if (model.retry_at !== null) reasons.push(retryText(model.retry_at, now));
-  reasons.push(...model.blocked, ...model.drift);
+  reasons.push(...[...model.blocked, ...model.drift].filter((reason) => !reasons.includes(reason)));
   if (model.vram_warning !== null) reasons.push(model.vram_warning);
   if (model.held_by.length > 0) reasons.push(`It waits for ${model.held_by.length} running requests to finish.`);
   return reasons;

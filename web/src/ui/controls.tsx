@@ -1,5 +1,6 @@
 /** Small controls that every view uses, on the browser's own elements. */
 import { type ComponentProps, type ReactNode, useEffect, useId, useRef } from "react";
+import { Icon } from "./icons";
 
 type ButtonProps = ComponentProps<"button"> & { look?: "plain" | "main" | "danger" | "quiet" };
 
@@ -59,7 +60,7 @@ export function Dialog({ title, isOpen, onClose, children }: DialogProps) {
           {title}
         </h2>
         <IconButton label="Close" onClick={onClose}>
-          ✕
+          <Icon name="close" />
         </IconButton>
       </div>
       {isOpen ? children : null}

@@ -1,5 +1,6 @@
 /** What is attached to the message: a preview of each, how a PDF is sent, and the button that removes it. */
 import { Button, IconButton } from "../../ui/controls";
+import { Icon } from "../../ui/icons";
 import { type Attachment, bytesOf, modalitiesOf, sayBytes } from "./attachment";
 import type { Attachments } from "./use_attachments";
 
@@ -51,7 +52,7 @@ function AttachmentChip({ attachment, attachments }: { attachment: Attachment; a
         </Button>
       )}
       <IconButton label={`Remove ${name}`} onClick={() => attachments.remove(attachment.id)}>
-        ✕
+        <Icon name="close" />
       </IconButton>
     </li>
   );

@@ -6,6 +6,7 @@ import { describeError } from "../../api/client";
 import type { ContentPart, Item } from "../../api/items";
 import { chatModels, modelsQuery } from "../../models/models";
 import { Button, ErrorNote, IconButton } from "../../ui/controls";
+import { Icon } from "../../ui/icons";
 import { type AnswerStream, isRunning as isLive } from "../answer_stream";
 import type { Conversation, ConversationSettings } from "../conversations";
 import { useSnapshot } from "../runs";
@@ -125,7 +126,7 @@ export function Composer({ conversation, path, run, onSend }: ComposerProps) {
           <AttachButtons onFiles={(files) => void attachments.add([...files])} />
           <ModelPicker models={models} chosen={name} onChoose={(chosen) => inUse.change({ model: chosen })} />
           <IconButton label="Settings of this conversation" onClick={() => setSettingsOpen(true)}>
-            ⚙
+            <Icon name="sliders" />
           </IconButton>
           <span className="flex-1" />
           {/* Two elements: a press that began on one is no click on the other, which took its place. */}

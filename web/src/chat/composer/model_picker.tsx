@@ -5,6 +5,7 @@ import { useClient } from "../../api/access";
 import { describeError } from "../../api/client";
 import type { ListedModel } from "../../models/models";
 import { Button, ErrorNote } from "../../ui/controls";
+import { Icon } from "../../ui/icons";
 
 interface ModelPickerProps {
   models: readonly ListedModel[];
@@ -27,7 +28,7 @@ export function ModelPicker({ models, chosen, onChoose }: ModelPickerProps) {
       >
         <StateDot state={model?.state ?? "failed"} />
         <span className="truncate">{chosen === "" ? "No model" : chosen}</span>
-        <span aria-hidden>▾</span>
+        <Icon name="down" />
       </button>
       <div
         ref={list}

@@ -1,6 +1,7 @@
 /** Presets of this browser: apply, save, delete, and exchange as a file. */
 import { type ChangeEvent, useState } from "react";
 import { Button, IconButton } from "../../ui/controls";
+import { Icon } from "../../ui/icons";
 import type { ConversationSettings } from "../conversations";
 import { exportPresets, type Preset, parsePresets, presetOf, readPresets, storePresets, withPresets } from "./presets";
 
@@ -51,7 +52,7 @@ export function PresetsForm({ settings, onApply }: PresetsFormProps) {
               label={`Delete preset ${preset.name}`}
               onClick={() => keep(presets.filter((each) => each.name !== preset.name))}
             >
-              ✕
+              <Icon name="close" />
             </IconButton>
           </li>
         ))}

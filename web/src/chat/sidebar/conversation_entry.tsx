@@ -4,6 +4,7 @@ import { type FormEvent, useState } from "react";
 import { useClient } from "../../api/access";
 import { navigate, routeHash } from "../../router";
 import { Button, Dialog, IconButton } from "../../ui/controls";
+import { Icon } from "../../ui/icons";
 import { type Conversation, conversationKeys, deleteConversation, updateConversation } from "../conversations";
 import { useRuns } from "../runs";
 import { isInBrowser } from "../stores/browser_store";
@@ -39,10 +40,10 @@ export function ConversationEntry({ conversation, isShown, onChosen }: EntryProp
       </a>
       <span className="flex opacity-0 focus-within:opacity-100 group-hover:opacity-100 pointer-coarse:opacity-100">
         <IconButton label={`Rename ${title}`} onClick={() => setDialog("rename")}>
-          ✎
+          <Icon name="edit" />
         </IconButton>
         <IconButton label={`Delete ${title}`} onClick={() => setDialog("delete")}>
-          ✕
+          <Icon name="close" />
         </IconButton>
       </span>
       <RenameDialog conversation={conversation} isOpen={dialog === "rename"} onClose={() => setDialog(null)} />

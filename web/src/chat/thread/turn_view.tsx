@@ -3,6 +3,7 @@ import { memo, useState } from "react";
 import { type Item, textOf } from "../../api/items";
 import { Button, IconButton } from "../../ui/controls";
 import { CopyButton } from "../../ui/copy_button";
+import { Icon } from "../../ui/icons";
 import { type ItemTree, siblingsOf, type Turn } from "../item_tree";
 import { AnswerItemsContext } from "../markdown/citations";
 import { FiguresLine } from "./answer_figures";
@@ -100,7 +101,7 @@ function BranchPicker({ item, tree, actions }: { item: Item; tree: ItemTree; act
         disabled={index === 0}
         onClick={() => show(ids[index - 1])}
       >
-        ‹
+        <Icon name="previous" />
       </IconButton>
       <span className="tabular-nums">
         {index + 1} / {ids.length}
@@ -111,7 +112,7 @@ function BranchPicker({ item, tree, actions }: { item: Item; tree: ItemTree; act
         disabled={index === ids.length - 1}
         onClick={() => show(ids[index + 1])}
       >
-        ›
+        <Icon name="next" />
       </IconButton>
     </fieldset>
   );
