@@ -1,7 +1,8 @@
 /** One turn: the user's message, and the items that answer it. */
 import { memo, useState } from "react";
+import { describeError } from "../../api/client";
 import { type Item, textOf } from "../../api/items";
-import { Button, IconButton } from "../../ui/controls";
+import { Button, ErrorNote, IconButton } from "../../ui/controls";
 import { CopyButton } from "../../ui/copy_button";
 import { Icon } from "../../ui/icons";
 import { type ItemTree, siblingsOf, type Turn } from "../item_tree";
@@ -47,11 +48,17 @@ export const TurnView = memo(function TurnView({ turn, tree, actions }: TurnProp
 
 function Question({ item, tree, actions }: { item: Item; tree: ItemTree; actions: ConversationActions }) {
   const [draft, setDraft] = useState<string | null>(null);
+  const [problem, setProblem] = useState<unknown>(null);
 
-  function save() {
+  async function save() {
     const others = (item.content ?? []).filter((part) => part.type !== "input_text");
-    void actions.edit(item, [{ type: "input_text", text: draft ?? "" }, ...others]);
-    setDraft(null);
+    setProblem(null);
+    try {
+      await actions.edit(item, [{ type: "input_text", text: draft ?? "" }, ...others]);
+      setDraft(null);
+    } catch (error) {
+      setProblem(error); // The draft stays: it is nowhere else.
+    }
   }
 
   return (
@@ -71,12 +78,13 @@ function Question({ item, tree, actions }: { item: Item; tree: ItemTree; actions
           />
           <div className="flex justify-end gap-2">
             <Button onClick={() => setDraft(null)}>Cancel</Button>
-            <Button look="main" disabled={draft.trim() === ""} onClick={save}>
+            <Button look="main" disabled={draft.trim() === ""} onClick={() => void save()}>
               Send
             </Button>
           </div>
         </div>
       )}
+      {problem !== null && <ErrorNote {...describeError(problem)} />}
       <div className="flex items-center gap-1">
         <IconButton label="Edit message" onClick={() => setDraft(textOf(item))}>
           Edit
