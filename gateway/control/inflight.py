@@ -15,8 +15,8 @@ class InflightCounts:
     """This gateway's requests in flight, and what else its reports to the controller say of models and replicas.
 
     Attempts, and calls of MCP servers that the controller runs, count themselves in and out, and `ControllerLink` sends
-    the reports. Methods that change what a report shows call `on_change`, but for
-    `forget_absent`, whose caller reports. Times are Unix time in seconds.
+    the reports. Methods that change what a report shows call `on_change`, but for `forget_absent`,
+    whose caller reports. Times are Unix time in seconds.
 
     Invariant: a request is counted under its replica from when the replica is chosen, always from the table in force,
     until the request's last byte. So a report made under table T counts every running request that was admitted under

@@ -208,7 +208,8 @@ class DiskFile:
     """File of one stream, a `StreamFile`: the header line, then the stream's bytes from the header's `first_offset` on.
     The file's suffix is the state. Get it from `StreamFolder.new_file` or `adopt_file`, whose lock it relies on.
 
-    The file is created by the first `append`, and rewritten with the ring's bytes alone when it has grown too large. Writes are not synced: they survive the process, not a power failure.
+    The file is created by the first `append`, and rewritten with the ring's bytes alone when it has grown too large.
+    Writes are not synced: they survive the process, not a power failure.
     """
 
     __slots__ = ("_descriptor", "_folder", "_header", "_path", "_size")

@@ -44,8 +44,8 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call as a tool gets it: it is permitted, and its arguments fit the schema as far as `ArgumentCheck` looks: not
-    `pattern`, `patternProperties` and `format`, which a tool checks itself."""
+    """One call as a tool gets it: it is permitted, and its arguments fit the schema as far as `ArgumentCheck` looks. A
+    tool checks `pattern`, `patternProperties` and `format` itself."""
 
     caller: Caller
     document_tenant: str
