@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from playwright.async_api import expect
+from playwright.async_api import Route, expect
 
 from tests.support.page_browser import open_context, send_message
 from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
@@ -23,3 +23,26 @@ async def test_a_first_message_is_answered_and_stays(page_stack: RoundhouseStack
         await expect(page.get_by_role("article", name="Your message")).to_contain_text("Hello there")
         await expect(answer).to_contain_text(SENTENCE)
         await expect(answer).to_have_count(1)
+
+
+async def test_items_that_were_read_a_moment_too_early_are_read_again(page_stack: RoundhouseStack) -> None:
+    was_late = False
+
+    async def answer_late(route: Route) -> None:
+        nonlocal was_late
+        fetched = await route.fetch()
+        body = await fetched.json()
+        if len(body["data"]) == 2 and not was_late:
+            was_late = True
+            del body["data"][1]
+        await route.fulfill(response=fetched, json=body)
+
+    async with open_context(page_stack.url) as context:
+        page = await context.new_page()
+        await page.route("**/items?*", answer_late)
+        await page.goto("/")
+        await send_message(page, "Read again")
+        await expect(page.get_by_role("button", name="Regenerate answer")).to_be_visible()
+        await expect(page.get_by_role("article", name="Answer")).to_contain_text(SENTENCE)
+        assert was_late
+        await page.unroute_all()

@@ -1,6 +1,6 @@
 /** One conversation: its turns, the answer that is being made, and the composer. */
 import { useQuery, useQueryClient } from "@tanstack/react-query";
-import { useEffect, useMemo } from "react";
+import { useEffect, useMemo, useRef } from "react";
 import { useClient } from "../../api/access";
 import { describeError } from "../../api/client";
 import type { ContentPart } from "../../api/items";
@@ -36,7 +36,8 @@ export function Thread({ conversationId }: { conversationId: string | null }) {
   const conversation = useQuery({ ...conversationQuery(client, conversationId ?? ""), enabled: isStored });
   const items = useQuery({ ...itemsQuery(client, conversationId ?? ""), enabled: isStored });
   const tree = useMemo(() => growTree(items.data ?? []), [items.data]);
-  const activeId = conversation.data?.active_item_id ?? items.data?.at(-1)?.id ?? null;
+  const toldId = conversation.data?.active_item_id ?? null;
+  const activeId = toldId !== null && tree.items.has(toldId) ? toldId : (items.data?.at(-1)?.id ?? null);
   const path = useMemo(() => pathTo(tree, activeId), [tree, activeId]);
   const turns = useMemo(() => groupTurns(path), [path]);
   const actions = useConversationActions(conversation.data ?? null);
@@ -51,6 +52,15 @@ export function Thread({ conversationId }: { conversationId: string | null }) {
     const timer = setInterval(() => document.visibilityState === "visible" && follow(), 3000);
     return () => clearInterval(timer);
   }, [conversationId, runs]);
+
+  // The two are read at the same time, so the items may be those of a moment before. One more reading has the active one.
+  const lacksActive = toldId !== null && items.isSuccess && !items.isFetching && !tree.items.has(toldId);
+  const readFor = useRef<string | null>(null);
+  useEffect(() => {
+    if (conversationId === null || !lacksActive || readFor.current === toldId) return;
+    readFor.current = toldId;
+    void queries.invalidateQueries({ queryKey: conversationKeys.items(conversationId) });
+  }, [conversationId, lacksActive, toldId, queries]);
 
   /** Returns when the message is stored. Throws if it could not be. */
   async function send(content: ContentPart[], text: string, settings: ConversationSettings) {
