@@ -86,8 +86,9 @@ derive: $(VENV)/.installed-dev ## Write anew what follows from declarations: tab
 dashboards: $(VENV)/.installed-dev ## Write grafana/dashboards from grafana/generator.
 	@$(BIN)/python -m grafana.generator
 
-pictures: $(VENV)/.installed-dev models/clockwork.gguf ## Draw docs/dashboards from a running Roundhouse, by its real Prometheus (3 min).
+pictures: $(VENV)/.installed-dev models/clockwork.gguf ## Draw docs/dashboards and docs/page from a running Roundhouse, its real Prometheus and Chromium (4 min).
 	@$(BIN)/python -m tests.support.dashboard_pictures
+	@$(BIN)/python -m tests.support.page_pictures
 
 bench: $(VENV)/.installed-dev models/clockwork.gguf ## Side-by-side benchmarks: medians and ratios.
 	@exec $(BIN)/python -m tests.bench $(ARGS)

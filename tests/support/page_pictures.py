@@ -56,19 +56,13 @@ async def draw_chat(url: str, out: Path) -> None:
         await keep(page, out / "chat-phone.png")
 
 
-async def draw_views(url: str, out: Path) -> None:
-    """The models, one of them, and the documents."""
+async def draw_models(url: str, out: Path) -> None:
+    """The models."""
     async with open_context(url, viewport=DESK) as context:
         page = await context.new_page()
         await page.goto("/#/models")
         await expect(page.get_by_role("link", name="clockwork", exact=True)).to_be_visible()
         await keep(page, out / "models.png")
-        await page.goto("/#/models/clockwork")
-        await expect(page.get_by_role("heading", level=1, name="clockwork")).to_be_visible()
-        await keep(page, out / "model.png")
-        await page.goto("/#/activity")
-        await expect(page.get_by_role("heading", level=1, name="Activity")).to_be_visible()
-        await keep(page, out / "activity.png")
 
 
 async def keep(page: Page, path: Path) -> None:
@@ -90,7 +84,7 @@ def draw_pictures(out: Path) -> None:
             # Its reason would show a path of this machine.
             stack.declare({name: fields for name, fields in MODELS.items() if name != "broken"})
             asyncio.run(stack.gone("broken"))
-            asyncio.run(draw_views(stack.url, out))
+            asyncio.run(draw_models(stack.url, out))
 
 
 if __name__ == "__main__":
