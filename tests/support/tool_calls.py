@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.fakes.gateway_harness import GatewayHarness
+from tests.support.wait import until
 
 
 async def call_tool(here: GatewayHarness, tool: str, secret: str | None = None, **params: Any) -> tuple[int, Any]:
@@ -57,3 +58,31 @@ async def list_servers(here: GatewayHarness, secret: str | None = None) -> dict[
     async with here.client.get(f"{here.url}/tools/servers", headers=headers) as answer:
         assert answer.status == 200, await answer.text()
         return {each["server"]: each for each in await answer.json()}
+
+
+async def connected(here: GatewayHarness, name: str = "fake") -> dict[str, Any]:
+    """Wait until a server is connected; what is told of it."""
+
+    async def look() -> Any:
+        server = (await list_servers(here)).get(name)
+        return server if server is not None and server["state"] == "connected" else None
+
+    found: dict[str, Any] = await until(f"{name} is connected", look)
+    return found
+
+
+async def down(here: GatewayHarness, name: str = "fake") -> str:
+    """Wait until a server is down; why it is."""
+
+    async def look() -> Any:
+        server = (await list_servers(here)).get(name)
+        return server["reason"] if server is not None and server["state"] == "down" else None
+
+    return str(await until(f"{name} is down", look))
+
+
+async def failure(here: GatewayHarness, name: str, **params: Any) -> str:
+    """What is said of a call that could not be made."""
+    status, answer = await call_tool(here, name, **params)
+    assert (status, answer["error"]["code"]) == (502, "tool_failed"), answer
+    return str(answer["error"]["message"])

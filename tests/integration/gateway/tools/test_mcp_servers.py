@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
 import re
-import tracemalloc
 from typing import Any
 
 import pytest
 from aiohttp import web
 
 from controller.schema.tools import McpServerRoute, ToolRoute
-from tests.fakes.fake_mcp_server import fake_mcp_server, never, reply, stream_of, text_result, tool
+from tests.fakes.fake_mcp_server import fake_mcp_server, reply, text_result, tool
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.mcp_servers import mcp_process
 from tests.support.ports import free_port
@@ -21,7 +19,9 @@ from tests.support.tool_calls import (
     call_code,
     call_error,
     call_text,
-    call_tool,
+    connected,
+    down,
+    failure,
     list_names,
     list_servers,
     list_tools,
@@ -30,34 +30,6 @@ from tests.support.wait import until
 
 TEXT = "application/json"
 EVENTS = "text/event-stream"
-
-
-async def connected(here: GatewayHarness, name: str = "fake") -> dict[str, Any]:
-    """Wait until a server is connected; what is told of it."""
-
-    async def look() -> Any:
-        server = (await list_servers(here)).get(name)
-        return server if server is not None and server["state"] == "connected" else None
-
-    found: dict[str, Any] = await until(f"{name} is connected", look)
-    return found
-
-
-async def down(here: GatewayHarness, name: str = "fake") -> str:
-    """Wait until a server is down; why it is."""
-
-    async def look() -> Any:
-        server = (await list_servers(here)).get(name)
-        return server["reason"] if server is not None and server["state"] == "down" else None
-
-    return str(await until(f"{name} is down", look))
-
-
-async def failure(here: GatewayHarness, name: str, **params: Any) -> str:
-    """What is said of a call that could not be made."""
-    status, answer = await call_tool(here, name, **params)
-    assert (status, answer["error"]["code"]) == (502, "tool_failed"), answer
-    return str(answer["error"]["message"])
 
 
 async def count_up(here: GatewayHarness) -> dict[str, float]:
@@ -304,151 +276,6 @@ async def test_results_are_texts() -> None:
         assert await call_text(here, "fake__structured") == '{"a": 1}'
         assert await call_error(here, "fake__failed") == "no coal"
         assert await call_error(here, "fake__refused") == "Unknown tool"
-
-
-async def test_an_answer_of_100_mb_is_refused_and_never_held() -> None:
-    async with fake_mcp_server() as server, gateway_harness() as here:
-        server.tools = [tool("json"), tool("events"), tool("event")]
-        part = b"x" * 1024 * 1024
-        server.answers["json"] = stream_of(part, 100, TEXT, b'{"jsonrpc": "2.0", "result": {"content": "')
-        server.answers["events"] = stream_of(b": ping\n" + part + b"\n", 100, EVENTS)
-        server.answers["event"] = stream_of(part, 100, EVENTS, b"data: ")
-        await here.publish(mcp_servers=(server.route(),))
-        await connected(here)
-        tracemalloc.start()
-        try:
-            for name in ("json", "events", "event"):
-                assert "larger than 1048576 bytes" in await failure(here, f"fake__{name}")
-            _, peak = tracemalloc.get_traced_memory()
-        finally:
-            tracemalloc.stop()
-        assert peak < 20 * 1024 * 1024
-        assert (await connected(here))["state"] == "connected", "the connection stays"
-
-
-async def test_a_compressed_answer_is_refused() -> None:
-    async def bomb(_: web.Request, message: dict[str, Any]) -> web.Response:
-        data = gzip.compress(bytes(50 * 1024 * 1024))
-        return web.Response(body=data, headers={"content-type": TEXT, "content-encoding": "gzip"})
-
-    async with fake_mcp_server() as server, gateway_harness() as here:
-        server.answers["echo"] = bomb
-        await here.publish(mcp_servers=(server.route(),))
-        await connected(here)
-        assert "compressed" in await failure(here, "fake__echo")
-
-
-@pytest.mark.parametrize(
-    ("answer", "reason"),
-    [
-        (stream_of(b"", 0, TEXT, b'{"jsonrpc": "2.0", "id": 1, "res'), "the answer broke off"),
-        (stream_of(b"", 0, EVENTS, b'data: {"jsonrpc'), "broke off"),
-        (stream_of(b"", 0, "text/html", b"<p>"), "Unexpected content type"),
-    ],
-)
-async def test_a_server_that_closes_in_the_middle_costs_that_call_alone(answer: Any, reason: str) -> None:
-    gate = asyncio.Event()
-
-    async def waits(_: web.Request, message: dict[str, Any]) -> web.Response:
-        await gate.wait()
-        return web.json_response(reply(message, text_result("late")))
-
-    async with fake_mcp_server() as server, gateway_harness() as here:
-        server.tools = [tool("broken"), tool("waits")]
-        server.answers = {"broken": answer, "waits": waits}
-        await here.publish(mcp_servers=(server.route(),))
-        await connected(here)
-        other = asyncio.create_task(call_text(here, "fake__waits"))
-        await until("the other call is there", lambda: server.methods.count("tools/call") == 1)
-        status, told = await call_tool(here, "fake__broken")
-        assert reason in str(told["error"]), told
-        assert status == (200 if reason.startswith("Unexpected") else 502)
-        gate.set()
-        assert await other == "late"
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        b"null",
-        b"[]",
-        b"no json",
-        b'{"jsonrpc": "2.0", "id": 99, "result": {}}',
-        b'{"jsonrpc": "2.0", "result": {}}',
-        b'{"jsonrpc": "2.0", "id": %d, "result": {"content": 1}}',
-        b'{"jsonrpc": "2.0", "id": %d, "result": {"content": [{"type": "odd"}]}}',
-        b"[" * 100_000,
-    ],
-)
-async def test_an_answer_that_cannot_be_read(body: bytes) -> None:
-    async def answer(_: web.Request, message: dict[str, Any]) -> web.Response:
-        return web.Response(body=body.replace(b"%d", str(message["id"]).encode()), content_type=TEXT)
-
-    async with fake_mcp_server() as server, gateway_harness() as here:
-        server.answers["echo"] = answer
-        await here.publish(mcp_servers=(server.route(timeout_s=2.0),))
-        await connected(here)
-        status, code = await call_code(here, "fake__echo")
-        assert (status, code) in {(502, "tool_failed"), (504, "tool_timeout")}
-        assert (await connected(here))["tools"] == ["fake__echo"]
-
-
-async def test_a_server_that_never_answers_is_timed_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gateway.tools.mcp_client import server_connection
-
-    monkeypatch.setattr(server_connection, "CONNECT_S", 5.0)
-    async with fake_mcp_server() as server, gateway_harness() as here:
-        server.answers["echo"] = never
-        await here.publish(mcp_servers=(server.route(timeout_s=1.0),))
-        await connected(here)
-        assert await asyncio.gather(*(call_code(here, "fake__echo") for _ in range(40))) == [(504, "tool_timeout")] * 40
-        await until("it is told", lambda: "notifications/cancelled" in server.methods)
-        await until("the requests are given up", lambda: not server.open_calls)
-        del server.answers["echo"]
-        assert await call_text(here, "fake__echo") == "{}"
-
-
-@pytest.mark.parametrize("method", ["server/discover", "initialize", "tools/list"])
-async def test_a_server_that_hangs_at_the_beginning_holds_up_nobody(
-    method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from gateway.tools.mcp_client import server_connection, servers
-
-    monkeypatch.setattr(server_connection, "CONNECT_S", 0.5)
-    monkeypatch.setattr(servers, "CALL_WAIT_S", 0.2)
-    async with fake_mcp_server() as server, fake_mcp_server() as other, gateway_harness() as here:
-        server.answers[method] = never
-        await here.publish(mcp_servers=(server.route(), other.route("other")))
-        await connected(here, "other")
-        assert await call_text(here, "other__echo") == "{}"
-        assert await call_code(here, "fake__echo") == (502, "tool_failed")
-        assert await down(here) == "it does not answer within 0.5 s"
-        del server.answers[method]
-        await connected(here)
-
-
-async def test_a_server_that_refuses_is_down_with_its_reason() -> None:
-    async def forbidden(_: web.Request, __: dict[str, Any]) -> web.Response:
-        return web.Response(status=401)
-
-    async with fake_mcp_server() as server, gateway_harness() as here:
-        server.answers = {"server/discover": forbidden, "initialize": forbidden}
-        await here.publish(mcp_servers=(server.route(token="a-secret-token"),))
-        assert await down(here) == "Server returned an error response"
-
-
-@pytest.mark.parametrize("status", [401, 500, 503])
-async def test_a_call_that_a_server_refuses_by_http_is_no_result_of_the_tool(status: int) -> None:
-    async def refuse(_: web.Request, __: dict[str, Any]) -> web.Response:
-        return web.json_response({"error": "not now"}, status=status)
-
-    async with fake_mcp_server() as server, gateway_harness() as here:
-        server.answers["echo"] = refuse
-        await here.publish(mcp_servers=(server.route(),))
-        await connected(here)
-        assert await failure(here, "fake__echo") == "The MCP server fake failed: Server returned an error response."
-        assert (await connected(here))["tools"] == ["fake__echo"]
 
 
 async def test_a_server_that_floods_is_asked_once_a_second_at_most() -> None:
