@@ -9,7 +9,10 @@ ABOUT = """
 Generated sequences of writes, reads, deletions and expiries against a dictionary that does the same: every answer is
 equal, limits of room are kept, and the oldest goes first.
 """
-TESTS = ("tests/properties/gateway/storage/test_database.py",)
+TESTS = (
+    "tests/properties/gateway/storage/test_database.py",
+    "tests/properties/gateway/storage/test_conversation_tree.py",
+)
 
 
 def run(seed: int) -> Outcome:

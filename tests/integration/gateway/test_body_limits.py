@@ -58,7 +58,7 @@ async def test_an_announced_body_is_refused_before_it_is_sent(target: str) -> No
     [
         (b'{"model": "' + b"x" * MIB + b'"}', 413, "body_too_large"),
         (b'{"model": "\xff"}', 400, "invalid_json"),
-        (b"[" * 100_000, 400, "invalid_json"),
+        (b"[" * 50_000, 400, "invalid_json"),
         (b'{"model": ' + b"9" * 5000 + b"}", 400, "invalid_json"),
     ],
     ids=["large", "not-utf-8", "deep", "long-number"],

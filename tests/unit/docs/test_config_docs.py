@@ -39,9 +39,11 @@ def test_tools_and_their_fields() -> None:
     assert rows_of("tools.md", "MCP servers") == own_field_rows(McpServer)
 
 
-def test_the_example_of_tools_is_valid() -> None:
-    [example] = re.findall(r"```yaml\n(.*?)```", (DOCS / "tools.md").read_text(), re.DOTALL)
-    assert problems_of(f"models: {{}}\n{example}") == []
+def test_the_examples_of_tools_are_valid() -> None:
+    examples = re.findall(r"```yaml\n(.*?)```", (DOCS / "tools.md").read_text(), re.DOTALL)
+    assert len(examples) > 1
+    for example in examples:
+        assert problems_of(f"models: {{}}\n{example}") == [], example
 
 
 def test_fields_of_a_load() -> None:

@@ -106,6 +106,7 @@ def test_codes_and_statuses_are_pinned() -> None:
         "storage_failed": 500,
         "tool_arguments_invalid": 400,
         "tools_disabled": 403,
+        "tool_rounds_full": 503,
         "tool_not_allowed": 403,
         "tool_not_found": 404,
         "tool_failed": 502,
