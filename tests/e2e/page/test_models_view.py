@@ -38,7 +38,8 @@ async def test_models_say_what_they_do_and_why_they_wait(whole_stack: Roundhouse
         button = page.get_by_role("button", name="Load resting", exact=True)
         await button.focus()
         await page.keyboard.press("Enter")
-        await expect(row(page, "resting")).to_contain_text("loaded")
+        # Not before: the reason says "loaded by" from the beginning, and while a request runs a button waits for it.
+        await expect(row(page, "resting").get_by_role("heading", name="resting loaded")).to_be_visible()
         unload = page.get_by_role("button", name="Unload resting", exact=True)
         await expect(unload).to_be_focused()
         await unload.press("Enter")
