@@ -132,7 +132,7 @@ class ListedConversation(BaseModel):
 
 
 class ConversationList(BaseModel):
-    """One page of conversations."""
+    """One page of the caller's conversations, the one used last first unless asked otherwise."""
 
     object: Literal["list"]
     data: list[ListedConversation]
@@ -162,7 +162,7 @@ class ConversationItem(BaseModel):
 
 
 class ConversationItemList(BaseModel):
-    """One page of items of a conversation."""
+    """One page of items of a conversation: of its active branch, or of all branches."""
 
     object: Literal["list"]
     data: list[ConversationItem]

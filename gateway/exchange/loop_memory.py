@@ -15,8 +15,8 @@ _MIB: Final = 1024 * 1024
 
 
 class LoopMemory:
-    """What one loop holds of the budget, `COPIES` times the size of its conversation. A conversation of `LARGE_BYTES`
-    (256 KiB) at most is not counted, as such bodies are not. Give it back by `give_back`."""
+    """The bytes that one loop of tools holds of the gateway's budget for request bodies: `COPIES` times the size of its
+    conversation; nothing for a conversation of `LARGE_BYTES` (256 KiB) at most. Call `give_back` when the loop ends."""
 
     __slots__ = ("_budget", "_held_bytes")
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 
 class CancelledByClientError(Exception):
-    """The client has cancelled the call."""
+    """Raised in a running call when its client sends `notifications/cancelled` for the call."""
 
 
 class CallKey(NamedTuple):

@@ -25,7 +25,7 @@ _SMALLEST_COMPRESSED: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class PageFile:
-    """One file of the page, as it is sent."""
+    """A built file of the page in memory: its content, plain and compressed, and what its HTTP headers say."""
 
     content_type: str
     """With the charset for texts."""

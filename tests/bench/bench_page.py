@@ -87,7 +87,7 @@ async def _store_conversation(url: str, messages: int) -> str:
 
 
 async def _watch(browser: Browser, url: str, name: str, messages: int, *, shows_top: bool) -> list[Figure]:
-    page = await browser.new_page(base_url=url, viewport=DESK)  # type: ignore[arg-type] # Playwright's typed mapping
+    page = await browser.new_page(base_url=url, viewport=DESK)
     await page.goto("/")
     await page.get_by_role("button", name="Send").wait_for()
     answers = page.get_by_role("article", name="Answer")

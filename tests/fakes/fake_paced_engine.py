@@ -11,6 +11,8 @@ from typing import Any
 
 from aiohttp import web
 
+from tests.fakes.served_app import served_app
+
 
 @dataclass
 class PacedEngine:
@@ -73,16 +75,11 @@ async def paced_engine(words: Sequence[str]) -> AsyncIterator[PacedEngine]:
     app = web.Application(client_max_size=64 * 1024 * 1024)
     app.router.add_post("/v1/chat/completions", engine.answer)
     app.router.add_get("/v1/models", _list_models)
-    runner = web.AppRunner(app, handler_cancellation=True)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    engine.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    try:
-        yield engine
-    finally:
-        engine.allow_all()
-        await runner.cleanup()
+    async with served_app(app) as engine.url:
+        try:
+            yield engine
+        finally:
+            engine.allow_all()
 
 
 async def _list_models(_: web.Request) -> web.Response:

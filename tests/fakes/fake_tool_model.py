@@ -12,6 +12,8 @@ from typing import Any
 
 from aiohttp import web
 
+from tests.fakes.served_app import served_app
+
 Fields = dict[str, Any]
 
 
@@ -100,16 +102,11 @@ async def tool_model(*moves: Move, decide: Callable[[Fields], Move] | None = Non
     app = web.Application(client_max_size=64 * 1024 * 1024)
     app.router.add_post("/v1/chat/completions", model.answer)
     app.router.add_get("/v1/models", _answer_health)
-    runner = web.AppRunner(app, handler_cancellation=True)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    model.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    try:
-        yield model
-    finally:
-        model.release.set()
-        await runner.cleanup()
+    async with served_app(app) as model.url:
+        try:
+            yield model
+        finally:
+            model.release.set()
 
 
 async def _answer_health(_: web.Request) -> web.Response:

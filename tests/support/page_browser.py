@@ -8,14 +8,14 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from playwright.async_api import BrowserContext, ConsoleMessage, Page, Request, async_playwright
+from playwright.async_api import BrowserContext, ConsoleMessage, Page, Request, ViewportSize, async_playwright
 
 from gateway.page.page_files import BUILT_FOLDER, INDEX
 from tests.support.require import require
 
 CHROMIUM = "chromium"
-DESK = {"width": 1280, "height": 800}
-PHONE = {"width": 390, "height": 844}
+DESK: ViewportSize = {"width": 1280, "height": 800}
+PHONE: ViewportSize = {"width": 390, "height": 844}
 DEADLINE_MS = 60_000
 """How long a step of a walk may take: the machine may be busy."""
 _EXPECTED = ("Failed to load resource", "net::ERR_")
@@ -53,7 +53,7 @@ class Offences:
 
 @contextlib.asynccontextmanager
 async def open_context(
-    url: str, *, viewport: dict[str, int] | None = None, dark: bool = False
+    url: str, *, viewport: ViewportSize | None = None, dark: bool = False
 ) -> AsyncIterator[BrowserContext]:
     """A fresh browser profile. When it ends without another failure, it fails for what `Offences` noted in any page.
 
@@ -64,7 +64,7 @@ async def open_context(
         browser = await playwright.chromium.launch(executable_path=shutil.which(CHROMIUM), args=["--no-sandbox"])
         context = await browser.new_context(
             base_url=url,
-            viewport=viewport or DESK,  # type: ignore[arg-type] # Playwright's own typed mapping
+            viewport=viewport or DESK,
             color_scheme="dark" if dark else "light",
             accept_downloads=True,
         )

@@ -45,8 +45,8 @@ def build_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 class PageBuild:
-    """One build of the page beside a running Roundhouse, at the lowest priority. Tells the operator when it begins and
-    when the page is served, or in one line why there is none."""
+    """Builds the page by the script `web/build` while Roundhouse runs, at the lowest priority of processor and disk.
+    Prints a line for the operator when the build begins, and one when the page is served or why it is not."""
 
     def __init__(
         self, gateway_url: str, announcer: Announcer, environ: Mapping[str, str], script: Path = BUILD_SCRIPT

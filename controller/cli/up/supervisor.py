@@ -52,7 +52,7 @@ class ChildSpec:
 
     @property
     def title(self) -> str:
-        """What the process is called in a sentence: `the gateway`, but `the transfers program`."""
+        """The process as the subject of a sentence: `the gateway`; with `dies_alone`, `the transfers program`."""
         return f"the {self.name} program" if self.dies_alone else f"the {self.name}"
 
 

@@ -22,7 +22,7 @@ class BranchStart(NamedTuple):
 
 
 class AddedItem(NamedTuple):
-    """An item that a client adds."""
+    """An item that a client adds to a conversation, checked, and where it stands in the tree."""
 
     item: Fields
     """The item as it is stored, with an id."""

@@ -48,7 +48,8 @@ class ConversationSearch(NamedTuple):
 
 
 class ListPart(NamedTuple):
-    """A part of a list of conversations."""
+    """The conversations that one job of the database found, and where the next job goes on: a long search is done in
+    several jobs."""
 
     found: list[FoundConversation]
     position: ListPosition | None

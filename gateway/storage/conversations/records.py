@@ -81,14 +81,15 @@ class NewSettings(NamedTuple):
 
 
 class BranchEnd(NamedTuple):
-    """The item that becomes the active one."""
+    """A request to move the end of a conversation's active branch to an item."""
 
     item_id: str | None
     """None: no item is active, so that the next one begins a branch at the root."""
 
 
 class ConversationChange(NamedTuple):
-    """What a request changes of a conversation. A field that is None stays as it is."""
+    """New metadata, settings and active item of a conversation, as a request gives them. None: that part stays as it
+    is."""
 
     metadata: Mapping[str, str] | None = None
     settings: NewSettings | None = None
@@ -96,7 +97,7 @@ class ConversationChange(NamedTuple):
 
 
 class ItemListForm(NamedTuple):
-    """What a list of items has."""
+    """Which items of a conversation a list has, and whether they are shown with their media."""
 
     has_all_branches: bool = False
     """Whether it has the items of all branches, and not of the active one alone."""

@@ -13,7 +13,8 @@ COLUMNS: Final = "number, id, created_at, used_at, metadata, model, active_item,
 
 
 class ConversationRow(NamedTuple):
-    """A row of the table of conversations."""
+    """A row of the table `conversations`: metadata and settings are JSON, times Unix seconds, `model` None until one
+    has answered, `active_item` None where no item is active."""
 
     number: int
     id: str

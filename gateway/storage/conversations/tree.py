@@ -16,7 +16,8 @@ class BranchSize(NamedTuple):
 
 
 class Link(NamedTuple):
-    """An item of a tree, without its content."""
+    """An item of a conversation's tree: its id, its parent's (None: it begins a branch at the root) and its size, but
+    not its content."""
 
     id: str
     parent_id: str | None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +10,9 @@ from playwright.async_api import expect
 
 from tests.fakes.fake_mcp_server import text_result
 from tests.support.attacks import CORPUS
+from tests.support.clockwork_stack import CLOCKWORK, clockwork_stack
 from tests.support.managed_stack import managed_stack
-from tests.support.page_browser import DEADLINE_MS, require_page
+from tests.support.page_browser import DEADLINE_MS
 from tests.support.roundhouse_stack import RoundhouseStack
 from tests.support.spoken_stack import SpokenStack, spoken_stack
 
@@ -28,18 +27,8 @@ def patient_expectations() -> None:
 def page_stack(tmp_path_factory: pytest.TempPathFactory, clockwork: Path) -> Iterator[RoundhouseStack]:
     """Controller and gateway as processes, with the model `clockwork` on a real llama-server. Kept for a file's tests,
     which therefore leave its conversations alone."""
-    require_page()
-    stack = RoundhouseStack(tmp_path_factory.mktemp("page"), "process", {"ROUNDHOUSE_MDNS": "off"})
-    shutil.copy(clockwork, stack.models / "clockwork.gguf")
-    stack.declare({"clockwork": {"model_path": "clockwork.gguf", "llama_server_n_ctx": 4096}})
-
-    async def start() -> None:
-        await stack.open()
-        await stack.loaded("clockwork")
-
-    asyncio.run(start())
-    yield stack
-    asyncio.run(stack.close())
+    with clockwork_stack(tmp_path_factory.mktemp("page"), clockwork, {"clockwork": CLOCKWORK}) as stack:
+        yield stack
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,7 @@ async def violations(page: Page) -> dict[str, list[str]]:
     window. Of the dark theme, contrast alone is looked at: the elements are the same."""
     found: dict[str, list[str]] = {}
     for size, viewport in (("desk", DESK), ("phone", PHONE)):
-        await page.set_viewport_size(viewport)  # type: ignore[arg-type] # Playwright's own typed mapping
+        await page.set_viewport_size(viewport)
         for theme, options in (("light", {}), ("dark", {"runOnly": ["color-contrast"]})):
             await page.emulate_media(color_scheme=theme)  # type: ignore[arg-type] # one of its literals
             seen = await page.evaluate("async (options) => (await axe.run(options)).violations", options)
@@ -33,7 +33,7 @@ async def violations(page: Page) -> dict[str, list[str]]:
             ]
             if told:
                 found[f"{size}, {theme}"] = told
-    await page.set_viewport_size(DESK)  # type: ignore[arg-type] # as above
+    await page.set_viewport_size(DESK)
     return found
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from playwright.async_api import FilePayload, Locator, Page, Request, expect
+from playwright.async_api import FilePayload, Locator, Page, Request, ViewportSize, expect
 
 from tests.support.page_browser import PHONE, open_context, require_page, send_message
 from tests.support.pdf_files import make_pdf
@@ -97,7 +97,7 @@ def size_of(url: str) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("viewport", [None, PHONE], ids=["desk", "phone"])
-async def test_a_model_sees_and_hears_what_is_attached(stack: RoundhouseStack, viewport: dict[str, int] | None) -> None:
+async def test_a_model_sees_and_hears_what_is_attached(stack: RoundhouseStack, viewport: ViewportSize | None) -> None:
     async with open_context(stack.url, viewport=viewport) as context:
         page = await context.new_page()
         await open_with(page, "hearing")

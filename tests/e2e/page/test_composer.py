@@ -2,40 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.async_api import Page, expect
+from playwright.async_api import Page, ViewportSize, expect
 
-from tests.support.page_browser import PHONE, open_context, require_page, send_message
+from tests.support.clockwork_stack import CLOCKWORK, clockwork_stack
+from tests.support.page_browser import PHONE, open_context, send_message
 from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow]
 
-LLAMA = {"model_path": "clockwork.gguf", "llama_server_n_ctx": 4096, "llama_server_threads": 1}
+LLAMA = {**CLOCKWORK, "llama_server_threads": 1}
 
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory, clockwork: Path) -> Iterator[RoundhouseStack]:
     """Real llama-servers: `clockwork` is loaded, `second` is not; and one built-in tool."""
-    require_page()
-    stack = RoundhouseStack(tmp_path_factory.mktemp("composer"), "process", {"ROUNDHOUSE_MDNS": "off"})
-    shutil.copy(clockwork, stack.models / "clockwork.gguf")
-    stack.declare({"clockwork": LLAMA, "second": LLAMA | {"enabled": False}})
-    (stack.desired / "tools.yaml").write_text("tools:\n  current_time: {}\n")
-
-    async def start() -> None:
-        await stack.open()
-        await stack.loaded("clockwork")
-
-    asyncio.run(start())
-    yield stack
-    asyncio.run(stack.close())
+    models = {"clockwork": LLAMA, "second": {**LLAMA, "enabled": False}}
+    tools = "tools:\n  current_time: {}\n"
+    with clockwork_stack(tmp_path_factory.mktemp("composer"), clockwork, models, tools) as stack:
+        yield stack
 
 
 async def open_settings(page: Page) -> None:
@@ -104,7 +94,7 @@ async def test_parameters_presets_and_tools_of_a_conversation(stack: RoundhouseS
 
 
 @pytest.mark.parametrize("viewport", [PHONE], ids=["phone"])
-async def test_a_model_is_loaded_on_selection_and_kept(stack: RoundhouseStack, viewport: dict[str, int] | None) -> None:
+async def test_a_model_is_loaded_on_selection_and_kept(stack: RoundhouseStack, viewport: ViewportSize | None) -> None:
     async with open_context(stack.url, viewport=viewport) as context:
         page = await context.new_page()
         await page.goto("/")
