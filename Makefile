@@ -113,8 +113,8 @@ audit: $(VENV)/.installed-dev ## Known vulnerabilities of what is locked, by pip
 sbom: $(VENV)/.installed-dev ## What the images of `make images` hold, as CycloneDX, in sbom/.
 	@exec $(BIN)/python -m tests.supply_chain.sbom $(ARGS)
 
-clean: ## Remove the environment and caches; models and state stay.
-	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+clean: ## Remove the environment, the built page and caches; models and state stay.
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache web/node_modules gateway/page/built
 
 $(VENV)/.made:
 	@command -v $(PYTHON) >/dev/null || { echo "roundhouse: $(PYTHON) is missing; install it: apt-get install python3 python3-venv" >&2; exit 1; }
