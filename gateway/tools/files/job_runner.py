@@ -15,7 +15,7 @@ import sys
 from typing import Any, Final
 
 from controller.schema.errors import RoundhouseError
-from gateway.tools.files.child_process import ChildProcess
+from gateway.child_process import ChildProcess, pick_python_variables
 from gateway.tools.spec import ToolCall, ToolResult
 
 AT_ONCE: Final = 4
@@ -23,8 +23,6 @@ AT_ONCE: Final = 4
 ENDING_S: Final = 1.0
 """Seconds that a process may take to end in order, before it is killed."""
 _PROGRAM: Final = (sys.executable, "-m", "gateway.tools.files.process")
-_PASSED_VARIABLES: Final = ("PATH", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "LD_LIBRARY_PATH")
-"""Environment variables that the process gets: those that Python needs to start. It gets no tokens or addresses."""
 
 
 class JobRunner:
@@ -58,8 +56,7 @@ class JobRunner:
 
     async def _run_process(self, data: bytes) -> bytes:
         await self._places.acquire()
-        environment = {name: os.environ[name] for name in _PASSED_VARIABLES if name in os.environ}
-        process = ChildProcess(_PROGRAM, environment, data)
+        process = ChildProcess(_PROGRAM, pick_python_variables(os.environ), data)
         try:
             return await process.read_output()
         except OSError as error:

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
+from typing import Final
+
+_PASSED_VARIABLES: Final = ("PATH", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "LD_LIBRARY_PATH")
+
+
+def pick_python_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of `environ` that Python needs to start, and none that holds a token or an address."""
+    return {name: environ[name] for name in _PASSED_VARIABLES if name in environ}
 
 
 class ChildProcess:
-    """Runs a program in a process of its own, which a thread of its own starts and waits for.
+    """Runs a program as the leader of a session of its own, which a thread of its own starts and waits for.
 
     asyncio's processes will not do: uvloop forks in the event loop, which copies the page tables of the whole gateway
     and holds up all streams for tens of milliseconds. `subprocess` starts the program by vfork, which copies nothing.
@@ -29,7 +38,7 @@ class ChildProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._early_signal: signal.Signals | None = None
         """Sent as soon as the process is there."""
-        threading.Thread(target=self._run, name="tool process", daemon=True).start()
+        threading.Thread(target=self._run, name="child process", daemon=True).start()
 
     @property
     def has_ended(self) -> bool:
@@ -49,13 +58,14 @@ class ChildProcess:
         return await asyncio.shield(self._output)
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal, or have it sent when the process has been started. Does nothing once it has ended."""
+        """Send a signal to the process and to what it has started, or have it sent when the process has been started.
+        Does nothing once the process has ended."""
         with self._lock:
             process = self._process
             if process is None:
                 self._early_signal = number
         if process is not None:
-            process.send_signal(number)
+            _send_to_group(process, number)
 
     def _run(self) -> None:
         try:
@@ -74,7 +84,7 @@ class ChildProcess:
             self._process = process
             early_signal = self._early_signal
         if early_signal is not None:
-            process.send_signal(early_signal)
+            _send_to_group(process, early_signal)
         output, _ = process.communicate(self._data)
         self._tell(output)
 
@@ -87,3 +97,9 @@ class ChildProcess:
             self._output.set_exception(result)
         else:
             self._output.set_result(result)
+
+
+def _send_to_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)

@@ -1,9 +1,8 @@
-"""Processes of tools: their output, their ends, and that the event loop goes on while they are started."""
+"""Processes of tools: the event loop goes on while they are started, and their places are given back."""
 
 from __future__ import annotations
 
 import asyncio
-import signal
 import subprocess
 import sys
 import threading
@@ -14,50 +13,16 @@ import pytest
 from controller.schema.errors import RoundhouseError
 from gateway.tenancy.api_keys import ANONYMOUS
 from gateway.tools.files import job_runner
-from gateway.tools.files.child_process import ChildProcess
 from gateway.tools.files.job_runner import AT_ONCE, JobRunner
 from gateway.tools.spec import ToolCall
 from tests.support.wait import DEADLINE_S
 
-ECHO = (sys.executable, "-ISc", "import sys; sys.stdout.buffer.write(sys.stdin.buffer.read())")
 WAIT = (sys.executable, "-ISc", "import time; time.sleep(600)")
 
 
 def call() -> ToolCall:
     """A call of a tool."""
     return ToolCall(ANONYMOUS, "anonymous", {}, "req-1", 30.0, 64 * 1024)
-
-
-async def test_the_output_is_read_to_its_end() -> None:
-    data = bytes(range(256)) * 20_000  # more than a pipe holds, both ways
-    process = ChildProcess(ECHO, {}, data)
-    assert await process.read_output() == data
-    assert process.has_ended
-    process.send_signal(signal.SIGKILL)  # does nothing
-
-
-async def test_a_program_that_is_missing_is_an_error() -> None:
-    process = ChildProcess(("/nowhere/at-all",), {}, b"")
-    with pytest.raises(FileNotFoundError):
-        await process.read_output()
-    assert process.has_ended
-
-
-async def test_a_signal_ends_it_also_before_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    may_start = threading.Event()
-    start = subprocess.Popen
-
-    def late(*arguments: Any, **options: Any) -> Any:
-        assert may_start.wait(DEADLINE_S)
-        return start(*arguments, **options)
-
-    monkeypatch.setattr(subprocess, "Popen", late)
-    process = ChildProcess(WAIT, {}, b"")
-    process.send_signal(signal.SIGTERM)
-    assert not process.has_ended
-    may_start.set()
-    async with asyncio.timeout(DEADLINE_S):
-        assert await process.read_output() == b""
 
 
 async def test_the_event_loop_goes_on_while_a_process_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
