@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from gateway.child_process import ChildProcess
+from gateway.child_process import NICENESS, ChildProcess
 from tests.support.wait import DEADLINE_S, until
 
 ECHO = (sys.executable, "-ISc", "import sys; sys.stdout.buffer.write(sys.stdin.buffer.read())")
@@ -59,3 +60,13 @@ async def test_a_signal_reaches_what_the_program_has_started() -> None:
     process.send_signal(signal.SIGKILL)
     async with asyncio.timeout(DEADLINE_S):
         assert await process.read_output() == b""
+
+
+async def test_the_gateway_comes_first() -> None:
+    # The input comes after the priority is set. Another session might have a share of the processors of its own.
+    program = "import os, sys; sys.stdin.read(); print(os.getpriority(os.PRIO_PROCESS, 0), os.getsid(0), os.getpgid(0))"
+    said = await ChildProcess((sys.executable, "-ISc", program), {}, b"").read_output()
+    niceness, session, group = map(int, said.split())
+    assert niceness == min(19, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)
+    assert session == os.getsid(0)
+    assert group != os.getpgid(0)
