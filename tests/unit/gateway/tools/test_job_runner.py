@@ -35,7 +35,7 @@ async def test_the_event_loop_goes_on_while_a_process_is_started(monkeypatch: py
         return start(*arguments, **options)
 
     monkeypatch.setattr(subprocess, "Popen", slow)
-    result = await JobRunner().run_job(call(), "html_text", {"markup": "<p>Coal</p>"})
+    result = await JobRunner().run_job(call(), "html_text", {"charset": "utf-8"}, data=b"<p>Coal</p>")
     assert went_on.is_set()
     assert (result.text.strip(), result.is_error) == ("Coal", False)
 
@@ -53,7 +53,7 @@ async def test_calls_that_are_cancelled_give_their_places_back(monkeypatch: pyte
         )
     async with asyncio.timeout(DEADLINE_S):
         for _ in range(AT_ONCE):
-            assert not (await jobs.run_job(call(), "html_text", {"markup": "x"})).is_error
+            assert not (await jobs.run_job(call(), "html_text", {"charset": "utf-8"}, data=b"x")).is_error
 
 
 async def test_a_process_that_does_not_start_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,4 +64,11 @@ async def test_a_process_that_does_not_start_is_said(monkeypatch: pytest.MonkeyP
             with pytest.raises(RoundhouseError, match="does not start: No such file") as raised:
                 await jobs.run_job(call(), "html_text", {})
             assert raised.value.entry.code == "tool_failed"
-    assert not (await jobs.run_job(call(), "html_text", {"markup": "x"})).is_error
+    assert not (await jobs.run_job(call(), "html_text", {"charset": "utf-8"}, data=b"x")).is_error
+
+
+async def test_an_answer_that_ends_early_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    for said in ("", "{", '{"text_bytes": 5}\nCoal', "Coal"):
+        monkeypatch.setattr(job_runner, "_PROGRAM", (sys.executable, "-ISc", f"print({said!r}, end='')"))
+        with pytest.raises(RoundhouseError, match="ended at its limits"):
+            await JobRunner().run_job(call(), "html_text", {})
