@@ -127,6 +127,6 @@ async def test_a_model_that_cannot_be_looked_at_fails_the_start(
     monkeypatch.setattr(runtime, "get_surroundings", no_daemon)
     monkeypatch.setattr(docker_runtime, "entries_to_read", unreadable)
     request = StartRequest(ReplicaId("m", 0, "0" * 8), "rh-dead-m-0", StubDefinition(backend="stub"), "m", None, "t")
-    with pytest.raises(StartError, match="m cannot be started: .*Permission denied: '/models/secret'"):
+    with pytest.raises(StartError, match=r"m cannot be started: .*Permission denied: '/models/secret'"):
         await runtime.start_replica(request)
     await runtime.close()
