@@ -24,7 +24,7 @@ export const TurnView = memo(function TurnView({ turn, actions }: TurnProps) {
       {turn.question !== null && <Question item={turn.question} siblingIds={turn.questionIds} actions={actions} />}
       {turn.answer.length > 0 && (
         <article aria-label="Answer" className="flex flex-col gap-2">
-          <AnswerItemsContext value={turn.answer}>
+          <AnswerItemsContext value={() => turn.answer}>
             {turn.answer.map((item) => (
               <ItemView key={item.id} item={item} isRunning={false} />
             ))}
