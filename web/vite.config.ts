@@ -1,6 +1,6 @@
 import tailwindcss from "@tailwindcss/vite";
 import react from "@vitejs/plugin-react";
-import { defineConfig } from "vitest/config";
+import { defineConfig } from "vite";
 
 const GATEWAY = process.env.ROUNDHOUSE_GATEWAY ?? "http://127.0.0.1:8080";
 
@@ -20,5 +20,4 @@ export default defineConfig({
   server: {
     proxy: { "^/(?!page/|@|src/|node_modules/)": { target: GATEWAY, changeOrigin: true } },
   },
-  test: { environment: "jsdom", include: ["src/**/*.test.{ts,tsx}"], restoreMocks: true },
 });

@@ -53,7 +53,7 @@ async def conversation(whole_stack: RoundhouseStack) -> str:
 
 
 async def test_no_view_has_a_violation(whole_stack: RoundhouseStack, conversation: str) -> None:
-    require("page", AXE.exists(), "axe-core is not installed: `npm ci` in web/")
+    require("page", AXE.exists(), "axe-core is not installed: `web/build --with-checks`")
     async with open_context(whole_stack.url) as context:
         # A script of the browser's, before the page's own: the page's policy stays as it is.
         await context.add_init_script(path=AXE)

@@ -257,3 +257,12 @@ export function useSnapshot(stream: AnswerStream | null): StreamSnapshot | null 
     () => stream?.snapshot ?? null,
   );
 }
+
+/** Returns whether a stream's answer is being made; renders again when that changes, not for each piece. False for no stream. */
+export function useIsRunning(stream: AnswerStream | null): boolean {
+  return useSyncExternalStore(stream?.subscribe ?? subscribeToNothing, () => stream?.isRunning ?? false);
+}
+
+function subscribeToNothing(): () => void {
+  return () => {};
+}

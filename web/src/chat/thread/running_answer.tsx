@@ -1,4 +1,5 @@
 /** The answer that is being made: what it waits for, its text as it comes, and how fast. */
+import { useCallback } from "react";
 import type { Progress } from "../answer";
 import { type AnswerStream, isRunning, type StreamSnapshot } from "../answer_stream";
 import type { ItemTimes } from "../figures";
@@ -10,6 +11,7 @@ import { ItemView } from "./item_view";
 /** Shows the items of the answer that are not stored yet: those in `tree` are shown as the conversation's. */
 export function RunningAnswer({ stream, tree }: { stream: AnswerStream; tree: ItemTree }) {
   const snapshot = useSnapshot(stream);
+  const currentItems = useCallback(() => stream.snapshot.answer.items, [stream]);
   if (snapshot === null) return null;
   const { answer, state, itemTimes } = snapshot;
   const isLive = isRunning(snapshot);
@@ -17,7 +19,7 @@ export function RunningAnswer({ stream, tree }: { stream: AnswerStream; tree: It
   if (!isLive && items.length === 0) return null;
   return (
     <article aria-label="Answer" aria-busy={isLive} className="flex flex-col gap-2">
-      <AnswerItemsContext value={answer.items}>
+      <AnswerItemsContext value={currentItems}>
         {items.map((item, index) => (
           <ItemView
             key={item.id}

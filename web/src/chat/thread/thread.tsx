@@ -16,13 +16,13 @@ import {
   itemsQuery,
   titleOf,
 } from "../conversations";
-import { groupTurns, growTree, pathTo } from "../item_tree";
+import { growTree, pathTo } from "../item_tree";
 import { usePreferences } from "../preferences";
 import { useRun, useRuns } from "../runs";
 import { ApprovalsProvider } from "./approvals";
 import { RunningAnswer } from "./running_answer";
 import { ThreadHeader } from "./thread_header";
-import { TurnView } from "./turn_view";
+import { TurnList } from "./turn_list";
 import { UnfinishedEnd } from "./unfinished_end";
 import { useConversationActions } from "./use_conversation_actions";
 import { useFollowedScroll } from "./use_followed_scroll";
@@ -42,8 +42,7 @@ export function Thread({ conversationId }: { conversationId: string | null }) {
   const toldId = conversation.data?.active_item_id ?? null;
   const activeId = toldId !== null && tree.items.has(toldId) ? toldId : (items.data?.at(-1)?.id ?? null);
   const path = useMemo(() => pathTo(tree, activeId), [tree, activeId]);
-  const turns = useMemo(() => groupTurns(path), [path]);
-  const actions = useConversationActions(conversation.data ?? null);
+  const actions = useConversationActions(conversation.data ?? null, tree);
   const preferences = usePreferences();
   const scroll = useFollowedScroll();
 
@@ -103,9 +102,7 @@ export function Thread({ conversationId }: { conversationId: string | null }) {
           {!isStored && <h1 className="mt-[20vh] text-center text-2xl font-semibold">What can I do for you?</h1>}
           {items.error && <ErrorNote {...describeError(items.error)} />}
           <ApprovalsProvider path={path} isRunning={run?.isRunning ?? false} actions={actions}>
-            {turns.map((turn) => (
-              <TurnView key={turn.question?.id ?? turn.answer[0]?.id} turn={turn} tree={tree} actions={actions} />
-            ))}
+            {path.length > 0 && <TurnList path={path} tree={tree} actions={actions} />}
           </ApprovalsProvider>
           {run !== null && <RunningAnswer stream={run} tree={tree} />}
           {conversationId !== null && items.isSuccess && !items.isFetching && (
