@@ -34,6 +34,9 @@ class ResponseContext:
     """Id of the conversation that the response continues; None: it continues none."""
     conversation_item: str | None = None
     """Id of the last item in `history`, if that is a conversation's; None: it is not, or the conversation is empty."""
+    names_parent: bool = False
+    """Whether the request names `conversation_item` as the item that its response follows, wherever the active branch
+    of the conversation ends."""
     referenced_items: Mapping[str, Fields] = field(default_factory=dict)
     """Stored items that the input refers to (`item_reference`), by their id."""
     found_files: FoundFiles | None = None

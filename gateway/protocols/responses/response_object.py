@@ -26,7 +26,6 @@ def begin_response(fields: Fields, context: ResponseContext) -> Fields:
     """Return the response object of a response in progress, with no output. `fields` are those of a request that was
     read without an error (`responses.request.read_prompt`), because they are not checked again."""
     tools, choice = responses_tools.echo_tools(fields, context.mcp)
-    conversation = {} if context.conversation_id is None else {"conversation": {"id": context.conversation_id}}
     return {
         "id": context.id,
         "object": "response",
@@ -60,8 +59,17 @@ def begin_response(fields: Fields, context: ResponseContext) -> Fields:
         "truncation": fields.get("truncation") or "disabled",
         "usage": None,
         "user": fields.get("user"),
-        **conversation,
+        **_conversation(context),
     }
+
+
+def _conversation(context: ResponseContext) -> Fields:
+    """Return the field `conversation`, with the item that the response follows if the request named it; empty if the
+    response continues no conversation."""
+    if context.conversation_id is None:
+        return {}
+    parent = {"parent_id": context.conversation_item} if context.names_parent else {}
+    return {"conversation": {"id": context.conversation_id, **parent}}
 
 
 def end_response(

@@ -135,6 +135,8 @@ class ConversationTurn:
     model: str
     """Own name of the model that answered."""
     items: tuple[NewItem, ...]
+    start: BranchStart | None = None
+    """The item that they follow, by the request; None: they continue the active branch."""
 
     @property
     def size(self) -> int:
@@ -142,12 +144,12 @@ class ConversationTurn:
         return size_of(self.items)
 
 
-class ActiveBranch(NamedTuple):
-    """The active branch of a conversation, which a response continues."""
+class Branch(NamedTuple):
+    """The branch of a conversation that a response continues."""
 
     model: str | None
     """Own name of the model that last answered in the conversation; None: none has."""
-    active_item: str | None
+    last_item: str | None
     """Id of the last item; None: there are no items."""
     items: tuple[Fields, ...]
     """The items, oldest first."""

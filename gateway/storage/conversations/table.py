@@ -23,7 +23,7 @@ from gateway.storage.conversations.errors import (
 from gateway.storage.conversations.item_outline import fold_text
 from gateway.storage.conversations.records import (
     ACTIVE_BRANCH,
-    ActiveBranch,
+    Branch,
     ConversationChange,
     ConversationTurn,
     ItemListForm,
@@ -41,7 +41,7 @@ from gateway.storage.conversations.tree import (
 )
 from gateway.storage.pagination import ListQuery, paginate_items
 from gateway.storage.responses.records import TOKEN_LENGTH, HistoryBounds
-from gateway.storage.responses.request_options import is_id
+from gateway.storage.responses.request_options import PARENT_PLACE, is_id
 from gateway.storage.table_file import TableFile
 
 _ROWS_APART: Final = 16
@@ -201,11 +201,12 @@ class ConversationTable:
         return [_shown_item(*each) for each in zip((item.item for item in items), parent_ids, strict=True)]
 
     def add_turns(self, turns: Sequence[ConversationTurn]) -> None:
-        """Add the items of responses to their conversations, after the active items; the last item becomes active.
+        """Add the items of responses to their conversations, each after the item that its turn names, or else the
+        active one.
 
-        The turn's `model` becomes the one that answered last. Call within a transaction, in the order of the answers.
-        Turns of conversations that do not exist any more are skipped. An item whose id is taken or has a wrong form
-        gets a new id.
+        The last item becomes active, unless the turn names another item than the active one. The turn's `model` becomes
+        the one that answered last. Call within a transaction, in the order of the answers. Turns of conversations that
+        do not exist any more are skipped. An item whose id is taken or has a wrong form gets a new id.
 
         Raises:
             DatabaseFullError: there is no room, even without all other objects.
@@ -219,7 +220,8 @@ class ConversationTable:
             self._mark_used(row.number)
             self._file.make_room(size_of(items), _rows_of(items))
             self._db.execute("UPDATE conversations SET model = ? WHERE number = ?", (turn.model, row.number))
-            self._insert_items(row.number, items, parents_of(items, row.active_item))
+            parent = row.active_item if turn.start is None else turn.start.parent_id
+            self._insert_items(row.number, items, parents_of(items, parent), moves_end=parent == row.active_item)
 
     def list_items(
         self, tenant: str, conversation_id: str, query: ListQuery, form: ItemListForm = ACTIVE_BRANCH
@@ -282,23 +284,29 @@ class ConversationTable:
 
     # For responses
 
-    def load_active(self, tenant: str, conversation_id: str, bounds: HistoryBounds) -> ActiveBranch:
-        """Load the active branch of a conversation that a response continues. Call within a transaction.
+    def load_branch(
+        self, tenant: str, conversation_id: str, start: BranchStart | None, bounds: HistoryBounds
+    ) -> Branch:
+        """Load the branch of a conversation that a response continues. Call within a transaction.
 
-        The conversation counts as used now.
+        It ends with the item that `start` names; None: it is the active branch. The conversation counts as used now.
 
         Raises:
-            RoundhouseError: `conversation_not_found`; `invalid_request` if the branch exceeds `bounds`.
+            RoundhouseError: `conversation_not_found`; `conversation_item_not_found` for the item of `start`;
+                `invalid_request` if the branch exceeds `bounds`.
             sqlite3.Error: the database fails.
         """
         row = self._find_row(tenant, conversation_id)
         if row is None:
             raise conversation_not_found(conversation_id, "conversation")
         self._mark_used(row.number)
-        links = self._load_links(row.number, row.active_item)
+        last_id = row.active_item if start is None else start.parent_id
+        links = self._load_links(row.number, last_id)
+        if start is not None and last_id is not None and not links:
+            raise item_not_found(conversation_id, last_id, PARENT_PLACE)
         if _is_too_long(links, bounds):
             raise conversation_too_long(bounds.items, bounds.bytes, "conversation")
-        return ActiveBranch(row.model, row.active_item, tuple(self._load_items(row.number, links)))
+        return Branch(row.model, last_id, tuple(self._load_items(row.number, links)))
 
     def load_until(self, tenant: str, conversation_id: str, item_id: str | None) -> list[Fields] | None:
         """Return the items of the branch of a conversation that ends with `item_id`, oldest first.
@@ -407,8 +415,10 @@ class ConversationTable:
             if item.id in taken_ids:
                 raise duplicate_item(item.id, f"items[{index}].id")
 
-    def _insert_items(self, number: int, items: Sequence[NewItem], parent_ids: Sequence[str | None]) -> None:
-        """Write items below their parents. The last one becomes the active item."""
+    def _insert_items(
+        self, number: int, items: Sequence[NewItem], parent_ids: Sequence[str | None], *, moves_end: bool = True
+    ) -> None:
+        """Write items below their parents. `moves_end`: whether the last one becomes the active item."""
         if not items:
             return
         now, first_number = self._file.clock(), self._next_item
@@ -419,7 +429,8 @@ class ConversationTable:
             outlines.append((item_number, fold_text(item.text), item.outline))
         self._file.run_with_rows(_INSERT_ITEMS, rows)
         self._file.run_with_rows(_INSERT_OUTLINES, outlines)
-        self._db.execute("UPDATE conversations SET active_item = ? WHERE number = ?", (items[-1].id, number))
+        if moves_end:
+            self._db.execute("UPDATE conversations SET active_item = ? WHERE number = ?", (items[-1].id, number))
 
     def _with_new_ids(self, number: int, items: Sequence[NewItem]) -> list[NewItem]:
         """Return the items with a new id for each whose own is taken or has characters that ids must not have."""

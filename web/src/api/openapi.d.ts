@@ -2420,6 +2420,9 @@ export interface components {
             instructions?: string | null;
             stream?: boolean | null;
             max_output_tokens?: number | null;
+            conversation?: string | {
+                [key: string]: unknown;
+            } | null;
             tools?: {
                 [key: string]: unknown;
             }[] | null;
