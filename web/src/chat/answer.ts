@@ -31,6 +31,8 @@ export interface AnswerError {
 export interface Answer {
   responseId: string | null;
   model: string | null;
+  /** Id of the item of the conversation that it follows; null: it begins a branch; undefined: the stream did not tell. */
+  parentId?: string | null;
   /** `running` until the last event; `incomplete`: the model's or the user's limit of tokens ended it. */
   status: "running" | "completed" | "incomplete" | "failed";
   items: readonly Item[];
@@ -145,11 +147,13 @@ function applyComment(answer: Answer, comment: string): Answer {
   };
 }
 
-function head(data: Record<string, unknown>): Pick<Answer, "responseId" | "model"> {
+function head(data: Record<string, unknown>): Pick<Answer, "responseId" | "model" | "parentId"> {
   const response = isRecord(data.response) ? data.response : {};
+  const parentId = isRecord(response.conversation) ? response.conversation.parent_id : undefined;
   return {
     responseId: typeof response.id === "string" ? response.id : null,
     model: typeof response.model === "string" ? response.model : null,
+    ...(typeof parentId === "string" || parentId === null ? { parentId } : {}),
   };
 }
 

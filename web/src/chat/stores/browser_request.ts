@@ -5,12 +5,14 @@ import { growTree, pathTo } from "../item_tree";
 import { requestFields } from "../request_fields";
 import { browserStore } from "./browser_store";
 
-/** Returns the fields of `POST /v1/responses` for the next answer of a conversation in the browser. */
-export async function browserRequest(conversation: Conversation, model?: string): Promise<Record<string, unknown>> {
-  const store = browserStore();
-  const [current, items] = await Promise.all([store.get(conversation.id), store.listItems(conversation.id)]);
-  const path = pathTo(growTree(items), current.active_item_id ?? null);
-  const { conversation: _, ...fields } = requestFields(conversation, model);
+/** Returns the fields of `POST /v1/responses` for an answer below `parentId` in a conversation in the browser. */
+export async function browserRequest(
+  conversation: Conversation,
+  parentId: string | null,
+  model?: string,
+): Promise<Record<string, unknown>> {
+  const path = pathTo(growTree(await browserStore().listItems(conversation.id)), parentId);
+  const { conversation: _, ...fields } = requestFields(conversation, parentId, model);
   return { ...fields, store: false, input: path.map(inputItem) };
 }
 

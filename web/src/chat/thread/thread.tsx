@@ -3,9 +3,10 @@ import { useQuery, useQueryClient } from "@tanstack/react-query";
 import { useEffect, useMemo, useRef } from "react";
 import { useClient } from "../../api/access";
 import { describeError } from "../../api/client";
-import type { ContentPart } from "../../api/items";
+import type { ContentPart, Item } from "../../api/items";
 import { navigate } from "../../router";
 import { ErrorNote } from "../../ui/controls";
+import type { AnswerStream } from "../answer_stream";
 import { Composer } from "../composer/composer";
 import {
   type ConversationSettings,
@@ -18,7 +19,8 @@ import {
 } from "../conversations";
 import { groupTurns, growTree, pathTo } from "../item_tree";
 import { usePreferences } from "../preferences";
-import { useRun, useRuns } from "../runs";
+import { useOwnAnswer, useRun, useRuns } from "../runs";
+import { shownEnd } from "../shown_branch";
 import { ApprovalsProvider } from "./approvals";
 import { RunningAnswer } from "./running_answer";
 import { ThreadHeader } from "./thread_header";
@@ -31,14 +33,18 @@ export function Thread({ conversationId }: { conversationId: string | null }) {
   const client = useClient();
   const queries = useQueryClient();
   const runs = useRuns();
-  const run = useRun(conversationId);
+  const found = useRun(conversationId);
   const isStored = conversationId !== null;
   const conversation = useQuery({ ...conversationQuery(client, conversationId ?? ""), enabled: isStored });
   const items = useQuery({ ...itemsQuery(client, conversationId ?? ""), enabled: isStored });
   const tree = useMemo(() => growTree(items.data ?? []), [items.data]);
   const toldId = conversation.data?.active_item_id ?? null;
   const activeId = toldId !== null && tree.items.has(toldId) ? toldId : (items.data?.at(-1)?.id ?? null);
-  const path = useMemo(() => pathTo(tree, activeId), [tree, activeId]);
+  const own = useOwnAnswer(conversationId);
+  const endId = shownEnd(tree, activeId, own, found?.isOwn ?? false);
+  const path = useMemo(() => pathTo(tree, endId), [tree, endId]);
+  // Another tab's answer on another branch is none of what is shown here.
+  const run = found !== null && isOn(path, found) ? found : null;
   const turns = useMemo(() => groupTurns(path), [path]);
   const actions = useConversationActions(conversation.data ?? null);
   const preferences = usePreferences();
@@ -66,7 +72,7 @@ export function Thread({ conversationId }: { conversationId: string | null }) {
   async function send(content: ContentPart[], text: string, settings: ConversationSettings) {
     const model = settings.model ?? "";
     if (conversationId !== null) {
-      if (conversation.data !== undefined) await actions.ask(conversation.data, content, activeId, model);
+      if (conversation.data !== undefined) await actions.ask(conversation.data, content, endId, model);
       return;
     }
     const created = await createConversation(client, titleOf(text), settings, preferences.keepInBrowser);
@@ -83,7 +89,7 @@ export function Thread({ conversationId }: { conversationId: string | null }) {
   return (
     <>
       {conversation.data !== undefined && (
-        <ThreadHeader conversation={conversation.data} tree={tree} activeId={activeId} actions={actions} />
+        <ThreadHeader conversation={conversation.data} tree={tree} activeId={endId} actions={actions} />
       )}
       <div
         ref={scroll.container}
@@ -111,4 +117,11 @@ export function Thread({ conversationId }: { conversationId: string | null }) {
       <Composer conversation={conversation.data ?? null} path={path} run={run} onSend={send} />
     </>
   );
+}
+
+/** Returns whether a run's answer belongs to the end of a branch. */
+function isOn(path: readonly Item[], { parentId, snapshot }: AnswerStream): boolean {
+  const last = path.at(-1);
+  if (parentId === null || last === undefined || last.id === parentId) return true;
+  return snapshot.answer.items.some(({ id }) => id === last.id);
 }
