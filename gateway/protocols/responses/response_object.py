@@ -76,11 +76,12 @@ def end_response(
     response: Fields, output: list[Fields], finish: Finish, tokens: Tokens | None, context: ResponseContext
 ) -> Fields:
     """Return a copy of `response` that is `completed`, or `incomplete` if `finish` cut the answer short; the caller
-    marks the last item of `output` then. `completed_at` is Unix time in seconds by `context.clock`. `tokens` None: the
-    usage is null."""
+    marks the last item of `output` then. `completed_at` is Unix time in seconds by `context.clock`, and is noted in
+    `context.times`. `tokens` None: the usage is null."""
+    context.times.ended_at = ended_at = context.clock()
     reason = _REASONS.get(finish)
     if reason is None:
-        end_fields: Fields = {"status": "completed", "completed_at": int(context.clock())}
+        end_fields: Fields = {"status": "completed", "completed_at": int(ended_at)}
     else:
         end_fields = {"status": "incomplete", "incomplete_details": {"reason": reason}}
     return {**response, **end_fields, "output": output, "usage": None if tokens is None else usage_fields(tokens)}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 from gateway.protocols.common.conversation import Fields
 from gateway.protocols.common.json_bytes import json_bytes
@@ -44,6 +44,8 @@ from gateway.storage.responses.records import TOKEN_LENGTH, HistoryBounds
 from gateway.storage.responses.request_options import PARENT_PLACE, is_id
 from gateway.storage.table_file import TableFile
 
+_ItemRow: TypeAlias = tuple[bytes, str | None, bytes | None]
+"""JSON of an item, the id of its parent, and JSON of how a response made it (None: a client added it)."""
 _ROWS_APART: Final = 16
 """Rows that are counted as if each needed pages of its own."""
 
@@ -58,17 +60,18 @@ WITH RECURSIVE branch (id, parent_id, bytes, depth) AS (
 SELECT id, parent_id, bytes FROM branch ORDER BY depth DESC
 """
 _TREE: Final = "SELECT id, parent_id, length(item) FROM conversation_items WHERE conversation = ? ORDER BY number"
-_ITEM: Final = "SELECT item, parent_id FROM conversation_items WHERE conversation = ? AND id = ?"
+_ITEM: Final = "SELECT item, parent_id, answer FROM conversation_items WHERE conversation = ? AND id = ?"
 _INSERT: Final = """
 INSERT INTO conversations (id, tenant, created_at, used_at, metadata, settings) VALUES (?, ?, ?, ?, ?, ?)
 """
 _INSERT_ITEMS: Final = """
-INSERT INTO conversation_items (number, conversation, id, parent_id, created_at, item) VALUES {}
+INSERT INTO conversation_items (number, conversation, id, parent_id, created_at, item, answer) VALUES {}
 """
 _INSERT_OUTLINES: Final = "INSERT INTO item_outlines (number, text, item) VALUES {}"
 _TAKEN: Final = "SELECT id FROM conversation_items WHERE conversation = ? AND id IN ({})"
 _OUTLINED: Final = """
-SELECT coalesce(o.item, i.item), parent_id FROM conversation_items AS i LEFT JOIN item_outlines AS o USING (number)
+SELECT coalesce(o.item, i.item), parent_id, answer
+FROM conversation_items AS i LEFT JOIN item_outlines AS o USING (number)
 WHERE conversation = ? AND id = ?
 """
 _REFERENCED: Final = """
@@ -369,12 +372,12 @@ class ConversationTable:
             return []
         return [Link(*row) for row in self._db.execute(_BRANCH, {"number": number, "last": last_id})]
 
-    def _find_item(self, number: int, item_id: str) -> tuple[bytes, str | None] | None:
-        """Return the JSON of an item and the id of its parent; None: there is no such item."""
-        found: tuple[bytes, str | None] | None = self._db.execute(_ITEM, (number, item_id)).fetchone()
+    def _find_item(self, number: int, item_id: str) -> _ItemRow | None:
+        """Return an item of a conversation; None: there is no such item."""
+        found: _ItemRow | None = self._db.execute(_ITEM, (number, item_id)).fetchone()
         return found
 
-    def _load_item(self, number: int, item_id: str) -> tuple[bytes, str | None]:
+    def _load_item(self, number: int, item_id: str) -> _ItemRow:
         found = self._find_item(number, item_id)
         assert found is not None, "a link of a branch is an item"
         return found
@@ -425,7 +428,7 @@ class ConversationTable:
         self._next_item += len(items)
         rows, outlines = [], []
         for item_number, (item, parent_id) in enumerate(zip(items, parent_ids, strict=True), first_number):
-            rows.append((item_number, number, item.id, parent_id, now, item.item))
+            rows.append((item_number, number, item.id, parent_id, now, item.item, item.answer))
             outlines.append((item_number, fold_text(item.text), item.outline))
         self._file.run_with_rows(_INSERT_ITEMS, rows)
         self._file.run_with_rows(_INSERT_OUTLINES, outlines)
@@ -464,5 +467,6 @@ def _with_id(item: NewItem, new_id: str) -> NewItem:
     )
 
 
-def _shown_item(item: bytes, parent_id: str | None) -> Fields:
-    return {**json.loads(item), "parent_id": parent_id}
+def _shown_item(item: bytes, parent_id: str | None, answer: bytes | None = None) -> Fields:
+    shown = {**json.loads(item), "parent_id": parent_id}
+    return shown if answer is None else {**shown, "answer": json.loads(answer)}

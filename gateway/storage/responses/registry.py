@@ -11,6 +11,7 @@ from typing import Final, Protocol, TypeVar
 
 from controller.schema.errors import RoundhouseError
 from gateway.protocols.common.conversation import Fields
+from gateway.protocols.responses.answer_times import AnswerTimes
 from gateway.protocols.responses.context import ResponseContext
 from gateway.protocols.responses.conversation_items import BranchStart
 from gateway.protocols.responses.replayed_events import replay_end, replay_events
@@ -121,10 +122,11 @@ class StoredResponses:
 
         `headers`: those of the request, names in lower case.
         """
-        token = secrets.token_hex(TOKEN_LENGTH // 2)
+        token, now = secrets.token_hex(TOKEN_LENGTH // 2), self._clock()
         return ResponseContext(
             id=id_of(token),
-            created_at=int(self._clock()),
+            created_at=int(now),
+            times=AnswerTimes(now),
             clock=self._clock,
             new_id=item_ids(token),
             is_open_responses=any(name == OPEN_RESPONSES for name, _ in headers),
@@ -357,7 +359,8 @@ def _stored_outcome(run: ResponseRun, response: Fields, events: bytes) -> Stored
     context = run.context
     turn = None
     if context.conversation_id is not None and response["status"] in CONTINUABLE:
-        items = _encode(lambda: encode_items([*context.input_items, *response["output"]]))
+        input_items, answers = context.input_items, context.times.describe_items(response)
+        items = _encode(lambda: (*encode_items(input_items), *encode_items(response["output"], answers)))
         start = BranchStart(context.conversation_item) if context.names_parent else None
         turn = ConversationTurn(context.id, context.conversation_id, run.tenant, run.model, items, start)
     return _stored_response(run, response, turn, events) if context.stores else turn

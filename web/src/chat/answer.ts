@@ -38,7 +38,8 @@ export interface Answer {
   items: readonly Item[];
   /** What the answer waits for; null once its text has begun. */
   progress: Progress | null;
-  usage: Usage | null;
+  /** The usage as the response object has it; null before the end, and where the engine reported none. */
+  usage: unknown;
   error: AnswerError | null;
   /** Why it is incomplete, as `max_output_tokens`. */
   incompleteReason: string | null;
@@ -169,13 +170,14 @@ function finish(answer: Answer, data: Record<string, unknown>): Answer {
     status,
     items,
     progress: null,
-    usage: usageOf(response.usage),
+    usage: response.usage ?? null,
     error: errorOfEnd(response) ?? answer.error,
     incompleteReason: typeof details.reason === "string" ? details.reason : null,
   };
 }
 
-function usageOf(value: unknown): Usage | null {
+/** Returns the usage of a response object; null where the engine reported none. */
+export function usageOf(value: unknown): Usage | null {
   if (!isRecord(value)) return null;
   const details = (name: string, field: string) =>
     isRecord(value[name]) && typeof value[name][field] === "number" ? (value[name][field] as number) : 0;

@@ -8,7 +8,7 @@ import { nameConversation } from "./after_answer";
 import { partialItems } from "./answer";
 import { AnswerStream, describe, type StreamSnapshot, streamPath } from "./answer_stream";
 import { conversationKeys, storeOf } from "./conversations";
-import { FigureStore } from "./figures";
+import { withFigures } from "./figures";
 import { isUserItem } from "./item_tree";
 import type { OwnAnswer } from "./shown_branch";
 import { isInBrowser } from "./stores/browser_store";
@@ -24,8 +24,6 @@ const LOCKED_MS = 500;
 const LOCKED_TRIES = 20;
 
 export class Runs {
-  /** Tokens and times of the answers that this browser has read. */
-  readonly figures = new FigureStore();
   readonly #client: ApiClient;
   readonly #refresh: (conversationId: string) => Promise<unknown>;
   readonly #onComplete: (conversationId: string) => void;
@@ -176,7 +174,6 @@ export class Runs {
     if (stream.isOwn && own?.parentId === stream.parentId)
       this.#ownAnswers.set(conversationId, { parentId: own.parentId, lastId: items.at(-1)?.id ?? null });
     const isComplete = status === "completed" || status === "incomplete";
-    this.figures.keep(stream.snapshot);
     // What cannot be stored stays readable where it is shown: in this run, with its error.
     await this.#store(conversationId, stream, isComplete).catch(() => {});
     await this.#refresh(conversationId);
@@ -195,8 +192,9 @@ export class Runs {
    */
   async #store(conversationId: string, stream: AnswerStream, isComplete: boolean): Promise<void> {
     if (isComplete && !isInBrowser(conversationId)) return;
-    const { answer } = stream.snapshot;
-    const items = (isComplete ? answer.items : partialItems(answer)).map(({ parent_id: _, ...item }) => item);
+    const { snapshot } = stream;
+    const kept = isComplete ? withFigures(snapshot) : partialItems(snapshot.answer);
+    const items = kept.map(({ parent_id: _, ...item }) => item);
     const first = items[0];
     if (first === undefined) return;
     const store = storeOf(this.#client, conversationId);

@@ -16,7 +16,7 @@ export async function browserRequest(
   return { ...fields, store: false, input: path.map(inputItem) };
 }
 
-function inputItem({ id, parent_id: _, status, ...item }: Item): object {
+function inputItem({ id, parent_id: _, answer: __, status, ...item }: Item): object {
   const kept = status === "incomplete" ? { ...item, status } : item;
   // The answer to a request for a call of a tool names it by its id.
   return item.type === "mcp_approval_request" ? { ...kept, id } : kept;

@@ -38,7 +38,7 @@ export const TurnView = memo(function TurnView({ turn, tree, actions }: TurnProp
               </IconButton>
             )}
             {first !== undefined && <BranchPicker item={first} tree={tree} actions={actions} />}
-            <FiguresLine items={turn.answer} />
+            <FiguresLine items={turn.stored} />
           </div>
         </article>
       )}
