@@ -67,6 +67,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory, clockwork: Path, engine: Pac
 @pytest.fixture(autouse=True)
 def no_words_yet(engine: PacedEngine) -> None:
     """Let each test begin with an engine that says nothing."""
+    engine.echoes = False
     engine.allow(0)
 
 
@@ -227,7 +228,12 @@ async def test_a_refused_request_says_why_and_the_message_can_be_sent_again(stac
         await expect(page.get_by_role("article", name="Your message")).to_have_count(1)
 
 
-async def test_two_tabs_that_send_at_once_lose_no_message(stack: RoundhouseStack, engine: PacedEngine) -> None:
+async def test_two_tabs_that_send_at_once_each_get_their_own_answer(
+    stack: RoundhouseStack, engine: PacedEngine
+) -> None:
+    engine.echoes = True
+    messages = ["From the first tab", "From the second tab"]
+    texts = [f"{message} {TEXT}" for message in messages]
     async with open_context(stack.url) as context:
         pages = [await context.new_page(), await context.new_page()]
         answer = await ask(pages[0], "Begin", "clockwork")
@@ -235,25 +241,55 @@ async def test_two_tabs_that_send_at_once_lose_no_message(stack: RoundhouseStack
         await choose_model(pages[0], "slow")
         await pages[1].goto(pages[0].url)
         await expect(pages[1].get_by_role("button", name="Model: slow")).to_be_visible()
-        messages = ["From the first tab", "From the second tab"]
+        await expect(pages[1].get_by_role("article", name="Answer")).to_contain_text(SENTENCE)
         fields = [page.get_by_role("textbox", name="Message", exact=True) for page in pages]
         for field, text in zip(fields, messages, strict=True):
             await field.fill(text)
         await asyncio.gather(*(field.press("Enter") for field in fields))
-        await says(engine, 5, *(page.get_by_role("article", name="Answer").last for page in pages))
-        await says(engine, len(WORDS), *(page.get_by_role("article", name="Answer").last for page in pages))
-        stored = await user_texts(stack, pages[0].url.rpartition("/")[2])
-        drafts = [await field.input_value() for field in fields]
-        for text, draft in zip(messages, drafts, strict=True):
-            assert (text in stored) != (draft == text), "it is stored, or still in its composer"
+        await until("both answers are made at the same time", lambda: engine.running == 2)
+        engine.allow(4)
+        for page, text in zip(pages, messages, strict=True):
+            await shows(page, ["Begin", text], f"{text} {' '.join(WORDS[:3])}")
+        engine.allow_all()
+        for page, text, said in zip(pages, messages, texts, strict=True):
+            await expect(page.get_by_role("button", name="Regenerate answer")).to_have_count(2)
+            await shows(page, ["Begin", text], said)
+            await expect(page.get_by_role("article", name="Your message").last).to_contain_text("/ 2")
+        # Each goes on where it is.
+        await send_message(pages[0], "More")
+        await shows(pages[0], ["Begin", messages[0], "More"], f"More {TEXT}")
+        given = engine.requests[-1]["messages"]
+        assert [each["content"] for each in given] == ["Begin", SENTENCE, messages[0], texts[0], "More"]
+        links = await said_below(stack, pages[0].url.rpartition("/")[2])
+        assert sorted(links, key=str) == sorted(
+            [
+                ("Begin", None),
+                (SENTENCE, "Begin"),
+                *((message, SENTENCE) for message in messages),
+                *zip(texts, messages, strict=True),
+                ("More", texts[0]),
+                (f"More {TEXT}", "More"),
+            ],
+            key=str,
+        )
 
 
-async def user_texts(stack: RoundhouseStack, conversation: str) -> list[str]:
-    """Texts of the user's messages of all branches."""
+async def shows(page: Page, messages: list[str], answer: str) -> None:
+    """Wait until a page shows these messages of the user, and this text as the last answer."""
+    mine = page.get_by_role("article", name="Your message")
+    await expect(mine).to_have_count(len(messages))
+    for number, text in enumerate(messages):
+        await expect(mine.nth(number)).to_contain_text(text)
+    await expect(text_of(page.get_by_role("article", name="Answer").last)).to_have_text(answer)
+
+
+async def said_below(stack: RoundhouseStack, conversation: str) -> list[tuple[str, str | None]]:
+    """Text of each message of all branches, with the text of the message that it follows."""
     url = f"{stack.url}/v1/conversations/{conversation}/items?branch=all&limit=1000"
     async with aiohttp.ClientSession() as session, session.get(url) as got:
         items = (await got.json())["data"]
-    return [item["content"][0]["text"] for item in items if item.get("role") == "user"]
+    texts = {item["id"]: item["content"][0]["text"].strip() for item in items}
+    return [(texts[item["id"]], texts.get(item["parent_id"])) for item in items]
 
 
 async def test_a_conversation_may_be_deleted_and_others_shown_while_it_streams(

@@ -1598,6 +1598,14 @@ export interface components {
             device: string | null;
             manufacturer: string | null;
         };
+        AnswerFigures: {
+            model: string;
+            usage: {
+                [key: string]: unknown;
+            } | null;
+            first_token_ms: number | null;
+            total_ms: number | null;
+        };
         AnthropicMessage: {
             id: string;
             /** @constant */
@@ -1862,6 +1870,7 @@ export interface components {
             id: string;
             type: string;
             parent_id: string | null;
+            answer?: components["schemas"]["ItemAnswer"] | null;
         } & {
             [key: string]: unknown;
         };
@@ -2185,6 +2194,11 @@ export interface components {
         } & {
             [key: string]: unknown;
         };
+        ItemAnswer: {
+            response_id: string;
+            took_ms: number | null;
+            figures: components["schemas"]["AnswerFigures"] | null;
+        };
         ItemList: {
             object: string;
             data: {
@@ -2420,6 +2434,9 @@ export interface components {
             instructions?: string | null;
             stream?: boolean | null;
             max_output_tokens?: number | null;
+            conversation?: string | {
+                [key: string]: unknown;
+            } | null;
             tools?: {
                 [key: string]: unknown;
             }[] | null;

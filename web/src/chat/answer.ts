@@ -31,12 +31,15 @@ export interface AnswerError {
 export interface Answer {
   responseId: string | null;
   model: string | null;
+  /** Id of the item of the conversation that it follows; null: it begins a branch; undefined: the stream did not tell. */
+  parentId?: string | null;
   /** `running` until the last event; `incomplete`: the model's or the user's limit of tokens ended it. */
   status: "running" | "completed" | "incomplete" | "failed";
   items: readonly Item[];
   /** What the answer waits for; null once its text has begun. */
   progress: Progress | null;
-  usage: Usage | null;
+  /** The usage as the response object has it; null before the end, and where the engine reported none. */
+  usage: unknown;
   error: AnswerError | null;
   /** Why it is incomplete, as `max_output_tokens`. */
   incompleteReason: string | null;
@@ -145,11 +148,13 @@ function applyComment(answer: Answer, comment: string): Answer {
   };
 }
 
-function head(data: Record<string, unknown>): Pick<Answer, "responseId" | "model"> {
+function head(data: Record<string, unknown>): Pick<Answer, "responseId" | "model" | "parentId"> {
   const response = isRecord(data.response) ? data.response : {};
+  const parentId = isRecord(response.conversation) ? response.conversation.parent_id : undefined;
   return {
     responseId: typeof response.id === "string" ? response.id : null,
     model: typeof response.model === "string" ? response.model : null,
+    ...(typeof parentId === "string" || parentId === null ? { parentId } : {}),
   };
 }
 
@@ -165,13 +170,14 @@ function finish(answer: Answer, data: Record<string, unknown>): Answer {
     status,
     items,
     progress: null,
-    usage: usageOf(response.usage),
+    usage: response.usage ?? null,
     error: errorOfEnd(response) ?? answer.error,
     incompleteReason: typeof details.reason === "string" ? details.reason : null,
   };
 }
 
-function usageOf(value: unknown): Usage | null {
+/** Returns the usage of a response object; null where the engine reported none. */
+export function usageOf(value: unknown): Usage | null {
   if (!isRecord(value)) return null;
   const details = (name: string, field: string) =>
     isRecord(value[name]) && typeof value[name][field] === "number" ? (value[name][field] as number) : 0;

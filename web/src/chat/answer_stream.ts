@@ -54,7 +54,9 @@ type Arrival = "none" | "unknown" | "arrived";
 
 export class AnswerStream {
   readonly streamId: string;
-  /** Id of the item that the answer follows; null: it begins a branch. */
+  /** Whether this page requests the answer. */
+  readonly isOwn: boolean;
+  /** Id of the item that the answer follows; null: it begins a branch, or that is not known. */
   parentId: string | null = null;
   readonly #client: ApiClient;
   readonly #abort = new AbortController();
@@ -67,9 +69,10 @@ export class AnswerStream {
   #wantsStop = false;
 
   /** `streamId`: value of `X-Conversation-Id`, of no other answer. Nothing is requested before `start` or `attach`. */
-  constructor(client: ApiClient, streamId: string) {
+  constructor(client: ApiClient, streamId: string, isOwn = true) {
     this.#client = client;
     this.streamId = streamId;
+    this.isOwn = isOwn;
   }
 
   get snapshot(): StreamSnapshot {
@@ -219,6 +222,7 @@ export class AnswerStream {
     this.#lastByteAt = Date.now();
     let answer = this.#snapshot.answer;
     for (const event of this.#parser.push(bytes)) answer = applyEvent(answer, event);
+    if (answer.parentId !== undefined) this.parentId = answer.parentId;
     const now = performance.now();
     this.#change({
       answer,
