@@ -16,7 +16,7 @@ from playwright.async_api import Page, expect
 from tests.fakes.fake_mcp_server import text_result
 from tests.fakes.fake_tool_model import Move
 from tests.support.managed_stack import MODELS, managed_stack
-from tests.support.page_browser import DESK, PHONE, open_context, send_message
+from tests.support.page_browser import Look, open_context, send_message
 from tests.support.spoken_stack import spoken_stack
 from worker.clockwork import make_model
 
@@ -40,7 +40,7 @@ def angle_between(tracks: int) -> float:
 
 async def draw_chat(url: str, out: Path) -> None:
     """A conversation on a desk, and on a phone in the dark theme."""
-    async with open_context(url, viewport=DESK) as context:
+    async with open_context(url, Look.DESK) as context:
         page = await context.new_page()
         await page.goto("/")
         await send_message(page, QUESTION)
@@ -49,7 +49,7 @@ async def draw_chat(url: str, out: Path) -> None:
         await page.mouse.move(0, 0)
         await keep(page, out / "chat.png")
         hash_of_it = page.url.partition("#")[2]
-    async with open_context(url, viewport=PHONE, dark=True) as context:
+    async with open_context(url, Look.PHONE_DARK) as context:
         page = await context.new_page()
         await page.goto(f"/#{hash_of_it}")
         await expect(page.locator(".katex").first).to_be_visible()
@@ -58,7 +58,7 @@ async def draw_chat(url: str, out: Path) -> None:
 
 async def draw_models(url: str, out: Path) -> None:
     """The models."""
-    async with open_context(url, viewport=DESK) as context:
+    async with open_context(url, Look.DESK) as context:
         page = await context.new_page()
         await page.goto("/#/models")
         await expect(page.get_by_role("link", name="clockwork", exact=True)).to_be_visible()

@@ -10,11 +10,21 @@ from playwright.async_api import expect
 
 from tests.fakes.fake_mcp_server import text_result
 from tests.support.attacks import CORPUS
+from tests.support.campaign import campaign_name
 from tests.support.clockwork_stack import CLOCKWORK, clockwork_stack
 from tests.support.managed_stack import managed_stack
-from tests.support.page_browser import DEADLINE_MS
+from tests.support.page_browser import DEADLINE_MS, Look
 from tests.support.roundhouse_stack import RoundhouseStack
 from tests.support.spoken_stack import SpokenStack, spoken_stack
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give each walk its looks: those of its marker `looks`, else a desk with the light theme; in the campaign
+    `page_matrix` every look."""
+    if "look" in metafunc.fixturenames:
+        marker = metafunc.definition.get_closest_marker("looks")
+        own = (Look.DESK,) if marker is None else marker.args
+        metafunc.parametrize("look", tuple(Look) if campaign_name() == "page_matrix" else own)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from playwright.async_api import FilePayload, Locator, Page, Request, ViewportSize, expect
+from playwright.async_api import FilePayload, Locator, Page, Request, expect
 
-from tests.support.page_browser import PHONE, open_context, require_page, send_message
+from tests.support.page_browser import Look, open_context, require_page, send_message
 from tests.support.pdf_files import make_pdf
 from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
 from tests.support.seeing_model import BRIGHT, DARK, encode, make_image, make_projector, make_seeing_model, make_sound
@@ -96,9 +96,9 @@ def size_of(url: str) -> tuple[int, int]:
     return width, height
 
 
-@pytest.mark.parametrize("viewport", [None, PHONE], ids=["desk", "phone"])
-async def test_a_model_sees_and_hears_what_is_attached(stack: RoundhouseStack, viewport: ViewportSize | None) -> None:
-    async with open_context(stack.url, viewport=viewport) as context:
+@pytest.mark.looks(Look.DESK, Look.PHONE)
+async def test_a_model_sees_and_hears_what_is_attached(stack: RoundhouseStack, look: Look) -> None:
+    async with open_context(stack.url, look) as context:
         page = await context.new_page()
         await open_with(page, "hearing")
         picture = make_image(230)
@@ -114,8 +114,8 @@ async def test_a_model_sees_and_hears_what_is_attached(stack: RoundhouseStack, v
         await expect(page.get_by_role("list", name="Attachments")).to_have_count(0)
 
 
-async def test_files_are_dropped_pasted_scaled_and_removed(stack: RoundhouseStack) -> None:
-    async with open_context(stack.url) as context:
+async def test_files_are_dropped_pasted_scaled_and_removed(stack: RoundhouseStack, look: Look) -> None:
+    async with open_context(stack.url, look) as context:
         page = await context.new_page()
         await open_with(page, "hearing")
         form = page.get_by_role("form", name="New message")
@@ -138,8 +138,8 @@ async def test_files_are_dropped_pasted_scaled_and_removed(stack: RoundhouseStac
         await expect(answer_of(page)).to_contain_text(DARK)
 
 
-async def test_a_pdf_goes_as_text_or_as_pages_to_a_model_that_can_take_them(stack: RoundhouseStack) -> None:
-    async with open_context(stack.url) as context:
+async def test_a_pdf_goes_as_text_or_as_pages_to_a_model_that_can_take_them(stack: RoundhouseStack, look: Look) -> None:
+    async with open_context(stack.url, look) as context:
         page = await context.new_page()
         await open_with(page, "blind")
         await attach(page, "two.pdf", "application/pdf", make_pdf("Coal is here", "Water is there"))

@@ -8,7 +8,7 @@ import signal
 import pytest
 from playwright.async_api import FilePayload, expect
 
-from tests.support.page_browser import PHONE, open_context
+from tests.support.page_browser import Look, open_context
 from tests.support.roundhouse_stack import RoundhouseStack
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow]
@@ -22,8 +22,8 @@ def text_file(name: str, text: str) -> FilePayload:
     return {"name": name, "mimeType": "text/markdown", "buffer": text.encode()}
 
 
-async def test_documents_are_added_cut_found_and_deleted(whole_stack: RoundhouseStack) -> None:
-    async with open_context(whole_stack.url) as context:
+async def test_documents_are_added_cut_found_and_deleted(whole_stack: RoundhouseStack, look: Look) -> None:
+    async with open_context(whole_stack.url, look) as context:
         page = await context.new_page()
         await page.goto("/#/documents")
         await page.get_by_label("Attributes of these documents").fill("project=yard")
@@ -70,8 +70,9 @@ async def test_documents_are_added_cut_found_and_deleted(whole_stack: Roundhouse
         await expect(documents.get_by_role("listitem", name="crew.md")).to_be_visible()
 
 
-async def test_a_vector_store_is_made_filled_and_deleted(whole_stack: RoundhouseStack) -> None:
-    async with open_context(whole_stack.url, viewport=PHONE) as context:
+@pytest.mark.looks(Look.PHONE)
+async def test_a_vector_store_is_made_filled_and_deleted(whole_stack: RoundhouseStack, look: Look) -> None:
+    async with open_context(whole_stack.url, look) as context:
         page = await context.new_page()
         await page.goto("/#/documents")
         await page.get_by_label("Name of the vector store").fill("yard")
@@ -88,8 +89,8 @@ async def test_a_vector_store_is_made_filled_and_deleted(whole_stack: Roundhouse
         await expect(store).to_have_count(0)
 
 
-async def test_retrieval_that_is_away_is_said(whole_stack: RoundhouseStack) -> None:
-    async with open_context(whole_stack.url) as context:
+async def test_retrieval_that_is_away_is_said(whole_stack: RoundhouseStack, look: Look) -> None:
+    async with open_context(whole_stack.url, look) as context:
         whole_stack.kill("retrieval", signal.SIGTERM)
         try:
             page = await context.new_page()

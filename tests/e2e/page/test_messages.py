@@ -8,7 +8,7 @@ import pytest
 from playwright.async_api import Page, expect
 
 from tests.fakes.fake_tool_model import Move
-from tests.support.page_browser import PHONE, open_context, send_message
+from tests.support.page_browser import Look, open_context, send_message
 from tests.support.spoken_stack import SpokenStack, message
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow]
@@ -63,9 +63,9 @@ async def open_conversation(page: Page, name: str) -> None:
     await page.goto(f"/#/chat/{name}")
 
 
-async def test_each_element_of_markdown_is_drawn(spoken: SpokenStack) -> None:
+async def test_each_element_of_markdown_is_drawn(spoken: SpokenStack, look: Look) -> None:
     name = await spoken.add_conversation("Rich", [message("user", "Show all"), message("assistant", RICH)])
-    async with open_context(spoken.url) as context:
+    async with open_context(spoken.url, look) as context:
         page = await context.new_page()
         await open_conversation(page, name)
         answer = page.get_by_role("article", name="Answer")
@@ -114,9 +114,10 @@ async def test_each_element_of_markdown_is_drawn(spoken: SpokenStack) -> None:
         assert await page.evaluate("navigator.clipboard.readText()") == RICH.strip()
 
 
-async def test_thoughts_fold_when_the_answer_begins_and_figures_follow(spoken: SpokenStack) -> None:
+@pytest.mark.looks(Look.PHONE)
+async def test_thoughts_fold_when_the_answer_begins_and_figures_follow(spoken: SpokenStack, look: Look) -> None:
     spoken.scripts["Think"] = [Move("The **answer** is `4", thought="Two and two", tokens=9)]
-    async with open_context(spoken.url, viewport=PHONE) as context:
+    async with open_context(spoken.url, look) as context:
         page = await context.new_page()
         await page.goto("/")
         await send_message(page, "Think")
@@ -134,9 +135,9 @@ async def test_thoughts_fold_when_the_answer_begins_and_figures_follow(spoken: S
         await expect(thoughts).to_be_visible()
 
 
-async def test_thoughts_are_open_while_nothing_else_comes(spoken: SpokenStack) -> None:
+async def test_thoughts_are_open_while_nothing_else_comes(spoken: SpokenStack, look: Look) -> None:
     spoken.scripts["Wait"] = [Move("Held", holds=True, thought="Still at it")]
-    async with open_context(spoken.url) as context:
+    async with open_context(spoken.url, look) as context:
         page = await context.new_page()
         await page.goto("/")
         await send_message(page, "Wait")

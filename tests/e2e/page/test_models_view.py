@@ -11,7 +11,7 @@ import pytest
 from playwright.async_api import Locator, Page, Route, expect
 
 from tests.support.managed_stack import FILE, REPOSITORY, keyed_stack, secret_of
-from tests.support.page_browser import open_context
+from tests.support.page_browser import Look, open_context
 from tests.support.roundhouse_stack import RoundhouseStack
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow]
@@ -22,8 +22,8 @@ def row(page: Page, model: str) -> Locator:
     return page.get_by_role("list", name="Models", exact=True).get_by_role("listitem", name=model, exact=True)
 
 
-async def test_models_say_what_they_do_and_why_they_wait(whole_stack: RoundhouseStack) -> None:
-    async with open_context(whole_stack.url) as context:
+async def test_models_say_what_they_do_and_why_they_wait(whole_stack: RoundhouseStack, look: Look) -> None:
+    async with open_context(whole_stack.url, look) as context:
         page = await context.new_page()
         await page.goto("/#/models")
         await expect(row(page, "clockwork")).to_contain_text("loaded")
@@ -48,8 +48,8 @@ async def test_models_say_what_they_do_and_why_they_wait(whole_stack: Roundhouse
         await expect(page.get_by_role("button", name="Reset resting to the files", exact=True)).to_have_count(0)
 
 
-async def test_a_model_is_loaded_with_values_within_its_constraints(whole_stack: RoundhouseStack) -> None:
-    async with open_context(whole_stack.url) as context:
+async def test_a_model_is_loaded_with_values_within_its_constraints(whole_stack: RoundhouseStack, look: Look) -> None:
+    async with open_context(whole_stack.url, look) as context:
         page = await context.new_page()
         await page.goto("/#/models")
         await page.get_by_role("link", name="resting", exact=True).click()
@@ -77,7 +77,7 @@ async def test_a_model_is_loaded_with_values_within_its_constraints(whole_stack:
         await expect(state.get_by_text("unloaded", exact=True)).to_be_visible()
 
 
-async def test_memory_of_gpus_is_shown_as_bars(whole_stack: RoundhouseStack) -> None:
+async def test_memory_of_gpus_is_shown_as_bars(whole_stack: RoundhouseStack, look: Look) -> None:
     gpu = {"index": 0, "name": "NVIDIA Fake", "used_mib": 6000, "total_mib": 8000, "uuid": "GPU-1", "claimed_mib": 4000}
     gpu |= {"utilization_percent": 37, "processes": None, "mig": None, "is_unified": False}
     lost = {"index": 1, "description": "GPU 1 cannot be read: it is lost."}
@@ -90,7 +90,7 @@ async def test_memory_of_gpus_is_shown_as_bars(whole_stack: RoundhouseStack) -> 
         model["replica_details"][0] |= {"claims": {"GPU-1": 4000}, "start_claims": {"GPU-1": 2000}}
         await route.fulfill(response=answer, json=listing)
 
-    async with open_context(whole_stack.url) as context:
+    async with open_context(whole_stack.url, look) as context:
         await context.route("**/v1/admin/gpu-memory", lambda route: route.fulfill(body=json.dumps(memory)))
         await context.route("**/v1/admin/models", claim)
         page = await context.new_page()
@@ -105,8 +105,8 @@ async def test_memory_of_gpus_is_shown_as_bars(whole_stack: RoundhouseStack) -> 
         await expect(page.get_by_text("GPU 1 cannot be read: it is lost.")).to_be_visible()
 
 
-async def test_a_model_is_looked_at_downloaded_declared_and_removed(whole_stack: RoundhouseStack) -> None:
-    async with open_context(whole_stack.url) as context:
+async def test_a_model_is_looked_at_downloaded_declared_and_removed(whole_stack: RoundhouseStack, look: Look) -> None:
+    async with open_context(whole_stack.url, look) as context:
         page = await context.new_page()
         await page.goto("/#/models")
         reference = page.get_by_role("textbox", name="Reference of a model")
@@ -147,8 +147,8 @@ def closed_stack(tmp_path_factory: pytest.TempPathFactory, clockwork: Path) -> I
         yield stack
 
 
-async def test_keys_open_what_they_may(closed_stack: RoundhouseStack) -> None:
-    async with open_context(closed_stack.url) as context:
+async def test_keys_open_what_they_may(closed_stack: RoundhouseStack, look: Look) -> None:
+    async with open_context(closed_stack.url, look) as context:
         page = await context.new_page()
         await page.goto("/#/models")
         key = page.get_by_label("API key")

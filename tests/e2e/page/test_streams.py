@@ -18,7 +18,7 @@ from tests.fakes.fake_paced_engine import PacedEngine, paced_engine
 from tests.support.campaign import RecordProperty, campaign_count, campaign_seed, record_figure
 from tests.support.cutting_proxy import CuttingProxy, cutting_proxy
 from tests.support.loop_thread import open_in_thread
-from tests.support.page_browser import PHONE, open_context, require_page, send_message
+from tests.support.page_browser import Look, open_context, require_page, send_message
 from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
 from tests.support.wait import until
 
@@ -104,11 +104,11 @@ async def says(engine: PacedEngine, count: int, *answers: Locator) -> str:
 
 
 async def test_no_break_of_the_connection_changes_the_text(
-    stack: RoundhouseStack, engine: PacedEngine, record_property: RecordProperty
+    stack: RoundhouseStack, engine: PacedEngine, record_property: RecordProperty, look: Look
 ) -> None:
     chance = random.Random(campaign_seed())
     done: list[str] = []
-    async with cutting_proxy(stack.port) as proxy, open_context(proxy.url) as context:
+    async with cutting_proxy(stack.port) as proxy, open_context(proxy.url, look) as context:
         page = await context.new_page()
         while len(done) < MANY_CUTS:
             engine.allow(0)
@@ -149,8 +149,10 @@ async def _break(page: Page, proxy: CuttingProxy, how: str) -> None:
             await page.goto(address)
 
 
-async def test_a_second_tab_follows_and_either_may_stop(stack: RoundhouseStack, engine: PacedEngine) -> None:
-    async with open_context(stack.url) as context:
+async def test_a_second_tab_follows_and_either_may_stop(
+    stack: RoundhouseStack, engine: PacedEngine, look: Look
+) -> None:
+    async with open_context(stack.url, look) as context:
         first, second = await context.new_page(), await context.new_page()
         answer = await ask(first, "Follow me")
         await says(engine, 4, answer)
@@ -168,10 +170,11 @@ async def test_a_second_tab_follows_and_either_may_stop(stack: RoundhouseStack, 
         await expect(answer).to_have_count(1)
 
 
+@pytest.mark.looks(Look.PHONE)
 async def test_what_a_killed_gateway_cut_is_marked_and_can_be_continued(
-    stack: RoundhouseStack, engine: PacedEngine
+    stack: RoundhouseStack, engine: PacedEngine, look: Look
 ) -> None:
-    async with open_context(stack.url, viewport=PHONE) as context:
+    async with open_context(stack.url, look) as context:
         page = await context.new_page()
         answer = await ask(page, "Cut me")
         said = await says(engine, 16, answer)
@@ -192,8 +195,8 @@ async def test_what_a_killed_gateway_cut_is_marked_and_can_be_continued(
         assert [(each["role"], each["content"]) for each in given] == [("user", "Cut me"), ("assistant", said)]
 
 
-async def test_a_real_engine_continues_the_text(stack: RoundhouseStack) -> None:
-    async with open_context(stack.url) as context:
+async def test_a_real_engine_continues_the_text(stack: RoundhouseStack, look: Look) -> None:
+    async with open_context(stack.url, look) as context:
         page = await context.new_page()
         await page.goto("/#/chat")
         await choose_model(page, "clockwork")
@@ -213,8 +216,8 @@ async def test_a_real_engine_continues_the_text(stack: RoundhouseStack) -> None:
         await expect(answer).to_have_text(SENTENCE)
 
 
-async def test_a_refused_request_says_why_and_the_message_can_be_sent_again(stack: RoundhouseStack) -> None:
-    async with open_context(stack.url) as context:
+async def test_a_refused_request_says_why_and_the_message_can_be_sent_again(stack: RoundhouseStack, look: Look) -> None:
+    async with open_context(stack.url, look) as context:
         page = await context.new_page()
         await ask(page, "Is anybody there?", "off")
         await expect(page.get_by_role("alert").filter(has_text="is not loaded")).to_be_visible()
@@ -227,8 +230,10 @@ async def test_a_refused_request_says_why_and_the_message_can_be_sent_again(stac
         await expect(page.get_by_role("article", name="Your message")).to_have_count(1)
 
 
-async def test_two_tabs_that_send_at_once_lose_no_message(stack: RoundhouseStack, engine: PacedEngine) -> None:
-    async with open_context(stack.url) as context:
+async def test_two_tabs_that_send_at_once_lose_no_message(
+    stack: RoundhouseStack, engine: PacedEngine, look: Look
+) -> None:
+    async with open_context(stack.url, look) as context:
         pages = [await context.new_page(), await context.new_page()]
         answer = await ask(pages[0], "Begin", "clockwork")
         await expect(answer).to_contain_text(SENTENCE)
@@ -257,9 +262,9 @@ async def user_texts(stack: RoundhouseStack, conversation: str) -> list[str]:
 
 
 async def test_a_conversation_may_be_deleted_and_others_shown_while_it_streams(
-    stack: RoundhouseStack, engine: PacedEngine
+    stack: RoundhouseStack, engine: PacedEngine, look: Look
 ) -> None:
-    async with open_context(stack.url) as context:
+    async with open_context(stack.url, look) as context:
         page = await context.new_page()
         engine.allow(3)
         answer = await ask(page, "Kept")
