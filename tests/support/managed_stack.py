@@ -13,30 +13,46 @@ from typing import Any
 
 import aiohttp
 
-from tests.support.fake_hub.repositories import HubRepository
+from tests.support.fake_hub.faults import Fault, FaultPlan
+from tests.support.fake_hub.repositories import HubRepository, make_gguf
 from tests.support.fake_hub.server import FakeHub
 from tests.support.page_browser import require_page
 from tests.support.roundhouse_stack import RoundhouseStack
+from tests.support.scripted_model_file import make_scripted_model
 from tests.support.wait import until
 
 REPOSITORY = "clock/work-GGUF"
 FILE = "work-Q4_K_M.gguf"
+ENDLESS = "clock/endless-GGUF"
+ENDLESS_FILE = "endless-Q4_K_M.gguf"
+"""Of this file the hub gives one half, and then nothing more."""
+CITING = ("Coal is stored beside the shed ", "[1]", ".")
+"""What the model `citing` says, whatever it is asked."""
 MODELS: Mapping[str, Any] = {
     "clockwork": {"model_path": "clockwork.gguf", "llama_server_n_ctx": 4096},
     "resting": {"model_path": "clockwork.gguf", "enabled": False},
     "broken": {"model_path": "missing.gguf"},
+    "citing": {"model_path": "citing.gguf", "llama_server_n_ctx": 4096, "enabled": False},
 }
-"""One model that serves, one that nobody wants, and one whose file is missing."""
+"""One model that serves, one that nobody wants, one whose file is missing, and one that cites."""
 
 
 @contextlib.contextmanager
 def managed_stack(root: Path, clockwork: Path) -> Iterator[RoundhouseStack]:
-    """Controller, gateway, retrieval and transfers as processes. The hub has `REPOSITORY`, with `clockwork` in it."""
+    """Controller, gateway, retrieval and transfers as processes. The hub has `REPOSITORY`, with `clockwork` in it, and
+    `ENDLESS`."""
     require_page()
-    with FakeHub([HubRepository(REPOSITORY, {FILE: clockwork, "README.md": b"hi"})]) as hub:
+    endless = make_gguf()
+    repositories = [
+        HubRepository(REPOSITORY, {FILE: clockwork, "README.md": b"hi"}),
+        HubRepository(ENDLESS, {ENDLESS_FILE: endless}),
+    ]
+    stall = Fault("stall", path=ENDLESS_FILE, after_bytes=len(endless) // 2, times=0)
+    with FakeHub(repositories, faults=FaultPlan(stall)) as hub:
         stack = RoundhouseStack(root, "process", _settings(root, hub))
         stack.settings["ROUNDHOUSE_GATEWAY_URL"] = stack.url
         shutil.copy(clockwork, stack.models / "clockwork.gguf")
+        make_scripted_model(stack.models / "citing.gguf", CITING)
         stack.declare(MODELS)
         asyncio.run(_start(stack))
         try:

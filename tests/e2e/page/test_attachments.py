@@ -70,6 +70,17 @@ async def attach(page: Page, name: str, kind: str, content: bytes) -> Locator:
     return entry
 
 
+async def take_picture(page: Page, name: str, content: bytes) -> Locator:
+    """Take a picture by the camera of a phone, which the browser opens. Returns its entry in the list of attachments."""
+    async with page.expect_file_chooser() as opened:
+        await page.get_by_role("button", name="Take a picture").click()
+    camera = await opened.value
+    assert not camera.is_multiple()
+    assert await camera.element.get_attribute("capture") == "environment"
+    await camera.set_files({"name": name, "mimeType": "image/png", "buffer": content})
+    return page.get_by_role("list", name="Attachments").get_by_role("listitem").filter(has_text=name)
+
+
 async def send_and_read(page: Page, text: str) -> list[dict[str, Any]]:
     """Send what is written. Returns the parts of the message as they were stored."""
 
@@ -102,7 +113,11 @@ async def test_a_model_sees_and_hears_what_is_attached(stack: RoundhouseStack, l
         page = await context.new_page()
         await open_with(page, "hearing")
         picture = make_image(230)
-        entry = await attach(page, "bright.png", "image/png", picture)
+        if look.is_phone:
+            entry = await take_picture(page, "bright.png", picture)
+        else:
+            await expect(page.get_by_role("button", name="Take a picture")).to_be_hidden()
+            entry = await attach(page, "bright.png", "image/png", picture)
         await expect(entry.get_by_role("img", name="Preview of bright.png")).to_be_visible()
         content = await send_and_read(page, "What is it?")
         assert content[1]["image_url"] == f"data:image/png;base64,{encode(picture)}", "a small one is sent as it is"

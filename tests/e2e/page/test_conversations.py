@@ -79,6 +79,13 @@ async def test_branches_are_kept_and_moved_between(page_stack: RoundhouseStack, 
         await expect(answer).to_have_count(1)
         await page.reload()
         await expect(mine).to_contain_text("1 / 2")
+        # The keys move between the branches of the last message that has some.
+        await page.keyboard.press("]")
+        await expect(mine).to_contain_text("Second wording")
+        await expect(answer).to_contain_text("2 / 2")
+        await page.keyboard.press("[")
+        await expect(answer).to_contain_text("1 / 2")
+        await expect(mine).to_contain_text("2 / 2")
 
 
 async def test_a_conversation_is_found_named_and_deleted(page_stack: RoundhouseStack, look: Look) -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 import signal
 
+import aiohttp
 import pytest
 from playwright.async_api import FilePayload, expect
 
-from tests.support.page_browser import Look, open_context
+from tests.support.page_browser import Look, open_context, send_message
 from tests.support.roundhouse_stack import RoundhouseStack
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow]
 
 NOTES = "# Engines\n\n" + "The turntable moves the engines.\n" * 80 + "\n# Coal\n\nCoal is stored beside the shed.\n"
+COAL = "# Coal\n\nCoal is stored beside the shed.\n"
 CREW = "# Crew\n\nThe driver sleeps in the yard.\n"
 
 
@@ -87,6 +89,61 @@ async def test_a_vector_store_is_made_filled_and_deleted(whole_stack: Roundhouse
         await store.get_by_role("button", name="Delete yard").click()
         await store.get_by_role("button", name="Yes").click()
         await expect(store).to_have_count(0)
+
+
+async def test_an_answer_is_grounded_on_documents_and_its_citation_opens(
+    whole_stack: RoundhouseStack, look: Look
+) -> None:
+    store_name = f"ground {look}"
+    async with open_context(whole_stack.url, look) as context:
+        page = await context.new_page()
+        await page.goto("/#/documents")
+        await page.get_by_label("Name of the vector store").fill(store_name)
+        await page.get_by_role("button", name="Create").click()
+        store = page.get_by_role("list", name="Vector stores").get_by_role("listitem", name=store_name)
+        await store.get_by_label(f"Add files to {store_name}").set_input_files([text_file("coal.md", COAL)])
+        await expect(store).to_contain_text("1 file searchable")
+        store_id = await store.locator("code").inner_text()
+
+        await page.goto("/#/chat")
+        await page.get_by_role("button", name="Model:").click()
+        await page.get_by_role("dialog", name="Models").get_by_role("button", name="citing").click()
+        await page.get_by_role("button", name="Settings of this conversation").click()
+        await page.get_by_role("checkbox", name=store_name).check()
+        await page.get_by_role("dialog").get_by_role("button", name="Close").click()
+        await page.get_by_role("button", name="Load it").click()
+        await send_message(page, "Where is the coal?")
+        answer = page.get_by_role("article", name="Answer")
+        await expect(page.get_by_role("button", name="Regenerate answer")).to_be_visible()
+        await expect(answer.get_by_text("Searched the documents: 1 passages")).to_be_visible()
+        await answer.get_by_role("button", name="Source 1: coal.md").click()
+        passage = page.get_by_role("dialog", name="coal.md")
+        await expect(passage).to_contain_text("Coal is stored beside the shed.")
+        await page.keyboard.press("Escape")
+        await expect(passage).to_have_count(0)
+
+        # An answer that was asked for without the passages, by another client: the page reads them of the document.
+        await page.goto(f"/#/chat/{await ask_grounded(whole_stack, store_id)}")
+        async with page.expect_response("**/v1/documents/*/chunks*"):
+            await answer.get_by_role("button", name="Source 1: coal.md").click()
+        await expect(passage).to_contain_text("Coal is stored beside the shed.")
+        await page.keyboard.press("Escape")
+        await page.goto("/#/documents")
+        await store.get_by_role("button", name=f"Delete {store_name}").click()
+        await store.get_by_role("button", name="Yes").click()
+        await expect(store).to_have_count(0)
+
+
+async def ask_grounded(stack: RoundhouseStack, store: str) -> str:
+    """Ask for an answer that is grounded on a vector store. Returns the id of its conversation."""
+    async with aiohttp.ClientSession(stack.url, headers={"X-Client-Id": "roundhouse-page"}) as session:
+        async with session.post("/v1/conversations", json={"metadata": {"title": "Grounded"}}) as answer:
+            made: str = (await answer.json())["id"]
+        tools = [{"type": "file_search", "vector_store_ids": [store]}]
+        asked = {"model": "citing", "input": "Where is the coal?", "conversation": made, "tools": tools}
+        async with session.post("/v1/responses", json=asked) as answer:
+            assert answer.status == 200, await answer.text()
+    return made
 
 
 async def test_retrieval_that_is_away_is_said(whole_stack: RoundhouseStack, look: Look) -> None:

@@ -144,5 +144,6 @@ async def test_thoughts_are_open_while_nothing_else_comes(spoken: SpokenStack, l
         answer = page.get_by_role("article", name="Answer")
         await expect(answer.get_by_text("Still at it")).to_be_visible()
         await expect(answer.get_by_text("Thinking…")).to_be_visible()
-        await page.get_by_role("button", name="Stop").click()
+        await page.keyboard.press("Escape")
+        await expect(page.get_by_text("You stopped this answer.")).to_be_visible()
         await expect(answer.get_by_text("Thinking…")).to_have_count(0)

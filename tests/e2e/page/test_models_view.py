@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from playwright.async_api import Locator, Page, Route, expect
 
-from tests.support.managed_stack import FILE, REPOSITORY, keyed_stack, secret_of
-from tests.support.page_browser import Look, open_context
-from tests.support.roundhouse_stack import RoundhouseStack
+from tests.support.managed_stack import ENDLESS, FILE, REPOSITORY, keyed_stack, secret_of
+from tests.support.page_browser import Look, open_context, send_message
+from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow]
 
@@ -77,6 +77,43 @@ async def test_a_model_is_loaded_with_values_within_its_constraints(whole_stack:
         await expect(state.get_by_text("unloaded", exact=True)).to_be_visible()
 
 
+async def test_a_failed_model_says_why_everywhere_and_is_reset(whole_stack: RoundhouseStack, look: Look) -> None:
+    async with open_context(whole_stack.url, look) as context:
+        page = await context.new_page()
+        await page.goto("/#/models/resting")
+        # Of a real engine: llama-server cannot have both.
+        form = page.get_by_role("form", name="Load with values")
+        await form.get_by_label("llama_server_flash_attn").select_option("off")
+        await form.get_by_label("llama_server_cache_type_v").select_option("q4_0")
+        await form.get_by_role("button", name="Load", exact=True).click()
+        state = page.get_by_role("region", name="State", exact=True)
+        await expect(state.get_by_text("failed", exact=True)).to_be_visible()
+        await expect(state).to_contain_text("It is tried again")
+        await page.get_by_role("link", name="All models").click()
+        await expect(row(page, "resting").get_by_role("list", name="Why resting is failed")).to_be_visible()
+
+        await page.goto("/#/chat")
+        await page.get_by_role("button", name="Model:").click()
+        picked = page.get_by_role("dialog", name="Models").get_by_role("button", name="resting")
+        await expect(picked).to_contain_text("failed")
+        await picked.click()
+        await expect(page.get_by_text("resting could not be loaded.")).to_be_visible()
+        await send_message(page, "Are you there?")
+        await expect(page.get_by_role("alert").filter(has_text="resting")).to_be_visible()
+        await expect(page.get_by_role("article", name="Your message")).to_contain_text("Are you there?")
+
+        other = await context.new_page()
+        await other.goto("/#/models")
+        await other.get_by_role("button", name="Reset resting to the files", exact=True).click()
+        await expect(row(other, "resting").get_by_role("heading", name="resting unloaded")).to_be_visible()
+        await page.get_by_role("button", name="Load it").click()
+        await expect(row(other, "resting").get_by_role("heading", name="resting loaded")).to_be_visible()
+        await page.get_by_role("button", name="Ask again").click()
+        await expect(page.get_by_role("article", name="Answer").last).to_contain_text(SENTENCE)
+        await other.get_by_role("button", name="Reset resting to the files", exact=True).click()
+        await expect(row(other, "resting").get_by_role("heading", name="resting unloaded")).to_be_visible()
+
+
 async def test_memory_of_gpus_is_shown_as_bars(whole_stack: RoundhouseStack, look: Look) -> None:
     gpu = {"index": 0, "name": "NVIDIA Fake", "used_mib": 6000, "total_mib": 8000, "uuid": "GPU-1", "claimed_mib": 4000}
     gpu |= {"utilization_percent": 37, "processes": None, "mig": None, "is_unified": False}
@@ -139,6 +176,26 @@ async def test_a_model_is_looked_at_downloaded_declared_and_removed(whole_stack:
         await page.get_by_role("button", name="Yes").click()
         await expect(page.get_by_role("status").filter(has_text="are free again")).to_be_visible()
         await expect(stored).to_have_count(0)
+
+
+async def test_a_download_is_cancelled(whole_stack: RoundhouseStack, look: Look) -> None:
+    async with open_context(whole_stack.url, look) as context:
+        page = await context.new_page()
+        await page.goto("/#/models")
+        await page.get_by_role("textbox", name="Reference of a model").fill(f"{ENDLESS}:Q4_K_M")
+        await page.get_by_role("button", name="Look", exact=True).click()
+        await (
+            page.get_by_role("region", name="What was found", exact=True).get_by_role("button", name="Download").click()
+        )
+        download = page.get_by_role("list", name="Downloads").get_by_role("listitem").filter(has_text=ENDLESS)
+        # The hub has stopped in the middle of the file.
+        await expect(download.get_by_role("meter", name="Downloaded")).to_have_js_property("value", 50)
+        await download.get_by_role("button", name="Cancel").click()
+        await expect(download).to_contain_text("cancelled")
+        await expect(download.get_by_role("meter")).to_have_count(0)
+        await download.get_by_role("button", name="Download again").click()
+        await download.get_by_role("button", name="Cancel").click()
+        await expect(download.get_by_role("button", name="Download again")).to_be_visible()
 
 
 @pytest.fixture(scope="module")
