@@ -25,7 +25,7 @@ REPOSITORY = "clock/work-GGUF"
 FILE = "work-Q4_K_M.gguf"
 ENDLESS = "clock/endless-GGUF"
 ENDLESS_FILE = "endless-Q4_K_M.gguf"
-"""Of this file the hub gives one half, and then nothing more."""
+"""The hub gives this file more slowly than a test may take."""
 CITING = ("Coal is stored beside the shed ", "[1]", ".")
 """What the model `citing` says, whatever it is asked."""
 MODELS: Mapping[str, Any] = {
@@ -42,13 +42,12 @@ def managed_stack(root: Path, clockwork: Path) -> Iterator[RoundhouseStack]:
     """Controller, gateway, retrieval and transfers as processes. The hub has `REPOSITORY`, with `clockwork` in it, and
     `ENDLESS`."""
     require_page()
-    endless = make_gguf()
     repositories = [
         HubRepository(REPOSITORY, {FILE: clockwork, "README.md": b"hi"}),
-        HubRepository(ENDLESS, {ENDLESS_FILE: endless}),
+        HubRepository(ENDLESS, {ENDLESS_FILE: make_gguf()}),
     ]
-    stall = Fault("stall", path=ENDLESS_FILE, after_bytes=len(endless) // 2, times=0)
-    with FakeHub(repositories, faults=FaultPlan(stall)) as hub:
+    slow = Fault("slow", path=ENDLESS_FILE, bytes_per_s=1_000, times=0)
+    with FakeHub(repositories, faults=FaultPlan(slow)) as hub:
         stack = RoundhouseStack(root, "process", _settings(root, hub))
         stack.settings["ROUNDHOUSE_GATEWAY_URL"] = stack.url
         shutil.copy(clockwork, stack.models / "clockwork.gguf")

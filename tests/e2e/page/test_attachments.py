@@ -71,7 +71,7 @@ async def attach(page: Page, name: str, kind: str, content: bytes) -> Locator:
 
 
 async def take_picture(page: Page, name: str, content: bytes) -> Locator:
-    """Take a picture by the camera of a phone, which the browser opens. Returns its entry in the list of attachments."""
+    """Take a picture by a phone's camera, which the browser opens. Returns its entry in the list of attachments."""
     async with page.expect_file_chooser() as opened:
         await page.get_by_role("button", name="Take a picture").click()
     camera = await opened.value

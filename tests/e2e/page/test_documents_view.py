@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Mapping
+from typing import Any
 
 import aiohttp
 import pytest
@@ -11,6 +13,7 @@ from playwright.async_api import FilePayload, expect
 
 from tests.support.page_browser import Look, open_context, send_message
 from tests.support.roundhouse_stack import RoundhouseStack
+from tests.support.spoken_stack import message
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow]
 
@@ -122,12 +125,13 @@ async def test_an_answer_is_grounded_on_documents_and_its_citation_opens(
         await page.keyboard.press("Escape")
         await expect(passage).to_have_count(0)
 
-        # An answer that was asked for without the passages, by another client: the page reads them of the document.
-        await page.goto(f"/#/chat/{await ask_grounded(whole_stack, store_id)}")
-        async with page.expect_response("**/v1/documents/*/chunks*"):
+        # Answers that do not hold their passages: of a file in a vector store, and of a document.
+        for conversation in (await ask_grounded(whole_stack, store_id), await cite_document(whole_stack)):
+            await page.goto(f"/#/chat/{conversation}")
             await answer.get_by_role("button", name="Source 1: coal.md").click()
-        await expect(passage).to_contain_text("Coal is stored beside the shed.")
-        await page.keyboard.press("Escape")
+            await expect(passage).to_contain_text("Coal is stored beside the shed.")
+            await page.keyboard.press("Escape")
+            await expect(passage).to_have_count(0)
         await page.goto("/#/documents")
         await store.get_by_role("button", name=f"Delete {store_name}").click()
         await store.get_by_role("button", name="Yes").click()
@@ -135,15 +139,32 @@ async def test_an_answer_is_grounded_on_documents_and_its_citation_opens(
 
 
 async def ask_grounded(stack: RoundhouseStack, store: str) -> str:
-    """Ask for an answer that is grounded on a vector store. Returns the id of its conversation."""
-    async with aiohttp.ClientSession(stack.url, headers={"X-Client-Id": "roundhouse-page"}) as session:
-        async with session.post("/v1/conversations", json={"metadata": {"title": "Grounded"}}) as answer:
-            made: str = (await answer.json())["id"]
-        tools = [{"type": "file_search", "vector_store_ids": [store]}]
-        asked = {"model": "citing", "input": "Where is the coal?", "conversation": made, "tools": tools}
-        async with session.post("/v1/responses", json=asked) as answer:
-            assert answer.status == 200, await answer.text()
+    """Ask for an answer that is grounded on a vector store, without its passages. Returns the conversation's id."""
+    made: str = (await post(stack, "/v1/conversations", {"metadata": {"title": "Grounded"}}))["id"]
+    tools = [{"type": "file_search", "vector_store_ids": [store]}]
+    asked = {"model": "citing", "input": "Where is the coal?", "conversation": made, "tools": tools}
+    await post(stack, "/v1/responses", asked)
     return made
+
+
+async def cite_document(stack: RoundhouseStack) -> str:
+    """Store a conversation whose answer cites a document. Returns its id."""
+    document = {"id": "cited", "text": COAL, "filename": "coal.md"}
+    await post(stack, "/v1/documents?wait=true", document)
+    cited = {"type": "file_citation", "document_id": "cited", "filename": "coal.md", "number": 1, "chunk": 0}
+    answer = message("assistant", "Beside the shed [1].", [cited])
+    made = await post(stack, "/v1/conversations", {"items": [message("user", "Where is the coal?"), answer]})
+    return str(made["id"])
+
+
+async def post(stack: RoundhouseStack, path: str, body: Mapping[str, Any]) -> Any:
+    """Ask the gateway as the page does."""
+    async with (
+        aiohttp.ClientSession(stack.url, headers={"X-Client-Id": "roundhouse-page"}) as session,
+        session.post(path, json=body) as answer,
+    ):
+        assert answer.status in (200, 202), await answer.text()
+        return await answer.json()
 
 
 async def test_retrieval_that_is_away_is_said(whole_stack: RoundhouseStack, look: Look) -> None:

@@ -81,10 +81,9 @@ async def test_a_failed_model_says_why_everywhere_and_is_reset(whole_stack: Roun
     async with open_context(whole_stack.url, look) as context:
         page = await context.new_page()
         await page.goto("/#/models/resting")
-        # Of a real engine: llama-server cannot have both.
+        # The file has no layers for it, so that llama-server ends.
         form = page.get_by_role("form", name="Load with values")
-        await form.get_by_label("llama_server_flash_attn").select_option("off")
-        await form.get_by_label("llama_server_cache_type_v").select_option("q4_0")
+        await form.get_by_label("llama_server_spec_type").select_option("draft-mtp")
         await form.get_by_role("button", name="Load", exact=True).click()
         state = page.get_by_role("region", name="State", exact=True)
         await expect(state.get_by_text("failed", exact=True)).to_be_visible()
@@ -188,8 +187,7 @@ async def test_a_download_is_cancelled(whole_stack: RoundhouseStack, look: Look)
             page.get_by_role("region", name="What was found", exact=True).get_by_role("button", name="Download").click()
         )
         download = page.get_by_role("list", name="Downloads").get_by_role("listitem").filter(has_text=ENDLESS)
-        # The hub has stopped in the middle of the file.
-        await expect(download.get_by_role("meter", name="Downloaded")).to_have_js_property("value", 50)
+        await expect(download.get_by_role("meter", name="Downloaded")).to_be_visible()
         await download.get_by_role("button", name="Cancel").click()
         await expect(download).to_contain_text("cancelled")
         await expect(download.get_by_role("meter")).to_have_count(0)

@@ -61,8 +61,8 @@ def growing_engine() -> Iterator[PacedEngine]:
 def stack(
     tmp_path_factory: pytest.TempPathFactory, clockwork: Path, engine: PacedEngine, growing_engine: PacedEngine
 ) -> Iterator[RoundhouseStack]:
-    """A real llama-server with `clockwork`; engines that a test paces, `narrow` with one slot and one place in its queue;
-    and a model that is off."""
+    """A real llama-server with `clockwork`; engines that a test paces, of which `narrow` has one slot and one place in
+    its queue; and a model that is off."""
     require_page()
     settings = {"ROUNDHOUSE_MDNS": "off", "ROUNDHOUSE_PROBE_INTERVAL_S": "0.2"}
     stack = RoundhouseStack(tmp_path_factory.mktemp("streams"), "process", settings)

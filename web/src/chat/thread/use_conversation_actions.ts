@@ -131,9 +131,11 @@ export function useConversationActions(shown: Conversation | null): Conversation
         const parentId = conversation.active_item_id ?? null;
         const run = runs.prepare(conversation.id);
         if (isInBrowser(conversation.id)) {
-          await addItems(client, conversation.id, input, parentId);
+          const answers = input.map((item) => ({ ...item, id: `mcpa_${crypto.randomUUID().replaceAll("-", "")}` }));
+          await addItems(client, conversation.id, answers, parentId);
           await refresh(conversation.id);
-          await request(conversation, run, parentId);
+          // What comes of the calls follows the answers: beside them it would be another branch, without them.
+          await request(conversation, run, answers.at(-1)?.id ?? parentId);
         } else {
           // The gateway runs the calls that the request's own input approves, and adds that to the conversation.
           await runs.begin(conversation.id, run, parentId, { ...requestFields(conversation), input });
