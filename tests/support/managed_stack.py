@@ -13,7 +13,6 @@ from typing import Any
 
 import aiohttp
 
-from tests.support.fake_hub.faults import Fault, FaultPlan
 from tests.support.fake_hub.repositories import HubRepository, make_gguf
 from tests.support.fake_hub.server import FakeHub
 from tests.support.page_browser import require_page
@@ -23,9 +22,8 @@ from tests.support.wait import until
 
 REPOSITORY = "clock/work-GGUF"
 FILE = "work-Q4_K_M.gguf"
-ENDLESS = "clock/endless-GGUF"
-ENDLESS_FILE = "endless-Q4_K_M.gguf"
-"""The hub gives this file more slowly than a test may take."""
+LARGE = "clock/large-GGUF"
+LARGE_FILE = "large-Q4_K_M.gguf"
 CITING = ("Coal is stored beside the shed ", "[1]", ".")
 """What the model `citing` says, whatever it is asked."""
 MODELS: Mapping[str, Any] = {
@@ -37,29 +35,32 @@ MODELS: Mapping[str, Any] = {
 """One model that serves, one that nobody wants, one whose file is missing, and one that cites."""
 
 
+def make_hub(clockwork: Path) -> FakeHub:
+    """A hub with `REPOSITORY`, which has the file `clockwork`, and `LARGE`, whose weights are zeros."""
+    return FakeHub(
+        [
+            HubRepository(REPOSITORY, {FILE: clockwork, "README.md": b"hi"}),
+            HubRepository(LARGE, {LARGE_FILE: make_gguf(width=512)}),
+        ]
+    )
+
+
 @contextlib.contextmanager
-def managed_stack(root: Path, clockwork: Path) -> Iterator[RoundhouseStack]:
-    """Controller, gateway, retrieval and transfers as processes. The hub has `REPOSITORY`, with `clockwork` in it, and
-    `ENDLESS`."""
+def managed_stack(root: Path, clockwork: Path, hub: FakeHub) -> Iterator[RoundhouseStack]:
+    """Controller, gateway, retrieval and transfers as processes. Downloads come from the hub, which runs."""
     require_page()
-    repositories = [
-        HubRepository(REPOSITORY, {FILE: clockwork, "README.md": b"hi"}),
-        HubRepository(ENDLESS, {ENDLESS_FILE: make_gguf()}),
-    ]
-    slow = Fault("slow", path=ENDLESS_FILE, bytes_per_s=1_000, times=0)
-    with FakeHub(repositories, faults=FaultPlan(slow)) as hub:
-        stack = RoundhouseStack(root, "process", _settings(root, hub))
-        stack.settings["ROUNDHOUSE_GATEWAY_URL"] = stack.url
-        shutil.copy(clockwork, stack.models / "clockwork.gguf")
-        make_scripted_model(stack.models / "citing.gguf", CITING)
-        stack.declare(MODELS)
-        asyncio.run(_start(stack))
-        try:
-            yield stack
-        finally:
-            stack.kill("retrieval", signal.SIGTERM)
-            stack.kill("transfers", signal.SIGTERM)
-            asyncio.run(stack.close())
+    stack = RoundhouseStack(root, "process", _settings(root, hub))
+    stack.settings["ROUNDHOUSE_GATEWAY_URL"] = stack.url
+    shutil.copy(clockwork, stack.models / "clockwork.gguf")
+    make_scripted_model(stack.models / "citing.gguf", CITING)
+    stack.declare(MODELS)
+    asyncio.run(_start(stack))
+    try:
+        yield stack
+    finally:
+        stack.kill("retrieval", signal.SIGTERM)
+        stack.kill("transfers", signal.SIGTERM)
+        asyncio.run(stack.close())
 
 
 def _settings(root: Path, hub: FakeHub) -> dict[str, str]:

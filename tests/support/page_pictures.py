@@ -15,7 +15,7 @@ from playwright.async_api import Page, expect
 
 from tests.fakes.fake_mcp_server import text_result
 from tests.fakes.fake_tool_model import Move
-from tests.support.managed_stack import MODELS, managed_stack
+from tests.support.managed_stack import MODELS, make_hub, managed_stack
 from tests.support.page_browser import Look, open_context, send_message
 from tests.support.spoken_stack import spoken_stack
 from worker.clockwork import make_model
@@ -80,7 +80,7 @@ def draw_pictures(out: Path) -> None:
         with spoken_stack(Path(folder) / "spoken", {"look": text_result("It rains.")}) as spoken:
             spoken.scripts[QUESTION] = [Move(ANSWER)]
             asyncio.run(draw_chat(spoken.url, out))
-        with managed_stack(Path(folder) / "managed", clockwork) as stack:
+        with make_hub(clockwork) as hub, managed_stack(Path(folder) / "managed", clockwork, hub) as stack:
             # Its reason would show a path of this machine.
             stack.declare({name: fields for name, fields in MODELS.items() if name != "broken"})
             asyncio.run(stack.gone("broken"))

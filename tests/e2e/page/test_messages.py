@@ -9,53 +9,10 @@ from playwright.async_api import Page, expect
 
 from tests.fakes.fake_tool_model import Move
 from tests.support.page_browser import Look, open_context, send_message
+from tests.support.rich_markdown import RICH
 from tests.support.spoken_stack import SpokenStack, message
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow]
-
-PIXEL = (
-    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk"
-    "+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
-)
-RICH = f"""# Heading
-
-Some **bold** text, `code`, a [link](https://example.org/a) and a [bad one](javascript:alert(1)).
-
-```python
-def add(a, b):
-    return a + b
-```
-
-| name | value |
-| ---- | ----- |
-| one  | 1     |
-
-- [x] done
-- [ ] open
-
-Euler: $e^{{i\\pi}} + 1 = 0$ and for $5 or $6.
-
-$$
-\\int_0^1 x\\,dx = \\frac{{1}}{{2}}
-$$
-
-```mermaid
-graph TD
-  A[Start] --> B[End]
-```
-
-```mermaid
-graph nonsense ((
-```
-
-```html
-<p id="told">Hello from the preview</p><script>document.getElementById("told").textContent += "!"</script>
-```
-
-![a pixel]({PIXEL})
-
-![secret](https://evil.example/leak.png?data=1)
-"""
 
 
 async def open_conversation(page: Page, name: str) -> None:

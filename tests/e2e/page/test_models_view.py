@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from playwright.async_api import Locator, Page, Route, expect
 
-from tests.support.managed_stack import ENDLESS, FILE, REPOSITORY, keyed_stack, secret_of
+from tests.support.fake_hub.faults import Fault
+from tests.support.fake_hub.server import FakeHub
+from tests.support.managed_stack import FILE, LARGE, LARGE_FILE, REPOSITORY, keyed_stack, secret_of
 from tests.support.page_browser import Look, open_context, send_message
 from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
 
@@ -177,16 +179,25 @@ async def test_a_model_is_looked_at_downloaded_declared_and_removed(whole_stack:
         await expect(stored).to_have_count(0)
 
 
-async def test_a_download_is_cancelled(whole_stack: RoundhouseStack, look: Look) -> None:
+@pytest.fixture
+def slow_hub(hub: FakeHub) -> Iterator[FakeHub]:
+    """A hub that is made slow: it speaks as fast as ever when the test is over."""
+    yield hub
+    hub.faults.clear()
+
+
+async def test_a_download_is_cancelled(whole_stack: RoundhouseStack, slow_hub: FakeHub, look: Look) -> None:
     async with open_context(whole_stack.url, look) as context:
         page = await context.new_page()
         await page.goto("/#/models")
-        await page.get_by_role("textbox", name="Reference of a model").fill(f"{ENDLESS}:Q4_K_M")
+        await page.get_by_role("textbox", name="Reference of a model").fill(f"{LARGE}:Q4_K_M")
         await page.get_by_role("button", name="Look", exact=True).click()
-        await (
-            page.get_by_role("region", name="What was found", exact=True).get_by_role("button", name="Download").click()
-        )
-        download = page.get_by_role("list", name="Downloads").get_by_role("listitem").filter(has_text=ENDLESS)
+        found = page.get_by_role("region", name="What was found", exact=True)
+        await expect(found).to_contain_text("1 file")
+        # Slow enough that minutes are left, and not so slow that transfers waits long for its next piece of 64 KiB.
+        slow_hub.faults.add(Fault("slow", path=LARGE_FILE, bytes_per_s=50_000, times=0))
+        await found.get_by_role("button", name="Download").click()
+        download = page.get_by_role("list", name="Downloads").get_by_role("listitem").filter(has_text=LARGE)
         await expect(download.get_by_role("meter", name="Downloaded")).to_be_visible()
         await download.get_by_role("button", name="Cancel").click()
         await expect(download).to_contain_text("cancelled")

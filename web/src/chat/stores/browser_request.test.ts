@@ -18,16 +18,18 @@ it("sends the shown branch, and has nothing stored", async () => {
   expect((await browserRequest(made, "other")).model).toBe("other");
 });
 
-it("keeps ids of requests for calls, and the status of what was cut short", async () => {
+it("keeps ids of requests for calls and of calls, and the status of what was cut short", async () => {
   const store = browserStore();
   const made = await store.create({ title: "Tools", settings: {} });
   const asked = { id: "mcpr_1", type: "mcp_approval_request", server_label: "desk", name: "look", arguments: "{}" };
   const cut = { id: "a2", type: "message", role: "assistant", content: [], status: "incomplete" };
   const answered = { type: "mcp_approval_response", approval_request_id: "mcpr_1", approve: true };
-  await store.addItems(made.id, [asked, answered, cut], null);
+  const called = { id: "mcp_1", type: "mcp_call", server_label: "desk", name: "look", arguments: "{}", output: "Rain" };
+  await store.addItems(made.id, [asked, answered, called, cut], null);
   expect((await browserRequest(made)).input).toEqual([
     asked,
     answered,
+    called,
     { type: "message", role: "assistant", content: [], status: "incomplete" },
   ]);
 });
