@@ -40,7 +40,7 @@ def make_hub(clockwork: Path) -> FakeHub:
     return FakeHub(
         [
             HubRepository(REPOSITORY, {FILE: clockwork, "README.md": b"hi"}),
-            HubRepository(LARGE, {LARGE_FILE: make_gguf(width=512)}),
+            HubRepository(LARGE, {LARGE_FILE: make_gguf(width=1024)}),
         ]
     )
 
