@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.async_api import Page, ViewportSize, expect
+from playwright.async_api import Page, expect
 
 from tests.support.clockwork_stack import CLOCKWORK, clockwork_stack
-from tests.support.page_browser import PHONE, open_context, send_message
+from tests.support.page_browser import Look, open_context, send_message
 from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow]
@@ -50,8 +50,10 @@ async def ask(page: Page, text: str) -> dict[str, Any]:
     return fields
 
 
-async def test_parameters_presets_and_tools_of_a_conversation(stack: RoundhouseStack, tmp_path: Path) -> None:
-    async with open_context(stack.url) as context:
+async def test_parameters_presets_and_tools_of_a_conversation(
+    stack: RoundhouseStack, tmp_path: Path, look: Look
+) -> None:
+    async with open_context(stack.url, look) as context:
         page = await context.new_page()
         await page.goto("/")
         await open_settings(page)
@@ -93,9 +95,9 @@ async def test_parameters_presets_and_tools_of_a_conversation(stack: RoundhouseS
         assert {name: fields.get(name) for name in expected} == expected
 
 
-@pytest.mark.parametrize("viewport", [PHONE], ids=["phone"])
-async def test_a_model_is_loaded_on_selection_and_kept(stack: RoundhouseStack, viewport: ViewportSize | None) -> None:
-    async with open_context(stack.url, viewport=viewport) as context:
+@pytest.mark.looks(Look.PHONE)
+async def test_a_model_is_loaded_on_selection_and_kept(stack: RoundhouseStack, look: Look) -> None:
+    async with open_context(stack.url, look) as context:
         page = await context.new_page()
         await page.goto("/")
         await page.get_by_role("textbox", name="Message", exact=True).fill("A draft that a reload keeps")

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from playwright.async_api import Download, Page, expect
 
-from tests.support.page_browser import PHONE, open_context, send_message
+from tests.support.page_browser import Look, open_context, send_message
 from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow]
@@ -77,8 +77,8 @@ async def saved(page: Page, button: str) -> Download:
     return await download.value
 
 
-async def test_branches_are_kept_and_moved_between(page_stack: RoundhouseStack) -> None:
-    async with open_context(page_stack.url) as context:
+async def test_branches_are_kept_and_moved_between(page_stack: RoundhouseStack, look: Look) -> None:
+    async with open_context(page_stack.url, look) as context:
         page = await context.new_page()
         await page.goto("/")
         await answered(page, "First wording")
@@ -101,10 +101,17 @@ async def test_branches_are_kept_and_moved_between(page_stack: RoundhouseStack) 
         await expect(answer).to_have_count(1)
         await page.reload()
         await expect(mine).to_contain_text("1 / 2")
+        # The keys move between the branches of the last message that has some.
+        await page.keyboard.press("]")
+        await expect(mine).to_contain_text("Second wording")
+        await expect(answer).to_contain_text("2 / 2")
+        await page.keyboard.press("[")
+        await expect(answer).to_contain_text("1 / 2")
+        await expect(mine).to_contain_text("2 / 2")
 
 
-async def test_a_conversation_is_found_named_and_deleted(page_stack: RoundhouseStack) -> None:
-    async with open_context(page_stack.url) as context:
+async def test_a_conversation_is_found_named_and_deleted(page_stack: RoundhouseStack, look: Look) -> None:
+    async with open_context(page_stack.url, look) as context:
         page = await context.new_page()
         await page.goto("/")
         await answered(page, "Do wolpertingers sing?")
@@ -127,8 +134,8 @@ async def test_a_conversation_is_found_named_and_deleted(page_stack: RoundhouseS
         await expect(page.get_by_role("heading", name="What can I do for you?")).to_be_visible()
 
 
-async def test_a_model_of_the_users_choice_writes_titles(page_stack: RoundhouseStack) -> None:
-    async with open_context(page_stack.url) as context:
+async def test_a_model_of_the_users_choice_writes_titles(page_stack: RoundhouseStack, look: Look) -> None:
+    async with open_context(page_stack.url, look) as context:
         page = await context.new_page()
         await page.goto("/")
         await page.get_by_role("button", name="Import and options").click()
@@ -141,10 +148,12 @@ async def test_a_model_of_the_users_choice_writes_titles(page_stack: RoundhouseS
         await expect(written).to_be_visible()
 
 
-async def test_export_import_and_sharing_keep_every_word(page_stack: RoundhouseStack, tmp_path: Path) -> None:
+async def test_export_import_and_sharing_keep_every_word(
+    page_stack: RoundhouseStack, tmp_path: Path, look: Look
+) -> None:
     foreign = tmp_path / "open-webui.json"
     foreign.write_text(json.dumps(OPEN_WEBUI))
-    async with open_context(page_stack.url) as context:
+    async with open_context(page_stack.url, look) as context:
         page = await context.new_page()
         await page.goto("/")
         await page.get_by_role("button", name="Import and options").click()
@@ -171,8 +180,11 @@ async def test_export_import_and_sharing_keep_every_word(page_stack: RoundhouseS
         assert await page.title() == "Roundhouse"
 
 
-async def test_a_conversation_in_the_browser_alone_and_a_lost_connection(page_stack: RoundhouseStack) -> None:
-    async with open_context(page_stack.url, viewport=PHONE) as context:
+@pytest.mark.looks(Look.PHONE)
+async def test_a_conversation_in_the_browser_alone_and_a_lost_connection(
+    page_stack: RoundhouseStack, look: Look
+) -> None:
+    async with open_context(page_stack.url, look) as context:
         page = await context.new_page()
         await page.goto("/")
         await answered(page, "Known to the gateway")

@@ -65,9 +65,10 @@ function sayProgress({ stage, model, queuePosition, progress, promptTokens, esti
   switch (stage) {
     case "queue": {
       const wait = estimatedWaitMs === null ? "" : `, about ${Math.max(1, Math.round(estimatedWaitMs / 1000))} s`;
-      return queuePosition === null
+      // The API counts the request that is being answered, too: the first that waits has position 2.
+      return queuePosition === null || queuePosition < 2
         ? `Waiting for ${model}${wait}`
-        : `Number ${queuePosition} in the queue of ${model}${wait}`;
+        : `Number ${queuePosition - 1} in the queue of ${model}${wait}`;
     }
     case "load":
       return `Loading ${model}${percent}`;

@@ -145,6 +145,7 @@ export function useConversationActions(shown: Conversation | null, tree: ItemTre
         if (isInBrowser(conversation.id)) {
           await addItems(client, conversation.id, input, parentId);
           await refresh(conversation.id);
+          // What comes of the calls follows the answers: beside them it would be another branch, without them.
           await request(conversation, run, input.at(-1)?.id ?? parentId);
         } else {
           // The gateway runs the calls that the request's own input approves, and adds that to the conversation.
