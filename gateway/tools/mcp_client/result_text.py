@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-from gateway.tools.mcp_client.catalog import OfferedPrompt, OfferedResource
+from gateway.tools.mcp_client.catalog import OfferedPrompt, OfferedResource, PromptArgument
 
 if TYPE_CHECKING:
     from mcp_types import CallToolResult, Prompt, Resource, ResourceTemplate
@@ -14,6 +14,8 @@ LONGEST_DESCRIPTION: Final = 4096
 LONGEST_NAME: Final = 128
 """Characters of a tool's name; MCP allows no more."""
 LONGEST_URI: Final = 2048
+MOST_ARGUMENTS: Final = 100
+"""Arguments of a prompt that are listed."""
 
 
 def text_of_result(result: CallToolResult) -> str:
@@ -60,10 +62,8 @@ def describe_resource(resource: Resource | ResourceTemplate) -> OfferedResource:
 
 def describe_prompt(prompt: Prompt) -> OfferedPrompt:
     """Return a prompt for lists; long texts are cut."""
-    arguments = prompt.arguments or []
-    return OfferedPrompt(
-        name=prompt.name[:LONGEST_NAME],
-        description=(prompt.description or "")[:LONGEST_DESCRIPTION],
-        required=tuple(each.name[:LONGEST_NAME] for each in arguments if each.required),
-        optional=tuple(each.name[:LONGEST_NAME] for each in arguments if not each.required),
+    arguments = tuple(
+        PromptArgument(each.name[:LONGEST_NAME], (each.description or "")[:LONGEST_DESCRIPTION], bool(each.required))
+        for each in (prompt.arguments or [])[:MOST_ARGUMENTS]
     )
+    return OfferedPrompt(prompt.name[:LONGEST_NAME], (prompt.description or "")[:LONGEST_DESCRIPTION], arguments)

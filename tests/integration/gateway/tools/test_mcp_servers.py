@@ -53,7 +53,11 @@ async def test_a_real_server() -> None:
             ("notes://{day}", True),
         ]
         [prompt] = told["prompts"]
-        assert (prompt["name"], prompt["required"], prompt["optional"]) == ("greet", ["name"], ["language"])
+        assert (prompt["name"], prompt["description"]) == ("greet", "Greet somebody.")
+        assert prompt["arguments"] == [
+            {"name": "name", "description": "", "required": True},
+            {"name": "language", "description": "", "required": False},
+        ]
 
         assert await call_text(here, "demo__add", a=1, b=2) == "3"
         assert await call_code(here, "demo__add", a="x", b=2) == (400, "tool_arguments_invalid")
