@@ -164,6 +164,8 @@ class ToolRunner:
         called = f"{server}{SEPARATOR}{READ_RESOURCE}"
         with self._noting(caller, called, {"uri": uri}, request_id) as ending:
             connection = await self._find_server(caller, server, called)
+            if not connection.offers(READ_RESOURCE):
+                raise RoundhouseError("resource_not_found", f"No resources of {server} are offered.", param="uri")
             asked = connection.read_resource(uri, request_id)
             return ending.take(await _run_within(connection.route.timeout_s, called, asked))
 

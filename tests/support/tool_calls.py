@@ -61,7 +61,7 @@ async def list_servers(here: GatewayHarness, secret: str | None = None) -> dict[
 
 
 async def get_prompt(
-    here: GatewayHarness, server: str, name: str, secret: str | None = None, **arguments: Any
+    here: GatewayHarness, server: str, name: str, secret: str | None = None, /, **arguments: Any
 ) -> tuple[int, Any]:
     """Status and JSON of a prompt of a server."""
     return await _ask_server(here, f"{server}/prompts/{name}", {"arguments": arguments}, secret)

@@ -111,11 +111,11 @@ class ServerConnection:
     def _first_status(self, known: Catalog) -> ServerStatus:
         route = self.route
         prefix = f"{route.name}{SEPARATOR}"
-        tools = {name: each for name, each in known.tools.items() if self._offers(name.removeprefix(prefix))}
+        tools = {name: each for name, each in known.tools.items() if self.offers(name.removeprefix(prefix))}
         state: ServerState = "connecting" if route.url is not None or route.is_expected else "down"
         reason = None if route.url is not None else route.reason or "the controller does not run it"
-        resources = known.resources if self._offers(READ_RESOURCE) else ()
-        prompts = known.prompts if self._offers(GET_PROMPT) else ()
+        resources = known.resources if self.offers(READ_RESOURCE) else ()
+        prompts = known.prompts if self.offers(GET_PROMPT) else ()
         catalog = replace(known, tools=tools, resources=resources, prompts=prompts)
         return ServerStatus(route.name, state, self._clock(), reason, catalog)
 
@@ -356,8 +356,8 @@ class ServerConnection:
         """List what the server offers. Raises MCPError, or TimeoutError of the caller's: it does not answer."""
         offers = await list_offers(client)
         tools, left_out = await asyncio.to_thread(self._offer_tools, offers.tools)
-        resources = offers.resources if self._offers(READ_RESOURCE) else ()
-        prompts = offers.prompts if self._offers(GET_PROMPT) else ()
+        resources = offers.resources if self.offers(READ_RESOURCE) else ()
+        prompts = offers.prompts if self.offers(GET_PROMPT) else ()
         status = self.status
         catalog = Catalog(tools, resources, prompts, tuple(left_out))
         self.status = ServerStatus(status.name, status.state, status.since, status.reason, catalog)
@@ -368,7 +368,7 @@ class ServerConnection:
         left_out = []
         for tool in tools:
             name = f"{self.route.name}{SEPARATOR}{tool.name}"
-            if name in offered or not self._offers(tool.name):
+            if name in offered or not self.offers(tool.name):
                 continue
             if not is_usable_name(tool.name):
                 left_out.append(f"A tool is left out: its name {tool.name!r:.100} cannot be used.")
@@ -385,7 +385,9 @@ class ServerConnection:
             offered[name] = OfferedTool(self.route, called, check)
         return offered, left_out[:20]
 
-    def _offers(self, own_name: str) -> bool:
+    def offers(self, own_name: str) -> bool:
+        """Return whether the server's declaration names the tool of this name, its own, or `GET_PROMPT` or
+        `READ_RESOURCE`."""
         return self._patterns is None or self._patterns.matches(own_name)
 
     def _forget_client(self) -> None:
