@@ -257,7 +257,7 @@ class ServerConnection:
         return result
 
     def _failure(self, reason: str) -> RoundhouseError:
-        return RoundhouseError("tool_failed", f"The MCP server {self.route.name} failed: {reason:.300}.")
+        return RoundhouseError("tool_failed", f"The MCP server {self.route.name} failed: {reason[:300].removesuffix('.')}.")
 
     async def _keep_connected(self) -> None:
         """Connect again and again. Returns where the connection of a retired server ends."""
