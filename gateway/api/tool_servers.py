@@ -99,7 +99,7 @@ class ListedServer(BaseModel):
     resources: list[ListedResource] = Field(description="Empty if the caller may not call `SERVER__resources/read`.")
     prompts: list[ListedPrompt] = Field(description="Empty if the caller may not call `SERVER__prompts/get`.")
     reason: str | None = Field(
-        description="Why the server is not connected, or why tools of it are not offered; null: no reason, or the "
+        description="Why the server is not connected, or why something of it is not offered; null: no reason, or the "
         "caller may not administer."
     )
 

@@ -90,6 +90,18 @@ def dot() -> bytes:
     return PIXEL
 
 
+@server.resource("bundles://all", mime_type="application/zip")
+def bundle() -> bytes:
+    """What no message can have."""
+    return b"PK\x05\x06" + b"\xff" * 18
+
+
+@server.prompt()
+def broken() -> str:
+    """Always fail."""
+    raise ValueError("no steam")
+
+
 @server.prompt()
 def talk(subject: str) -> list[UserMessage | AssistantMessage]:
     """Begin to talk."""

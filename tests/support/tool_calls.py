@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from yarl import URL
+
 from tests.fakes.gateway_harness import GatewayHarness
 from tests.support.wait import until
 
@@ -63,7 +65,7 @@ async def list_servers(here: GatewayHarness, secret: str | None = None) -> dict[
 async def get_prompt(
     here: GatewayHarness, server: str, name: str, secret: str | None = None, /, **arguments: Any
 ) -> tuple[int, Any]:
-    """Status and JSON of a prompt of a server."""
+    """Status and JSON of a prompt of a server. `name` stands in the address as it is."""
     return await _ask_server(here, f"{server}/prompts/{name}", {"arguments": arguments}, secret)
 
 
@@ -74,7 +76,8 @@ async def read_resource(here: GatewayHarness, server: str, uri: Any, secret: str
 
 async def _ask_server(here: GatewayHarness, path: str, body: Any, secret: str | None) -> tuple[int, Any]:
     headers = {} if secret is None else {"authorization": f"Bearer {secret}"}
-    async with here.client.post(f"{here.url}/tools/servers/{path}", json=body, headers=headers) as answer:
+    url = URL(f"{here.url}/tools/servers/{path}", encoded=True)
+    async with here.client.post(url, json=body, headers=headers) as answer:
         return answer.status, await answer.json()
 
 

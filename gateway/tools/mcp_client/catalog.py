@@ -90,7 +90,7 @@ class Catalog:
     resources: tuple[OfferedResource, ...] = ()
     prompts: tuple[OfferedPrompt, ...] = ()
     left_out: tuple[str, ...] = ()
-    """Why tools of the server are not offered, one sentence each."""
+    """Why something of the server is not offered, one sentence each."""
 
     def find_prompt(self, name: str) -> OfferedPrompt | None:
         """Return the prompt of this name; None: the server lists none."""

@@ -12,7 +12,7 @@ from mcp_types import CONNECTION_CLOSED, PARSE_ERROR, Tool
 
 from gateway.tools.mcp_client.bounded_transport import TRANSPORT_FAILED
 from gateway.tools.mcp_client.catalog import OfferedPrompt, OfferedResource
-from gateway.tools.mcp_client.result_text import describe_prompt, describe_resource
+from gateway.tools.mcp_client.result_text import LONGEST_NAME, LONGEST_URI, describe_prompt, describe_resource
 
 MOST_TOOLS: Final = 500
 MOST_PAGES: Final = 50
@@ -31,6 +31,8 @@ class Offers:
     resources: tuple[OfferedResource, ...]
     """With the templates of resources, which come last."""
     prompts: tuple[OfferedPrompt, ...]
+    left_out: list[str]
+    """Why prompts and resources are left out, one sentence each."""
 
 
 async def list_offers(client: Client) -> Offers:
@@ -46,11 +48,22 @@ async def list_offers(client: Client) -> Offers:
     prompts: list[Any] = []
     if capabilities.prompts is not None:
         prompts = await _list_pages(client.list_prompts, "prompts", MOST_ENTRIES)
+    left_out: list[str] = []
+    offered = [describe_resource(each) for each in resources]
     return Offers(
         tools,
-        tuple(describe_resource(each) for each in resources),
-        tuple(describe_prompt(each) for each in prompts),
+        tuple(each for each in offered if _is_usable("resource", each.uri, LONGEST_URI, left_out)),
+        tuple(describe_prompt(each) for each in prompts if _is_usable("prompt", each.name, LONGEST_NAME, left_out)),
+        left_out,
     )
+
+
+def _is_usable(kind: str, name: str, longest: int, left_out: list[str]) -> bool:
+    """Return whether something can be asked for by its name, which stands in addresses; else note why not."""
+    is_usable = 0 < len(name) <= longest and name.isprintable()
+    if not is_usable:
+        left_out.append(f"A {kind} is left out: its name {name!r:.100} cannot be used.")
+    return is_usable
 
 
 async def _list_pages(list_page: Callable[..., Awaitable[Any]], entries: str, most: int) -> list[Any]:

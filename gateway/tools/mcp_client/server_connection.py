@@ -67,6 +67,8 @@ FEWEST_REFRESH_S: Final = 1.0
 """Seconds between two such questions, however often a server tells of changes."""
 CALLS_AT_ONCE: Final = 32
 """Calls that one server gets at the same time; further ones wait, within their own time."""
+MOST_LEFT_OUT: Final = 20
+"""Reasons that are told why something of a server is not offered."""
 _CHANGES: Final = (ToolListChangedNotification, ResourceListChangedNotification, PromptListChangedNotification)
 _SESSION_ENDED: Final = "Session terminated"
 """Message of the library where a server does not know the session any more, because it was started anew."""
@@ -257,7 +259,9 @@ class ServerConnection:
         return result
 
     def _failure(self, reason: str) -> RoundhouseError:
-        return RoundhouseError("tool_failed", f"The MCP server {self.route.name} failed: {reason[:300].removesuffix('.')}.")
+        return RoundhouseError(
+            "tool_failed", f"The MCP server {self.route.name} failed: {reason[:300].removesuffix('.')}."
+        )
 
     async def _keep_connected(self) -> None:
         """Connect again and again. Returns where the connection of a retired server ends."""
@@ -359,7 +363,7 @@ class ServerConnection:
         resources = offers.resources if self.offers(READ_RESOURCE) else ()
         prompts = offers.prompts if self.offers(GET_PROMPT) else ()
         status = self.status
-        catalog = Catalog(tools, resources, prompts, tuple(left_out))
+        catalog = Catalog(tools, resources, prompts, tuple((left_out + offers.left_out)[:MOST_LEFT_OUT]))
         self.status = ServerStatus(status.name, status.state, status.since, status.reason, catalog)
 
     def _offer_tools(self, tools: list[Any]) -> tuple[dict[str, OfferedTool], list[str]]:
@@ -383,7 +387,7 @@ class ServerConnection:
                 continue
             called = _ServerTool(self, tool.name, _spec_of(name, self.route, tool))
             offered[name] = OfferedTool(self.route, called, check)
-        return offered, left_out[:20]
+        return offered, left_out
 
     def offers(self, own_name: str) -> bool:
         """Return whether the server's declaration names the tool of this name, its own, or `GET_PROMPT` or

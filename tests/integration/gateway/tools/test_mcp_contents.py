@@ -100,6 +100,7 @@ async def test_a_real_server() -> None:
         assert await read_resource(here, "demo", "notes://friday") == (200, {"contents": [made]})
         dot = {"uri": "pictures://dot", "mimeType": "image/png", "blob": pixel}
         assert await read_resource(here, "demo", "pictures://dot") == (200, {"contents": [dot]})
+        assert refusal(await get_prompt(here, "demo", "broken")) == (502, "tool_failed", None)
         assert refusal(await get_prompt(here, "demo", "nothing")) == (404, "prompt_not_found", None)
         assert refusal(await read_resource(here, "demo", "nothing://")) == (404, "resource_not_found", "uri")
 
@@ -180,6 +181,21 @@ async def test_a_server_offers_what_its_declaration_names() -> None:
         await connected(here)
         assert (await get_prompt(here, "fake", "ask", city="Bonn"))[0] == 200
         assert refusal(await read_resource(here, "fake", "file:///a")) == (404, "resource_not_found", "uri")
+
+
+async def test_what_cannot_be_asked_for_is_left_out() -> None:
+    async with fake_mcp_server() as server, gateway_harness() as here:
+        server.prompts = [{"name": each} for each in ("a b/c?d=é%2F", "", "a\nb", "x" * 129, "x" * 128)]
+        server.resources = [{"uri": each, "name": "n" * 200} for each in ("a:" + "x" * 2047, "a:\u202eb", "a: b")]
+        server.answers["prompts/get"] = says("Rain?")
+        await here.publish(mcp_servers=(server.route(),))
+        told = await connected(here)
+        assert [each["name"] for each in told["prompts"]] == ["a b/c?d=é%2F", "x" * 128]
+        assert [(each["uri"], each["name"]) for each in told["resources"]] == [("a: b", "n" * 128)]
+        assert "A prompt is left out: its name 'a\\nb' cannot be used." in told["reason"]
+        assert "A resource is left out: its name 'a:\\u202eb' cannot be used." in told["reason"]
+        assert (await get_prompt(here, "fake", "x" * 128))[0] == 200
+        assert (await get_prompt(here, "fake", "a%20b/c%3Fd=%C3%A9%252F"))[0] == 200
 
 
 async def test_what_is_not_declared() -> None:

@@ -50,9 +50,12 @@ async def test_a_real_server() -> None:
         assert added["definition"]["function"]["parameters"]["required"] == ["a", "b"]
         assert [(each["uri"], each["is_template"]) for each in told["resources"]] == [
             ("notes://today", False),
+            ("pictures://dot", False),
+            ("bundles://all", False),
             ("notes://{day}", True),
         ]
-        [prompt] = told["prompts"]
+        assert [each["name"] for each in told["prompts"]] == ["broken", "talk", "greet"]
+        prompt = told["prompts"][-1]
         assert (prompt["name"], prompt["description"]) == ("greet", "Greet somebody.")
         assert prompt["arguments"] == [
             {"name": "name", "description": "", "required": True},
