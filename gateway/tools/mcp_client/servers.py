@@ -103,8 +103,17 @@ class McpServers:
     async def find_tool(self, server: str, name: str) -> OfferedTool | None:
         """Return the tool `name` (with the server's name before it) of a declared server; None: there is none.
 
+        Waits and raises as `find_connection`. Run the tool without an `await` in between: then the server is that of
+        the table in force.
+        """
+        connection = await self.find_connection(server)
+        return None if connection is None else connection.status.catalog.tools.get(name)
+
+    async def find_connection(self, server: str) -> ServerConnection | None:
+        """Return the connection to a declared server, which is connected; None: none of the name is declared.
+
         Waits up to `CALL_WAIT_S` for a server that is not connected, which is tried at once, or that the controller is
-        bringing up. Run the tool without an `await` in between: then the server is that of the table in force.
+        bringing up. Use it without an `await` in between: then the server is that of the table in force.
 
         Raises:
             RoundhouseError: `tool_failed`: the server is down.
@@ -116,7 +125,7 @@ class McpServers:
                     if connection is None:
                         await self._are_made.wait()
                     elif await connection.wait_connected():
-                        return connection.status.catalog.tools.get(name)
+                        return connection
                     elif connection is self._connections.get(server):
                         break
         except TimeoutError:

@@ -2,39 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
-from playwright.async_api import Page, expect
+from playwright.async_api import expect
 
-from tests.support.page_browser import DESK, PHONE, open_context
-from tests.support.require import require
-from tests.support.roundhouse_stack import REPOSITORY, SENTENCE, RoundhouseStack
+from tests.support.axe import AXE, require_axe, violations
+from tests.support.page_browser import open_context
+from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow]
 
-AXE: Path = REPOSITORY / "web/node_modules/axe-core/axe.min.js"
 DOCUMENT: dict[str, Any] = {"id": "coal", "text": "# Coal\n\nCoal is stored beside the shed.", "filename": "coal.md"}
-
-
-async def violations(page: Page) -> dict[str, list[str]]:
-    """What axe-core finds wrong with what the page shows now, each with its rule and elements, by theme and size of the
-    window. Of the dark theme, contrast alone is looked at: the elements are the same."""
-    found: dict[str, list[str]] = {}
-    for size, viewport in (("desk", DESK), ("phone", PHONE)):
-        await page.set_viewport_size(viewport)
-        for theme, options in (("light", {}), ("dark", {"runOnly": ["color-contrast"]})):
-            await page.emulate_media(color_scheme=theme)  # type: ignore[arg-type] # one of its literals
-            seen = await page.evaluate("async (options) => (await axe.run(options)).violations", options)
-            told = [
-                f"{each['id']}: {node['html']:.300} {node['failureSummary']}" for each in seen for node in each["nodes"]
-            ]
-            if told:
-                found[f"{size}, {theme}"] = told
-    await page.set_viewport_size(DESK)
-    return found
 
 
 @pytest.fixture
@@ -53,7 +33,7 @@ async def conversation(whole_stack: RoundhouseStack) -> str:
 
 
 async def test_no_view_has_a_violation(whole_stack: RoundhouseStack, conversation: str) -> None:
-    require("page", AXE.exists(), "axe-core is not installed: `web/build --with-checks`")
+    require_axe()
     async with open_context(whole_stack.url) as context:
         # A script of the browser's, before the page's own: the page's policy stays as it is.
         await context.add_init_script(path=AXE)

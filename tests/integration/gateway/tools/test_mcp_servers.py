@@ -50,10 +50,17 @@ async def test_a_real_server() -> None:
         assert added["definition"]["function"]["parameters"]["required"] == ["a", "b"]
         assert [(each["uri"], each["is_template"]) for each in told["resources"]] == [
             ("notes://today", False),
+            ("pictures://dot", False),
+            ("bundles://all", False),
             ("notes://{day}", True),
         ]
-        [prompt] = told["prompts"]
-        assert (prompt["name"], prompt["required"], prompt["optional"]) == ("greet", ["name"], ["language"])
+        assert [each["name"] for each in told["prompts"]] == ["broken", "talk", "greet"]
+        prompt = told["prompts"][-1]
+        assert (prompt["name"], prompt["description"]) == ("greet", "Greet somebody.")
+        assert prompt["arguments"] == [
+            {"name": "name", "description": "", "required": True},
+            {"name": "language", "description": "", "required": False},
+        ]
 
         assert await call_text(here, "demo__add", a=1, b=2) == "3"
         assert await call_code(here, "demo__add", a="x", b=2) == (400, "tool_arguments_invalid")

@@ -15,6 +15,8 @@ import { bytesOf, contentOf, MOST_BODY_MIB, sayBytes } from "./attachment";
 import { AttachmentList } from "./attachment_list";
 import { ModalityNote } from "./modality_note";
 import { LoadOffer, ModelPicker } from "./model_picker";
+import { appended, type PromptDraft } from "./server_offers/draft_of_prompt";
+import { ServerOffersButton, ServerOffersDialog } from "./server_offers/server_offers";
 import { SettingsDialog } from "./settings_dialog";
 import { useAttachments } from "./use_attachments";
 import { useDraft } from "./use_draft";
@@ -43,6 +45,8 @@ export function Composer({ conversationId, conversation, isRead, path, run, onSe
   const [isSending, setSending] = useState(false);
   const [error, setError] = useState<unknown>(null);
   const [isSettingsOpen, setSettingsOpen] = useState(false);
+  const [areOffersOpen, setOffersOpen] = useState(false);
+  const [note, setNote] = useState<string | null>(null);
   const isRunning = useIsRunning(run);
   const name = inUse.settings.model ?? models[0]?.id ?? "";
   const model = models.find((each) => each.id === name || each.aliases.includes(name)) ?? null;
@@ -61,11 +65,18 @@ export function Composer({ conversationId, conversation, isRead, path, run, onSe
       await onSend(content, text || (attachments.list[0]?.name ?? ""), { ...inUse.settings, model: name });
       setText("");
       attachments.clear();
+      setNote(null);
     } catch (problem) {
       setError(problem);
     } finally {
       setSending(false);
     }
+  }
+
+  function take({ text: added, files, note: told }: PromptDraft) {
+    setText(appended(text, added));
+    setNote(told);
+    if (files.length > 0) void attachments.add(files);
   }
 
   function onKeyDown(event: KeyboardEvent<HTMLTextAreaElement>) {
@@ -116,6 +127,11 @@ export function Composer({ conversationId, conversation, isRead, path, run, onSe
           </p>
         )}
         <AttachmentList attachments={attachments} />
+        {note !== null && (
+          <p role="status" className="break-words text-sm text-faint">
+            {note}
+          </p>
+        )}
         <textarea
           data-shortcut="message"
           aria-label="Message"
@@ -129,6 +145,7 @@ export function Composer({ conversationId, conversation, isRead, path, run, onSe
         />
         <div className="flex items-center gap-2">
           <AttachButtons onFiles={(files) => void attachments.add([...files])} />
+          <ServerOffersButton onPress={() => setOffersOpen(true)} />
           <ModelPicker
             models={models}
             chosen={name}
@@ -158,6 +175,7 @@ export function Composer({ conversationId, conversation, isRead, path, run, onSe
           )}
         </div>
       </form>
+      <ServerOffersDialog isOpen={areOffersOpen} onClose={() => setOffersOpen(false)} onTake={take} />
       <SettingsDialog
         isOpen={isSettingsOpen}
         onClose={() => setSettingsOpen(false)}
