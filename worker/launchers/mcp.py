@@ -12,7 +12,6 @@ left out.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import hmac
 import importlib.util
@@ -28,6 +27,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from worker.errors import LoadError, PortTakenError
+from worker.launchers.argument_parser import RaisingParser
 from worker.launchers.child_process import Ending, supervise
 from worker.preflight import open_listener, port_number
 
@@ -63,7 +63,7 @@ class Options:
 def run(arguments: Sequence[str]) -> int:
     """Host the server until a signal or its end, and return the worker's exit code: 0 after a signal, 2 for a wrong
     command line, 3 for a taken port, else 1. For a code other than 0, the last line on stderr says why. Blocks. Call
-    once, in the main thread. Raises SystemExit as `parse_arguments` does."""
+    once, in the main thread."""
     try:
         options = parse_arguments(arguments)
         token = _read_token()
@@ -96,18 +96,14 @@ def _read_token() -> str | None:
 
 
 def parse_arguments(arguments: Sequence[str]) -> Options:
-    """Return the parsed command line. Raises ValueError for a wrong one, but SystemExit with code 2, after a line on
-    stderr, if a flag is missing, and SystemExit for `--help`."""
-    parser = argparse.ArgumentParser(prog="python -m worker mcp", allow_abbrev=False, exit_on_error=False)
+    """Return the parsed command line. Raises ValueError for a wrong one."""
+    parser = RaisingParser()
     parser.add_argument("--host", required=True)
     parser.add_argument("--port", required=True)
     parser.add_argument("--name", required=True)
     parser.add_argument("--pass-env", action="append", default=[])
     end = arguments.index("--") if "--" in arguments else len(arguments)
-    try:
-        parsed, rest = parser.parse_known_args(list(arguments[:end]))
-    except argparse.ArgumentError as error:
-        raise ValueError(str(error)) from None
+    parsed, rest = parser.parse_known_args(list(arguments[:end]))
     command = tuple(arguments[end + 1 :])
     if rest or not command:
         raise ValueError(f"unknown argument {rest[0]}" if rest else "the server's command is missing after `--`")
