@@ -33,8 +33,8 @@ _SECRET_TEXTS: Final = re.compile(
 )
 """Texts that look like credentials: of HTTP, of well-known services, in addresses, and where a name says so."""
 _MOST_MASKED: Final = 2 * LONGEST_ARGUMENTS
-"""Characters of a call's texts that are looked at: what comes later is not shown. More than are shown, so that a secret at the
-end of what is shown is masked whole."""
+"""Characters of a call's texts that are looked at: what comes later is not shown. More than are shown, so that a secret
+at the end of what is shown is masked whole."""
 
 
 def redact_arguments(arguments: Fields) -> str:

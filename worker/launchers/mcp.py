@@ -43,6 +43,9 @@ LOCALE = ("LANG", "LANGUAGE", "TZ")
 PREFIX = "roundhouse mcp: "
 """What the line begins with by which the bridge tells its parent why it ends. It is not in the log."""
 HTTP_PATH = "/mcp"
+KEEP_ALIVE_SECONDS = 60
+"""Seconds that a connection without a request is kept: longer than clients keep theirs, so that none sends a call at
+the moment at which the bridge closes it."""
 STOP_SECONDS = 1
 """Seconds that answers have to end after SIGTERM."""
 
@@ -190,6 +193,7 @@ async def _serve(options: Options, listener: socket.socket, token: str | None, r
         access_log=False,
         log_level="warning",
         server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=STOP_SECONDS,
     )
     server = _quiet_server(config)
