@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from common.atomic_write import write_atomic
 from controller.schema.routing import Endpoint, ModelRoute
 from controller.schema.status import ModelState
 from gateway.storage import benchmark_results
@@ -112,12 +113,11 @@ async def test_the_event_loop_goes_on_while_a_result_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop, went_on = asyncio.get_running_loop(), threading.Event()
-    write = benchmark_results.write_atomic
 
     def slow(*arguments: Any, **options: Any) -> None:
         loop.call_soon_threadsafe(went_on.set)
         assert went_on.wait(DEADLINE_S)
-        write(*arguments, **options)
+        write_atomic(*arguments, **options)
 
     monkeypatch.setattr(benchmark_results, "write_atomic", slow)
     async with site(tmp_path) as (here, _):

@@ -65,7 +65,7 @@ async def test_a_gateway_of_another_version_is_said(
 
 
 async def test_a_document_that_cannot_be_exported_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    document = {**DOCUMENT, "declared_media_type": None, "sha256": 3, "metadata": {}, "chunking": {}}
+    document: dict[str, Any] = {**DOCUMENT, "declared_media_type": None, "sha256": 3, "metadata": {}, "chunking": {}}
     async with gateway_of_another_version({"data": [document], "has_more": False}) as url:
         done = await asyncio.to_thread(run, ["rag", "export", str(tmp_path / "documents.tar"), "--gateway", url])
     assert done == ExitCode.FAILED
