@@ -68,6 +68,9 @@ FEWEST_REFRESH_S: Final = 1.0
 """Seconds between two such questions, however often a server tells of changes."""
 CALLS_AT_ONCE: Final = 32
 """Calls that one server gets at the same time; further ones wait, within their own time."""
+IDLE_S: Final = 2.0
+"""Seconds that a connection without a request is kept. Usual servers (uvicorn, Node.js) close one after 5 s: a call
+that comes at that moment fails, and nobody knows whether it was carried out."""
 RECEIVE_BUFFER_BYTES: Final = 128 * 1024
 """What the system takes of an answer that is not read yet, before it has the server wait; Linux doubles it. The event
 loop reads all of it in one go, and its own buffer grows to megabytes for a server that floods: milliseconds in which no
@@ -320,7 +323,7 @@ class ServerConnection:
             httpx2.AsyncHTTPTransport(
                 verify=tls,
                 trust_env=False,
-                limits=httpx2.Limits(max_connections=None),
+                limits=httpx2.Limits(max_connections=None, keepalive_expiry=IDLE_S),
                 socket_options=[(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)],
             ),
             max_output_kib=route.max_output_kib,
