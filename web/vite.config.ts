@@ -1,12 +1,13 @@
 import tailwindcss from "@tailwindcss/vite";
 import react from "@vitejs/plugin-react";
 import { defineConfig } from "vite";
+import { onlyWoff2 } from "./only_woff2";
 
 const GATEWAY = process.env.ROUNDHOUSE_GATEWAY ?? "http://127.0.0.1:8080";
 
 export default defineConfig({
   base: "/page/",
-  plugins: [react(), tailwindcss()],
+  plugins: [onlyWoff2(), react(), tailwindcss()],
   build: {
     outDir: process.env.ROUNDHOUSE_PAGE_OUT ?? "../gateway/page/built",
     emptyOutDir: true,

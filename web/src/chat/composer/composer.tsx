@@ -1,6 +1,6 @@
 /** Where the next message is written: text, attachments, model, settings, and the button that sends or stops. */
 import { useQuery } from "@tanstack/react-query";
-import { type ClipboardEvent, type DragEvent, type FormEvent, type KeyboardEvent, useState } from "react";
+import { type ClipboardEvent, type DragEvent, type FormEvent, type KeyboardEvent, useMemo, useState } from "react";
 import { useClient } from "../../api/access";
 import { describeError } from "../../api/client";
 import type { ContentPart, Item } from "../../api/items";
@@ -51,7 +51,9 @@ export function Composer({ conversationId, conversation, isRead, path, run, onSe
   const name = inUse.settings.model ?? models[0]?.id ?? "";
   const model = models.find((each) => each.id === name || each.aliases.includes(name)) ?? null;
   const content = contentOf(text, attachments.list);
-  const bytes = attachments.list.length === 0 ? 0 : bytesOf(content);
+  // Counted once for all that is attached, and not for each key.
+  const attachedBytes = useMemo(() => bytesOf(contentOf("", attachments.list)), [attachments.list]);
+  const bytes = attachedBytes + bytesOf(contentOf(text, []));
   const isTooLarge = bytes > MOST_BODY_MIB * 1024 * 1024;
   const isComplete = content.length > 0 && attachments.reading === 0 && !isTooLarge;
   const canSend = isRead && isComplete && name !== "" && !isSending;
