@@ -13,6 +13,9 @@ export interface ListedTool {
   permissions: { write: boolean };
 }
 
+/** The collection that is all documents of the caller, beside the vector stores (docs/retrieval.md). */
+export const ALL_DOCUMENTS = "documents";
+
 export interface VectorStore {
   id: string;
   name: string | null;
