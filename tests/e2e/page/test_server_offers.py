@@ -60,7 +60,7 @@ async def test_a_prompt_and_resources_reach_the_model(spoken: SpokenStack) -> No
         offers = await open_offers(page)
         await offers.get_by_role("button", name="Attach resource note").click()
         await page.get_by_role("textbox", name="day").fill("a/b")
-        await page.get_by_role("button", name="Attach resource").click()
+        await page.keyboard.press("Enter")
         await expect(attached.filter(has_text="notes://a%2Fb")).to_be_visible()
         offers = await open_offers(page)
         await offers.get_by_role("button", name="Attach resource dot").click()

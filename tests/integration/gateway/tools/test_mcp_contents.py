@@ -363,7 +363,8 @@ async def test_each_is_recorded_and_counted_as_a_call() -> None:
         await here.publish(mcp_servers=(server.route(),), keys=(alice,))
 
         async def is_connected() -> bool:
-            return bool((await list_servers(here, "secret-alice"))["fake"]["state"] == "connected")
+            told: dict[str, Any] = (await list_servers(here, "secret-alice")).get("fake", {})
+            return told.get("state") == "connected"
 
         await until("it is connected", is_connected)
         await get_prompt(here, "fake", "ask", "secret-alice", city="password=hunter22")

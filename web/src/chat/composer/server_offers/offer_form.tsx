@@ -1,5 +1,5 @@
 /** The values that a prompt or a template of resources asks for. */
-import { useState } from "react";
+import { type KeyboardEvent, useState } from "react";
 import { Button } from "../../../ui/controls";
 
 export interface OfferField {
@@ -27,7 +27,7 @@ export function OfferForm({ title, description, fields, action, isAsking, onSubm
       className="flex flex-col gap-3"
       onSubmit={(event) => {
         event.preventDefault();
-        onSubmit(values);
+        if (!isAsking) onSubmit(values);
       }}
     >
       <h3 className="break-words font-semibold">{title}</h3>
@@ -45,6 +45,7 @@ export function OfferForm({ title, description, fields, action, isAsking, onSubm
             // biome-ignore lint/a11y/noAutofocus: as above
             autoFocus={place === 0}
             value={values[field.name] ?? ""}
+            onKeyDown={submitByEnter}
             onChange={({ target }) => setValues((before) => ({ ...before, [field.name]: target.value }))}
             className="rounded-md border border-line bg-raised px-2 py-1.5"
           />
@@ -59,4 +60,11 @@ export function OfferForm({ title, description, fields, action, isAsking, onSubm
       </div>
     </form>
   );
+}
+
+/** As in the message: Enter hands in, Shift+Enter begins a new line. */
+function submitByEnter(event: KeyboardEvent<HTMLTextAreaElement>) {
+  if (event.key !== "Enter" || event.shiftKey || event.nativeEvent.isComposing) return;
+  event.preventDefault();
+  event.currentTarget.form?.requestSubmit();
 }

@@ -124,7 +124,7 @@ function OffersChoice({ offers, search, isAsking, onSearch, onChoose }: OffersCh
             {server}
             {isConnected ? "" : " (not connected)"}
           </h3>
-          <Entries label={`Prompts of ${server}`}>
+          <Entries title="Prompts" server={server}>
             {prompts.map((prompt) => (
               <Entry
                 key={prompt.name}
@@ -136,7 +136,7 @@ function OffersChoice({ offers, search, isAsking, onSearch, onChoose }: OffersCh
               />
             ))}
           </Entries>
-          <Entries label={`Resources of ${server}`}>
+          <Entries title="Resources" server={server}>
             {resources.map((resource) => (
               <Entry
                 key={resource.uri}
@@ -154,12 +154,15 @@ function OffersChoice({ offers, search, isAsking, onSearch, onChoose }: OffersCh
   );
 }
 
-function Entries({ label, children }: { label: string; children: ReactNode[] }) {
+function Entries({ title, server, children }: { title: string; server: string; children: ReactNode[] }) {
   if (children.length === 0) return null;
   return (
-    <ul aria-label={label} className="flex flex-col">
-      {children}
-    </ul>
+    <>
+      <h4 className="px-2 text-xs text-faint">{title}</h4>
+      <ul aria-label={`${title} of ${server}`} className="mb-1 flex flex-col">
+        {children}
+      </ul>
+    </>
   );
 }
 
