@@ -50,6 +50,7 @@ def managed_stack(root: Path, clockwork: Path) -> Iterator[RoundhouseStack]:
 def _settings(root: Path, hub: FakeHub) -> dict[str, str]:
     return {
         "ROUNDHOUSE_MDNS": "off",
+        "ROUNDHOUSE_RESPONSES_RETENTION_H": "36",
         "ROUNDHOUSE_RETRIEVAL_LISTEN": f"unix:{root}/r.sock",
         "ROUNDHOUSE_RETRIEVAL_URL": f"unix:{root}/r.sock",
         "ROUNDHOUSE_TRANSFERS_LISTEN": f"unix:{root}/t.sock",

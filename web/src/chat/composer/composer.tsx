@@ -4,6 +4,7 @@ import { type ClipboardEvent, type DragEvent, type FormEvent, type KeyboardEvent
 import { useClient } from "../../api/access";
 import { describeError } from "../../api/client";
 import type { ContentPart, Item } from "../../api/items";
+import { limitsQuery } from "../../api/limits";
 import { chatModels, modelsQuery } from "../../models/models";
 import { Button, ErrorNote, IconButton } from "../../ui/controls";
 import { Icon } from "../../ui/icons";
@@ -11,7 +12,7 @@ import { type AnswerStream, isRunning as isLive } from "../answer_stream";
 import type { Conversation, ConversationSettings } from "../conversations";
 import { useSnapshot } from "../runs";
 import { AttachButtons } from "./attach_button";
-import { bytesOf, contentOf, MOST_BODY_MIB, sayBytes } from "./attachment";
+import { bytesOf, contentOf, sayBytes } from "./attachment";
 import { AttachmentList } from "./attachment_list";
 import { ModalityNote } from "./modality_note";
 import { LoadOffer, ModelPicker } from "./model_picker";
@@ -44,7 +45,8 @@ export function Composer({ conversation, path, run, onSend }: ComposerProps) {
   const model = models.find((each) => each.id === name || each.aliases.includes(name)) ?? null;
   const content = contentOf(text, attachments.list);
   const bytes = attachments.list.length === 0 ? 0 : bytesOf(content);
-  const isTooLarge = bytes > MOST_BODY_MIB * 1024 * 1024;
+  const mostBytes = useQuery(limitsQuery(client)).data?.max_body_bytes ?? Number.POSITIVE_INFINITY;
+  const isTooLarge = bytes > mostBytes;
   const canSend = content.length > 0 && name !== "" && attachments.reading === 0 && !isTooLarge && !isSending;
 
   async function submit(event?: FormEvent) {
@@ -107,7 +109,7 @@ export function Composer({ conversation, path, run, onSend }: ComposerProps) {
         )}
         {isTooLarge && (
           <p role="alert" className="text-sm text-bad">
-            The message has {sayBytes(bytes)}, and a request at most {MOST_BODY_MIB} MiB. Remove something.
+            The message has {sayBytes(bytes)}, and a request at most {sayBytes(mostBytes)}. Remove something.
           </p>
         )}
         <AttachmentList attachments={attachments} />
