@@ -3264,14 +3264,29 @@ export interface components {
             after: components["schemas"]["JsonValue"];
         };
         ProposedFiles: {
+            models?: {
+                [key: string]: {
+                    [key: string]: components["schemas"]["JsonValue"];
+                };
+            };
+            loads?: {
+                [key: string]: components["schemas"]["ProposedLoad"];
+            };
             /**
              * @example {
              *       "models.yaml": "models:\n  chat:\n    model_path: clockwork.gguf\n"
              *     }
              */
-            files: {
+            files?: {
                 [key: string]: string | null;
             };
+        };
+        ProposedLoad: {
+            values?: {
+                [key: string]: components["schemas"]["JsonValue"];
+            };
+            /** @default false */
+            restart: boolean;
         };
     };
     responses: never;
