@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import aiohttp
 import pytest
-from playwright.async_api import Locator, Page, expect
+from playwright.async_api import FilePayload, Locator, Page, expect
 
 from controller.schema.status import ModelState
 from tests.fakes.fake_paced_engine import PacedEngine, paced_engine
@@ -64,7 +65,7 @@ def stack(
     """A real llama-server with `clockwork`; engines that a test paces, of which `narrow` has one slot and one place in
     its queue; and a model that is off."""
     require_page()
-    settings = {"ROUNDHOUSE_MDNS": "off", "ROUNDHOUSE_PROBE_INTERVAL_S": "0.2"}
+    settings = {"ROUNDHOUSE_MDNS": "off", "ROUNDHOUSE_PROBE_INTERVAL_S": "0.2", "ROUNDHOUSE_MAX_BODY_MIB": "1"}
     stack = RoundhouseStack(tmp_path_factory.mktemp("streams"), "process", settings)
     shutil.copy(clockwork, stack.models / "clockwork.gguf")
     stack.declare(
@@ -133,6 +134,19 @@ async def says(engine: PacedEngine, count: int, *answers: Locator) -> str:
     return text
 
 
+async def said_until(engine: PacedEngine, count: int, shown: Locator) -> int:
+    """Allow one word after the other, until the page shows something. Returns their number."""
+
+    async def look() -> bool:
+        nonlocal count
+        count = min(count + 1, len(WORDS) - 1)
+        engine.allow(count)
+        return await shown.is_visible()
+
+    await until("it is shown", look)
+    return count
+
+
 async def test_no_break_of_the_connection_changes_the_text(
     stack: RoundhouseStack, engine: PacedEngine, record_property: RecordProperty, look: Look
 ) -> None:
@@ -189,7 +203,8 @@ async def test_a_second_tab_follows_and_either_may_stop(
         await second.goto(first.url)
         copy = second.get_by_role("article", name="Answer")
         await expect(second.get_by_role("article", name="Your message")).to_contain_text("Follow me")
-        said = await says(engine, 21, answer, copy)
+        count = await said_until(engine, 4, answer.get_by_text(re.compile(r"^[\d.]+ tokens/s$")))
+        said = await says(engine, count, answer, copy)
         await second.get_by_role("button", name="Stop", exact=True).click()
         for page in (first, second):
             await expect(page.get_by_text("You stopped this answer.")).to_be_visible()
@@ -258,6 +273,14 @@ async def test_a_refused_request_says_why_and_the_message_can_be_sent_again(stac
         await page.get_by_role("button", name="Ask again").click()
         await expect(page.get_by_role("article", name="Answer").last).to_contain_text(SENTENCE)
         await expect(page.get_by_role("article", name="Your message")).to_have_count(1)
+        # What the gateway would refuse for its size is not sent.
+        large: FilePayload = {"name": "large.txt", "mimeType": "text/plain", "buffer": b"a" * 900_000}
+        await page.get_by_label("Attach files from this device").set_input_files(large)
+        told = page.get_by_role("alert").filter(has_text="The message has 1.1 MiB, and a request at most 1.0 MiB.")
+        await expect(told).to_be_visible()
+        await expect(page.get_by_role("button", name="Send", exact=True)).to_be_disabled()
+        await page.get_by_role("button", name="Remove large.txt").click()
+        await expect(told).to_have_count(0)
 
 
 async def test_a_full_queue_is_said_and_loses_no_message(

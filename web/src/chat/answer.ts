@@ -36,6 +36,8 @@ export interface Answer {
   /** `running` until the last event; `incomplete`: the model's or the user's limit of tokens ended it. */
   status: "running" | "completed" | "incomplete" | "failed";
   items: readonly Item[];
+  /** Pieces of text, thoughts and arguments that have come: about as many tokens, as engines send each for itself. */
+  pieces: number;
   /** What the answer waits for; null once its text has begun. */
   progress: Progress | null;
   /** The usage as the response object has it; null before the end, and where the engine reported none. */
@@ -50,6 +52,7 @@ export const EMPTY_ANSWER: Answer = {
   model: null,
   status: "running",
   items: [],
+  pieces: 0,
   progress: null,
   usage: null,
   error: null,
@@ -80,8 +83,10 @@ export function applyEvent(answer: Answer, event: ServerEvent): Answer {
     case "response.output_text.delta":
     case "response.reasoning_text.delta":
     case "response.reasoning.delta":
-      return changePart(answer, index, data, (part) =>
-        withText(part, data.type === "response.output_text.delta", data.delta),
+      return countPiece(
+        changePart(answer, index, data, (part) =>
+          withText(part, data.type === "response.output_text.delta", data.delta),
+        ),
       );
     case "response.output_text.annotation.added":
       return changePart(answer, index, data, (part) =>
@@ -91,7 +96,9 @@ export function applyEvent(answer: Answer, event: ServerEvent): Answer {
       );
     case "response.function_call_arguments.delta":
     case "response.mcp_call_arguments.delta":
-      return changeItem(answer, index, (item) => ({ ...item, arguments: (item.arguments ?? "") + String(data.delta) }));
+      return countPiece(
+        changeItem(answer, index, (item) => ({ ...item, arguments: (item.arguments ?? "") + String(data.delta) })),
+      );
     case "response.mcp_call.in_progress":
       return changeItem(answer, index, (item) => ({ ...item, status: "in_progress" }));
     case "response.completed":
@@ -205,6 +212,10 @@ function errorOf(fields: Record<string, unknown>): AnswerError {
 
 function asItem(value: Record<string, unknown>): Item {
   return { parent_id: null, ...value } as Item;
+}
+
+function countPiece(answer: Answer): Answer {
+  return { ...answer, pieces: answer.pieces + 1 };
 }
 
 function setItem(answer: Answer, index: number, item: Item): Answer {

@@ -7,6 +7,7 @@ import { ApiError, NetworkError } from "../api/errors";
 import { EventParser } from "../api/sse";
 import { type Answer, type AnswerError, applyEvent, EMPTY_ANSWER, failAnswer, STOPPED } from "./answer";
 import { type ItemTimes, noteTimes } from "./figures";
+import { NO_PACE, notePace, type TokenPace } from "./token_pace";
 
 export type StreamState =
   /** Bytes come, or the answer waits in the queue or for its load. */
@@ -27,6 +28,8 @@ export interface StreamSnapshot {
   startedAt: number | null;
   endedAt: number | null;
   itemTimes: ItemTimes;
+  /** How fast it comes. */
+  pace: TokenPace;
 }
 
 const NOTHING_READ: StreamSnapshot = {
@@ -36,6 +39,7 @@ const NOTHING_READ: StreamSnapshot = {
   startedAt: null,
   endedAt: null,
   itemTimes: {},
+  pace: NO_PACE,
 };
 
 /** Delays between tries in milliseconds, the last one again and again. */
@@ -227,6 +231,7 @@ export class AnswerStream {
     this.#change({
       answer,
       startedAt: this.#snapshot.startedAt ?? (answer.items.length > 0 ? now : null),
+      pace: notePace(this.#snapshot.pace, answer.pieces, now),
       itemTimes: noteTimes(this.#snapshot.itemTimes, answer.items, now, answer.status !== "running"),
     });
   }

@@ -3,6 +3,7 @@ import type { Item } from "../api/items";
 import { EMPTY_ANSWER } from "./answer";
 import type { StreamSnapshot } from "./answer_stream";
 import { figuresOf, noteTimes, sumFigures, withFigures } from "./figures";
+import { NO_PACE } from "./token_pace";
 
 const THOUGHT: Item = { id: "rs_1", type: "reasoning", parent_id: null };
 const TEXT: Item = { id: "msg_1", type: "message", role: "assistant", parent_id: null };
@@ -19,6 +20,7 @@ const SNAPSHOT: StreamSnapshot = {
   requestedAt: 1000,
   startedAt: 1500,
   endedAt: 3500,
+  pace: NO_PACE,
   itemTimes: { rs_1: { from: 1500, until: 2700 }, msg_1: { from: 2700, until: 3500 } },
 };
 

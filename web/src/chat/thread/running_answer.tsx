@@ -6,6 +6,7 @@ import type { ItemTimes } from "../figures";
 import type { ItemTree } from "../item_tree";
 import { AnswerItemsContext } from "../markdown/citations";
 import { useSnapshot } from "../runs";
+import { sayPace } from "../token_pace";
 import { ItemView } from "./item_view";
 
 /** Shows the items of the answer that are not stored yet: those in `tree` are shown as the conversation's. */
@@ -39,10 +40,11 @@ export function RunningAnswer({ stream, tree }: { stream: AnswerStream; tree: It
   );
 }
 
-function Waiting({ snapshot: { answer, startedAt } }: { snapshot: StreamSnapshot }) {
+function Waiting({ snapshot: { answer, startedAt, pace, state } }: { snapshot: StreamSnapshot }) {
   if (answer.progress !== null) return <ProgressNote progress={answer.progress} />;
   if (answer.items.length === 0 || startedAt === null) return <p className="text-sm text-faint">Waiting…</p>;
-  return null;
+  if (pace.perSecond === null || state !== "connected") return null;
+  return <p className="text-xs tabular-nums text-faint">{sayPace(pace.perSecond)}</p>;
 }
 
 function tookMs(times: ItemTimes, id: string): number | null {
