@@ -112,7 +112,16 @@ async def send_message(page: Page, text: str) -> None:
 
 async def show_conversations(page: Page) -> None:
     """Have the list of conversations be there: on a phone it is behind a button."""
-    button = page.get_by_role("button", name="Show conversations")
+    await _press_if_there(page, "Show conversations")
+
+
+async def hide_conversations(page: Page) -> None:
+    """Have the conversation itself be there again, after `show_conversations`."""
+    await _press_if_there(page, "Hide conversations")
+
+
+async def _press_if_there(page: Page, name: str) -> None:
+    button = page.get_by_role("button", name=name)
     if await button.is_visible():
         await button.click()
 

@@ -36,6 +36,8 @@ async def violations(page: Page, within: str = "html") -> dict[str, list[str]]:
             told = [
                 f"{each['id']}: {node['html']:.300} {node['failureSummary']}" for each in seen for node in each["nodes"]
             ]
+            if await page.evaluate("document.documentElement.scrollWidth > innerWidth"):
+                told.append("wider than the window")
             if told:
                 found[f"{size}, {theme}"] = told
     await page.set_viewport_size(DESK)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.async_api import Download, Page, expect
 
-from tests.support.page_browser import Look, open_context, send_message, show_conversations
+from tests.support.page_browser import Look, hide_conversations, open_context, send_message, show_conversations
 from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow]
@@ -111,6 +111,7 @@ async def test_a_conversation_is_found_named_and_deleted(page_stack: RoundhouseS
         await page.get_by_role("button", name="Delete Alpine songs").click()
         await page.get_by_role("dialog").get_by_role("button", name="Delete", exact=True).click()
         await expect(entry).to_have_count(0)
+        await hide_conversations(page)
         await expect(page.get_by_role("heading", name="What can I do for you?")).to_be_visible()
 
 
@@ -159,6 +160,7 @@ async def test_export_import_and_sharing_keep_every_word(
         await page.get_by_label("File of conversations").set_input_files(tmp_path / "Roundhouse.json")
         await show_conversations(page)
         await expect(page.get_by_role("link", name=f"{TITLE} {look}")).to_have_count(2)
+        await hide_conversations(page)
         await expect(answer).to_contain_text(HOSTILE)
         await page.get_by_role("button", name="Previous branch").click()
         await expect(answer).to_contain_text("Left.")
