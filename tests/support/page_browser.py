@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 from urllib.parse import urlsplit
 
+import aiohttp
 from playwright.async_api import BrowserContext, ConsoleMessage, Page, Request, ViewportSize, async_playwright
 
 from gateway.page.page_files import BUILT_FOLDER, INDEX
 from tests.support.require import require
+from tests.support.roundhouse_stack import RoundhouseStack
 
 CHROMIUM = "chromium"
 DESK: ViewportSize = {"width": 1280, "height": 800}
@@ -109,6 +112,25 @@ async def send_message(page: Page, text: str) -> None:
 
 async def show_conversations(page: Page) -> None:
     """Have the list of conversations be there: on a phone it is behind a button."""
-    button = page.get_by_role("button", name="Show conversations")
+    await _press_if_there(page, "Show conversations")
+
+
+async def hide_conversations(page: Page) -> None:
+    """Have the conversation itself be there again, after `show_conversations`."""
+    await _press_if_there(page, "Hide conversations")
+
+
+async def _press_if_there(page: Page, name: str) -> None:
+    button = page.get_by_role("button", name=name)
     if await button.is_visible():
         await button.click()
+
+
+async def post_as_page(stack: RoundhouseStack, path: str, body: Mapping[str, Any]) -> Any:
+    """Ask a gateway without keys as the page does, so that what it makes is the page's user's. Returns the JSON."""
+    async with (
+        aiohttp.ClientSession(stack.url, headers={"X-Client-Id": "roundhouse-page"}) as session,
+        session.post(path, json=body) as answer,
+    ):
+        assert answer.status in (200, 202), await answer.text()
+        return await answer.json()

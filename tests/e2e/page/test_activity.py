@@ -66,14 +66,15 @@ async def test_keys_and_settings(whole_stack: RoundhouseStack, look: Look) -> No
         await expect(keys).to_contain_text("Begin a new conversation")
         await page.keyboard.press("Escape")
         await expect(keys).to_be_hidden()
-        await page.keyboard.press("Control+k")
-        search = page.get_by_role("searchbox", name="Search conversations")
-        await expect(search).to_be_focused()
+        await page.keyboard.press("Control+Shift+O")
+        message = page.get_by_role("textbox", name="Message", exact=True)
+        await expect(message).to_be_focused()
         # A character that is written is no key.
         await page.keyboard.press("?")
-        await expect(search).to_have_value("?")
-        await page.keyboard.press("Control+Shift+O")
-        await expect(page.get_by_role("textbox", name="Message", exact=True)).to_be_focused()
+        await expect(message).to_have_value("?")
+        if not look.is_phone:  # There the search is behind a button.
+            await page.keyboard.press("Control+k")
+            await expect(page.get_by_role("searchbox", name="Search conversations")).to_be_focused()
 
         await page.goto("/#/settings")
         await page.get_by_role("checkbox", name="Keys of a single character").uncheck()

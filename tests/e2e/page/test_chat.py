@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from playwright.async_api import Route, expect
 
-from tests.support.page_browser import Look, open_context, send_message
+from tests.support.page_browser import Look, open_context, send_message, show_conversations
 from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow]
@@ -17,10 +17,11 @@ async def test_a_first_message_is_answered_and_stays(page_stack: RoundhouseStack
     async with open_context(page_stack.url, look) as context:
         page = await context.new_page()
         await page.goto("/")
-        await send_message(page, "Hello there")
+        await send_message(page, f"Hello there, {look}")
         answer = page.get_by_role("article", name="Answer")
         await expect(answer.last).to_contain_text(SENTENCE)
-        await expect(page.get_by_role("link", name="Hello there")).to_be_visible()
+        await show_conversations(page)
+        await expect(page.get_by_role("link", name=f"Hello there, {look}")).to_be_visible()
         await page.reload()
         await expect(page.get_by_role("article", name="Your message")).to_contain_text("Hello there")
         await expect(answer.last).to_contain_text(SENTENCE)

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from playwright.async_api import Page, expect
 
+from controller.schema.status import ModelState
 from tests.support.clockwork_stack import CLOCKWORK, clockwork_stack
 from tests.support.page_browser import Look, open_context, send_message
 from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
@@ -117,3 +119,6 @@ async def test_a_model_is_loaded_on_selection_and_kept(stack: RoundhouseStack, l
         await expect(page.get_by_role("article", name="Answer").last).to_contain_text(SENTENCE)
         await page.reload()
         await expect(page.get_by_role("button", name="Model: second")).to_be_visible()
+    async with aiohttp.ClientSession(stack.url) as session, session.post("/v1/admin/models/second/reset") as answer:
+        assert answer.status == 200, await answer.text()
+    await stack.model_where("second", lambda model: model.state is ModelState.UNLOADED, "unloaded")

@@ -10,15 +10,16 @@ import aiohttp
 import pytest
 from playwright.async_api import Download, Page, expect
 
-from tests.support.page_browser import Look, open_context, send_message
+from tests.support.page_browser import Look, hide_conversations, open_context, send_message, show_conversations
 from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow]
 
 HOSTILE = "<img src=x onerror=\"document.title='owned'\">"
+TITLE = "From Open WebUI"
 OPEN_WEBUI = [
     {
-        "title": f"From Open WebUI {HOSTILE}",
+        "title": f"{TITLE} {HOSTILE}",
         "created_at": 1_790_000_000,
         "chat": {
             "models": ["clockwork"],
@@ -121,6 +122,7 @@ async def test_a_conversation_is_found_named_and_deleted(page_stack: RoundhouseS
         await page.get_by_role("textbox", name="Title").fill("Alpine songs")
         await page.get_by_role("dialog").get_by_role("button", name="Rename").click()
         await expect(page.get_by_role("heading", level=1, name="Alpine songs")).to_be_visible()
+        await show_conversations(page)
         await page.get_by_role("searchbox", name="Search conversations").fill("WOLPERT sing")
         entry = page.get_by_role("link", name="Alpine songs")
         await expect(entry).to_contain_text("wolpert")
@@ -131,6 +133,7 @@ async def test_a_conversation_is_found_named_and_deleted(page_stack: RoundhouseS
         await page.get_by_role("button", name="Delete Alpine songs").click()
         await page.get_by_role("dialog").get_by_role("button", name="Delete", exact=True).click()
         await expect(entry).to_have_count(0)
+        await hide_conversations(page)
         await expect(page.get_by_role("heading", name="What can I do for you?")).to_be_visible()
 
 
@@ -138,9 +141,11 @@ async def test_a_model_of_the_users_choice_writes_titles(page_stack: RoundhouseS
     async with open_context(page_stack.url, look) as context:
         page = await context.new_page()
         await page.goto("/")
+        await show_conversations(page)
         await page.get_by_role("button", name="Import and options").click()
         await page.get_by_label("Written by").select_option("clockwork")
         await page.keyboard.press("Escape")
+        await page.get_by_role("button", name="New conversation").click()
         await answered(page, "Name this one")
         written = page.get_by_role("heading", level=1, name=SENTENCE.rstrip("."))
         await expect(written).to_be_visible()
@@ -152,10 +157,11 @@ async def test_export_import_and_sharing_keep_every_word(
     page_stack: RoundhouseStack, tmp_path: Path, look: Look
 ) -> None:
     foreign = tmp_path / "open-webui.json"
-    foreign.write_text(json.dumps(OPEN_WEBUI))
+    foreign.write_text(json.dumps(OPEN_WEBUI).replace(TITLE, f"{TITLE} {look}"))
     async with open_context(page_stack.url, look) as context:
         page = await context.new_page()
         await page.goto("/")
+        await show_conversations(page)
         await page.get_by_role("button", name="Import and options").click()
         await page.get_by_label("File of conversations").set_input_files(foreign)
         answer = page.get_by_role("article", name="Answer")
@@ -171,9 +177,12 @@ async def test_export_import_and_sharing_keep_every_word(
         await expect(shared.get_by_text("Which?")).to_be_visible()
         await expect(shared.get_by_text(HOSTILE).last).to_be_visible()
         await shared.close()
+        await show_conversations(page)
         await page.get_by_role("button", name="Import and options").click()
         await page.get_by_label("File of conversations").set_input_files(tmp_path / "Roundhouse.json")
-        await expect(page.get_by_role("link", name="From Open WebUI")).to_have_count(2)
+        await show_conversations(page)
+        await expect(page.get_by_role("link", name=f"{TITLE} {look}")).to_have_count(2)
+        await hide_conversations(page)
         await expect(answer).to_contain_text(HOSTILE)
         await page.get_by_role("button", name="Previous branch").click()
         await expect(answer).to_contain_text("Left.")
@@ -188,7 +197,7 @@ async def test_a_conversation_in_the_browser_alone_and_a_lost_connection(
         page = await context.new_page()
         await page.goto("/")
         await answered(page, "Known to the gateway")
-        await page.get_by_role("button", name="Show conversations").click()
+        await show_conversations(page)
         await page.get_by_role("button", name="Import and options").click()
         await page.get_by_role("checkbox", name="Keep them in this browser alone").check()
         await page.keyboard.press("Escape")
@@ -199,11 +208,11 @@ async def test_a_conversation_in_the_browser_alone_and_a_lost_connection(
         await page.reload()
         await expect(page.get_by_role("article", name="Your message")).to_contain_text("Between us")
         await expect(page.get_by_role("article", name="Answer").last).to_contain_text(SENTENCE)
-        await page.get_by_role("button", name="Show conversations").click()
+        await show_conversations(page)
         await context.set_offline(True)
         await page.get_by_role("link", name="Known to the gateway").first.click()
         await expect(page.get_by_role("article", name="Your message")).to_contain_text("Known to the gateway")
-        await page.get_by_role("button", name="Show conversations").click()
+        await show_conversations(page)
         await expect(page.get_by_text("Shown is this browser's copy")).to_be_visible()
         await context.set_offline(False)
 

@@ -96,7 +96,7 @@ async def test_streams_tools_citations_and_names_do_not_run(spoken: SpokenStack,
         await expect(answers.last.get_by_text("20 tokens in")).to_be_visible()
         for each in await answers.last.locator("summary").all():
             await each.click()
-        await expect(answers.last.get_by_role("region", name="Result").first).to_contain_text("<script>")
+        await expect(answers.last.get_by_role("figure", name="Result").first).to_contain_text("<script>")
         await expect_unharmed(page)
 
 

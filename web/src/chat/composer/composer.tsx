@@ -59,7 +59,7 @@ export function Composer({ conversationId, conversation, isRead, path, run, onSe
   const isTooLarge = bytes > mostBytes;
   const isComplete = content.length > 0 && attachments.reading === 0 && !isTooLarge;
   // Until the gateway has taken a load, it refuses what waits for it.
-  const isLoadAsked = useIsMutating({ mutationKey: loadKey(name) }) > 0;
+  const isLoadAsked = useIsMutating({ mutationKey: loadKey(model?.id ?? "") }) > 0;
   const canSend = isRead && isComplete && name !== "" && !isLoadAsked && !isSending;
 
   async function submit(event?: FormEvent) {
