@@ -90,7 +90,7 @@ async def rich_conversation(whole_stack: RoundhouseStack) -> str:
 async def test_no_dialog_and_no_rich_answer_has_a_violation(
     whole_stack: RoundhouseStack, rich_conversation: str
 ) -> None:
-    require("page", AXE.exists(), "axe-core is not installed: `npm ci` in web/")
+    require_axe()
     async with open_context(whole_stack.url) as context:
         await context.add_init_script(path=AXE)
         page = await context.new_page()

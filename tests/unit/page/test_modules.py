@@ -86,4 +86,6 @@ def test_what_the_build_imports_is_no_check() -> None:
     wanted = json.loads((WEB / "package.json").read_text())
     imported = re.findall(r'^import .* from "([^"]+)";', (WEB / "vite.config.ts").read_text(), re.MULTILINE)
     assert imported
-    assert [name for name in imported if not name.startswith(("node:", "./")) and name not in wanted["dependencies"]] == []
+    assert [
+        name for name in imported if not name.startswith(("node:", "./")) and name not in wanted["dependencies"]
+    ] == []
