@@ -215,6 +215,44 @@ async def test_a_second_tab_follows_and_either_may_stop(
         await expect(answer).to_have_count(1)
 
 
+async def test_a_full_queue_is_said_and_loses_no_message(
+    stack: RoundhouseStack, engine: PacedEngine, look: Look
+) -> None:
+    async with open_context(stack.url, look) as context:
+        page = await context.new_page()
+        engine.allow(2)
+        answer = await ask(page, "Served", "narrow")
+        await says(engine, 2, answer)
+        # Both wait for the engine, so that nothing of this is shown for a moment alone.
+        await ask(page, "Queued", "narrow")
+        await expect(answer).to_contain_text("Number 1 in the queue of narrow")
+        await expect(page.get_by_role("button", name="Stop", exact=True)).to_be_visible()
+        queued = page.url
+        await ask(page, "Refused", "narrow")
+        reason = page.get_by_role("alert").filter(
+            has_text="Every slot of the model 'narrow' is taken, and 1 requests wait"
+        )
+        await expect(reason).to_be_visible()
+        mine = page.get_by_role("article", name="Your message")
+        await expect(mine).to_contain_text("Refused")
+        refused = page.url
+
+        await page.goto("/#/models/narrow")
+        state = page.get_by_role("region", name="State", exact=True)
+        await expect(state).to_contain_text("1 running, 1 waiting")
+        await page.goto(refused)
+        await page.reload()
+        await expect(mine).to_contain_text("Refused")
+        await expect(page.get_by_text("This message has no answer yet.")).to_be_visible()
+        engine.allow_all()
+        await page.goto(queued)
+        await expect(text_of(answer.last)).to_have_text(TEXT)
+        await page.goto(refused)
+        await page.get_by_role("button", name="Ask again").click()
+        await expect(text_of(answer.last)).to_have_text(TEXT)
+        await expect(mine).to_have_count(1)
+
+
 @pytest.mark.looks(Look.PHONE)
 async def test_what_a_killed_gateway_cut_is_marked_and_can_be_continued(
     stack: RoundhouseStack, engine: PacedEngine, look: Look
@@ -281,44 +319,6 @@ async def test_a_refused_request_says_why_and_the_message_can_be_sent_again(stac
         await expect(page.get_by_role("button", name="Send", exact=True)).to_be_disabled()
         await page.get_by_role("button", name="Remove large.txt").click()
         await expect(told).to_have_count(0)
-
-
-async def test_a_full_queue_is_said_and_loses_no_message(
-    stack: RoundhouseStack, engine: PacedEngine, look: Look
-) -> None:
-    async with open_context(stack.url, look) as context:
-        page = await context.new_page()
-        engine.allow(2)
-        answer = await ask(page, "Served", "narrow")
-        await says(engine, 2, answer)
-        # Both wait for the engine, so that nothing of this is shown for a moment alone.
-        await ask(page, "Queued", "narrow")
-        await expect(answer).to_contain_text("Number 1 in the queue of narrow")
-        await expect(page.get_by_role("button", name="Stop", exact=True)).to_be_visible()
-        queued = page.url
-        await ask(page, "Refused", "narrow")
-        reason = page.get_by_role("alert").filter(
-            has_text="Every slot of the model 'narrow' is taken, and 1 requests wait"
-        )
-        await expect(reason).to_be_visible()
-        mine = page.get_by_role("article", name="Your message")
-        await expect(mine).to_contain_text("Refused")
-        refused = page.url
-
-        await page.goto("/#/models/narrow")
-        state = page.get_by_role("region", name="State", exact=True)
-        await expect(state).to_contain_text("1 running, 1 waiting")
-        await page.goto(refused)
-        await page.reload()
-        await expect(mine).to_contain_text("Refused")
-        await expect(page.get_by_text("This message has no answer yet.")).to_be_visible()
-        engine.allow_all()
-        await page.goto(queued)
-        await expect(text_of(answer.last)).to_have_text(TEXT)
-        await page.goto(refused)
-        await page.get_by_role("button", name="Ask again").click()
-        await expect(text_of(answer.last)).to_have_text(TEXT)
-        await expect(mine).to_have_count(1)
 
 
 async def test_a_table_and_a_formula_grow_without_their_marks(
