@@ -28,6 +28,7 @@ from gateway.api import (
     conversations,
     document,
     errors,
+    gateway_limits,
     health,
     mcp,
     models,
@@ -44,6 +45,7 @@ from gateway.api import (
 from gateway.api.benchmarks import Benchmarks
 from gateway.api.declare import TAGS
 from gateway.api.direct_routes import DirectRoutes
+from gateway.api.gateway_limits import Limits
 from gateway.api.retrieval import RetrievalForward
 from gateway.api.tools import PostedCalls
 from gateway.control.admin_requests import AdminRequests
@@ -382,6 +384,7 @@ def create_gateway(
         aicore_probe,
     )
     metrics.show_localllm_names(ledger, health_sources.list_engines)
+    gateway_limits.declare(app, Limits.of(settings))
     health.declare(app, sources=health_sources, metrics=metrics, engines=engine_scraper)
     admin.declare(app, forward)
     page.declare(app, PageFiles(settings.page_folder or BUILT_FOLDER) if settings.page else None)

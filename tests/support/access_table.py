@@ -25,6 +25,7 @@ FAMILIES: Final = (
     # Files of the page, the same for everybody. They hold no data.
     Family("GET HEAD", "/ /page/{path:path}", "page"),
     Family("GET", "/openapi.json", "any_key"),
+    Family("GET", "/v1/limits", "inference"),
     # What of it a key opens, its tools say: each has a scope.
     Family("POST", "/mcp", "any_key"),
     Family("POST", "/health/warm", "inference"),

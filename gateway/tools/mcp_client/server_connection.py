@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -67,6 +68,13 @@ FEWEST_REFRESH_S: Final = 1.0
 """Seconds between two such questions, however often a server tells of changes."""
 CALLS_AT_ONCE: Final = 32
 """Calls that one server gets at the same time; further ones wait, within their own time."""
+IDLE_S: Final = 2.0
+"""Seconds that a connection without a request is kept. Usual servers (uvicorn, Node.js) close one after 5 s: a call
+that comes at that moment fails, and nobody knows whether it was carried out."""
+RECEIVE_BUFFER_BYTES: Final = 128 * 1024
+"""What the system takes of an answer that is not read yet, before it has the server wait; Linux doubles it. The event
+loop reads all of it in one go, and its own buffer grows to megabytes for a server that floods: milliseconds in which no
+stream goes on, for an answer that is not read further."""
 MOST_LEFT_OUT: Final = 20
 """Reasons that are told why something of a server is not offered."""
 _CHANGES: Final = (ToolListChangedNotification, ResourceListChangedNotification, PromptListChangedNotification)
@@ -312,7 +320,12 @@ class ServerConnection:
         assert route.url is not None
         tls = await asyncio.to_thread(httpx2.create_ssl_context) if route.url.startswith("https:") else False
         transport = BoundedTransport(
-            httpx2.AsyncHTTPTransport(verify=tls, trust_env=False, limits=httpx2.Limits(max_connections=None)),
+            httpx2.AsyncHTTPTransport(
+                verify=tls,
+                trust_env=False,
+                limits=httpx2.Limits(max_connections=None, keepalive_expiry=IDLE_S),
+                socket_options=[(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)],
+            ),
             max_output_kib=route.max_output_kib,
             within_s=route.timeout_s + CONNECT_S,
             calls=self._calls,

@@ -10,7 +10,7 @@ from playwright.async_api import Locator, Page, expect
 from tests.fakes.fake_tool_model import Move
 from tests.support.axe import AXE, require_axe, violations
 from tests.support.mcp_server_program import PIXEL
-from tests.support.page_browser import PHONE, open_context
+from tests.support.page_browser import PHONE, Look, open_context
 from tests.support.roundhouse_stack import RoundhouseStack
 from tests.support.spoken_stack import SpokenStack
 
@@ -78,7 +78,7 @@ async def test_a_prompt_and_resources_reach_the_model(spoken: SpokenStack) -> No
 
 async def test_what_fails_is_said_and_changes_nothing(spoken: SpokenStack) -> None:
     require_axe()
-    async with open_context(spoken.url, viewport=PHONE) as context:
+    async with open_context(spoken.url, Look.PHONE) as context:
         await context.add_init_script(path=AXE)
         page = await context.new_page()
         await page.goto("/#/chat")

@@ -1524,6 +1524,22 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/limits": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get: operations["get_limits_v1_limits_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/health": {
         parameters: {
             query?: never;
@@ -1629,6 +1645,14 @@ export interface components {
             soc_model: string | null;
             device: string | null;
             manufacturer: string | null;
+        };
+        AnswerFigures: {
+            model: string;
+            usage: {
+                [key: string]: unknown;
+            } | null;
+            first_token_ms: number | null;
+            total_ms: number | null;
         };
         AnthropicMessage: {
             id: string;
@@ -1899,6 +1923,7 @@ export interface components {
             id: string;
             type: string;
             parent_id: string | null;
+            answer?: components["schemas"]["ItemAnswer"] | null;
         } & {
             [key: string]: unknown;
         };
@@ -2222,6 +2247,11 @@ export interface components {
         } & {
             [key: string]: unknown;
         };
+        ItemAnswer: {
+            response_id: string;
+            took_ms: number | null;
+            figures: components["schemas"]["AnswerFigures"] | null;
+        };
         ItemList: {
             object: string;
             data: {
@@ -2230,6 +2260,18 @@ export interface components {
             first_id: string | null;
             last_id: string | null;
             has_more: boolean;
+        };
+        Limits: {
+            /**
+             * @default limits
+             * @constant
+             */
+            object: "limits";
+            max_body_bytes: number;
+            max_document_bytes: number | null;
+            retention_s: number;
+            max_stored_bytes: number;
+            stream_ttl_s: number;
         };
         ListedArgument: {
             name: string;
@@ -2499,6 +2541,9 @@ export interface components {
             instructions?: string | null;
             stream?: boolean | null;
             max_output_tokens?: number | null;
+            conversation?: string | {
+                [key: string]: unknown;
+            } | null;
             tools?: {
                 [key: string]: unknown;
             }[] | null;
@@ -3311,14 +3356,29 @@ export interface components {
             after: components["schemas"]["JsonValue"];
         };
         ProposedFiles: {
+            models?: {
+                [key: string]: {
+                    [key: string]: components["schemas"]["JsonValue"];
+                };
+            };
+            loads?: {
+                [key: string]: components["schemas"]["ProposedLoad"];
+            };
             /**
              * @example {
              *       "models.yaml": "models:\n  chat:\n    model_path: clockwork.gguf\n"
              *     }
              */
-            files: {
+            files?: {
                 [key: string]: string | null;
             };
+        };
+        ProposedLoad: {
+            values?: {
+                [key: string]: components["schemas"]["JsonValue"];
+            };
+            /** @default false */
+            restart: boolean;
         };
     };
     responses: never;
@@ -7413,6 +7473,25 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content?: never;
+            };
+        };
+    };
+    get_limits_v1_limits_get: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Limits"];
+                };
             };
         };
     };
