@@ -27,6 +27,9 @@ import { UnfinishedEnd } from "./unfinished_end";
 import { useConversationActions } from "./use_conversation_actions";
 import { useFollowedScroll } from "./use_followed_scroll";
 
+/** Readings of the items for one active item that none of them had. */
+const MOST_REREADS = 5;
+
 export function Thread({ conversationId }: { conversationId: string | null }) {
   const client = useClient();
   const queries = useQueryClient();
@@ -53,12 +56,15 @@ export function Thread({ conversationId }: { conversationId: string | null }) {
     return () => clearInterval(timer);
   }, [conversationId, runs]);
 
-  // The two are read at the same time, so the items may be those of a moment before. One more reading has the active one.
+  // The two are read at the same time, so the items may be those of a moment before. Another reading has the active one;
+  // this may happen more than once, because an answer's beginning and its end both have them read.
   const lacksActive = toldId !== null && items.isSuccess && !items.isFetching && !tree.items.has(toldId);
-  const readFor = useRef<string | null>(null);
+  const rereads = useRef({ toldId, tries: 0 });
   useEffect(() => {
-    if (conversationId === null || !lacksActive || readFor.current === toldId) return;
-    readFor.current = toldId;
+    if (conversationId === null || !lacksActive) return;
+    if (rereads.current.toldId !== toldId) rereads.current = { toldId, tries: 0 };
+    if (rereads.current.tries === MOST_REREADS) return;
+    rereads.current.tries += 1;
     void queries.invalidateQueries({ queryKey: conversationKeys.items(conversationId) });
   }, [conversationId, lacksActive, toldId, queries]);
 
