@@ -66,6 +66,7 @@ def managed_stack(root: Path, clockwork: Path, hub: FakeHub) -> Iterator[Roundho
 def _settings(root: Path, hub: FakeHub) -> dict[str, str]:
     return {
         "ROUNDHOUSE_MDNS": "off",
+        "ROUNDHOUSE_RESPONSES_RETENTION_H": "36",
         "ROUNDHOUSE_RETRIEVAL_LISTEN": f"unix:{root}/r.sock",
         "ROUNDHOUSE_RETRIEVAL_URL": f"unix:{root}/r.sock",
         "ROUNDHOUSE_TRANSFERS_LISTEN": f"unix:{root}/t.sock",

@@ -9,11 +9,13 @@ import pytest
 from playwright.async_api import expect
 
 from tests.fakes.fake_mcp_server import text_result
-from tests.support.attacks import CORPUS
+from tests.support.attacks import ATTACKING_NAMES, CORPUS
 from tests.support.campaign import campaign_name
 from tests.support.clockwork_stack import CLOCKWORK, clockwork_stack
 from tests.support.fake_hub.server import FakeHub
+from tests.support.loop_thread import open_in_thread
 from tests.support.managed_stack import make_hub, managed_stack
+from tests.support.mcp_servers import mcp_process
 from tests.support.page_browser import DEADLINE_MS, Look
 from tests.support.roundhouse_stack import RoundhouseStack
 from tests.support.spoken_stack import SpokenStack, spoken_stack
@@ -58,11 +60,15 @@ def whole_stack(tmp_path_factory: pytest.TempPathFactory, clockwork: Path, hub: 
 
 @pytest.fixture(scope="session")
 def spoken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SpokenStack]:
-    """A Roundhouse whose model says and calls what a test decides, with tools that tell much, fail, and attack."""
+    """A Roundhouse whose model says and calls what a test decides, with tools that tell much, fail, and attack, prompts
+    and resources that attack, and `demo`, a real server of the package `mcp`."""
     results = {
         "look": text_result("It rains. " * 300),
         "break": {**text_result("no such city"), "isError": True},
         "attack": text_result("\n\n".join(CORPUS)),
     }
-    with spoken_stack(tmp_path_factory.mktemp("spoken"), results) as stack:
+    with (
+        open_in_thread(mcp_process()) as demo,
+        spoken_stack(tmp_path_factory.mktemp("spoken"), results, ATTACKING_NAMES, {"demo": demo.url}) as stack,
+    ):
         yield stack

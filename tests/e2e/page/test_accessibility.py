@@ -3,45 +3,21 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.async_api import Page, expect
+from playwright.async_api import expect
 
-from tests.support.page_browser import DESK, PHONE, open_context, post_as_page
-from tests.support.require import require
+from tests.support.axe import AXE, require_axe, violations
+from tests.support.page_browser import open_context, post_as_page
 from tests.support.rich_markdown import RICH
-from tests.support.roundhouse_stack import REPOSITORY, SENTENCE, RoundhouseStack
+from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
 from tests.support.spoken_stack import message
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow]
 
-AXE: Path = REPOSITORY / "web/node_modules/axe-core/axe.min.js"
-LOOK_AT = "async ([within, options]) => (await axe.run(within, options)).violations"
 TABLE = "| second | table |\n| --- | --- |\n| 1 | 2 |"
 DOCUMENT: dict[str, Any] = {"id": "coal", "text": "# Coal\n\nCoal is stored beside the shed.", "filename": "coal.md"}
-
-
-async def violations(page: Page, within: str = "html") -> dict[str, list[str]]:
-    """What axe-core finds wrong with what the page shows now in an element, each with its rule and elements, by theme
-    and size of the window. Of the dark theme, contrast alone is looked at: the elements are the same. What a frame
-    holds is a model's, and not looked at."""
-    found: dict[str, list[str]] = {}
-    for size, viewport in (("desk", DESK), ("phone", PHONE)):
-        await page.set_viewport_size(viewport)
-        for theme, options in (("light", {}), ("dark", {"runOnly": ["color-contrast"]})):
-            await page.emulate_media(color_scheme=theme)  # type: ignore[arg-type] # one of its literals
-            seen = await page.evaluate(LOOK_AT, [within, {**options, "iframes": False}])
-            told = [
-                f"{each['id']}: {node['html']:.300} {node['failureSummary']}" for each in seen for node in each["nodes"]
-            ]
-            if await page.evaluate("document.documentElement.scrollWidth > innerWidth"):
-                told.append("wider than the window")
-            if told:
-                found[f"{size}, {theme}"] = told
-    await page.set_viewport_size(DESK)
-    return found
 
 
 @pytest.fixture
@@ -55,7 +31,7 @@ async def conversation(whole_stack: RoundhouseStack) -> str:
 
 
 async def test_no_view_has_a_violation(whole_stack: RoundhouseStack, conversation: str) -> None:
-    require("page", AXE.exists(), "axe-core is not installed: `npm ci` in web/")
+    require_axe()
     async with open_context(whole_stack.url) as context:
         # A script of the browser's, before the page's own: the page's policy stays as it is.
         await context.add_init_script(path=AXE)
@@ -74,6 +50,10 @@ async def test_no_view_has_a_violation(whole_stack: RoundhouseStack, conversatio
             await page.goto(f"/#/{view}")
             await expect(page.get_by_role("main").get_by_text(text).first).to_be_visible()
             found[view] = await violations(page)
+        await page.goto("/#/models/broken")
+        await page.get_by_role("button", name="What would happen").click()
+        await expect(page.get_by_role("list", name="What would happen")).to_contain_text("missing.gguf")
+        found["what would happen"] = await violations(page)
         await page.keyboard.press("?")
         await expect(page.get_by_role("dialog", name="Keys")).to_be_visible()
         found["keys"] = await violations(page)
@@ -110,7 +90,7 @@ async def rich_conversation(whole_stack: RoundhouseStack) -> str:
 async def test_no_dialog_and_no_rich_answer_has_a_violation(
     whole_stack: RoundhouseStack, rich_conversation: str
 ) -> None:
-    require("page", AXE.exists(), "axe-core is not installed: `npm ci` in web/")
+    require_axe()
     async with open_context(whole_stack.url) as context:
         await context.add_init_script(path=AXE)
         page = await context.new_page()

@@ -55,6 +55,7 @@ async def test_keys_and_settings(whole_stack: RoundhouseStack, look: Look) -> No
         await page.goto("/#/settings")
         about = page.get_by_role("region", name="About", exact=True)
         await expect(about).to_contain_text("connected")
+        await expect(page.get_by_text("for 36 hours after their last use")).to_be_visible()
         await page.get_by_role("radio", name="Dark").check()
         await page.reload()
         await expect(page.get_by_role("radio", name="Dark")).to_be_checked()

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from playwright.async_api import Download, Page, expect
 
@@ -39,6 +40,27 @@ OPEN_WEBUI = [
         },
     }
 ]
+
+
+NOTE_FIRST_SIGHT = """
+    new MutationObserver((_, observer) => {
+        const messages = document.querySelectorAll("[role=log] article");
+        if (messages.length === 0 || !messages[messages.length - 1].textContent.includes("Answer 499.")) return;
+        window.messagesAtFirstSight = messages.length;
+        observer.disconnect();
+    }).observe(document, { childList: true, subtree: true });
+"""
+"""Has a page note how many messages are there as soon as the newest one is."""
+
+
+def question_and_answer(number: int) -> list[dict[str, Any]]:
+    """Two items of a long conversation."""
+    question = {"type": "input_text", "text": f"Question {number}. " * 5}
+    answer = {"type": "output_text", "text": f"**Answer {number}.** " + "It depends. " * 40}
+    return [
+        {"type": "message", "role": "user", "content": [question]},
+        {"type": "message", "role": "assistant", "content": [answer]},
+    ]
 
 
 async def answered(page: Page, text: str) -> None:
@@ -201,3 +223,31 @@ def contains(value: Any, text: str) -> bool:
         return text in value
     values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return any(contains(each, text) for each in values)
+
+
+async def test_the_newest_messages_of_a_long_conversation_are_there_before_the_older_ones(
+    page_stack: RoundhouseStack,
+) -> None:
+    items = [message for number in range(500) for message in question_and_answer(number)]
+    async with (
+        aiohttp.ClientSession(page_stack.url) as session,
+        session.post("/v1/conversations", json={"items": items}) as made,
+    ):
+        conversation = (await made.json())["id"]
+    async with open_context(page_stack.url) as context:
+        page = await context.new_page()
+        await page.add_init_script(NOTE_FIRST_SIGHT)
+        await page.goto(f"/#/chat/{conversation}")
+        messages = page.locator("[role=log] article")
+        await expect(messages.last).to_be_in_viewport()
+        # Parsed as Markdown, and no older one kept the end out of sight.
+        await expect(messages.last.locator("strong")).to_have_text("Answer 499.")
+        assert 0 < await page.evaluate("window.messagesAtFirstSight") < len(items)
+        await expect(messages).to_have_count(len(items))
+        await expect(messages.last).to_be_in_viewport()
+        await expect(messages.first).not_to_be_in_viewport()
+        # The browser's own search finds what is far away, and what comes near is parsed.
+        assert await page.evaluate("window.find('Question 0.')")
+        await page.get_by_role("log", name="Messages").press("Home")
+        await expect(messages.first).to_be_in_viewport()
+        await expect(messages.nth(1).locator("strong")).to_have_text("Answer 0.")

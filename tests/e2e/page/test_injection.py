@@ -11,7 +11,7 @@ import pytest
 from playwright.async_api import Error, Page, Route, expect
 
 from tests.fakes.fake_tool_model import Call, Fields, Move
-from tests.support.attacks import CORPUS, IMAGE, SVG
+from tests.support.attacks import ATTACKING_NAMES, CORPUS, IMAGE, SVG
 from tests.support.page_browser import Look, open_context, send_message
 from tests.support.spoken_stack import SERVER, SpokenStack, message
 
@@ -97,4 +97,28 @@ async def test_streams_tools_citations_and_names_do_not_run(spoken: SpokenStack,
         for each in await answers.last.locator("summary").all():
             await each.click()
         await expect(answers.last.get_by_role("figure", name="Result").first).to_contain_text("<script>")
+        await expect_unharmed(page)
+
+
+async def test_prompts_and_resources_of_servers_do_not_run(spoken: SpokenStack) -> None:
+    text, names = "\n\n".join(ATTACKING_NAMES), len(ATTACKING_NAMES)
+    async with open_context(spoken.url) as context:
+        page = await context.new_page()
+        await page.goto("/#/chat")
+        button = page.get_by_role("button", name="Prompts and resources of servers")
+        dialog = page.get_by_role("dialog", name="Prompts and resources")
+        prompts = dialog.get_by_role("list", name=f"Prompts of {SERVER}").get_by_role("button")
+        resources = dialog.get_by_role("list", name=f"Resources of {SERVER}").get_by_role("button")
+        await button.click()
+        await expect(prompts).to_have_count(names + 1)
+        await expect(resources).to_have_count(names)
+        await expect_unharmed(page)
+        await prompts.first.click()
+        await expect(page.get_by_role("textbox", name="Message", exact=True)).to_have_value(text)
+        await button.click()
+        await resources.nth(1).click()
+        await expect(page.get_by_role("list", name="Attachments")).to_contain_text(ATTACKING_NAMES[1])
+        await button.click()
+        await prompts.last.click()
+        await expect(dialog.get_by_role("textbox", name=ATTACKING_NAMES[0])).to_be_focused()
         await expect_unharmed(page)

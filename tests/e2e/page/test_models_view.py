@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,16 @@ async def test_a_model_is_loaded_with_values_within_its_constraints(whole_stack:
         await expect(form.get_by_role("alert")).to_contain_text("llama_server_n_ctx")
         await length.fill("1024")
         await expect(form).to_contain_text("roundhouse load resting --set llama_server_n_ctx=1024")
+        # What it would do is told before, and nothing is done.
+        told = form.get_by_role("list", name="What would happen")
+        await form.get_by_role("button", name="What would happen").click()
+        await expect(told.get_by_role("listitem")).to_have_text([re.compile("^Start resting/0: .+[.]$")])
+        await expect(page.get_by_role("region", name="State", exact=True)).to_contain_text("unloaded")
+        await length.fill("0")
+        await expect(told).to_have_count(0)
+        await form.get_by_role("button", name="What would happen").click()
+        await expect(form.get_by_role("alert")).to_contain_text("llama_server_n_ctx")
+        await length.fill("1024")
         await form.get_by_role("button", name="Load", exact=True).click()
         state = page.get_by_role("region", name="State", exact=True)
         await expect(state).to_contain_text("llama_server_n_ctx = 1024")
@@ -77,6 +88,10 @@ async def test_a_model_is_loaded_with_values_within_its_constraints(whole_stack:
         await expect(page.get_by_role("region", name="Command line", exact=True)).to_contain_text("1024")
         await page.get_by_role("button", name="Reset resting to the files", exact=True).click()
         await expect(state.get_by_text("unloaded", exact=True)).to_be_visible()
+        # What stands in the way is told with its reason.
+        await page.goto("/#/models/broken")
+        await form.get_by_role("button", name="What would happen").click()
+        await expect(told.get_by_role("listitem")).to_have_text([re.compile("^broken cannot start: .*missing.gguf")])
 
 
 async def test_a_failed_model_says_why_everywhere_and_is_reset(whole_stack: RoundhouseStack, look: Look) -> None:
@@ -164,6 +179,10 @@ async def test_a_model_is_looked_at_downloaded_declared_and_removed(whole_stack:
         await expect(download).to_contain_text("finished")
 
         await download.get_by_role("textbox", name="Name of the model").fill("fetched")
+        await download.get_by_role("button", name="What would happen").click()
+        await expect(download.get_by_role("list", name="What would happen")).to_contain_text("Start fetched/0")
+        await expect(row(page, "clockwork")).to_be_visible()
+        await expect(row(page, "fetched")).to_have_count(0)
         await download.get_by_role("button", name="Declare as a model").click()
         await expect(row(page, "fetched")).to_contain_text("loaded")
         files = page.get_by_role("list", name="Models folder")

@@ -101,6 +101,7 @@ async def test_a_conversation_in_the_browser_alone_asks_too(spoken: SpokenStack,
         # What was allowed and called is in the browser, and goes along with the next question.
         await page.reload()
         await expect(asked).to_contain_text("You allowed this call.")
+        await expect(answers(page).last).to_contain_text("Wet, in secret.")
         await send_message(page, "And again")
         await expect(answers(page).last).to_contain_text("Still wet.")
         await expect(asked).to_have_count(1)
@@ -134,4 +135,4 @@ async def test_a_citation_opens_its_passage(spoken: SpokenStack, look: Look) -> 
         await page.keyboard.press("Escape")
         await expect(passage).to_have_count(0)
         await expect(mark).to_be_focused()
-        await expect(answers(page).get_by_text("Searched the documents: 1 passages")).to_be_visible()
+        await expect(answers(page).get_by_text("Searched the documents: 1 passage")).to_be_visible()

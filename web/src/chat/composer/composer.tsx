@@ -1,27 +1,35 @@
 /** Where the next message is written: text, attachments, model, settings, and the button that sends or stops. */
-import { useQuery } from "@tanstack/react-query";
-import { type ClipboardEvent, type DragEvent, type FormEvent, type KeyboardEvent, useState } from "react";
+import { useIsMutating, useQuery } from "@tanstack/react-query";
+import { type ClipboardEvent, type DragEvent, type FormEvent, type KeyboardEvent, useMemo, useState } from "react";
 import { useClient } from "../../api/access";
 import { describeError } from "../../api/client";
 import type { ContentPart, Item } from "../../api/items";
+import { limitsQuery } from "../../api/limits";
 import { chatModels, modelsQuery } from "../../models/models";
 import { Button, ErrorNote, IconButton } from "../../ui/controls";
 import { Icon } from "../../ui/icons";
-import { type AnswerStream, isRunning as isLive } from "../answer_stream";
+import type { AnswerStream } from "../answer_stream";
 import type { Conversation, ConversationSettings } from "../conversations";
-import { useSnapshot } from "../runs";
+import { useIsRunning } from "../runs";
 import { AttachButtons } from "./attach_button";
-import { bytesOf, contentOf, MOST_BODY_MIB, sayBytes } from "./attachment";
+import { bytesOf, contentOf, sayBytes } from "./attachment";
 import { AttachmentList } from "./attachment_list";
 import { ModalityNote } from "./modality_note";
-import { LoadOffer, ModelPicker } from "./model_picker";
+import { LoadOffer, loadKey, ModelPicker } from "./model_picker";
+import { appended, type PromptDraft } from "./server_offers/draft_of_prompt";
+import { ServerOffersButton, ServerOffersDialog } from "./server_offers/server_offers";
 import { SettingsDialog } from "./settings_dialog";
 import { useAttachments } from "./use_attachments";
 import { useDraft } from "./use_draft";
 import { useSettings } from "./use_settings";
 
 interface ComposerProps {
+  /** Null: the first message begins a conversation. */
+  conversationId: string | null;
+  /** Null before its first message, and until it is read. */
   conversation: Conversation | null;
+  /** Whether the conversation and its items are read, so that it is known what a message follows. */
+  isRead: boolean;
   /** Items of the branch that the message follows. */
   path: readonly Item[];
   run: AnswerStream | null;
@@ -29,23 +37,30 @@ interface ComposerProps {
   onSend: (content: ContentPart[], text: string, settings: ConversationSettings) => Promise<void>;
 }
 
-export function Composer({ conversation, path, run, onSend }: ComposerProps) {
+export function Composer({ conversationId, conversation, isRead, path, run, onSend }: ComposerProps) {
   const client = useClient();
   const models = chatModels(useQuery(modelsQuery(client)).data ?? []);
-  const [text, setText] = useDraft(conversation?.id ?? null);
+  const [text, setText] = useDraft(conversationId);
   const attachments = useAttachments();
   const inUse = useSettings(conversation);
   const [isSending, setSending] = useState(false);
   const [error, setError] = useState<unknown>(null);
   const [isSettingsOpen, setSettingsOpen] = useState(false);
-  const snapshot = useSnapshot(run);
-  const isRunning = snapshot !== null && isLive(snapshot);
+  const [areOffersOpen, setOffersOpen] = useState(false);
+  const [note, setNote] = useState<string | null>(null);
+  const isRunning = useIsRunning(run);
   const name = inUse.settings.model ?? models[0]?.id ?? "";
   const model = models.find((each) => each.id === name || each.aliases.includes(name)) ?? null;
   const content = contentOf(text, attachments.list);
-  const bytes = attachments.list.length === 0 ? 0 : bytesOf(content);
-  const isTooLarge = bytes > MOST_BODY_MIB * 1024 * 1024;
-  const canSend = content.length > 0 && name !== "" && attachments.reading === 0 && !isTooLarge && !isSending;
+  // Counted once for all that is attached, and not for each key.
+  const attachedBytes = useMemo(() => bytesOf(contentOf("", attachments.list)), [attachments.list]);
+  const bytes = attachedBytes + bytesOf(contentOf(text, []));
+  const mostBytes = useQuery(limitsQuery(client)).data?.max_body_bytes ?? Number.POSITIVE_INFINITY;
+  const isTooLarge = bytes > mostBytes;
+  const isComplete = content.length > 0 && attachments.reading === 0 && !isTooLarge;
+  // Until the gateway has taken a load, it refuses what waits for it.
+  const isLoadAsked = useIsMutating({ mutationKey: loadKey(model?.id ?? "") }) > 0;
+  const canSend = isRead && isComplete && name !== "" && !isLoadAsked && !isSending;
 
   async function submit(event?: FormEvent) {
     event?.preventDefault();
@@ -56,11 +71,18 @@ export function Composer({ conversation, path, run, onSend }: ComposerProps) {
       await onSend(content, text || (attachments.list[0]?.name ?? ""), { ...inUse.settings, model: name });
       setText("");
       attachments.clear();
+      setNote(null);
     } catch (problem) {
       setError(problem);
     } finally {
       setSending(false);
     }
+  }
+
+  function take({ text: added, files, note: told }: PromptDraft) {
+    setText(appended(text, added));
+    setNote(told);
+    if (files.length > 0) void attachments.add(files);
   }
 
   function onKeyDown(event: KeyboardEvent<HTMLTextAreaElement>) {
@@ -107,10 +129,15 @@ export function Composer({ conversation, path, run, onSend }: ComposerProps) {
         )}
         {isTooLarge && (
           <p role="alert" className="text-sm text-bad">
-            The message has {sayBytes(bytes)}, and a request at most {MOST_BODY_MIB} MiB. Remove something.
+            The message has {sayBytes(bytes)}, and a request at most {sayBytes(mostBytes)}. Remove something.
           </p>
         )}
         <AttachmentList attachments={attachments} />
+        {note !== null && (
+          <p role="status" className="break-words text-sm text-faint">
+            {note}
+          </p>
+        )}
         <textarea
           data-shortcut="message"
           aria-label="Message"
@@ -124,8 +151,14 @@ export function Composer({ conversation, path, run, onSend }: ComposerProps) {
         />
         <div className="flex items-center gap-2">
           <AttachButtons onFiles={(files) => void attachments.add([...files])} />
-          <ModelPicker models={models} chosen={name} onChoose={(chosen) => inUse.change({ model: chosen })} />
-          <IconButton label="Settings of this conversation" onClick={() => setSettingsOpen(true)}>
+          <ServerOffersButton onPress={() => setOffersOpen(true)} />
+          <ModelPicker
+            models={models}
+            chosen={name}
+            isDisabled={!isRead}
+            onChoose={(chosen) => inUse.change({ model: chosen })}
+          />
+          <IconButton label="Settings of this conversation" disabled={!isRead} onClick={() => setSettingsOpen(true)}>
             <Icon name="sliders" />
           </IconButton>
           <span className="flex-1" />
@@ -148,6 +181,7 @@ export function Composer({ conversation, path, run, onSend }: ComposerProps) {
           )}
         </div>
       </form>
+      <ServerOffersDialog isOpen={areOffersOpen} onClose={() => setOffersOpen(false)} onTake={take} />
       <SettingsDialog
         isOpen={isSettingsOpen}
         onClose={() => setSettingsOpen(false)}

@@ -41,8 +41,11 @@ export function sourcesOf(annotations: readonly Annotation[]): ReadonlyMap<numbe
 }
 
 export const SourcesContext = createContext<ReadonlyMap<number, Source>>(new Map());
-/** The items of the answer around a text: a search among them may hold the passages. */
-export const AnswerItemsContext = createContext<readonly Item[]>([]);
+/**
+ * Returns the items of the answer around a text: a search among them may hold the passages. A function, because React
+ * looks through all of a long answer whenever the value of a context changes, which the items do with each piece.
+ */
+export const AnswerItemsContext = createContext<() => readonly Item[]>(() => []);
 
 /** Has remark write `[n]` as an element `sup` with `data-citation`, for the numbers that are sources. Not within code. */
 export function remarkCitations({ numbers }: { numbers: ReadonlySet<number> }) {
@@ -100,7 +103,7 @@ export function Citation({ number, children }: { number: number; children: React
 
 function Passage({ source }: { source: Source }) {
   const client = useClient();
-  const found = foundText(use(AnswerItemsContext), source);
+  const found = foundText(use(AnswerItemsContext)(), source);
   const read = useQuery({
     queryKey: ["passages", source.documentId, source.chunk],
     queryFn: () => readPassage(client, source),

@@ -50,6 +50,7 @@ export function ApprovalsProvider({ path, isRunning, actions, children }: Provid
         setError(null);
         await actions.decideCalls(
           [...pending.values()].map((item) => ({ item, decision: made.get(item.id) ?? "refuse" })),
+          path.at(-1)?.id ?? "",
         );
       } catch (problem) {
         setDecisions(new Map());
@@ -67,7 +68,7 @@ export function ApprovalsProvider({ path, isRunning, actions, children }: Provid
         if ([...pending.keys()].every((each) => made.has(each))) void send(made);
       },
     };
-  }, [pending, approved, decisions, isRunning, actions, error]);
+  }, [path, pending, approved, decisions, isRunning, actions, error]);
   return <ApprovalsContext value={approvals}>{children}</ApprovalsContext>;
 }
 

@@ -1,15 +1,18 @@
 /** The answer that is being made: what it waits for, its text as it comes, and how fast. */
+import { useCallback } from "react";
 import type { Progress } from "../answer";
 import { type AnswerStream, isRunning, type StreamSnapshot } from "../answer_stream";
 import type { ItemTimes } from "../figures";
 import type { ItemTree } from "../item_tree";
 import { AnswerItemsContext } from "../markdown/citations";
 import { useSnapshot } from "../runs";
+import { sayPace } from "../token_pace";
 import { ItemView } from "./item_view";
 
 /** Shows the items of the answer that are not stored yet: those in `tree` are shown as the conversation's. */
 export function RunningAnswer({ stream, tree }: { stream: AnswerStream; tree: ItemTree }) {
   const snapshot = useSnapshot(stream);
+  const currentItems = useCallback(() => stream.snapshot.answer.items, [stream]);
   if (snapshot === null) return null;
   const { answer, state, itemTimes } = snapshot;
   const isLive = isRunning(snapshot);
@@ -18,7 +21,7 @@ export function RunningAnswer({ stream, tree }: { stream: AnswerStream; tree: It
   if (items.length === 0 && (!isLive || answer.items.length > 0)) return null;
   return (
     <article aria-label="Answer" aria-busy={isLive} className="flex flex-col gap-2">
-      <AnswerItemsContext value={answer.items}>
+      <AnswerItemsContext value={currentItems}>
         {items.map((item, index) => (
           <ItemView
             key={item.id}
@@ -38,10 +41,11 @@ export function RunningAnswer({ stream, tree }: { stream: AnswerStream; tree: It
   );
 }
 
-function Waiting({ snapshot: { answer, startedAt } }: { snapshot: StreamSnapshot }) {
+function Waiting({ snapshot: { answer, startedAt, pace, state } }: { snapshot: StreamSnapshot }) {
   if (answer.progress !== null) return <ProgressNote progress={answer.progress} />;
   if (answer.items.length === 0 || startedAt === null) return <p className="text-sm text-faint">Waiting…</p>;
-  return null;
+  if (pace.perSecond === null || state !== "connected") return null;
+  return <p className="text-xs tabular-nums text-faint">{sayPace(pace.perSecond)}</p>;
 }
 
 function tookMs(times: ItemTimes, id: string): number | null {

@@ -3,9 +3,10 @@ import { useQuery, useQueryClient } from "@tanstack/react-query";
 import { useEffect, useMemo, useRef } from "react";
 import { useClient } from "../../api/access";
 import { describeError } from "../../api/client";
-import type { ContentPart } from "../../api/items";
+import type { ContentPart, Item } from "../../api/items";
 import { navigate } from "../../router";
 import { ErrorNote } from "../../ui/controls";
+import type { AnswerStream } from "../answer_stream";
 import { Composer } from "../composer/composer";
 import {
   type ConversationSettings,
@@ -16,34 +17,38 @@ import {
   itemsQuery,
   titleOf,
 } from "../conversations";
-import { groupTurns, growTree, pathTo } from "../item_tree";
+import { growTree, pathTo } from "../item_tree";
 import { usePreferences } from "../preferences";
-import { useRun, useRuns } from "../runs";
+import { useOwnAnswer, useRun, useRuns } from "../runs";
+import { shownEnd } from "../shown_branch";
 import { ApprovalsProvider } from "./approvals";
 import { RunningAnswer } from "./running_answer";
 import { ThreadHeader } from "./thread_header";
-import { TurnView } from "./turn_view";
+import { TurnList } from "./turn_list";
 import { UnfinishedEnd } from "./unfinished_end";
 import { useConversationActions } from "./use_conversation_actions";
 import { useFollowedScroll } from "./use_followed_scroll";
 
-/** Readings of the items for one active item that none of them had. */
-const MOST_REREADS = 5;
+/** Readings of the items that lacked the active one, before the newest of them is taken for it. */
+const MOST_REREADS = 3;
 
 export function Thread({ conversationId }: { conversationId: string | null }) {
   const client = useClient();
   const queries = useQueryClient();
   const runs = useRuns();
-  const run = useRun(conversationId);
+  const found = useRun(conversationId);
   const isStored = conversationId !== null;
   const conversation = useQuery({ ...conversationQuery(client, conversationId ?? ""), enabled: isStored });
   const items = useQuery({ ...itemsQuery(client, conversationId ?? ""), enabled: isStored });
   const tree = useMemo(() => growTree(items.data ?? []), [items.data]);
   const toldId = conversation.data?.active_item_id ?? null;
   const activeId = toldId !== null && tree.items.has(toldId) ? toldId : (items.data?.at(-1)?.id ?? null);
-  const path = useMemo(() => pathTo(tree, activeId), [tree, activeId]);
-  const turns = useMemo(() => groupTurns(path), [path]);
-  const actions = useConversationActions(conversation.data ?? null);
+  const own = useOwnAnswer(conversationId);
+  const endId = shownEnd(tree, activeId, own, found?.isOwn ?? false);
+  const path = useMemo(() => pathTo(tree, endId), [tree, endId]);
+  // Another tab's answer on another branch is none of what is shown here.
+  const run = found !== null && isOn(path, found) ? found : null;
+  const actions = useConversationActions(conversation.data ?? null, tree);
   const preferences = usePreferences();
   const scroll = useFollowedScroll();
 
@@ -56,15 +61,14 @@ export function Thread({ conversationId }: { conversationId: string | null }) {
     return () => clearInterval(timer);
   }, [conversationId, runs]);
 
-  // The two are read at the same time, so the items may be those of a moment before. Another reading has the active one;
-  // this may happen more than once, because an answer's beginning and its end both have them read.
+  // The two are read at the same time, so the items may be those of a moment before. Another reading has the active one.
   const lacksActive = toldId !== null && items.isSuccess && !items.isFetching && !tree.items.has(toldId);
-  const rereads = useRef({ toldId, tries: 0 });
+  const rereads = useRef({ toldId, count: 0 });
   useEffect(() => {
     if (conversationId === null || !lacksActive) return;
-    if (rereads.current.toldId !== toldId) rereads.current = { toldId, tries: 0 };
-    if (rereads.current.tries === MOST_REREADS) return;
-    rereads.current.tries += 1;
+    const before = rereads.current.toldId === toldId ? rereads.current.count : 0;
+    if (before >= MOST_REREADS) return;
+    rereads.current = { toldId, count: before + 1 };
     void queries.invalidateQueries({ queryKey: conversationKeys.items(conversationId) });
   }, [conversationId, lacksActive, toldId, queries]);
 
@@ -72,8 +76,8 @@ export function Thread({ conversationId }: { conversationId: string | null }) {
   async function send(content: ContentPart[], text: string, settings: ConversationSettings) {
     const model = settings.model ?? "";
     if (conversationId !== null) {
-      if (conversation.data !== undefined) await actions.ask(conversation.data, content, activeId, model);
-      return;
+      if (conversation.data === undefined) throw new Error("Wait until the conversation is read.");
+      return actions.ask(conversation.data, content, endId, model);
     }
     const created = await createConversation(client, titleOf(text), settings, preferences.keepInBrowser);
     queries.setQueryData(conversationKeys.one(created.id), created);
@@ -89,7 +93,7 @@ export function Thread({ conversationId }: { conversationId: string | null }) {
   return (
     <>
       {conversation.data !== undefined && (
-        <ThreadHeader conversation={conversation.data} tree={tree} activeId={activeId} actions={actions} />
+        <ThreadHeader conversation={conversation.data} tree={tree} activeId={endId} actions={actions} />
       )}
       <div
         ref={scroll.container}
@@ -104,9 +108,7 @@ export function Thread({ conversationId }: { conversationId: string | null }) {
           {!isStored && <h1 className="mt-[20vh] text-center text-2xl font-semibold">What can I do for you?</h1>}
           {items.error && <ErrorNote {...describeError(items.error)} />}
           <ApprovalsProvider path={path} isRunning={run?.isRunning ?? false} actions={actions}>
-            {turns.map((turn) => (
-              <TurnView key={turn.question?.id ?? turn.answer[0]?.id} turn={turn} tree={tree} actions={actions} />
-            ))}
+            {path.length > 0 && <TurnList path={path} tree={tree} actions={actions} />}
           </ApprovalsProvider>
           {run !== null && <RunningAnswer stream={run} tree={tree} />}
           {conversationId !== null && items.isSuccess && !items.isFetching && (
@@ -114,7 +116,21 @@ export function Thread({ conversationId }: { conversationId: string | null }) {
           )}
         </div>
       </div>
-      <Composer conversation={conversation.data ?? null} path={path} run={run} onSend={send} />
+      <Composer
+        conversationId={conversationId}
+        conversation={conversation.data ?? null}
+        isRead={!isStored || (conversation.isSuccess && items.isSuccess)}
+        path={path}
+        run={run}
+        onSend={send}
+      />
     </>
   );
+}
+
+/** Returns whether a run's answer belongs to the end of a branch. */
+function isOn(path: readonly Item[], { parentId, snapshot }: AnswerStream): boolean {
+  const last = path.at(-1);
+  if (parentId === null || last === undefined || last.id === parentId) return true;
+  return snapshot.answer.items.some(({ id }) => id === last.id);
 }

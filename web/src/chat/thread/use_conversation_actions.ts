@@ -1,6 +1,6 @@
 /** What a user does in a conversation: ask, regenerate, edit, move between branches, continue a cut answer. */
 import { useQueryClient } from "@tanstack/react-query";
-import { useMemo } from "react";
+import { useLayoutEffect, useMemo, useRef } from "react";
 import { useClient } from "../../api/access";
 import type { ContentPart, Item } from "../../api/items";
 import { type AnswerStream, describe } from "../answer_stream";
@@ -24,23 +24,31 @@ export interface ConversationActions {
   /** Adds another message in the place of one, and requests an answer to it. The old branch stays. */
   edit: (item: Item, content: ContentPart[]) => Promise<void>;
   /** Shows the newest branch through an item. */
-  showBranch: (tree: ItemTree, id: string) => Promise<void>;
+  showBranch: (id: string) => Promise<void>;
   /** Has the model go on from the end of `cutId`, a stored answer that is incomplete. */
   continueAnswer: (cutId: string) => Promise<void>;
   /**
-   * Answers requests for calls of tools, and has the answer go on. Tools that are always allowed are kept as such.
-   * Throws if the gateway refused that.
+   * Answers requests for calls of tools below `parentId`, and has the answer go on. Tools that are always allowed are kept
+   * as such. Throws if the gateway refused that.
    */
-  decideCalls: (decided: readonly { item: Item; decision: Decision }[]) => Promise<void>;
+  decideCalls: (decided: readonly { item: Item; decision: Decision }[], parentId: string) => Promise<void>;
 }
 
-/** Returns the actions of a conversation. Those that need one throw while `shown` is null. */
-export function useConversationActions(shown: Conversation | null): ConversationActions {
+/**
+ * Returns the actions of a conversation and its tree. Those that need a conversation throw while `shown` is null. The
+ * actions stay the same objects while the conversation changes, so that no turn is rendered anew for them.
+ */
+export function useConversationActions(shown: Conversation | null, tree: ItemTree): ConversationActions {
   const client = useClient();
   const runs = useRuns();
   const queries = useQueryClient();
+  const newest = useRef({ shown, tree });
+  useLayoutEffect(() => {
+    newest.current = { shown, tree };
+  }, [shown, tree]);
   return useMemo(() => {
     const current = () => {
+      const { shown } = newest.current;
       if (shown === null) throw new Error("No conversation is shown.");
       return shown;
     };
@@ -58,6 +66,7 @@ export function useConversationActions(shown: Conversation | null): Conversation
     ) {
       const run = runs.prepare(conversation.id);
       const parentId = await prepare(run);
+      runs.place(conversation.id, run, parentId);
       void queries.invalidateQueries({ queryKey: conversationKeys.list("").slice(0, 2) });
       await refresh(conversation.id);
       void request(conversation, run, parentId, model).catch((error: unknown) => run.refuse(describe(error)));
@@ -65,7 +74,9 @@ export function useConversationActions(shown: Conversation | null): Conversation
 
     async function request(conversation: Conversation, run: AnswerStream, parentId: string | null, model?: string) {
       const isOwn = isInBrowser(conversation.id);
-      const fields = isOwn ? await browserRequest(conversation, model) : requestFields(conversation, model);
+      const fields = isOwn
+        ? await browserRequest(conversation, parentId, model)
+        : requestFields(conversation, parentId, model);
       await runs.begin(conversation.id, run, parentId, fields);
     }
 
@@ -109,12 +120,13 @@ export function useConversationActions(shown: Conversation | null): Conversation
         const conversation = current();
         return ask(conversation, content, item.parent_id, conversation.settings?.model ?? conversation.model ?? "");
       },
-      async showBranch(tree, id) {
+      async showBranch(id) {
         const conversation = current();
-        await updateConversation(client, conversation.id, { active_item_id: newestLeaf(tree, id) });
+        await updateConversation(client, conversation.id, { active_item_id: newestLeaf(newest.current.tree, id) });
+        runs.showActive(conversation.id);
         await refresh(conversation.id);
       },
-      async decideCalls(decided) {
+      async decideCalls(decided, parentId) {
         let conversation = current();
         const always = decided.filter(({ decision }) => decision === "always").map(({ item }) => toolNameOf(item));
         if (always.length > 0) {
@@ -124,21 +136,20 @@ export function useConversationActions(shown: Conversation | null): Conversation
           await refresh(conversation.id);
         }
         const input = decided.map(({ item, decision }) => ({
+          id: `mcpa_${crypto.randomUUID().replaceAll("-", "")}`,
           type: "mcp_approval_response",
           approval_request_id: item.id,
           approve: decision !== "refuse",
         }));
-        const parentId = conversation.active_item_id ?? null;
         const run = runs.prepare(conversation.id);
         if (isInBrowser(conversation.id)) {
-          const answers = input.map((item) => ({ ...item, id: `mcpa_${crypto.randomUUID().replaceAll("-", "")}` }));
-          await addItems(client, conversation.id, answers, parentId);
+          await addItems(client, conversation.id, input, parentId);
           await refresh(conversation.id);
           // What comes of the calls follows the answers: beside them it would be another branch, without them.
-          await request(conversation, run, answers.at(-1)?.id ?? parentId);
+          await request(conversation, run, input.at(-1)?.id ?? parentId);
         } else {
           // The gateway runs the calls that the request's own input approves, and adds that to the conversation.
-          await runs.begin(conversation.id, run, parentId, { ...requestFields(conversation), input });
+          await runs.begin(conversation.id, run, parentId, { ...requestFields(conversation, parentId), input });
         }
         const { answer: made } = run.snapshot;
         if (made.responseId !== null || made.error === null) return;
@@ -146,5 +157,5 @@ export function useConversationActions(shown: Conversation | null): Conversation
         throw new Error(made.error.message);
       },
     };
-  }, [client, runs, queries, shown]);
+  }, [client, runs, queries]);
 }
