@@ -29,14 +29,14 @@ async def test_a_first_message_is_answered_and_stays(page_stack: RoundhouseStack
 
 
 async def test_items_that_were_read_a_moment_too_early_are_read_again(page_stack: RoundhouseStack, look: Look) -> None:
-    was_late = False
+    late = 0
 
     async def answer_late(route: Route) -> None:
-        nonlocal was_late
+        nonlocal late
         fetched = await route.fetch()
         body = await fetched.json()
-        if len(body["data"]) == 2 and not was_late:
-            was_late = True
+        if len(body["data"]) == 2 and late < 2:
+            late += 1
             del body["data"][1]
         await route.fulfill(response=fetched, json=body)
 
@@ -47,7 +47,7 @@ async def test_items_that_were_read_a_moment_too_early_are_read_again(page_stack
         await send_message(page, "Read again")
         await expect(page.get_by_role("button", name="Regenerate answer")).to_be_visible()
         await expect(page.get_by_role("article", name="Answer").last).to_contain_text(SENTENCE)
-        assert was_late
+        assert late == 2
         await page.unroute_all()
 
 

@@ -119,6 +119,6 @@ async def test_a_model_is_loaded_on_selection_and_kept(stack: RoundhouseStack, l
         await expect(page.get_by_role("article", name="Answer").last).to_contain_text(SENTENCE)
         await page.reload()
         await expect(page.get_by_role("button", name="Model: second")).to_be_visible()
-    async with aiohttp.ClientSession(stack.url) as session, session.post("/v1/admin/models/second/reset") as answer:
+    async with aiohttp.ClientSession(stack.url) as session, session.post("/v1/admin/models/second/unload") as answer:
         assert answer.status == 200, await answer.text()
     await stack.model_where("second", lambda model: model.state is ModelState.UNLOADED, "unloaded")

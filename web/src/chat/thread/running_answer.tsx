@@ -17,7 +17,8 @@ export function RunningAnswer({ stream, tree }: { stream: AnswerStream; tree: It
   const { answer, state, itemTimes } = snapshot;
   const isLive = isRunning(snapshot);
   const items = answer.items.filter((item) => !tree.items.has(item.id));
-  if (!isLive && items.length === 0) return null;
+  // What is stored is shown as the conversation's: an answer stands there once.
+  if (items.length === 0 && (!isLive || answer.items.length > 0)) return null;
   return (
     <article aria-label="Answer" aria-busy={isLive} className="flex flex-col gap-2">
       <AnswerItemsContext value={currentItems}>
