@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 RESPONSES_NAME: Final = "responses.db"
-RESPONSES_SCHEMA_VERSION: Final = 3
+RESPONSES_SCHEMA_VERSION: Final = 4
 """`user_version` of that SQLite file. Raise it when an older gateway would misread the file."""
 
 RETRIEVAL_FOLDER: Final = "retrieval"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Self
 
 import aiohttp
@@ -50,6 +50,7 @@ from controller.runtimes.ended_logs import EndedLogs
 from controller.runtimes.naming import replica_token
 from controller.schema.admin import CommandLines, Drift, DryRun, ProposedFiles
 from controller.schema.attempts import AttemptNumbers
+from controller.schema.override import Override
 from controller.schema.routing import GatewayReport
 from controller.schema.status import ControllerStatus, PlanView
 from controller.settings import ControllerSettings
@@ -391,9 +392,9 @@ class Controller:
         last_round = self._reconciler.round
         return None if last_round is None else plan_view(last_round, time.time())
 
-    async def run_dry_run(self, proposed: ProposedFiles) -> DryRun:
-        """Return what proposed desired-state files would change. Changes nothing; errors in the files' content are part
-        of the result.
+    async def run_dry_run(self, proposed: ProposedFiles, loads: Sequence[Override] = ()) -> DryRun:
+        """Return what proposed desired-state files and declarations, and the statements of `loads`, would change.
+        Changes nothing; errors in the content of files and declarations are part of the result.
 
         Raises RoundhouseError: `controller_unavailable` before the first observation; `invalid_request` for a name that
         is no desired-state file's, a file that is too large or no valid Unicode, and a missing file that is to be
@@ -408,6 +409,7 @@ class Controller:
             desired_now=current_round.desired,
             observed=current_round.observed,
             overrides=self._files.stored_state.overrides,
+            loads=loads,
             demand=self._files.stored_state.demand,
             rested=self._files.stored_state.rested,
             defaults=self._defaults,

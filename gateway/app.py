@@ -28,6 +28,7 @@ from gateway.api import (
     conversations,
     document,
     errors,
+    gateway_limits,
     health,
     mcp,
     models,
@@ -37,12 +38,14 @@ from gateway.api import (
     stored_completions,
     stored_responses,
     streams,
+    tool_servers,
     tools,
     warm_up,
 )
 from gateway.api.benchmarks import Benchmarks
 from gateway.api.declare import TAGS
 from gateway.api.direct_routes import DirectRoutes
+from gateway.api.gateway_limits import Limits
 from gateway.api.retrieval import RetrievalForward
 from gateway.api.tools import PostedCalls
 from gateway.control.admin_requests import AdminRequests
@@ -366,7 +369,8 @@ def create_gateway(
     conversations.declare(app, Conversations(store, responses, live, bounds), settings.max_body_bytes)
     retrieval.declare(app, retrieval_forward)
     posted_calls = PostedCalls(tool_runner)
-    tools.declare(app, tool_runner, mcp_servers, posted_calls, gate, settings.max_body_bytes)
+    tools.declare(app, tool_runner, posted_calls, settings.max_body_bytes)
+    tool_servers.declare(app, tool_runner, mcp_servers, posted_calls, gate, settings.max_body_bytes)
     if served_tools is not None:
         mcp.declare(app, served_tools)
     health_sources = health.HealthSources(
@@ -380,6 +384,7 @@ def create_gateway(
         aicore_probe,
     )
     metrics.show_localllm_names(ledger, health_sources.list_engines)
+    gateway_limits.declare(app, Limits.of(settings))
     health.declare(app, sources=health_sources, metrics=metrics, engines=engine_scraper)
     admin.declare(app, forward)
     page.declare(app, PageFiles(settings.page_folder or BUILT_FOLDER) if settings.page else None)

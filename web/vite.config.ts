@@ -1,7 +1,7 @@
 import tailwindcss from "@tailwindcss/vite";
 import react from "@vitejs/plugin-react";
 import { defineConfig } from "vite";
-import { onlyWoff2 } from "./only_woff2";
+import { onlyWoff2 } from "./only_woff2.ts";
 
 const GATEWAY = process.env.ROUNDHOUSE_GATEWAY ?? "http://127.0.0.1:8080";
 

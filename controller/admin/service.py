@@ -230,7 +230,7 @@ class AdminService:
                 `controller_unavailable` before the first observation.
         """
         standing = self._read_standing(name)
-        override = decide_load(standing, params, replicas, restart=restart, actor=actor, now=self._clock())
+        override = self.propose_load(name, params, replicas, restart=restart, actor=actor)
         if override is not None:
             if standing.state not in (ModelState.LOADED, ModelState.LOADING):
                 self._operation_state.reset_failures(standing.want)
@@ -239,6 +239,16 @@ class AdminService:
                 self._operation_state.forget_failures(standing.want)
             self._set_override(override)
         return StatementResult(self._files.revision, override is not None)
+
+    def propose_load(
+        self, name: str, params: Mapping[str, LoadValue], replicas: int | None, *, restart: bool, actor: str
+    ) -> Override | None:
+        """Return the statement that a load would put into force; None: it would change nothing. Nothing is changed.
+
+        The arguments are those of `load_model`, which raises what this does.
+        """
+        standing = self._read_standing(name)
+        return decide_load(standing, params, replicas, restart=restart, actor=actor, now=self._clock())
 
     def unload_model(self, name: str, *, hold: bool, actor: str) -> StatementResult:
         """Unload a model: put the statement into force, record it, and wake the reconcile loop. Returns once the

@@ -5,15 +5,30 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import Body, FastAPI
+from pydantic import BaseModel, ValidationError
 
 from controller.admin.service import NOT_YET
-from controller.api.requests import error_responses
+from controller.api.admin_models import LoadRequest
+from controller.api.requests import Actor, error_responses
 from controller.assembly import Controller
-from controller.schema.admin import CommandLines, Drift, DryRun, ProposedFiles, ReloadResult
+from controller.config.messages import explain_errors
+from controller.engines.load_request import load_params
+from controller.schema.admin import CommandLines, Drift, DryRun, ProposedFiles, ProposedLoad, ReloadResult
 from controller.schema.errors import RoundhouseError
 from controller.schema.status import PlanView
 
 _TAGS: list[Any] = ["admin"]
+
+
+def _read_load(load: ProposedLoad) -> BaseModel:
+    """Return the body of a load. Raises RoundhouseError `invalid_load_request` for what the route of a load refuses."""
+    try:
+        return LoadRequest.model_validate(load.values)
+    except ValidationError as error:
+        first_error = error.errors(include_url=False)[0]
+        field = ".".join(map(str, first_error["loc"]))
+        message = f"`{field}` {explain_errors(first_error)}."
+        raise RoundhouseError("invalid_load_request", message, param=field) from None
 
 
 def declare(app: FastAPI, controller: Controller) -> None:
@@ -34,12 +49,23 @@ def declare(app: FastAPI, controller: Controller) -> None:
         tags=_TAGS,
         summary="Dry run",
         response_model=DryRun,
-        responses=error_responses("invalid_request"),
+        responses=error_responses(
+            "invalid_request", "declared_in_files", "invalid_load_request", "unknown_model", "state_conflict"
+        ),
     )
-    async def dry_run(proposed: Annotated[ProposedFiles, Body()]) -> DryRun:
-        """What desired-state files would do if they were as proposed: model by model what is different, what would be
-        restarted, and what stands in the way. Nothing is changed. Problems of the files are an answer, not an error."""
-        return await controller.run_dry_run(proposed)
+    async def dry_run(proposed: Annotated[ProposedFiles, Body()], actor: Actor) -> DryRun:
+        """What desired-state files, declarations at run time and loads would do, as proposed: model by model what is
+        different, what would be restarted, and what stands in the way. Nothing is changed. Problems of files
+        and declarations are an answer, not an error; a load that would be refused is refused here."""
+        service, loads = controller.admin_service, []
+        for name, load in proposed.loads.items():
+            body = _read_load(load)
+            loads.append(
+                service.propose_load(
+                    name, load_params(body), getattr(body, "replicas", None), restart=load.restart, actor=actor
+                )
+            )
+        return await controller.run_dry_run(proposed, [each for each in loads if each is not None])
 
     @app.get("/v1/admin/drift", tags=_TAGS, summary="Drift", response_model=Drift, responses=error_responses())
     async def drift() -> Drift:

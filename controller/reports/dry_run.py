@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -13,7 +13,12 @@ from controller.config.debounce import DebouncedState, settled_state
 from controller.config.model_sources import PlacedSource, list_sources
 from controller.config.parse import parse_folder
 from controller.config.read import MAX_FILE_BYTES, SUFFIXES, FolderSnapshot, is_read, merge_order, read_folder
-from controller.config.runtime_declarations import combine_declarations, list_superseded
+from controller.config.runtime_declarations import (
+    check_declaration,
+    combine_declarations,
+    list_superseded,
+    put_declaration,
+)
 from controller.config.tools import DeclaredTools
 from controller.desired.config_diff import ModelEdit, diff_keys, diff_models, diff_tools
 from controller.desired.resolve import DeclaredModel, Defaults, resolve_desired, surviving_override
@@ -23,10 +28,20 @@ from controller.redaction.redactor import Redact, Redactor
 from controller.reports.views import plan_view
 from controller.runtimes.base import Runtime
 from controller.schema.admin import DryRun, ModelChange, ProposedFiles
-from controller.schema.declarations import RuntimeDeclarations
+from controller.schema.declarations import RuntimeDeclaration, RuntimeDeclarations
 from controller.schema.errors import RoundhouseError
 from controller.schema.override import Evicted, Override, ended_fields, restate_override
-from controller.state import DesiredModel, DesiredState, ObservedReplica, ObservedState, Phase, PreflightResult
+from controller.schema.status import Problem
+from controller.state import (
+    DesiredModel,
+    DesiredState,
+    Failure,
+    ObservedReplica,
+    ObservedState,
+    Phase,
+    PreflightResult,
+    ReplicaKey,
+)
 from controller.status.reconcile_round import Round
 
 AT_ONCE: Final = 4
@@ -56,6 +71,7 @@ async def run_dry_run(
     desired_now: DesiredState,
     observed: ObservedState,
     overrides: Mapping[str, Override],
+    loads: Sequence[Override] = (),
     demand: Mapping[str, float],
     rested: Mapping[str, Evicted],
     defaults: Defaults,
@@ -68,8 +84,9 @@ async def run_dry_run(
     redactor: Redactor,
     now: float,
 ) -> DryRun:
-    """Return what the proposed files would do if they replaced those of the same names in `folder`. A proposed content
-    of None removes the file. Nothing is written, started or stopped.
+    """Return what the proposed files would do if they replaced those of the same names in `folder`, together with the
+    proposed declarations at run time and `loads`, statements about models. A proposed content of None removes the file.
+    Nothing is written, started or stopped.
 
     `declared_now` (models), `keys_now` (API keys) and `tools_now` are what the current files and the runtime
     `declarations` declare together, `desired_now` is what follows from them with `overrides`, `demand` and `rested`
@@ -77,9 +94,10 @@ async def run_dry_run(
     it is called in a thread. `roots` must be absolute. The runtime runs preflights of the changed models that are
     wanted, and the plan follows from `observed` and these at `now`, Unix time.
 
-    Raises RoundhouseError (`invalid_request`) if a name is not that of a desired file, a file is too large or not valid
-    Unicode, or a file to remove does not exist. Errors in the files' content do not raise: the result then has `ok`
-    false, lists them, and has no changes and no plan. A failed preflight does not raise either.
+    Raises RoundhouseError: `invalid_request` if a name is not that of a desired file, a file is too large or not valid
+    Unicode, or a file to remove does not exist; `declared_in_files` if a file declares a model that is to be declared
+    at run time. Errors in the content of files and declarations do not raise: the result then has `ok` false, lists
+    them, and has no changes and no plan. A failed preflight does not raise either.
     """
     contents = _check_contents(proposed)
     snapshot = await asyncio.to_thread(read_folder, folder)
@@ -88,18 +106,22 @@ async def run_dry_run(
     if not parsed.is_valid:
         return DryRun(ok=False, problems=list(parsed.problems), changes=[], plan=None)
     files = settled_state(parsed)
+    declarations, problems = _propose_declarations(proposed, files, declarations, roots, now)
+    if problems:
+        return DryRun(ok=False, problems=problems, changes=[], plan=None)
     superseded = list_superseded(files, declarations)
     proposed_state = combine_declarations(files, declarations, roots).state
     sources = await asyncio.to_thread(find_sources, list_sources(proposed_state.definitions.values()))
     current_stage = DryRunStage(declared_now, desired_now)
+    stated = {**overrides, **{each.model: each for each in loads}}
     proposed_stage = DryRunStage(
         proposed_state.declared_models,
-        _resolve_proposed(current_stage, proposed_state, overrides, demand, rested, sources, defaults, now),
+        _resolve_proposed(current_stage, proposed_state, stated, demand, rested, sources, defaults, now),
     )
     changes = compare_stages(current_stage, proposed_stage, observed, overrides)
-    changed_models = [
-        proposed_stage.desired.models[each.model] for each in changes if each.model in proposed_stage.desired.models
-    ]
+    changed_names = dict.fromkeys([*(each.model for each in changes), *(each.model for each in loads)])
+    models = proposed_stage.desired.models
+    changed_models = [models[name] for name in changed_names if name in models]
     redact = redactor.with_proposed(proposed_state.declared_models)
     preflights = await _run_preflights(
         runtime,
@@ -109,7 +131,11 @@ async def run_dry_run(
     )
     proposed_round = Round(
         proposed_stage.desired,
-        replace(observed, preflights={**observed.preflights, **preflights}),
+        replace(
+            observed,
+            preflights={**observed.preflights, **preflights},
+            failures=_without_retries(observed.failures, loads),
+        ),
         Plan(proposed_stage.desired.generation),
         (),
     )
@@ -197,6 +223,29 @@ def _resolve_proposed(
         evictions={name: eviction for name, eviction in rested.items() if name not in ended_names},
         sources=sources,
     )
+
+
+def _propose_declarations(
+    proposed: ProposedFiles, files: DebouncedState, declarations: RuntimeDeclarations, roots: ModelRoots, now: float
+) -> tuple[RuntimeDeclarations, list[Problem]]:
+    """Return the declarations at run time with the proposed ones, and the problems that these have. Raises
+    RoundhouseError `declared_in_files` for a model that `files` declare."""
+    for name, fields in proposed.models.items():
+        if name in files.definitions:
+            message = f"The desired-state files declare the model {name}: edit them."
+            raise RoundhouseError("declared_in_files", message, param="models")
+        declaration = RuntimeDeclaration(fields=fields, declared_at=now, actor="dry run")
+        declarations = put_declaration(declarations, "models", name, declaration)
+    problems = [
+        each for name in proposed.models for each in check_declaration(files, declarations, "models", name, roots)
+    ]
+    return declarations, problems
+
+
+def _without_retries(failures: Mapping[ReplicaKey, Failure], loads: Sequence[Override]) -> dict[ReplicaKey, Failure]:
+    """Return the failures without those of loaded models: a load tries again at once."""
+    loaded = {each.model for each in loads}
+    return {key: failure for key, failure in failures.items() if key.model not in loaded}
 
 
 # The differences. Pure.

@@ -15,6 +15,7 @@ from pydantic import (
     JsonValue,
     SerializerFunctionWrapHandler,
     model_serializer,
+    model_validator,
 )
 from pydantic_core import CoreSchema
 
@@ -330,17 +331,42 @@ class GpuMemoryAnswer(BaseModel):
 # Plans.
 
 
-class ProposedFiles(BaseModel):
-    """Body of a dry run: the desired files to add, replace or remove. All other files count as unchanged."""
+class ProposedLoad(BaseModel):
+    """A load of one model, for a dry run."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
+    values: dict[str, JsonValue] = Field(
+        default_factory=dict, description="Body of the load: `replicas`, and fields of the model's backend."
+    )
+    restart: bool = Field(default=False, description="The query parameter `restart` of the load.")
+
+
+class ProposedFiles(BaseModel):
+    """Body of a dry run: files to add, replace or remove, models to declare at run time, and loads. At least one of
+    them is given. All else counts as unchanged."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    models: dict[str, dict[str, JsonValue]] = Field(
+        default_factory=dict,
+        description="Models to declare at run time, in place of earlier such declarations: fields by the model's name.",
+    )
+    loads: dict[str, ProposedLoad] = Field(
+        default_factory=dict, description="Loads by the name or an alias of a model that is declared now."
+    )
     files: dict[str, str | None] = Field(
-        min_length=1,
+        default_factory=dict,
         description="Maps a file name, such as `models.yaml`, to the file's complete new content; null removes the "
         "file.",
         examples=[{"models.yaml": "models:\n  chat:\n    model_path: clockwork.gguf\n"}],
     )
+
+    @model_validator(mode="after")
+    def _require_something(self) -> ProposedFiles:
+        if not (self.files or self.models or self.loads):
+            raise ValueError("must have `files`, `models` or `loads`")
+        return self
 
 
 class FieldChange(BaseModel):

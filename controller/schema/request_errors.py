@@ -150,7 +150,7 @@ REQUEST_ERRORS: Final = (
         "conversation_locked",
         400,
         "invalid_request_error",
-        "A response is running in the conversation, and only one response at a time may add to a conversation.",
+        "A response is running there, and only one response at a time may add to one place of a conversation.",
         ("Wait until the response has ended, then send the request again.",),
         retry=True,
     ),

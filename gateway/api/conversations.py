@@ -149,6 +149,26 @@ class DeletedConversation(BaseModel):
     deleted: Literal[True]
 
 
+class AnswerFigures(BaseModel):
+    """Figures of a response. Times are milliseconds since its request."""
+
+    model: str
+    usage: dict[str, Any] | None = Field(description="As in the response object; null: the engine reported none.")
+    first_token_ms: int | None = Field(description="Until the model's first item began; null: not known.")
+    total_ms: int | None
+
+
+class ItemAnswer(BaseModel):
+    """How a response made an item."""
+
+    response_id: str
+    took_ms: int | None = Field(
+        description="Milliseconds from the item's beginning to the next one's, or to the end; null: the answer was no "
+        "stream."
+    )
+    figures: AnswerFigures | None = Field(description="Of the whole response; null for all of its items but the last.")
+
+
 class ConversationItem(BaseModel):
     """An item of a conversation, with all the fields that items of its `type` have."""
 
@@ -159,6 +179,7 @@ class ConversationItem(BaseModel):
     parent_id: str | None = Field(
         description="Id of the item before this one in its branch; null: this is the first item."
     )
+    answer: ItemAnswer | None = Field(None, description="Extension of OpenAI's API. Missing: a client added the item.")
 
 
 class ConversationItemList(BaseModel):

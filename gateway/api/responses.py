@@ -13,7 +13,13 @@ _MAKE, _COMPACT, _COUNT = APIS = (
     ApiSpec("/v1/responses/compact", gathers=True, state="read", scope="inference"),
     ApiSpec("/v1/responses/input_tokens", takes_slot=False, state="read", scope="inference"),
 )
-_CODES = ("previous_response_not_found", "conversation_not_found", "conversation_locked", "response_store_failed")
+_CODES = (
+    "previous_response_not_found",
+    "conversation_not_found",
+    "conversation_item_not_found",
+    "conversation_locked",
+    "response_store_failed",
+)
 
 
 def declare(app: FastAPI) -> None:

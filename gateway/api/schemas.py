@@ -200,6 +200,12 @@ class ResponsesRequest(_Inference):
     instructions: str | None = None
     stream: bool | None = None
     max_output_tokens: int | None = None
+    conversation: str | dict[str, Any] | None = Field(
+        None,
+        description="Id of the conversation that the response continues, or an object with its `id` and, as an "
+        "extension of OpenAI's API, the `parent_id` of the item that the response follows (null: it begins a branch); "
+        "without `parent_id`, it follows the active item (docs/conversations.md).",
+    )
     tools: list[dict[str, Any]] | None = Field(
         None,
         description="Functions and custom tools that the client runs; `file_search`, which the gateway runs before it "

@@ -39,8 +39,8 @@ class ExchangeRun:
         `turn`: of a request by WebSocket; None: the request came by HTTP.
 
         Raises:
-            RoundhouseError: `invalid_request`, or `previous_response_not_found` or `conversation_not_found` for an id
-                of a wrong form; see `RequestOptions.of`.
+            RoundhouseError: `invalid_request`, or `previous_response_not_found`, `conversation_not_found` or
+                `conversation_item_not_found` for an id of a wrong form; see `RequestOptions.of`.
         """
         self._exchange = exchange
         self._turn = turn
@@ -57,6 +57,7 @@ class ExchangeRun:
         exchange.request.state = context
         context.stores = options.is_stored
         context.conversation_id = options.conversation_id
+        context.names_parent = options.conversation_start is not None
         exchange.hides_paths = options.is_background  # other keys of the tenant may read its error
         is_registered = options.is_background or (options.is_stored and exchange.request.stream)
         answers_at_once = turn is not None and not turn.generates
@@ -115,19 +116,21 @@ class ExchangeRun:
     def load_history(self) -> Pause | None:
         """Begin to load the items that the request continues and refers to. Call once.
 
-        The conversation of a request that makes a response is locked first; the end of the exchange unlocks it. Returns
-        a pause that ends when the items are loaded; None: there is nothing to load.
+        The conversation of a request that makes a response, or the place of it that the request names, is locked first;
+        the end of the exchange unlocks it. Returns a pause that ends when the items are loaded; None: there is nothing
+        to load.
 
         Raises:
             RoundhouseError: `conversation_locked`; `rate_limit_exceeded`, since a request that needs loading is counted
                 first; or the error for a response or conversation that the caller may not continue
-                (`previous_response_not_found`, `conversation_not_found`, `invalid_request`), which the pause may raise,
-                too, as well as `response_store_failed`.
+                (`previous_response_not_found`, `conversation_not_found`, `conversation_item_not_found`,
+                `invalid_request`), which the pause may raise, too, as well as `response_store_failed`.
         """
         exchange, options = self._exchange, self._options
         responses = exchange.services.responses
         if options.conversation_id is not None and self._makes_response:
-            responses.conversation_locks.acquire(self.tenant, options.conversation_id, self)
+            locks = responses.conversation_locks
+            locks.acquire(self.tenant, options.conversation_id, self, options.conversation_start)
         if self._turn is not None:
             options = self._use_recent(self._turn, options)
         if not options.needs_stored:

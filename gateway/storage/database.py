@@ -18,6 +18,7 @@ from common.sqlite_files import transaction
 from controller.schema.errors import RoundhouseError
 from gateway.protocols.common.conversation import Fields
 from gateway.protocols.common.json_bytes import json_bytes
+from gateway.protocols.responses.conversation_items import BranchStart
 from gateway.protocols.responses.response_object import fail_response
 from gateway.storage.completions.records import StoredCompletion
 from gateway.storage.completions.table import CompletionTable
@@ -257,25 +258,28 @@ class StateDatabase:
         references: Sequence[str],
         bounds: HistoryBounds,
         conversation_id: str | None = None,
+        start: BranchStart | None = None,
     ) -> History:
         """Load what a request continues, a response or a conversation, and the items that it refers to.
 
         All of these count as used now. Blocks. Do not call within a transaction. `previous_id`, `conversation_id`: at
-        most one is given; None: the request continues none. `references`: item ids; those that are not stored are
+        most one is given; None: the request continues none. `start`: the item of the conversation that the response
+        follows; None: the active one. `references`: item ids; those that are not stored are
         absent from the result.
 
         Raises:
             RoundhouseError: `previous_response_not_found` if the response, one before it, or the conversation that they
-                were made in, is not stored; `conversation_not_found`; `invalid_request` if the response is running,
-                failed or cancelled, or what is to be loaded exceeds `bounds`.
+                were made in, is not stored; `conversation_not_found`; `conversation_item_not_found` for the item of
+                `start`; `invalid_request` if the response is running, failed or cancelled, or what is to be loaded
+                exceeds `bounds`.
             sqlite3.Error: the database fails.
         """
         now = self._clock()
         with transaction(self._db):
             history = History()
             if conversation_id is not None:
-                branch = self.conversations.load_active(tenant, conversation_id, bounds)
-                history = History(branch.model, branch.items, conversation_item=branch.active_item)
+                branch = self.conversations.load_branch(tenant, conversation_id, start, bounds)
+                history = History(branch.model, branch.items, conversation_item=branch.last_item)
             elif previous_id is not None:
                 history = self._continue_response(tenant, previous_id, now, bounds)
             referenced_items, models = self._load_referenced(tenant, references, now, bounds)

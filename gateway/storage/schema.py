@@ -100,7 +100,10 @@ CREATE TABLE item_outlines (
 );
 INSERT INTO item_outlines SELECT number, folded_text(item), outline(item) FROM conversation_items;
 """
-SCHEMA_STEPS: Final = (_RESPONSES, _CONVERSATIONS_AND_COMPLETIONS + _RESPONSE_EVENTS, _CONVERSATION_LISTS)
+_ANSWERS: Final = """
+ALTER TABLE conversation_items ADD COLUMN answer BLOB;
+"""
+SCHEMA_STEPS: Final = (_RESPONSES, _CONVERSATIONS_AND_COMPLETIONS + _RESPONSE_EVENTS, _CONVERSATION_LISTS, _ANSWERS)
 """SQL that upgrades a file from version n to n + 1, starting with 0, an empty file. Never change a step that was
 released, because files of its version exist."""
 

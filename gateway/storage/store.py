@@ -24,6 +24,7 @@ from common.state_files import RESPONSES_NAME
 from common.tracebacks import without_tracebacks
 from controller.schema.errors import RoundhouseError
 from gateway.protocols.common.conversation import Fields
+from gateway.protocols.responses.conversation_items import BranchStart
 from gateway.storage.completions.records import StoredCompletion
 from gateway.storage.conversations.records import ConversationTurn
 from gateway.storage.database import StateDatabase, StoredObject
@@ -167,6 +168,7 @@ class StateStore:
         references: Sequence[str],
         bounds: HistoryBounds,
         conversation_id: str | None = None,
+        start: BranchStart | None = None,
     ) -> asyncio.Future[History]:
         """Load what a request continues and refers to, all of which counts as used now.
 
@@ -175,7 +177,7 @@ class StateStore:
         job.
         """
         return self.submit_job(
-            lambda database: database.load_history(tenant, previous_id, references, bounds, conversation_id)
+            lambda database: database.load_history(tenant, previous_id, references, bounds, conversation_id, start)
         )
 
     def delete_response(self, tenant: str, response_id: str) -> asyncio.Future[bool]:

@@ -19,6 +19,8 @@ class PacedEngine:
     """The engine. Each answer is `words` with blanks between them, and waits before a word that is not allowed yet."""
 
     words: Sequence[str]
+    echoes: bool = False
+    """Whether each answer begins with the last message of its request, as its first word."""
     requests: list[dict[str, Any]] = field(default_factory=list)
     running: int = 0
     cancelled: int = 0
@@ -36,16 +38,18 @@ class PacedEngine:
 
     def allow_all(self) -> None:
         """Allow every answer all of its words."""
-        self.allow(len(self.words))
+        self.allow(len(self.words) + 1)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """Answer one streamed chat completion."""
-        self.requests.append(await request.json())
+        body = await request.json()
+        self.requests.append(body)
+        words = [body["messages"][-1]["content"], *self.words] if self.echoes else self.words
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
         self.running += 1
         try:
-            for number, word in enumerate(self.words):
+            for number, word in enumerate(words):
                 await self._wait(number)
                 await _say(response, {"content": word if number == 0 else f" {word}"})
             await _say(response, {}, "stop")

@@ -25,6 +25,7 @@ FAMILIES: Final = (
     # Files of the page, the same for everybody. They hold no data.
     Family("GET HEAD", "/ /page/{path:path}", "page"),
     Family("GET", "/openapi.json", "any_key"),
+    Family("GET", "/v1/limits", "inference"),
     # What of it a key opens, its tools say: each has a scope.
     Family("POST", "/mcp", "any_key"),
     Family("POST", "/health/warm", "inference"),
@@ -74,6 +75,8 @@ FAMILIES: Final = (
     Family("GET POST", "/tools", "inference"),
     # Why a server is down, only who may administer is told.
     Family("GET", "/tools/servers", "inference"),
+    # Which of them a key may use, its tools say.
+    Family("POST", "/tools/servers/{server}/prompts/{name:path} /tools/servers/{server}/resources/read", "inference"),
     Family("POST", "/tokenize /detokenize /apply-template /infill /completion /embedding", "inference"),
     Family("GET", "/props /lora-adapters", "inference"),
     Family("GET", "/slots", "admin"),

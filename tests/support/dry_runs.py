@@ -23,12 +23,14 @@ from controller.schema.desired import Definition
 from controller.schema.override import Evicted, Override
 from controller.state import (
     DesiredState,
+    Failure,
     Health,
     ObservedReplica,
     ObservedState,
     Phase,
     PreflightResult,
     ReplicaId,
+    ReplicaKey,
 )
 from tests.fakes.fake_runtime import FakeRuntime
 from tests.support.config_files import MODELS_ROOT
@@ -71,6 +73,7 @@ class DryRunHarness:
     rested: dict[str, Evicted] = field(default_factory=dict)
     declarations: RuntimeDeclarations = field(default_factory=RuntimeDeclarations)
     replicas: list[ObservedReplica] | None = None
+    failures: dict[ReplicaKey, Failure] = field(default_factory=dict)
     sources: dict[str, PlacedSource] = field(default_factory=dict)
     """Sources whose files are here."""
     redactor: Redactor = field(default_factory=lambda: Redactor(lambda name: name))
@@ -102,13 +105,20 @@ class DryRunHarness:
 
     async def with_files(self, **files: str | None) -> DryRun:
         """The dry run of these files, by stem."""
+        return await self.of(
+            ProposedFiles(files={f"{stem}.yaml": text and dedent(text) for stem, text in files.items()})
+        )
+
+    async def of(self, proposed: ProposedFiles, *loads: Override) -> DryRun:
+        """The dry run of what is proposed, and of these statements."""
         replicas = self.running() if self.replicas is None else self.replicas
         return await run_dry_run(
-            ProposedFiles(files={f"{stem}.yaml": text and dedent(text) for stem, text in files.items()}),
+            proposed,
+            loads=loads,
             folder=self.folder,
             roots=MODELS_ROOT,
             desired_now=self.desired(),
-            observed=ObservedState(NOW, tuple(replicas), loaded_once=frozenset({"chat"})),
+            observed=ObservedState(NOW, tuple(replicas), loaded_once=frozenset({"chat"}), failures=self.failures),
             overrides=self.overrides,
             demand=self.demand,
             rested=self.rested,

@@ -45,6 +45,7 @@ class ResponseWriter:
         """`fields` are those of the request, which a dialect has read. `context` supplies ids and the time."""
         self._fields = fields
         self._context = context
+        context.times.restart()
         self._response: Fields | None = None
         self._custom_names: frozenset[str] = frozenset()
         self._sequence_number = 0
@@ -99,7 +100,7 @@ class ResponseWriter:
             call_id = call_id or self._context.new_id("call")
             item = CallItem(item_id, len(self._items), call_id, name or "", is_custom=is_custom)
             self._calls[index] = item
-            self._items.append(item)
+            self._add_item(item, is_said=True)
             out += self._event("response.output_item.added", output_index=item.index, item=item.item)
         if not arguments or item.status != "in_progress":
             return out
@@ -153,7 +154,7 @@ class ResponseWriter:
     def write_whole(self, item: Fields) -> bytes:
         """Return the events of an item `mcp_list_tools` or `mcp_approval_request`."""
         whole_item = WholeItem(item, len(self._items))
-        self._items.append(whole_item)
+        self._add_item(whole_item, is_said=False)
         index = whole_item.index
         out = [self._event("response.output_item.added", output_index=index, item=whole_item.beginning)]
         out += [self._event(f"response.{item['type']}.{step}", **whole_item.place) for step in whole_item.steps]
@@ -162,7 +163,7 @@ class ResponseWriter:
 
     def add_call(self, item: McpCallItem) -> bytes:
         """Return the events that add a call without arguments."""
-        self._items.append(item)
+        self._add_item(item, is_said=item.approval_id is None)
         out = self._event("response.output_item.added", output_index=item.index, item=item.item)
         return out + self._event("response.mcp_call.in_progress", **item.place)
 
@@ -189,8 +190,13 @@ class ResponseWriter:
 
     # Internal
 
+    def _add_item(self, item: OutputItem, *, is_said: bool) -> None:
+        """Add an item to the output. `is_said`: whether the model writes it."""
+        self._items.append(item)
+        self._context.times.begin_item(self._context.clock(), is_said=is_said)
+
     def _write_search(self, search: SearchItem) -> bytes:
-        self._items.append(search)
+        self._add_item(search, is_said=False)
         place = {"item_id": search.name, "output_index": search.index}
         out = [self._event("response.output_item.added", output_index=search.index, item=search.beginning)]
         out += [self._event(f"response.{ITEM_TYPE}.{step}", **place) for step in _SEARCH_STEPS]
@@ -272,7 +278,7 @@ class ResponseWriter:
             out = self._close_items()
             name = self._context.new_id("msg" if kind.item == "message" else "rs")
             self._open_item = item = ContentItem(kind.item, name, len(self._items))
-            self._items.append(item)
+            self._add_item(item, is_said=True)
             out += self._event("response.output_item.added", output_index=item.index, item=item.item)
         place = {"item_id": item.name, "output_index": item.index, "content_index": len(item.parts)}
         self._open_part = content = ContentPart(kind, place)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from gateway.protocols.common.conversation import AnswerWriter, Fields
+from gateway.protocols.responses.answer_times import AnswerTimes
 from gateway.protocols.responses.file_search import FoundFiles
 from gateway.protocols.responses.mcp_tools import McpTools
 
@@ -34,6 +35,9 @@ class ResponseContext:
     """Id of the conversation that the response continues; None: it continues none."""
     conversation_item: str | None = None
     """Id of the last item in `history`, if that is a conversation's; None: it is not, or the conversation is empty."""
+    names_parent: bool = False
+    """Whether the request names `conversation_item` as the item that its response follows, wherever the active branch
+    of the conversation ends."""
     referenced_items: Mapping[str, Fields] = field(default_factory=dict)
     """Stored items that the input refers to (`item_reference`), by their id."""
     found_files: FoundFiles | None = None
@@ -63,6 +67,8 @@ class ResponseContext:
     input_items: tuple[Fields, ...] = ()
     """The request's own input as items, each with an id. Set when the request is read, if they are to be kept (see
     `request.read_prompt`); else empty."""
+    times: AnswerTimes = field(default_factory=AnswerTimes)
+    """When the parts of the response came. The writer notes them."""
     cancel: Callable[[], bytes] | None = None
     """Ends the stream early: sets `response` to the cancelled response and returns the last events, which the caller
     sends. Call once. Set by the writer when the stream begins; None before, and for an answer without a stream."""

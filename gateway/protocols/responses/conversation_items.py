@@ -51,8 +51,8 @@ def read_added_items(
         place = f"items[{index}]"
         # The stored item that a reference names has another parent, so the request's own is read.
         starts.append(read_start(require_value(item, dict, place), f"{place}."))
-        bare_item = _without_parent(item)
-        placed_items.append((_without_parent(resolve_item(bare_item, referenced_items, place)), place))
+        bare_item = _without_notes(item)
+        placed_items.append((_without_notes(resolve_item(bare_item, referenced_items, place)), place))
     check_items(placed_items)
     described_items = describe_items(placed_items, new_id)
     added_items = [AddedItem(*each) for each in zip(described_items, starts, strict=True)]
@@ -73,6 +73,7 @@ def read_start(fields: Fields, at: str = "") -> BranchStart | None:
     return BranchStart(optional_field(fields, "parent_id", str, at)) if "parent_id" in fields else None
 
 
-def _without_parent(item: Fields) -> Fields:
-    """Return the item without `parent_id`, which is stored beside it."""
-    return {name: value for name, value in item.items() if name != "parent_id"}
+def _without_notes(item: Fields) -> Fields:
+    """Return the item without `parent_id`, which is stored beside it, and without `answer`, by which the gateway tells
+    how a response made an item."""
+    return {name: value for name, value in item.items() if name not in ("parent_id", "answer")}

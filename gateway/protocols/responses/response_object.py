@@ -26,7 +26,6 @@ def begin_response(fields: Fields, context: ResponseContext) -> Fields:
     """Return the response object of a response in progress, with no output. `fields` are those of a request that was
     read without an error (`responses.request.read_prompt`), because they are not checked again."""
     tools, choice = responses_tools.echo_tools(fields, context.mcp)
-    conversation = {} if context.conversation_id is None else {"conversation": {"id": context.conversation_id}}
     return {
         "id": context.id,
         "object": "response",
@@ -60,19 +59,29 @@ def begin_response(fields: Fields, context: ResponseContext) -> Fields:
         "truncation": fields.get("truncation") or "disabled",
         "usage": None,
         "user": fields.get("user"),
-        **conversation,
+        **_conversation(context),
     }
+
+
+def _conversation(context: ResponseContext) -> Fields:
+    """Return the field `conversation`, with the item that the response follows if the request named it; empty if the
+    response continues no conversation."""
+    if context.conversation_id is None:
+        return {}
+    parent = {"parent_id": context.conversation_item} if context.names_parent else {}
+    return {"conversation": {"id": context.conversation_id, **parent}}
 
 
 def end_response(
     response: Fields, output: list[Fields], finish: Finish, tokens: Tokens | None, context: ResponseContext
 ) -> Fields:
     """Return a copy of `response` that is `completed`, or `incomplete` if `finish` cut the answer short; the caller
-    marks the last item of `output` then. `completed_at` is Unix time in seconds by `context.clock`. `tokens` None: the
-    usage is null."""
+    marks the last item of `output` then. `completed_at` is Unix time in seconds by `context.clock`, and is noted in
+    `context.times`. `tokens` None: the usage is null."""
+    context.times.ended_at = ended_at = context.clock()
     reason = _REASONS.get(finish)
     if reason is None:
-        end_fields: Fields = {"status": "completed", "completed_at": int(context.clock())}
+        end_fields: Fields = {"status": "completed", "completed_at": int(ended_at)}
     else:
         end_fields = {"status": "incomplete", "incomplete_details": {"reason": reason}}
     return {**response, **end_fields, "output": output, "usage": None if tokens is None else usage_fields(tokens)}

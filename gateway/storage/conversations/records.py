@@ -122,6 +122,8 @@ class NewItem(NamedTuple):
     """JSON of the item without its media (`without_media`); None: it has none."""
     start: BranchStart | None = None
     """Where it begins a branch; None: it follows the item before it."""
+    answer: bytes | None = None
+    """JSON of how a response made it (`AnswerTimes.describe_items`); None: a client added it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,8 @@ class ConversationTurn:
     model: str
     """Own name of the model that answered."""
     items: tuple[NewItem, ...]
+    start: BranchStart | None = None
+    """The item that they follow, by the request; None: they continue the active branch."""
 
     @property
     def size(self) -> int:
@@ -142,24 +146,30 @@ class ConversationTurn:
         return size_of(self.items)
 
 
-class ActiveBranch(NamedTuple):
-    """The active branch of a conversation, which a response continues."""
+class Branch(NamedTuple):
+    """The branch of a conversation that a response continues."""
 
     model: str | None
     """Own name of the model that last answered in the conversation; None: none has."""
-    active_item: str | None
+    last_item: str | None
     """Id of the last item; None: there are no items."""
     items: tuple[Fields, ...]
     """The items, oldest first."""
 
 
-def encode_items(items: Sequence[Fields]) -> tuple[NewItem, ...]:
+def encode_items(items: Sequence[Fields], answers: Sequence[Fields] = ()) -> tuple[NewItem, ...]:
     """Encode items, each of which has an `id`, to be written one below the other.
+
+    `answers`: how a response made each of them, as clients see it; empty: no response did.
 
     Raises:
         RecursionError: an item is nested too deeply.
     """
-    return tuple([_encode(item) for item in items])
+    encoded = [_encode(item) for item in items]
+    if answers:
+        pairs = zip(encoded, answers, strict=True)
+        encoded = [item._replace(answer=json_bytes(answer)) for item, answer in pairs]
+    return tuple(encoded)
 
 
 def encode_added_items(items: Sequence[AddedItem]) -> tuple[NewItem, ...]:
@@ -169,7 +179,7 @@ def encode_added_items(items: Sequence[AddedItem]) -> tuple[NewItem, ...]:
 
 def size_of(items: Sequence[NewItem]) -> int:
     """Return the bytes that the items take in the database, without those of its indexes."""
-    return sum(len(each.item) + len(each.text) + len(each.outline or b"") for each in items)
+    return sum(len(each.item) + len(each.text) + len(each.outline or b"") + len(each.answer or b"") for each in items)
 
 
 def _encode(item: Fields) -> NewItem:

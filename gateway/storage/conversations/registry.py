@@ -51,7 +51,7 @@ class Conversations:
     A conversation belongs to its tenant. A key that is limited to some models sees the conversations in which one of
     these models, or none, answered last. Methods raise RoundhouseError: `conversation_not_found` if the caller sees no
     conversation with the id, or nothing is stored; `conversation_item_not_found`; `conversation_locked` if items are
-    added or deleted while a response is running in the conversation; `invalid_request` for a wrong body or query;
+    added or deleted where a response is running (`ConversationLocks`); `invalid_request` for a wrong body or query;
     `response_store_failed` if the database fails.
     """
 
@@ -140,13 +140,13 @@ class Conversations:
 
         Raises:
             RoundhouseError: `invalid_request` for wrong fields; `conversation_not_found`;
-                `conversation_item_not_found`; `conversation_locked` for `active_item_id` while a response runs in the
-                conversation; `response_store_failed`.
+                `conversation_item_not_found`; `conversation_locked` for `active_item_id` while a response continues the
+                active branch; `response_store_failed`.
         """
         change = _read_change(conversation_id, fields)
         await self._require(caller, conversation_id)
         if change.active_item is not None:
-            self._require_free(caller, conversation_id)
+            self._responses.conversation_locks.require_free_end(caller.tenant, conversation_id)
         updated = await self._store_of(conversation_id).submit_change(
             lambda database: database.conversations.update(caller.tenant, conversation_id, change)
         )
@@ -176,13 +176,14 @@ class Conversations:
 
         Raises:
             RoundhouseError: `conversation_not_found`; `conversation_item_not_found` for a `parent_id`;
-                `conversation_locked` while a response runs in the conversation; `invalid_request`, also for a branch
-                beyond the bounds; `modality_unsupported`; `response_store_failed`.
+                `conversation_locked` while a response runs in the conversation, or, for a body with `parent_id`, one
+                that continues the active branch or follows that item; `invalid_request`, also for a branch beyond the
+                bounds; `modality_unsupported`; `response_store_failed`.
         """
         await self._require(caller, conversation_id)
         start = _read_start(conversation_id, fields)
         items = await self._read_items(caller, fields.get("items"))
-        self._require_free(caller, conversation_id)
+        self._require_free(caller, conversation_id, start)
         return await self._store_of(conversation_id).submit_change(
             lambda database: database.conversations.add_items(
                 caller.tenant, conversation_id, items, start, self._bounds
@@ -248,9 +249,10 @@ class Conversations:
             raise conversation_not_found(conversation_id)
         return found
 
-    def _require_free(self, caller: Caller, conversation_id: str) -> None:
-        """Check that no response is being made in the conversation. Submit the change without awaiting in between."""
-        self._responses.conversation_locks.require_free(caller.tenant, conversation_id)
+    def _require_free(self, caller: Caller, conversation_id: str, start: BranchStart | None = None) -> None:
+        """Check that no response is being made in the conversation, or where `start` begins a branch. Submit the change
+        without awaiting in between."""
+        self._responses.conversation_locks.require_free(caller.tenant, conversation_id, start)
 
     async def _read_items(self, caller: Caller, values: Any) -> Sequence[NewItem]:
         options = RequestOptions.of_references({"input": values})

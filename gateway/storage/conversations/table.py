@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 from gateway.protocols.common.conversation import Fields
 from gateway.protocols.common.json_bytes import json_bytes
@@ -23,7 +23,7 @@ from gateway.storage.conversations.errors import (
 from gateway.storage.conversations.item_outline import fold_text
 from gateway.storage.conversations.records import (
     ACTIVE_BRANCH,
-    ActiveBranch,
+    Branch,
     ConversationChange,
     ConversationTurn,
     ItemListForm,
@@ -41,9 +41,11 @@ from gateway.storage.conversations.tree import (
 )
 from gateway.storage.pagination import ListQuery, paginate_items
 from gateway.storage.responses.records import TOKEN_LENGTH, HistoryBounds
-from gateway.storage.responses.request_options import is_id
+from gateway.storage.responses.request_options import PARENT_PLACE, is_id
 from gateway.storage.table_file import TableFile
 
+_ItemRow: TypeAlias = tuple[bytes, str | None, bytes | None]
+"""JSON of an item, the id of its parent, and JSON of how a response made it (None: a client added it)."""
 _ROWS_APART: Final = 16
 """Rows that are counted as if each needed pages of its own."""
 
@@ -58,17 +60,18 @@ WITH RECURSIVE branch (id, parent_id, bytes, depth) AS (
 SELECT id, parent_id, bytes FROM branch ORDER BY depth DESC
 """
 _TREE: Final = "SELECT id, parent_id, length(item) FROM conversation_items WHERE conversation = ? ORDER BY number"
-_ITEM: Final = "SELECT item, parent_id FROM conversation_items WHERE conversation = ? AND id = ?"
+_ITEM: Final = "SELECT item, parent_id, answer FROM conversation_items WHERE conversation = ? AND id = ?"
 _INSERT: Final = """
 INSERT INTO conversations (id, tenant, created_at, used_at, metadata, settings) VALUES (?, ?, ?, ?, ?, ?)
 """
 _INSERT_ITEMS: Final = """
-INSERT INTO conversation_items (number, conversation, id, parent_id, created_at, item) VALUES {}
+INSERT INTO conversation_items (number, conversation, id, parent_id, created_at, item, answer) VALUES {}
 """
 _INSERT_OUTLINES: Final = "INSERT INTO item_outlines (number, text, item) VALUES {}"
 _TAKEN: Final = "SELECT id FROM conversation_items WHERE conversation = ? AND id IN ({})"
 _OUTLINED: Final = """
-SELECT coalesce(o.item, i.item), parent_id FROM conversation_items AS i LEFT JOIN item_outlines AS o USING (number)
+SELECT coalesce(o.item, i.item), parent_id, answer
+FROM conversation_items AS i LEFT JOIN item_outlines AS o USING (number)
 WHERE conversation = ? AND id = ?
 """
 _REFERENCED: Final = """
@@ -201,11 +204,12 @@ class ConversationTable:
         return [_shown_item(*each) for each in zip((item.item for item in items), parent_ids, strict=True)]
 
     def add_turns(self, turns: Sequence[ConversationTurn]) -> None:
-        """Add the items of responses to their conversations, after the active items; the last item becomes active.
+        """Add the items of responses to their conversations, each after the item that its turn names, or else the
+        active one.
 
-        The turn's `model` becomes the one that answered last. Call within a transaction, in the order of the answers.
-        Turns of conversations that do not exist any more are skipped. An item whose id is taken or has a wrong form
-        gets a new id.
+        The last item becomes active, unless the turn names another item than the active one. The turn's `model` becomes
+        the one that answered last. Call within a transaction, in the order of the answers. Turns of conversations that
+        do not exist any more are skipped. An item whose id is taken or has a wrong form gets a new id.
 
         Raises:
             DatabaseFullError: there is no room, even without all other objects.
@@ -219,7 +223,8 @@ class ConversationTable:
             self._mark_used(row.number)
             self._file.make_room(size_of(items), _rows_of(items))
             self._db.execute("UPDATE conversations SET model = ? WHERE number = ?", (turn.model, row.number))
-            self._insert_items(row.number, items, parents_of(items, row.active_item))
+            parent = row.active_item if turn.start is None else turn.start.parent_id
+            self._insert_items(row.number, items, parents_of(items, parent), moves_end=parent == row.active_item)
 
     def list_items(
         self, tenant: str, conversation_id: str, query: ListQuery, form: ItemListForm = ACTIVE_BRANCH
@@ -282,23 +287,29 @@ class ConversationTable:
 
     # For responses
 
-    def load_active(self, tenant: str, conversation_id: str, bounds: HistoryBounds) -> ActiveBranch:
-        """Load the active branch of a conversation that a response continues. Call within a transaction.
+    def load_branch(
+        self, tenant: str, conversation_id: str, start: BranchStart | None, bounds: HistoryBounds
+    ) -> Branch:
+        """Load the branch of a conversation that a response continues. Call within a transaction.
 
-        The conversation counts as used now.
+        It ends with the item that `start` names; None: it is the active branch. The conversation counts as used now.
 
         Raises:
-            RoundhouseError: `conversation_not_found`; `invalid_request` if the branch exceeds `bounds`.
+            RoundhouseError: `conversation_not_found`; `conversation_item_not_found` for the item of `start`;
+                `invalid_request` if the branch exceeds `bounds`.
             sqlite3.Error: the database fails.
         """
         row = self._find_row(tenant, conversation_id)
         if row is None:
             raise conversation_not_found(conversation_id, "conversation")
         self._mark_used(row.number)
-        links = self._load_links(row.number, row.active_item)
+        last_id = row.active_item if start is None else start.parent_id
+        links = self._load_links(row.number, last_id)
+        if start is not None and last_id is not None and not links:
+            raise item_not_found(conversation_id, last_id, PARENT_PLACE)
         if _is_too_long(links, bounds):
             raise conversation_too_long(bounds.items, bounds.bytes, "conversation")
-        return ActiveBranch(row.model, row.active_item, tuple(self._load_items(row.number, links)))
+        return Branch(row.model, last_id, tuple(self._load_items(row.number, links)))
 
     def load_until(self, tenant: str, conversation_id: str, item_id: str | None) -> list[Fields] | None:
         """Return the items of the branch of a conversation that ends with `item_id`, oldest first.
@@ -361,12 +372,12 @@ class ConversationTable:
             return []
         return [Link(*row) for row in self._db.execute(_BRANCH, {"number": number, "last": last_id})]
 
-    def _find_item(self, number: int, item_id: str) -> tuple[bytes, str | None] | None:
-        """Return the JSON of an item and the id of its parent; None: there is no such item."""
-        found: tuple[bytes, str | None] | None = self._db.execute(_ITEM, (number, item_id)).fetchone()
+    def _find_item(self, number: int, item_id: str) -> _ItemRow | None:
+        """Return an item of a conversation; None: there is no such item."""
+        found: _ItemRow | None = self._db.execute(_ITEM, (number, item_id)).fetchone()
         return found
 
-    def _load_item(self, number: int, item_id: str) -> tuple[bytes, str | None]:
+    def _load_item(self, number: int, item_id: str) -> _ItemRow:
         found = self._find_item(number, item_id)
         assert found is not None, "a link of a branch is an item"
         return found
@@ -407,19 +418,22 @@ class ConversationTable:
             if item.id in taken_ids:
                 raise duplicate_item(item.id, f"items[{index}].id")
 
-    def _insert_items(self, number: int, items: Sequence[NewItem], parent_ids: Sequence[str | None]) -> None:
-        """Write items below their parents. The last one becomes the active item."""
+    def _insert_items(
+        self, number: int, items: Sequence[NewItem], parent_ids: Sequence[str | None], *, moves_end: bool = True
+    ) -> None:
+        """Write items below their parents. `moves_end`: whether the last one becomes the active item."""
         if not items:
             return
         now, first_number = self._file.clock(), self._next_item
         self._next_item += len(items)
         rows, outlines = [], []
         for item_number, (item, parent_id) in enumerate(zip(items, parent_ids, strict=True), first_number):
-            rows.append((item_number, number, item.id, parent_id, now, item.item))
+            rows.append((item_number, number, item.id, parent_id, now, item.item, item.answer))
             outlines.append((item_number, fold_text(item.text), item.outline))
         self._file.run_with_rows(_INSERT_ITEMS, rows)
         self._file.run_with_rows(_INSERT_OUTLINES, outlines)
-        self._db.execute("UPDATE conversations SET active_item = ? WHERE number = ?", (items[-1].id, number))
+        if moves_end:
+            self._db.execute("UPDATE conversations SET active_item = ? WHERE number = ?", (items[-1].id, number))
 
     def _with_new_ids(self, number: int, items: Sequence[NewItem]) -> list[NewItem]:
         """Return the items with a new id for each whose own is taken or has characters that ids must not have."""
@@ -453,5 +467,6 @@ def _with_id(item: NewItem, new_id: str) -> NewItem:
     )
 
 
-def _shown_item(item: bytes, parent_id: str | None) -> Fields:
-    return {**json.loads(item), "parent_id": parent_id}
+def _shown_item(item: bytes, parent_id: str | None, answer: bytes | None = None) -> Fields:
+    shown = {**json.loads(item), "parent_id": parent_id}
+    return shown if answer is None else {**shown, "answer": json.loads(answer)}

@@ -44,7 +44,7 @@ class StoredResponse:
     conversation_id: str | None = None
     """The conversation that it was made in; None: none."""
     conversation_item: str | None = None
-    """That conversation's active item when the response was made; None: the conversation had no items."""
+    """The item of that conversation that the response follows; None: it follows none."""
     turn: ConversationTurn | None = None
     """Items that it adds to the conversation; both are written, or neither."""
     events: bytes = b""

@@ -11,7 +11,9 @@ from typing import Final, Protocol, TypeVar
 
 from controller.schema.errors import RoundhouseError
 from gateway.protocols.common.conversation import Fields
+from gateway.protocols.responses.answer_times import AnswerTimes
 from gateway.protocols.responses.context import ResponseContext
+from gateway.protocols.responses.conversation_items import BranchStart
 from gateway.protocols.responses.replayed_events import replay_end, replay_events
 from gateway.routing.live_routes import LiveRoutes
 from gateway.server.asgi import Header
@@ -120,10 +122,11 @@ class StoredResponses:
 
         `headers`: those of the request, names in lower case.
         """
-        token = secrets.token_hex(TOKEN_LENGTH // 2)
+        token, now = secrets.token_hex(TOKEN_LENGTH // 2), self._clock()
         return ResponseContext(
             id=id_of(token),
-            created_at=int(self._clock()),
+            created_at=int(now),
+            times=AnswerTimes(now),
             clock=self._clock,
             new_id=item_ids(token),
             is_open_responses=any(name == OPEN_RESPONSES for name, _ in headers),
@@ -136,9 +139,9 @@ class StoredResponses:
         key are not checked: call `check_visible` and `visible_items` with the result.
 
         Raises:
-            RoundhouseError: at the call or by the future: `previous_response_not_found`, `conversation_not_found`, or
-                `invalid_request` if the response is still running, failed, or exceeds the bounds; by the future:
-                `response_store_failed`.
+            RoundhouseError: at the call or by the future: `previous_response_not_found`, `conversation_not_found`,
+                `conversation_item_not_found`, or `invalid_request` if the response is still running, failed, or exceeds
+                the bounds; by the future: `response_store_failed`.
         """
         if self._store is None:
             if options.previous_id is not None:
@@ -156,7 +159,12 @@ class StoredResponses:
             if run_before is not None and run_before.response is not None:
                 raise not_continuable(options.previous_id, run_before.response["status"])
         return self._store.load_history(
-            caller.tenant, options.previous_id, options.references, self.history_bounds, options.conversation_id
+            caller.tenant,
+            options.previous_id,
+            options.references,
+            self.history_bounds,
+            options.conversation_id,
+            options.conversation_start,
         )
 
     def check_visible(self, caller: Caller, options: RequestOptions, history: History) -> None:
@@ -351,8 +359,10 @@ def _stored_outcome(run: ResponseRun, response: Fields, events: bytes) -> Stored
     context = run.context
     turn = None
     if context.conversation_id is not None and response["status"] in CONTINUABLE:
-        items = _encode(lambda: encode_items([*context.input_items, *response["output"]]))
-        turn = ConversationTurn(context.id, context.conversation_id, run.tenant, run.model, items)
+        input_items, answers = context.input_items, context.times.describe_items(response)
+        items = _encode(lambda: (*encode_items(input_items), *encode_items(response["output"], answers)))
+        start = BranchStart(context.conversation_item) if context.names_parent else None
+        turn = ConversationTurn(context.id, context.conversation_id, run.tenant, run.model, items, start)
     return _stored_response(run, response, turn, events) if context.stores else turn
 
 

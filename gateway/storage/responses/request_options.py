@@ -8,11 +8,14 @@ from typing import Any, Final, NamedTuple
 
 from gateway.protocols.common.conversation import Fields
 from gateway.protocols.common.field_reader import field_error, optional_field, require_text
-from gateway.storage.conversations.errors import conversation_not_found
+from gateway.protocols.responses.conversation_items import BranchStart, read_start
+from gateway.storage.conversations.errors import conversation_not_found, item_not_found
 from gateway.storage.responses.errors import previous_not_found, too_many_references
 
 MOST_REFERENCES: Final = 1000
 """Stored items that the input of a request may refer to."""
+PARENT_PLACE: Final = "conversation.parent_id"
+"""Path in a request of the id of the item that its response follows."""
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,128}")
 """Form of ids. No object has another, and some texts, such as half surrogate pairs, could not even be searched for."""
 
@@ -30,6 +33,8 @@ class RequestOptions(NamedTuple):
     """Whether the response is made without a connection to its client."""
     conversation_id: str | None = None
     """Id of the conversation that the request continues; None: none."""
+    conversation_start: BranchStart | None = None
+    """The item of the conversation that the response follows (`conversation.parent_id`); None: the active one."""
 
     @property
     def needs_stored(self) -> bool:
@@ -45,7 +50,8 @@ class RequestOptions(NamedTuple):
         Raises:
             RoundhouseError: `invalid_request` if a field has a wrong type, `background` is set without storing, the
                 request continues both a response and a conversation, or refers to more than `MOST_REFERENCES` items;
-                `previous_response_not_found` or `conversation_not_found` if an id has a wrong form.
+                `previous_response_not_found`, `conversation_not_found` or `conversation_item_not_found` if an id has a
+                wrong form.
         """
         options = cls.of_references(fields)
         wants_store = optional_field(fields, "store", bool) is not False
@@ -65,8 +71,8 @@ class RequestOptions(NamedTuple):
 
         Raises:
             RoundhouseError: `invalid_request` if a field has a wrong type, the request continues both a response and a
-                conversation, or refers to more than `MOST_REFERENCES` items; `previous_response_not_found` or
-                `conversation_not_found` if an id has a wrong form.
+                conversation, or refers to more than `MOST_REFERENCES` items; `previous_response_not_found`,
+                `conversation_not_found` or `conversation_item_not_found` if an id has a wrong form.
         """
         references = tuple(dict.fromkeys(_references(fields.get("input"))))
         if len(references) > MOST_REFERENCES:
@@ -78,7 +84,8 @@ class RequestOptions(NamedTuple):
         if conversation_id is not None and previous_id is not None:
             rule = "cannot be used together with `previous_response_id`: the conversation has the earlier responses"
             raise field_error("conversation", rule)
-        return cls(previous_id, references, conversation_id=conversation_id)
+        start = None if conversation_id is None else _conversation_start(fields["conversation"], conversation_id)
+        return cls(previous_id, references, conversation_id=conversation_id, conversation_start=start)
 
 
 def is_id(value: str) -> bool:
@@ -98,6 +105,14 @@ def _conversation_id(value: Any) -> str | None:
     if not is_id(conversation_id):
         raise conversation_not_found(conversation_id, "conversation")
     return conversation_id
+
+
+def _conversation_start(value: Any, conversation_id: str) -> BranchStart | None:
+    """Read which item of its conversation a request names in the field `conversation`; None: it names none."""
+    start = read_start(value, "conversation.") if isinstance(value, dict) else None
+    if start is not None and start.parent_id is not None and not is_id(start.parent_id):
+        raise item_not_found(conversation_id, start.parent_id, PARENT_PLACE)
+    return start
 
 
 def _references(items: Any) -> Iterator[str]:

@@ -10,15 +10,16 @@ import aiohttp
 import pytest
 from playwright.async_api import Download, Page, expect
 
-from tests.support.page_browser import PHONE, open_context, send_message
+from tests.support.page_browser import Look, hide_conversations, open_context, send_message, show_conversations
 from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow]
 
 HOSTILE = "<img src=x onerror=\"document.title='owned'\">"
+TITLE = "From Open WebUI"
 OPEN_WEBUI = [
     {
-        "title": f"From Open WebUI {HOSTILE}",
+        "title": f"{TITLE} {HOSTILE}",
         "created_at": 1_790_000_000,
         "chat": {
             "models": ["clockwork"],
@@ -77,8 +78,8 @@ async def saved(page: Page, button: str) -> Download:
     return await download.value
 
 
-async def test_branches_are_kept_and_moved_between(page_stack: RoundhouseStack) -> None:
-    async with open_context(page_stack.url) as context:
+async def test_branches_are_kept_and_moved_between(page_stack: RoundhouseStack, look: Look) -> None:
+    async with open_context(page_stack.url, look) as context:
         page = await context.new_page()
         await page.goto("/")
         await answered(page, "First wording")
@@ -101,10 +102,17 @@ async def test_branches_are_kept_and_moved_between(page_stack: RoundhouseStack) 
         await expect(answer).to_have_count(1)
         await page.reload()
         await expect(mine).to_contain_text("1 / 2")
+        # The keys move between the branches of the last message that has some.
+        await page.keyboard.press("]")
+        await expect(mine).to_contain_text("Second wording")
+        await expect(answer).to_contain_text("2 / 2")
+        await page.keyboard.press("[")
+        await expect(answer).to_contain_text("1 / 2")
+        await expect(mine).to_contain_text("2 / 2")
 
 
-async def test_a_conversation_is_found_named_and_deleted(page_stack: RoundhouseStack) -> None:
-    async with open_context(page_stack.url) as context:
+async def test_a_conversation_is_found_named_and_deleted(page_stack: RoundhouseStack, look: Look) -> None:
+    async with open_context(page_stack.url, look) as context:
         page = await context.new_page()
         await page.goto("/")
         await answered(page, "Do wolpertingers sing?")
@@ -114,6 +122,7 @@ async def test_a_conversation_is_found_named_and_deleted(page_stack: RoundhouseS
         await page.get_by_role("textbox", name="Title").fill("Alpine songs")
         await page.get_by_role("dialog").get_by_role("button", name="Rename").click()
         await expect(page.get_by_role("heading", level=1, name="Alpine songs")).to_be_visible()
+        await show_conversations(page)
         await page.get_by_role("searchbox", name="Search conversations").fill("WOLPERT sing")
         entry = page.get_by_role("link", name="Alpine songs")
         await expect(entry).to_contain_text("wolpert")
@@ -124,16 +133,19 @@ async def test_a_conversation_is_found_named_and_deleted(page_stack: RoundhouseS
         await page.get_by_role("button", name="Delete Alpine songs").click()
         await page.get_by_role("dialog").get_by_role("button", name="Delete", exact=True).click()
         await expect(entry).to_have_count(0)
+        await hide_conversations(page)
         await expect(page.get_by_role("heading", name="What can I do for you?")).to_be_visible()
 
 
-async def test_a_model_of_the_users_choice_writes_titles(page_stack: RoundhouseStack) -> None:
-    async with open_context(page_stack.url) as context:
+async def test_a_model_of_the_users_choice_writes_titles(page_stack: RoundhouseStack, look: Look) -> None:
+    async with open_context(page_stack.url, look) as context:
         page = await context.new_page()
         await page.goto("/")
+        await show_conversations(page)
         await page.get_by_role("button", name="Import and options").click()
         await page.get_by_label("Written by").select_option("clockwork")
         await page.keyboard.press("Escape")
+        await page.get_by_role("button", name="New conversation").click()
         await answered(page, "Name this one")
         written = page.get_by_role("heading", level=1, name=SENTENCE.rstrip("."))
         await expect(written).to_be_visible()
@@ -141,12 +153,15 @@ async def test_a_model_of_the_users_choice_writes_titles(page_stack: RoundhouseS
         await expect(written).to_be_visible()
 
 
-async def test_export_import_and_sharing_keep_every_word(page_stack: RoundhouseStack, tmp_path: Path) -> None:
+async def test_export_import_and_sharing_keep_every_word(
+    page_stack: RoundhouseStack, tmp_path: Path, look: Look
+) -> None:
     foreign = tmp_path / "open-webui.json"
-    foreign.write_text(json.dumps(OPEN_WEBUI))
-    async with open_context(page_stack.url) as context:
+    foreign.write_text(json.dumps(OPEN_WEBUI).replace(TITLE, f"{TITLE} {look}"))
+    async with open_context(page_stack.url, look) as context:
         page = await context.new_page()
         await page.goto("/")
+        await show_conversations(page)
         await page.get_by_role("button", name="Import and options").click()
         await page.get_by_label("File of conversations").set_input_files(foreign)
         answer = page.get_by_role("article", name="Answer")
@@ -162,21 +177,27 @@ async def test_export_import_and_sharing_keep_every_word(page_stack: RoundhouseS
         await expect(shared.get_by_text("Which?")).to_be_visible()
         await expect(shared.get_by_text(HOSTILE).last).to_be_visible()
         await shared.close()
+        await show_conversations(page)
         await page.get_by_role("button", name="Import and options").click()
         await page.get_by_label("File of conversations").set_input_files(tmp_path / "Roundhouse.json")
-        await expect(page.get_by_role("link", name="From Open WebUI")).to_have_count(2)
+        await show_conversations(page)
+        await expect(page.get_by_role("link", name=f"{TITLE} {look}")).to_have_count(2)
+        await hide_conversations(page)
         await expect(answer).to_contain_text(HOSTILE)
         await page.get_by_role("button", name="Previous branch").click()
         await expect(answer).to_contain_text("Left.")
         assert await page.title() == "Roundhouse"
 
 
-async def test_a_conversation_in_the_browser_alone_and_a_lost_connection(page_stack: RoundhouseStack) -> None:
-    async with open_context(page_stack.url, viewport=PHONE) as context:
+@pytest.mark.looks(Look.PHONE)
+async def test_a_conversation_in_the_browser_alone_and_a_lost_connection(
+    page_stack: RoundhouseStack, look: Look
+) -> None:
+    async with open_context(page_stack.url, look) as context:
         page = await context.new_page()
         await page.goto("/")
         await answered(page, "Known to the gateway")
-        await page.get_by_role("button", name="Show conversations").click()
+        await show_conversations(page)
         await page.get_by_role("button", name="Import and options").click()
         await page.get_by_role("checkbox", name="Keep them in this browser alone").check()
         await page.keyboard.press("Escape")
@@ -187,11 +208,11 @@ async def test_a_conversation_in_the_browser_alone_and_a_lost_connection(page_st
         await page.reload()
         await expect(page.get_by_role("article", name="Your message")).to_contain_text("Between us")
         await expect(page.get_by_role("article", name="Answer").last).to_contain_text(SENTENCE)
-        await page.get_by_role("button", name="Show conversations").click()
+        await show_conversations(page)
         await context.set_offline(True)
         await page.get_by_role("link", name="Known to the gateway").first.click()
         await expect(page.get_by_role("article", name="Your message")).to_contain_text("Known to the gateway")
-        await page.get_by_role("button", name="Show conversations").click()
+        await show_conversations(page)
         await expect(page.get_by_text("Shown is this browser's copy")).to_be_visible()
         await context.set_offline(False)
 

@@ -305,3 +305,31 @@ async def test_an_outline_is_no_item_that_can_be_sent_back() -> None:
         [shown] = (await asking.get(f"/{made['id']}/items?content=references"))["data"]
         told = await asking.refused("POST", "", items=[shown])
         assert told == (400, "invalid_request", "items[0].content[0].image_url")
+
+
+async def test_items_of_an_answer_name_their_response_and_have_its_figures() -> None:
+    async with site() as here:
+        asking = rest(here)
+        made = await asking.post("", items=[])
+        async with here.client.responses.stream(model="m", input="one", conversation=made["id"]) as stream:
+            streamed = await stream.get_final_response()
+        whole = await here.make("two", conversation=made["id"], store=False)
+        items = (await asking.get(f"/{made['id']}/items?branch=all&content=references"))["data"]
+        assert [("answer" in item, text_of(item).strip()) for item in items] == [
+            (False, "one"), (True, TEXT), (False, "two"), (True, TEXT),
+        ]  # fmt: skip
+        for item, response in ((items[1], streamed), (items[3], whole)):
+            answer = item["answer"]
+            figures = answer["figures"]
+            assert answer["response_id"] == response.id
+            assert (figures["model"], figures["usage"]) == ("m", response.to_dict()["usage"])
+            # Both are there for a stream; that one is not before the other holds on any machine.
+            is_stream = response is streamed
+            assert (answer["took_ms"] is not None, figures["first_token_ms"] is not None) == (is_stream, is_stream)
+            assert figures["total_ms"] >= (figures["first_token_ms"] or 0)
+        assert (await asking.get(f"/{made['id']}/items/{items[1]['id']}"))["answer"] == items[1]["answer"]
+        # A copy is no answer, and the engine is told nothing of it.
+        copied = await asking.post("", items=[*items, said("three")])
+        assert all("answer" not in item for item in (await asking.get(f"/{copied['id']}/items"))["data"])
+        await here.make([], conversation=copied["id"])
+        assert "took_ms" not in str(here.engine.requests[-1].body)

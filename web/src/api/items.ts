@@ -17,6 +17,14 @@ export type ContentPart =
   | { type: "input_audio"; input_audio: { data: string; format: string } }
   | { type: "input_file"; filename?: string; file_data?: string; file_id?: string };
 
+/** What the gateway keeps of a response with each of its items (docs/conversations.md). Times are milliseconds; null: unknown. */
+export interface ItemAnswer {
+  response_id: string;
+  took_ms: number | null;
+  /** Of the whole response, in its last item alone. Both times are since its request. */
+  figures: { model: string; usage: unknown; first_token_ms: number | null; total_ms: number | null } | null;
+}
+
 export interface Item {
   id: string;
   type: string;
@@ -36,6 +44,8 @@ export interface Item {
   approval_request_id?: string | null;
   approve?: boolean;
   tools?: { name: string; description?: string }[];
+  /** How a response made the item; missing where a client added it. */
+  answer?: ItemAnswer | null;
   [field: string]: unknown;
 }
 

@@ -1476,6 +1476,38 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/tools/servers/{server}/resources/read": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        post: operations["read_resource_tools_servers__server__resources_read_post"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/tools/servers/{server}/prompts/{name}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        post: operations["get_prompt_tools_servers__server__prompts__name__post"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/mcp": {
         parameters: {
             query?: never;
@@ -1486,6 +1518,22 @@ export interface paths {
         get?: never;
         put?: never;
         post: operations["mcp_mcp_post"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/limits": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get: operations["get_limits_v1_limits_get"];
+        put?: never;
+        post?: never;
         delete?: never;
         options?: never;
         head?: never;
@@ -1598,6 +1646,14 @@ export interface components {
             device: string | null;
             manufacturer: string | null;
         };
+        AnswerFigures: {
+            model: string;
+            usage: {
+                [key: string]: unknown;
+            } | null;
+            first_token_ms: number | null;
+            total_ms: number | null;
+        };
         AnthropicMessage: {
             id: string;
             /** @constant */
@@ -1649,6 +1705,11 @@ export interface components {
             inference_ms: number;
             tokens_per_sec: number;
             ttft_ms: number;
+        };
+        BlobContents: {
+            uri: string;
+            mimeType?: string | null;
+            blob: string;
         };
         Capabilities: {
             /**
@@ -1862,6 +1923,7 @@ export interface components {
             id: string;
             type: string;
             parent_id: string | null;
+            answer?: components["schemas"]["ItemAnswer"] | null;
         } & {
             [key: string]: unknown;
         };
@@ -2185,6 +2247,11 @@ export interface components {
         } & {
             [key: string]: unknown;
         };
+        ItemAnswer: {
+            response_id: string;
+            took_ms: number | null;
+            figures: components["schemas"]["AnswerFigures"] | null;
+        };
         ItemList: {
             object: string;
             data: {
@@ -2193,6 +2260,23 @@ export interface components {
             first_id: string | null;
             last_id: string | null;
             has_more: boolean;
+        };
+        Limits: {
+            /**
+             * @default limits
+             * @constant
+             */
+            object: "limits";
+            max_body_bytes: number;
+            max_document_bytes: number | null;
+            retention_s: number;
+            max_stored_bytes: number;
+            stream_ttl_s: number;
+        };
+        ListedArgument: {
+            name: string;
+            description: string;
+            required: boolean;
         };
         ListedConversation: {
             id: string;
@@ -2212,8 +2296,7 @@ export interface components {
         ListedPrompt: {
             name: string;
             description: string;
-            required: string[];
-            optional: string[];
+            arguments: components["schemas"]["ListedArgument"][];
         };
         ListedResource: {
             uri: string;
@@ -2248,6 +2331,15 @@ export interface components {
              * @constant
              */
             status: "ok";
+        };
+        MediaBlock: {
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            type: "audio" | "image";
+            data: string;
+            mimeType: string;
         };
         MessageTokens: {
             input_tokens: number;
@@ -2379,6 +2471,14 @@ export interface components {
             chunks: number;
             chunks_total: number | null;
         };
+        PromptAnswer: {
+            messages: components["schemas"]["PromptMessage"][];
+        };
+        PromptMessage: {
+            /** @enum {string} */
+            role: "user" | "assistant";
+            content: components["schemas"]["TextBlock"] | components["schemas"]["MediaBlock"] | components["schemas"]["ResourceBlock"] | components["schemas"]["ResourceLinkBlock"];
+        };
         RankedDocument: {
             index: number;
             relevance_score: number;
@@ -2414,12 +2514,36 @@ export interface components {
         } & {
             [key: string]: unknown;
         };
+        ResourceAnswer: {
+            contents: (components["schemas"]["TextContents"] | components["schemas"]["BlobContents"])[];
+        };
+        ResourceBlock: {
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            type: "resource";
+            resource: components["schemas"]["TextContents"] | components["schemas"]["BlobContents"];
+        };
+        ResourceLinkBlock: {
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            type: "resource_link";
+            uri: string;
+            name: string;
+            mimeType?: string | null;
+        };
         ResponsesRequest: {
             model: string;
             input?: string | unknown[] | null;
             instructions?: string | null;
             stream?: boolean | null;
             max_output_tokens?: number | null;
+            conversation?: string | {
+                [key: string]: unknown;
+            } | null;
             tools?: {
                 [key: string]: unknown;
             }[] | null;
@@ -2585,12 +2709,25 @@ export interface components {
         TextAnswer: {
             plain_text_response: string;
         };
+        TextBlock: {
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            type: "text";
+            text: string;
+        };
         TextContent: {
             /**
              * @default text
              * @constant
              */
             type: "text";
+            text: string;
+        };
+        TextContents: {
+            uri: string;
+            mimeType?: string | null;
             text: string;
         };
         TokenUsage: {
@@ -3219,14 +3356,29 @@ export interface components {
             after: components["schemas"]["JsonValue"];
         };
         ProposedFiles: {
+            models?: {
+                [key: string]: {
+                    [key: string]: components["schemas"]["JsonValue"];
+                };
+            };
+            loads?: {
+                [key: string]: components["schemas"]["ProposedLoad"];
+            };
             /**
              * @example {
              *       "models.yaml": "models:\n  chat:\n    model_path: clockwork.gguf\n"
              *     }
              */
-            files: {
+            files?: {
                 [key: string]: string | null;
             };
+        };
+        ProposedLoad: {
+            values?: {
+                [key: string]: components["schemas"]["JsonValue"];
+            };
+            /** @default false */
+            restart: boolean;
         };
     };
     responses: never;
@@ -7230,6 +7382,63 @@ export interface operations {
             };
         };
     };
+    read_resource_tools_servers__server__resources_read_post: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                server: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": {
+                    uri: string;
+                };
+            };
+        };
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ResourceAnswer"];
+                };
+            };
+        };
+    };
+    get_prompt_tools_servers__server__prompts__name__post: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                server: string;
+                name: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": {
+                    arguments?: {
+                        [key: string]: string;
+                    };
+                };
+            };
+        };
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["PromptAnswer"];
+                };
+            };
+        };
+    };
     mcp_mcp_post: {
         parameters: {
             query?: never;
@@ -7264,6 +7473,25 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content?: never;
+            };
+        };
+    };
+    get_limits_v1_limits_get: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Limits"];
+                };
             };
         };
     };

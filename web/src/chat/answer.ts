@@ -31,12 +31,17 @@ export interface AnswerError {
 export interface Answer {
   responseId: string | null;
   model: string | null;
+  /** Id of the item of the conversation that it follows; null: it begins a branch; undefined: the stream did not tell. */
+  parentId?: string | null;
   /** `running` until the last event; `incomplete`: the model's or the user's limit of tokens ended it. */
   status: "running" | "completed" | "incomplete" | "failed";
   items: readonly Item[];
+  /** Pieces of text, thoughts and arguments that have come: about as many tokens, as engines send each for itself. */
+  pieces: number;
   /** What the answer waits for; null once its text has begun. */
   progress: Progress | null;
-  usage: Usage | null;
+  /** The usage as the response object has it; null before the end, and where the engine reported none. */
+  usage: unknown;
   error: AnswerError | null;
   /** Why it is incomplete, as `max_output_tokens`. */
   incompleteReason: string | null;
@@ -47,6 +52,7 @@ export const EMPTY_ANSWER: Answer = {
   model: null,
   status: "running",
   items: [],
+  pieces: 0,
   progress: null,
   usage: null,
   error: null,
@@ -77,8 +83,10 @@ export function applyEvent(answer: Answer, event: ServerEvent): Answer {
     case "response.output_text.delta":
     case "response.reasoning_text.delta":
     case "response.reasoning.delta":
-      return changePart(answer, index, data, (part) =>
-        withText(part, data.type === "response.output_text.delta", data.delta),
+      return countPiece(
+        changePart(answer, index, data, (part) =>
+          withText(part, data.type === "response.output_text.delta", data.delta),
+        ),
       );
     case "response.output_text.annotation.added":
       return changePart(answer, index, data, (part) =>
@@ -88,7 +96,9 @@ export function applyEvent(answer: Answer, event: ServerEvent): Answer {
       );
     case "response.function_call_arguments.delta":
     case "response.mcp_call_arguments.delta":
-      return changeItem(answer, index, (item) => ({ ...item, arguments: (item.arguments ?? "") + String(data.delta) }));
+      return countPiece(
+        changeItem(answer, index, (item) => ({ ...item, arguments: (item.arguments ?? "") + String(data.delta) })),
+      );
     case "response.mcp_call.in_progress":
       return changeItem(answer, index, (item) => ({ ...item, status: "in_progress" }));
     case "response.completed":
@@ -145,11 +155,13 @@ function applyComment(answer: Answer, comment: string): Answer {
   };
 }
 
-function head(data: Record<string, unknown>): Pick<Answer, "responseId" | "model"> {
+function head(data: Record<string, unknown>): Pick<Answer, "responseId" | "model" | "parentId"> {
   const response = isRecord(data.response) ? data.response : {};
+  const parentId = isRecord(response.conversation) ? response.conversation.parent_id : undefined;
   return {
     responseId: typeof response.id === "string" ? response.id : null,
     model: typeof response.model === "string" ? response.model : null,
+    ...(typeof parentId === "string" || parentId === null ? { parentId } : {}),
   };
 }
 
@@ -165,13 +177,14 @@ function finish(answer: Answer, data: Record<string, unknown>): Answer {
     status,
     items,
     progress: null,
-    usage: usageOf(response.usage),
+    usage: response.usage ?? null,
     error: errorOfEnd(response) ?? answer.error,
     incompleteReason: typeof details.reason === "string" ? details.reason : null,
   };
 }
 
-function usageOf(value: unknown): Usage | null {
+/** Returns the usage of a response object; null where the engine reported none. */
+export function usageOf(value: unknown): Usage | null {
   if (!isRecord(value)) return null;
   const details = (name: string, field: string) =>
     isRecord(value[name]) && typeof value[name][field] === "number" ? (value[name][field] as number) : 0;
@@ -199,6 +212,10 @@ function errorOf(fields: Record<string, unknown>): AnswerError {
 
 function asItem(value: Record<string, unknown>): Item {
   return { parent_id: null, ...value } as Item;
+}
+
+function countPiece(answer: Answer): Answer {
+  return { ...answer, pieces: answer.pieces + 1 };
 }
 
 function setItem(answer: Answer, index: number, item: Item): Answer {

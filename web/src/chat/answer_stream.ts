@@ -7,6 +7,7 @@ import { ApiError, NetworkError } from "../api/errors";
 import { EventParser } from "../api/sse";
 import { type Answer, type AnswerError, applyEvent, EMPTY_ANSWER, failAnswer, STOPPED } from "./answer";
 import { type ItemTimes, noteTimes } from "./figures";
+import { NO_PACE, notePace, type TokenPace } from "./token_pace";
 
 export type StreamState =
   /** Bytes come, or the answer waits in the queue or for its load. */
@@ -27,6 +28,8 @@ export interface StreamSnapshot {
   startedAt: number | null;
   endedAt: number | null;
   itemTimes: ItemTimes;
+  /** How fast it comes. */
+  pace: TokenPace;
 }
 
 const NOTHING_READ: StreamSnapshot = {
@@ -36,6 +39,7 @@ const NOTHING_READ: StreamSnapshot = {
   startedAt: null,
   endedAt: null,
   itemTimes: {},
+  pace: NO_PACE,
 };
 
 /** Delays between tries in milliseconds, the last one again and again. */
@@ -54,7 +58,9 @@ type Arrival = "none" | "unknown" | "arrived";
 
 export class AnswerStream {
   readonly streamId: string;
-  /** Id of the item that the answer follows; null: it begins a branch. */
+  /** Whether this page requests the answer. */
+  readonly isOwn: boolean;
+  /** Id of the item that the answer follows; null: it begins a branch, or that is not known. */
   parentId: string | null = null;
   readonly #client: ApiClient;
   readonly #abort = new AbortController();
@@ -67,9 +73,10 @@ export class AnswerStream {
   #wantsStop = false;
 
   /** `streamId`: value of `X-Conversation-Id`, of no other answer. Nothing is requested before `start` or `attach`. */
-  constructor(client: ApiClient, streamId: string) {
+  constructor(client: ApiClient, streamId: string, isOwn = true) {
     this.#client = client;
     this.streamId = streamId;
+    this.isOwn = isOwn;
   }
 
   get snapshot(): StreamSnapshot {
@@ -219,10 +226,12 @@ export class AnswerStream {
     this.#lastByteAt = Date.now();
     let answer = this.#snapshot.answer;
     for (const event of this.#parser.push(bytes)) answer = applyEvent(answer, event);
+    if (answer.parentId !== undefined) this.parentId = answer.parentId;
     const now = performance.now();
     this.#change({
       answer,
       startedAt: this.#snapshot.startedAt ?? (answer.items.length > 0 ? now : null),
+      pace: notePace(this.#snapshot.pace, answer.pieces, now),
       itemTimes: noteTimes(this.#snapshot.itemTimes, answer.items, now, answer.status !== "running"),
     });
   }

@@ -1,18 +1,26 @@
-import { beforeEach, describe, expect, it } from "vitest";
+import { describe, expect, it } from "vitest";
 import type { Item } from "../api/items";
 import { EMPTY_ANSWER } from "./answer";
 import type { StreamSnapshot } from "./answer_stream";
-import { FigureStore, figuresOf, noteTimes, sumFigures } from "./figures";
+import { figuresOf, noteTimes, sumFigures, withFigures } from "./figures";
+import { NO_PACE } from "./token_pace";
 
 const THOUGHT: Item = { id: "rs_1", type: "reasoning", parent_id: null };
 const TEXT: Item = { id: "msg_1", type: "message", role: "assistant", parent_id: null };
+const RAW_USAGE = {
+  input_tokens: 10,
+  input_tokens_details: { cached_tokens: 4 },
+  output_tokens: 30,
+  output_tokens_details: { reasoning_tokens: 5 },
+};
 const USAGE = { inputTokens: 10, cachedTokens: 4, outputTokens: 30, reasoningTokens: 5 };
 const SNAPSHOT: StreamSnapshot = {
-  answer: { ...EMPTY_ANSWER, status: "completed", items: [THOUGHT, TEXT], usage: USAGE },
+  answer: { ...EMPTY_ANSWER, status: "completed", responseId: "resp_1", items: [THOUGHT, TEXT], usage: RAW_USAGE },
   state: "ended",
   requestedAt: 1000,
   startedAt: 1500,
   endedAt: 3500,
+  pace: NO_PACE,
   itemTimes: { rs_1: { from: 1500, until: 2700 }, msg_1: { from: 2700, until: 3500 } },
 };
 
@@ -28,20 +36,42 @@ describe("noteTimes", () => {
 });
 
 describe("figuresOf", () => {
-  it("counts from the request to the first token, and tokens from there to the end", () => {
-    expect(figuresOf(SNAPSHOT)).toEqual({ usage: USAGE, firstTokenMs: 500, tokensPerSecond: 15 });
+  const figures = { model: "m", usage: RAW_USAGE, first_token_ms: 500, total_ms: 2500 };
+  const item = (changed: object) => ({
+    answer: { response_id: "resp_1", took_ms: null, figures: { ...figures, ...changed } },
+  });
+
+  it("counts tokens from the first one to the end", () => {
+    expect(figuresOf(item({}))).toEqual({ usage: USAGE, firstTokenMs: 500, tokensPerSecond: 15 });
+  });
+
+  it.each([
+    ["an answer that was no stream", { first_token_ms: null }, null],
+    ["one that came in one piece", { total_ms: 599 }, 500],
+    ["a single token", { usage: { ...RAW_USAGE, output_tokens: 1 } }, 500],
+  ])("tells no speed of %s", (_, changed, firstTokenMs) => {
+    expect(figuresOf(item(changed))).toMatchObject({ firstTokenMs, tokensPerSecond: null });
+  });
+
+  it("is null without usage, and for an item that no response has made, or not its last", () => {
+    expect(figuresOf(item({ usage: null }))).toBeNull();
+    expect(figuresOf({ answer: { response_id: "resp_1", took_ms: 3, figures: null } })).toBeNull();
+    expect(figuresOf(TEXT)).toBeNull();
+  });
+});
+
+describe("withFigures", () => {
+  it("tells of an answer that the gateway does not keep what the gateway would", () => {
+    const [thought, text] = withFigures(SNAPSHOT);
+    expect(thought).toEqual({ ...THOUGHT, answer: { response_id: "resp_1", took_ms: 1200, figures: null } });
+    expect(text?.answer?.took_ms).toBe(800);
+    expect(figuresOf(text ?? {})).toEqual({ usage: USAGE, firstTokenMs: 500, tokensPerSecond: 15 });
   });
 
   it("tells no times of an answer that it did not request", () => {
-    expect(figuresOf({ ...SNAPSHOT, requestedAt: null })).toEqual({
-      usage: USAGE,
-      firstTokenMs: null,
-      tokensPerSecond: null,
-    });
-  });
-
-  it("is null without usage", () => {
-    expect(figuresOf({ ...SNAPSHOT, answer: { ...SNAPSHOT.answer, usage: null } })).toBeNull();
+    const [thought, text] = withFigures({ ...SNAPSHOT, requestedAt: null });
+    expect(thought?.answer?.took_ms).toBeNull();
+    expect(figuresOf(text ?? {})).toEqual({ usage: USAGE, firstTokenMs: null, tokensPerSecond: null });
   });
 });
 
@@ -54,29 +84,4 @@ it("sums the figures of the responses of one answer", () => {
     tokensPerSecond: 20,
   });
   expect(sumFigures([])).toBeNull();
-});
-
-describe("FigureStore", () => {
-  beforeEach(() => localStorage.clear());
-
-  it("keeps figures by the last item and times of thoughts, also for the next page", () => {
-    new FigureStore().keep(SNAPSHOT);
-    const next = new FigureStore();
-    expect(next.findFigures("msg_1")).toEqual(figuresOf(SNAPSHOT));
-    expect(next.findTook("rs_1")).toBe(1200);
-    expect(next.findFigures("rs_1")).toBeNull();
-  });
-
-  it("reads nothing from what is no list", () => {
-    localStorage.setItem("roundhouse.figures", "{oops");
-    expect(new FigureStore().findFigures("msg_1")).toBeNull();
-  });
-
-  it("lets the oldest give way", () => {
-    const store = new FigureStore();
-    for (let index = 0; index <= 1000; index += 1)
-      store.keep({ ...SNAPSHOT, answer: { ...SNAPSHOT.answer, items: [{ ...TEXT, id: `msg_${index}` }] } });
-    expect(store.findFigures("msg_0")).toBeNull();
-    expect(store.findFigures("msg_1000")).not.toBeNull();
-  });
 });

@@ -1,9 +1,9 @@
-/** Figures of answers: tokens, and times that only the page which read an answer knows. Kept in this browser, by items' ids. */
-import type { Item } from "../api/items";
-import type { Usage } from "./answer";
+/** Figures of answers: tokens and times. The gateway keeps them with the items; for conversations in the browser the page does. */
+import type { Item, ItemAnswer } from "../api/items";
+import { type Usage, usageOf } from "./answer";
 import type { StreamSnapshot } from "./answer_stream";
 
-/** What is known of one answer. Times are milliseconds; null: this page did not read the answer from its beginning. */
+/** What is known of one answer. Times are milliseconds; null: not known. */
 export interface AnswerFigures {
   usage: Usage;
   firstTokenMs: number | null;
@@ -29,20 +29,47 @@ export function noteTimes(times: ItemTimes, items: readonly Item[], now: number,
   );
 }
 
-/** Seconds below which a speed says nothing: the answer came in one piece, or was read from a stream that had ended. */
-const SHORTEST_S = 0.1;
+/** Milliseconds below which a speed says nothing: the answer came in one piece. */
+const SHORTEST_MS = 100;
 
-/** Returns the figures of an answer that ended; null where the engine told no usage. */
-export function figuresOf({ answer, requestedAt, startedAt, endedAt }: StreamSnapshot): AnswerFigures | null {
-  if (answer.usage === null) return null;
-  const isWhole = requestedAt !== null && startedAt !== null && endedAt !== null;
-  const seconds = isWhole ? (endedAt - startedAt) / 1000 : 0;
+/** Returns the figures of the response that ends with an item; null where none does, or the engine told no usage. */
+export function figuresOf({ answer }: Pick<Item, "answer">): AnswerFigures | null {
+  const figures = answer?.figures;
+  const usage = usageOf(figures?.usage);
+  if (figures == null || usage === null) return null;
+  const { first_token_ms: first, total_ms: total } = figures;
+  const ms = first === null || total === null ? 0 : total - first;
   return {
-    usage: answer.usage,
-    firstTokenMs: isWhole ? startedAt - requestedAt : null,
-    tokensPerSecond:
-      seconds >= SHORTEST_S && answer.usage.outputTokens > 1 ? answer.usage.outputTokens / seconds : null,
+    usage,
+    firstTokenMs: first,
+    tokensPerSecond: ms >= SHORTEST_MS && usage.outputTokens > 1 ? (usage.outputTokens * 1000) / ms : null,
   };
+}
+
+/** Returns the items of an answer that ended, each with what the gateway would tell of it: for those it does not keep. */
+export function withFigures({ answer, itemTimes, requestedAt, startedAt, endedAt }: StreamSnapshot): Item[] {
+  const since = (time: number | null) =>
+    requestedAt === null || time === null ? null : Math.round(time - requestedAt);
+  return answer.items.map((item, index) => {
+    const time = itemTimes[item.id];
+    const isLast = index === answer.items.length - 1;
+    return {
+      ...item,
+      answer: {
+        response_id: answer.responseId ?? "",
+        took_ms:
+          requestedAt === null || time === undefined || time.until === null ? null : Math.round(time.until - time.from),
+        figures: isLast
+          ? {
+              model: answer.model ?? "",
+              usage: answer.usage,
+              first_token_ms: since(startedAt),
+              total_ms: since(endedAt),
+            }
+          : null,
+      } satisfies ItemAnswer,
+    };
+  });
 }
 
 /** Returns the sum of the figures of an answer's parts (one for each response); the times are the last one's. Null for none. */
@@ -57,63 +84,4 @@ export function sumFigures(parts: readonly AnswerFigures[]): AnswerFigures | nul
     reasoningTokens: total("reasoningTokens"),
   };
   return { ...last, usage };
-}
-
-interface Entry {
-  figures?: AnswerFigures;
-  /** How long an item of thoughts took, in milliseconds. */
-  tookMs?: number;
-}
-
-const STORED = "roundhouse.figures";
-/** Entries that are kept; the oldest give way. */
-const MOST = 1000;
-
-export class FigureStore {
-  readonly #entries: Map<string, Entry>;
-
-  /** Reads what this browser has kept. */
-  constructor() {
-    this.#entries = readEntries();
-  }
-
-  /** Returns the figures of the answer that ends with the item; null if this browser does not know them. */
-  findFigures(itemId: string): AnswerFigures | null {
-    return this.#entries.get(itemId)?.figures ?? null;
-  }
-
-  /** Returns how long an item of thoughts took, in milliseconds; null if this browser does not know it. */
-  findTook(itemId: string): number | null {
-    return this.#entries.get(itemId)?.tookMs ?? null;
-  }
-
-  /** Keeps the figures of an answer that ended. */
-  keep(snapshot: StreamSnapshot): void {
-    const { items } = snapshot.answer;
-    if (snapshot.requestedAt !== null)
-      for (const { id, type } of items) {
-        const time = snapshot.itemTimes[id];
-        if (type === "reasoning" && time !== undefined && time.until !== null)
-          this.#entries.set(id, { tookMs: time.until - time.from });
-      }
-    const figures = figuresOf(snapshot);
-    const last = items.at(-1);
-    if (figures !== null && last !== undefined) this.#entries.set(last.id, { ...this.#entries.get(last.id), figures });
-    for (const id of [...this.#entries.keys()].slice(0, Math.max(0, this.#entries.size - MOST)))
-      this.#entries.delete(id);
-    try {
-      localStorage.setItem(STORED, JSON.stringify([...this.#entries]));
-    } catch {
-      // Without storage they last as long as the page.
-    }
-  }
-}
-
-function readEntries(): Map<string, Entry> {
-  try {
-    const stored: unknown = JSON.parse(localStorage.getItem(STORED) ?? "[]");
-    return new Map(Array.isArray(stored) ? (stored as [string, Entry][]) : []);
-  } catch {
-    return new Map();
-  }
 }

@@ -65,8 +65,10 @@ export function isUserItem(item: Item): boolean {
 export interface Turn {
   /** The user's message, or null where an answer begins the conversation. */
   question: Item | null;
-  /** Items of the answer: reasoning, calls of tools, texts. */
+  /** Items of the answer: reasoning, calls of tools, texts; a message that was continued is one with what follows. */
   answer: Item[];
+  /** The same as they are stored, each for itself. */
+  stored: Item[];
 }
 
 /** Returns a path as turns: each message of the user with the items that answer it. System messages are left out. */
@@ -75,9 +77,12 @@ export function groupTurns(path: readonly Item[]): Turn[] {
   for (const item of path) {
     if (item.role === "system" || item.role === "developer") continue;
     const last = turns.at(-1);
-    if (isUserItem(item)) turns.push({ question: item, answer: [] });
-    else if (last === undefined) turns.push({ question: null, answer: [item] });
-    else addToAnswer(last.answer, item);
+    if (isUserItem(item)) turns.push({ question: item, answer: [], stored: [] });
+    else if (last === undefined) turns.push({ question: null, answer: [item], stored: [item] });
+    else {
+      addToAnswer(last.answer, item);
+      last.stored.push(item);
+    }
   }
   return turns;
 }

@@ -1,14 +1,21 @@
 /** Fields of `POST /v1/responses` for the next answer of a conversation. Pure. */
 import type { Conversation, ConversationSettings } from "./conversations";
 
-/** Returns the fields; the conversation's items are the input. `model` undefined: the one of the conversation's settings. */
-export function requestFields(conversation: Conversation, model?: string): Record<string, unknown> {
+/**
+ * Returns the fields; the conversation's items up to `parentId` are the input (null: none). `model` undefined: the one of
+ * the conversation's settings.
+ */
+export function requestFields(
+  conversation: Conversation,
+  parentId: string | null,
+  model?: string,
+): Record<string, unknown> {
   const settings = conversation.settings ?? {};
   const { reasoning_effort: effort, ...sampling } = settings.parameters ?? {};
   const tools = toolsOf(settings);
   return {
     model: model || settings.model || conversation.model,
-    conversation: conversation.id,
+    conversation: { id: conversation.id, parent_id: parentId },
     input: [],
     ...(settings.instructions ? { instructions: settings.instructions } : {}),
     ...sampling,

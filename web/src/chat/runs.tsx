@@ -8,8 +8,9 @@ import { nameConversation } from "./after_answer";
 import { partialItems } from "./answer";
 import { AnswerStream, describe, type StreamSnapshot, streamPath } from "./answer_stream";
 import { conversationKeys, storeOf } from "./conversations";
-import { FigureStore } from "./figures";
+import { withFigures } from "./figures";
 import { isUserItem } from "./item_tree";
+import type { OwnAnswer } from "./shown_branch";
 import { isInBrowser } from "./stores/browser_store";
 
 interface FoundStream {
@@ -23,13 +24,13 @@ const LOCKED_MS = 500;
 const LOCKED_TRIES = 20;
 
 export class Runs {
-  /** Tokens and times of the answers that this browser has read. */
-  readonly figures = new FigureStore();
   readonly #client: ApiClient;
   readonly #refresh: (conversationId: string) => Promise<unknown>;
   readonly #onComplete: (conversationId: string) => void;
   readonly #streams = new Map<string, AnswerStream>();
   readonly #listeners = new Set<() => void>();
+  /** By conversation, the answer that this page has asked for last, unless its user has moved elsewhere. */
+  readonly #ownAnswers = new Map<string, OwnAnswer>();
   /** Ids of streams that this page reads or has read. */
   readonly #seen = new Set<string>();
 
@@ -57,12 +58,32 @@ export class Runs {
     return this.#streams.get(conversationId) ?? null;
   }
 
+  /** Returns the answer that decides which branch of a conversation this page shows; null: none does. */
+  findOwnAnswer(conversationId: string): OwnAnswer | null {
+    return this.#ownAnswers.get(conversationId) ?? null;
+  }
+
+  /** Lets this page show the active branch of a conversation, whichever answer it has asked for. */
+  showActive(conversationId: string): void {
+    this.#ownAnswers.delete(conversationId);
+    this.#changed();
+  }
+
   /**
-   * Returns a new run, which is shown as waiting until `begin`. Throws if an answer is being made in the conversation.
+   * Returns a new run, which is shown as waiting until `begin`. Throws if an answer that this page has asked for is being
+   * made in the conversation; another tab's goes on without this page.
    */
   prepare(conversationId: string): AnswerStream {
-    if (this.find(conversationId)?.isRunning) throw new Error("Wait until the answer is complete, or stop it.");
-    return this.#add(conversationId, `${streamIdOf(conversationId)}::${crypto.randomUUID()}`);
+    const run = this.find(conversationId);
+    if (run?.isOwn && run.isRunning) throw new Error("Wait until the answer is complete, or stop it.");
+    return this.#add(conversationId, `${streamIdOf(conversationId)}::${crypto.randomUUID()}`, true);
+  }
+
+  /** Says which item the answer of a prepared run is to follow: this page shows the branch to that item from now on. */
+  place(conversationId: string, stream: AnswerStream, parentId: string | null): void {
+    stream.parentId = parentId;
+    this.#ownAnswers.set(conversationId, { parentId, lastId: null });
+    this.#changed();
   }
 
   /**
@@ -75,7 +96,7 @@ export class Runs {
     parentId: string | null,
     fields: Record<string, unknown>,
   ): Promise<void> {
-    stream.parentId = parentId;
+    this.place(conversationId, stream, parentId);
     try {
       await stream.start(fields);
     } catch (error) {
@@ -92,15 +113,17 @@ export class Runs {
     const known = this.find(conversationId);
     if (known?.isRunning) return;
     const body = { conversation_ids: [streamIdOf(conversationId)] };
-    const newest = newestOf(await this.#client.request<FoundStream[]>("/v1/streams/lookup", { body }));
-    if (newest === null || this.find(conversationId) !== known || this.#seen.has(newest.conversation_id)) return;
-    this.#seen.add(newest.conversation_id);
+    const found = await this.#client.request<FoundStream[]>("/v1/streams/lookup", { body });
+    const newest = newestOf(found.filter((each) => !this.#seen.has(each.conversation_id)));
+    if (newest === null || this.find(conversationId) !== known) return;
+    // Of those that have ended, only the newest may lack its end in the conversation.
+    for (const { conversation_id: id, state } of found) if (state !== "live") this.#seen.add(id);
     if (newest.state === "done" && !(isInBrowser(conversationId) && (await this.#lacksAnswer(conversationId)))) {
       if (known !== null) this.forget(conversationId);
       await this.#refresh(conversationId);
       return;
     }
-    const stream = this.#add(conversationId, newest.conversation_id);
+    const stream = this.#add(conversationId, newest.conversation_id, false);
     stream.parentId = (await storeOf(this.#client, conversationId).get(conversationId)).active_item_id ?? null;
     // The question may be another page's.
     void this.#refresh(conversationId);
@@ -126,17 +149,17 @@ export class Runs {
     }
   }
 
-  /** Returns whether the shown branch of a conversation ends with a message of the user. */
+  /** Returns whether the shown branch of a conversation ends with a message of the user, or with a decision about a call. */
   async #lacksAnswer(conversationId: string): Promise<boolean> {
     const store = storeOf(this.#client, conversationId);
     const [conversation, items] = await Promise.all([store.get(conversationId), store.listItems(conversationId)]);
     const last = items.find(({ id }) => id === conversation.active_item_id);
-    return last !== undefined && isUserItem(last);
+    return last !== undefined && (isUserItem(last) || last.type === "mcp_approval_response");
   }
 
-  #add(conversationId: string, streamId: string): AnswerStream {
+  #add(conversationId: string, streamId: string, isOwn: boolean): AnswerStream {
     this.#streams.get(conversationId)?.close();
-    const stream = new AnswerStream(this.#client, streamId);
+    const stream = new AnswerStream(this.#client, streamId, isOwn);
     this.#streams.set(conversationId, stream);
     this.#seen.add(streamId);
     this.#changed();
@@ -145,9 +168,12 @@ export class Runs {
 
   async #settle(conversationId: string, stream: AnswerStream): Promise<void> {
     if (this.find(conversationId) !== stream) return;
-    const { status } = stream.snapshot.answer;
+    const { status, items } = stream.snapshot.answer;
+    const own = this.#ownAnswers.get(conversationId);
+    // Another answer of this page below another item may have taken its place.
+    if (stream.isOwn && own?.parentId === stream.parentId)
+      this.#ownAnswers.set(conversationId, { parentId: own.parentId, lastId: items.at(-1)?.id ?? null });
     const isComplete = status === "completed" || status === "incomplete";
-    this.figures.keep(stream.snapshot);
     // What cannot be stored stays readable where it is shown: in this run, with its error.
     await this.#store(conversationId, stream, isComplete).catch(() => {});
     await this.#refresh(conversationId);
@@ -166,8 +192,9 @@ export class Runs {
    */
   async #store(conversationId: string, stream: AnswerStream, isComplete: boolean): Promise<void> {
     if (isComplete && !isInBrowser(conversationId)) return;
-    const { answer } = stream.snapshot;
-    const items = (isComplete ? answer.items : partialItems(answer)).map(({ parent_id: _, ...item }) => item);
+    const { snapshot } = stream;
+    const kept = isComplete ? withFigures(snapshot) : partialItems(snapshot.answer);
+    const items = kept.map(({ parent_id: _, ...item }) => item);
     const first = items[0];
     if (first === undefined) return;
     const store = storeOf(this.#client, conversationId);
@@ -233,6 +260,14 @@ export function useRuns(): Runs {
 export function useRun(conversationId: string | null): AnswerStream | null {
   const runs = useRuns();
   return useSyncExternalStore(runs.subscribe, () => (conversationId === null ? null : runs.find(conversationId)));
+}
+
+/** Returns the answer that this page has asked for last in a conversation, and renders again when it changes. */
+export function useOwnAnswer(conversationId: string | null): OwnAnswer | null {
+  const runs = useRuns();
+  return useSyncExternalStore(runs.subscribe, () =>
+    conversationId === null ? null : runs.findOwnAnswer(conversationId),
+  );
 }
 
 /** Returns what a stream has read, and renders again at most once per frame. Null for no stream. */

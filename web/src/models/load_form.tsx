@@ -4,6 +4,7 @@ import { describeError } from "../api/client";
 import { Button, ErrorNote, SameByCommand } from "../ui/controls";
 import { Field, INPUT } from "../ui/view";
 import type { AdminModel } from "./admin_models";
+import { DryRunButton } from "./dry_run_button";
 import {
   choicesOf,
   constraintText,
@@ -60,9 +61,15 @@ export function LoadForm({ model }: { model: AdminModel }) {
           />
         ))}
       </div>
-      <Button look="main" type="submit" className="self-start" aria-disabled={action.isPending}>
-        {isRestart ? "Restart with these values" : "Load"}
-      </Button>
+      <div className="flex flex-wrap items-start gap-2">
+        <Button look="main" type="submit" className="self-start" aria-disabled={action.isPending}>
+          {isRestart ? "Restart with these values" : "Load"}
+        </Button>
+        <DryRunButton
+          key={JSON.stringify(values)}
+          propose={() => ({ loads: { [model.name]: { values, restart: isRestart } } })}
+        />
+      </div>
       {action.error && <ErrorNote {...describeError(action.error)} />}
       <SameByCommand command={loadCommand(model.name, values, isRestart)} />
     </form>

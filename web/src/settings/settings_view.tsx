@@ -4,6 +4,7 @@ import { useState } from "react";
 import { useAccess, useClient } from "../api/access";
 import type { ApiClient } from "../api/client";
 import { describeError } from "../api/client";
+import { limitsQuery } from "../api/limits";
 import { SignIn } from "../api/sign_in";
 import { changePreferences, usePreferences } from "../chat/preferences";
 import { chooseTheme, readTheme, THEMES, type Theme } from "../theme/theme";
@@ -12,6 +13,7 @@ import { KeyList } from "../ui/key_commands";
 import { areSingleKeysOn, setSingleKeys } from "../ui/keys";
 import { saveFile } from "../ui/save_file";
 import { Facts, Section, ViewFrame } from "../ui/view";
+import { sayRetention } from "./retention_words";
 
 export default function SettingsView() {
   return (
@@ -91,12 +93,11 @@ function AccessSection() {
 
 function ConversationsSection() {
   const { keepInBrowser } = usePreferences();
+  const { data } = useQuery(limitsQuery(useClient()));
   return (
     <Section title="Conversations">
       <p className="text-sm">
-        The gateway keeps conversations for your tenant, as long as its setting ROUNDHOUSE_RESPONSES_RETENTION_H says
-        after their last use: 30 days unless somebody changed it. This browser has a copy for times without a
-        connection.
+        {sayRetention(data?.retention_s)} This browser has a copy for times without a connection.
       </p>
       <label className="flex items-center gap-2 text-sm">
         <input

@@ -214,3 +214,20 @@ async def test_events_and_history_go_by_aliases_too(client: aiohttp.ClientSessio
     params = {"model": "also/logs", "after": "0", "for_s": "0.2"}
     async with client.get(f"{ADMIN}/events", params=params) as answer:
         assert '"boom"' in await answer.text()
+
+
+async def test_a_dry_run_of_loads_is_refused_as_the_load_would_be(client: aiohttp.ClientSession) -> None:
+    for load, code, param in (
+        ({"nobody": {}}, "unknown_model", "name"),
+        ({"m": {"values": {"replicas": "x"}}}, "invalid_load_request", "replicas"),
+        ({"m": {"values": {"replicas": 99}, "restart": True}}, "invalid_load_request", "replicas"),
+        ({"m": {"values": {"nothing": 1}}}, "invalid_load_request", "nothing"),
+    ):
+        async with client.post(f"{ADMIN}/plan", json={"loads": load}) as answer:
+            error = await error_of(answer)
+            assert (error.code, error.param) == (code, param)
+    async with client.post(f"{ADMIN}/plan", json={"loads": {"m": {"restart": True}}}) as answer:
+        told = await answer.json()
+        assert (told["ok"], told["changes"]) == (True, [])
+    async with client.post(f"{ADMIN}/plan", json={}) as answer:
+        assert (await error_of(answer)).code == "schema_violation"

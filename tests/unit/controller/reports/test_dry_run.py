@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from controller.config.read import MAX_FILE_BYTES
 from controller.config.tools import DeclaredTools
 from controller.desired.resolve import Defaults
 from controller.reports.dry_run import AT_ONCE, run_dry_run
-from controller.schema.admin import ProposedFiles
+from controller.schema.admin import ProposedFiles, ProposedLoad
 from controller.schema.declarations import RuntimeDeclarations
 from controller.schema.errors import RoundhouseError
-from controller.schema.override import Evicted
-from controller.state import Draining, ObservedState, Phase
+from controller.schema.override import Evicted, Override
+from controller.state import Draining, Failure, ObservedState, Phase, ReplicaKey
 from tests.support.config_files import MODELS_ROOT
 from tests.support.dry_runs import CHAT, NOW, OTHERS, DryRunHarness
 from tests.support.process_engines import ProcessEngines
@@ -266,3 +268,57 @@ async def test_a_model_that_rests_rests_on_until_an_edit_says_how_many_run(harne
     assert kept.plan.actions == []
     ended = await harness.with_files(others=lazy.replace("autoload: true", "autoload: true\n    replicas: 2"))
     assert [(each.model, each.effect) for each in ended.changes] == [("lazy", "start")]
+
+
+def load_of(harness: DryRunHarness, model: str, **statement: Any) -> Override:
+    """A load that is only proposed."""
+    return Override.from_statement(
+        harness.declared().declared_models[model], model=model, action="load", at=NOW, **statement
+    )
+
+
+async def test_a_load_is_told_by_its_first_steps(harness: DryRunHarness) -> None:
+    done = await harness.of(ProposedFiles(loads={"lazy": ProposedLoad()}), load_of(harness, "lazy", replicas=1))
+    assert done.plan is not None
+    assert [(each.kind, each.model, each.replica) for each in done.plan.actions] == [("start", "lazy", "lazy/0")]
+    assert (done.ok, done.changes, harness.runtime.calls) == (True, [], ["preflight lazy"])
+    assert harness.overrides == {}, "nothing is stated"
+    replaced = await harness.of(
+        ProposedFiles(loads={"chat": ProposedLoad()}), load_of(harness, "chat", params={"extra_args": ["-v"]})
+    )
+    assert replaced.plan is not None
+    assert [(each.kind, each.replica) for each in replaced.plan.actions] == [("start", "chat/0")]
+
+
+async def test_a_load_that_cannot_start_says_why_and_earlier_failures_do_not_delay_it(harness: DryRunHarness) -> None:
+    load = load_of(harness, "lazy")
+    key = ReplicaKey("lazy", 0, harness.desired().models["lazy"].spec_hash)
+    harness.failures[key] = Failure(3, NOW - 1, "it broke", None)
+    done = await harness.of(ProposedFiles(loads={"lazy": ProposedLoad()}), load)
+    assert done.plan is not None
+    assert [each.kind for each in done.plan.actions] == ["start"]
+    harness.runtime.errors["lazy"] = "no such file"
+    done = await harness.of(ProposedFiles(loads={"lazy": ProposedLoad()}), load)
+    assert done.plan is not None
+    assert done.plan.actions == []
+    [blocked] = done.plan.blocked
+    assert blocked.model == "lazy"
+    assert "no such file" in blocked.reason
+
+
+async def test_a_declaration_at_run_time_is_told_as_an_added_model(harness: DryRunHarness) -> None:
+    done = await harness.of(ProposedFiles(models={"new": {"backend": "stub"}}))
+    assert done.plan is not None
+    assert [(each.model, each.change, each.effect) for each in done.changes] == [("new", "added", "start")]
+    assert [(each.kind, each.replica) for each in done.plan.actions] == [("start", "new/0")]
+    wrong = await harness.of(ProposedFiles(models={"new": {"backend": "stub", "replicas": 0}}))
+    assert (wrong.ok, wrong.plan, [each.field for each in wrong.problems]) == (False, None, ["models.new.replicas"])
+    with pytest.raises(RoundhouseError) as refused:
+        await harness.of(ProposedFiles(models={"chat": {"backend": "stub"}}))
+    assert refused.value.entry.code == "declared_in_files"
+    assert harness.declarations == RuntimeDeclarations()
+
+
+def test_a_dry_run_of_nothing_is_refused() -> None:
+    with pytest.raises(ValidationError, match="must have `files`, `models` or `loads`"):
+        ProposedFiles()

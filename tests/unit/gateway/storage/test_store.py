@@ -310,8 +310,8 @@ async def test_another_gateways_folder_is_left_to_it(tmp_path: Path) -> None:
 
 def test_a_newer_database_is_left_alone(tmp_path: Path) -> None:
     with contextlib.closing(sqlite3.connect(tmp_path / "responses.db")) as other:
-        other.execute("PRAGMA user_version = 4")
-    with pytest.raises(StoreError, match=r"a newer Roundhouse wrote it \(schema version 4\)"):
+        other.execute("PRAGMA user_version = 5")
+    with pytest.raises(StoreError, match=r"a newer Roundhouse wrote it \(schema version 5\)"):
         made(tmp_path)
 
 

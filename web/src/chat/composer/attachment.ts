@@ -18,9 +18,6 @@ export interface Attachment {
   pdf: File | null;
 }
 
-/** Largest body of a request by the gateway's default (`ROUNDHOUSE_MAX_BODY_MIB`): one message must fit into it. */
-export const MOST_BODY_MIB = 64;
-
 /** Longest side of an image in pixels; larger ones are scaled down before they are sent. */
 export const MOST_PIXELS = 1536;
 

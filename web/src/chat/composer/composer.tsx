@@ -1,9 +1,10 @@
 /** Where the next message is written: text, attachments, model, settings, and the button that sends or stops. */
-import { useQuery } from "@tanstack/react-query";
+import { useIsMutating, useQuery } from "@tanstack/react-query";
 import { type ClipboardEvent, type DragEvent, type FormEvent, type KeyboardEvent, useMemo, useState } from "react";
 import { useClient } from "../../api/access";
 import { describeError } from "../../api/client";
 import type { ContentPart, Item } from "../../api/items";
+import { limitsQuery } from "../../api/limits";
 import { chatModels, modelsQuery } from "../../models/models";
 import { Button, ErrorNote, IconButton } from "../../ui/controls";
 import { Icon } from "../../ui/icons";
@@ -11,10 +12,12 @@ import type { AnswerStream } from "../answer_stream";
 import type { Conversation, ConversationSettings } from "../conversations";
 import { useIsRunning } from "../runs";
 import { AttachButtons } from "./attach_button";
-import { bytesOf, contentOf, MOST_BODY_MIB, sayBytes } from "./attachment";
+import { bytesOf, contentOf, sayBytes } from "./attachment";
 import { AttachmentList } from "./attachment_list";
 import { ModalityNote } from "./modality_note";
-import { LoadOffer, ModelPicker } from "./model_picker";
+import { LoadOffer, loadKey, ModelPicker } from "./model_picker";
+import { appended, type PromptDraft } from "./server_offers/draft_of_prompt";
+import { ServerOffersButton, ServerOffersDialog } from "./server_offers/server_offers";
 import { SettingsDialog } from "./settings_dialog";
 import { useAttachments } from "./use_attachments";
 import { useDraft } from "./use_draft";
@@ -43,6 +46,8 @@ export function Composer({ conversationId, conversation, isRead, path, run, onSe
   const [isSending, setSending] = useState(false);
   const [error, setError] = useState<unknown>(null);
   const [isSettingsOpen, setSettingsOpen] = useState(false);
+  const [areOffersOpen, setOffersOpen] = useState(false);
+  const [note, setNote] = useState<string | null>(null);
   const isRunning = useIsRunning(run);
   const name = inUse.settings.model ?? models[0]?.id ?? "";
   const model = models.find((each) => each.id === name || each.aliases.includes(name)) ?? null;
@@ -50,9 +55,12 @@ export function Composer({ conversationId, conversation, isRead, path, run, onSe
   // Counted once for all that is attached, and not for each key.
   const attachedBytes = useMemo(() => bytesOf(contentOf("", attachments.list)), [attachments.list]);
   const bytes = attachedBytes + bytesOf(contentOf(text, []));
-  const isTooLarge = bytes > MOST_BODY_MIB * 1024 * 1024;
+  const mostBytes = useQuery(limitsQuery(client)).data?.max_body_bytes ?? Number.POSITIVE_INFINITY;
+  const isTooLarge = bytes > mostBytes;
   const isComplete = content.length > 0 && attachments.reading === 0 && !isTooLarge;
-  const canSend = isRead && isComplete && name !== "" && !isSending;
+  // Until the gateway has taken a load, it refuses what waits for it.
+  const isLoadAsked = useIsMutating({ mutationKey: loadKey(model?.id ?? "") }) > 0;
+  const canSend = isRead && isComplete && name !== "" && !isLoadAsked && !isSending;
 
   async function submit(event?: FormEvent) {
     event?.preventDefault();
@@ -63,11 +71,18 @@ export function Composer({ conversationId, conversation, isRead, path, run, onSe
       await onSend(content, text || (attachments.list[0]?.name ?? ""), { ...inUse.settings, model: name });
       setText("");
       attachments.clear();
+      setNote(null);
     } catch (problem) {
       setError(problem);
     } finally {
       setSending(false);
     }
+  }
+
+  function take({ text: added, files, note: told }: PromptDraft) {
+    setText(appended(text, added));
+    setNote(told);
+    if (files.length > 0) void attachments.add(files);
   }
 
   function onKeyDown(event: KeyboardEvent<HTMLTextAreaElement>) {
@@ -114,10 +129,15 @@ export function Composer({ conversationId, conversation, isRead, path, run, onSe
         )}
         {isTooLarge && (
           <p role="alert" className="text-sm text-bad">
-            The message has {sayBytes(bytes)}, and a request at most {MOST_BODY_MIB} MiB. Remove something.
+            The message has {sayBytes(bytes)}, and a request at most {sayBytes(mostBytes)}. Remove something.
           </p>
         )}
         <AttachmentList attachments={attachments} />
+        {note !== null && (
+          <p role="status" className="break-words text-sm text-faint">
+            {note}
+          </p>
+        )}
         <textarea
           data-shortcut="message"
           aria-label="Message"
@@ -131,6 +151,7 @@ export function Composer({ conversationId, conversation, isRead, path, run, onSe
         />
         <div className="flex items-center gap-2">
           <AttachButtons onFiles={(files) => void attachments.add([...files])} />
+          <ServerOffersButton onPress={() => setOffersOpen(true)} />
           <ModelPicker
             models={models}
             chosen={name}
@@ -160,6 +181,7 @@ export function Composer({ conversationId, conversation, isRead, path, run, onSe
           )}
         </div>
       </form>
+      <ServerOffersDialog isOpen={areOffersOpen} onClose={() => setOffersOpen(false)} onTake={take} />
       <SettingsDialog
         isOpen={isSettingsOpen}
         onClose={() => setSettingsOpen(false)}

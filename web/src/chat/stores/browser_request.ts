@@ -5,17 +5,21 @@ import { growTree, pathTo } from "../item_tree";
 import { requestFields } from "../request_fields";
 import { browserStore } from "./browser_store";
 
-/** Returns the fields of `POST /v1/responses` for the next answer of a conversation in the browser. */
-export async function browserRequest(conversation: Conversation, model?: string): Promise<Record<string, unknown>> {
-  const store = browserStore();
-  const [current, items] = await Promise.all([store.get(conversation.id), store.listItems(conversation.id)]);
-  const path = pathTo(growTree(items), current.active_item_id ?? null);
-  const { conversation: _, ...fields } = requestFields(conversation, model);
+/** Returns the fields of `POST /v1/responses` for an answer below `parentId` in a conversation in the browser. */
+export async function browserRequest(
+  conversation: Conversation,
+  parentId: string | null,
+  model?: string,
+): Promise<Record<string, unknown>> {
+  const path = pathTo(growTree(await browserStore().listItems(conversation.id)), parentId);
+  const { conversation: _, ...fields } = requestFields(conversation, parentId, model);
   return { ...fields, store: false, input: path.map(inputItem) };
 }
 
-function inputItem({ id, parent_id: _, status, ...item }: Item): object {
+/** Items that the gateway knows again by their ids: requests for calls of tools, and the calls that were made. */
+const KNOWN_BY_ID: ReadonlySet<string> = new Set(["mcp_approval_request", "mcp_call"]);
+
+function inputItem({ id, parent_id: _, answer: __, status, ...item }: Item): object {
   const kept = status === "incomplete" ? { ...item, status } : item;
-  // The answer to a request for a call of a tool names it by its id.
-  return item.type === "mcp_approval_request" ? { ...kept, id } : kept;
+  return KNOWN_BY_ID.has(item.type) ? { ...kept, id } : kept;
 }

@@ -1,14 +1,12 @@
 /** Figures of an answer, in one line: tokens and times. */
 import { memo } from "react";
 import type { Item } from "../../api/items";
-import { type AnswerFigures, sumFigures } from "../figures";
-import { useRuns } from "../runs";
+import { type AnswerFigures, figuresOf, sumFigures } from "../figures";
 import { sayDuration } from "./reasoning";
 
-/** Shows nothing for an answer that another browser has read. */
+/** Shows nothing for an answer whose engine told no usage. */
 export const FiguresLine = memo(function FiguresLine({ items }: { items: readonly Item[] }) {
-  const { figures } = useRuns();
-  const found = items.map(({ id }) => figures.findFigures(id)).filter((each) => each !== null);
+  const found = items.map(figuresOf).filter((each) => each !== null);
   const sum = sumFigures(found);
   return sum === null ? null : <p className="text-xs tabular-nums text-faint">{sayFigures(sum)}</p>;
 });

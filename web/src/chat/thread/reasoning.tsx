@@ -2,19 +2,17 @@
 import { useState } from "react";
 import { type Item, textOf } from "../../api/items";
 import { Markdown } from "../markdown/markdown";
-import { useRuns } from "../runs";
 
 interface ReasoningProps {
   item: Item;
   /** Whether the thoughts still come. */
   isRunning: boolean;
-  /** How long they took, in milliseconds; null: they come, or this page did not see it. */
+  /** How long they took, in milliseconds; null: they come, or the item itself has it. */
   tookMs: number | null;
 }
 
 export function Reasoning({ item, isRunning, tookMs }: ReasoningProps) {
   const [chosen, setChosen] = useState<boolean | null>(null);
-  const { figures } = useRuns();
   const text = textOf(item) || textOf({ content: item.summary ?? [] });
   if (text === "") return isRunning ? <p className="text-sm text-faint">Thinking…</p> : null;
   const isOpen = chosen ?? isRunning;
@@ -24,7 +22,9 @@ export function Reasoning({ item, isRunning, tookMs }: ReasoningProps) {
       onToggle={(event) => event.currentTarget.open !== isOpen && setChosen(event.currentTarget.open)}
       className="rounded-md border border-line px-3 py-1 text-sm text-faint"
     >
-      <summary className="cursor-pointer py-1">{sayThoughts(isRunning, tookMs ?? figures.findTook(item.id))}</summary>
+      <summary className="cursor-pointer py-1">
+        {sayThoughts(isRunning, tookMs ?? item.answer?.took_ms ?? null)}
+      </summary>
       {isOpen && <Markdown text={text} isGrowing={isRunning} />}
     </details>
   );

@@ -6,6 +6,7 @@ import type { ItemTimes } from "../figures";
 import type { ItemTree } from "../item_tree";
 import { AnswerItemsContext } from "../markdown/citations";
 import { useSnapshot } from "../runs";
+import { sayPace } from "../token_pace";
 import { ItemView } from "./item_view";
 
 /** Shows the items of the answer that are not stored yet: those in `tree` are shown as the conversation's. */
@@ -39,10 +40,11 @@ export function RunningAnswer({ stream, tree }: { stream: AnswerStream; tree: It
   );
 }
 
-function Waiting({ snapshot: { answer, startedAt } }: { snapshot: StreamSnapshot }) {
+function Waiting({ snapshot: { answer, startedAt, pace, state } }: { snapshot: StreamSnapshot }) {
   if (answer.progress !== null) return <ProgressNote progress={answer.progress} />;
   if (answer.items.length === 0 || startedAt === null) return <p className="text-sm text-faint">Waiting…</p>;
-  return null;
+  if (pace.perSecond === null || state !== "connected") return null;
+  return <p className="text-xs tabular-nums text-faint">{sayPace(pace.perSecond)}</p>;
 }
 
 function tookMs(times: ItemTimes, id: string): number | null {
@@ -65,9 +67,10 @@ function sayProgress({ stage, model, queuePosition, progress, promptTokens, esti
   switch (stage) {
     case "queue": {
       const wait = estimatedWaitMs === null ? "" : `, about ${Math.max(1, Math.round(estimatedWaitMs / 1000))} s`;
-      return queuePosition === null
+      // The API counts the request that is being answered, too: the first that waits has position 2.
+      return queuePosition === null || queuePosition < 2
         ? `Waiting for ${model}${wait}`
-        : `Number ${queuePosition} in the queue of ${model}${wait}`;
+        : `Number ${queuePosition - 1} in the queue of ${model}${wait}`;
     }
     case "load":
       return `Loading ${model}${percent}`;

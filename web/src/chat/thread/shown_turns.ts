@@ -32,6 +32,7 @@ function isSame(one: ShownTurn, other: ShownTurn): boolean {
   return (
     one.question === other.question &&
     hasSame(one.answer, other.answer) &&
+    hasSame(one.stored, other.stored) &&
     hasSame(one.questionIds, other.questionIds) &&
     hasSame(one.answerIds, other.answerIds)
   );

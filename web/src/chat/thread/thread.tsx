@@ -3,9 +3,10 @@ import { useQuery, useQueryClient } from "@tanstack/react-query";
 import { useEffect, useMemo, useRef } from "react";
 import { useClient } from "../../api/access";
 import { describeError } from "../../api/client";
-import type { ContentPart } from "../../api/items";
+import type { ContentPart, Item } from "../../api/items";
 import { navigate } from "../../router";
 import { ErrorNote } from "../../ui/controls";
+import type { AnswerStream } from "../answer_stream";
 import { Composer } from "../composer/composer";
 import {
   type ConversationSettings,
@@ -18,7 +19,8 @@ import {
 } from "../conversations";
 import { growTree, pathTo } from "../item_tree";
 import { usePreferences } from "../preferences";
-import { useRun, useRuns } from "../runs";
+import { useOwnAnswer, useRun, useRuns } from "../runs";
+import { shownEnd } from "../shown_branch";
 import { ApprovalsProvider } from "./approvals";
 import { RunningAnswer } from "./running_answer";
 import { ThreadHeader } from "./thread_header";
@@ -34,14 +36,18 @@ export function Thread({ conversationId }: { conversationId: string | null }) {
   const client = useClient();
   const queries = useQueryClient();
   const runs = useRuns();
-  const run = useRun(conversationId);
+  const found = useRun(conversationId);
   const isStored = conversationId !== null;
   const conversation = useQuery({ ...conversationQuery(client, conversationId ?? ""), enabled: isStored });
   const items = useQuery({ ...itemsQuery(client, conversationId ?? ""), enabled: isStored });
   const tree = useMemo(() => growTree(items.data ?? []), [items.data]);
   const toldId = conversation.data?.active_item_id ?? null;
   const activeId = toldId !== null && tree.items.has(toldId) ? toldId : (items.data?.at(-1)?.id ?? null);
-  const path = useMemo(() => pathTo(tree, activeId), [tree, activeId]);
+  const own = useOwnAnswer(conversationId);
+  const endId = shownEnd(tree, activeId, own, found?.isOwn ?? false);
+  const path = useMemo(() => pathTo(tree, endId), [tree, endId]);
+  // Another tab's answer on another branch is none of what is shown here.
+  const run = found !== null && isOn(path, found) ? found : null;
   const actions = useConversationActions(conversation.data ?? null, tree);
   const preferences = usePreferences();
   const scroll = useFollowedScroll();
@@ -71,7 +77,7 @@ export function Thread({ conversationId }: { conversationId: string | null }) {
     const model = settings.model ?? "";
     if (conversationId !== null) {
       if (conversation.data === undefined) throw new Error("Wait until the conversation is read.");
-      return actions.ask(conversation.data, content, activeId, model);
+      return actions.ask(conversation.data, content, endId, model);
     }
     const created = await createConversation(client, titleOf(text), settings, preferences.keepInBrowser);
     queries.setQueryData(conversationKeys.one(created.id), created);
@@ -87,7 +93,7 @@ export function Thread({ conversationId }: { conversationId: string | null }) {
   return (
     <>
       {conversation.data !== undefined && (
-        <ThreadHeader conversation={conversation.data} tree={tree} activeId={activeId} actions={actions} />
+        <ThreadHeader conversation={conversation.data} tree={tree} activeId={endId} actions={actions} />
       )}
       <div
         ref={scroll.container}
@@ -120,4 +126,11 @@ export function Thread({ conversationId }: { conversationId: string | null }) {
       />
     </>
   );
+}
+
+/** Returns whether a run's answer belongs to the end of a branch. */
+function isOn(path: readonly Item[], { parentId, snapshot }: AnswerStream): boolean {
+  const last = path.at(-1);
+  if (parentId === null || last === undefined || last.id === parentId) return true;
+  return snapshot.answer.items.some(({ id }) => id === last.id);
 }

@@ -37,7 +37,7 @@ export const TurnView = memo(function TurnView({ turn, actions }: TurnProps) {
               </IconButton>
             )}
             {first !== undefined && <BranchPicker id={first.id} siblingIds={turn.answerIds} actions={actions} />}
-            <FiguresLine items={turn.answer} />
+            <FiguresLine items={turn.stored} />
           </div>
         </article>
       )}

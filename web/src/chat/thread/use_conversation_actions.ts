@@ -28,10 +28,10 @@ export interface ConversationActions {
   /** Has the model go on from the end of `cutId`, a stored answer that is incomplete. */
   continueAnswer: (cutId: string) => Promise<void>;
   /**
-   * Answers requests for calls of tools, and has the answer go on. Tools that are always allowed are kept as such.
-   * Throws if the gateway refused that.
+   * Answers requests for calls of tools below `parentId`, and has the answer go on. Tools that are always allowed are kept
+   * as such. Throws if the gateway refused that.
    */
-  decideCalls: (decided: readonly { item: Item; decision: Decision }[]) => Promise<void>;
+  decideCalls: (decided: readonly { item: Item; decision: Decision }[], parentId: string) => Promise<void>;
 }
 
 /**
@@ -66,6 +66,7 @@ export function useConversationActions(shown: Conversation | null, tree: ItemTre
     ) {
       const run = runs.prepare(conversation.id);
       const parentId = await prepare(run);
+      runs.place(conversation.id, run, parentId);
       void queries.invalidateQueries({ queryKey: conversationKeys.list("").slice(0, 2) });
       await refresh(conversation.id);
       void request(conversation, run, parentId, model).catch((error: unknown) => run.refuse(describe(error)));
@@ -73,7 +74,9 @@ export function useConversationActions(shown: Conversation | null, tree: ItemTre
 
     async function request(conversation: Conversation, run: AnswerStream, parentId: string | null, model?: string) {
       const isOwn = isInBrowser(conversation.id);
-      const fields = isOwn ? await browserRequest(conversation, model) : requestFields(conversation, model);
+      const fields = isOwn
+        ? await browserRequest(conversation, parentId, model)
+        : requestFields(conversation, parentId, model);
       await runs.begin(conversation.id, run, parentId, fields);
     }
 
@@ -120,9 +123,10 @@ export function useConversationActions(shown: Conversation | null, tree: ItemTre
       async showBranch(id) {
         const conversation = current();
         await updateConversation(client, conversation.id, { active_item_id: newestLeaf(newest.current.tree, id) });
+        runs.showActive(conversation.id);
         await refresh(conversation.id);
       },
-      async decideCalls(decided) {
+      async decideCalls(decided, parentId) {
         let conversation = current();
         const always = decided.filter(({ decision }) => decision === "always").map(({ item }) => toolNameOf(item));
         if (always.length > 0) {
@@ -132,19 +136,20 @@ export function useConversationActions(shown: Conversation | null, tree: ItemTre
           await refresh(conversation.id);
         }
         const input = decided.map(({ item, decision }) => ({
+          id: `mcpa_${crypto.randomUUID().replaceAll("-", "")}`,
           type: "mcp_approval_response",
           approval_request_id: item.id,
           approve: decision !== "refuse",
         }));
-        const parentId = conversation.active_item_id ?? null;
         const run = runs.prepare(conversation.id);
         if (isInBrowser(conversation.id)) {
           await addItems(client, conversation.id, input, parentId);
           await refresh(conversation.id);
-          await request(conversation, run, parentId);
+          // What comes of the calls follows the answers: beside them it would be another branch, without them.
+          await request(conversation, run, input.at(-1)?.id ?? parentId);
         } else {
           // The gateway runs the calls that the request's own input approves, and adds that to the conversation.
-          await runs.begin(conversation.id, run, parentId, { ...requestFields(conversation), input });
+          await runs.begin(conversation.id, run, parentId, { ...requestFields(conversation, parentId), input });
         }
         const { answer: made } = run.snapshot;
         if (made.responseId !== null || made.error === null) return;

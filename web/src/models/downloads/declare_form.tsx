@@ -7,6 +7,7 @@ import { routeHash } from "../../router";
 import { Button, ErrorNote } from "../../ui/controls";
 import { Field, INPUT } from "../../ui/view";
 import { declareModel } from "../admin_models";
+import { DryRunButton } from "../dry_run_button";
 import { inspectReference } from "./downloads";
 
 /** `reference`: of the download, which is looked at again for the fields of a definition. `suggested`: null: of that answer. */
@@ -14,11 +15,16 @@ export function DeclareForm({ reference, suggested = null }: { reference: string
   const client = useClient();
   const queries = useQueryClient();
   const [name, setName] = useState(suggested ?? "");
+  /** Returns the name that is written or suggested, and the fields of the definition. */
+  async function readDeclaration() {
+    const found = await inspectReference(client, reference);
+    return { chosen: name.trim() || found.name, fields: found.fields };
+  }
+
   const declaring = useMutation({
     mutationFn: async () => {
-      const found = await inspectReference(client, reference);
-      const chosen = name.trim() || found.name;
-      await declareModel(client, chosen, found.fields);
+      const { chosen, fields } = await readDeclaration();
+      await declareModel(client, chosen, fields);
       return chosen;
     },
     onSettled: () => queries.invalidateQueries({ queryKey: ["admin"] }),
@@ -42,6 +48,13 @@ export function DeclareForm({ reference, suggested = null }: { reference: string
       <Button type="submit" aria-disabled={declaring.isPending}>
         Declare as a model
       </Button>
+      <DryRunButton
+        key={name}
+        propose={async () => {
+          const { chosen, fields } = await readDeclaration();
+          return { models: { [chosen]: fields } };
+        }}
+      />
       {declaring.data !== undefined && (
         <p role="status" className="text-sm">
           Declared:{" "}

@@ -136,7 +136,7 @@ def test_a_branch_is_bounded_by_its_items_and_bytes(database: StateDatabase) -> 
         with pytest.raises(RoundhouseError, match=too_long):
             add(database, "c", bounds=bounds)
         with pytest.raises(RoundhouseError, match=too_long), database.transaction():
-            database.conversations.load_active("t", "conv_a", bounds._replace(items=1))
+            database.conversations.load_branch("t", "conv_a", None, bounds._replace(items=1))
     assert add(database, "c", start=BranchStart("a"), bounds=HistoryBounds(MIB, items=2)) == ["a"]
 
 
