@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from playwright.async_api import Locator, Page, Route, expect
+from playwright.async_api import Locator, Page, expect
 
+from tests.support.gpu_site import gpu_site
 from tests.support.managed_stack import FILE, REPOSITORY, keyed_stack, secret_of
-from tests.support.page_browser import open_context
+from tests.support.page_browser import open_context, require_page
 from tests.support.roundhouse_stack import RoundhouseStack
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow]
@@ -92,22 +91,12 @@ async def test_a_model_is_loaded_with_values_within_its_constraints(whole_stack:
         await expect(told.get_by_role("listitem")).to_have_text([re.compile("^broken cannot start: .*missing.gguf")])
 
 
-async def test_memory_of_gpus_is_shown_as_bars(whole_stack: RoundhouseStack) -> None:
-    gpu = {"index": 0, "name": "NVIDIA Fake", "used_mib": 6000, "total_mib": 8000, "uuid": "GPU-1", "claimed_mib": 4000}
-    gpu |= {"utilization_percent": 37, "processes": None, "mig": None, "is_unified": False}
-    lost = {"index": 1, "description": "GPU 1 cannot be read: it is lost."}
-    memory = {"gpus": [gpu], "unread_gpus": [lost], "models": [], "error": None}
-
-    async def claim(route: Route) -> None:
-        answer = await route.fetch()
-        listing: dict[str, Any] = await answer.json()
-        [model] = [each for each in listing["models"] if each["name"] == "clockwork"]
-        model["replica_details"][0] |= {"claims": {"GPU-1": 4000}, "start_claims": {"GPU-1": 2000}}
-        await route.fulfill(response=answer, json=listing)
-
-    async with open_context(whole_stack.url) as context:
-        await context.route("**/v1/admin/gpu-memory", lambda route: route.fulfill(body=json.dumps(memory)))
-        await context.route("**/v1/admin/models", claim)
+async def test_memory_of_gpus_is_shown_as_bars(tmp_path: Path) -> None:
+    require_page()
+    async with (
+        gpu_site(tmp_path, engine_mib=4000, used_mib=6000, busy_percent=37) as url,
+        open_context(url) as context,
+    ):
         page = await context.new_page()
         await page.goto("/#/models")
         card = page.get_by_role("region", name="GPU 0", exact=True)
@@ -115,9 +104,11 @@ async def test_memory_of_gpus_is_shown_as_bars(whole_stack: RoundhouseStack) -> 
             meter = card.get_by_role("meter", name=f"GPU 0 {name}")
             await expect(meter).to_have_js_property("value", percent)
         await expect(card).to_contain_text("5.9 GiB of 7.8 GiB")
-        await expect(card).to_contain_text("clockwork: 3.9 GiB claimed, 2.0 GiB at its start")
+        await expect(card).to_contain_text("chat: 3.9 GiB claimed, 2.0 GiB at its start")
         await expect(card).to_contain_text("busy 37 %")
-        await expect(page.get_by_text("GPU 1 cannot be read: it is lost.")).to_be_visible()
+        await expect(page.get_by_role("region", name="Memory", exact=True)).to_contain_text(
+            "GPU 1 (GPU-2, PCI 0000:02:00.0) is left out: it has fallen off the bus"
+        )
 
 
 async def test_a_model_is_looked_at_downloaded_declared_and_removed(whole_stack: RoundhouseStack) -> None:
