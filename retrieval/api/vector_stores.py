@@ -24,6 +24,7 @@ from retrieval.file_search.searching import build_search, merge_results
 from retrieval.file_search.store_service import VectorStoreService
 from retrieval.metrics import RetrievalMetrics
 from retrieval.schema.files import (
+    OWN_DOCUMENTS,
     AttributesChange,
     DeletedVectorStore,
     DeletedVectorStoreFile,
@@ -127,7 +128,7 @@ class VectorStoreRoutes:
     async def search_store(self, request: Request) -> Response:
         """Search for each of the queries (1 to `MOST_QUERIES`), one after the other, and answer their hits together,
         best first. A chunk that several queries found is there once, with its best score. Counts as activity of the
-        vector store.
+        vector store. The id `documents` stands for the tenant's documents that are in no vector store.
 
         Raises RoundhouseError `body_too_large`, `invalid_json`, `invalid_request`, `vector_store_not_found` or
         `vector_store_expired`, and what `SearchService.search` raises; sqlite3.Error if the catalog fails; and
@@ -139,13 +140,15 @@ class VectorStoreRoutes:
         if not 1 <= len(queries) <= MOST_QUERIES or not all(queries):
             message = f"`query` must be a text, or 1 to {MOST_QUERIES} texts."
             raise RoundhouseError("invalid_request", message, param="query")
-        await self._service.use_store(caller.tenant, store_id)
+        space = "" if store_id == OWN_DOCUMENTS else store_id
+        if space:
+            await self._service.use_store(caller.tenant, space)
         reranks = self._search.has_rerank_model
         results = []
         for query in queries:
             began = time.perf_counter()
             asked = build_search(wanted, query, has_reranker=reranks)
-            result = await self._search.search(caller.tenant, (store_id,), asked)
+            result = await self._search.search(caller.tenant, (space,), asked)
             self._metrics.record_search(result, time.perf_counter() - began)
             results.append(result)
         return answer_model(merge_results(wanted, queries, results), caller)

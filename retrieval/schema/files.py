@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+OWN_DOCUMENTS: Final = "documents"
+"""In the place of a vector store's id in a search: the documents of `/v1/documents`, which are in no vector store."""
 FileStatus = Literal["in_progress", "completed", "failed", "cancelled"]
 
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import shutil
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -30,10 +30,11 @@ MODELS: Mapping[str, Any] = {
 
 
 @contextlib.contextmanager
-def managed_stack(root: Path, clockwork: Path) -> Iterator[RoundhouseStack]:
-    """Controller, gateway, retrieval and transfers as processes. The hub has `REPOSITORY`, with `clockwork` in it."""
+def managed_stack(root: Path, clockwork: Path, repositories: Sequence[HubRepository] = ()) -> Iterator[RoundhouseStack]:
+    """Controller, gateway, retrieval and transfers as processes. The hub has `REPOSITORY`, with `clockwork` in it, and
+    `repositories`."""
     require_page()
-    with FakeHub([HubRepository(REPOSITORY, {FILE: clockwork, "README.md": b"hi"})]) as hub:
+    with FakeHub([HubRepository(REPOSITORY, {FILE: clockwork, "README.md": b"hi"}), *repositories]) as hub:
         stack = RoundhouseStack(root, "process", _settings(root, hub))
         stack.settings["ROUNDHOUSE_GATEWAY_URL"] = stack.url
         shutil.copy(clockwork, stack.models / "clockwork.gguf")

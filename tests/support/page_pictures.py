@@ -16,7 +16,8 @@ from playwright.async_api import Page, expect
 from tests.fakes.fake_mcp_server import text_result
 from tests.fakes.fake_tool_model import Move
 from tests.support.managed_stack import MODELS, managed_stack
-from tests.support.page_browser import DESK, PHONE, open_context, send_message
+from tests.support.page_browser import DEADLINE_MS, DESK, PHONE, open_context, send_message
+from tests.support.page_tour import take_tour, tour_stack
 from tests.support.spoken_stack import spoken_stack
 from worker.clockwork import make_model
 
@@ -65,6 +66,17 @@ async def draw_models(url: str, out: Path) -> None:
         await keep(page, out / "models.png")
 
 
+async def draw_tour(url: str, out: Path) -> None:
+    """What a new user does first."""
+
+    async def draw(page: Page, name: str) -> None:
+        await page.mouse.move(0, 0)
+        await keep(page, out / f"tour-{name}.png")
+
+    async with open_context(url, viewport=DESK) as context:
+        await take_tour(await context.new_page(), draw)
+
+
 async def keep(page: Page, path: Path) -> None:
     """Keep what is shown, once its fonts are there."""
     await page.evaluate("document.fonts.ready.then(() => null)")
@@ -74,6 +86,7 @@ async def keep(page: Page, path: Path) -> None:
 def draw_pictures(out: Path) -> None:
     """Write all pictures to `out`."""
     out.mkdir(exist_ok=True)
+    expect.set_options(timeout=DEADLINE_MS)
     with tempfile.TemporaryDirectory(prefix="rh") as folder:
         clockwork = Path(folder) / "clockwork.gguf"
         make_model(clockwork)
@@ -85,6 +98,8 @@ def draw_pictures(out: Path) -> None:
             stack.declare({name: fields for name, fields in MODELS.items() if name != "broken"})
             asyncio.run(stack.gone("broken"))
             asyncio.run(draw_models(stack.url, out))
+        with tour_stack(Path(folder) / "tour", clockwork) as stack:
+            asyncio.run(draw_tour(stack.url, out))
 
 
 if __name__ == "__main__":

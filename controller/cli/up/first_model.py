@@ -26,6 +26,8 @@ LAST_POLL_S: Final = 2.0
 KEY_WANTED: Final = 401
 """Status of a gateway's answer to a request without a key, where keys are declared."""
 PROGRAM: Final = "roundhouse"
+REAL_MODEL_LINE: Final = f"For a real model: `{PROGRAM} pull ggml-org/gemma-3-4b-it-GGUF:Q4_K_M --as gemma --declare`."
+"""One line that says how to download a real model and declare it."""
 DEMO_MODELS: Final = frozenset({"clockwork", "clockwork-embed"})
 """Models that the desired-state folder of a checkout declares."""
 EXAMPLES: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -39,15 +41,12 @@ EXAMPLES: Final[Mapping[str, Mapping[str, Any]]] = {
 class FirstModelWatcher:
     """Polls the controller of a new `up`. Prints each failed model once per failure, and for the first model that can
     be used a request to try and hints what to do next; then ends. `gateway_url` is that of the own gateway, whose
-    certificate is not verified; `desired` and `models` are the folders that the hints name."""
+    certificate is not verified; `desired` is the folder that is watched."""
 
-    def __init__(
-        self, controller_url: str, gateway_url: str, desired: Path, models: Path, announcer: Announcer
-    ) -> None:
+    def __init__(self, controller_url: str, gateway_url: str, desired: Path, announcer: Announcer) -> None:
         self._controller_url = controller_url
         self._gateway_url = gateway_url
         self._desired = desired
-        self._models = models
         self._announcer = announcer
         self._reported_errors: dict[str, str] = {}
         self._is_empty_reported = False
@@ -83,7 +82,7 @@ class FirstModelWatcher:
         name, api = choice
         self._announcer.print_result("ready", try_line(name, api, self._gateway_url), model=name, url=self._gateway_url)
         if has_only_demo(each.name for each in status.models):
-            self._announcer.print_result("hint", real_model_line(self._desired, self._models))
+            self._announcer.print_result("hint", REAL_MODEL_LINE)
         if shutil.which(PROGRAM) is None:
             in_checkout = (Path(sys.prefix).parent / "Makefile").is_file()
             program = Path(sys.executable).with_name(PROGRAM)
@@ -169,13 +168,3 @@ def commands_line(program: Path, folder: Path, *, in_checkout: bool) -> str:
     short_path = program.relative_to(folder) if program.is_relative_to(folder) else program
     launcher = f"; `make install-launcher` puts `{PROGRAM}` on PATH" if in_checkout else ""
     return f"Other commands: `{shlex.quote(str(short_path))} status` and so on{launcher}."
-
-
-def real_model_line(desired: Path, models: Path) -> str:
-    """Return one line that says how to download a real model to the folder `models` and declare it in the folder
-    `desired`."""
-    file = "gemma-3-4b-it-Q4_K_M.gguf"
-    return (
-        f"For a real model: `hf download ggml-org/gemma-3-4b-it-GGUF {file} --local-dir {models}`, then write "
-        f"`models: {{gemma: {{model_path: {file}}}}}` into {desired / 'local.yaml'}."
-    )

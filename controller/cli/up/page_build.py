@@ -73,14 +73,7 @@ class PageBuild:
 
     async def _run_script(self, option: str) -> str:
         """Return the last line of what it said against a success; empty: it succeeded."""
-        process = await asyncio.create_subprocess_exec(
-            *(self._script, "--python", sys.executable, option),
-            env=self._environ,
-            stdin=DEVNULL,
-            stdout=DEVNULL,
-            stderr=PIPE,
-            start_new_session=True,
-        )
+        process = await self._start(option)
         try:
             _, said = await process.communicate()
         except asyncio.CancelledError:
@@ -90,6 +83,25 @@ class PageBuild:
             return ""
         lines = said.decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else f"the page was not built: {self._script} ended with status {process.returncode}"
+
+    async def _start(self, option: str) -> Process:
+        starting = asyncio.create_task(
+            asyncio.create_subprocess_exec(
+                *(self._script, "--python", sys.executable, option),
+                env=self._environ,
+                stdin=DEVNULL,
+                stdout=DEVNULL,
+                stderr=PIPE,
+                start_new_session=True,
+            )
+        )
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            # asyncio itself would kill the script alone, and leave what the script has started by now.
+            with suppress(OSError):
+                await _end_group(await starting)
+            raise
 
 
 async def _end_group(process: Process) -> None:

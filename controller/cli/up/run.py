@@ -142,9 +142,7 @@ class UpRun:
 
     def _first_model(self) -> FirstModelWatcher:
         settings = self._settings
-        return FirstModelWatcher(
-            settings.controller_url, own_gateway_url(settings), settings.desired, settings.models.first, self._announcer
-        )
+        return FirstModelWatcher(settings.controller_url, own_gateway_url(settings), settings.desired, self._announcer)
 
     def _on_signal(self, number: signal.Signals) -> None:
         if not self._stop_event.is_set():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from playwright.async_api import Route, expect
 
@@ -45,4 +47,36 @@ async def test_items_that_were_read_a_moment_too_early_are_read_again(page_stack
         await expect(page.get_by_role("button", name="Regenerate answer")).to_be_visible()
         await expect(page.get_by_role("article", name="Answer").last).to_contain_text(SENTENCE)
         assert was_late
+        await page.unroute_all()
+
+
+async def test_a_message_that_is_written_before_its_conversation_is_read_is_kept(page_stack: RoundhouseStack) -> None:
+    is_read = asyncio.Event()
+
+    async def hold(route: Route) -> None:
+        await is_read.wait()
+        await route.continue_()
+
+    async with open_context(page_stack.url) as context:
+        page = await context.new_page()
+        await page.goto("/")
+        await send_message(page, "Once")
+        answers = page.get_by_role("article", name="Answer")
+        regenerate = page.get_by_role("button", name="Regenerate answer")
+        await expect(regenerate).to_be_visible()
+        await page.route("**/v1/conversations/conv_*", hold)
+        await page.reload()
+        written = page.get_by_role("textbox", name="Message", exact=True)
+        send = page.get_by_role("button", name="Send", exact=True)
+        await written.fill("Too early")
+        await written.press("Enter")
+        await expect(send).to_be_disabled()
+        await page.reload()
+        await expect(written).to_have_value("Too early")
+        is_read.set()
+        await send.click()
+        await expect(regenerate).to_have_count(2)
+        await expect(answers.last).to_contain_text(SENTENCE)
+        await expect(page.get_by_role("article", name="Your message")).to_contain_text(["Once", "Too early"])
+        await expect(written).to_have_value("")
         await page.unroute_all()

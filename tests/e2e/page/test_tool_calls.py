@@ -99,4 +99,4 @@ async def test_a_citation_opens_its_passage(spoken: SpokenStack) -> None:
         await page.keyboard.press("Escape")
         await expect(passage).to_have_count(0)
         await expect(mark).to_be_focused()
-        await expect(answers(page).get_by_text("Searched the documents: 1 passages")).to_be_visible()
+        await expect(answers(page).get_by_text("Searched the documents: 1 passage")).to_be_visible()

@@ -12,6 +12,7 @@ import openai
 import pytest
 
 from retrieval.parsing.pool import ParserPool
+from retrieval.schema.files import OWN_DOCUMENTS
 from retrieval.schema.headers import TENANT_HEADER
 from retrieval.vector_store.edge.store import EdgeStore
 from tests.support.retrieval_harness import RetrievalHarness, retrieval_harness
@@ -150,6 +151,23 @@ async def test_deleting_a_file_takes_it_out_of_all_vector_stores(tmp_path: Path)
         assert [each.id async for each in alice.vector_stores.list()] == [stores[1].id]
         await here.retrieval.collector.collect()
         assert list(here.retrieval.originals.list_originals()) == []
+
+
+async def test_the_documents_of_no_vector_store_are_searched_in_the_same_form(tmp_path: Path) -> None:
+    async with sdk(tmp_path) as (alice, bob, here):
+        document = await here.add(NOTES.decode(), tenant="alice")
+        file = await alice.files.create(file=("coal.md", b"Coal of a vector store."), purpose="assistants")
+        store = await alice.vector_stores.create(file_ids=[file.id])
+        await alice.vector_stores.files.poll(file.id, vector_store_id=store.id, poll_interval_ms=20)
+        found = [hit async for hit in alice.vector_stores.search(OWN_DOCUMENTS, query="Where is the coal?")]
+        assert {hit.file_id for hit in found} == {document["id"]}
+        assert "Coal is stored beside the shed." in found[0].content[0].text
+        assert [hit async for hit in bob.vector_stores.search(OWN_DOCUMENTS, query="coal")] == []
+        # It is no vector store otherwise.
+        with pytest.raises(openai.NotFoundError):
+            await alice.vector_stores.retrieve(OWN_DOCUMENTS)
+        with pytest.raises(openai.NotFoundError):
+            await alice.vector_stores.files.create(file_id=file.id, vector_store_id=OWN_DOCUMENTS)
 
 
 async def test_what_expires_is_gone(tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
 
-from tests.support.page_tools import require_node, run_tool
+from tests.support.page_tools import WEB, require_node, run_tool
 
 pytestmark = pytest.mark.slow
 
@@ -28,3 +30,9 @@ def test_component_tests_pass() -> None:
     # One process: other tests run beside this one.
     done = run_tool("vitest", "vitest.mjs", "run", "--no-file-parallelism")
     assert done.returncode == 0, done.stdout
+
+
+def test_npm_runs_by_the_node_of_the_environment() -> None:
+    asked = [WEB / "npm", "run", "--silent", "dev", "--", "--version"]
+    done = subprocess.run(asked, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.split("/")[0]) == (0, "vite"), done.stderr

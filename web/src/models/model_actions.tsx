@@ -2,6 +2,7 @@
 import { describeError } from "../api/client";
 import { Button, ErrorNote } from "../ui/controls";
 import type { AdminModel } from "./admin_models";
+import { ChatLink } from "./chat_link";
 import { useModelAction } from "./use_model_actions";
 
 export function ModelActions({ model }: { model: AdminModel }) {
@@ -15,6 +16,7 @@ export function ModelActions({ model }: { model: AdminModel }) {
   return (
     <div className="flex flex-col gap-1">
       <div className="flex flex-wrap gap-2">
+        <ChatLink name={model.name} />
         <Button
           aria-label={`${isUp ? "Unload" : "Load"} ${model.name}`}
           aria-disabled={action.isPending || model.runtime_state === "unloading"}

@@ -31,6 +31,10 @@ export function useModelAction(model: string) {
           : { ...listing, models: listing.models.map((each) => (each.name === row.name ? row : each)) },
       );
     },
-    onSettled: () => queries.invalidateQueries({ queryKey: ["admin"] }),
+    onSettled: () =>
+      Promise.all([
+        queries.invalidateQueries({ queryKey: ["admin"] }),
+        queries.invalidateQueries({ queryKey: ["models"] }),
+      ]),
   });
 }

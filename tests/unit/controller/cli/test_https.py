@@ -132,7 +132,7 @@ async def test_up_finds_its_first_model_over_tls(
     api: FakeControlApi, own_gateway: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert own_gateway_url(read_settings()) == own_gateway
-    watcher = FirstModelWatcher(api.url, own_gateway, tmp_path, tmp_path, Announcer(as_json=False))
+    watcher = FirstModelWatcher(api.url, own_gateway, tmp_path, Announcer(as_json=False))
     async with asyncio.timeout(60):
         await watcher.run()
     assert f"Try: curl {own_gateway}/v1/chat/completions" in capfd.readouterr().out

@@ -22,7 +22,12 @@ import { useDraft } from "./use_draft";
 import { useSettings } from "./use_settings";
 
 interface ComposerProps {
+  /** Null: the first message begins a conversation. */
+  conversationId: string | null;
+  /** Null before its first message, and until it is read. */
   conversation: Conversation | null;
+  /** Whether the conversation and its items are read, so that it is known what a message follows. */
+  isRead: boolean;
   /** Items of the branch that the message follows. */
   path: readonly Item[];
   run: AnswerStream | null;
@@ -30,10 +35,10 @@ interface ComposerProps {
   onSend: (content: ContentPart[], text: string, settings: ConversationSettings) => Promise<void>;
 }
 
-export function Composer({ conversation, path, run, onSend }: ComposerProps) {
+export function Composer({ conversationId, conversation, isRead, path, run, onSend }: ComposerProps) {
   const client = useClient();
   const models = chatModels(useQuery(modelsQuery(client)).data ?? []);
-  const [text, setText] = useDraft(conversation?.id ?? null);
+  const [text, setText] = useDraft(conversationId);
   const attachments = useAttachments();
   const inUse = useSettings(conversation);
   const [isSending, setSending] = useState(false);
@@ -47,7 +52,8 @@ export function Composer({ conversation, path, run, onSend }: ComposerProps) {
   const bytes = attachments.list.length === 0 ? 0 : bytesOf(content);
   const mostBytes = useQuery(limitsQuery(client)).data?.max_body_bytes ?? Number.POSITIVE_INFINITY;
   const isTooLarge = bytes > mostBytes;
-  const canSend = content.length > 0 && name !== "" && attachments.reading === 0 && !isTooLarge && !isSending;
+  const isComplete = content.length > 0 && attachments.reading === 0 && !isTooLarge;
+  const canSend = isRead && isComplete && name !== "" && !isSending;
 
   async function submit(event?: FormEvent) {
     event?.preventDefault();
@@ -126,8 +132,13 @@ export function Composer({ conversation, path, run, onSend }: ComposerProps) {
         />
         <div className="flex items-center gap-2">
           <AttachButtons onFiles={(files) => void attachments.add([...files])} />
-          <ModelPicker models={models} chosen={name} onChoose={(chosen) => inUse.change({ model: chosen })} />
-          <IconButton label="Settings of this conversation" onClick={() => setSettingsOpen(true)}>
+          <ModelPicker
+            models={models}
+            chosen={name}
+            isDisabled={!isRead}
+            onChoose={(chosen) => inUse.change({ model: chosen })}
+          />
+          <IconButton label="Settings of this conversation" disabled={!isRead} onClick={() => setSettingsOpen(true)}>
             <Icon name="sliders" />
           </IconButton>
           <span className="flex-1" />

@@ -11,10 +11,11 @@ interface ModelPickerProps {
   models: readonly ListedModel[];
   /** Name of the chosen model, which may be declared no more; empty: none is. */
   chosen: string;
+  isDisabled: boolean;
   onChoose: (model: string) => void;
 }
 
-export function ModelPicker({ models, chosen, onChoose }: ModelPickerProps) {
+export function ModelPicker({ models, chosen, isDisabled, onChoose }: ModelPickerProps) {
   const id = useId();
   const list = useRef<HTMLDivElement>(null);
   const model = models.find((each) => each.id === chosen);
@@ -23,6 +24,7 @@ export function ModelPicker({ models, chosen, onChoose }: ModelPickerProps) {
       <button
         type="button"
         popoverTarget={id}
+        disabled={isDisabled}
         aria-label={`Model: ${chosen === "" ? "none" : chosen}`}
         className="flex min-h-9 min-w-0 items-center gap-2 rounded-md border border-line bg-raised px-2 py-1 text-sm"
       >

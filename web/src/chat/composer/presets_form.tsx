@@ -1,5 +1,5 @@
 /** Presets of this browser: apply, save, delete, and exchange as a file. */
-import { type ChangeEvent, useState } from "react";
+import { type ChangeEvent, useRef, useState } from "react";
 import { Button, IconButton } from "../../ui/controls";
 import { Icon } from "../../ui/icons";
 import type { ConversationSettings } from "../conversations";
@@ -11,6 +11,7 @@ interface PresetsFormProps {
 }
 
 export function PresetsForm({ settings, onApply }: PresetsFormProps) {
+  const file = useRef<HTMLInputElement>(null);
   const [presets, setPresets] = useState(readPresets);
   const [name, setName] = useState("");
   const [problem, setProblem] = useState<string | null>(null);
@@ -26,10 +27,10 @@ export function PresetsForm({ settings, onApply }: PresetsFormProps) {
   }
 
   async function load({ target }: ChangeEvent<HTMLInputElement>) {
-    const [file] = target.files ?? [];
-    if (file === undefined) return;
+    const [chosen] = target.files ?? [];
+    if (chosen === undefined) return;
     try {
-      keep(withPresets(presets, parsePresets(await file.text())));
+      keep(withPresets(presets, parsePresets(await chosen.text())));
     } catch (error) {
       setProblem(error instanceof Error ? error.message : String(error));
     }
@@ -77,10 +78,16 @@ export function PresetsForm({ settings, onApply }: PresetsFormProps) {
         <Button disabled={presets.length === 0} onClick={() => saveFile("presets.json", exportPresets(presets))}>
           Export
         </Button>
-        <label className="text-sm">
-          <span className="sr-only">Import presets</span>
-          <input type="file" accept="application/json,.json" onChange={(event) => void load(event)} />
-        </label>
+        <Button onClick={() => file.current?.click()}>Import</Button>
+        <input
+          ref={file}
+          type="file"
+          accept="application/json,.json"
+          aria-label="Import presets"
+          tabIndex={-1}
+          className="hidden"
+          onChange={(event) => void load(event)}
+        />
       </div>
       {problem !== null && (
         <p role="alert" className="mt-1 text-sm text-bad">

@@ -21,6 +21,9 @@ export interface ListedServer {
   reason: string | null;
 }
 
+/** The collection that is all documents of the caller, beside the vector stores (docs/retrieval.md). */
+export const ALL_DOCUMENTS = "documents";
+
 export interface VectorStore {
   id: string;
   name: string | null;

@@ -4,7 +4,7 @@ import { useClient } from "../../api/access";
 import { describeError } from "../../api/client";
 import { ErrorNote } from "../../ui/controls";
 import type { ConversationSettings } from "../conversations";
-import { collectionsQuery, toolSourcesQuery } from "./sources";
+import { ALL_DOCUMENTS, collectionsQuery, toolSourcesQuery } from "./sources";
 
 interface SourcesFormProps {
   settings: ConversationSettings;
@@ -36,8 +36,13 @@ export function SourcesForm({ settings, onChange }: SourcesFormProps) {
       <fieldset>
         <legend className="mb-1 text-sm font-semibold">Documents that answers are grounded on</legend>
         {collections.error && <ErrorNote {...describeError(collections.error)} />}
-        {collections.data?.length === 0 && (
-          <p className="text-sm text-faint">There are no collections. Make one under Documents.</p>
+        {collections.isSuccess && (
+          <Choice
+            title="All your documents"
+            note="Those that are added under Documents, without those of vector stores"
+            isChosen={chosen.includes(ALL_DOCUMENTS)}
+            onChange={(isChosen) => onChange({ collections: toggled(chosen, ALL_DOCUMENTS, isChosen) })}
+          />
         )}
         {collections.data?.map(({ id, name, file_counts: counts }) => (
           <Choice

@@ -3,9 +3,7 @@ import { useQueryClient } from "@tanstack/react-query";
 import { useCallback, useState } from "react";
 import { useClient } from "../../api/access";
 import { type Conversation, type ConversationSettings, conversationKeys, updateConversation } from "../conversations";
-
-/** The model that was chosen last, for conversations to come. */
-const LAST_MODEL = "roundhouse.model";
+import { readLastModel, storeLastModel } from "../last_model";
 
 export interface SettingsInUse {
   settings: ConversationSettings;
@@ -44,20 +42,4 @@ export function useSettings(conversation: Conversation | null): SettingsInUse {
 
 function withModel(model: string | null | undefined): ConversationSettings {
   return model ? { model } : {};
-}
-
-function readLastModel(): string | undefined {
-  try {
-    return localStorage.getItem(LAST_MODEL) ?? undefined;
-  } catch {
-    return undefined;
-  }
-}
-
-function storeLastModel(model: string): void {
-  try {
-    localStorage.setItem(LAST_MODEL, model);
-  } catch {
-    // Without storage the first model is chosen for the next conversation.
-  }
 }

@@ -29,6 +29,9 @@ import { UnfinishedEnd } from "./unfinished_end";
 import { useConversationActions } from "./use_conversation_actions";
 import { useFollowedScroll } from "./use_followed_scroll";
 
+/** Readings of the items that lacked the active one, before the newest of them is taken for it. */
+const MOST_REREADS = 3;
+
 export function Thread({ conversationId }: { conversationId: string | null }) {
   const client = useClient();
   const queries = useQueryClient();
@@ -59,12 +62,14 @@ export function Thread({ conversationId }: { conversationId: string | null }) {
     return () => clearInterval(timer);
   }, [conversationId, runs]);
 
-  // The two are read at the same time, so the items may be those of a moment before. One more reading has the active one.
+  // The two are read at the same time, so the items may be those of a moment before. Another reading has the active one.
   const lacksActive = toldId !== null && items.isSuccess && !items.isFetching && !tree.items.has(toldId);
-  const readFor = useRef<string | null>(null);
+  const rereads = useRef({ toldId, count: 0 });
   useEffect(() => {
-    if (conversationId === null || !lacksActive || readFor.current === toldId) return;
-    readFor.current = toldId;
+    if (conversationId === null || !lacksActive) return;
+    const before = rereads.current.toldId === toldId ? rereads.current.count : 0;
+    if (before >= MOST_REREADS) return;
+    rereads.current = { toldId, count: before + 1 };
     void queries.invalidateQueries({ queryKey: conversationKeys.items(conversationId) });
   }, [conversationId, lacksActive, toldId, queries]);
 
@@ -72,8 +77,8 @@ export function Thread({ conversationId }: { conversationId: string | null }) {
   async function send(content: ContentPart[], text: string, settings: ConversationSettings) {
     const model = settings.model ?? "";
     if (conversationId !== null) {
-      if (conversation.data !== undefined) await actions.ask(conversation.data, content, endId, model);
-      return;
+      if (conversation.data === undefined) throw new Error("Wait until the conversation is read.");
+      return actions.ask(conversation.data, content, endId, model);
     }
     const created = await createConversation(client, titleOf(text), settings, preferences.keepInBrowser);
     queries.setQueryData(conversationKeys.one(created.id), created);
@@ -114,7 +119,14 @@ export function Thread({ conversationId }: { conversationId: string | null }) {
           )}
         </div>
       </div>
-      <Composer conversation={conversation.data ?? null} path={path} run={run} onSend={send} />
+      <Composer
+        conversationId={conversationId}
+        conversation={conversation.data ?? null}
+        isRead={!isStored || (conversation.isSuccess && items.isSuccess)}
+        path={path}
+        run={run}
+        onSend={send}
+      />
     </>
   );
 }

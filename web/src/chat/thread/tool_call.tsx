@@ -71,7 +71,8 @@ export function FileSearch({ item }: { item: Item }) {
   return (
     <details className={`${CARD} text-faint`}>
       <summary className="cursor-pointer py-1">
-        Searched the documents{results.length > 0 && `: ${results.length} passages`}
+        Searched the documents
+        {results.length > 0 && `: ${results.length} ${results.length === 1 ? "passage" : "passages"}`}
       </summary>
       {queries.map((query) => (
         <p key={query} className="break-words">

@@ -57,7 +57,10 @@ export function DeclareForm({ reference, suggested = null }: { reference: string
       />
       {declaring.data !== undefined && (
         <p role="status" className="text-sm">
-          Declared: <a href={routeHash("models", declaring.data)}>{declaring.data}</a>
+          Declared:{" "}
+          <a href={routeHash("models", declaring.data)} className="underline underline-offset-2">
+            {declaring.data}
+          </a>
         </p>
       )}
       {declaring.error && <ErrorNote {...describeError(declaring.error)} />}

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Mapping
+from asyncio import SubprocessProtocol
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -89,15 +91,46 @@ async def test_a_build_that_says_nothing_and_one_that_cannot_start_are_one_line(
     assert line.startswith("roundhouse: the page was not built: ")
 
 
-async def test_an_end_of_up_ends_the_build_and_all_that_it_started(tmp_path: Path) -> None:
-    pid = tmp_path / "pid"
-    made = script(
-        tmp_path, f'[ "$3" != --is-current ] || {{ echo old >&2; exit 1; }}; sleep 600 & echo $! >{pid}; wait'
-    )
-    task = asyncio.create_task(build(made).run())
+BUILDS_FOR_EVER = '[ "$3" != --is-current ] || { echo old >&2; exit 1; }; sleep 600 & echo $! >$0.pid; wait'
+
+
+async def started(made: Path) -> psutil.Process:
+    """What the build of `BUILDS_FOR_EVER` has started."""
+    pid = made.with_suffix(".pid")
     await until("the build runs", lambda: pid.exists() and pid.read_text().endswith("\n"))
-    running = psutil.Process(int(pid.read_text()))
+    return psutil.Process(int(pid.read_text()))
+
+
+async def end_build(task: asyncio.Task[None], running: psutil.Process) -> None:
+    """Cancel a build, and see that what it has started has ended by then."""
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert not running.is_running() or running.status() == psutil.STATUS_ZOMBIE
+
+
+async def test_an_end_of_up_ends_the_build_and_all_that_it_started(tmp_path: Path) -> None:
+    made = script(tmp_path, BUILDS_FOR_EVER)
+    task = asyncio.create_task(build(made).run())
+    await end_build(task, await started(made))
+
+
+async def test_an_end_of_up_ends_a_build_that_is_just_being_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = script(tmp_path, BUILDS_FOR_EVER)
+    start = asyncio.get_running_loop().subprocess_exec
+    held = asyncio.Event()
+
+    async def start_slowly(protocol: Callable[[], SubprocessProtocol], *argv: Any, **options: Any) -> Any:
+        """The event loop's own, which comes back when the test says so: the script may be far by then."""
+        begun = await start(protocol, *argv, **options)
+        if argv[-1] == "--background":
+            await held.wait()
+        return begun
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "subprocess_exec", start_slowly)
+    task = asyncio.create_task(build(made).run())
+    running = await started(made)
+    asyncio.get_running_loop().call_soon(held.set)
+    await end_build(task, running)

@@ -15,14 +15,15 @@ from pathlib import Path
 
 import pytest
 
+from common.model_reference import HubReference, parse_reference
 from controller.cli.app import run
 from controller.cli.exit_codes import ExitCode
 from controller.cli.up.first_model import (
     DEMO_MODELS,
+    REAL_MODEL_LINE,
     choose_first_model,
     commands_line,
     has_only_demo,
-    real_model_line,
     try_line,
     without_servers,
 )
@@ -381,13 +382,13 @@ def test_the_line_on_other_commands_names_the_program(program: str, in_checkout:
     assert commands_line(Path(program), Path("/srv/r"), in_checkout=in_checkout) == line
 
 
-def test_the_line_that_leads_to_a_real_model_declares_a_valid_one() -> None:
-    from tests.support.config_files import parse_text
-
-    line = real_model_line(Path("desired-state"), Path("models"))
-    declared = re.search(r"write `(.*)` into desired-state/local.yaml", line)
-    assert declared is not None
-    assert list(parse_text(declared.group(1)).definitions) == ["gemma"]
+def test_the_line_that_leads_to_a_real_model_is_a_command_that_is_understood(tmp_path: Path) -> None:
+    written = re.search(r"`roundhouse (pull (\S+) .*)`", REAL_MODEL_LINE)
+    assert written is not None
+    reference = parse_reference(written.group(2))
+    assert (isinstance(reference, HubReference) and reference.quantisation) == "Q4_K_M"
+    arguments = [*written.group(1).split(), "--controller", f"unix:{tmp_path}/none.sock"]
+    assert run(arguments) == ExitCode.NO_CONTROLLER
 
 
 def test_addresses() -> None:
