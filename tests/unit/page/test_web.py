@@ -33,6 +33,6 @@ def test_component_tests_pass() -> None:
 
 
 def test_npm_runs_by_the_node_of_the_environment() -> None:
-    asked = [WEB / "npm", "run", "--silent", "dev", "--", "--version"]
+    asked = [str(WEB / "npm"), "run", "--silent", "dev", "--", "--version"]
     done = subprocess.run(asked, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.split("/")[0]) == (0, "vite"), done.stderr
