@@ -52,7 +52,7 @@ install-launcher: $(VENV)/.installed ## `roundhouse` in ~/.local/bin, for this f
 	*) echo "roundhouse: your PATH lacks $${launcher%/*}: add export PATH=\"\$$HOME/.local/bin:\$$PATH\" to ~/.profile" ;;
 	esac
 
-page: $(VENV)/.installed ## Build the page of web/ that the gateway serves at /; nothing where nothing changed (1 min, 90 MB to download).
+page: $(VENV)/.installed ## Build the page of web/ that the gateway serves at /; nothing where nothing changed (1 min, 200 MB to download).
 	@exec web/build $(ARGS)
 
 images: ## The four container images; ENGINES="exllamav3 vllm" builds the workers of these engines instead.

@@ -38,6 +38,7 @@ from gateway.api import (
     stored_completions,
     stored_responses,
     streams,
+    tool_servers,
     tools,
     warm_up,
 )
@@ -368,7 +369,8 @@ def create_gateway(
     conversations.declare(app, Conversations(store, responses, live, bounds), settings.max_body_bytes)
     retrieval.declare(app, retrieval_forward)
     posted_calls = PostedCalls(tool_runner)
-    tools.declare(app, tool_runner, mcp_servers, posted_calls, gate, settings.max_body_bytes)
+    tools.declare(app, tool_runner, posted_calls, settings.max_body_bytes)
+    tool_servers.declare(app, tool_runner, mcp_servers, posted_calls, gate, settings.max_body_bytes)
     if served_tools is not None:
         mcp.declare(app, served_tools)
     health_sources = health.HealthSources(

@@ -1,12 +1,13 @@
 import tailwindcss from "@tailwindcss/vite";
 import react from "@vitejs/plugin-react";
-import { defineConfig } from "vitest/config";
+import { defineConfig } from "vite";
+import { onlyWoff2 } from "./only_woff2.ts";
 
 const GATEWAY = process.env.ROUNDHOUSE_GATEWAY ?? "http://127.0.0.1:8080";
 
 export default defineConfig({
   base: "/page/",
-  plugins: [react(), tailwindcss()],
+  plugins: [onlyWoff2(), react(), tailwindcss()],
   build: {
     outDir: process.env.ROUNDHOUSE_PAGE_OUT ?? "../gateway/page/built",
     emptyOutDir: true,
@@ -20,5 +21,4 @@ export default defineConfig({
   server: {
     proxy: { "^/(?!page/|@|src/|node_modules/)": { target: GATEWAY, changeOrigin: true } },
   },
-  test: { environment: "jsdom", include: ["src/**/*.test.{ts,tsx}"], restoreMocks: true },
 });

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from controller.artifacts.facts import ArtifactError
-from controller.artifacts.model_roots import ModelRoots, path_below
+from controller.artifacts.model_roots import ModelRoots, path_below, resolve_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ def locate_path(roots: ModelRoots, path: str) -> LocatedPath:
     """
     candidates: list[LocatedPath] = []
     for folder in roots.folders:
-        root = folder.resolve()
+        root = resolve_folder(folder)
         # An absolute path may begin with the folder as declared, or with its resolved form.
         spellings = (folder.absolute(), root) if PurePosixPath(path).is_absolute() else (root,)
         inner = next((each for spelling in spellings if (each := path_below(str(spelling / path), spelling))), None)

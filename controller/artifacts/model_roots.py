@@ -44,8 +44,8 @@ class ModelRoots:
 
     def resolve(self) -> ModelRoots:
         """Return the folders as absolute paths with symbolic links resolved, which reads the disk. A missing folder is
-        no error. Raises RuntimeError for a loop of symbolic links."""
-        return ModelRoots(tuple(each.resolve() for each in self.folders), self.home)
+        no error, nor is a loop of symbolic links: a link in it stays."""
+        return ModelRoots(tuple(map(resolve_folder, self.folders)), self.home)
 
     def __str__(self) -> str:
         """Return the folders as the setting writes them, comma-separated."""
@@ -68,6 +68,12 @@ class ModelRoots:
             return None
         value = _SEPARATOR.join((*map(str, self.folders), folder))
         return f"`{VARIABLE}={shlex.quote(value)}` (or `--models`) adds the folder {folder}"
+
+
+def resolve_folder(folder: Path) -> Path:
+    """Return a folder as `ModelRoots.resolve` does. Reads the disk."""
+    # Path.resolve raises RuntimeError for a loop in Python 3.11 and 3.12.
+    return Path(os.path.realpath(folder))
 
 
 def split_folders(text: str) -> ModelRoots:

@@ -60,7 +60,7 @@ def list_models(roots: ModelRoots, most_files: int = MOST_FILES) -> FoundModels:
     """
     models: list[FoundModel] = []
     left = most_files
-    for root in dict.fromkeys(folder.resolve() for folder in roots.folders):
+    for root in dict.fromkeys(roots.resolve().folders):
         found = _list_files(root, left)
         left -= len(found)
         models += _group(root, found)

@@ -11,7 +11,7 @@ import json
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, get_args
 
 from common.sqlite_files import NewerDatabaseError, check_content, open_connection, transaction
 from controller.schema.journal import HISTORY_KINDS, RETENTION_CLASSES, EventKind, JournalEntry
@@ -45,6 +45,11 @@ def _in_kinds(kinds: Iterable[EventKind]) -> str:
 
 # The last class is what is in none of the others: a kind that only a newer version knows is pruned, too.
 _CLASSES: Final = (*map(_in_kinds, RETENTION_CLASSES[:-1]), f"NOT {_in_kinds(HISTORY_KINDS)}")
+
+
+# `+`: rows are read by their ids, not by the index of kinds.
+_IS_KNOWN: Final = "+" + _in_kinds(get_args(EventKind))
+"""Which entries are of kinds that this version knows."""
 
 
 class JournalBounds(NamedTuple):
@@ -128,21 +133,21 @@ class JournalDatabase:
 
     def read_after(self, entry_id: int, limit: int) -> list[JournalEntry]:
         """Return at most `limit` entries with ids above `entry_id`, oldest first. Entries of kinds that this version
-        does not know are left out, but count towards `limit`. Blocks. Raises sqlite3.Error."""
+        does not know are left out. Blocks. Raises sqlite3.Error."""
         rows = self._db.execute(
-            f"SELECT {_COLUMNS} FROM entries WHERE id > ? ORDER BY id LIMIT ?",  # noqa: S608
+            f"SELECT {_COLUMNS} FROM entries WHERE id > ? AND {_IS_KNOWN} ORDER BY id LIMIT ?",  # noqa: S608
             (entry_id, limit),
         )
         return list(_parse_rows(rows))
 
     def read_page(self, kinds: Sequence[str], model: str | None, before: int | None, limit: int) -> list[JournalEntry]:
-        """Return at most `limit` entries, newest first. Entries of kinds that this version does not know are left out,
-        but count towards `limit`. Blocks. Raises sqlite3.Error.
+        """Return at most `limit` entries, newest first. Entries of kinds that this version does not know are left out.
+        Blocks. Raises sqlite3.Error.
 
         `kinds` and `model` select entries; an empty `kinds` and a `model` of None select all. `before` is an id: only
         entries with smaller ones are returned; None: no bound.
         """
-        conditions, values = ["TRUE"], list[Any]()
+        conditions, values = [_IS_KNOWN], list[Any]()
         if kinds:
             conditions.append(f"kind IN ({', '.join('?' * len(kinds))})")
             values += kinds

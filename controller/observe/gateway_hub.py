@@ -43,7 +43,8 @@ class GatewayHub:
         self._views: dict[str, GatewayView] = {}
         self._last_used: dict[str, float] = {}
         self._table_changed = asyncio.Event()
-        self._report_received = asyncio.Event()
+        self._applied_changed = asyncio.Event()
+        """Set, and replaced, where `_is_applied` may have changed."""
         self.table: RoutingTable | None = None
 
     @property
@@ -94,6 +95,7 @@ class GatewayHub:
         )
         self._table_changed.set()
         self._table_changed = asyncio.Event()
+        self._tell_applied_change()
         return self.table.stamp
 
     def replace_permissions(
@@ -114,11 +116,10 @@ class GatewayHub:
 
     async def wait_until_applied(self) -> None:
         """Wait, without limit, until every connected gateway reports that it routes by the current table or a newer
-        one. A gateway that has sent no report yet is not waited for. A disconnection is noticed only at the next report
-        of any gateway. Returns at once if no gateway is connected; but before the first table is published, it does not
-        return."""
+        one. A gateway that has sent no report yet, or whose last link has ended, is not waited for. Returns at once if
+        no gateway is connected; but before the first table is published, it does not return."""
         while not self._is_applied():
-            await self._report_received.wait()
+            await self._applied_changed.wait()
 
     def _is_applied(self) -> bool:
         if self.table is None:
@@ -137,14 +138,17 @@ class GatewayHub:
         for name, at in report.last_used.items():
             # Never in the future: a clock may have been set back.
             self._last_used[name] = min(now, max(at, self._last_used.get(name, at)))
-        self._report_received.set()
-        self._report_received = asyncio.Event()
+        self._tell_applied_change()
         if (
             previous_view is None
             or previous_view.lost_at is not None
             or _changes_decision(previous_view.report, report)
         ):
             self._wake()
+
+    def _tell_applied_change(self) -> None:
+        changed, self._applied_changed = self._applied_changed, asyncio.Event()
+        changed.set()
 
     def open_link(self, gateway_id: str) -> None:
         """Count a link that a gateway opened; it may have several. The first one calls `on_link`. Call `close_link`
@@ -169,6 +173,7 @@ class GatewayHub:
             del self._views[gateway_id]
         elif view is not None:
             self._views[gateway_id] = replace(view, lost_at=self._clock())
+        self._tell_applied_change()
         log.warning("gateway %s is disconnected", gateway_id)
         self._on_link(gateway_id, False)
         self._wake()

@@ -177,8 +177,7 @@ class Runtime(Protocol):
         """Return the engine's last log lines as one text, also those of a removed replica whose log was kept.
 
         Empty if there are none. The text has fewer than `lines` lines if these are very long. `name` must be a replica
-        name of this instance: it becomes a file name unchecked. Raises RuntimeUnavailableError, and with docker OSError
-        if a kept log cannot be read.
+        name of this instance: it becomes a file name unchecked. Raises RuntimeUnavailableError.
         """
 
     async def list_ended_logs(self, model: str) -> builtins.list[str]:
@@ -191,7 +190,7 @@ class Runtime(Protocol):
         With None, or with a text that is no cursor of this runtime, return the last `lines` lines. Does not wait for
         new lines: the part may be empty. With a cursor, a part may end before the log does; call again with its cursor
         while `LogPart.running` is true. Returns None if `name` is no replica name of this instance, or if no log of it
-        is known. Raises RuntimeUnavailableError, and with docker OSError if a kept log cannot be read.
+        is known. Raises RuntimeUnavailableError.
         """
 
     async def render_replica(self, replica: SeenReplica, definition: Definition, image: str | None) -> Rendered | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from common.atomic_write import write_atomic
+from controller.runtimes.base import RuntimeUnavailableError
 from controller.runtimes.naming import names_of
 
 KEPT_BYTES: Final = 64 * 1024
@@ -45,12 +46,15 @@ class EndedLogs:
             log.warning("the log of %s is not kept, or older ones are: %s", name, error.strerror or error)
 
     def read_log(self, name: str) -> bytes | None:
-        """Return the kept end of a replica's log, unparsed; None if none is kept. Blocks. Raises OSError if the file
-        cannot be read."""
+        """Return the kept end of a replica's log, unparsed; None if none is kept. Blocks. Raises
+        RuntimeUnavailableError if the file cannot be read."""
         try:
             return self.log_path(name).read_bytes()
         except FileNotFoundError:
             return None
+        except OSError as error:
+            reason = error.strerror or error
+            raise RuntimeUnavailableError(f"the kept log of {name} cannot be read: {reason}") from error
 
     def list_names(self, instance: str, model: str) -> list[str]:
         """Return the names of the model's replicas whose logs are kept, newest first; empty if there are none. Blocks.

@@ -14,8 +14,11 @@ TOOL_ERRORS: Final = (
         "tool_arguments_invalid",
         400,
         _REQUEST,
-        "The arguments of the call do not fit the tool's JSON Schema.",
-        ("Correct what `param` names; `definition` in GET /tools has the schema.",),
+        "The arguments of the call do not fit the tool's JSON Schema, or those of a prompt what it takes.",
+        (
+            "Correct what `param` names; `definition` in GET /tools has the schema, GET /tools/servers what a prompt "
+            "takes.",
+        ),
     ),
     ErrorCode(
         "tools_disabled",
@@ -28,8 +31,11 @@ TOOL_ERRORS: Final = (
         "tool_not_allowed",
         403,
         _REQUEST,
-        "The key may not call the tool.",
-        ("GET /tools lists what the key may call; name the tool in the key's `tools`.",),
+        "The key may not call the tool, or may not use the prompts or the resources of the MCP server.",
+        (
+            "GET /tools lists what the key may call; name the tool in the key's `tools`, for prompts and resources of "
+            "a server `SERVER__prompts/get` and `SERVER__resources/read`.",
+        ),
     ),
     ErrorCode(
         "tool_not_found",
@@ -37,6 +43,27 @@ TOOL_ERRORS: Final = (
         _REQUEST,
         "No tool of the name is enabled, and no connected MCP server has it.",
         ("GET /tools lists the names.",),
+    ),
+    ErrorCode(
+        "mcp_server_not_found",
+        404,
+        _REQUEST,
+        "No MCP server of the name is declared.",
+        ("GET /tools/servers lists the names.",),
+    ),
+    ErrorCode(
+        "prompt_not_found",
+        404,
+        _REQUEST,
+        "The MCP server has no prompt of the name.",
+        ("GET /tools/servers lists the prompts of each server.",),
+    ),
+    ErrorCode(
+        "resource_not_found",
+        404,
+        _REQUEST,
+        "The MCP server says that it has no such resource.",
+        ("GET /tools/servers lists the resources of each server, and the templates of their addresses.",),
     ),
     ErrorCode(
         "tool_rounds_full",

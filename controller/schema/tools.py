@@ -17,6 +17,10 @@ from controller.schema.status import Wire
 
 SEPARATOR: Final = "__"
 """Stands between the name of an MCP server and the name of its tool."""
+GET_PROMPT: Final = "prompts/get"
+READ_RESOURCE: Final = "resources/read"
+"""What stands for the prompts and the resources of an MCP server, MCP's own methods, where names of its tools do: in
+the tools that a key may call (`SERVER__prompts/get`) and that a server offers, in the history and in metrics."""
 ServerName = Annotated[str, Field(min_length=1, max_length=32, pattern=r"^[a-z0-9][a-z0-9-]*$")]
 """Name of an MCP server. A tool of it is named `SERVER__TOOL`."""
 MOST_OUTPUT_KIB: Final = 4096
@@ -182,7 +186,7 @@ class McpServer(ToolLimits):
     tools: list[ToolPattern] | None = Field(
         default=None,
         description="Tools of the server that are offered, without the server's name; `*` stands for any text; "
-        "default: all.",
+        "`prompts/get` stands for its prompts, and `resources/read` for its resources; default: all.",
     )
 
     @field_validator("url")
@@ -297,7 +301,10 @@ class ToolCallRecord(Wire):
 
     sequence: int = Field(description="Number of the call since the gateway's start, from 1.")
     at: float = Field(description="Unix time in seconds at which the call began.")
-    tool: str = Field(description="Name of the tool; of an MCP server's: `SERVER__TOOL`.")
+    tool: str = Field(
+        description="Name of the tool; of an MCP server's: `SERVER__TOOL`; for a prompt or a resource of a server: "
+        "`SERVER__prompts/get` or `SERVER__resources/read`."
+    )
     server: str | None = Field(default=None, description="Name of the MCP server; null: a built-in tool.")
     caller: str = Field(description="Name of the key, or of the client where no keys are declared.")
     request_id: str = Field(default="", description="Id of the request that the call belongs to.")

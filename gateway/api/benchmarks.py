@@ -6,6 +6,7 @@ model.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Annotated, Final, Literal
 
@@ -186,7 +187,7 @@ class Benchmarks:
         except ClientGoneError:
             raise RoundhouseError("request_timeout", "The client left during the benchmark.") from None
         result = summarize_runs(route.name, warmup, runs)
-        self._results.save_result(route.name, result.model_dump())
+        await asyncio.to_thread(self._results.save_result, route.name, result.model_dump())
         return result
 
 

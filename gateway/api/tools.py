@@ -1,8 +1,9 @@
-"""GET /tools, POST /tools and GET /tools/servers: what a caller may have called, a call, and the MCP servers."""
+"""GET /tools and POST /tools: what a caller may have called, and a call."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Coroutine
+from typing import Any, Final, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
@@ -13,21 +14,17 @@ from gateway.api.deadline import Lifetime
 from gateway.api.declare import ANY_OTHER, INGRESS_CODES, codes_paragraph, error_responses
 from gateway.api.forwarding import RunningForwards
 from gateway.api.stored_requests import BODY_CODES, body_of, read_fields
-from gateway.ingress.admin_gate import AdminGate
 from gateway.ingress.route_access import require_access
 from gateway.protocols.common.conversation import Fields
 from gateway.protocols.common.errors import encode_json
-from gateway.server.asgi import ClientGoneError, local_address_of, request_id_of
+from gateway.server.asgi import ClientGoneError, request_id_of
 from gateway.tenancy.api_keys import Caller
 from gateway.tenancy.clients import find_document_tenant
-from gateway.tools.mcp_client.catalog import ServerState, ServerStatus
-from gateway.tools.mcp_client.servers import McpServers
 from gateway.tools.runner import ToolRunner
 from gateway.tools.spec import ToolKind, ToolSpec
 
 PATH: Final = "/tools"
-SERVERS_PATH: Final = "/tools/servers"
-_LIST_CODES: Final = ("scope_required", *INGRESS_CODES)
+LIST_CODES: Final = ("scope_required", *INGRESS_CODES)
 _CALL_CODES: Final = (
     "tool_arguments_invalid",
     "tools_disabled",
@@ -39,7 +36,7 @@ _CALL_CODES: Final = (
     "retrieval_unavailable",
     "gateway_stopping",
     *BODY_CODES,
-    *_LIST_CODES,
+    *LIST_CODES,
 )
 _BODY: Final = body_of(
     {
@@ -48,6 +45,8 @@ _BODY: Final = body_of(
     },
     "tool",
 )
+
+_Result = TypeVar("_Result")
 
 
 class ToolPermissions(BaseModel):
@@ -76,40 +75,6 @@ class FailedAnswer(BaseModel):
     """The tool ran and failed. The whole object, as JSON text, is the content of the message with the role `tool`."""
 
     error: str
-
-
-class ListedResource(BaseModel):
-    """A resource of an MCP server, or a template of resources."""
-
-    uri: str
-    name: str
-    description: str
-    media_type: str | None
-    is_template: bool = Field(description="Whether `uri` has placeholders.")
-
-
-class ListedPrompt(BaseModel):
-    """A prompt of an MCP server, with the names of its arguments."""
-
-    name: str
-    description: str
-    required: list[str]
-    optional: list[str]
-
-
-class ListedServer(BaseModel):
-    """A declared MCP server, and what it offers; of one that is not connected: what it offered last."""
-
-    server: str
-    state: ServerState
-    since: float = Field(description="Unix time in seconds of the last change of `state`.")
-    tools: list[str] = Field(description="Those that the caller may call, with the server's name before theirs.")
-    resources: list[ListedResource]
-    prompts: list[ListedPrompt]
-    reason: str | None = Field(
-        description="Why the server is not connected, or why tools of it are not offered; null: no reason, or the "
-        "caller may not administer."
-    )
 
 
 class PostedCalls:
@@ -142,39 +107,46 @@ class PostedCalls:
         if not isinstance(arguments, dict):
             raise RoundhouseError("invalid_request", "`params` must be an object.", param="params")
         caller: Caller = request.state.caller
+        result = await self.run_until_gone(
+            request,
+            self._runner.call_tool(
+                caller,
+                name,
+                arguments,
+                request_id=request_id_of(request.scope),
+                document_tenant=find_document_tenant(caller, request.headers.raw),
+            ),
+        )
+        if result is None:
+            return Response()
+        return answer({"error" if result.is_error else "plain_text_response": result.text})
+
+    async def run_until_gone(self, request: Request, call: Coroutine[Any, Any, _Result]) -> _Result | None:
+        """Run a call until it ends, and return its result; None: the client left, which ended the call. Raises what the
+        call raises, and RoundhouseError `gateway_stopping` after `end_all`."""
         try:
             with Lifetime(None) as lifetime, self._running.hold(lifetime):
                 lifetime.watch_client(request.receive, lambda: False)
-                result = await self._runner.call_tool(
-                    caller,
-                    name,
-                    arguments,
-                    request_id=request_id_of(request.scope),
-                    document_tenant=find_document_tenant(caller, request.headers.raw),
-                )
+                return await call
         except ClientGoneError:
-            return Response()  # which nobody gets
-        return _answer({"error" if result.is_error else "plain_text_response": result.text})
+            return None
 
 
-def declare(
-    app: FastAPI, runner: ToolRunner, servers: McpServers, calls: PostedCalls, gate: AdminGate, max_body_bytes: int
-) -> None:
-    """Add `GET` and `POST /tools`, and `GET /tools/servers`, to `app`. `gate` tells who may administer, and so sees all
-    MCP servers, and why one is down. `max_body_bytes`: largest request body."""
+def declare(app: FastAPI, runner: ToolRunner, calls: PostedCalls, max_body_bytes: int) -> None:
+    """Add `GET` and `POST /tools` to `app`. `max_body_bytes`: largest request body."""
 
     @app.get(
         PATH,
         summary="Tools",
         description="Lists the tools that the caller may call now; none, where none are enabled.\n\n"
-        + codes_paragraph(_LIST_CODES),
+        + codes_paragraph(LIST_CODES),
         tags=["tools"],
-        responses=error_responses(*_LIST_CODES) | ANY_OTHER,
+        responses=error_responses(*LIST_CODES) | ANY_OTHER,
         response_model=list[ListedTool],
     )
     @require_access("inference")
     async def list_tools(request: Request) -> Response:
-        return _answer([_describe_tool(spec) for spec in runner.list_tools(request.state.caller)])
+        return answer([_describe_tool(spec) for spec in runner.list_tools(request.state.caller)])
 
     @app.post(
         PATH,
@@ -191,22 +163,6 @@ def declare(
     async def call_tool(request: Request) -> Response:
         return await calls.call_tool(request, await read_fields(request, max_body_bytes))
 
-    @app.get(
-        SERVERS_PATH,
-        summary="MCP servers",
-        description="Lists the declared MCP servers that have a tool which the caller may call, with their resources "
-        "and prompts. Who may administer sees all of them, and why one is down.\n\n" + codes_paragraph(_LIST_CODES),
-        tags=["tools"],
-        responses=error_responses(*_LIST_CODES) | ANY_OTHER,
-        response_model=list[ListedServer],
-    )
-    @require_access("inference")
-    async def list_servers(request: Request) -> Response:
-        caller: Caller = request.state.caller
-        is_admin = gate.allows_admin(caller, local_address_of(request.scope))
-        listed = [_describe_server(status, caller, is_admin=is_admin) for status in servers.list_status()]
-        return _answer([each for each in listed if is_admin or each["tools"]])
-
 
 def _describe_tool(spec: ToolSpec) -> Fields:
     definition = {"name": spec.name, "description": spec.description, "parameters": spec.parameters}
@@ -219,36 +175,6 @@ def _describe_tool(spec: ToolSpec) -> Fields:
     }
 
 
-def _describe_server(status: ServerStatus, caller: Caller, *, is_admin: bool) -> Fields:
-    catalog = status.catalog
-    reasons = [*([] if status.reason is None else [status.reason]), *catalog.left_out]
-    return {
-        "server": status.name,
-        "state": status.state,
-        "since": status.since,
-        "tools": sorted(name for name in catalog.tools if caller.may_call_tool(name)),
-        "resources": [
-            {
-                "uri": each.uri,
-                "name": each.name,
-                "description": each.description,
-                "media_type": each.media_type,
-                "is_template": each.is_template,
-            }
-            for each in catalog.resources
-        ],
-        "prompts": [
-            {
-                "name": each.name,
-                "description": each.description,
-                "required": list(each.required),
-                "optional": list(each.optional),
-            }
-            for each in catalog.prompts
-        ],
-        "reason": " ".join(reasons) if is_admin and reasons else None,
-    }
-
-
-def _answer(content: Fields | list[Fields]) -> Response:
+def answer(content: Fields | list[Fields]) -> Response:
+    """Return content as JSON."""
     return Response(encode_json(content), media_type="application/json")

@@ -6,14 +6,15 @@ A file that crashes the library or exhausts its memory ends that process only. U
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Final
 
 from controller.schema.errors import RoundhouseError
+from gateway.child_process import ChildProcess, pick_python_variables
 from gateway.documents.extract_text import CPU_S, NO_MEMORY
 from gateway.protocols.common.file_parts import FilePart
 
@@ -24,8 +25,6 @@ MOST_WAITING: Final = 32
 WITHIN_S: Final = 1.5 * CPU_S
 """Seconds that one file may take, from the start of its process."""
 _PROGRAM: Final = (sys.executable, "-m", "gateway.documents.extract_text")
-_PASSED_VARIABLES: Final = ("PATH", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "LD_LIBRARY_PATH")
-"""Environment variables that the process gets: those that Python needs to start. It gets no tokens or addresses."""
 
 
 class DocumentReader:
@@ -70,25 +69,16 @@ class DocumentReader:
         return text
 
     async def _run_program(self, part: FilePart) -> bytes:
-        environment = {name: os.environ[name] for name in _PASSED_VARIABLES if name in os.environ}
-        process = await asyncio.create_subprocess_exec(
-            *self._program,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            env=environment,
-            start_new_session=True,  # Ctrl-C reaches the gateway only, which ends the process
-        )
+        data = part.data.encode("ascii", errors="replace")
+        process = ChildProcess(self._program, pick_python_variables(os.environ), data)
         try:
             async with asyncio.timeout(self._within_s):
-                output, _ = await process.communicate(part.data.encode("ascii", errors="replace"))
+                output = await process.read_output()
         except TimeoutError:
             raise _unreadable_error(part, f"reading it takes more than {self._within_s:g} s") from None
         finally:
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
-                await process.wait()
+            process.send_signal(signal.SIGKILL)
+            await process.wait_ended()
         return output
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,13 +21,15 @@ class BenchmarkResults:
     """Results of benchmarks by model, in memory and in a file, of the `MOST_MODELS` models that were measured last.
 
     Where the file cannot be read, it begins empty; where it cannot be written, the results stay in memory. Either is
-    logged as a warning, and not raised.
+    logged as a warning, and not raised. Safe for threads.
     """
 
     def __init__(self, state: Path) -> None:
         """`state`: the state folder. The file is read at once."""
         self._path = state / FILE_NAME
         self._results = self._read_file()
+        self._lock = threading.Lock()
+        """Held while the results are replaced and written."""
 
     def find_result(self, model: str) -> dict[str, Any] | None:
         """Return the fields of the model's last result, as `save_result` got them; None: none is kept. Do not change
@@ -39,14 +42,13 @@ class BenchmarkResults:
         Beyond `MOST_MODELS`, the result of the model that was measured longest ago is dropped. A file that cannot be
         written is logged as a warning; nothing is raised.
         """
-        self._results.pop(model, None)
-        self._results[model] = result
-        while len(self._results) > MOST_MODELS:
-            del self._results[next(iter(self._results))]
-        try:
-            write_atomic(self._path, json.dumps(self._results).encode(), durable=False)
-        except OSError as error:
-            logger.warning("the results of benchmarks cannot be written to %s: %s", self._path, error)
+        with self._lock:
+            others = [(name, each) for name, each in self._results.items() if name != model]
+            self._results = dict([*others, (model, result)][-MOST_MODELS:])
+            try:
+                write_atomic(self._path, json.dumps(self._results).encode(), durable=False)
+            except OSError as error:
+                logger.warning("the results of benchmarks cannot be written to %s: %s", self._path, error)
 
     def _read_file(self) -> dict[str, dict[str, Any]]:
         try:

@@ -12,8 +12,11 @@ from controller.schema.routing import MOST_TOOL_CALLS
 from controller.schema.tools import ToolCallRecord
 from gateway.protocols.common.conversation import Fields
 
-LONGEST_ARGUMENTS: Final = 200
-"""Characters of the arguments of a call that the history has."""
+LONGEST_ARGUMENTS: Final = 4096
+"""Characters of the arguments of a call that a report has. The history has 200 of them: the controller cuts them when
+it has masked the secrets that it knows, which it would not find in halves."""
+_MOST_PARTS: Final = 200
+"""Fields of an object, elements of a list, and characters of a field's name that are looked at."""
 LONGEST_NAME: Final = 200
 """Characters of a tool's name that the history has: it may be a client's text."""
 MASK: Final = "***"
@@ -29,32 +32,45 @@ _SECRET_TEXTS: Final = re.compile(
     r"|(?i:\b(?:password|secret|token|api_?key|access_?key)\s*[=:]\s*)[^\s&,;\"']{4,}"
 )
 """Texts that look like credentials: of HTTP, of well-known services, in addresses, and where a name says so."""
-_MOST_MASKED: Final = 4096
-"""Characters of a text that are looked at: what comes later is not shown."""
+_MOST_MASKED: Final = 2 * LONGEST_ARGUMENTS
+"""Characters of a call's texts that are looked at: what comes later is not shown. More than are shown, so that a secret
+at the end of what is shown is masked whole."""
 
 
 def redact_arguments(arguments: Fields) -> str:
     """Return arguments as JSON for people: values that may be secrets masked, and at most `LONGEST_ARGUMENTS`
     characters, the last three of which are `...` where it is cut."""
-    text = json.dumps(_mask_value(arguments, 0), ensure_ascii=False, separators=(", ", ": "))
+    masked = _Masker().mask_value(arguments, 0)
+    text = json.dumps(masked, ensure_ascii=False, separators=(", ", ": "))
     printable = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text[:_MOST_MASKED])
     return printable if len(printable) <= LONGEST_ARGUMENTS else printable[: LONGEST_ARGUMENTS - 3] + "..."
 
 
-def _mask_value(value: object, depth: int) -> object:
-    if isinstance(value, str):
-        return _SECRET_TEXTS.sub(MASK, value[:_MOST_MASKED])
-    if depth > 4 and isinstance(value, dict | list):
-        return MASK
-    if isinstance(value, dict):
-        shown = list(value.items())[:LONGEST_ARGUMENTS]
-        return {
-            name[:LONGEST_ARGUMENTS]: MASK if _SECRET_NAMES.search(name) else _mask_value(each, depth + 1)
-            for name, each in shown
-        }
-    if isinstance(value, list):
-        return [_mask_value(each, depth + 1) for each in value[:LONGEST_ARGUMENTS]]
-    return value
+class _Masker:
+    """Masks the values of one call's arguments, of which it looks at `_MOST_MASKED` characters together: it takes the
+    event loop's time."""
+
+    def __init__(self) -> None:
+        self._left = _MOST_MASKED
+        """Characters that are looked at yet."""
+
+    def mask_value(self, value: object, depth: int) -> object:
+        """Return the value masked, and cut where it has too many parts. `depth`: of objects and lists around it."""
+        if isinstance(value, str):
+            looked_at = value[: self._left]
+            self._left -= len(looked_at)
+            return _SECRET_TEXTS.sub(MASK, looked_at)
+        if depth > 4 and isinstance(value, dict | list):
+            return MASK
+        if isinstance(value, dict):
+            shown = list(value.items())[:_MOST_PARTS]
+            return {
+                name[:_MOST_PARTS]: MASK if _SECRET_NAMES.search(name) else self.mask_value(each, depth + 1)
+                for name, each in shown
+            }
+        if isinstance(value, list):
+            return [self.mask_value(each, depth + 1) for each in value[:_MOST_PARTS]]
+        return value
 
 
 class ToolCallLog:

@@ -4,24 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from controller.schema.errors import RoundhouseError
-from controller.schema.tools import SEPARATOR, ToolCallRecord, ToolRoute
+from controller.schema.tools import GET_PROMPT, READ_RESOURCE, SEPARATOR, ToolCallRecord, ToolRoute
 from gateway.protocols.common.conversation import Fields
 from gateway.routing.table import Routes
 from gateway.tenancy.api_keys import Caller
 from gateway.tools.arguments import ArgumentCheck
 from gateway.tools.builtin.registry import ToolResources, build_tool
 from gateway.tools.call_records import LONGEST_NAME, ToolCallLog, redact_arguments
+from gateway.tools.mcp_client.server_contents import ServerContents
 from gateway.tools.mcp_client.servers import McpServers
 from gateway.tools.spec import Tool, ToolCall, ToolResult, ToolSpec, cut_text
 
+if TYPE_CHECKING:
+    from gateway.tools.mcp_client.server_connection import ServerConnection
+
 UNKNOWN: Final = "unknown"
 """What counters name a tool that there is not."""
-_REFUSALS: Final = frozenset({"tools_disabled", "tool_not_found", "tool_not_allowed", "tool_arguments_invalid"})
+_REFUSALS: Final = frozenset(
+    {
+        "mcp_server_not_found",
+        "prompt_not_found",
+        "resource_not_found",
+        "tool_arguments_invalid",
+        "tool_not_allowed",
+        "tool_not_found",
+        "tools_disabled",
+    }
+)
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +118,7 @@ class ToolRunner:
             RoundhouseError: `tools_disabled`, `tool_not_found`, `tool_not_allowed`, `tool_arguments_invalid`,
                 `tool_timeout`, `tool_failed`; or what a part of Roundhouse that the tool asks answers.
         """
-        began_at, at = time.monotonic(), self._resources.clock()
-        outcome, output_bytes = "internal_error", 0
-        try:
+        with self._noting(caller, name, arguments, request_id) as ending:
             bound = await self._find_tool(caller, name)
             check = await self._check_of(bound) if bound.check is None else bound.check
             check.check(arguments)
@@ -116,24 +130,62 @@ class ToolRunner:
                 timeout_s=bound.timeout_s,
                 max_output_bytes=bound.max_output_bytes,
             )
-            result = await _run_within(bound.tool, call)
-            outcome = "error" if result.is_error else "ok"
-            output_bytes = len(result.text.encode("utf-8", errors="replace"))
+            result = await _run_within(bound.timeout_s, name, bound.tool.run(call))
+            ending.outcome = "error" if result.is_error else "ok"
+            ending.output_bytes = len(result.text.encode("utf-8", errors="replace"))
             return ToolResult(cut_text(result.text, bound.max_output_bytes), result.is_error)
-        except RoundhouseError as error:
-            outcome = error.entry.code
-            raise
-        except asyncio.CancelledError:
-            outcome = "cancelled"
-            raise
-        finally:
-            self._note(caller, name, arguments, request_id, outcome, at, began_at, output_bytes)
 
-    async def _find_tool(self, caller: Caller, name: str) -> _BoundTool:
+    async def get_prompt(
+        self, caller: Caller, server: str, name: str, arguments: Fields, *, request_id: str
+    ) -> list[Fields]:
+        """Return the messages of a prompt of an MCP server, in MCP's form (`messages_of`). For everything else this is
+        a call of the tool `SERVER__prompts/get`: whether the key may, waiting, time, `log`, and the counter.
+
+        Raises:
+            RoundhouseError: as `call_tool`; `mcp_server_not_found`; `prompt_not_found`: the server lists none of the
+                name; `tool_arguments_invalid`: the prompt does not take the arguments.
+        """
+        called = f"{server}{SEPARATOR}{GET_PROMPT}"
+        with self._noting(caller, called, {"name": name, "arguments": arguments}, request_id) as ending:
+            connection = await self._find_server(caller, server, called)
+            prompt = connection.status.catalog.find_prompt(name)
+            if prompt is None:
+                raise RoundhouseError("prompt_not_found", f"The server {server} has no prompt {name!r:.100}.")
+            asked = connection.get_prompt(name, prompt.check_arguments(arguments), request_id)
+            return ending.take(await _run_within(connection.route.timeout_s, called, asked))
+
+    async def read_resource(self, caller: Caller, server: str, uri: str, *, request_id: str) -> list[Fields]:
+        """Return the contents of a resource of an MCP server, in MCP's form (`contents_of`), as `get_prompt` does by
+        the name `SERVER__resources/read`. The resource need not be listed: its address may be made of a template.
+
+        Raises:
+            RoundhouseError: as `call_tool`; `mcp_server_not_found`; `resource_not_found`: the server says so.
+        """
+        called = f"{server}{SEPARATOR}{READ_RESOURCE}"
+        with self._noting(caller, called, {"uri": uri}, request_id) as ending:
+            connection = await self._find_server(caller, server, called)
+            if not connection.offers(READ_RESOURCE):
+                raise RoundhouseError("resource_not_found", f"No resources of {server} are offered.", param="uri")
+            asked = connection.read_resource(uri, request_id)
+            return ending.take(await _run_within(connection.route.timeout_s, called, asked))
+
+    async def _find_server(self, caller: Caller, server: str, called: str) -> ServerConnection:
+        """Return the connection to a server for what the key must be allowed to call. Use it without an `await`."""
+        self._check_key(caller, called)
+        connection = await self._servers.find_connection(server)
+        if connection is None:
+            raise RoundhouseError("mcp_server_not_found", f"No MCP server {server!r:.100} is declared.")
+        return connection
+
+    def _check_key(self, caller: Caller, name: str) -> None:
         if not self.is_enabled:
             raise RoundhouseError("tools_disabled", "No tools are enabled here.")
         if not caller.may_call_tool(name):
-            raise RoundhouseError("tool_not_allowed", f"The key {caller.name} may not call this tool.", param="tool")
+            message = f"The key {caller.name} may not call {name!r:.100}."
+            raise RoundhouseError("tool_not_allowed", message, param="tool")
+
+    async def _find_tool(self, caller: Caller, name: str) -> _BoundTool:
+        self._check_key(caller, name)
         bound = self._builtin.get(name)
         if bound is not None:
             return bound
@@ -151,45 +203,77 @@ class ToolRunner:
             self._builtin[name] = replace(bound, check=check)
         return check
 
+    @contextmanager
+    def _noting(self, caller: Caller, name: str, arguments: Fields, request_id: str) -> Iterator[_Ending]:
+        """Note the call that runs within the context in `log` and by the counter, whatever comes of it."""
+        began_at, at = time.monotonic(), self._resources.clock()
+        ending = _Ending()
+        try:
+            yield ending
+        except RoundhouseError as error:
+            ending.outcome = error.entry.code
+            raise
+        except asyncio.CancelledError:
+            ending.outcome = "cancelled"
+            raise
+        finally:
+            duration_ms = round(1000 * (time.monotonic() - began_at))
+            self._note(caller, name, arguments, request_id, at, duration_ms, ending)
+
     def _note(
         self,
         caller: Caller,
         name: str,
         arguments: Fields,
         request_id: str,
-        outcome: str,
         at: float,
-        began_at: float,
-        output_bytes: int,
+        duration_ms: int,
+        ending: _Ending,
     ) -> None:
-        server = name.partition(SEPARATOR)[0] if SEPARATOR in name else None
+        server, separator, own_name = name.partition(SEPARATOR)
+        is_of_server = bool(separator) and self._servers.has_server(server)
         is_known = name in self._builtin or self._servers.has_tool(name)
-        self._count_call(name if is_known else UNKNOWN, _count_as(outcome))
+        is_known = is_known or (is_of_server and own_name in (GET_PROMPT, READ_RESOURCE))
+        self._count_call(name if is_known else UNKNOWN, _count_as(ending.outcome))
         record = ToolCallRecord(
             sequence=0,
             at=at,
             tool=name[:LONGEST_NAME],
-            server=server if server is not None and self._servers.has_server(server) else None,
+            server=server if is_of_server else None,
             caller=caller.client_id.decode("ascii", errors="replace") if caller.name is None else caller.name,
             request_id=request_id,
             arguments=redact_arguments(arguments),
-            outcome=outcome,
-            duration_ms=round(1000 * (time.monotonic() - began_at)),
-            output_bytes=output_bytes,
+            outcome=ending.outcome,
+            duration_ms=duration_ms,
+            output_bytes=ending.output_bytes,
         )
         self.log.add(record)
+
+
+@dataclass(slots=True)
+class _Ending:
+    """How a call ended."""
+
+    outcome: str = "internal_error"
+    output_bytes: int = 0
+    """Of the result before it was cut."""
+
+    def take(self, contents: ServerContents) -> list[Fields]:
+        """Note what a server answered, and return it."""
+        self.outcome, self.output_bytes = "ok", contents.size
+        return contents.parts
 
 
 def _bind(route: ToolRoute, tool: Tool) -> _BoundTool:
     return _BoundTool(tool, None, route.timeout_s, route.max_output_kib * 1024)
 
 
-async def _run_within(tool: Tool, call: ToolCall) -> ToolResult:
+async def _run_within(timeout_s: float, name: str, run: Awaitable[_Result]) -> _Result:
     try:
-        async with asyncio.timeout(call.timeout_s):
-            return await tool.run(call)
+        async with asyncio.timeout(timeout_s):
+            return await run
     except TimeoutError:
-        message = f"The tool {tool.spec.name} did not answer within {call.timeout_s:g} s, and was ended."
+        message = f"The tool {name} did not answer within {timeout_s:g} s, and was ended."
         raise RoundhouseError("tool_timeout", message) from None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -80,8 +80,21 @@ def cut_text(text: str, most_bytes: int) -> str:
 
     Lone surrogates, which JSON may carry and UTF-8 cannot, become replacement characters.
     """
-    data = text[: most_bytes + 1].encode("utf-8", errors="replace")
-    if len(data) <= most_bytes and len(text) <= most_bytes:
-        return data.decode("utf-8")
-    kept = data[:most_bytes].decode("utf-8", errors="ignore")
-    return f"{kept}\n[The output is cut here: it is longer than {most_bytes} bytes.]"
+    return cut_texts([text], most_bytes)[0]
+
+
+def cut_texts(texts: Sequence[str], most_bytes: int) -> list[str]:
+    """Cut several texts as `cut_text` does, which may have `most_bytes` bytes together: the first of them that does not
+    fit is cut, and those after it are empty."""
+    kept, left = [], most_bytes
+    is_cut = False
+    for text in texts:
+        if is_cut:
+            kept.append("")
+            continue
+        data = text[: left + 1].encode("utf-8", errors="replace")
+        is_cut = len(data) > left or len(text) > left
+        part = data[:left].decode("utf-8", errors="ignore")
+        kept.append(f"{part}\n[The output is cut here: it is longer than {most_bytes} bytes.]" if is_cut else part)
+        left -= len(data)
+    return kept

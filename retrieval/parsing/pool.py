@@ -209,14 +209,16 @@ class _Worker:
 
     @classmethod
     async def start(cls, command: Sequence[str]) -> _Worker:
-        """Start a process in a session of its own, with the variables `_PASSED_VARIABLES` alone. Raises OSError."""
+        """Start a process in a group of its own, with the variables `_PASSED_VARIABLES` alone. Raises OSError."""
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env=_scrub_environment(os.environ),
-            start_new_session=True,
+            # No session of its own: Linux may share out processors by session first, and then the process's low
+            # priority would count for nothing beside searches.
+            process_group=0,
             limit=_STREAM_LIMIT,
         )
         return cls(process)

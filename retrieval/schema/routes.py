@@ -394,7 +394,7 @@ ROUTES: Final = (
         "/v1/retrieval/reindex",
         "Index everything anew",
         "Builds another index in the background, with the embedding model that is set, and lets it serve when it has "
-        "everything. The old one serves until then. A call while one is being built changes nothing.",
+        "everything. The old one serves until then. A call while one is being built has another one follow it.",
         RetrievalStatus,
         status=202,
         is_admin=True,

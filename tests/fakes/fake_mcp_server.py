@@ -28,6 +28,10 @@ class FakeMcpServer:
     def __init__(self) -> None:
         self.port = 0
         self.tools: list[dict[str, Any]] = [tool("echo")]
+        self.prompts: list[dict[str, Any]] = []
+        """As the server lists them; it has no prompts at all where there are none."""
+        self.resources: list[dict[str, Any]] = []
+        """The same of resources."""
         self.answers: dict[str, Answer] = {}
         """By the name of the tool that is called, or by method; else the arguments are answered."""
         self.headers: list[dict[str, str]] = []
@@ -94,7 +98,7 @@ class FakeMcpServer:
         if method == "initialize":
             result = {
                 "protocolVersion": message["params"]["protocolVersion"],
-                "capabilities": {"tools": {"listChanged": True}},
+                "capabilities": self._capabilities(),
                 "serverInfo": {"name": "fake", "version": "1"},
             }
             self.session += 1
@@ -108,10 +112,18 @@ class FakeMcpServer:
             return web.Response(status=202)
         if method == "tools/list":
             return web.json_response(reply(message, {"tools": self.tools}))
+        if method in ("prompts/list", "resources/list", "resources/templates/list"):
+            kind = "resourceTemplates" if "templates" in method else method.partition("/")[0]
+            listed = {"prompts": self.prompts, "resources": self.resources, "resourceTemplates": []}[kind]
+            return web.json_response(reply(message, {kind: listed}))
         name = message["params"]["name"]
         if name in self.answers:
             return await self.answers[name](request, message)
         return web.json_response(reply(message, text_result(str(message["params"].get("arguments")))))
+
+    def _capabilities(self) -> dict[str, Any]:
+        kinds = {"prompts": self.prompts, "resources": self.resources}
+        return {"tools": {"listChanged": True}, **{kind: {} for kind, listed in kinds.items() if listed}}
 
     async def _get(self, request: web.Request) -> web.StreamResponse:
         stream = web.StreamResponse(headers={"content-type": "text/event-stream"})

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Final, TypeVar
 
+from controller.schema.tools import ToolRoute
 from gateway.ingress.route_access import Access
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
@@ -20,11 +21,11 @@ from tests.support.raw_http import Answer, RawClient, raw
 Item = TypeVar("Item")
 BOTH: Final = ("inference", "admin")
 KEYS: Final = (
-    key("all", scopes=BOTH),
-    key("inference"),
-    key("admin", scopes=("admin",)),
-    key("expired", scopes=BOTH, expires_at=time.time() - 1),
-    key("stranger", scopes=BOTH),
+    key("all", scopes=BOTH, tools=("*",)),
+    key("inference", tools=("*",)),
+    key("admin", scopes=("admin",), tools=("*",)),
+    key("expired", scopes=BOTH, tools=("*",), expires_at=time.time() - 1),
+    key("stranger", scopes=BOTH, tools=("*",)),
 )
 NOBODY: Final = ("", "nobody", "expired")
 """Whose key opens nothing: none, one that is not known, and one that was."""
@@ -51,6 +52,7 @@ def filled_in(path: str, response_id: str = NO_RESPONSE) -> str:
         "{completion_id}": "chatcmpl-none",
         "{conversation_id}": "conv_none",
         "{item_id}": "msg_none",
+        "{server}": "none",
     }
     for part, text in parts.items():
         path = path.replace(part, text)
@@ -71,9 +73,9 @@ def verdict(access: Access, who: str) -> tuple[int, str] | None:
 
 @contextlib.asynccontextmanager
 async def guarded() -> AsyncIterator[tuple[GatewayHarness, MockEngine]]:
-    """A gateway with the keys, and the model `org/m`."""
+    """A gateway with the keys, the model `org/m`, and a tool: without any, routes of tools refuse everybody."""
     async with gateway_harness(engine_state_routes=True) as here, engines(1) as (engine,):
-        await here.publish(route("org/m", [engine.url]), keys=KEYS)
+        await here.publish(route("org/m", [engine.url]), keys=KEYS, tools=(ToolRoute(name="current_time"),))
         yield here, engine
 
 

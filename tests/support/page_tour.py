@@ -14,6 +14,7 @@ from playwright.async_api import FilePayload, Page, expect
 
 from tests.fakes.fake_tool_model import Call, Fields, Move, tool_model
 from tests.support.fake_hub.repositories import HubRepository
+from tests.support.fake_hub.server import FakeHub
 from tests.support.loop_thread import open_in_thread
 from tests.support.managed_stack import MODELS, managed_stack
 from tests.support.page_browser import send_message
@@ -42,7 +43,8 @@ def tour_stack(root: Path, clockwork: Path) -> Iterator[RoundhouseStack]:
     files = {"clock-Q4_K_M.gguf": root / "see.gguf", "mmproj-model-f16.gguf": root / "projector.gguf"}
     with (
         open_in_thread(tool_model(decide=_decide)) as model,
-        managed_stack(root / "stack", clockwork, [HubRepository(REPOSITORY, files)]) as stack,
+        FakeHub([HubRepository(REPOSITORY, files)]) as hub,
+        managed_stack(root / "stack", clockwork, hub) as stack,
     ):
         remote = {"backend": "openai_remote", "base_url": f"{model.url}/v1"}
         stack.declare({"clockwork": MODELS["clockwork"], CALLER: remote})

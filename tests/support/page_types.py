@@ -1,7 +1,7 @@
 """`web/src/api/openapi.d.ts`: the types of the gateway's own OpenAPI document, for the page.
 
 python -m tests.support.page_types            # ends with 1 if the file is old
-python -m tests.support.page_types --write    # writes it anew; does nothing where `make page` has never run
+python -m tests.support.page_types --write    # writes it anew; does nothing without what checks the page
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def make_types() -> str:
 def main() -> int:
     """Compare, or write; the exit status."""
     if find_node() is None:
-        print(f"{TYPES.name} stays: neither Node.js nor node_modules is there (`make page`)", file=sys.stderr)
+        print(f"{TYPES.name} stays: no Node.js, or no checks of the page (`web/build --with-checks`)", file=sys.stderr)
         return 0
     text = make_types()
     if "--write" in sys.argv[1:]:

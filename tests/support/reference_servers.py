@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import hashlib
 import json
@@ -65,14 +66,17 @@ class ToolClient:
         async with aiohttp.ClientSession(headers=self._headers) as session, session.get(self.url + path) as answer:
             return await (answer.json() if answer.content_type == "application/json" else answer.text())
 
-    async def call(self, tool: str, **params: object) -> tuple[int, Any]:
-        """Status and JSON of a call."""
-        body = {"tool": tool, "params": params}
+    async def post(self, path: str, body: object) -> tuple[int, Any]:
+        """Status and JSON of a POST."""
         async with (
             aiohttp.ClientSession(headers=self._headers) as session,
-            session.post(f"{self.url}/tools", json=body) as answer,
+            session.post(self.url + path, json=body) as answer,
         ):
             return answer.status, await answer.json()
+
+    async def call(self, tool: str, **params: object) -> tuple[int, Any]:
+        """Status and JSON of a call."""
+        return await self.post("/tools", {"tool": tool, "params": params})
 
     async def read_text(self, tool: str, **params: object) -> str:
         """What a tool answered."""
@@ -230,6 +234,31 @@ class ReferenceServers:
         assert "[resource " in await self.client.read_text(f"{name}__get-resource-links", count=2)
         done = await self.client.read_text(f"{name}__trigger-long-running-operation", duration=1, steps=2)
         assert done.startswith("Long running operation completed")
+        await self._check_contents(name)
+
+    async def _check_contents(self, name: str) -> None:
+        path = f"/tools/servers/{name}"
+        status, answer = await self.client.post(f"{path}/prompts/args-prompt", {"arguments": {"city": "Bonn"}})
+        text = {"type": "text", "text": "What's weather in Bonn?"}
+        assert (status, answer) == (200, {"messages": [{"role": "user", "content": text}]}), answer
+        status, answer = await self.client.post(f"{path}/prompts/args-prompt", {"arguments": {}})
+        assert (status, answer["error"]["code"]) == (400, "tool_arguments_invalid"), answer
+        status, answer = await self.client.post(f"{path}/prompts/none", {})
+        assert (status, answer["error"]["code"]) == (404, "prompt_not_found"), answer
+        status, answer = await self.client.post(
+            f"{path}/prompts/resource-prompt", {"arguments": {"resourceType": "Text", "resourceId": "3"}}
+        )
+        kinds = [message["content"]["type"] for message in answer["messages"]]
+        assert (status, kinds) == (200, ["text", "resource"]), answer
+        uri = "demo://resource/dynamic/text/3"
+        status, answer = await self.client.post(f"{path}/resources/read", {"uri": uri})
+        [contents] = answer["contents"]
+        assert (status, contents["uri"], contents["mimeType"]) == (200, uri, "text/plain"), answer
+        assert contents["text"].startswith("Resource 3: This is a plaintext resource"), answer
+        status, answer = await self.client.post(f"{path}/resources/read", {"uri": "demo://resource/dynamic/blob/3"})
+        assert base64.b64decode(answer["contents"][0]["blob"]).startswith(b"Resource 3: This is a base64 blob")
+        status, answer = await self.client.post(f"{path}/resources/read", {"uri": "demo://none"})
+        assert (status, answer["error"]["code"]) == (404, "resource_not_found"), answer
 
     async def _check_time_limit(self) -> None:
         assert await self.client.read_code("web__trigger-long-running-operation", **LONG) == "tool_timeout"

@@ -51,8 +51,11 @@ class SpokenStack:
 
 
 @contextlib.contextmanager
-def spoken_stack(root: Path, results: Mapping[str, Fields]) -> Iterator[SpokenStack]:
-    """A stack that runs. `results`: the result of MCP that each tool of the server has, by its name."""
+def spoken_stack(
+    root: Path, results: Mapping[str, Fields], texts: Sequence[str] = (), servers: Mapping[str, str] | None = None
+) -> Iterator[SpokenStack]:
+    """A stack that runs. `results`: the result of MCP that each tool of the server has, by its name. `texts`: names of
+    its prompts and resources, each of which has all these texts. `servers`: addresses of further servers, by name."""
     require_page()
     scripts: dict[str, Sequence[Move]] = {}
     with (
@@ -60,10 +63,13 @@ def spoken_stack(root: Path, results: Mapping[str, Fields]) -> Iterator[SpokenSt
         open_in_thread(fake_mcp_server()) as server,
     ):
         _offer(server, results)
+        _offer_texts(server, texts)
         stack = RoundhouseStack(root, "process", {"ROUNDHOUSE_MDNS": "off", "ROUNDHOUSE_PROBE_INTERVAL_S": "0.2"})
-        stack.declare({MODEL: {"backend": "openai_remote", "base_url": f"{model.url}/v1"}})
-        servers = f"mcp_servers:\n  {SERVER}:\n    url: http://127.0.0.1:{server.port}/mcp\n"
-        (stack.desired / "tools.yaml").write_text(servers)
+        declared = {"backend": "openai_remote", "base_url": f"{model.url}/v1", "modalities": ["text", "image"]}
+        stack.declare({MODEL: declared})
+        urls = {SERVER: f"http://127.0.0.1:{server.port}/mcp", **(servers or {})}
+        lines = [f"  {name}:\n    url: {url}\n" for name, url in urls.items()]
+        (stack.desired / "tools.yaml").write_text("mcp_servers:\n" + "".join(lines))
 
         async def start() -> None:
             await stack.open()
@@ -94,6 +100,22 @@ def _offer(server: FakeMcpServer, results: Mapping[str, Fields]) -> None:
 
     server.tools = [tool(name) for name in results]
     server.answers = {name: answering(result) for name, result in results.items()}
+
+
+def _offer_texts(server: FakeMcpServer, texts: Sequence[str]) -> None:
+    async def get_prompt(_: web.Request, asked: Fields) -> web.StreamResponse:
+        content = {"type": "text", "text": "\n\n".join(texts)}
+        return web.json_response(reply(asked, {"messages": [{"role": "user", "content": content}]}))
+
+    async def read_resource(_: web.Request, asked: Fields) -> web.StreamResponse:
+        contents = [{"uri": asked["params"]["uri"], "mimeType": "text/html", "text": "\n\n".join(texts)}]
+        return web.json_response(reply(asked, {"contents": contents}))
+
+    argument = {"name": texts[0], "description": texts[0]} if texts else {}
+    server.prompts = [{"name": each, "description": each} for each in texts]
+    server.prompts += [{"name": "asks", "arguments": [argument]}] if texts else []
+    server.resources = [{"uri": each, "name": each, "description": each} for each in texts]
+    server.answers |= {"prompts/get": get_prompt, "resources/read": read_resource}
 
 
 def _decide(scripts: Mapping[str, Sequence[Move]], body: Fields) -> Move:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from yarl import URL
+
 from tests.fakes.gateway_harness import GatewayHarness
 from tests.support.wait import until
 
@@ -58,6 +60,25 @@ async def list_servers(here: GatewayHarness, secret: str | None = None) -> dict[
     async with here.client.get(f"{here.url}/tools/servers", headers=headers) as answer:
         assert answer.status == 200, await answer.text()
         return {each["server"]: each for each in await answer.json()}
+
+
+async def get_prompt(
+    here: GatewayHarness, server: str, name: str, secret: str | None = None, /, **arguments: Any
+) -> tuple[int, Any]:
+    """Status and JSON of a prompt of a server. `name` stands in the address as it is."""
+    return await _ask_server(here, f"{server}/prompts/{name}", {"arguments": arguments}, secret)
+
+
+async def read_resource(here: GatewayHarness, server: str, uri: Any, secret: str | None = None) -> tuple[int, Any]:
+    """Status and JSON of a resource of a server."""
+    return await _ask_server(here, f"{server}/resources/read", {"uri": uri}, secret)
+
+
+async def _ask_server(here: GatewayHarness, path: str, body: Any, secret: str | None) -> tuple[int, Any]:
+    headers = {} if secret is None else {"authorization": f"Bearer {secret}"}
+    url = URL(f"{here.url}/tools/servers/{path}", encoded=True)
+    async with here.client.post(url, json=body, headers=headers) as answer:
+        return answer.status, await answer.json()
 
 
 async def connected(here: GatewayHarness, name: str = "fake") -> dict[str, Any]:

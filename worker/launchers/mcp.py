@@ -12,7 +12,6 @@ left out.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import hmac
 import importlib.util
@@ -28,6 +27,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from worker.errors import LoadError, PortTakenError
+from worker.launchers.argument_parser import RaisingParser
 from worker.launchers.child_process import Ending, supervise
 from worker.preflight import open_listener, port_number
 
@@ -43,6 +43,9 @@ LOCALE = ("LANG", "LANGUAGE", "TZ")
 PREFIX = "roundhouse mcp: "
 """What the line begins with by which the bridge tells its parent why it ends. It is not in the log."""
 HTTP_PATH = "/mcp"
+KEEP_ALIVE_SECONDS = 60
+"""Seconds that a connection without a request is kept: longer than clients keep theirs, so that none sends a call at
+the moment at which the bridge closes it."""
 STOP_SECONDS = 1
 """Seconds that answers have to end after SIGTERM."""
 
@@ -63,7 +66,7 @@ class Options:
 def run(arguments: Sequence[str]) -> int:
     """Host the server until a signal or its end, and return the worker's exit code: 0 after a signal, 2 for a wrong
     command line, 3 for a taken port, else 1. For a code other than 0, the last line on stderr says why. Blocks. Call
-    once, in the main thread. Raises SystemExit as `parse_arguments` does."""
+    once, in the main thread."""
     try:
         options = parse_arguments(arguments)
         token = _read_token()
@@ -96,18 +99,14 @@ def _read_token() -> str | None:
 
 
 def parse_arguments(arguments: Sequence[str]) -> Options:
-    """Return the parsed command line. Raises ValueError for a wrong one, but SystemExit with code 2, after a line on
-    stderr, if a flag is missing, and SystemExit for `--help`."""
-    parser = argparse.ArgumentParser(prog="python -m worker mcp", allow_abbrev=False, exit_on_error=False)
+    """Return the parsed command line. Raises ValueError for a wrong one."""
+    parser = RaisingParser()
     parser.add_argument("--host", required=True)
     parser.add_argument("--port", required=True)
     parser.add_argument("--name", required=True)
     parser.add_argument("--pass-env", action="append", default=[])
     end = arguments.index("--") if "--" in arguments else len(arguments)
-    try:
-        parsed, rest = parser.parse_known_args(list(arguments[:end]))
-    except argparse.ArgumentError as error:
-        raise ValueError(str(error)) from None
+    parsed, rest = parser.parse_known_args(list(arguments[:end]))
     command = tuple(arguments[end + 1 :])
     if rest or not command:
         raise ValueError(f"unknown argument {rest[0]}" if rest else "the server's command is missing after `--`")
@@ -194,6 +193,7 @@ async def _serve(options: Options, listener: socket.socket, token: str | None, r
         access_log=False,
         log_level="warning",
         server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=STOP_SECONDS,
     )
     server = _quiet_server(config)

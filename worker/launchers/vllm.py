@@ -7,7 +7,6 @@ it ended.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import importlib.util
 import os
@@ -18,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from worker.errors import LoadError, PortTakenError
+from worker.launchers.argument_parser import RaisingParser
 from worker.launchers.child_process import Ending, die_with_parent, kill_descendants, supervise
 from worker.preflight import open_listener, port_number
 
@@ -37,7 +37,7 @@ _NO_CAUSE = re.compile(
 def run(arguments: Sequence[str]) -> int:
     """Host vLLM's server with these arguments of `vllm serve` until a signal or its end, and return the worker's exit
     code: 0 after a signal, 2 for wrong arguments, 3 for a taken port, else 1. For a code other than 0, the last line on
-    stderr says why. Blocks. Call once, in the main thread. Raises SystemExit as `check_preflight` does."""
+    stderr says why. Blocks. Call once, in the main thread."""
     try:
         check_preflight(arguments)
     except LoadError as error:
@@ -45,7 +45,7 @@ def run(arguments: Sequence[str]) -> int:
     except PortTakenError as error:
         return _fail(3, str(error))
     except ValueError as error:
-        return _fail(2, f"--port: {error}")
+        return _fail(2, str(error))
     log = Log()
     ending = supervise(
         lambda ready: _host(arguments), log.find_error, lambda: signal.SIGTERM if log.has_served else AT_ONCE
@@ -56,18 +56,22 @@ def run(arguments: Sequence[str]) -> int:
 
 def check_preflight(arguments: Sequence[str]) -> None:
     """Check package, model and port before vLLM starts; the port is not kept. A model is looked for only if it is an
-    absolute path. Raises LoadError, PortTakenError, ValueError if the port is invalid, or SystemExit with code 2, as
-    argparse does, if `--host` or `--port` has no value."""
+    absolute path. Raises LoadError, PortTakenError, or ValueError if the port is invalid, or `--host` or `--port` has
+    no value."""
     if importlib.util.find_spec("vllm") is None:
         raise LoadError("No module named 'vllm': install the extra `vllm`")
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser = RaisingParser()
     parser.add_argument("model", nargs="?", default="")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", default="8000")
     options, _ = parser.parse_known_args(arguments)
     if options.model.startswith("/") and not Path(options.model).exists():
         raise LoadError(f"there is no model {options.model}")
-    open_listener(options.host, port_number(options.port)).close()
+    try:
+        port = port_number(options.port)
+    except ValueError as error:
+        raise ValueError(f"--port: {error}") from None
+    open_listener(options.host, port).close()
 
 
 def explain_ending(ending: Ending, *, has_served: bool) -> tuple[int, str | None]:

@@ -7,7 +7,14 @@ from html import escape
 from typing import Any, Final
 
 from controller.cli.bench.plot import Series, draw_lines
-from controller.cli.bench.report import COLUMNS, COMPARE_COLUMNS, compare_reports, comparison_rows, summary_rows
+from controller.cli.bench.report import (
+    COLUMNS,
+    COMPARE_COLUMNS,
+    PLOTTED_PARTS,
+    compare_reports,
+    comparison_rows,
+    summary_rows,
+)
 
 _STYLE: Final = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:1120px;margin:2rem auto;padding:0 1rem;color:#1f2328;background:#fff}
@@ -19,7 +26,6 @@ svg{width:100%;height:auto}.title{font-weight:600;font-size:14px}.tick{font-size
 @media(prefers-color-scheme:dark){body{background:#0d1117;color:#e6edf3}th,td{border-color:#30363d}
 .tick{fill:#8d96a0}.title{fill:#e6edf3}.grid{stroke:#30363d}}
 """
-_PARTS: Final = ("p50", "p95", "p99")
 _X_TITLE: Final = "requests at a time"
 
 
@@ -44,8 +50,7 @@ def render_page(report: Mapping[str, Any]) -> str:
 
 def render_comparison(first_name: str, first: Mapping[str, Any], second_name: str, second: Mapping[str, Any]) -> str:
     """Return a whole HTML document with two reports beside each other; figures are of the levels that both have. The
-    reports are as `report.check_report` returns them; the names are those of their files. Raises KeyError where a
-    report has no `model` or `made_at`."""
+    reports are as `report.check_report` returns them; the names are those of their files."""
     figures = list(compare_reports(first, second))
     lines = [
         f"A is {first_name}: {first['model']}, {first['made_at']}.",
@@ -89,7 +94,7 @@ def _plots(reports: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
         series = [
             Series(f"{prefix}{part}", [_part_of(levels.get(place), field, part) for place in places])
             for prefix, levels in by_place
-            for part in _PARTS
+            for part in PLOTTED_PARTS
         ]
         plots.append(draw_lines(title, _X_TITLE, labels, series))
     return '<div class="plots">\n' + "\n".join(plots) + "\n</div>"

@@ -13,6 +13,9 @@ FORMAT: Final = 1
 COLUMNS: Final = ("AT A TIME", "ANSWERED", "FAILED", "TOKENS/S", "TTFT P50", "TTFT P95", "TOKEN P50", "TOKEN P95")
 COMPARE_COLUMNS: Final = ("AT A TIME", "FIGURE", "A", "B", "CHANGE")
 
+PLOTTED_PARTS: Final = ("p50", "p95", "p99")
+"""Parts of each distribution that a page plots."""
+_PLOTTED: Final = ("ttft_ms", "inter_token_ms", "request_tokens_per_s")
 _COMPARED: Final = (
     ("tokens/s", "tokens_per_s", None),
     ("requests/s", "requests_per_s", None),
@@ -89,17 +92,36 @@ def _sample_fields(sample: RequestSample) -> dict[str, Any]:
 
 
 def check_report(content: object) -> dict[str, Any]:
-    """Return `content` itself, a report as decoded from JSON, after a check that its format is this version's and that
-    each level has the figures of a comparison; other fields are not checked. Raises ReportError for anything else."""
+    """Return `content` itself, a report as decoded from JSON, after a check that its format is this version's, that it
+    has a model and a time, and that each level has the figures of a comparison; other fields are not checked. Raises
+    ReportError for anything else."""
     if not isinstance(content, dict) or not isinstance(content.get("levels"), list):
         raise ReportError("is no report of `roundhouse bench`")
     if content.get("format") != FORMAT:
         raise ReportError(f"has format {content.get('format')}, and this version reads format {FORMAT}")
-    needed = ("concurrency", *(field for _, field, _ in _COMPARED))
+    for name in ("model", "made_at"):
+        if not isinstance(content.get(name), str):
+            raise ReportError(f"has no `{name}`")
     for level in content["levels"]:
-        if not isinstance(level, dict) or not all(name in level for name in needed):
-            raise ReportError("has a level without its figures")
+        if not isinstance(level, dict) or not isinstance(level.get("concurrency"), int):
+            raise ReportError("has a level without its number of requests at a time")
+        plotted = [(field, part) for field in _PLOTTED if field in level for part in PLOTTED_PARTS]
+        for field, part in (*((field, part) for _, field, part in _COMPARED), *plotted):
+            if not _is_figure(level, field, part):
+                raise ReportError(f"has a level without the figure {field}" + (f".{part}" if part else ""))
     return content
+
+
+def _is_figure(level: Mapping[str, Any], field: str, part: str | None) -> bool:
+    """Return whether a level has a figure: a number, or None where a distribution was not measured."""
+    if field not in level:
+        return False
+    value = level[field]
+    if part is not None:
+        if value is None:
+            return True
+        value = value.get(part) if isinstance(value, dict) else None
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def summary_rows(report: Mapping[str, Any]) -> list[tuple[str, ...]]:

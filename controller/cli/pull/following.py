@@ -8,6 +8,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from controller.cli.client_errors import NoControllerError, RequestRefusedError
+from controller.cli.exit_codes import CommandError
 from controller.cli.follow import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from controller.cli.output import print_error
 from controller.schema.downloads import FINAL_STATES, Download
@@ -29,9 +30,9 @@ class DownloadFollower:
 
     async def wait_for_end(self) -> Download:
         """Wait without a limit, and return the download in its final state. A lost connection is reported once on
-        stderr and made again. A download that the controller does not list is waited for. Call once. Raises
-        RequestRefusedError where the controller refuses with a status below 500, and CommandError where its TLS fails
-        or it is of another version."""
+        stderr and made again. Call once. Raises RequestRefusedError where the controller refuses with a status below
+        500, and CommandError where its TLS fails, it is of another version, or it does not list the download any
+        more."""
         while True:
             try:
                 if (end := await self._follow_once()) is not None:
@@ -52,14 +53,19 @@ class DownloadFollower:
 
     async def _follow_once(self) -> Download | None:
         """Follow over one connection. None: it ended before the download."""
+        if not any(map(self._is_ordered, (await self._client.list_downloads()).downloads)):
+            raise CommandError(f"the download of {self._ordered.reference} is listed no more: its files were removed")
         downloads = self._client.follow_downloads()
         async with aclosing(downloads):
             async for each in downloads:
-                # An earlier run of the same reference may be told first.
-                if each.id != self._ordered.id or each.created_at < self._ordered.created_at:
+                if not self._is_ordered(each):
                     continue
                 self._is_reported, self._pause_s = False, FIRST_PAUSE_S
                 self._show(each)
                 if each.state in FINAL_STATES:
                     return each
         return None
+
+    def _is_ordered(self, download: Download) -> bool:
+        # An earlier run of the same reference has the same id.
+        return download.id == self._ordered.id and download.created_at >= self._ordered.created_at

@@ -67,9 +67,9 @@ async def add_files(
     *,
     waits: bool,
     on_result: Callable[[FileToAdd, dict[str, Any] | CommandError], None],
-) -> int:
-    """Send files, up to 4 (`AT_ONCE`) at a time, and return how many failed. Each document gets the attributes
-    `metadata`, and `path`, the file's path, unless `metadata` has one.
+) -> None:
+    """Send files, up to 4 (`AT_ONCE`) at a time. Each document gets the attributes `metadata`, and `path`, the file's
+    path, unless `metadata` has one.
 
     `on_result` is called once per file, as each is done: with the document as the gateway answers it, or with a
     CommandError that says why the file failed (not readable, refused, or no gateway answers), after which the other
@@ -78,18 +78,13 @@ async def add_files(
     """
     queue = list(files)
     queue.reverse()
-    failed = 0
 
     async def work() -> None:
-        nonlocal failed
         while queue:
             file = queue.pop()
-            result = await _add_one(client, file, metadata, waits=waits)
-            failed += isinstance(result, CommandError)
-            on_result(file, result)
+            on_result(file, await _add_one(client, file, metadata, waits=waits))
 
     await asyncio.gather(*(work() for _ in range(AT_ONCE)))
-    return failed
 
 
 async def _add_one(

@@ -7,7 +7,7 @@ import os
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, NoReturn, Self
 from urllib.parse import quote
 
 import aiohttp
@@ -37,14 +37,24 @@ class RefusedError(CommandError):
         self.retry_after_s = retry_after_s
 
 
+class AnswerObject(dict[str, Any]):
+    """A JSON object of a gateway's answer. Taking a field that is missing raises CommandError: the gateway is of
+    another version."""
+
+    def __missing__(self, name: str) -> NoReturn:
+        message = f"the gateway is of another version than this command, {__version__}: its answer has no `{name}`"
+        raise CommandError(message, ExitCode.FAILED)
+
+
 class RagClient:
     """Asks one gateway about documents and searches, with the API key in `ROUNDHOUSE_KEY`, if that is set. Use it in
     `async with`.
 
     Methods raise RefusedError, a CommandError with the gateway's own message and the code FAILED, where it refuses the
     request, CommandError with the code NO_CONTROLLER where it does not answer, or answers no JSON, and with the code
-    FAILED where the JSON is no object. Only the connection has a timeout (5 s): an answer may take any time. Where the
-    connection breaks before the answer, the gateway may have carried out the request.
+    FAILED where the JSON is no object. The objects of an answer are `AnswerObject`s. Only the connection has a timeout
+    (5 s): an answer may take any time. Where the connection breaks before the answer, the gateway may have carried out
+    the request.
     """
 
     def __init__(self, url: str, tenant: str | None, *, verifies: bool) -> None:
@@ -133,8 +143,8 @@ class RagClient:
         """Yield all documents of the tenant, the oldest first, and end. Asks for 100 at a time, as they are consumed.
 
         Raises RefusedError where the gateway refuses (`invalid_request`: the last document of a page was deleted before
-        the next page was asked for), CommandError where it does not answer, or not as a gateway does, and KeyError
-        where its answer is no page of a list.
+        the next page was asked for), and CommandError where it does not answer, or not as a gateway of this version
+        does.
         """
         after: dict[str, str] = {}
         while True:
@@ -147,8 +157,8 @@ class RagClient:
 
     async def list_chunks(self, document_id: str) -> AsyncIterator[dict[str, Any]]:
         """Yield the chunks of a document's searchable version, in their order, and end. Raises RefusedError where the
-        gateway refuses (`document_not_found`, with the first chunk: the tenant has no such document), CommandError
-        where it does not answer, or not as a gateway does, and KeyError where its answer is no page of a list."""
+        gateway refuses (`document_not_found`, with the first chunk: the tenant has no such document), and CommandError
+        where it does not answer, or not as a gateway of this version does."""
         path = f"/v1/documents/{quote(document_id, safe='')}/chunks"
         after: dict[str, str] = {}
         while True:
@@ -184,7 +194,7 @@ class RagClient:
 
     async def _ask(self, method: str, path: str, **options: Any) -> dict[str, Any]:
         async with self._open(method, path, **options) as answer:
-            body = await answer.json(content_type=None)
+            body = await answer.json(content_type=None, loads=_decode)
         if not isinstance(body, dict):
             raise CommandError(f"{self._url} is no gateway of Roundhouse: {path} is no JSON object", ExitCode.FAILED)
         return body
@@ -200,6 +210,10 @@ class RagClient:
                 yield answer
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise CommandError(f"no gateway answers at {self._url}: {error}", ExitCode.NO_CONTROLLER) from None
+
+
+def _decode(text: str) -> Any:
+    return json.loads(text, object_hook=AnswerObject)
 
 
 async def _read_refusal(answer: aiohttp.ClientResponse) -> RefusedError:

@@ -55,7 +55,8 @@ def add(
     """Add files, or replace them where they have changed.
 
     A document's id is the file's path as given, with `:` between its parts, and its attribute `path` is that path. Exit
-    code 0: all files are searchable (or accepted, with --no-wait). 1: some were refused, or could not be sent.
+    code 0: all files are searchable (or accepted, with --no-wait). 1: some were refused, or could not be read. 3: no
+    gateway answers, or it no longer does.
     """
     from controller.cli.rag.adding import add_files, find_files
     from controller.cli.rag.watching import AddedFiles, follow_files
@@ -64,8 +65,11 @@ def add(
     began_at = time.time()
     files = find_files(paths)
 
+    codes = [ExitCode.DONE]
+
     def tell(file: FileToAdd, result: dict[str, Any] | CommandError) -> None:
         if isinstance(result, CommandError):
+            codes.append(result.code)
             print_error(f"{file.path}: {result}")
         elif as_json:
             print_json(result)
@@ -73,13 +77,13 @@ def add(
             chunks = "" if result["chunks"] is None else f", {result['chunks']} chunks"
             print_line(f"{file.path}: {result['status']} as {result['id']}{chunks}")
 
-    async def run(client: RagClient) -> int:
-        failed = await add_files(client, files, attributes, waits=not no_wait, on_result=tell)
+    async def run(client: RagClient) -> None:
+        await add_files(client, files, attributes, waits=not no_wait, on_result=tell)
         if watch:
             await follow_files(client, paths, attributes, AddedFiles(files, began_at), tell)
-        return failed
 
-    return ExitCode.FAILED if ask_gateway(gateway, tenant, run) else ExitCode.DONE
+    ask_gateway(gateway, tenant, run)
+    return max(codes)
 
 
 @rag.command()

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final
 
+from pydantic import ValidationError
+
 from controller import __version__
 from controller.cli.exit_codes import CommandError, ExitCode
 from controller.cli.rag.client import RagClient, RefusedError
@@ -62,9 +64,9 @@ async def export_documents(client: RagClient, path: Path, on_document: Callable[
     `on_document`: called with the id of each document that is in the file; again for the same documents if the listing
     must begin anew because a document was deleted meanwhile.
 
-    Raises CommandError: no gateway answers or it refuses a request, the file cannot be written, or a document was
-    replaced again and again; KeyError or pydantic's ValidationError: the gateway's documents lack fields of this
-    version. The originals that were fetched stay for the next run.
+    Raises CommandError: no gateway answers, it refuses a request, or its documents are not of this version; the file
+    cannot be written; or a document was replaced again and again. The originals that were fetched stay for the next
+    run.
     """
     exported = Exported(await client.read_tenant())
     description = ExportDescription(version=__version__, tenant=exported.tenant)
@@ -109,7 +111,7 @@ async def _export_one(
 ) -> ExportedDocument | None:
     """Bring the original of a document into the file, and return the document's line. None: it was deleted."""
     for _ in range(_TRIES):
-        line = ExportedDocument.model_validate({key: document[key] for key in ExportedDocument.model_fields})
+        line = _to_line(document)
         if writer.has_original(line.sha256):
             return line
         try:
@@ -126,6 +128,15 @@ async def _export_one(
     raise CommandError(f"{document['id']} was replaced again and again; run the same command later, which goes on")
 
 
+def _to_line(document: dict[str, Any]) -> ExportedDocument:
+    try:
+        return ExportedDocument.model_validate({key: document[key] for key in ExportedDocument.model_fields})
+    except ValidationError as error:
+        place = ".".join(map(str, error.errors()[0]["loc"]))
+        message = f"the gateway is of another version than this command, {__version__}: `{place}` of a document differs"
+        raise CommandError(message, ExitCode.FAILED) from None
+
+
 async def import_documents(
     client: RagClient, reader: ExportReader, *, waits: bool, on_document: Callable[[str], None]
 ) -> Imported:
@@ -137,9 +148,9 @@ async def import_documents(
     `on_document`: called with the id of each document when it is accepted, refused or known to be there already, and,
     with `waits`, once more for each that was not refused, when the wait for it ends.
 
-    Raises CommandError: no gateway answers, the gateway refuses a question about a document's status, or the file is
-    damaged (ExportError); OSError: the file cannot be read; KeyError: the gateway's documents lack fields of this
-    version. Documents that were accepted stay; the next run skips them.
+    Raises CommandError: no gateway answers, the gateway refuses a question about a document's status, its documents
+    are not of this version, or the file is damaged (ExportError); OSError: the file cannot be read. Documents that were
+    accepted stay; the next run skips them.
     """
     imported = Imported()
 

@@ -198,8 +198,8 @@ def _fitting_records(records: Sequence[LogRecord], *, has_ended: bool, max_bytes
 def read_ended_part(ended_logs: EndedLogs, name: str, cursor: str | None, lines: int) -> LogPart | None:
     """Return what follows `cursor` in the kept log of a removed container, all of it in one part with `running` False.
     Without a cursor, or with one that cannot be parsed, return the last `lines` lines. If no log was kept, return an
-    empty part, or None without a cursor. `name` becomes a file name unchecked. Blocks. Raises OSError if the kept
-    log cannot be read."""
+    empty part, or None without a cursor. `name` becomes a file name unchecked. Blocks. Raises
+    RuntimeUnavailableError if the kept log cannot be read."""
     log_cursor, data = DockerLogCursor.parse(cursor), ended_logs.read_log(name)
     if data is None:
         return LogPart((), str(log_cursor), running=False) if log_cursor else None

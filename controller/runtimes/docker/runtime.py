@@ -214,8 +214,7 @@ class DockerRuntime:
     async def read_log_tail(self, name: str, lines: int = 50) -> str:
         """Return the engine's last `lines` log lines as one text (see `plain_tail`), also those of a removed replica;
         empty if there are none. `name` must be a replica name (`is_replica_name`): it becomes a file name unchecked.
-        Raises RuntimeUnavailableError if the daemon does not answer or refuses, OSError if a kept log cannot be
-        read."""
+        Raises RuntimeUnavailableError if the daemon does not answer or refuses, or a kept log cannot be read."""
 
         def read(client: docker.APIClient) -> bytes | None:
             container = find_replica(client, self._instance, name)
@@ -233,8 +232,8 @@ class DockerRuntime:
     async def read_log_after(self, name: str, cursor: str | None, lines: int = 50) -> LogPart | None:
         """Return the whole lines that the engine wrote after `cursor` (None: its last `lines` lines), from its
         container or, once that is removed, from its kept log. None: not a replica name of this instance, or no log is
-        known. Raises RuntimeUnavailableError if the daemon does not answer or refuses, OSError if a kept log cannot be
-        read. See `controller.runtimes.base.Runtime.read_log_after`."""
+        known. Raises RuntimeUnavailableError if the daemon does not answer or refuses, or a kept log cannot be read.
+        See `controller.runtimes.base.Runtime.read_log_after`."""
         if not is_replica_name(self._instance, name):
             return None
 
@@ -393,24 +392,25 @@ class DockerRuntime:
         happens if it was started before. Creates the network of engines if needed.
 
         Raises StartError if the definition yields no command line (permanent), if the image, the network or a claimed
-        GPU is missing, or if the daemon refuses; no container is left then. Raises RuntimeUnavailableError if the
-        daemon does not answer, and OSError if a path of the model cannot be looked at. If the daemon does not answer in
-        time, or the caller is cancelled, the container may be started all the same.
+        GPU is missing, if a path of the model cannot be looked at, or if the daemon refuses; no container is left then.
+        Raises RuntimeUnavailableError if the daemon does not answer. If it does not answer in time, or the caller is
+        cancelled, the container may be started all the same.
         """
         surroundings = await self.get_surroundings()
-        models = await asyncio.to_thread(self._present_models, surroundings)
-        host = HostContext(self._instance, self._network, surroundings.publishes_ports, models, self._log_mib)
-        gpus = await self._claimed_gpus(request.claims)
-        claims = describe_claims(request.claims, gpus)
+        claims = describe_claims(request.claims, gpus := await self._claimed_gpus(request.claims))
         try:
+            models = await asyncio.to_thread(self._present_models, surroundings)
             launch, identity = await self._render_launch(
                 request.served_name, request.id.index, request.definition, request.image, claims
             )
         except RENDER_ERRORS as error:
             raise no_command_error(request.served_name, error) from error
+        except OSError as error:
+            raise StartError(f"{request.served_name} cannot be started: {error}") from error
         if launch.image is None:
             raise StartError(f"no container image is known for {request.served_name}: set its `image`", permanent=True)
         gpu_env = visible_gpus(gpus) if gpus and self._is_wsl2 else {}
+        host = HostContext(self._instance, self._network, surroundings.publishes_ports, models, self._log_mib)
         config = container_config(request, launch, identity, host, time.time(), gpu_env)
 
         # One at a time, since the daemon would create two networks of one name (see `ensure_networks`).

@@ -59,7 +59,7 @@ class HostCommands:
         context = RenderContext(
             runtime="process",
             served_name=served_name,
-            models_root=PurePosixPath(self.roots.first.resolve()),
+            models_root=PurePosixPath(self.roots.resolve().first),
             host=host or self.host,
             port=port,
             cache_dir=PurePosixPath(self.cache_dir),

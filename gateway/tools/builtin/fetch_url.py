@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from gateway.tools.builtin.page_hosts import PageHosts
 from gateway.tools.files.job_runner import JobRunner
+from gateway.tools.files.sliced_decoding import decode_text
 from gateway.tools.spec import ToolCall, ToolResult, ToolSpec
 
 if TYPE_CHECKING:
@@ -139,12 +140,14 @@ class FetchUrl:
             return ToolResult(f"The server answers {page.status} {page.reason}".rstrip() + ".", is_error=True)
         if not _TEXTS.fullmatch(page.media_type) or b"\0" in page.body[:1024]:
             return ToolResult(f"{page.url} is no text, but {page.media_type or 'binary'}.", is_error=True)
-        text = _decode(page)
+        charset = _find_charset(page)
         if page.media_type in _PAGES:
-            read = await self._jobs.run_job(call, "html_text", {"markup": text})
+            read = await self._jobs.run_job(call, "html_text", {"charset": charset}, data=page.body)
             if read.is_error:
                 return read
             text = read.text
+        else:
+            text = await decode_text(page.body, charset)
         end = "\n[The page is longer, and only its beginning was read.]" if page.is_cut else ""
         return ToolResult(f"{page.url}\n\n{text}{end}")
 
@@ -159,12 +162,13 @@ class FetchUrl:
             ending.interrupt()
 
 
-def _decode(page: Page) -> str:
+def _find_charset(page: Page) -> str:
+    """Return Python's name of the page's encoding: what the server or the page says, if it is one of pages."""
     declared = _META_CHARSET.search(page.body[:2048]) if page.media_type in _PAGES else None
-    for name in (page.charset, None if declared is None else declared[1].decode("ascii"), "utf-8"):
+    for name in (page.charset, None if declared is None else declared[1].decode("ascii")):
         if name is not None and _is_charset(name):
-            return page.body.decode(name, errors="replace")
-    raise AssertionError("utf-8 is one")
+            return name
+    return "utf-8"
 
 
 def _is_charset(name: str) -> bool:

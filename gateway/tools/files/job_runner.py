@@ -15,7 +15,9 @@ import sys
 from typing import Any, Final
 
 from controller.schema.errors import RoundhouseError
-from gateway.tools.files.child_process import ChildProcess
+from gateway.child_process import ChildProcess, pick_python_variables
+from gateway.protocols.common.json_bytes import json_bytes
+from gateway.tools.files.sliced_decoding import decode_text
 from gateway.tools.spec import ToolCall, ToolResult
 
 AT_ONCE: Final = 4
@@ -23,8 +25,6 @@ AT_ONCE: Final = 4
 ENDING_S: Final = 1.0
 """Seconds that a process may take to end in order, before it is killed."""
 _PROGRAM: Final = (sys.executable, "-m", "gateway.tools.files.process")
-_PASSED_VARIABLES: Final = ("PATH", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "LD_LIBRARY_PATH")
-"""Environment variables that the process gets: those that Python needs to start. It gets no tokens or addresses."""
 
 
 class JobRunner:
@@ -35,31 +35,46 @@ class JobRunner:
         self._endings: set[asyncio.Task[None]] = set()
 
     async def run_job(
-        self, call: ToolCall, job: str, arguments: dict[str, Any], *, largest_write: int = 0
+        self,
+        call: ToolCall,
+        job: str,
+        arguments: dict[str, Any],
+        *,
+        data: bytes | None = None,
+        largest_write: int = 0,
     ) -> ToolResult:
         """Wait for a place, run a job for a call, and return its text; `is_error`: the job says what is wrong.
 
         Cancelling has the process ended, in order within `ENDING_S`, else by SIGKILL, and does not wait for its end.
-        `job`: a name of `gateway.tools.files.process`. `arguments`: those of the job's function. `largest_write`: bytes
-        of a file that it may write; 0: it may write none.
+        `job`: a name of `gateway.tools.files.process`. `arguments`: those of the job's function. `data`: what the job
+        reads, in bytes; None: it takes none. `largest_write`: bytes of a file that it may write; 0: it may write none.
 
         Raises:
             RoundhouseError: `tool_failed`: the process does not start, or ended without an answer, such as at its
                 limits.
         """
-        asked = {"job": job, "arguments": arguments, "cpu_s": int(call.timeout_s) + 1, "largest_write": largest_write}
-        output = await self._run_process(json.dumps(asked).encode())
+        asked = {
+            "job": job,
+            "arguments": arguments,
+            "cpu_s": int(call.timeout_s) + 1,
+            "largest_write": largest_write,
+            "has_data": data is not None,
+        }
+        output = await self._run_process(json_bytes(asked) + b"\n" + (data or b""))
+        head, _, text = output.partition(b"\n")
         try:
-            answer = json.loads(output)
+            answer = json.loads(head)
         except ValueError:
-            message = "The tool's process ended at its limits of memory or processor time."
-            raise RoundhouseError("tool_failed", message) from None
-        return ToolResult(answer["text"]) if "text" in answer else ToolResult(answer["problem"], is_error=True)
+            answer = {}
+        if "problem" in answer:
+            return ToolResult(answer["problem"], is_error=True)
+        if answer.get("text_bytes") != len(text):
+            raise RoundhouseError("tool_failed", "The tool's process ended at its limits of memory or processor time.")
+        return ToolResult(await decode_text(text, "utf-8"))
 
     async def _run_process(self, data: bytes) -> bytes:
         await self._places.acquire()
-        environment = {name: os.environ[name] for name in _PASSED_VARIABLES if name in os.environ}
-        process = ChildProcess(_PROGRAM, environment, data)
+        process = ChildProcess(_PROGRAM, pick_python_variables(os.environ), data)
         try:
             return await process.read_output()
         except OSError as error:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from controller.schema.errors import RoundhouseError
 from controller.schema.tools import McpServerRoute
+from gateway.protocols.common.conversation import Fields
 from gateway.tools.arguments import ArgumentCheck
 from gateway.tools.spec import Tool
 
@@ -36,13 +38,47 @@ class OfferedResource:
 
 
 @dataclass(frozen=True, slots=True)
-class OfferedPrompt:
-    """A prompt of a server, and the names of its arguments, those that it requires first."""
+class PromptArgument:
+    """An argument of a prompt. Its value is a text."""
 
     name: str
     description: str
-    required: tuple[str, ...]
-    optional: tuple[str, ...]
+    is_required: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedPrompt:
+    """A prompt of a server."""
+
+    name: str
+    description: str
+    arguments: tuple[PromptArgument, ...]
+    """In the server's order."""
+
+    def check_arguments(self, arguments: Fields) -> dict[str, str]:
+        """Return the arguments of a request for the prompt, which are texts, as MCP has them.
+
+        Raises:
+            RoundhouseError: `tool_arguments_invalid`, with the argument's place in `param` (`arguments.name`): one is
+                required and missing, is no text, or is none of the prompt's.
+        """
+        known = {each.name for each in self.arguments}
+        for each in self.arguments:
+            if each.is_required and each.name not in arguments:
+                raise _misfit(each.name, "is required")
+        texts = {}
+        for name, value in arguments.items():
+            if name not in known:
+                raise _misfit(name, "is none of the prompt's")
+            if not isinstance(value, str):
+                raise _misfit(name, "must be a text")
+            texts[name] = value
+        return texts
+
+
+def _misfit(name: str, reason: str) -> RoundhouseError:
+    message = f"The argument {name!r:.100} {reason}."
+    return RoundhouseError("tool_arguments_invalid", message, param=f"arguments.{name}"[:200])
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +90,11 @@ class Catalog:
     resources: tuple[OfferedResource, ...] = ()
     prompts: tuple[OfferedPrompt, ...] = ()
     left_out: tuple[str, ...] = ()
-    """Why tools of the server are not offered, one sentence each."""
+    """Why something of the server is not offered, one sentence each."""
+
+    def find_prompt(self, name: str) -> OfferedPrompt | None:
+        """Return the prompt of this name; None: the server lists none."""
+        return next((each for each in self.prompts if each.name == name), None)
 
 
 @dataclass(frozen=True, slots=True)

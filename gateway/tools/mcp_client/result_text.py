@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-from gateway.tools.mcp_client.catalog import OfferedPrompt, OfferedResource
+from gateway.tools.mcp_client.catalog import OfferedPrompt, OfferedResource, PromptArgument
 
 if TYPE_CHECKING:
     from mcp_types import CallToolResult, Prompt, Resource, ResourceTemplate
 
 LONGEST_DESCRIPTION: Final = 4096
 LONGEST_NAME: Final = 128
-"""Characters of a tool's name; MCP allows no more."""
+"""Characters of the name of a tool, for which MCP allows no more, or of a prompt."""
 LONGEST_URI: Final = 2048
+"""Characters of a resource's address."""
+MOST_ARGUMENTS: Final = 100
+"""Arguments of a prompt that are listed."""
 
 
 def text_of_result(result: CallToolResult) -> str:
@@ -46,11 +49,11 @@ def is_usable_name(name: str) -> bool:
 
 
 def describe_resource(resource: Resource | ResourceTemplate) -> OfferedResource:
-    """Return a resource, or a template of resources, for lists; long texts are cut."""
+    """Return a resource, or a template of resources, for lists; long names and descriptions are cut."""
     is_template = hasattr(resource, "uri_template")
     uri = resource.uri_template if hasattr(resource, "uri_template") else resource.uri
     return OfferedResource(
-        uri=str(uri)[:LONGEST_URI],
+        uri=str(uri),
         name=resource.name[:LONGEST_NAME],
         description=(resource.description or "")[:LONGEST_DESCRIPTION],
         media_type=resource.mime_type,
@@ -59,11 +62,9 @@ def describe_resource(resource: Resource | ResourceTemplate) -> OfferedResource:
 
 
 def describe_prompt(prompt: Prompt) -> OfferedPrompt:
-    """Return a prompt for lists; long texts are cut."""
-    arguments = prompt.arguments or []
-    return OfferedPrompt(
-        name=prompt.name[:LONGEST_NAME],
-        description=(prompt.description or "")[:LONGEST_DESCRIPTION],
-        required=tuple(each.name[:LONGEST_NAME] for each in arguments if each.required),
-        optional=tuple(each.name[:LONGEST_NAME] for each in arguments if not each.required),
+    """Return a prompt for lists; long descriptions are cut."""
+    arguments = tuple(
+        PromptArgument(each.name[:LONGEST_NAME], (each.description or "")[:LONGEST_DESCRIPTION], bool(each.required))
+        for each in (prompt.arguments or [])[:MOST_ARGUMENTS]
     )
+    return OfferedPrompt(prompt.name, (prompt.description or "")[:LONGEST_DESCRIPTION], arguments)

@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable
+import socket
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import httpx2
 from mcp.client.client import Client
@@ -19,36 +20,39 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost
 from mcp.shared.exceptions import MCPError
 from mcp_types import (
-    CONNECTION_CLOSED,
     HEADER_MISMATCH,
     INTERNAL_ERROR,
+    INVALID_PARAMS,
     INVALID_REQUEST,
-    PARSE_ERROR,
+    METHOD_NOT_FOUND,
     CallToolRequest,
     CallToolRequestParams,
     CallToolResult,
+    GetPromptRequest,
+    GetPromptRequestParams,
+    GetPromptResult,
     Implementation,
     InputRequiredResult,
     PromptListChangedNotification,
+    ReadResourceRequest,
+    ReadResourceRequestParams,
+    ReadResourceResult,
+    Request,
     ResourceListChangedNotification,
     ToolListChangedNotification,
 )
 from pydantic import TypeAdapter, ValidationError
 
 from controller.schema.errors import RoundhouseError
-from controller.schema.tools import SEPARATOR, McpServerRoute
+from controller.schema.tools import GET_PROMPT, READ_RESOURCE, SEPARATOR, McpServerRoute
 from gateway.tenancy.name_patterns import NamePatterns
 from gateway.tools.arguments import ArgumentCheck, SchemaProblem
-from gateway.tools.mcp_client.bounded_transport import TRANSPORT_FAILED, BoundedTransport
+from gateway.tools.mcp_client.bounded_transport import BoundedTransport
 from gateway.tools.mcp_client.catalog import Catalog, OfferedTool, ServerState, ServerStatus
-from gateway.tools.mcp_client.result_text import (
-    LONGEST_DESCRIPTION,
-    describe_prompt,
-    describe_resource,
-    is_usable_name,
-    text_of_result,
-)
+from gateway.tools.mcp_client.listing import LOST, list_offers
+from gateway.tools.mcp_client.result_text import LONGEST_DESCRIPTION, is_usable_name, text_of_result
 from gateway.tools.mcp_client.running_calls import ReplicaLedger, RunningCalls
+from gateway.tools.mcp_client.server_contents import ServerContents, contents_of, messages_of
 from gateway.tools.spec import ToolCall, ToolResult, ToolSpec
 
 logger = logging.getLogger(__name__)
@@ -64,19 +68,32 @@ FEWEST_REFRESH_S: Final = 1.0
 """Seconds between two such questions, however often a server tells of changes."""
 CALLS_AT_ONCE: Final = 32
 """Calls that one server gets at the same time; further ones wait, within their own time."""
-MOST_TOOLS: Final = 500
-MOST_PAGES: Final = 50
-MOST_ENTRIES: Final = 500
-"""Resources, and prompts, that are listed."""
+IDLE_S: Final = 2.0
+"""Seconds that a connection without a request is kept. Usual servers (uvicorn, Node.js) close one after 5 s: a call
+that comes at that moment fails, and nobody knows whether it was carried out."""
+RECEIVE_BUFFER_BYTES: Final = 128 * 1024
+"""What the system takes of an answer that is not read yet, before it has the server wait; Linux doubles it. The event
+loop reads all of it in one go, and its own buffer grows to megabytes for a server that floods: milliseconds in which no
+stream goes on, for an answer that is not read further."""
+MOST_LEFT_OUT: Final = 20
+"""Reasons that are told why something of a server is not offered."""
 _CHANGES: Final = (ToolListChangedNotification, ResourceListChangedNotification, PromptListChangedNotification)
 _SESSION_ENDED: Final = "Session terminated"
 """Message of the library where a server does not know the session any more, because it was started anew."""
 _REFUSED: Final = "Server returned an error response"
 """Message of the library for an HTTP status of an error without a message of JSON-RPC."""
 _RESULT: Final[TypeAdapter[CallToolResult | InputRequiredResult]] = TypeAdapter(CallToolResult | InputRequiredResult)
+_PROMPT: Final[TypeAdapter[GetPromptResult | InputRequiredResult]] = TypeAdapter(GetPromptResult | InputRequiredResult)
+_RESOURCE: Final[TypeAdapter[ReadResourceResult | InputRequiredResult]] = TypeAdapter(
+    ReadResourceResult | InputRequiredResult
+)
 _PREFIXES: Final = ("Failed to parse JSON response: ", "Failed to parse SSE message: ", "SSE stream failed: ")
-_LOST: Final = frozenset({CONNECTION_CLOSED, PARSE_ERROR, TRANSPORT_FAILED})
-"""Codes of calls that the server did not answer, or not in a way that can be read."""
+_NO_RESOURCE: Final = frozenset({INVALID_PARAMS, METHOD_NOT_FOUND, -32002})
+"""Codes by which servers say that they have no such resource. The last is that of the protocol's versions of 2025."""
+
+
+_Request = Request[Any, Any]
+_Answer = TypeVar("_Answer", CallToolResult, GetPromptResult, ReadResourceResult)
 
 
 class ServerConnection:
@@ -104,10 +121,13 @@ class ServerConnection:
     def _first_status(self, known: Catalog) -> ServerStatus:
         route = self.route
         prefix = f"{route.name}{SEPARATOR}"
-        tools = {name: each for name, each in known.tools.items() if self._offers(name.removeprefix(prefix))}
+        tools = {name: each for name, each in known.tools.items() if self.offers(name.removeprefix(prefix))}
         state: ServerState = "connecting" if route.url is not None or route.is_expected else "down"
         reason = None if route.url is not None else route.reason or "the controller does not run it"
-        return ServerStatus(route.name, state, self._clock(), reason, replace(known, tools=tools))
+        resources = known.resources if self.offers(READ_RESOURCE) else ()
+        prompts = known.prompts if self.offers(GET_PROMPT) else ()
+        catalog = replace(known, tools=tools, resources=resources, prompts=prompts)
+        return ServerStatus(route.name, state, self._clock(), reason, catalog)
 
     async def run(self) -> None:
         """Connect, keep the connection, and connect again where it ends, until `retire` was called and the last call
@@ -157,17 +177,59 @@ class ServerConnection:
             RoundhouseError: `tool_failed`: the server does not answer, breaks off, answers an HTTP status of an error,
                 too much, or what cannot be read. It may have carried the call out.
         """
-        with self._calls.hold(call.request_id):
+        request = CallToolRequest(params=CallToolRequestParams(name=name, arguments=call.arguments))
+        try:
+            result = await self._ask(request, _RESULT, call.request_id)
+        except MCPError as error:
+            return ToolResult(error.message, is_error=True)
+        return ToolResult(text_of_result(result), result.is_error)
+
+    async def get_prompt(self, name: str, arguments: dict[str, str], request_id: str) -> ServerContents:
+        """Return the messages of a prompt, as `call_tool` calls a tool.
+
+        Raises:
+            RoundhouseError: as `call_tool`; `tool_arguments_invalid`: the server does not take the arguments.
+        """
+        request = GetPromptRequest(params=GetPromptRequestParams(name=name, arguments=arguments))
+        try:
+            result = await self._ask(request, _PROMPT, request_id)
+        except MCPError as error:
+            if error.code == INVALID_PARAMS:
+                raise RoundhouseError("tool_arguments_invalid", f"{error.message:.300}", param="arguments") from None
+            raise self._failure(error.message) from None
+        return messages_of(result, self.route.max_output_kib * 1024)
+
+    async def read_resource(self, uri: str, request_id: str) -> ServerContents:
+        """Return the contents of a resource, as `call_tool` calls a tool.
+
+        Raises:
+            RoundhouseError: as `call_tool`; `resource_not_found`: the server says so.
+        """
+        request = ReadResourceRequest(params=ReadResourceRequestParams(uri=uri))
+        try:
+            result = await self._ask(request, _RESOURCE, request_id)
+        except MCPError as error:
+            if error.code in _NO_RESOURCE:
+                raise RoundhouseError("resource_not_found", f"{error.message:.300}", param="uri") from None
+            raise self._failure(error.message) from None
+        return contents_of(result, self.route.max_output_kib * 1024)
+
+    async def _ask(
+        self, request: _Request, answer: TypeAdapter[_Answer | InputRequiredResult], request_id: str
+    ) -> _Answer:
+        """Send a request as `call_tool` says, and return the answer. Raises MCPError: the server refuses it."""
+        with self._calls.hold(request_id):
             async with self._places:
                 try:
-                    return await self._send_call(name, call)
+                    return await self._send(request, answer)
                 except MCPError as error:
-                    if error.message == _SESSION_ENDED and error.code == INVALID_REQUEST:
-                        return await self._call_again(name, call)
-                    return self._failed_result(error)
+                    if error.message != _SESSION_ENDED or error.code != INVALID_REQUEST:
+                        raise
+                await self._connect_again()
+                return await self._send(request, answer)
 
-    async def _call_again(self, name: str, call: ToolCall) -> ToolResult:
-        """Repeat a call that a server did not take, because it does not know the session."""
+    async def _connect_again(self) -> None:
+        """Have a server connected that did not take a call, because it does not know the session."""
         if self.status.state == "connected":
             self._set_state("connecting", None)
         try:
@@ -177,41 +239,37 @@ class ServerConnection:
             is_connected = False
         if not is_connected:
             raise self._failure("it was started anew, and cannot be connected")
-        try:
-            return await self._send_call(name, call)
-        except MCPError as error:
-            return self._failed_result(error)
 
-    def _failed_result(self, error: MCPError) -> ToolResult:
-        if error.code in _LOST or (error.code == INTERNAL_ERROR and error.message == _REFUSED):
-            self._wake.set()  # is it still there?
-            raise self._failure(_shorten(error.message)) from error
-        return ToolResult(error.message, is_error=True)
-
-    async def _send_call(self, name: str, call: ToolCall) -> ToolResult:
+    async def _send(self, request: _Request, answer: TypeAdapter[_Answer | InputRequiredResult]) -> _Answer:
         client = self._client
         if client is None:
             raise self._failure("it is not connected")
-        request = CallToolRequest(params=CallToolRequestParams(name=name, arguments=call.arguments))
         try:
             try:
                 # Not `client.call_tool`: that checks the result by a schema of the server's, at any cost.
-                result = await client.session.send_request(request, _RESULT)
+                result = await client.session.send_request(request, answer)
             except MCPError as error:
                 if error.code != HEADER_MISMATCH:
                     raise
                 await self._refresh(client)  # it knows the tool's headers by the listing
-                result = await client.session.send_request(request, _RESULT)
+                result = await client.session.send_request(request, answer)
+        except MCPError as error:
+            if error.code in LOST or (error.code == INTERNAL_ERROR and error.message == _REFUSED):
+                self._wake.set()  # is it still there?
+                raise self._failure(_shorten(error.message)) from error
+            raise
         except ValidationError as error:
             raise self._failure(_describe_failure(error)) from None
         except RuntimeError as error:
             raise self._failure("it was disconnected") from error
         if isinstance(result, InputRequiredResult):
-            raise self._failure("the tool asks its user for input, which there is no way to give here")
-        return ToolResult(text_of_result(result), result.is_error)
+            raise self._failure("it asks its user for input, which there is no way to give here")
+        return result
 
     def _failure(self, reason: str) -> RoundhouseError:
-        return RoundhouseError("tool_failed", f"The MCP server {self.route.name} failed: {reason:.300}.")
+        return RoundhouseError(
+            "tool_failed", f"The MCP server {self.route.name} failed: {reason[:300].removesuffix('.')}."
+        )
 
     async def _keep_connected(self) -> None:
         """Connect again and again. Returns where the connection of a retired server ends."""
@@ -262,7 +320,12 @@ class ServerConnection:
         assert route.url is not None
         tls = await asyncio.to_thread(httpx2.create_ssl_context) if route.url.startswith("https:") else False
         transport = BoundedTransport(
-            httpx2.AsyncHTTPTransport(verify=tls, trust_env=False, limits=httpx2.Limits(max_connections=None)),
+            httpx2.AsyncHTTPTransport(
+                verify=tls,
+                trust_env=False,
+                limits=httpx2.Limits(max_connections=None, keepalive_expiry=IDLE_S),
+                socket_options=[(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)],
+            ),
             max_output_kib=route.max_output_kib,
             within_s=route.timeout_s + CONNECT_S,
             calls=self._calls,
@@ -308,25 +371,12 @@ class ServerConnection:
 
     async def _refresh(self, client: Client) -> None:
         """List what the server offers. Raises MCPError, or TimeoutError of the caller's: it does not answer."""
-        capabilities = client.server_capabilities
-        tools: list[Any] = []
-        if capabilities.tools is not None:
-            tools = await _list_pages(client.list_tools, "tools", MOST_TOOLS)
-        resources: list[Any] = []
-        if capabilities.resources is not None:
-            resources = await _list_pages(client.list_resources, "resources", MOST_ENTRIES)
-            resources += await _list_optional(client.list_resource_templates, "resource_templates")
-        prompts: list[Any] = []
-        if capabilities.prompts is not None:
-            prompts = await _list_pages(client.list_prompts, "prompts", MOST_ENTRIES)
-        offered, left_out = await asyncio.to_thread(self._offer_tools, tools)
-        catalog = Catalog(
-            offered,
-            tuple(describe_resource(each) for each in resources),
-            tuple(describe_prompt(each) for each in prompts),
-            tuple(left_out),
-        )
+        offers = await list_offers(client)
+        tools, left_out = await asyncio.to_thread(self._offer_tools, offers.tools)
+        resources = offers.resources if self.offers(READ_RESOURCE) else ()
+        prompts = offers.prompts if self.offers(GET_PROMPT) else ()
         status = self.status
+        catalog = Catalog(tools, resources, prompts, tuple((left_out + offers.left_out)[:MOST_LEFT_OUT]))
         self.status = ServerStatus(status.name, status.state, status.since, status.reason, catalog)
 
     def _offer_tools(self, tools: list[Any]) -> tuple[dict[str, OfferedTool], list[str]]:
@@ -335,7 +385,7 @@ class ServerConnection:
         left_out = []
         for tool in tools:
             name = f"{self.route.name}{SEPARATOR}{tool.name}"
-            if name in offered or not self._offers(tool.name):
+            if name in offered or not self.offers(tool.name):
                 continue
             if not is_usable_name(tool.name):
                 left_out.append(f"A tool is left out: its name {tool.name!r:.100} cannot be used.")
@@ -350,9 +400,11 @@ class ServerConnection:
                 continue
             called = _ServerTool(self, tool.name, _spec_of(name, self.route, tool))
             offered[name] = OfferedTool(self.route, called, check)
-        return offered, left_out[:20]
+        return offered, left_out
 
-    def _offers(self, own_name: str) -> bool:
+    def offers(self, own_name: str) -> bool:
+        """Return whether the server's declaration names the tool of this name, its own, or `GET_PROMPT` or
+        `READ_RESOURCE`."""
         return self._patterns is None or self._patterns.matches(own_name)
 
     def _forget_client(self) -> None:
@@ -409,28 +461,6 @@ def _spec_of(name: str, route: McpServerRoute, tool: Any) -> ToolSpec:
         writes=not (annotations is not None and annotations.read_only_hint is True),
         server=route.name,
     )
-
-
-async def _list_pages(list_page: Callable[..., Awaitable[Any]], entries: str, most: int) -> list[Any]:
-    found: list[Any] = []
-    cursor = None
-    for _ in range(MOST_PAGES):
-        page = await list_page(cursor=cursor)
-        found += getattr(page, entries)
-        cursor = page.next_cursor
-        if cursor is None or len(found) >= most:
-            break
-    return found[:most]
-
-
-async def _list_optional(list_page: Callable[..., Awaitable[Any]], entries: str) -> list[Any]:
-    """As `_list_pages`, of what a server need not have."""
-    try:
-        return await _list_pages(list_page, entries, MOST_ENTRIES)
-    except MCPError as error:
-        if error.code in _LOST:
-            raise
-        return []
 
 
 def _shorten(message: str) -> str:

@@ -218,8 +218,9 @@ async def _start(module: str, folder: Path, lock: int, arguments: Sequence[str])
         stdout=PIPE if not capture else DEVNULL,
         stderr=PIPE if capture else None,
         pass_fds=(lock,),
-        # Ctrl-C in a terminal is for the program, which ends its children when it has finished.
-        start_new_session=True,
+        # Ctrl-C in a terminal is for the program, which ends its children when it has finished. No session of its own:
+        # Linux may share out processors by session first, and then the low priority of an optimizer counts for nothing.
+        process_group=0,
     )
 
 

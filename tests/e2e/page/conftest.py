@@ -9,12 +9,25 @@ import pytest
 from playwright.async_api import expect
 
 from tests.fakes.fake_mcp_server import text_result
-from tests.support.attacks import CORPUS
+from tests.support.attacks import ATTACKING_NAMES, CORPUS
+from tests.support.campaign import campaign_name
 from tests.support.clockwork_stack import CLOCKWORK, clockwork_stack
-from tests.support.managed_stack import managed_stack
-from tests.support.page_browser import DEADLINE_MS
+from tests.support.fake_hub.server import FakeHub
+from tests.support.loop_thread import open_in_thread
+from tests.support.managed_stack import make_hub, managed_stack
+from tests.support.mcp_servers import mcp_process
+from tests.support.page_browser import DEADLINE_MS, Look
 from tests.support.roundhouse_stack import RoundhouseStack
 from tests.support.spoken_stack import SpokenStack, spoken_stack
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give each walk its looks: those of its marker `looks`, else a desk with the light theme; in the campaign
+    `page_matrix` every look."""
+    if "look" in metafunc.fixturenames:
+        marker = metafunc.definition.get_closest_marker("looks")
+        own = (Look.DESK,) if marker is None else marker.args
+        metafunc.parametrize("look", tuple(Look) if campaign_name() == "page_matrix" else own)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -32,19 +45,30 @@ def page_stack(tmp_path_factory: pytest.TempPathFactory, clockwork: Path) -> Ite
 
 
 @pytest.fixture(scope="session")
-def whole_stack(tmp_path_factory: pytest.TempPathFactory, clockwork: Path) -> Iterator[RoundhouseStack]:
+def hub(clockwork: Path) -> Iterator[FakeHub]:
+    """The hub from which `whole_stack` downloads."""
+    with make_hub(clockwork) as hub:
+        yield hub
+
+
+@pytest.fixture(scope="session")
+def whole_stack(tmp_path_factory: pytest.TempPathFactory, clockwork: Path, hub: FakeHub) -> Iterator[RoundhouseStack]:
     """A `managed_stack` for all tests of the views beside the chat. Each test leaves the models as it found them."""
-    with managed_stack(tmp_path_factory.mktemp("whole"), clockwork) as stack:
+    with managed_stack(tmp_path_factory.mktemp("whole"), clockwork, hub) as stack:
         yield stack
 
 
 @pytest.fixture(scope="session")
 def spoken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SpokenStack]:
-    """A Roundhouse whose model says and calls what a test decides, with tools that tell much, fail, and attack."""
+    """A Roundhouse whose model says and calls what a test decides, with tools that tell much, fail, and attack, prompts
+    and resources that attack, and `demo`, a real server of the package `mcp`."""
     results = {
         "look": text_result("It rains. " * 300),
         "break": {**text_result("no such city"), "isError": True},
         "attack": text_result("\n\n".join(CORPUS)),
     }
-    with spoken_stack(tmp_path_factory.mktemp("spoken"), results) as stack:
+    with (
+        open_in_thread(mcp_process()) as demo,
+        spoken_stack(tmp_path_factory.mktemp("spoken"), results, ATTACKING_NAMES, {"demo": demo.url}) as stack,
+    ):
         yield stack

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from playwright.async_api import FilePayload, Locator, Page, Request, ViewportSize, expect
+from playwright.async_api import FilePayload, Locator, Page, Request, expect
 
-from tests.support.page_browser import PHONE, open_context, require_page, send_message
+from tests.support.page_browser import Look, open_context, require_page, send_message
 from tests.support.pdf_files import make_pdf
 from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
 from tests.support.seeing_model import BRIGHT, DARK, encode, make_image, make_projector, make_seeing_model, make_sound
@@ -70,6 +70,17 @@ async def attach(page: Page, name: str, kind: str, content: bytes) -> Locator:
     return entry
 
 
+async def take_picture(page: Page, name: str, content: bytes) -> Locator:
+    """Take a picture by a phone's camera, which the browser opens. Returns its entry in the list of attachments."""
+    async with page.expect_file_chooser() as opened:
+        await page.get_by_role("button", name="Take a picture").click()
+    camera = await opened.value
+    assert not camera.is_multiple()
+    assert await camera.element.get_attribute("capture") == "environment"
+    await camera.set_files({"name": name, "mimeType": "image/png", "buffer": content})
+    return page.get_by_role("list", name="Attachments").get_by_role("listitem").filter(has_text=name)
+
+
 async def send_and_read(page: Page, text: str) -> list[dict[str, Any]]:
     """Send what is written. Returns the parts of the message as they were stored."""
 
@@ -96,13 +107,17 @@ def size_of(url: str) -> tuple[int, int]:
     return width, height
 
 
-@pytest.mark.parametrize("viewport", [None, PHONE], ids=["desk", "phone"])
-async def test_a_model_sees_and_hears_what_is_attached(stack: RoundhouseStack, viewport: ViewportSize | None) -> None:
-    async with open_context(stack.url, viewport=viewport) as context:
+@pytest.mark.looks(Look.DESK, Look.PHONE)
+async def test_a_model_sees_and_hears_what_is_attached(stack: RoundhouseStack, look: Look) -> None:
+    async with open_context(stack.url, look) as context:
         page = await context.new_page()
         await open_with(page, "hearing")
         picture = make_image(230)
-        entry = await attach(page, "bright.png", "image/png", picture)
+        if look.is_phone:
+            entry = await take_picture(page, "bright.png", picture)
+        else:
+            await expect(page.get_by_role("button", name="Take a picture")).to_be_hidden()
+            entry = await attach(page, "bright.png", "image/png", picture)
         await expect(entry.get_by_role("img", name="Preview of bright.png")).to_be_visible()
         content = await send_and_read(page, "What is it?")
         assert content[1]["image_url"] == f"data:image/png;base64,{encode(picture)}", "a small one is sent as it is"
@@ -114,8 +129,8 @@ async def test_a_model_sees_and_hears_what_is_attached(stack: RoundhouseStack, v
         await expect(page.get_by_role("list", name="Attachments")).to_have_count(0)
 
 
-async def test_files_are_dropped_pasted_scaled_and_removed(stack: RoundhouseStack) -> None:
-    async with open_context(stack.url) as context:
+async def test_files_are_dropped_pasted_scaled_and_removed(stack: RoundhouseStack, look: Look) -> None:
+    async with open_context(stack.url, look) as context:
         page = await context.new_page()
         await open_with(page, "hearing")
         form = page.get_by_role("form", name="New message")
@@ -138,8 +153,8 @@ async def test_files_are_dropped_pasted_scaled_and_removed(stack: RoundhouseStac
         await expect(answer_of(page)).to_contain_text(DARK)
 
 
-async def test_a_pdf_goes_as_text_or_as_pages_to_a_model_that_can_take_them(stack: RoundhouseStack) -> None:
-    async with open_context(stack.url) as context:
+async def test_a_pdf_goes_as_text_or_as_pages_to_a_model_that_can_take_them(stack: RoundhouseStack, look: Look) -> None:
+    async with open_context(stack.url, look) as context:
         page = await context.new_page()
         await open_with(page, "blind")
         await attach(page, "two.pdf", "application/pdf", make_pdf("Coal is here", "Water is there"))

@@ -7,27 +7,28 @@ import asyncio
 import pytest
 from playwright.async_api import Route, expect
 
-from tests.support.page_browser import open_context, send_message
+from tests.support.page_browser import Look, open_context, send_message, show_conversations
 from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow]
 
 
-async def test_a_first_message_is_answered_and_stays(page_stack: RoundhouseStack) -> None:
-    async with open_context(page_stack.url) as context:
+async def test_a_first_message_is_answered_and_stays(page_stack: RoundhouseStack, look: Look) -> None:
+    async with open_context(page_stack.url, look) as context:
         page = await context.new_page()
         await page.goto("/")
-        await send_message(page, "Hello there")
+        await send_message(page, f"Hello there, {look}")
         answer = page.get_by_role("article", name="Answer")
         await expect(answer.last).to_contain_text(SENTENCE)
-        await expect(page.get_by_role("link", name="Hello there")).to_be_visible()
+        await show_conversations(page)
+        await expect(page.get_by_role("link", name=f"Hello there, {look}")).to_be_visible()
         await page.reload()
         await expect(page.get_by_role("article", name="Your message")).to_contain_text("Hello there")
         await expect(answer.last).to_contain_text(SENTENCE)
         await expect(answer).to_have_count(1)
 
 
-async def test_items_that_were_read_a_moment_too_early_are_read_again(page_stack: RoundhouseStack) -> None:
+async def test_items_that_were_read_a_moment_too_early_are_read_again(page_stack: RoundhouseStack, look: Look) -> None:
     was_late = False
 
     async def answer_late(route: Route) -> None:
@@ -39,7 +40,7 @@ async def test_items_that_were_read_a_moment_too_early_are_read_again(page_stack
             del body["data"][1]
         await route.fulfill(response=fetched, json=body)
 
-    async with open_context(page_stack.url) as context:
+    async with open_context(page_stack.url, look) as context:
         page = await context.new_page()
         await page.route("**/items?*", answer_late)
         await page.goto("/")
@@ -50,14 +51,16 @@ async def test_items_that_were_read_a_moment_too_early_are_read_again(page_stack
         await page.unroute_all()
 
 
-async def test_a_message_that_is_written_before_its_conversation_is_read_is_kept(page_stack: RoundhouseStack) -> None:
+async def test_a_message_that_is_written_before_its_conversation_is_read_is_kept(
+    page_stack: RoundhouseStack, look: Look
+) -> None:
     is_read = asyncio.Event()
 
     async def hold(route: Route) -> None:
         await is_read.wait()
         await route.continue_()
 
-    async with open_context(page_stack.url) as context:
+    async with open_context(page_stack.url, look) as context:
         page = await context.new_page()
         await page.goto("/")
         await send_message(page, "Once")

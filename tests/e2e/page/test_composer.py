@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
-from playwright.async_api import Page, ViewportSize, expect
+from playwright.async_api import Page, expect
 
+from controller.schema.status import ModelState
 from tests.support.clockwork_stack import CLOCKWORK, clockwork_stack
-from tests.support.page_browser import PHONE, open_context, send_message
+from tests.support.page_browser import Look, open_context, send_message
 from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow]
@@ -50,8 +52,10 @@ async def ask(page: Page, text: str) -> dict[str, Any]:
     return fields
 
 
-async def test_parameters_presets_and_tools_of_a_conversation(stack: RoundhouseStack, tmp_path: Path) -> None:
-    async with open_context(stack.url) as context:
+async def test_parameters_presets_and_tools_of_a_conversation(
+    stack: RoundhouseStack, tmp_path: Path, look: Look
+) -> None:
+    async with open_context(stack.url, look) as context:
         page = await context.new_page()
         await page.goto("/")
         await open_settings(page)
@@ -93,9 +97,9 @@ async def test_parameters_presets_and_tools_of_a_conversation(stack: RoundhouseS
         assert {name: fields.get(name) for name in expected} == expected
 
 
-@pytest.mark.parametrize("viewport", [PHONE], ids=["phone"])
-async def test_a_model_is_loaded_on_selection_and_kept(stack: RoundhouseStack, viewport: ViewportSize | None) -> None:
-    async with open_context(stack.url, viewport=viewport) as context:
+@pytest.mark.looks(Look.PHONE)
+async def test_a_model_is_loaded_on_selection_and_kept(stack: RoundhouseStack, look: Look) -> None:
+    async with open_context(stack.url, look) as context:
         page = await context.new_page()
         await page.goto("/")
         await page.get_by_role("textbox", name="Message", exact=True).fill("A draft that a reload keeps")
@@ -115,3 +119,6 @@ async def test_a_model_is_loaded_on_selection_and_kept(stack: RoundhouseStack, v
         await expect(page.get_by_role("article", name="Answer").last).to_contain_text(SENTENCE)
         await page.reload()
         await expect(page.get_by_role("button", name="Model: second")).to_be_visible()
+    async with aiohttp.ClientSession(stack.url) as session, session.post("/v1/admin/models/second/reset") as answer:
+        assert answer.status == 200, await answer.text()
+    await stack.model_where("second", lambda model: model.state is ModelState.UNLOADED, "unloaded")

@@ -6,18 +6,20 @@ import json
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from playwright.async_api import Download, Page, expect
 
-from tests.support.page_browser import PHONE, open_context, send_message
+from tests.support.page_browser import Look, hide_conversations, open_context, send_message, show_conversations
 from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow]
 
 HOSTILE = "<img src=x onerror=\"document.title='owned'\">"
+TITLE = "From Open WebUI"
 OPEN_WEBUI = [
     {
-        "title": f"From Open WebUI {HOSTILE}",
+        "title": f"{TITLE} {HOSTILE}",
         "created_at": 1_790_000_000,
         "chat": {
             "models": ["clockwork"],
@@ -40,6 +42,27 @@ OPEN_WEBUI = [
 ]
 
 
+NOTE_FIRST_SIGHT = """
+    new MutationObserver((_, observer) => {
+        const messages = document.querySelectorAll("[role=log] article");
+        if (messages.length === 0 || !messages[messages.length - 1].textContent.includes("Answer 499.")) return;
+        window.messagesAtFirstSight = messages.length;
+        observer.disconnect();
+    }).observe(document, { childList: true, subtree: true });
+"""
+"""Has a page note how many messages are there as soon as the newest one is."""
+
+
+def question_and_answer(number: int) -> list[dict[str, Any]]:
+    """Two items of a long conversation."""
+    question = {"type": "input_text", "text": f"Question {number}. " * 5}
+    answer = {"type": "output_text", "text": f"**Answer {number}.** " + "It depends. " * 40}
+    return [
+        {"type": "message", "role": "user", "content": [question]},
+        {"type": "message", "role": "assistant", "content": [answer]},
+    ]
+
+
 async def answered(page: Page, text: str) -> None:
     """Ask, and wait until the answer is stored."""
     await send_message(page, text)
@@ -55,8 +78,8 @@ async def saved(page: Page, button: str) -> Download:
     return await download.value
 
 
-async def test_branches_are_kept_and_moved_between(page_stack: RoundhouseStack) -> None:
-    async with open_context(page_stack.url) as context:
+async def test_branches_are_kept_and_moved_between(page_stack: RoundhouseStack, look: Look) -> None:
+    async with open_context(page_stack.url, look) as context:
         page = await context.new_page()
         await page.goto("/")
         await answered(page, "First wording")
@@ -79,10 +102,17 @@ async def test_branches_are_kept_and_moved_between(page_stack: RoundhouseStack) 
         await expect(answer).to_have_count(1)
         await page.reload()
         await expect(mine).to_contain_text("1 / 2")
+        # The keys move between the branches of the last message that has some.
+        await page.keyboard.press("]")
+        await expect(mine).to_contain_text("Second wording")
+        await expect(answer).to_contain_text("2 / 2")
+        await page.keyboard.press("[")
+        await expect(answer).to_contain_text("1 / 2")
+        await expect(mine).to_contain_text("2 / 2")
 
 
-async def test_a_conversation_is_found_named_and_deleted(page_stack: RoundhouseStack) -> None:
-    async with open_context(page_stack.url) as context:
+async def test_a_conversation_is_found_named_and_deleted(page_stack: RoundhouseStack, look: Look) -> None:
+    async with open_context(page_stack.url, look) as context:
         page = await context.new_page()
         await page.goto("/")
         await answered(page, "Do wolpertingers sing?")
@@ -92,6 +122,7 @@ async def test_a_conversation_is_found_named_and_deleted(page_stack: RoundhouseS
         await page.get_by_role("textbox", name="Title").fill("Alpine songs")
         await page.get_by_role("dialog").get_by_role("button", name="Rename").click()
         await expect(page.get_by_role("heading", level=1, name="Alpine songs")).to_be_visible()
+        await show_conversations(page)
         await page.get_by_role("searchbox", name="Search conversations").fill("WOLPERT sing")
         entry = page.get_by_role("link", name="Alpine songs")
         await expect(entry).to_contain_text("wolpert")
@@ -102,16 +133,19 @@ async def test_a_conversation_is_found_named_and_deleted(page_stack: RoundhouseS
         await page.get_by_role("button", name="Delete Alpine songs").click()
         await page.get_by_role("dialog").get_by_role("button", name="Delete", exact=True).click()
         await expect(entry).to_have_count(0)
+        await hide_conversations(page)
         await expect(page.get_by_role("heading", name="What can I do for you?")).to_be_visible()
 
 
-async def test_a_model_of_the_users_choice_writes_titles(page_stack: RoundhouseStack) -> None:
-    async with open_context(page_stack.url) as context:
+async def test_a_model_of_the_users_choice_writes_titles(page_stack: RoundhouseStack, look: Look) -> None:
+    async with open_context(page_stack.url, look) as context:
         page = await context.new_page()
         await page.goto("/")
+        await show_conversations(page)
         await page.get_by_role("button", name="Import and options").click()
         await page.get_by_label("Written by").select_option("clockwork")
         await page.keyboard.press("Escape")
+        await page.get_by_role("button", name="New conversation").click()
         await answered(page, "Name this one")
         written = page.get_by_role("heading", level=1, name=SENTENCE.rstrip("."))
         await expect(written).to_be_visible()
@@ -119,12 +153,15 @@ async def test_a_model_of_the_users_choice_writes_titles(page_stack: RoundhouseS
         await expect(written).to_be_visible()
 
 
-async def test_export_import_and_sharing_keep_every_word(page_stack: RoundhouseStack, tmp_path: Path) -> None:
+async def test_export_import_and_sharing_keep_every_word(
+    page_stack: RoundhouseStack, tmp_path: Path, look: Look
+) -> None:
     foreign = tmp_path / "open-webui.json"
-    foreign.write_text(json.dumps(OPEN_WEBUI))
-    async with open_context(page_stack.url) as context:
+    foreign.write_text(json.dumps(OPEN_WEBUI).replace(TITLE, f"{TITLE} {look}"))
+    async with open_context(page_stack.url, look) as context:
         page = await context.new_page()
         await page.goto("/")
+        await show_conversations(page)
         await page.get_by_role("button", name="Import and options").click()
         await page.get_by_label("File of conversations").set_input_files(foreign)
         answer = page.get_by_role("article", name="Answer")
@@ -140,21 +177,27 @@ async def test_export_import_and_sharing_keep_every_word(page_stack: RoundhouseS
         await expect(shared.get_by_text("Which?")).to_be_visible()
         await expect(shared.get_by_text(HOSTILE).last).to_be_visible()
         await shared.close()
+        await show_conversations(page)
         await page.get_by_role("button", name="Import and options").click()
         await page.get_by_label("File of conversations").set_input_files(tmp_path / "Roundhouse.json")
-        await expect(page.get_by_role("link", name="From Open WebUI")).to_have_count(2)
+        await show_conversations(page)
+        await expect(page.get_by_role("link", name=f"{TITLE} {look}")).to_have_count(2)
+        await hide_conversations(page)
         await expect(answer).to_contain_text(HOSTILE)
         await page.get_by_role("button", name="Previous branch").click()
         await expect(answer).to_contain_text("Left.")
         assert await page.title() == "Roundhouse"
 
 
-async def test_a_conversation_in_the_browser_alone_and_a_lost_connection(page_stack: RoundhouseStack) -> None:
-    async with open_context(page_stack.url, viewport=PHONE) as context:
+@pytest.mark.looks(Look.PHONE)
+async def test_a_conversation_in_the_browser_alone_and_a_lost_connection(
+    page_stack: RoundhouseStack, look: Look
+) -> None:
+    async with open_context(page_stack.url, look) as context:
         page = await context.new_page()
         await page.goto("/")
         await answered(page, "Known to the gateway")
-        await page.get_by_role("button", name="Show conversations").click()
+        await show_conversations(page)
         await page.get_by_role("button", name="Import and options").click()
         await page.get_by_role("checkbox", name="Keep them in this browser alone").check()
         await page.keyboard.press("Escape")
@@ -165,11 +208,11 @@ async def test_a_conversation_in_the_browser_alone_and_a_lost_connection(page_st
         await page.reload()
         await expect(page.get_by_role("article", name="Your message")).to_contain_text("Between us")
         await expect(page.get_by_role("article", name="Answer").last).to_contain_text(SENTENCE)
-        await page.get_by_role("button", name="Show conversations").click()
+        await show_conversations(page)
         await context.set_offline(True)
         await page.get_by_role("link", name="Known to the gateway").first.click()
         await expect(page.get_by_role("article", name="Your message")).to_contain_text("Known to the gateway")
-        await page.get_by_role("button", name="Show conversations").click()
+        await show_conversations(page)
         await expect(page.get_by_text("Shown is this browser's copy")).to_be_visible()
         await context.set_offline(False)
 
@@ -180,3 +223,31 @@ def contains(value: Any, text: str) -> bool:
         return text in value
     values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return any(contains(each, text) for each in values)
+
+
+async def test_the_newest_messages_of_a_long_conversation_are_there_before_the_older_ones(
+    page_stack: RoundhouseStack,
+) -> None:
+    items = [message for number in range(500) for message in question_and_answer(number)]
+    async with (
+        aiohttp.ClientSession(page_stack.url) as session,
+        session.post("/v1/conversations", json={"items": items}) as made,
+    ):
+        conversation = (await made.json())["id"]
+    async with open_context(page_stack.url) as context:
+        page = await context.new_page()
+        await page.add_init_script(NOTE_FIRST_SIGHT)
+        await page.goto(f"/#/chat/{conversation}")
+        messages = page.locator("[role=log] article")
+        await expect(messages.last).to_be_in_viewport()
+        # Parsed as Markdown, and no older one kept the end out of sight.
+        await expect(messages.last.locator("strong")).to_have_text("Answer 499.")
+        assert 0 < await page.evaluate("window.messagesAtFirstSight") < len(items)
+        await expect(messages).to_have_count(len(items))
+        await expect(messages.last).to_be_in_viewport()
+        await expect(messages.first).not_to_be_in_viewport()
+        # The browser's own search finds what is far away, and what comes near is parsed.
+        assert await page.evaluate("window.find('Question 0.')")
+        await page.get_by_role("log", name="Messages").press("Home")
+        await expect(messages.first).to_be_in_viewport()
+        await expect(messages.nth(1).locator("strong")).to_have_text("Answer 0.")

@@ -11,8 +11,8 @@ import pytest
 from playwright.async_api import Error, Page, Route, expect
 
 from tests.fakes.fake_tool_model import Call, Fields, Move
-from tests.support.attacks import CORPUS, IMAGE, SVG
-from tests.support.page_browser import PHONE, open_context, send_message
+from tests.support.attacks import ATTACKING_NAMES, CORPUS, IMAGE, SVG
+from tests.support.page_browser import Look, open_context, send_message
 from tests.support.spoken_stack import SERVER, SpokenStack, message
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow]
@@ -38,10 +38,10 @@ async def expect_unharmed(page: Page) -> None:
     assert await page.locator("#main script, #main style, #main svg foreignObject, #main base").count() == 0
 
 
-async def test_stored_items_of_others_do_not_run(spoken: SpokenStack) -> None:
+async def test_stored_items_of_others_do_not_run(spoken: SpokenStack, look: Look) -> None:
     items = [message(role, text) for text in CORPUS for role in ("user", "assistant")]
     name = await spoken.add_conversation(f"Title {IMAGE}", items)
-    async with open_context(spoken.url) as context:
+    async with open_context(spoken.url, look) as context:
         page = await context.new_page()
         await page.goto(f"/#/chat/{name}")
         answers = page.get_by_role("article", name="Answer")
@@ -58,7 +58,8 @@ async def test_stored_items_of_others_do_not_run(spoken: SpokenStack) -> None:
         await expect_unharmed(page)
 
 
-async def test_streams_tools_citations_and_names_do_not_run(spoken: SpokenStack) -> None:
+@pytest.mark.looks(Look.PHONE)
+async def test_streams_tools_citations_and_names_do_not_run(spoken: SpokenStack, look: Look) -> None:
     text = "\n\n".join(CORPUS)
     spoken.scripts["Attack"] = [
         Move(calls=[Call(f"{SERVER}__attack", {IMAGE: text})], thought=text),
@@ -82,7 +83,7 @@ async def test_streams_tools_citations_and_names_do_not_run(spoken: SpokenStack)
         models["data"] += [{**models["data"][0], "id": IMAGE}]
         await route.fulfill(response=answer, body=json.dumps(models))
 
-    async with open_context(spoken.url, viewport=PHONE) as context:
+    async with open_context(spoken.url, look) as context:
         page = await context.new_page()
         await page.route("**/v1/models*", attack_names)
         await page.goto(f"/#/chat/{name}")
@@ -95,5 +96,29 @@ async def test_streams_tools_citations_and_names_do_not_run(spoken: SpokenStack)
         await expect(answers.last.get_by_text("20 tokens in")).to_be_visible()
         for each in await answers.last.locator("summary").all():
             await each.click()
-        await expect(answers.last.get_by_role("region", name="Result").first).to_contain_text("<script>")
+        await expect(answers.last.get_by_role("figure", name="Result").first).to_contain_text("<script>")
+        await expect_unharmed(page)
+
+
+async def test_prompts_and_resources_of_servers_do_not_run(spoken: SpokenStack) -> None:
+    text, names = "\n\n".join(ATTACKING_NAMES), len(ATTACKING_NAMES)
+    async with open_context(spoken.url) as context:
+        page = await context.new_page()
+        await page.goto("/#/chat")
+        button = page.get_by_role("button", name="Prompts and resources of servers")
+        dialog = page.get_by_role("dialog", name="Prompts and resources")
+        prompts = dialog.get_by_role("list", name=f"Prompts of {SERVER}").get_by_role("button")
+        resources = dialog.get_by_role("list", name=f"Resources of {SERVER}").get_by_role("button")
+        await button.click()
+        await expect(prompts).to_have_count(names + 1)
+        await expect(resources).to_have_count(names)
+        await expect_unharmed(page)
+        await prompts.first.click()
+        await expect(page.get_by_role("textbox", name="Message", exact=True)).to_have_value(text)
+        await button.click()
+        await resources.nth(1).click()
+        await expect(page.get_by_role("list", name="Attachments")).to_contain_text(ATTACKING_NAMES[1])
+        await button.click()
+        await prompts.last.click()
+        await expect(dialog.get_by_role("textbox", name=ATTACKING_NAMES[0])).to_be_focused()
         await expect_unharmed(page)

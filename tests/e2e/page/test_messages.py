@@ -8,54 +8,11 @@ import pytest
 from playwright.async_api import Page, expect
 
 from tests.fakes.fake_tool_model import Move
-from tests.support.page_browser import PHONE, open_context, send_message
+from tests.support.page_browser import Look, open_context, send_message
+from tests.support.rich_markdown import RICH
 from tests.support.spoken_stack import SpokenStack, message
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow]
-
-PIXEL = (
-    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk"
-    "+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
-)
-RICH = f"""# Heading
-
-Some **bold** text, `code`, a [link](https://example.org/a) and a [bad one](javascript:alert(1)).
-
-```python
-def add(a, b):
-    return a + b
-```
-
-| name | value |
-| ---- | ----- |
-| one  | 1     |
-
-- [x] done
-- [ ] open
-
-Euler: $e^{{i\\pi}} + 1 = 0$ and for $5 or $6.
-
-$$
-\\int_0^1 x\\,dx = \\frac{{1}}{{2}}
-$$
-
-```mermaid
-graph TD
-  A[Start] --> B[End]
-```
-
-```mermaid
-graph nonsense ((
-```
-
-```html
-<p id="told">Hello from the preview</p><script>document.getElementById("told").textContent += "!"</script>
-```
-
-![a pixel]({PIXEL})
-
-![secret](https://evil.example/leak.png?data=1)
-"""
 
 
 async def open_conversation(page: Page, name: str) -> None:
@@ -63,9 +20,9 @@ async def open_conversation(page: Page, name: str) -> None:
     await page.goto(f"/#/chat/{name}")
 
 
-async def test_each_element_of_markdown_is_drawn(spoken: SpokenStack) -> None:
+async def test_each_element_of_markdown_is_drawn(spoken: SpokenStack, look: Look) -> None:
     name = await spoken.add_conversation("Rich", [message("user", "Show all"), message("assistant", RICH)])
-    async with open_context(spoken.url) as context:
+    async with open_context(spoken.url, look) as context:
         page = await context.new_page()
         await open_conversation(page, name)
         answer = page.get_by_role("article", name="Answer")
@@ -114,9 +71,10 @@ async def test_each_element_of_markdown_is_drawn(spoken: SpokenStack) -> None:
         assert await page.evaluate("navigator.clipboard.readText()") == RICH.strip()
 
 
-async def test_thoughts_fold_when_the_answer_begins_and_figures_follow(spoken: SpokenStack) -> None:
+@pytest.mark.looks(Look.PHONE)
+async def test_thoughts_fold_when_the_answer_begins_and_figures_follow(spoken: SpokenStack, look: Look) -> None:
     spoken.scripts["Think"] = [Move("The **answer** is `4", thought="Two and two", tokens=9)]
-    async with open_context(spoken.url, viewport=PHONE) as context:
+    async with open_context(spoken.url, look) as context:
         page = await context.new_page()
         await page.goto("/")
         await send_message(page, "Think")
@@ -134,7 +92,7 @@ async def test_thoughts_fold_when_the_answer_begins_and_figures_follow(spoken: S
         said = [await figures.inner_text(), await thoughts.inner_text()]
         address = page.url
     # The gateway keeps them: a browser that has not read the answer shows the same.
-    async with open_context(spoken.url) as context:
+    async with open_context(spoken.url, look) as context:
         page = await context.new_page()
         await page.goto(address)
         answer = page.get_by_role("article", name="Answer")
@@ -143,14 +101,15 @@ async def test_thoughts_fold_when_the_answer_begins_and_figures_follow(spoken: S
             await expect(answer.get_by_text(text, exact=True)).to_be_visible()
 
 
-async def test_thoughts_are_open_while_nothing_else_comes(spoken: SpokenStack) -> None:
+async def test_thoughts_are_open_while_nothing_else_comes(spoken: SpokenStack, look: Look) -> None:
     spoken.scripts["Wait"] = [Move("Held", holds=True, thought="Still at it")]
-    async with open_context(spoken.url) as context:
+    async with open_context(spoken.url, look) as context:
         page = await context.new_page()
         await page.goto("/")
         await send_message(page, "Wait")
         answer = page.get_by_role("article", name="Answer")
         await expect(answer.get_by_text("Still at it")).to_be_visible()
         await expect(answer.get_by_text("Thinking…")).to_be_visible()
-        await page.get_by_role("button", name="Stop").click()
+        await page.keyboard.press("Escape")
+        await expect(page.get_by_text("You stopped this answer.")).to_be_visible()
         await expect(answer.get_by_text("Thinking…")).to_have_count(0)

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Locator, Page, expect
 
+from tests.support.fake_hub.faults import Fault
+from tests.support.fake_hub.server import FakeHub
 from tests.support.gpu_site import gpu_site
-from tests.support.managed_stack import FILE, REPOSITORY, keyed_stack, secret_of
-from tests.support.page_browser import open_context, require_page
-from tests.support.roundhouse_stack import RoundhouseStack
+from tests.support.managed_stack import FILE, LARGE, LARGE_FILE, REPOSITORY, keyed_stack, secret_of
+from tests.support.page_browser import Look, open_context, require_page, send_message
+from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow]
 
@@ -22,8 +24,8 @@ def row(page: Page, model: str) -> Locator:
     return page.get_by_role("list", name="Models", exact=True).get_by_role("listitem", name=model, exact=True)
 
 
-async def test_models_say_what_they_do_and_why_they_wait(whole_stack: RoundhouseStack) -> None:
-    async with open_context(whole_stack.url) as context:
+async def test_models_say_what_they_do_and_why_they_wait(whole_stack: RoundhouseStack, look: Look) -> None:
+    async with open_context(whole_stack.url, look) as context:
         page = await context.new_page()
         await page.goto("/#/models")
         await expect(row(page, "clockwork")).to_contain_text("loaded")
@@ -48,8 +50,8 @@ async def test_models_say_what_they_do_and_why_they_wait(whole_stack: Roundhouse
         await expect(page.get_by_role("button", name="Reset resting to the files", exact=True)).to_have_count(0)
 
 
-async def test_a_model_is_loaded_with_values_within_its_constraints(whole_stack: RoundhouseStack) -> None:
-    async with open_context(whole_stack.url) as context:
+async def test_a_model_is_loaded_with_values_within_its_constraints(whole_stack: RoundhouseStack, look: Look) -> None:
+    async with open_context(whole_stack.url, look) as context:
         page = await context.new_page()
         await page.goto("/#/models")
         await page.get_by_role("link", name="resting", exact=True).click()
@@ -91,11 +93,48 @@ async def test_a_model_is_loaded_with_values_within_its_constraints(whole_stack:
         await expect(told.get_by_role("listitem")).to_have_text([re.compile("^broken cannot start: .*missing.gguf")])
 
 
-async def test_memory_of_gpus_is_shown_as_bars(tmp_path: Path) -> None:
+async def test_a_failed_model_says_why_everywhere_and_is_reset(whole_stack: RoundhouseStack, look: Look) -> None:
+    async with open_context(whole_stack.url, look) as context:
+        page = await context.new_page()
+        await page.goto("/#/models/resting")
+        # The file has no layers for it, so that llama-server ends.
+        form = page.get_by_role("form", name="Load with values")
+        await form.get_by_label("llama_server_spec_type").select_option("draft-mtp")
+        await form.get_by_role("button", name="Load", exact=True).click()
+        state = page.get_by_role("region", name="State", exact=True)
+        await expect(state.get_by_text("failed", exact=True)).to_be_visible()
+        await expect(state).to_contain_text("the engine ended with exit code 1")
+        await page.get_by_role("link", name="All models").click()
+        why = row(page, "resting").get_by_role("list", name="Why resting is failed")
+        await expect(why.get_by_role("listitem").first).to_have_text("the engine ended with exit code 1.")
+
+        await page.goto("/#/chat")
+        await page.get_by_role("button", name="Model:").click()
+        picked = page.get_by_role("dialog", name="Models").get_by_role("button", name="resting")
+        await expect(picked).to_contain_text("failed")
+        await picked.click()
+        await expect(page.get_by_text("resting could not be loaded.")).to_be_visible()
+        await send_message(page, "Are you there?")
+        await expect(page.get_by_role("alert").filter(has_text="resting")).to_be_visible()
+        await expect(page.get_by_role("article", name="Your message")).to_contain_text("Are you there?")
+
+        other = await context.new_page()
+        await other.goto("/#/models")
+        await other.get_by_role("button", name="Reset resting to the files", exact=True).click()
+        await expect(row(other, "resting").get_by_role("heading", name="resting unloaded")).to_be_visible()
+        await page.get_by_role("button", name="Load it").click()
+        await expect(row(other, "resting").get_by_role("heading", name="resting loaded")).to_be_visible()
+        await page.get_by_role("button", name="Ask again").click()
+        await expect(page.get_by_role("article", name="Answer").last).to_contain_text(SENTENCE)
+        await other.get_by_role("button", name="Reset resting to the files", exact=True).click()
+        await expect(row(other, "resting").get_by_role("heading", name="resting unloaded")).to_be_visible()
+
+
+async def test_memory_of_gpus_is_shown_as_bars(tmp_path: Path, look: Look) -> None:
     require_page()
     async with (
         gpu_site(tmp_path, engine_mib=4000, used_mib=6000, busy_percent=37) as url,
-        open_context(url) as context,
+        open_context(url, look) as context,
     ):
         page = await context.new_page()
         await page.goto("/#/models")
@@ -111,8 +150,8 @@ async def test_memory_of_gpus_is_shown_as_bars(tmp_path: Path) -> None:
         )
 
 
-async def test_a_model_is_looked_at_downloaded_declared_and_removed(whole_stack: RoundhouseStack) -> None:
-    async with open_context(whole_stack.url) as context:
+async def test_a_model_is_looked_at_downloaded_declared_and_removed(whole_stack: RoundhouseStack, look: Look) -> None:
+    async with open_context(whole_stack.url, look) as context:
         page = await context.new_page()
         await page.goto("/#/models")
         reference = page.get_by_role("textbox", name="Reference of a model")
@@ -124,7 +163,9 @@ async def test_a_model_is_looked_at_downloaded_declared_and_removed(whole_stack:
         found = page.get_by_role("region", name="What was found", exact=True)
         await expect(found).to_contain_text("1 file")
         await expect(found).to_contain_text("main memory: fits")
-        await found.get_by_role("button", name="Download").click()
+        # An earlier download of the same may be in the list as finished until this one is known.
+        async with page.expect_response(lambda each: each.request.method == "POST" and each.url.endswith("/downloads")):
+            await found.get_by_role("button", name="Download").click()
         download = page.get_by_role("list", name="Downloads").get_by_role("listitem").filter(has_text=REPOSITORY)
         await expect(download).to_contain_text("finished")
 
@@ -151,14 +192,40 @@ async def test_a_model_is_looked_at_downloaded_declared_and_removed(whole_stack:
         await expect(stored).to_have_count(0)
 
 
+@pytest.fixture
+def slow_hub(hub: FakeHub) -> Iterator[FakeHub]:
+    """A hub that is made slow: it speaks as fast as ever when the test is over."""
+    yield hub
+    hub.faults.clear()
+
+
+async def test_a_download_is_cancelled(whole_stack: RoundhouseStack, slow_hub: FakeHub, look: Look) -> None:
+    async with open_context(whole_stack.url, look) as context:
+        page = await context.new_page()
+        await page.goto("/#/models")
+        await page.get_by_role("textbox", name="Reference of a model").fill(f"{LARGE}:Q4_K_M")
+        await page.get_by_role("button", name="Look", exact=True).click()
+        found = page.get_by_role("region", name="What was found", exact=True)
+        await expect(found).to_contain_text("1 file")
+        # More than a minute is left of it; slower, and a cancellation would wait long for the piece that is being read.
+        slow_hub.faults.add(Fault("slow", path=LARGE_FILE, bytes_per_s=500_000, times=0))
+        await found.get_by_role("button", name="Download").click()
+        download = page.get_by_role("list", name="Downloads").get_by_role("listitem").filter(has_text=LARGE)
+        await expect(download.get_by_role("meter", name="Downloaded")).to_be_visible()
+        await download.get_by_role("button", name="Cancel").click()
+        await expect(download).to_contain_text("cancelled")
+        await expect(download.get_by_role("meter")).to_have_count(0)
+        await expect(download.get_by_role("button", name="Download again")).to_be_visible()
+
+
 @pytest.fixture(scope="module")
 def closed_stack(tmp_path_factory: pytest.TempPathFactory, clockwork: Path) -> Iterator[RoundhouseStack]:
     with keyed_stack(tmp_path_factory.mktemp("closed"), clockwork) as stack:
         yield stack
 
 
-async def test_keys_open_what_they_may(closed_stack: RoundhouseStack) -> None:
-    async with open_context(closed_stack.url) as context:
+async def test_keys_open_what_they_may(closed_stack: RoundhouseStack, look: Look) -> None:
+    async with open_context(closed_stack.url, look) as context:
         page = await context.new_page()
         await page.goto("/#/models")
         key = page.get_by_label("API key")

@@ -16,10 +16,10 @@ from playwright.async_api import FilePayload, Locator, Page, expect
 
 from controller.schema.status import ModelState
 from tests.fakes.fake_paced_engine import PacedEngine, paced_engine
-from tests.support.campaign import RecordProperty, campaign_count, campaign_seed, record_figure
+from tests.support.campaign import RecordProperty, campaign_count, campaign_name, campaign_seed, record_figure
 from tests.support.cutting_proxy import CuttingProxy, cutting_proxy
 from tests.support.loop_thread import open_in_thread
-from tests.support.page_browser import PHONE, open_context, require_page, send_message
+from tests.support.page_browser import Look, open_context, require_page, send_message, show_conversations
 from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
 from tests.support.wait import until
 
@@ -28,7 +28,18 @@ pytestmark = [pytest.mark.engines, pytest.mark.slow]
 WORDS = [f"w{number}é" for number in range(240)]
 TEXT = " ".join(WORDS)
 """What the model `slow` says, each word when a test allows it; the last character of each is two bytes."""
-MANY_CUTS = campaign_count(5, 50)
+TABLE_AND_FORMULA = [
+    "| name | value |\n",
+    "| --- | --- |\n",
+    "| one | 1 |\n",
+    "| two",
+    "| 2 |\n\n",
+    "$$x^2 +",
+    "y^2$$\n\n",
+    "Done.",
+]
+"""What the model `growing` says."""
+MANY_CUTS = 5 if campaign_name() == "page_matrix" else campaign_count(5, 50)
 WAYS = ("cut", "down", "offline", "reload", "away")
 """How a connection breaks."""
 
@@ -41,8 +52,18 @@ def engine() -> Iterator[PacedEngine]:
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory, clockwork: Path, engine: PacedEngine) -> Iterator[RoundhouseStack]:
-    """A real llama-server with `clockwork`, the engine that a test paces, and a model that is off."""
+def growing_engine() -> Iterator[PacedEngine]:
+    """The engine of `growing`."""
+    with open_in_thread(paced_engine(TABLE_AND_FORMULA)) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def stack(
+    tmp_path_factory: pytest.TempPathFactory, clockwork: Path, engine: PacedEngine, growing_engine: PacedEngine
+) -> Iterator[RoundhouseStack]:
+    """A real llama-server with `clockwork`; engines that a test paces, of which `narrow` has one slot and one place in
+    its queue; and a model that is off."""
     require_page()
     settings = {"ROUNDHOUSE_MDNS": "off", "ROUNDHOUSE_PROBE_INTERVAL_S": "0.2", "ROUNDHOUSE_MAX_BODY_MIB": "1"}
     stack = RoundhouseStack(tmp_path_factory.mktemp("streams"), "process", settings)
@@ -51,6 +72,13 @@ def stack(tmp_path_factory: pytest.TempPathFactory, clockwork: Path, engine: Pac
         {
             "clockwork": {"model_path": "clockwork.gguf", "llama_server_n_ctx": 4096},
             "slow": {"backend": "openai_remote", "base_url": f"{engine.url}/v1"},
+            "narrow": {
+                "backend": "openai_remote",
+                "base_url": f"{engine.url}/v1",
+                "target_inflight": 1,
+                "queue_limit": 1,
+            },
+            "growing": {"backend": "openai_remote", "base_url": f"{growing_engine.url}/v1"},
             "off": {"backend": "stub", "enabled": False},
         }
     )
@@ -58,7 +86,8 @@ def stack(tmp_path_factory: pytest.TempPathFactory, clockwork: Path, engine: Pac
     async def start() -> None:
         await stack.open()
         await stack.loaded("clockwork")
-        await serves_slow(stack)
+        for name in ("slow", "narrow", "growing"):
+            await serves(stack, name)
 
     asyncio.run(start())
     yield stack
@@ -72,9 +101,9 @@ def no_words_yet(engine: PacedEngine) -> None:
     engine.allow(0)
 
 
-async def serves_slow(stack: RoundhouseStack) -> None:
-    """Wait until the gateway has found the engine of `slow`."""
-    await stack.model_where("slow", lambda model: model.state is ModelState.LOADED, "loaded")
+async def serves(stack: RoundhouseStack, model: str = "slow") -> None:
+    """Wait until the gateway has found the engine of a remote model."""
+    await stack.model_where(model, lambda found: found.state is ModelState.LOADED, "loaded")
 
 
 async def ask(page: Page, text: str, model: str = "slow") -> Locator:
@@ -119,11 +148,11 @@ async def said_until(engine: PacedEngine, count: int, shown: Locator) -> int:
 
 
 async def test_no_break_of_the_connection_changes_the_text(
-    stack: RoundhouseStack, engine: PacedEngine, record_property: RecordProperty
+    stack: RoundhouseStack, engine: PacedEngine, record_property: RecordProperty, look: Look
 ) -> None:
     chance = random.Random(campaign_seed())
     done: list[str] = []
-    async with cutting_proxy(stack.port) as proxy, open_context(proxy.url) as context:
+    async with cutting_proxy(stack.port) as proxy, open_context(proxy.url, look) as context:
         page = await context.new_page()
         while len(done) < MANY_CUTS:
             engine.allow(0)
@@ -164,8 +193,10 @@ async def _break(page: Page, proxy: CuttingProxy, how: str) -> None:
             await page.goto(address)
 
 
-async def test_a_second_tab_follows_and_either_may_stop(stack: RoundhouseStack, engine: PacedEngine) -> None:
-    async with open_context(stack.url) as context:
+async def test_a_second_tab_follows_and_either_may_stop(
+    stack: RoundhouseStack, engine: PacedEngine, look: Look
+) -> None:
+    async with open_context(stack.url, look) as context:
         first, second = await context.new_page(), await context.new_page()
         answer = await ask(first, "Follow me")
         await says(engine, 4, answer)
@@ -184,10 +215,49 @@ async def test_a_second_tab_follows_and_either_may_stop(stack: RoundhouseStack, 
         await expect(answer).to_have_count(1)
 
 
-async def test_what_a_killed_gateway_cut_is_marked_and_can_be_continued(
-    stack: RoundhouseStack, engine: PacedEngine
+async def test_a_full_queue_is_said_and_loses_no_message(
+    stack: RoundhouseStack, engine: PacedEngine, look: Look
 ) -> None:
-    async with open_context(stack.url, viewport=PHONE) as context:
+    async with open_context(stack.url, look) as context:
+        page = await context.new_page()
+        engine.allow(2)
+        answer = await ask(page, "Served", "narrow")
+        await says(engine, 2, answer)
+        # Both wait for the engine, so that nothing of this is shown for a moment alone.
+        await ask(page, "Queued", "narrow")
+        await expect(answer).to_contain_text("Number 1 in the queue of narrow")
+        await expect(page.get_by_role("button", name="Stop", exact=True)).to_be_visible()
+        queued = page.url
+        await ask(page, "Refused", "narrow")
+        reason = page.get_by_role("alert").filter(
+            has_text="Every slot of the model 'narrow' is taken, and 1 requests wait"
+        )
+        await expect(reason).to_be_visible()
+        mine = page.get_by_role("article", name="Your message")
+        await expect(mine).to_contain_text("Refused")
+        refused = page.url
+
+        await page.goto("/#/models/narrow")
+        state = page.get_by_role("region", name="State", exact=True)
+        await expect(state).to_contain_text("1 running, 1 waiting")
+        await page.goto(refused)
+        await page.reload()
+        await expect(mine).to_contain_text("Refused")
+        await expect(page.get_by_text("This message has no answer yet.")).to_be_visible()
+        engine.allow_all()
+        await page.goto(queued)
+        await expect(text_of(answer.last)).to_have_text(TEXT)
+        await page.goto(refused)
+        await page.get_by_role("button", name="Ask again").click()
+        await expect(text_of(answer.last)).to_have_text(TEXT)
+        await expect(mine).to_have_count(1)
+
+
+@pytest.mark.looks(Look.PHONE)
+async def test_what_a_killed_gateway_cut_is_marked_and_can_be_continued(
+    stack: RoundhouseStack, engine: PacedEngine, look: Look
+) -> None:
+    async with open_context(stack.url, look) as context:
         page = await context.new_page()
         answer = await ask(page, "Cut me")
         said = await says(engine, 16, answer)
@@ -199,7 +269,7 @@ async def test_what_a_killed_gateway_cut_is_marked_and_can_be_continued(
         await expect(text_of(answer)).to_have_text(said)
         await page.reload()
         await expect(text_of(answer)).to_have_text(said)
-        await serves_slow(stack)
+        await serves(stack)
         engine.allow_all()
         await page.get_by_role("button", name="Continue").click()
         # This engine does not go on from the text that it is given, and says all of its own.
@@ -208,8 +278,8 @@ async def test_what_a_killed_gateway_cut_is_marked_and_can_be_continued(
         assert [(each["role"], each["content"]) for each in given] == [("user", "Cut me"), ("assistant", said)]
 
 
-async def test_a_real_engine_continues_the_text(stack: RoundhouseStack) -> None:
-    async with open_context(stack.url) as context:
+async def test_a_real_engine_continues_the_text(stack: RoundhouseStack, look: Look) -> None:
+    async with open_context(stack.url, look) as context:
         page = await context.new_page()
         await page.goto("/#/chat")
         await choose_model(page, "clockwork")
@@ -229,8 +299,8 @@ async def test_a_real_engine_continues_the_text(stack: RoundhouseStack) -> None:
         await expect(answer).to_have_text(SENTENCE)
 
 
-async def test_a_refused_request_says_why_and_the_message_can_be_sent_again(stack: RoundhouseStack) -> None:
-    async with open_context(stack.url) as context:
+async def test_a_refused_request_says_why_and_the_message_can_be_sent_again(stack: RoundhouseStack, look: Look) -> None:
+    async with open_context(stack.url, look) as context:
         page = await context.new_page()
         await ask(page, "Is anybody there?", "off")
         await expect(page.get_by_role("alert").filter(has_text="is not loaded")).to_be_visible()
@@ -251,13 +321,42 @@ async def test_a_refused_request_says_why_and_the_message_can_be_sent_again(stac
         await expect(told).to_have_count(0)
 
 
+async def test_a_table_and_a_formula_grow_without_their_marks(
+    stack: RoundhouseStack, growing_engine: PacedEngine, look: Look
+) -> None:
+    growing_engine.allow(0)
+    async with open_context(stack.url, look) as context:
+        page = await context.new_page()
+        answer = await ask(page, "Grow", "growing")
+        table, formula = answer.get_by_role("table"), answer.locator(".katex-display")
+        rows = answer.get_by_role("row")
+        # The engine waits after each of these numbers of pieces.
+        growing_engine.allow(2)
+        await expect(table.get_by_role("columnheader")).to_have_text(["name", "value"])
+        growing_engine.allow(4)
+        await expect(rows).to_have_text(["namevalue", "one1", "two"])
+        await expect(answer).not_to_contain_text("|")
+        growing_engine.allow(6)
+        await expect(rows).to_have_text(["namevalue", "one1", "two2"])
+        await expect(formula).to_have_count(0)
+        await expect(answer).not_to_contain_text("x^2")
+        growing_engine.allow(7)
+        await expect(formula.locator(".katex-html")).to_be_visible()
+        growing_engine.allow_all()
+        await expect(page.get_by_role("button", name="Regenerate answer")).to_be_visible()
+        await expect(table.last).to_be_visible()
+        await expect(formula.last).to_be_visible()
+        await expect(answer.last).to_contain_text("Done.")
+        await expect(answer.last).not_to_contain_text("$$")
+
+
 async def test_two_tabs_that_send_at_once_each_get_their_own_answer(
-    stack: RoundhouseStack, engine: PacedEngine
+    stack: RoundhouseStack, engine: PacedEngine, look: Look
 ) -> None:
     engine.echoes = True
     messages = ["From the first tab", "From the second tab"]
     texts = [f"{message} {TEXT}" for message in messages]
-    async with open_context(stack.url) as context:
+    async with open_context(stack.url, look) as context:
         pages = [await context.new_page(), await context.new_page()]
         answer = await ask(pages[0], "Begin", "clockwork")
         await expect(answer).to_contain_text(SENTENCE)
@@ -316,19 +415,20 @@ async def said_below(stack: RoundhouseStack, conversation: str) -> list[tuple[st
 
 
 async def test_a_conversation_may_be_deleted_and_others_shown_while_it_streams(
-    stack: RoundhouseStack, engine: PacedEngine
+    stack: RoundhouseStack, engine: PacedEngine, look: Look
 ) -> None:
-    async with open_context(stack.url) as context:
+    async with open_context(stack.url, look) as context:
         page = await context.new_page()
         engine.allow(3)
-        answer = await ask(page, "Kept")
+        answer = await ask(page, f"Kept {look}")
         await says(engine, 3, answer)
         await says(engine, 3, await ask(page, "Deleted"))
         cancelled = engine.cancelled
+        await show_conversations(page)
         await page.get_by_role("button", name="Delete Deleted").click()
         await page.get_by_role("dialog").get_by_role("button", name="Delete", exact=True).click()
         await expect(page.get_by_role("link", name="Deleted")).to_have_count(0)
         await until("its answer is stopped", lambda: engine.cancelled == cancelled + 1)
-        await page.get_by_role("link", name="Kept").click()
+        await page.get_by_role("link", name=f"Kept {look}").click()
         await says(engine, len(WORDS), answer)
     await until("nothing is made any more", lambda: engine.running == 0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -9,11 +11,14 @@ from typing import Any
 
 import pytest
 
+from common.atomic_write import write_atomic
 from controller.schema.routing import Endpoint, ModelRoute
 from controller.schema.status import ModelState
+from gateway.storage import benchmark_results
 from tests.fakes.fake_controller import route
 from tests.fakes.fake_phone_server import KEY, MODEL, FakePhone, fake_phone
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
+from tests.support.wait import DEADLINE_S
 
 CHAT = "/v1/chat/completions"
 
@@ -102,6 +107,24 @@ async def test_it_is_warmed_up_and_measured(tmp_path: Path) -> None:
         async with here.chat("nano") as answered:
             assert (await answered.json())["choices"][0]["message"]["content"] == "Hi! How can I help?"
         assert phone.asked[-1][1]["model"] == MODEL
+
+
+async def test_the_event_loop_goes_on_while_a_result_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, went_on = asyncio.get_running_loop(), threading.Event()
+
+    def slow(*arguments: Any, **options: Any) -> None:
+        loop.call_soon_threadsafe(went_on.set)
+        assert went_on.wait(DEADLINE_S)
+        write_atomic(*arguments, **options)
+
+    monkeypatch.setattr(benchmark_results, "write_atomic", slow)
+    async with site(tmp_path) as (here, _):
+        status, result = await ask(here, "POST", "/v1/aicore/benchmark", {"prompts": ["Say hi."], "warmup": 0})
+        assert status == 200
+        assert await ask(here, "GET", "/v1/aicore/benchmark") == (200, result)
+    assert went_on.is_set()
 
 
 async def test_health_has_a_block_of_it(tmp_path: Path) -> None:

@@ -52,6 +52,8 @@ ROUTER_CHANGES: dict[tuple[str, str], int] = {
 declaration and its files are removed by one each."""
 DOWNLOADED = route("x", state=ModelState.UNLOADED, source="hub:org/x", is_runtime_declared=True)
 """A model that may be downloaded again, and deleted."""
+SERVER = "/tools/servers/{server}/"
+"""What is below it is asked of a server that is not declared."""
 TOOLS = (ToolRoute(name="current_time"),)
 Kind = Literal["inference", "stored", "documents", "aicore", "admin", "models", "listing", "absent", "ungated"]
 
@@ -73,7 +75,7 @@ class Route:
         target = self.path.replace("{id}", "0").replace("{name}", "org/m").replace("{operation}", "1")
         target = target.replace("{response_id}", "resp_1").replace("{completion_id}", "chatcmpl-1")
         target = target.replace("{conversation_id}", "conv_1").replace("{item_id}", "msg_1")
-        target = target.replace("{conv_id}", "conv-1")
+        target = target.replace("{conv_id}", "conv-1").replace("{server}", "none")
         if target == "/v1/stream":
             return "/v1/stream?conv_id=conv-1"
         if (self.method, target) == ("DELETE", "/models"):
@@ -93,6 +95,8 @@ class Route:
         """Code of what is asked for, which does not exist; None: it does."""
         if self.method == "GET" and self.path.endswith("/benchmark"):
             return "benchmark_not_found"
+        if self.path.startswith(SERVER):
+            return "mcp_server_not_found"
         if self.kind != "stored":
             return None
         return next(code for start, code in STORED.items() if self.path.startswith(start))
@@ -130,6 +134,8 @@ class Route:
             return json.dumps({"model": DOWNLOADED.name}).encode()
         if self.path == "/tools":
             return b'{"tool": "current_time", "params": {}}'
+        if self.path == f"{SERVER}resources/read":
+            return b'{"uri": "file:///a"}'
         if self.path == "/v1/streams/lookup":
             return b'{"conversation_ids": ["conv-1"]}'
         if self.path.startswith("/v1/responses"):
@@ -229,6 +235,8 @@ def verdict(asked: Route, who: str) -> tuple[int, str | None]:
     if who in ("other", "nothing") and names_model:
         return 403, "model_not_allowed"
     if who in ("other", "nothing", "alias") and (asked.method, asked.path) == ("POST", "/tools"):
+        return 403, "tool_not_allowed"
+    if asked.path.startswith(SERVER) and who != "all":
         return 403, "tool_not_allowed"
     return 0, None
 

@@ -51,14 +51,34 @@ def test_the_same_contents_give_the_same_text() -> None:
 
 def test_what_only_builds_the_page_is_no_part_of_it() -> None:
     packages = {
-        "": {"name": "page"},
+        "": {
+            "dependencies": {"react": "19.0.0", "@scope/a": "1.0.0", "vite": "8.0.0"},
+            "devDependencies": {"vitest": "4.0.0"},
+        },
         "node_modules/react": {"version": "19.0.0", "integrity": "sha512-AAE="},
-        "node_modules/a/node_modules/@scope/part": {"version": "2.0.0", "integrity": "sha512-AAI="},
-        "node_modules/b/node_modules/@scope/part": {"version": "2.0.0", "integrity": "sha512-AAI="},
-        "node_modules/vite": {"version": "8.0.0", "integrity": "sha512-AAM=", "dev": True},
+        "node_modules/@scope/a": {
+            "version": "1.0.0",
+            "integrity": "sha512-AAY=",
+            "dependencies": {"b": "2.0.0"},
+            "optionalDependencies": {"canvas": "1.0.0"},
+            "peerDependencies": {"react": ">=18", "sass": "*"},
+            "peerDependenciesMeta": {"sass": {"optional": True}},
+        },
+        "node_modules/@scope/a/node_modules/b": {
+            "version": "2.0.0",
+            "integrity": "sha512-AAI=",
+            "dependencies": {"c": "1.0.0", "@scope/a": "1.0.0"},
+        },
+        "node_modules/b": {"version": "3.0.0", "integrity": "sha512-AAU="},
+        "node_modules/c": {"version": "1.0.0", "integrity": "sha512-AAc="},
+        "node_modules/vite": {"version": "8.0.0", "integrity": "sha512-AAM=", "dependencies": {"b": "3.0.0"}},
+        "node_modules/vitest": {"version": "4.0.0", "integrity": "sha512-AAg=", "dev": True},
         "node_modules/canvas": {"version": "1.0.0", "integrity": "sha512-AAQ=", "optional": True},
+        "node_modules/sass": {"version": "1.0.0", "integrity": "sha512-AAk="},
     }
     assert read_page_lock(json.dumps({"packages": packages})) == (
-        PagePackage("@scope/part", "2.0.0", "0002"),
+        PagePackage("@scope/a", "1.0.0", "0006"),
+        PagePackage("b", "2.0.0", "0002"),
+        PagePackage("c", "1.0.0", "0007"),
         PagePackage("react", "19.0.0", "0001"),
     )

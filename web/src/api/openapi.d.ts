@@ -1476,6 +1476,38 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/tools/servers/{server}/resources/read": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        post: operations["read_resource_tools_servers__server__resources_read_post"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/tools/servers/{server}/prompts/{name}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        post: operations["get_prompt_tools_servers__server__prompts__name__post"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/mcp": {
         parameters: {
             query?: never;
@@ -1673,6 +1705,11 @@ export interface components {
             inference_ms: number;
             tokens_per_sec: number;
             ttft_ms: number;
+        };
+        BlobContents: {
+            uri: string;
+            mimeType?: string | null;
+            blob: string;
         };
         Capabilities: {
             /**
@@ -2236,6 +2273,11 @@ export interface components {
             max_stored_bytes: number;
             stream_ttl_s: number;
         };
+        ListedArgument: {
+            name: string;
+            description: string;
+            required: boolean;
+        };
         ListedConversation: {
             id: string;
             /** @constant */
@@ -2254,8 +2296,7 @@ export interface components {
         ListedPrompt: {
             name: string;
             description: string;
-            required: string[];
-            optional: string[];
+            arguments: components["schemas"]["ListedArgument"][];
         };
         ListedResource: {
             uri: string;
@@ -2290,6 +2331,15 @@ export interface components {
              * @constant
              */
             status: "ok";
+        };
+        MediaBlock: {
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            type: "audio" | "image";
+            data: string;
+            mimeType: string;
         };
         MessageTokens: {
             input_tokens: number;
@@ -2421,6 +2471,14 @@ export interface components {
             chunks: number;
             chunks_total: number | null;
         };
+        PromptAnswer: {
+            messages: components["schemas"]["PromptMessage"][];
+        };
+        PromptMessage: {
+            /** @enum {string} */
+            role: "user" | "assistant";
+            content: components["schemas"]["TextBlock"] | components["schemas"]["MediaBlock"] | components["schemas"]["ResourceBlock"] | components["schemas"]["ResourceLinkBlock"];
+        };
         RankedDocument: {
             index: number;
             relevance_score: number;
@@ -2455,6 +2513,27 @@ export interface components {
             max_chunks_per_doc?: number | null;
         } & {
             [key: string]: unknown;
+        };
+        ResourceAnswer: {
+            contents: (components["schemas"]["TextContents"] | components["schemas"]["BlobContents"])[];
+        };
+        ResourceBlock: {
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            type: "resource";
+            resource: components["schemas"]["TextContents"] | components["schemas"]["BlobContents"];
+        };
+        ResourceLinkBlock: {
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            type: "resource_link";
+            uri: string;
+            name: string;
+            mimeType?: string | null;
         };
         ResponsesRequest: {
             model: string;
@@ -2630,12 +2709,25 @@ export interface components {
         TextAnswer: {
             plain_text_response: string;
         };
+        TextBlock: {
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            type: "text";
+            text: string;
+        };
         TextContent: {
             /**
              * @default text
              * @constant
              */
             type: "text";
+            text: string;
+        };
+        TextContents: {
+            uri: string;
+            mimeType?: string | null;
             text: string;
         };
         TokenUsage: {
@@ -7286,6 +7378,63 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["ListedServer"][];
+                };
+            };
+        };
+    };
+    read_resource_tools_servers__server__resources_read_post: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                server: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": {
+                    uri: string;
+                };
+            };
+        };
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ResourceAnswer"];
+                };
+            };
+        };
+    };
+    get_prompt_tools_servers__server__prompts__name__post: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                server: string;
+                name: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": {
+                    arguments?: {
+                        [key: string]: string;
+                    };
+                };
+            };
+        };
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["PromptAnswer"];
                 };
             };
         };

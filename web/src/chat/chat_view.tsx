@@ -6,22 +6,26 @@ import { Thread } from "./thread/thread";
 
 export function ChatView({ conversationId }: { conversationId: string | null }) {
   const [isListOpen, setListOpen] = useState(false);
+  // A phone has room for one of the two.
   return (
-    <div className="flex h-full">
+    <div className="flex h-full flex-col md:flex-row">
+      <Button
+        look="quiet"
+        className="self-start md:hidden"
+        aria-expanded={isListOpen}
+        onClick={() => setListOpen(!isListOpen)}
+      >
+        {isListOpen ? "Hide conversations" : "Show conversations"}
+      </Button>
       <div
-        className={`${isListOpen ? "flex" : "hidden"} w-72 max-w-[85vw] shrink-0 flex-col border-r border-line md:flex`}
+        className={`${isListOpen ? "flex" : "hidden"} min-h-0 flex-1 flex-col border-line md:flex md:w-72 md:flex-none md:border-r`}
       >
         <Sidebar shownId={conversationId} onChosen={() => setListOpen(false)} />
       </div>
-      <section aria-label="Conversation" className="flex min-w-0 flex-1 flex-col">
-        <Button
-          look="quiet"
-          className="self-start md:hidden"
-          aria-expanded={isListOpen}
-          onClick={() => setListOpen(!isListOpen)}
-        >
-          {isListOpen ? "Hide conversations" : "Show conversations"}
-        </Button>
+      <section
+        aria-label="Conversation"
+        className={`${isListOpen ? "max-md:hidden" : ""} flex min-h-0 min-w-0 flex-1 flex-col`}
+      >
         <Thread key={conversationId ?? "new"} conversationId={conversationId} />
       </section>
     </div>

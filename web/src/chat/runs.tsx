@@ -149,12 +149,12 @@ export class Runs {
     }
   }
 
-  /** Returns whether the shown branch of a conversation ends with a message of the user. */
+  /** Returns whether the shown branch of a conversation ends with a message of the user, or with a decision about a call. */
   async #lacksAnswer(conversationId: string): Promise<boolean> {
     const store = storeOf(this.#client, conversationId);
     const [conversation, items] = await Promise.all([store.get(conversationId), store.listItems(conversationId)]);
     const last = items.find(({ id }) => id === conversation.active_item_id);
-    return last !== undefined && isUserItem(last);
+    return last !== undefined && (isUserItem(last) || last.type === "mcp_approval_response");
   }
 
   #add(conversationId: string, streamId: string, isOwn: boolean): AnswerStream {
@@ -291,4 +291,13 @@ export function useSnapshot(stream: AnswerStream | null): StreamSnapshot | null 
     },
     () => stream?.snapshot ?? null,
   );
+}
+
+/** Returns whether a stream's answer is being made; renders again when that changes, not for each piece. False for no stream. */
+export function useIsRunning(stream: AnswerStream | null): boolean {
+  return useSyncExternalStore(stream?.subscribe ?? subscribeToNothing, () => stream?.isRunning ?? false);
+}
+
+function subscribeToNothing(): () => void {
+  return () => {};
 }

@@ -15,6 +15,8 @@ test("a model that is as wanted has no reasons", () => {
 test("an error is told by its plain words, then when it is tried again, then what waits", () => {
   const model = modelOf({ last_error: "out of memory\nlog line", retry_at: 165, blocked: ["No GPU is free."] });
   expect(reasonsOf(model, 100)).toEqual(["out of memory", "It is tried again in 1 min 5 s.", "No GPU is free."]);
+  const ended = modelOf({ last_error: "the engine ended with exit code 1. Last log lines:\nno memory" });
+  expect(reasonsOf(ended, 100)).toEqual(["the engine ended with exit code 1."]);
   expect(reasonsOf(modelOf({ retry_at: 100 }), 100)).toEqual(["It is tried again now."]);
 });
 

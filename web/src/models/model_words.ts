@@ -21,9 +21,9 @@ export function reasonsOf(model: AdminModel, now: number): string[] {
   return reasons;
 }
 
-/** Returns the plain words of an error: its first line. The engine's log follows there. */
+/** Returns the plain words of an error: its first line, without the announcement of the engine's log that follows there. */
 export function firstWords(error: string): string {
-  return error.split("\n", 1)[0] ?? "";
+  return (error.split("\n", 1)[0] ?? "").replace(/ Last log lines:$/, "");
 }
 
 /** Returns when the next attempt is. */

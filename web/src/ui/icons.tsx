@@ -6,6 +6,7 @@ const SHAPES = {
   close: "M6 6l12 12M18 6 6 18",
   down: "M6 9l6 6 6-6",
   edit: "M4 20h4L19 9l-4-4L4 16zM13 7l4 4",
+  layers: "M4 8l8-4 8 4-8 4zM4 12l8 4 8-4M4 16l8 4 8-4",
   next: "M9 5l7 7-7 7",
   previous: "M15 5l-7 7 7 7",
   sliders: "M4 7h9M19 7h1M16 4.5v5M4 17h1M11 17h9M8 14.5v5",

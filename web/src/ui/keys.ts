@@ -63,17 +63,22 @@ function nameOf({ key, ctrlKey, metaKey, altKey, shiftKey }: Pressed): string {
 export function carryOut(shortcut: Shortcut): boolean {
   if (shortcut.act === "new") {
     navigate("chat");
-    whenThere("message", (control) => control.focus());
+    focusControl("message");
     return true;
   }
   if (shortcut.act === "focus") {
     if (findControl(shortcut.id) === null) navigate("chat");
-    whenThere(shortcut.id, (control) => control.focus());
+    focusControl(shortcut.id);
     return true;
   }
   const control = shortcut.act === "press" ? findControl(shortcut.id) : null;
   control?.click();
   return control !== null;
+}
+
+/** Gives the focus to the control of a shortcut's id, as soon as it can be seen and used. */
+export function focusControl(id: string): void {
+  whenThere(id, (control) => control.focus());
 }
 
 /** Returns the last control of an id that can be seen and used; null: there is none. */

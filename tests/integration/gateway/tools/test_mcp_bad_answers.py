@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import os
+import socket
 import tracemalloc
 from typing import Any
 
+import psutil
 import pytest
 from aiohttp import web
 
+from gateway.tools.mcp_client.server_connection import RECEIVE_BUFFER_BYTES
 from tests.fakes.fake_mcp_server import fake_mcp_server, never, reply, stream_of, text_result, tool
 from tests.fakes.gateway_harness import gateway_harness
 from tests.support.tool_calls import (
@@ -169,3 +173,24 @@ async def test_a_call_that_a_server_refuses_by_http_is_no_result_of_the_tool(sta
         await connected(here)
         assert await failure(here, "fake__echo") == "The MCP server fake failed: Server returned an error response."
         assert (await connected(here))["tools"] == ["fake__echo"]
+
+
+async def test_little_of_a_flood_waits_in_the_system() -> None:
+    """What waits there is read in one go, in which nobody else's stream goes on."""
+    async with fake_mcp_server() as server, gateway_harness() as here:
+        await here.publish(mcp_servers=(server.route(),))
+        await connected(here)
+        await call_text(here, "fake__echo", text="x")
+        # Linux doubles it; one that is not set grows. A connection that is being made has the system's own yet.
+        bound = {2 * RECEIVE_BUFFER_BYTES}
+        await until("all buffers are bound", lambda: set(receive_buffers_of_connections_to(server.port)) == bound)
+
+
+def receive_buffers_of_connections_to(port: int) -> list[int]:
+    """Bytes, of the connections that this process has made to a port of this machine."""
+    sizes = []
+    for connection in psutil.Process().net_connections("tcp"):
+        if connection.raddr and connection.raddr.port == port:
+            with socket.socket(fileno=os.dup(connection.fd)) as duplicate:
+                sizes.append(duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF))
+    return sizes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from typing import Any
 
 import pytest
@@ -50,10 +51,17 @@ async def test_a_real_server() -> None:
         assert added["definition"]["function"]["parameters"]["required"] == ["a", "b"]
         assert [(each["uri"], each["is_template"]) for each in told["resources"]] == [
             ("notes://today", False),
+            ("pictures://dot", False),
+            ("bundles://all", False),
             ("notes://{day}", True),
         ]
-        [prompt] = told["prompts"]
-        assert (prompt["name"], prompt["required"], prompt["optional"]) == ("greet", ["name"], ["language"])
+        assert [each["name"] for each in told["prompts"]] == ["broken", "talk", "greet"]
+        prompt = told["prompts"][-1]
+        assert (prompt["name"], prompt["description"]) == ("greet", "Greet somebody.")
+        assert prompt["arguments"] == [
+            {"name": "name", "description": "", "required": True},
+            {"name": "language", "description": "", "required": False},
+        ]
 
         assert await call_text(here, "demo__add", a=1, b=2) == "3"
         assert await call_code(here, "demo__add", a="x", b=2) == (400, "tool_arguments_invalid")
@@ -338,3 +346,22 @@ async def test_redirects_to_elsewhere_are_not_followed() -> None:
         await here.publish(mcp_servers=(server.route(token="a-secret-token"),))
         assert "not followed" in await down(here)
         assert other.methods == []
+
+
+async def test_a_connection_is_not_used_when_its_server_may_be_closing_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Usual servers close one that was idle for 5 s; a call that comes at that moment would fail."""
+    ports = []
+
+    async def note_port(request: web.Request, message: dict[str, Any]) -> web.Response:
+        ports.append(request.get_extra_info("peername")[1])
+        return web.json_response(reply(message, text_result("x")))
+
+    async with fake_mcp_server() as server, gateway_harness() as here:
+        server.answers["echo"] = note_port
+        await here.publish(mcp_servers=(server.route(),))
+        await connected(here)
+        for idle_s in (0.0, 4.0):
+            shifted = time.monotonic
+            monkeypatch.setattr(time, "monotonic", lambda shifted=shifted, idle_s=idle_s: shifted() + idle_s)
+            await call_text(here, "fake__echo", text="x")
+    assert ports[0] != ports[1]

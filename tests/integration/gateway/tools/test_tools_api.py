@@ -211,7 +211,7 @@ async def test_calls_are_reported_with_their_arguments_redacted() -> None:
         await call_tool(here, "calculate", "secret-alice", expression="1 + 1")
         await call_tool(here, "calculate", "secret-alice", expression="nonsense")
         await call_tool(here, "calculate", "secret-alice", password="hunter2", expression="token=abcdefgh")
-        await call_tool(here, "invented" * 100, "secret-alice", text="x" * 1000)
+        await call_tool(here, "invented" * 100, "secret-alice", text="x" * 10_000)
         report = await here.controller.report_where(lambda report: len(report.tool_calls) == 4)
         told = [(call.sequence, call.tool[:9], call.caller, call.outcome) for call in report.tool_calls]
         assert told == [
@@ -225,7 +225,7 @@ async def test_calls_are_reported_with_their_arguments_redacted() -> None:
         assert first.request_id.startswith("req-")
         assert third.arguments == '{"password": "***", "expression": "***"}'
         assert "hunter2" not in json.dumps(report.model_dump(mode="json"))
-        assert (len(fourth.arguments), fourth.arguments[-3:], len(fourth.tool)) == (200, "...", 200)
+        assert (len(fourth.arguments), fourth.arguments[-3:], len(fourth.tool)) == (4096, "...", 200)
 
 
 async def test_a_report_has_the_latest_calls_alone() -> None:

@@ -170,6 +170,15 @@ def test_no_models_folder(tmp_path: Path) -> None:
     assert check_files(ModelRoots((tmp_path / "none",)), []) is None
 
 
+def test_a_models_folder_that_leads_in_a_circle(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    roots = ModelRoots((tmp_path / "a", root))
+    assert roots.resolve().folders[1] == root
+    assert check_files(roots, [FileCheck("model_path", "llama/llama-3-q4.gguf", "gguf")]) is None
+    assert check(tmp_path / "a", "m.gguf") == f"the models folder {tmp_path / 'a'} does not exist"
+
+
 def test_the_first_wrong_file_is_told(root: Path) -> None:
     checks = [
         FileCheck("model_path", "llama/llama-3-q4.gguf", "gguf"),

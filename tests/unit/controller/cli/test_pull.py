@@ -24,7 +24,7 @@ from tests.fakes.fake_transfers import FakeSource, FakeTransfers
 from tests.support.cli import PROGRAM, Terminal
 from tests.support.controller_app import Running, running
 from tests.support.gguf_files import write_llama
-from tests.support.wait import until
+from tests.support.wait import DEADLINE_S, until
 
 REFERENCE = "hf:user/tiny-GGUF:Q8_0"
 PINNED = "hf:user/tiny-GGUF/tiny-Q8_0.gguf@abc123"
@@ -143,6 +143,18 @@ async def test_pull_outlives_transfers(site: Site, capsys: pytest.CaptureFixture
     site.transfers.set_state(download, "finished")
     assert await pulling == ExitCode.DONE
     assert capsys.readouterr().out.splitlines()[0] == f"model_path: {MAIN}"
+
+
+async def test_a_download_that_is_forgotten_ends_pull(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    pulling = asyncio.create_task(site.run("pull", REFERENCE))
+    await site.order()
+    await site.transfers.close()
+    site.transfers.downloads.clear()
+    await site.transfers.open()
+    assert await asyncio.wait_for(pulling, DEADLINE_S) == ExitCode.FAILED
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        f"roundhouse: the download of {REFERENCE} is listed no more: its files were removed"
+    )
 
 
 async def test_without_transfers_pull_says_so_and_models_lists_all_the_same(

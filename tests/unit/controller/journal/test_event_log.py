@@ -17,9 +17,9 @@ from typing import get_args
 import pytest
 
 from controller.journal.entry import NewEntry
-from controller.journal.event_log import PRUNE_EVERY, EventLog
+from controller.journal.event_log import FOLLOWED_AT_ONCE, PRUNE_EVERY, EventLog
 from controller.schema.journal import RETENTION_CLASSES, EventKind, JournalEntry
-from tests.support.wait import until
+from tests.support.wait import DEADLINE_S, until
 
 NOW = 1_700_000_000.0
 ALL = 1_000
@@ -402,3 +402,19 @@ async def test_a_follower_waits_where_there_is_nothing_newer(path: Path) -> None
     journal.record_entries(said("b"), NOW)
     assert messages(await waiting) == ["b"]
     journal.close()
+
+
+async def test_entries_of_another_version_hide_none_behind_them(path: Path) -> None:
+    journal = EventLog(path)
+    [first] = journal.record_entries(said("a"), NOW)
+    foreign = journal.record_entries(said(*(str(number) for number in range(FOLLOWED_AT_ONCE + 1))), NOW)
+    [last] = journal.record_entries(said("b"), NOW)
+    journal.close()
+    with contextlib.closing(sqlite3.connect(path)) as file, file:
+        file.execute(
+            "UPDATE entries SET kind = 'of tomorrow' WHERE id BETWEEN ? AND ?", (foreign[0].id, foreign[-1].id)
+        )
+    again = EventLog(path)
+    assert await asyncio.wait_for(again.wait_for_entries(first.id), DEADLINE_S) == [last]
+    assert again.read_page((), None, None, 2) == [last, first]
+    again.close()

@@ -8,6 +8,7 @@ from controller.observe.gateway_hub import GatewayHub
 from controller.planning.draining import FORGET_S
 from controller.schema.routing import GatewayReport, ModelRoute, Stamp
 from controller.schema.status import ModelState
+from tests.support.wait import DEADLINE_S
 
 
 class Counter:
@@ -117,6 +118,22 @@ async def test_a_table_is_taken_when_every_connected_gateway_works_by_it() -> No
     assert not taken.done()
     hub.take_report(GatewayReport(gateway_id="h", stamp=stamp))
     await taken
+
+
+async def test_a_gateway_that_is_lost_is_waited_for_no_more() -> None:
+    hub, _ = _hub([10.0])
+    first = asyncio.create_task(hub.wait_until_applied())
+    await asyncio.sleep(0)
+    stamp = hub.publish_table((_route("a"),))
+    await asyncio.wait_for(first, DEADLINE_S)
+    for gateway in ("g", "h"):
+        hub.open_link(gateway)
+        hub.take_report(GatewayReport(gateway_id=gateway, stamp=stamp if gateway == "g" else None))
+    taken = asyncio.create_task(hub.wait_until_applied())
+    await asyncio.sleep(0)
+    assert not taken.done()
+    hub.close_link("h")
+    await asyncio.wait_for(taken, DEADLINE_S)
 
 
 def _lost_at(hub: GatewayHub) -> float | None:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import signal
+import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -17,7 +21,7 @@ from gateway.documents.reader import AT_ONCE, MOST_WAITING, DocumentReader
 from gateway.protocols.common.file_parts import FilePart
 from tests.support.file_readers import WAITS, count_running
 from tests.support.pdf_files import make_bomb, make_encrypted_pdf, make_pdf
-from tests.support.wait import until
+from tests.support.wait import DEADLINE_S, until
 
 
 def part(data: bytes | str) -> FilePart:
@@ -94,3 +98,47 @@ async def test_few_are_read_at_once_and_few_may_wait() -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
     assert not count_running()
     assert await DocumentReader().read_texts([]) == []
+
+
+async def test_the_event_loop_goes_on_while_a_process_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, went_on = asyncio.get_running_loop(), threading.Event()
+    start = subprocess.Popen
+
+    def slow(*arguments: Any, **options: Any) -> Any:
+        loop.call_soon_threadsafe(went_on.set)
+        assert went_on.wait(DEADLINE_S)
+        return start(*arguments, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", slow)
+    assert await DocumentReader().read_texts([part(make_pdf("Coal."))]) == ["Coal."]
+    assert went_on.is_set()
+
+
+async def test_a_reading_that_is_cancelled_while_its_process_starts_leaves_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reader, may_start, is_asked = DocumentReader(WAITS), threading.Event(), asyncio.Event()
+    loop, start, started = asyncio.get_running_loop(), subprocess.Popen, []
+
+    def late(*arguments: Any, **options: Any) -> Any:
+        loop.call_soon_threadsafe(is_asked.set)
+        assert may_start.wait(DEADLINE_S)
+        started.append(start(*arguments, **options))
+        return started[0]
+
+    monkeypatch.setattr(subprocess, "Popen", late)
+    task = asyncio.create_task(reader.read_texts([part(b"x")]))
+    await asyncio.wait_for(is_asked.wait(), DEADLINE_S)
+    task.cancel()
+    await asyncio.sleep(0)
+    may_start.set()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(task, DEADLINE_S)
+    assert started[0].returncode == -signal.SIGKILL
+
+
+async def test_a_process_that_does_not_start_gives_its_place_back() -> None:
+    reader = DocumentReader(("/nowhere/at-all",))
+    for _ in range(AT_ONCE + 1):
+        with pytest.raises(FileNotFoundError):
+            await asyncio.wait_for(reader.read_texts([part(b"x")]), DEADLINE_S)

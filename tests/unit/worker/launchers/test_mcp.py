@@ -24,6 +24,9 @@ def test_everything_behind_the_dashes_is_the_servers_command() -> None:
         ([*FLAGS], "the server's command is missing after `--`"),
         ([*FLAGS, "--"], "the server's command is missing after `--`"),
         ([*FLAGS, "--shell", "--", "x"], "unknown argument --shell"),
+        ([*FLAGS[:4], "--", "x"], "the following arguments are required: --name"),
+        ([*FLAGS, "--pass-env", "--", "x"], "argument --pass-env: expected one argument"),
+        ([*FLAGS, "--help", "--", "x"], "unknown argument --help"),
         (["--host", "::1", "--port", "0", "--name", "n", "--", "x"], "a port is a number from 1 to 65535"),
     ],
 )

@@ -82,6 +82,8 @@ def test_what_is_checked_first(
     assert told("m", "--port", "1") == (1, "No module named 'vllm': install the extra `vllm`")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     assert told("m", "--port", "x", "--dtype", "float32") == (2, "--port: a port is a number from 1 to 65535")
+    assert told("m", "--port") == (2, "argument --port: expected one argument")
+    assert told("m", "--host", "--port", "1") == (2, "argument --host: expected one argument")
     assert told(f"{tmp_path}/no", "--port", "1") == (1, f"there is no model {tmp_path}/no")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

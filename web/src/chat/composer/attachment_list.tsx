@@ -1,4 +1,5 @@
 /** What is attached to the message: a preview of each, how a PDF is sent, and the button that removes it. */
+import { useMemo } from "react";
 import { Button, IconButton } from "../../ui/controls";
 import { Icon } from "../../ui/icons";
 import { type Attachment, bytesOf, modalitiesOf, sayBytes } from "./attachment";
@@ -31,6 +32,8 @@ export function AttachmentList({ attachments }: { attachments: Attachments }) {
 
 function AttachmentChip({ attachment, attachments }: { attachment: Attachment; attachments: Attachments }) {
   const { name, preview, parts, pages, pdf } = attachment;
+  // It is rendered for each key of the message.
+  const bytes = useMemo(() => bytesOf(parts), [parts]);
   const arePages = pdf !== null && modalitiesOf(parts).has("image");
   return (
     <li className="flex max-w-full items-center gap-2 rounded-md border border-line bg-raised p-1 text-sm">
@@ -39,7 +42,7 @@ function AttachmentChip({ attachment, attachments }: { attachment: Attachment; a
         <span className="block max-w-48 truncate">{name}</span>
         <span className="block text-xs text-faint">
           {pages !== null && `${arePages ? `${parts.length} of ${pages}` : `Text of ${pages}`} pages, `}
-          {sayBytes(bytesOf(parts))}
+          {sayBytes(bytes)}
         </span>
       </span>
       {pdf !== null && (

@@ -1,6 +1,6 @@
 /** Where the next message is written: text, attachments, model, settings, and the button that sends or stops. */
-import { useQuery } from "@tanstack/react-query";
-import { type ClipboardEvent, type DragEvent, type FormEvent, type KeyboardEvent, useState } from "react";
+import { useIsMutating, useQuery } from "@tanstack/react-query";
+import { type ClipboardEvent, type DragEvent, type FormEvent, type KeyboardEvent, useMemo, useState } from "react";
 import { useClient } from "../../api/access";
 import { describeError } from "../../api/client";
 import type { ContentPart, Item } from "../../api/items";
@@ -8,14 +8,16 @@ import { limitsQuery } from "../../api/limits";
 import { chatModels, modelsQuery } from "../../models/models";
 import { Button, ErrorNote, IconButton } from "../../ui/controls";
 import { Icon } from "../../ui/icons";
-import { type AnswerStream, isRunning as isLive } from "../answer_stream";
+import type { AnswerStream } from "../answer_stream";
 import type { Conversation, ConversationSettings } from "../conversations";
-import { useSnapshot } from "../runs";
+import { useIsRunning } from "../runs";
 import { AttachButtons } from "./attach_button";
 import { bytesOf, contentOf, sayBytes } from "./attachment";
 import { AttachmentList } from "./attachment_list";
 import { ModalityNote } from "./modality_note";
-import { LoadOffer, ModelPicker } from "./model_picker";
+import { LoadOffer, loadKey, ModelPicker } from "./model_picker";
+import { appended, type PromptDraft } from "./server_offers/draft_of_prompt";
+import { ServerOffersButton, ServerOffersDialog } from "./server_offers/server_offers";
 import { SettingsDialog } from "./settings_dialog";
 import { useAttachments } from "./use_attachments";
 import { useDraft } from "./use_draft";
@@ -44,16 +46,21 @@ export function Composer({ conversationId, conversation, isRead, path, run, onSe
   const [isSending, setSending] = useState(false);
   const [error, setError] = useState<unknown>(null);
   const [isSettingsOpen, setSettingsOpen] = useState(false);
-  const snapshot = useSnapshot(run);
-  const isRunning = snapshot !== null && isLive(snapshot);
+  const [areOffersOpen, setOffersOpen] = useState(false);
+  const [note, setNote] = useState<string | null>(null);
+  const isRunning = useIsRunning(run);
   const name = inUse.settings.model ?? models[0]?.id ?? "";
   const model = models.find((each) => each.id === name || each.aliases.includes(name)) ?? null;
   const content = contentOf(text, attachments.list);
-  const bytes = attachments.list.length === 0 ? 0 : bytesOf(content);
+  // Counted once for all that is attached, and not for each key.
+  const attachedBytes = useMemo(() => bytesOf(contentOf("", attachments.list)), [attachments.list]);
+  const bytes = attachedBytes + bytesOf(contentOf(text, []));
   const mostBytes = useQuery(limitsQuery(client)).data?.max_body_bytes ?? Number.POSITIVE_INFINITY;
   const isTooLarge = bytes > mostBytes;
   const isComplete = content.length > 0 && attachments.reading === 0 && !isTooLarge;
-  const canSend = isRead && isComplete && name !== "" && !isSending;
+  // Until the gateway has taken a load, it refuses what waits for it.
+  const isLoadAsked = useIsMutating({ mutationKey: loadKey(model?.id ?? "") }) > 0;
+  const canSend = isRead && isComplete && name !== "" && !isLoadAsked && !isSending;
 
   async function submit(event?: FormEvent) {
     event?.preventDefault();
@@ -64,11 +71,18 @@ export function Composer({ conversationId, conversation, isRead, path, run, onSe
       await onSend(content, text || (attachments.list[0]?.name ?? ""), { ...inUse.settings, model: name });
       setText("");
       attachments.clear();
+      setNote(null);
     } catch (problem) {
       setError(problem);
     } finally {
       setSending(false);
     }
+  }
+
+  function take({ text: added, files, note: told }: PromptDraft) {
+    setText(appended(text, added));
+    setNote(told);
+    if (files.length > 0) void attachments.add(files);
   }
 
   function onKeyDown(event: KeyboardEvent<HTMLTextAreaElement>) {
@@ -119,6 +133,11 @@ export function Composer({ conversationId, conversation, isRead, path, run, onSe
           </p>
         )}
         <AttachmentList attachments={attachments} />
+        {note !== null && (
+          <p role="status" className="break-words text-sm text-faint">
+            {note}
+          </p>
+        )}
         <textarea
           data-shortcut="message"
           aria-label="Message"
@@ -132,6 +151,7 @@ export function Composer({ conversationId, conversation, isRead, path, run, onSe
         />
         <div className="flex items-center gap-2">
           <AttachButtons onFiles={(files) => void attachments.add([...files])} />
+          <ServerOffersButton onPress={() => setOffersOpen(true)} />
           <ModelPicker
             models={models}
             chosen={name}
@@ -161,6 +181,7 @@ export function Composer({ conversationId, conversation, isRead, path, run, onSe
           )}
         </div>
       </form>
+      <ServerOffersDialog isOpen={areOffersOpen} onClose={() => setOffersOpen(false)} onTake={take} />
       <SettingsDialog
         isOpen={isSettingsOpen}
         onClose={() => setSettingsOpen(false)}

@@ -1,4 +1,5 @@
 /** Says what of the message, or of the conversation, the chosen model cannot take, and offers ways out. */
+import { useMemo } from "react";
 import type { Item } from "../../api/items";
 import type { ListedModel } from "../../models/models";
 import { Button } from "../../ui/controls";
@@ -18,7 +19,7 @@ interface ModalityNoteProps {
 
 export function ModalityNote({ model, models, attachments, path, onChoose }: ModalityNoteProps) {
   const attached = modalitiesOf(attachments.list.flatMap(({ parts }) => parts));
-  const earlier = modalitiesOfItems(path);
+  const earlier = useMemo(() => modalitiesOfItems(path), [path]);
   const needed = new Set([...attached, ...earlier]);
   const missing = unsupported(model, needed);
   if (missing.length === 0) return null;

@@ -64,11 +64,17 @@ export function ModelPicker({ models, chosen, isDisabled, onChoose }: ModelPicke
   );
 }
 
+/** Returns the key of the request that loads a model. */
+export function loadKey(model: string): readonly string[] {
+  return ["load", model];
+}
+
 /** Offers to load a model that is not loaded. Shows nothing for one that is. */
 export function LoadOffer({ model }: { model: ListedModel }) {
   const client = useClient();
   const queries = useQueryClient();
   const load = useMutation({
+    mutationKey: loadKey(model.id),
     mutationFn: () => client.request(`/v1/admin/models/${encodeURIComponent(model.id)}/load`, { method: "POST" }),
     onSettled: () => queries.invalidateQueries({ queryKey: ["models"] }),
   });

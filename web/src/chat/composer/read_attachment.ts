@@ -39,7 +39,7 @@ export async function readAttachment(file: File, form: PdfForm = "text"): Promis
   };
   if (file.type.startsWith("image/")) return { ...attachment, ...(await readImage(file)) };
   if (file.type.startsWith("audio/")) return { ...attachment, parts: [await readSound(file)] };
-  if (file.type === "application/pdf" || file.name.toLowerCase().endsWith(".pdf")) {
+  if (file.type === "application/pdf" || (file.type !== "text/plain" && file.name.toLowerCase().endsWith(".pdf"))) {
     return { ...attachment, ...(await readPdf(file, form)), pdf: file };
   }
   return { ...attachment, parts: [textPart(file.name, await readText(file))] };

@@ -1,6 +1,7 @@
 /** What a conversation may use beside its model: servers of tools, and collections of documents (vector stores). */
 import { queryOptions } from "@tanstack/react-query";
 import type { ApiClient } from "../../api/client";
+import type { ListedServer } from "./server_offers/offers";
 
 /** The label that stands for the built-in tools in requests. */
 export const BUILT_IN = "roundhouse";
@@ -10,15 +11,6 @@ export interface ListedTool {
   display_name: string;
   type: "builtin" | "mcp";
   permissions: { write: boolean };
-}
-
-export interface ListedServer {
-  server: string;
-  state: "connecting" | "connected" | "down";
-  tools: string[];
-  resources: { uri: string; name: string; description: string; media_type: string | null; is_template: boolean }[];
-  prompts: { name: string; description: string; required: string[]; optional: string[] }[];
-  reason: string | null;
 }
 
 /** The collection that is all documents of the caller, beside the vector stores (docs/retrieval.md). */

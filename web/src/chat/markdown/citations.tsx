@@ -4,10 +4,10 @@ import type { Root, RootContent } from "mdast";
 import { createContext, type ReactNode, use, useState } from "react";
 import { createPortal } from "react-dom";
 import { useClient } from "../../api/access";
-import type { ApiClient } from "../../api/client";
 import { isRecord } from "../../api/errors";
 import type { Annotation, Item } from "../../api/items";
 import { Dialog } from "../../ui/controls";
+import { readPassage } from "./passages";
 
 /** A passage that a text cites. */
 export interface Source {
@@ -18,12 +18,14 @@ export interface Source {
   page: number | null;
   /** Position of the chunk in the document, from 0; null: it is not known. */
   chunk: number | null;
+  /** Its first byte in the document's text (UTF-8), and the one after its last; null: they are not known. */
+  bytes: { start: number; end: number } | null;
 }
 
 /** Returns the passages that a text's annotations name, by their numbers. */
 export function sourcesOf(annotations: readonly Annotation[]): ReadonlyMap<number, Source> {
   const sources = new Map<number, Source>();
-  for (const { type, number, document_id, file_id, filename, page, chunk } of annotations) {
+  for (const { type, number, document_id, file_id, filename, page, chunk, start, end } of annotations) {
     const documentId = document_id ?? file_id;
     if (type !== "file_citation" || typeof number !== "number" || typeof documentId !== "string") continue;
     sources.set(number, {
@@ -32,14 +34,18 @@ export function sourcesOf(annotations: readonly Annotation[]): ReadonlyMap<numbe
       filename: filename ?? documentId,
       page: typeof page === "number" ? page : null,
       chunk: typeof chunk === "number" ? chunk : null,
+      bytes: typeof start === "number" && typeof end === "number" ? { start, end } : null,
     });
   }
   return sources;
 }
 
 export const SourcesContext = createContext<ReadonlyMap<number, Source>>(new Map());
-/** The items of the answer around a text: a search among them may hold the passages. */
-export const AnswerItemsContext = createContext<readonly Item[]>([]);
+/**
+ * Returns the items of the answer around a text: a search among them may hold the passages. A function, because React
+ * looks through all of a long answer whenever the value of a context changes, which the items do with each piece.
+ */
+export const AnswerItemsContext = createContext<() => readonly Item[]>(() => []);
 
 /** Has remark write `[n]` as an element `sup` with `data-citation`, for the numbers that are sources. Not within code. */
 export function remarkCitations({ numbers }: { numbers: ReadonlySet<number> }) {
@@ -97,7 +103,7 @@ export function Citation({ number, children }: { number: number; children: React
 
 function Passage({ source }: { source: Source }) {
   const client = useClient();
-  const found = foundText(use(AnswerItemsContext), source);
+  const found = foundText(use(AnswerItemsContext)(), source);
   const read = useQuery({
     queryKey: ["passages", source.documentId, source.chunk],
     queryFn: () => readPassage(client, source),
@@ -128,12 +134,4 @@ function foundText(items: readonly Item[], source: Source): string | null {
     if (isRecord(result) && result.file_id === source.documentId && typeof result.text === "string") return result.text;
   }
   return null;
-}
-
-async function readPassage(client: ApiClient, { documentId, chunk }: Source): Promise<string | null> {
-  if (chunk === null) return null;
-  const path = `/v1/documents/${encodeURIComponent(documentId)}/chunks`;
-  const query = { limit: 1, after: chunk === 0 ? null : chunk - 1 };
-  const page = await client.request<{ data: { text: string }[] }>(path, { query });
-  return page.data[0]?.text ?? null;
 }

@@ -38,9 +38,9 @@ export const ELEMENTS: Components = {
     node !== undefined && languageOf(node) === "math" ? formula(textIn(node), false) : <code>{children}</code>,
   table: ({ children }) => (
     // biome-ignore lint/a11y/noNoninteractiveTabindex: the keyboard scrolls it.
-    <section className="overflow-x-auto" aria-label="Table" tabIndex={0}>
+    <figure className="overflow-x-auto" aria-label="Table" tabIndex={0}>
       <table className="w-max max-w-none border-collapse text-sm">{children}</table>
-    </section>
+    </figure>
   ),
   input: ({ checked }) => (
     <input type="checkbox" checked={checked === true} readOnly disabled aria-label={checked ? "Done" : "Not done"} />
@@ -49,11 +49,11 @@ export const ELEMENTS: Components = {
     const number = Number(node?.properties.dataCitation ?? Number.NaN);
     return Number.isNaN(number) ? <sup>{children}</sup> : <Citation number={number}>{children}</Citation>;
   },
-  // The page has headings of its own above an answer's.
-  h1: ({ children }) => <h3>{children}</h3>,
-  h2: ({ children }) => <h4>{children}</h4>,
-  h3: ({ children }) => <h5>{children}</h5>,
-  h4: ({ children }) => <h6>{children}</h6>,
+  // The conversation's title is the heading above them.
+  h1: ({ children }) => <h2>{children}</h2>,
+  h2: ({ children }) => <h3>{children}</h3>,
+  h3: ({ children }) => <h4>{children}</h4>,
+  h4: ({ children }) => <h5>{children}</h5>,
   h5: ({ children }) => <h6>{children}</h6>,
   h6: ({ children }) => <h6>{children}</h6>,
 };

@@ -22,6 +22,8 @@ describe("markFormulas", () => {
     ["Already \\$5", "Already \\$5"],
     ["So \\(x\\).", "So $x$."],
     ["\\[\nx\n\\]", "\n$$\nx\n$$\n"],
+    ["Then:\n$$ x + y $$\nor $$z$$.", "Then:\n$$\nx + y\n$$\nor $$z$$."],
+    ["- so\n  $$x$$", "- so\n  $$\n  x\n  $$"],
     ["Code `$5` and $6", "Code `$5` and \\$6"],
     ["$$a$$ and $1", "$$a$$ and \\$1"],
     ["```sh\necho $HOME\n```", "```sh\necho $HOME\n```"],

@@ -6,8 +6,10 @@ export function hasFormula(text: string): boolean {
 }
 
 /**
- * Returns a block with `\(...\)` and `\[...\]` written as `$...$` and `$$...$$`, and with each single `$` that is an amount
- * of money escaped: a formula has no space inside of its marks and no digit after them. Code stays as it is.
+ * Returns a block with `\(...\)` and `\[...\]` written as `$...$` and `$$...$$`, with the marks of a `$$...$$` that is alone
+ * on its line on lines of their own (without that, remark-math takes it for a part of the text), and with each single `$`
+ * that is an amount of money escaped: a formula has no space inside of its marks and no digit after them. Code stays as it
+ * is.
  */
 export function markFormulas(block: string): string {
   if (/^ {0,3}(```|~~~)/.test(block)) return block;
@@ -20,7 +22,11 @@ export function markFormulas(block: string): string {
 function markPiece(text: string): string {
   const marked = text
     .replace(/\\\[([\s\S]+?)\\\]/g, (_, inner: string) => `\n$$\n${inner.trim()}\n$$\n`)
-    .replace(/\\\(([\s\S]+?)\\\)/g, (_, inner: string) => `$${inner.trim()}$`);
+    .replace(/\\\(([\s\S]+?)\\\)/g, (_, inner: string) => `$${inner.trim()}$`)
+    .replace(
+      /^( *)\$\$([^$\n]+)\$\$ *$/gm,
+      (_, indent: string, inner: string) => `${indent}$$\n${indent}${inner.trim()}\n${indent}$$`,
+    );
   return marked
     .split(/(\$\$[\s\S]*?\$\$)/)
     .map((piece, index) => (index % 2 === 1 ? piece : escapeAmounts(piece)))

@@ -41,7 +41,7 @@ describe("Markdown", () => {
     expect(parsed.length).toBeLessThanOrEqual(TEXT.length + BLOCKS.length);
     const first = parsed.flatMap((text, index) => (text.startsWith("# Title") ? [index] : []));
     expect(Math.max(...first)).toBeLessThan("# Title\n\nA".length + 2);
-    expect(container.querySelector("h3")?.textContent).toBe("Title");
+    expect(container.querySelector("h2")?.textContent).toBe("Title");
     expect(container.querySelectorAll("td")).toHaveLength(1);
   });
 

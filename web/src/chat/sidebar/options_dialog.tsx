@@ -11,11 +11,23 @@ import { changePreferences, usePreferences } from "../preferences";
 import { FORMATS, readConversations } from "../transfer/formats";
 import { storePortable } from "../transfer/portable_conversation";
 
-export function OptionsDialog({ isOpen, onClose }: { isOpen: boolean; onClose: () => void }) {
+interface OptionsProps {
+  isOpen: boolean;
+  onClose: () => void;
+  /** Called when an imported conversation is shown. */
+  onImported: () => void;
+}
+
+export function OptionsDialog({ isOpen, onClose, onImported }: OptionsProps) {
   return (
     <Dialog title="Import and options" isOpen={isOpen} onClose={onClose}>
       <div className="flex flex-col gap-5">
-        <Import onDone={onClose} />
+        <Import
+          onDone={() => {
+            onClose();
+            onImported();
+          }}
+        />
         <TitleModel />
         <Place />
       </div>

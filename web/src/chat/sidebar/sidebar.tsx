@@ -67,7 +67,7 @@ export function Sidebar({ shownId, onChosen }: { shownId: string | null; onChose
       <Button look="quiet" onClick={() => setOptionsOpen(true)}>
         Import and options
       </Button>
-      <OptionsDialog isOpen={areOptionsOpen} onClose={() => setOptionsOpen(false)} />
+      <OptionsDialog isOpen={areOptionsOpen} onClose={() => setOptionsOpen(false)} onImported={onChosen} />
     </nav>
   );
 }

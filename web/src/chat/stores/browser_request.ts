@@ -16,8 +16,10 @@ export async function browserRequest(
   return { ...fields, store: false, input: path.map(inputItem) };
 }
 
+/** Items that the gateway knows again by their ids: requests for calls of tools, and the calls that were made. */
+const KNOWN_BY_ID: ReadonlySet<string> = new Set(["mcp_approval_request", "mcp_call"]);
+
 function inputItem({ id, parent_id: _, answer: __, status, ...item }: Item): object {
   const kept = status === "incomplete" ? { ...item, status } : item;
-  // The answer to a request for a call of a tool names it by its id.
-  return item.type === "mcp_approval_request" ? { ...kept, id } : kept;
+  return KNOWN_BY_ID.has(item.type) ? { ...kept, id } : kept;
 }

@@ -91,7 +91,10 @@ export function ApprovalRequest({ item }: { item: Item }) {
   const decision = decisions.get(item.id);
   const isOpen = pending.has(item.id) && decision === undefined;
   return (
-    <section aria-label={`Call of ${toolNameOf(item)}`} className="rounded-md border border-warn px-3 py-2 text-sm">
+    <fieldset
+      aria-label={`Call of ${toolNameOf(item)}`}
+      className="min-w-0 rounded-md border border-warn px-3 py-2 text-sm"
+    >
       <p>
         The model wants to call <code className="break-all">{toolNameOf(item)}</code>.
       </p>
@@ -110,7 +113,7 @@ export function ApprovalRequest({ item }: { item: Item }) {
         <p className="text-faint">{sayDecision(decision, approved.get(item.id))}</p>
       )}
       {isOpen && error !== null && <ErrorNote {...describeError(error)} />}
-    </section>
+    </fieldset>
   );
 }
 

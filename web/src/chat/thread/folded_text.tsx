@@ -9,9 +9,14 @@ export function FoldedText({ label, text }: { label: string; text: string }) {
   const [isWhole, setWhole] = useState(false);
   const isCut = !isWhole && text.length > SHOWN;
   return (
-    <section aria-label={label} className="my-1">
-      <h3 className="text-xs text-faint">{label}</h3>
-      <pre className="max-h-96 overflow-auto whitespace-pre-wrap break-words rounded bg-panel p-2 text-xs">
+    // A landmark of each would be too many, and a heading would stand among those of the answer.
+    <figure aria-label={label} className="my-1">
+      <figcaption className="text-xs text-faint">{label}</figcaption>
+      <pre
+        // biome-ignore lint/a11y/noNoninteractiveTabindex: the keyboard scrolls it.
+        tabIndex={0}
+        className="max-h-96 overflow-auto whitespace-pre-wrap break-words rounded bg-panel p-2 text-xs"
+      >
         {isCut ? `${text.slice(0, SHOWN)}…` : text}
       </pre>
       {text.length > SHOWN && (
@@ -19,7 +24,7 @@ export function FoldedText({ label, text }: { label: string; text: string }) {
           {isCut ? `Show all ${text.length.toLocaleString("en")} characters` : "Show less"}
         </Button>
       )}
-    </section>
+    </figure>
   );
 }
 

@@ -1,12 +1,12 @@
 /** One item of a conversation. A new type of item is one case here. */
-import { memo } from "react";
+import { memo, use } from "react";
 import { type Annotation, type Item, textOf } from "../../api/items";
 import { Markdown } from "../markdown/markdown";
 import { ApprovalRequest } from "./approvals";
 import { MessageParts } from "./message_parts";
 import { Reasoning } from "./reasoning";
 import { FileSearch, FunctionResult, ToolCall, ToolList } from "./tool_call";
-import { useIsNear } from "./use_is_near";
+import { NearContext } from "./use_is_near";
 
 interface ItemProps {
   item: Item;
@@ -49,9 +49,9 @@ const NO_ANNOTATIONS: readonly Annotation[] = [];
 function AnswerText({ item, isRunning }: ItemProps) {
   const text = textOf(item);
   const part = item.content?.find((each) => each.type === "output_text");
-  const { element, isNear } = useIsNear(isRunning);
+  const isNear = use(NearContext);
   return (
-    <div ref={element}>
+    <div>
       {isNear ? (
         <Markdown text={text} isGrowing={isRunning} annotations={part?.annotations ?? NO_ANNOTATIONS} />
       ) : (

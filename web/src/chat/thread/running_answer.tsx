@@ -1,4 +1,5 @@
 /** The answer that is being made: what it waits for, its text as it comes, and how fast. */
+import { useCallback } from "react";
 import type { Progress } from "../answer";
 import { type AnswerStream, isRunning, type StreamSnapshot } from "../answer_stream";
 import type { ItemTimes } from "../figures";
@@ -11,6 +12,7 @@ import { ItemView } from "./item_view";
 /** Shows the items of the answer that are not stored yet: those in `tree` are shown as the conversation's. */
 export function RunningAnswer({ stream, tree }: { stream: AnswerStream; tree: ItemTree }) {
   const snapshot = useSnapshot(stream);
+  const currentItems = useCallback(() => stream.snapshot.answer.items, [stream]);
   if (snapshot === null) return null;
   const { answer, state, itemTimes } = snapshot;
   const isLive = isRunning(snapshot);
@@ -18,7 +20,7 @@ export function RunningAnswer({ stream, tree }: { stream: AnswerStream; tree: It
   if (!isLive && items.length === 0) return null;
   return (
     <article aria-label="Answer" aria-busy={isLive} className="flex flex-col gap-2">
-      <AnswerItemsContext value={answer.items}>
+      <AnswerItemsContext value={currentItems}>
         {items.map((item, index) => (
           <ItemView
             key={item.id}
@@ -65,9 +67,10 @@ function sayProgress({ stage, model, queuePosition, progress, promptTokens, esti
   switch (stage) {
     case "queue": {
       const wait = estimatedWaitMs === null ? "" : `, about ${Math.max(1, Math.round(estimatedWaitMs / 1000))} s`;
-      return queuePosition === null
+      // The API counts the request that is being answered, too: the first that waits has position 2.
+      return queuePosition === null || queuePosition < 2
         ? `Waiting for ${model}${wait}`
-        : `Number ${queuePosition} in the queue of ${model}${wait}`;
+        : `Number ${queuePosition - 1} in the queue of ${model}${wait}`;
     }
     case "load":
       return `Loading ${model}${percent}`;

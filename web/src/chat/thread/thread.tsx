@@ -17,14 +17,14 @@ import {
   itemsQuery,
   titleOf,
 } from "../conversations";
-import { groupTurns, growTree, pathTo } from "../item_tree";
+import { growTree, pathTo } from "../item_tree";
 import { usePreferences } from "../preferences";
 import { useOwnAnswer, useRun, useRuns } from "../runs";
 import { shownEnd } from "../shown_branch";
 import { ApprovalsProvider } from "./approvals";
 import { RunningAnswer } from "./running_answer";
 import { ThreadHeader } from "./thread_header";
-import { TurnView } from "./turn_view";
+import { TurnList } from "./turn_list";
 import { UnfinishedEnd } from "./unfinished_end";
 import { useConversationActions } from "./use_conversation_actions";
 import { useFollowedScroll } from "./use_followed_scroll";
@@ -48,8 +48,7 @@ export function Thread({ conversationId }: { conversationId: string | null }) {
   const path = useMemo(() => pathTo(tree, endId), [tree, endId]);
   // Another tab's answer on another branch is none of what is shown here.
   const run = found !== null && isOn(path, found) ? found : null;
-  const turns = useMemo(() => groupTurns(path), [path]);
-  const actions = useConversationActions(conversation.data ?? null);
+  const actions = useConversationActions(conversation.data ?? null, tree);
   const preferences = usePreferences();
   const scroll = useFollowedScroll();
 
@@ -109,9 +108,7 @@ export function Thread({ conversationId }: { conversationId: string | null }) {
           {!isStored && <h1 className="mt-[20vh] text-center text-2xl font-semibold">What can I do for you?</h1>}
           {items.error && <ErrorNote {...describeError(items.error)} />}
           <ApprovalsProvider path={path} isRunning={run?.isRunning ?? false} actions={actions}>
-            {turns.map((turn) => (
-              <TurnView key={turn.question?.id ?? turn.answer[0]?.id} turn={turn} tree={tree} actions={actions} />
-            ))}
+            {path.length > 0 && <TurnList path={path} tree={tree} actions={actions} />}
           </ApprovalsProvider>
           {run !== null && <RunningAnswer stream={run} tree={tree} />}
           {conversationId !== null && items.isSuccess && !items.isFetching && (

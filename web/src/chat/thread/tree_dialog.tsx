@@ -8,33 +8,39 @@ interface TreeDialogProps {
   tree: ItemTree;
   activeId: string | null;
   actions: ConversationActions;
-  isOpen: boolean;
   onClose: () => void;
 }
 
-export function TreeDialog({ tree, activeId, actions, isOpen, onClose }: TreeDialogProps) {
+export function TreeDialog({ isOpen, ...rest }: TreeDialogProps & { isOpen: boolean }) {
+  return (
+    <Dialog title="Branches" isOpen={isOpen} onClose={rest.onClose}>
+      <Outline {...rest} />
+    </Dialog>
+  );
+}
+
+/** A component of its own, so that a dialog that is closed makes no outline. */
+function Outline({ tree, activeId, actions, onClose }: TreeDialogProps) {
   const active = new Set(pathTo(tree, activeId).map((item) => item.id));
   return (
-    <Dialog title="Branches" isOpen={isOpen} onClose={onClose}>
-      <ol className="flex flex-col">
-        {outline(tree).map(({ item, depth }) => (
-          <li key={item.id} style={{ paddingInlineStart: `${Math.min(depth, 12)}rem` }}>
-            <button
-              type="button"
-              aria-current={active.has(item.id) ? "true" : undefined}
-              className="w-full truncate rounded-md px-2 py-1 text-left text-sm text-faint hover:bg-panel aria-[current=true]:font-semibold aria-[current=true]:text-text"
-              onClick={() => {
-                onClose();
-                void actions.showBranch(tree, item.id);
-              }}
-            >
-              {item.role === "assistant" ? "Answer: " : "You: "}
-              {textOf(item).slice(0, 200) || "(no text)"}
-            </button>
-          </li>
-        ))}
-      </ol>
-    </Dialog>
+    <ol className="flex flex-col">
+      {outline(tree).map(({ item, depth }) => (
+        <li key={item.id} style={{ paddingInlineStart: `${Math.min(depth, 12)}rem` }}>
+          <button
+            type="button"
+            aria-current={active.has(item.id) ? "true" : undefined}
+            className="w-full truncate rounded-md px-2 py-1 text-left text-sm text-faint hover:bg-panel aria-[current=true]:font-semibold aria-[current=true]:text-text"
+            onClick={() => {
+              onClose();
+              void actions.showBranch(item.id);
+            }}
+          >
+            {item.role === "assistant" ? "Answer: " : "You: "}
+            {textOf(item).slice(0, 200) || "(no text)"}
+          </button>
+        </li>
+      ))}
+    </ol>
   );
 }
 

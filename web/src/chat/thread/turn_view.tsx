@@ -5,27 +5,26 @@ import { type Item, textOf } from "../../api/items";
 import { Button, ErrorNote, IconButton } from "../../ui/controls";
 import { CopyButton } from "../../ui/copy_button";
 import { Icon } from "../../ui/icons";
-import { type ItemTree, siblingsOf, type Turn } from "../item_tree";
 import { AnswerItemsContext } from "../markdown/citations";
 import { FiguresLine } from "./answer_figures";
 import { answerMarkdown } from "./answer_markdown";
 import { ItemView } from "./item_view";
+import type { ShownTurn } from "./shown_turns";
 import type { ConversationActions } from "./use_conversation_actions";
 
 interface TurnProps {
-  turn: Turn;
-  tree: ItemTree;
+  turn: ShownTurn;
   actions: ConversationActions;
 }
 
-export const TurnView = memo(function TurnView({ turn, tree, actions }: TurnProps) {
+export const TurnView = memo(function TurnView({ turn, actions }: TurnProps) {
   const first = turn.answer[0];
   return (
-    <div data-turn className="flex flex-col gap-3 [contain-intrinsic-size:auto_10rem] [content-visibility:auto]">
-      {turn.question !== null && <Question item={turn.question} tree={tree} actions={actions} />}
+    <div data-turn className="flex flex-col gap-3">
+      {turn.question !== null && <Question item={turn.question} siblingIds={turn.questionIds} actions={actions} />}
       {turn.answer.length > 0 && (
         <article aria-label="Answer" className="flex flex-col gap-2">
-          <AnswerItemsContext value={turn.answer}>
+          <AnswerItemsContext value={() => turn.answer}>
             {turn.answer.map((item) => (
               <ItemView key={item.id} item={item} isRunning={false} />
             ))}
@@ -37,7 +36,7 @@ export const TurnView = memo(function TurnView({ turn, tree, actions }: TurnProp
                 Regenerate
               </IconButton>
             )}
-            {first !== undefined && <BranchPicker item={first} tree={tree} actions={actions} />}
+            {first !== undefined && <BranchPicker id={first.id} siblingIds={turn.answerIds} actions={actions} />}
             <FiguresLine items={turn.stored} />
           </div>
         </article>
@@ -46,7 +45,13 @@ export const TurnView = memo(function TurnView({ turn, tree, actions }: TurnProp
   );
 });
 
-function Question({ item, tree, actions }: { item: Item; tree: ItemTree; actions: ConversationActions }) {
+interface QuestionProps {
+  item: Item;
+  siblingIds: readonly string[];
+  actions: ConversationActions;
+}
+
+function Question({ item, siblingIds, actions }: QuestionProps) {
   const [draft, setDraft] = useState<string | null>(null);
   const [problem, setProblem] = useState<unknown>(null);
 
@@ -89,17 +94,24 @@ function Question({ item, tree, actions }: { item: Item; tree: ItemTree; actions
         <IconButton label="Edit message" onClick={() => setDraft(textOf(item))}>
           Edit
         </IconButton>
-        <BranchPicker item={item} tree={tree} actions={actions} />
+        <BranchPicker id={item.id} siblingIds={siblingIds} actions={actions} />
       </div>
     </article>
   );
 }
 
+interface BranchPickerProps {
+  id: string;
+  /** The item itself and its siblings, in order of creation. */
+  siblingIds: readonly string[];
+  actions: ConversationActions;
+}
+
 /** Moves between an item and its siblings. Shows nothing for an item without any. */
-function BranchPicker({ item, tree, actions }: { item: Item; tree: ItemTree; actions: ConversationActions }) {
-  const { ids, index } = siblingsOf(tree, item);
-  if (ids.length < 2) return null;
-  const show = (id: string | undefined) => id !== undefined && void actions.showBranch(tree, id);
+function BranchPicker({ id, siblingIds, actions }: BranchPickerProps) {
+  if (siblingIds.length < 2) return null;
+  const index = siblingIds.indexOf(id);
+  const show = (chosen: string | undefined) => chosen !== undefined && void actions.showBranch(chosen);
   return (
     <fieldset className="flex items-center text-sm text-faint">
       <legend className="sr-only">Branches</legend>
@@ -107,18 +119,18 @@ function BranchPicker({ item, tree, actions }: { item: Item; tree: ItemTree; act
         label="Previous branch"
         data-shortcut="previous-branch"
         disabled={index === 0}
-        onClick={() => show(ids[index - 1])}
+        onClick={() => show(siblingIds[index - 1])}
       >
         <Icon name="previous" />
       </IconButton>
       <span className="tabular-nums">
-        {index + 1} / {ids.length}
+        {index + 1} / {siblingIds.length}
       </span>
       <IconButton
         label="Next branch"
         data-shortcut="next-branch"
-        disabled={index === ids.length - 1}
-        onClick={() => show(ids[index + 1])}
+        disabled={index === siblingIds.length - 1}
+        onClick={() => show(siblingIds[index + 1])}
       >
         <Icon name="next" />
       </IconButton>

@@ -2,9 +2,9 @@
 import { type Item, textOf } from "../../api/items";
 import { Button, ErrorNote } from "../../ui/controls";
 import type { AnswerError } from "../answer";
-import { type AnswerStream, isRunning } from "../answer_stream";
+import type { AnswerStream } from "../answer_stream";
 import { isUserItem } from "../item_tree";
-import { useRuns, useSnapshot } from "../runs";
+import { useIsRunning, useRuns } from "../runs";
 import type { ConversationActions } from "./use_conversation_actions";
 
 interface UnfinishedEndProps {
@@ -17,10 +17,11 @@ interface UnfinishedEndProps {
 
 export function UnfinishedEnd({ conversationId, path, run, actions }: UnfinishedEndProps) {
   const runs = useRuns();
-  const snapshot = useSnapshot(run);
-  if (snapshot !== null && isRunning(snapshot)) return null;
+  const isRunning = useIsRunning(run);
+  if (isRunning) return null;
   const last = path.at(-1);
-  const error = reasonOf(snapshot?.answer.error ?? null, snapshot?.answer.items ?? [], path);
+  const answer = run?.snapshot.answer;
+  const error = reasonOf(answer?.error ?? null, answer?.items ?? [], path);
   const question = path.findLast(isUserItem);
   const isUnanswered = last !== undefined && last === question;
   const isCut = last?.status === "incomplete" && !isUnanswered;

@@ -1,6 +1,6 @@
 /** What a user does in a conversation: ask, regenerate, edit, move between branches, continue a cut answer. */
 import { useQueryClient } from "@tanstack/react-query";
-import { useMemo } from "react";
+import { useLayoutEffect, useMemo, useRef } from "react";
 import { useClient } from "../../api/access";
 import type { ContentPart, Item } from "../../api/items";
 import { type AnswerStream, describe } from "../answer_stream";
@@ -24,7 +24,7 @@ export interface ConversationActions {
   /** Adds another message in the place of one, and requests an answer to it. The old branch stays. */
   edit: (item: Item, content: ContentPart[]) => Promise<void>;
   /** Shows the newest branch through an item. */
-  showBranch: (tree: ItemTree, id: string) => Promise<void>;
+  showBranch: (id: string) => Promise<void>;
   /** Has the model go on from the end of `cutId`, a stored answer that is incomplete. */
   continueAnswer: (cutId: string) => Promise<void>;
   /**
@@ -34,13 +34,21 @@ export interface ConversationActions {
   decideCalls: (decided: readonly { item: Item; decision: Decision }[], parentId: string) => Promise<void>;
 }
 
-/** Returns the actions of a conversation. Those that need one throw while `shown` is null. */
-export function useConversationActions(shown: Conversation | null): ConversationActions {
+/**
+ * Returns the actions of a conversation and its tree. Those that need a conversation throw while `shown` is null. The
+ * actions stay the same objects while the conversation changes, so that no turn is rendered anew for them.
+ */
+export function useConversationActions(shown: Conversation | null, tree: ItemTree): ConversationActions {
   const client = useClient();
   const runs = useRuns();
   const queries = useQueryClient();
+  const newest = useRef({ shown, tree });
+  useLayoutEffect(() => {
+    newest.current = { shown, tree };
+  }, [shown, tree]);
   return useMemo(() => {
     const current = () => {
+      const { shown } = newest.current;
       if (shown === null) throw new Error("No conversation is shown.");
       return shown;
     };
@@ -112,9 +120,9 @@ export function useConversationActions(shown: Conversation | null): Conversation
         const conversation = current();
         return ask(conversation, content, item.parent_id, conversation.settings?.model ?? conversation.model ?? "");
       },
-      async showBranch(tree, id) {
+      async showBranch(id) {
         const conversation = current();
-        await updateConversation(client, conversation.id, { active_item_id: newestLeaf(tree, id) });
+        await updateConversation(client, conversation.id, { active_item_id: newestLeaf(newest.current.tree, id) });
         runs.showActive(conversation.id);
         await refresh(conversation.id);
       },
@@ -137,6 +145,7 @@ export function useConversationActions(shown: Conversation | null): Conversation
         if (isInBrowser(conversation.id)) {
           await addItems(client, conversation.id, input, parentId);
           await refresh(conversation.id);
+          // What comes of the calls follows the answers: beside them it would be another branch, without them.
           await request(conversation, run, input.at(-1)?.id ?? parentId);
         } else {
           // The gateway runs the calls that the request's own input approves, and adds that to the conversation.
@@ -148,5 +157,5 @@ export function useConversationActions(shown: Conversation | null): Conversation
         throw new Error(made.error.message);
       },
     };
-  }, [client, runs, queries, shown]);
+  }, [client, runs, queries]);
 }

@@ -1,8 +1,6 @@
-/** Whether an element has ever been near what is seen: parsing Markdown waits for it in a long conversation. */
-import { type RefObject, useLayoutEffect, useRef, useState } from "react";
+/** Whether turns have ever been near what is seen: parsing their Markdown waits for it in a long conversation. */
+import { createContext, type RefObject, startTransition, useLayoutEffect, useRef, useState } from "react";
 
-/** Pixels from what is seen within which an element is near at once: about two screens. */
-const MARGIN = 1600;
 const CHANGE = "contentvisibilityautostatechange";
 
 interface Nearness {
@@ -10,36 +8,30 @@ interface Nearness {
   isNear: boolean;
 }
 
+/** Whether the turns around an element have ever been near. An answer that is being made is in no turn: it is near. */
+export const NearContext = createContext(true);
+
 /**
- * Returns a place for the element, and whether it is near. It must be within an element `data-turn` with
- * `content-visibility: auto`: the browser itself knows which of those are near, so that nothing more is observed.
- * `isAtOnce`: the element counts as near from the beginning. Where the browser cannot tell, every element does.
+ * Returns a place for an element, and whether it has ever been near. It must have `content-visibility: auto`: the browser
+ * itself knows which of those are near, so that nothing more is observed. `isAtOnce`: the element counts as near from the
+ * beginning. Where the browser cannot tell, every element does.
  */
 export function useIsNear(isAtOnce: boolean): Nearness {
   const element = useRef<HTMLDivElement>(null);
   const [isNear, setNear] = useState(isAtOnce || !canTell());
   useLayoutEffect(() => {
-    const turn = element.current?.closest("[data-turn]");
-    const root = turn?.closest("[role=log]");
-    // At once, so that an answer that was just stored looks in its first frame as it did before.
-    if (isNear || turn == null || root == null || isClose(root, turn)) {
-      setNear(true);
-      return;
-    }
+    const observed = element.current;
+    if (isNear || observed === null) return;
     const look = (event: Event) => {
-      if ("skipped" in event && event.skipped === false) setNear(true);
+      // Parsing may take longer than a frame, and the reader scrolls on meanwhile.
+      if ("skipped" in event && event.skipped === false) startTransition(() => setNear(true));
     };
-    turn.addEventListener(CHANGE, look);
-    return () => turn.removeEventListener(CHANGE, look);
+    observed.addEventListener(CHANGE, look);
+    return () => observed.removeEventListener(CHANGE, look);
   }, [isNear]);
   return { element, isNear };
 }
 
 function canTell(): boolean {
   return `on${CHANGE}` in HTMLElement.prototype || "ContentVisibilityAutoStateChangeEvent" in globalThis;
-}
-
-function isClose(root: Element, target: Element): boolean {
-  const [seen, box] = [root.getBoundingClientRect(), target.getBoundingClientRect()];
-  return box.bottom > seen.top - MARGIN && box.top < seen.bottom + MARGIN;
 }

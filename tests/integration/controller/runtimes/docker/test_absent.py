@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from controller.artifacts.model_roots import ModelRoots
-from controller.runtimes.base import RuntimeGoneError, RuntimeUnavailableError
+from controller.engines.stub import StubDefinition
+from controller.runtimes.base import RuntimeGoneError, RuntimeUnavailableError, StartError, StartRequest
+from controller.runtimes.docker import runtime as docker_runtime
 from controller.runtimes.docker.client import Daemon
 from controller.runtimes.docker.runtime import DockerRuntime, open_docker
+from controller.runtimes.docker.self_inspect import Surroundings
+from controller.state import ReplicaId
 
 
 def runtime_at(url: str, root: Path) -> DockerRuntime:
@@ -106,3 +112,21 @@ async def test_something_that_is_no_docker_daemon_is_unavailable(answering: tupl
     with pytest.raises(RuntimeUnavailableError, match="is not a Docker daemon"):
         await daemon.call(lambda client: client.ping())
     daemon.close()
+
+
+async def test_a_model_that_cannot_be_looked_at_fails_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def no_daemon() -> Surroundings:
+        return Surroundings(container_id=None, publishes_ports=True, models=({},))
+
+    def unreadable(*_: object) -> NoReturn:
+        raise PermissionError(errno.EACCES, "Permission denied", "/models/secret")
+
+    runtime = runtime_at(f"unix://{tmp_path}/none.sock", tmp_path)
+    monkeypatch.setattr(runtime, "get_surroundings", no_daemon)
+    monkeypatch.setattr(docker_runtime, "entries_to_read", unreadable)
+    request = StartRequest(ReplicaId("m", 0, "0" * 8), "rh-dead-m-0", StubDefinition(backend="stub"), "m", None, "t")
+    with pytest.raises(StartError, match=r"m cannot be started: .*Permission denied: '/models/secret'"):
+        await runtime.start_replica(request)
+    await runtime.close()

@@ -29,6 +29,9 @@ from controller.cli.exit_codes import CommandError, ExitCode
 
 ADDRESSING = ("src", "href", "action", "srcset", "data", "poster")
 
+HEAD = {"format": 1, "model": "m", "made_at": "2027-01-02"}
+NUMBERS = {"concurrency": 1, "tokens_per_s": 1.0, "requests_per_s": 1}
+
 
 def level(concurrency: int, speed: float = 1.0, *errors: str) -> LevelResult:
     """A level whose requests take 1 s / `speed`."""
@@ -127,7 +130,13 @@ def test_a_figure_that_one_report_lacks_has_no_change() -> None:
         ([], "is no report"),
         ({"levels": {}}, "is no report"),
         ({"format": 9, "levels": []}, "has format 9"),
-        ({"format": 1, "levels": [{"concurrency": 1}]}, "without its figures"),
+        ({"format": 1, "levels": []}, "has no `model`"),
+        ({**HEAD, "levels": [{}]}, "without its number of requests at a time"),
+        ({**HEAD, "levels": [{"concurrency": [1]}]}, "without its number of requests at a time"),
+        ({**HEAD, "levels": [{"concurrency": 1}]}, "without the figure tokens_per_s"),
+        ({**HEAD, "levels": [{**NUMBERS, "ttft_ms": {}}]}, "without the figure ttft_ms.p50"),
+        ({**HEAD, "levels": [{**NUMBERS, "ttft_ms": {"p50": "1"}}]}, "without the figure ttft_ms.p50"),
+        ({**HEAD, "levels": [{**NUMBERS, "ttft_ms": 3}]}, "without the figure ttft_ms.p50"),
     ],
 )
 def test_what_is_no_report_is_refused(content: object, words: str) -> None:

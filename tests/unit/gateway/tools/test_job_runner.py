@@ -1,9 +1,8 @@
-"""Processes of tools: their output, their ends, and that the event loop goes on while they are started."""
+"""Processes of tools: the event loop goes on while they are started, and their places are given back."""
 
 from __future__ import annotations
 
 import asyncio
-import signal
 import subprocess
 import sys
 import threading
@@ -14,50 +13,16 @@ import pytest
 from controller.schema.errors import RoundhouseError
 from gateway.tenancy.api_keys import ANONYMOUS
 from gateway.tools.files import job_runner
-from gateway.tools.files.child_process import ChildProcess
 from gateway.tools.files.job_runner import AT_ONCE, JobRunner
 from gateway.tools.spec import ToolCall
 from tests.support.wait import DEADLINE_S
 
-ECHO = (sys.executable, "-ISc", "import sys; sys.stdout.buffer.write(sys.stdin.buffer.read())")
 WAIT = (sys.executable, "-ISc", "import time; time.sleep(600)")
 
 
 def call() -> ToolCall:
     """A call of a tool."""
     return ToolCall(ANONYMOUS, "anonymous", {}, "req-1", 30.0, 64 * 1024)
-
-
-async def test_the_output_is_read_to_its_end() -> None:
-    data = bytes(range(256)) * 20_000  # more than a pipe holds, both ways
-    process = ChildProcess(ECHO, {}, data)
-    assert await process.read_output() == data
-    assert process.has_ended
-    process.send_signal(signal.SIGKILL)  # does nothing
-
-
-async def test_a_program_that_is_missing_is_an_error() -> None:
-    process = ChildProcess(("/nowhere/at-all",), {}, b"")
-    with pytest.raises(FileNotFoundError):
-        await process.read_output()
-    assert process.has_ended
-
-
-async def test_a_signal_ends_it_also_before_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    may_start = threading.Event()
-    start = subprocess.Popen
-
-    def late(*arguments: Any, **options: Any) -> Any:
-        assert may_start.wait(DEADLINE_S)
-        return start(*arguments, **options)
-
-    monkeypatch.setattr(subprocess, "Popen", late)
-    process = ChildProcess(WAIT, {}, b"")
-    process.send_signal(signal.SIGTERM)
-    assert not process.has_ended
-    may_start.set()
-    async with asyncio.timeout(DEADLINE_S):
-        assert await process.read_output() == b""
 
 
 async def test_the_event_loop_goes_on_while_a_process_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +35,7 @@ async def test_the_event_loop_goes_on_while_a_process_is_started(monkeypatch: py
         return start(*arguments, **options)
 
     monkeypatch.setattr(subprocess, "Popen", slow)
-    result = await JobRunner().run_job(call(), "html_text", {"markup": "<p>Coal</p>"})
+    result = await JobRunner().run_job(call(), "html_text", {"charset": "utf-8"}, data=b"<p>Coal</p>")
     assert went_on.is_set()
     assert (result.text.strip(), result.is_error) == ("Coal", False)
 
@@ -88,7 +53,7 @@ async def test_calls_that_are_cancelled_give_their_places_back(monkeypatch: pyte
         )
     async with asyncio.timeout(DEADLINE_S):
         for _ in range(AT_ONCE):
-            assert not (await jobs.run_job(call(), "html_text", {"markup": "x"})).is_error
+            assert not (await jobs.run_job(call(), "html_text", {"charset": "utf-8"}, data=b"x")).is_error
 
 
 async def test_a_process_that_does_not_start_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,4 +64,11 @@ async def test_a_process_that_does_not_start_is_said(monkeypatch: pytest.MonkeyP
             with pytest.raises(RoundhouseError, match="does not start: No such file") as raised:
                 await jobs.run_job(call(), "html_text", {})
             assert raised.value.entry.code == "tool_failed"
-    assert not (await jobs.run_job(call(), "html_text", {"markup": "x"})).is_error
+    assert not (await jobs.run_job(call(), "html_text", {"charset": "utf-8"}, data=b"x")).is_error
+
+
+async def test_an_answer_that_ends_early_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    for said in ("", "{", '{"text_bytes": 5}\nCoal', "Coal"):
+        monkeypatch.setattr(job_runner, "_PROGRAM", (sys.executable, "-ISc", f"print({said!r}, end='')"))
+        with pytest.raises(RoundhouseError, match="ended at its limits"):
+            await JobRunner().run_job(call(), "html_text", {})

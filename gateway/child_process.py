@@ -1,17 +1,29 @@
-"""A process that is given its input at once, and whose output is read to the end, started beside the event loop."""
+"""A process that is given its input at once, and whose output is read to the end, started beside the event loop and at
+a low priority."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
+from typing import Final
+
+NICENESS: Final = 10
+"""Added to the gateway's own, which comes first: its streams go on meanwhile."""
+_PASSED_VARIABLES: Final = ("PATH", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "LD_LIBRARY_PATH")
+
+
+def pick_python_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of `environ` that Python needs to start, and none that holds a token or an address."""
+    return {name: environ[name] for name in _PASSED_VARIABLES if name in environ}
 
 
 class ChildProcess:
-    """Runs a program in a process of its own, which a thread of its own starts and waits for.
+    """Runs a program as the leader of a process group, which a thread of its own starts and waits for.
 
     asyncio's processes will not do: uvloop forks in the event loop, which copies the page tables of the whole gateway
     and holds up all streams for tens of milliseconds. `subprocess` starts the program by vfork, which copies nothing.
@@ -29,7 +41,7 @@ class ChildProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._early_signal: signal.Signals | None = None
         """Sent as soon as the process is there."""
-        threading.Thread(target=self._run, name="tool process", daemon=True).start()
+        threading.Thread(target=self._run, name="child process", daemon=True).start()
 
     @property
     def has_ended(self) -> bool:
@@ -49,13 +61,14 @@ class ChildProcess:
         return await asyncio.shield(self._output)
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal, or have it sent when the process has been started. Does nothing once it has ended."""
+        """Send a signal to the process and to what it has started, or have it sent when the process has been started.
+        Does nothing once the process has ended."""
         with self._lock:
             process = self._process
             if process is None:
                 self._early_signal = number
         if process is not None:
-            process.send_signal(number)
+            _send_to_group(process, number)
 
     def _run(self) -> None:
         try:
@@ -65,16 +78,20 @@ class ChildProcess:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 env=self._environment,
-                start_new_session=True,  # Ctrl-C reaches the gateway only, which ends the process
+                # Ctrl-C reaches the gateway only, which ends the process. No session of its own: Linux may share out
+                # processors by session first (autogroups), and then a priority counts within the session alone.
+                process_group=0,
             )
         except OSError as error:
             self._tell(error)
             return
+        with contextlib.suppress(ProcessLookupError):
+            os.setpriority(os.PRIO_PGRP, process.pid, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)
         with self._lock:
             self._process = process
             early_signal = self._early_signal
         if early_signal is not None:
-            process.send_signal(early_signal)
+            _send_to_group(process, early_signal)
         output, _ = process.communicate(self._data)
         self._tell(output)
 
@@ -87,3 +104,9 @@ class ChildProcess:
             self._output.set_exception(result)
         else:
             self._output.set_result(result)
+
+
+def _send_to_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
