@@ -128,7 +128,7 @@ async def _call_a_tool(page: Page, keep: Keep) -> None:
     await page.goto("/#/chat")
     await _choose_source(page, "Built-in tools")
     await send_message(page, f"What is {SUM}?")
-    asked = page.get_by_role("region", name="Call of roundhouse/calculate")
+    asked = page.get_by_role("group", name="Call of roundhouse/calculate")
     await expect(asked).to_contain_text(SUM)
     await keep(page, "tool")
     await asked.get_by_role("button", name="Allow once").click()

@@ -246,6 +246,10 @@ async def test_the_newest_messages_of_a_long_conversation_are_there_before_the_o
         await expect(messages).to_have_count(len(items))
         await expect(messages.last).to_be_in_viewport()
         await expect(messages.first).not_to_be_in_viewport()
+        # Of those, a screen reader reads nothing out.
+        quiet = page.locator("[role=log] [aria-live=off]")
+        await expect(quiet.filter(has_text="Question 0.")).to_have_count(1)
+        await expect(quiet.filter(has_text="Question 499.")).to_have_count(0)
         # The browser's own search finds what is far away, and what comes near is parsed.
         assert await page.evaluate("window.find('Question 0.')")
         await page.get_by_role("log", name="Messages").press("Home")

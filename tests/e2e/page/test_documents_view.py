@@ -115,7 +115,7 @@ async def test_an_answer_is_grounded_on_documents_and_its_citation_opens(
         await send_message(page, "Where is the coal?")
         answer = page.get_by_role("article", name="Answer")
         await expect(page.get_by_role("button", name="Regenerate answer")).to_be_visible()
-        await expect(answer.get_by_text("Searched the documents: 1 passages")).to_be_visible()
+        await expect(answer.get_by_text("Searched the documents: 1 passage")).to_be_visible()
         await answer.get_by_role("button", name="Source 1: coal.md").click()
         passage = page.get_by_role("dialog", name="coal.md")
         await expect(passage).to_contain_text("Coal is stored beside the shed.")

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from playwright.async_api import Locator, Page, Route, expect
+from playwright.async_api import Locator, Page, expect
 
 from tests.support.fake_hub.faults import Fault
 from tests.support.fake_hub.server import FakeHub
+from tests.support.gpu_site import gpu_site
 from tests.support.managed_stack import FILE, LARGE, LARGE_FILE, REPOSITORY, keyed_stack, secret_of
-from tests.support.page_browser import Look, open_context, send_message
+from tests.support.page_browser import Look, open_context, require_page, send_message
 from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow]
@@ -131,22 +130,12 @@ async def test_a_failed_model_says_why_everywhere_and_is_reset(whole_stack: Roun
         await expect(row(other, "resting").get_by_role("heading", name="resting unloaded")).to_be_visible()
 
 
-async def test_memory_of_gpus_is_shown_as_bars(whole_stack: RoundhouseStack, look: Look) -> None:
-    gpu = {"index": 0, "name": "NVIDIA Fake", "used_mib": 6000, "total_mib": 8000, "uuid": "GPU-1", "claimed_mib": 4000}
-    gpu |= {"utilization_percent": 37, "processes": None, "mig": None, "is_unified": False}
-    lost = {"index": 1, "description": "GPU 1 cannot be read: it is lost."}
-    memory = {"gpus": [gpu], "unread_gpus": [lost], "models": [], "error": None}
-
-    async def claim(route: Route) -> None:
-        answer = await route.fetch()
-        listing: dict[str, Any] = await answer.json()
-        [model] = [each for each in listing["models"] if each["name"] == "clockwork"]
-        model["replica_details"][0] |= {"claims": {"GPU-1": 4000}, "start_claims": {"GPU-1": 2000}}
-        await route.fulfill(response=answer, json=listing)
-
-    async with open_context(whole_stack.url, look) as context:
-        await context.route("**/v1/admin/gpu-memory", lambda route: route.fulfill(body=json.dumps(memory)))
-        await context.route("**/v1/admin/models", claim)
+async def test_memory_of_gpus_is_shown_as_bars(tmp_path: Path, look: Look) -> None:
+    require_page()
+    async with (
+        gpu_site(tmp_path, engine_mib=4000, used_mib=6000, busy_percent=37) as url,
+        open_context(url, look) as context,
+    ):
         page = await context.new_page()
         await page.goto("/#/models")
         card = page.get_by_role("region", name="GPU 0", exact=True)
@@ -154,9 +143,11 @@ async def test_memory_of_gpus_is_shown_as_bars(whole_stack: RoundhouseStack, loo
             meter = card.get_by_role("meter", name=f"GPU 0 {name}")
             await expect(meter).to_have_js_property("value", percent)
         await expect(card).to_contain_text("5.9 GiB of 7.8 GiB")
-        await expect(card).to_contain_text("clockwork: 3.9 GiB claimed, 2.0 GiB at its start")
+        await expect(card).to_contain_text("chat: 3.9 GiB claimed, 2.0 GiB at its start")
         await expect(card).to_contain_text("busy 37 %")
-        await expect(page.get_by_text("GPU 1 cannot be read: it is lost.")).to_be_visible()
+        await expect(page.get_by_role("region", name="Memory", exact=True)).to_contain_text(
+            "GPU 1 (GPU-2, PCI 0000:02:00.0) is left out: it has fallen off the bus"
+        )
 
 
 async def test_a_model_is_looked_at_downloaded_declared_and_removed(whole_stack: RoundhouseStack, look: Look) -> None:

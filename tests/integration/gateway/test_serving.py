@@ -339,6 +339,8 @@ async def test_the_openapi_document_describes_the_routes() -> None:
         "/models/sse",
         "/tools",
         "/tools/servers",
+        "/tools/servers/{server}/prompts/{name}",
+        "/tools/servers/{server}/resources/read",
         "/mcp",
         "/router/props",
         "/health",

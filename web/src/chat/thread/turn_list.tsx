@@ -51,6 +51,8 @@ function TurnGroup({ turns, isNearAtOnce, actions }: TurnGroupProps) {
   return (
     <div
       ref={element}
+      // Older messages that come after the newest are no news: they are not read out.
+      aria-live={isNearAtOnce ? undefined : "off"}
       className="flex flex-col gap-4 [content-visibility:auto]"
       style={{ containIntrinsicSize: `auto ${turns.length * TURN_REM}rem` }}
     >
