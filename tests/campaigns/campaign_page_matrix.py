@@ -14,7 +14,16 @@ A browser takes the walks of the page against a running Roundhouse with real eng
 these. Two walks are taken once: the one by Firefox, and the one with axe-core, which looks at all four itself.
 """
 PARTS: Mapping[str, Sequence[str]] = {
-    "chat": ("attachments", "chat", "composer", "conversations", "messages", "tool_calls"),
+    "chat": (
+        "attachments",
+        "chat",
+        "composer",
+        "conversations",
+        "first_hour",
+        "messages",
+        "server_offers",
+        "tool_calls",
+    ),
     "streams": ("injection", "streams"),
     "views": ("accessibility", "activity", "documents_view", "firefox", "models_view"),
 }

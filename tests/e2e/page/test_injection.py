@@ -100,9 +100,9 @@ async def test_streams_tools_citations_and_names_do_not_run(spoken: SpokenStack,
         await expect_unharmed(page)
 
 
-async def test_prompts_and_resources_of_servers_do_not_run(spoken: SpokenStack) -> None:
+async def test_prompts_and_resources_of_servers_do_not_run(spoken: SpokenStack, look: Look) -> None:
     text, names = "\n\n".join(ATTACKING_NAMES), len(ATTACKING_NAMES)
-    async with open_context(spoken.url) as context:
+    async with open_context(spoken.url, look) as context:
         page = await context.new_page()
         await page.goto("/#/chat")
         button = page.get_by_role("button", name="Prompts and resources of servers")

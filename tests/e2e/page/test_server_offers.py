@@ -36,9 +36,9 @@ def message_of(page: Page) -> Locator:
     return page.get_by_role("textbox", name="Message", exact=True)
 
 
-async def test_a_prompt_and_resources_reach_the_model(spoken: SpokenStack) -> None:
+async def test_a_prompt_and_resources_reach_the_model(spoken: SpokenStack, look: Look) -> None:
     spoken.scripts[f"Before.\n\n{TALK}Fetch coal.Fetch coal.a/b"] = [Move("With coal.")]
-    async with open_context(spoken.url) as context:
+    async with open_context(spoken.url, look) as context:
         page = await context.new_page()
         await page.goto("/#/chat")
         await message_of(page).fill("Before.")
@@ -76,9 +76,10 @@ async def test_a_prompt_and_resources_reach_the_model(spoken: SpokenStack) -> No
     assert spoken.model.requests[-1]["messages"] == [{"role": "user", "content": content}]
 
 
-async def test_what_fails_is_said_and_changes_nothing(spoken: SpokenStack) -> None:
+@pytest.mark.looks(Look.PHONE)
+async def test_what_fails_is_said_and_changes_nothing(spoken: SpokenStack, look: Look) -> None:
     require_axe()
-    async with open_context(spoken.url, Look.PHONE) as context:
+    async with open_context(spoken.url, look) as context:
         await context.add_init_script(path=AXE)
         page = await context.new_page()
         await page.goto("/#/chat")
@@ -111,8 +112,8 @@ async def test_what_fails_is_said_and_changes_nothing(spoken: SpokenStack) -> No
         await expect(page.get_by_role("list", name="Attachments")).to_have_count(0)
 
 
-async def test_without_offers_there_is_no_button(page_stack: RoundhouseStack) -> None:
-    async with open_context(page_stack.url) as context:
+async def test_without_offers_there_is_no_button(page_stack: RoundhouseStack, look: Look) -> None:
+    async with open_context(page_stack.url, look) as context:
         page = await context.new_page()
         async with page.expect_response("**/tools/servers") as asked:
             await page.goto("/#/chat")

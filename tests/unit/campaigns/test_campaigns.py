@@ -12,6 +12,7 @@ from types import ModuleType
 
 import pytest
 
+from tests.campaigns import campaign_page_matrix
 from tests.campaigns.__main__ import PREFIX, campaign_names, page_names, read_command, run_campaign
 from tests.campaigns.pytest_run import run_tests
 from tests.campaigns.record import PAGES, REPOSITORY, Outcome, Run, Table, current_commit
@@ -244,3 +245,8 @@ def test_the_command_line_refuses_an_unknown_name_and_lists_the_known_ones() -> 
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert all(name in done.stderr for name in NAMES)
+
+
+def test_the_matrix_of_the_page_has_every_walk() -> None:
+    walks = {path.relative_to(REPOSITORY).as_posix() for path in REPOSITORY.glob("tests/e2e/page/test_*.py")}
+    assert set(campaign_page_matrix.TESTS) == walks
