@@ -13,6 +13,7 @@ export function ChatView({ conversationId }: { conversationId: string | null }) 
         look="quiet"
         className="self-start md:hidden"
         aria-expanded={isListOpen}
+        data-opens={isListOpen ? undefined : "search"}
         onClick={() => setListOpen(!isListOpen)}
       >
         {isListOpen ? "Hide conversations" : "Show conversations"}

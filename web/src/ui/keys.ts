@@ -67,7 +67,7 @@ export function carryOut(shortcut: Shortcut): boolean {
     return true;
   }
   if (shortcut.act === "focus") {
-    if (findControl(shortcut.id) === null) navigate("chat");
+    if (findControl(shortcut.id) === null && findOpener(shortcut.id) === null) navigate("chat");
     focusControl(shortcut.id);
     return true;
   }
@@ -87,13 +87,22 @@ function findControl(id: string): HTMLElement | null {
   return controls.findLast((each) => each.offsetParent !== null && !each.matches(":disabled")) ?? null;
 }
 
+/** Returns the control that opens what a control of an id lies in (`data-opens`), if that is closed; null: there is none. */
+function findOpener(id: string): HTMLElement | null {
+  const openers = [...document.querySelectorAll<HTMLElement>(`[data-opens="${id}"]`)];
+  return openers.find((each) => each.offsetParent !== null) ?? null;
+}
+
 const FRAMES = 120;
 
 // A view that was just opened may have to be loaded first.
 function whenThere(id: string, act: (control: HTMLElement) => void, frames = FRAMES): void {
   const control = findControl(id);
   if (control !== null) act(control);
-  else if (frames > 0) requestAnimationFrame(() => whenThere(id, act, frames - 1));
+  else {
+    findOpener(id)?.click();
+    if (frames > 0) requestAnimationFrame(() => whenThere(id, act, frames - 1));
+  }
 }
 
 const STORED = "roundhouse.single-keys";
