@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,10 @@ from controller.schema.downloads import FINAL_STATES, Download
 
 if TYPE_CHECKING:
     from controller.cli.admin_client import AdminClient
+
+
+LISTED_EVERY_S = 5.0
+"""Seconds without a change after which the list of downloads is asked for."""
 
 
 class DownloadFollower:
@@ -53,11 +57,10 @@ class DownloadFollower:
 
     async def _follow_once(self) -> Download | None:
         """Follow over one connection. None: it ended before the download."""
-        if not any(map(self._is_ordered, (await self._client.list_downloads()).downloads)):
-            raise CommandError(f"the download of {self._ordered.reference} is listed no more: its files were removed")
+        await self._check_listed()
         downloads = self._client.follow_downloads()
         async with aclosing(downloads):
-            async for each in downloads:
+            while (each := await self._take_next(downloads)) is not None:
                 if not self._is_ordered(each):
                     continue
                 self._is_reported, self._pause_s = False, FIRST_PAUSE_S
@@ -65,6 +68,23 @@ class DownloadFollower:
                 if each.state in FINAL_STATES:
                     return each
         return None
+
+    async def _take_next(self, downloads: AsyncGenerator[Download, None]) -> Download | None:
+        """Return the next change; None: the stream ended. The stream does not tell of a download that is forgotten, so
+        the list is asked for while nothing comes."""
+        arriving = asyncio.ensure_future(anext(downloads, None))
+        try:
+            while not (await asyncio.wait((arriving,), timeout=LISTED_EVERY_S))[0]:
+                await self._check_listed()
+            return await arriving
+        finally:
+            if not arriving.done():
+                arriving.cancel()
+                await asyncio.wait((arriving,))
+
+    async def _check_listed(self) -> None:
+        if not any(map(self._is_ordered, (await self._client.list_downloads()).downloads)):
+            raise CommandError(f"the download of {self._ordered.reference} is listed no more: its files were removed")
 
     def _is_ordered(self, download: Download) -> bool:
         # An earlier run of the same reference has the same id.

@@ -16,6 +16,7 @@ import pytest
 from controller.cli.app import run
 from controller.cli.exit_codes import ExitCode
 from controller.cli.output import duration_words, size_words
+from controller.cli.pull import following
 from controller.downloads.declared_fields import build_fields
 from controller.schema.downloads import Inspection
 from controller.schema.errors import RoundhouseError
@@ -155,6 +156,18 @@ async def test_a_download_that_is_forgotten_ends_pull(site: Site, capsys: pytest
     assert capsys.readouterr().err.splitlines()[-1] == (
         f"roundhouse: the download of {REFERENCE} is listed no more: its files were removed"
     )
+
+
+async def test_a_download_that_is_forgotten_while_it_is_followed_ends_pull(
+    site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "LISTED_EVERY_S", 0.05)
+    pulling = asyncio.create_task(site.run("pull", REFERENCE))
+    await site.order()
+    # No connection breaks, and no stream tells of it.
+    site.transfers.downloads.clear()
+    assert await asyncio.wait_for(pulling, DEADLINE_S) == ExitCode.FAILED
+    assert f"the download of {REFERENCE} is listed no more" in capsys.readouterr().err
 
 
 async def test_without_transfers_pull_says_so_and_models_lists_all_the_same(
