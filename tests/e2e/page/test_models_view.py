@@ -189,6 +189,8 @@ async def test_a_model_is_looked_at_downloaded_declared_and_removed(whole_stack:
         await expect(row(page, "clockwork")).to_be_visible()
         await expect(row(page, "fetched")).to_have_count(0)
         await expect(stored).to_contain_text("used by no model")
+        # The file is the engine's until that has ended.
+        await expect(page.get_by_role("region", name="Main memory")).not_to_contain_text("fetched")
         await stored.get_by_role("button", name=f"Remove {REPOSITORY}/{FILE}").click()
         await page.get_by_role("button", name="Yes").click()
         await expect(page.get_by_role("status").filter(has_text="are free again")).to_be_visible()

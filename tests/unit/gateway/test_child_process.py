@@ -55,8 +55,9 @@ async def test_a_signal_ends_it_also_before_it_is_there(monkeypatch: pytest.Monk
 async def test_a_signal_reaches_what_the_program_has_started() -> None:
     # The inner process keeps the output open: it is read to the end once that process is gone, too.
     inner = f"import subprocess, sys, time; subprocess.Popen({WAIT!r}); sys.stdin.read(); time.sleep(600)"
+    before = set(psutil.Process().children(recursive=True))  # of other tests
     process = ChildProcess((sys.executable, "-ISc", inner), {}, b"")
-    await until("it has started another", lambda: len(psutil.Process().children(recursive=True)) == 2)
+    await until("it has started another", lambda: len(set(psutil.Process().children(recursive=True)) - before) == 2)
     process.send_signal(signal.SIGKILL)
     async with asyncio.timeout(DEADLINE_S):
         assert await process.read_output() == b""

@@ -229,4 +229,5 @@ def test_a_failure_is_read_as_the_familys_own(dialect: Dialect, code: str, messa
     result, _ = gathered(dialect, [out])
     assert result is not None
     assert result[0] == ERROR_CODES[code].status
-    assert json.loads(result[1])["error"]["message"] == message
+    # Anthropic's clients know a prompt that is too long by the words that come first.
+    assert json.loads(result[1])["error"]["message"].endswith(message)
