@@ -6,7 +6,7 @@ import aiohttp
 import pytest
 from playwright.async_api import expect
 
-from tests.support.page_browser import Look, open_context
+from tests.support.page_browser import Look, open_context, post_as_page
 from tests.support.roundhouse_stack import RoundhouseStack
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow]
@@ -20,15 +20,16 @@ async def count_statements(stack: RoundhouseStack) -> int:
 
 
 async def test_events_come_live_can_be_filtered_and_paused(whole_stack: RoundhouseStack, look: Look) -> None:
+    await post_as_page(whole_stack, "/v1/admin/models/clockwork/load", {})
     async with open_context(whole_stack.url, look) as context:
         page = await context.new_page()
         await page.goto("/#/activity")
         log = page.get_by_role("log", name="Events")
         # What was before the page was opened is there, too.
-        await expect(log).to_contain_text("the controller of")
+        await expect(log).to_contain_text("clockwork")
         await page.get_by_label("Model").fill("resting")
         await page.get_by_label("Kind").select_option("statement")
-        await expect(log).not_to_contain_text("the controller of")
+        await expect(log).not_to_contain_text("clockwork")
         entries = log.get_by_role("listitem")
         before = await count_statements(whole_stack)
         await expect(entries).to_have_count(before)

@@ -8,6 +8,7 @@ import signal
 import pytest
 from playwright.async_api import FilePayload, expect
 
+from controller.schema.status import ModelState
 from tests.support.page_browser import Look, open_context, post_as_page, send_message
 from tests.support.roundhouse_stack import RoundhouseStack
 from tests.support.spoken_stack import message
@@ -133,6 +134,8 @@ async def test_an_answer_is_grounded_on_documents_and_its_citation_opens(
         await store.get_by_role("button", name=f"Delete {store_name}").click()
         await store.get_by_role("button", name="Yes").click()
         await expect(store).to_have_count(0)
+    await post_as_page(whole_stack, "/v1/admin/models/citing/unload", {})
+    await whole_stack.model_where("citing", lambda model: model.state is ModelState.UNLOADED, "unloaded")
 
 
 async def ask_grounded(stack: RoundhouseStack, store: str) -> str:

@@ -83,6 +83,8 @@ async def test_thoughts_fold_when_the_answer_begins_and_figures_follow(spoken: S
         thoughts = answer.get_by_text(re.compile(r"^Thought for \d+\.\d s$"))
         await expect(thoughts).to_be_visible()
         await expect(answer.get_by_text("Two and two")).to_have_count(0)
+        # The stored answer has taken the place of the one that came, and opens for itself.
+        await expect(page.get_by_role("button", name="Regenerate answer")).to_be_visible()
         await thoughts.click()
         await expect(answer.get_by_text("Two and two")).to_be_visible()
         # No rate where the whole answer came at one moment.

@@ -34,6 +34,7 @@ async def test_a_call_waits_for_its_user_and_always_holds_for_the_conversation(s
         await asked.get_by_role("button", name="Allow once").click()
         await expect(answers(page).last).to_contain_text("First, wet.")
         await expect(asked).to_contain_text("You allowed this call.")
+        await expect(answers(page)).to_have_count(1)  # The stored one has taken the place of the one that came.
         call = answers(page).get_by_text("Tool desk/look", exact=True)
         await call.click()
         result = answers(page).get_by_role("figure", name="Result")
@@ -72,6 +73,7 @@ async def test_refused_and_failed_calls_are_told(spoken: SpokenStack, look: Look
             .click()
         )
         await expect(answers(page).last).to_contain_text("One failed, one was refused.")
+        await expect(answers(page)).to_have_count(1)  # The stored one has taken the place of the one that came.
         failed = answers(page).get_by_text("Tool desk/break failed")
         await failed.click()
         await expect(answers(page).get_by_role("figure", name="Error")).to_contain_text("no such city")

@@ -76,7 +76,7 @@ export class Runs {
   prepare(conversationId: string): AnswerStream {
     const run = this.find(conversationId);
     if (run?.isOwn && run.isRunning) throw new Error("Wait until the answer is complete, or stop it.");
-    return this.#add(conversationId, `${streamIdOf(conversationId)}::${crypto.randomUUID()}`, true);
+    return this.#add(conversationId, newStreamId(conversationId, Date.now()), true);
   }
 
   /** Says which item the answer of a prepared run is to follow: this page shows the branch to that item from now on. */
@@ -223,6 +223,14 @@ function newestOf(found: readonly FoundStream[]): FoundStream | null {
     (newest, each) => (newest === null || each.started_at >= newest.started_at ? each : newest),
     null,
   );
+}
+
+/**
+ * Returns the id of the stream of a new answer. `now`: milliseconds of Unix time. Ids sort by time: the gateway lists streams
+ * by id, and tells their beginning in seconds.
+ */
+export function newStreamId(conversationId: string, now: number): string {
+  return `${streamIdOf(conversationId)}::${now.toString(36).padStart(9, "0")}-${crypto.randomUUID()}`;
 }
 
 /**
