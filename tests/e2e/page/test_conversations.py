@@ -179,7 +179,10 @@ async def test_export_import_and_sharing_keep_every_word(
         await shared.close()
         await show_conversations(page)
         await page.get_by_role("button", name="Import and options").click()
+        exported = page.url
         await page.get_by_label("File of conversations").set_input_files(tmp_path / "Roundhouse.json")
+        # What is imported is shown; on a phone in the place of the list.
+        await page.wait_for_url(lambda url: url != exported)
         await show_conversations(page)
         await expect(page.get_by_role("link", name=f"{TITLE} {look}")).to_have_count(2)
         await hide_conversations(page)
