@@ -54,8 +54,8 @@ def declare(app: FastAPI, controller: Controller) -> None:
         ),
     )
     async def dry_run(proposed: Annotated[ProposedFiles, Body()], actor: Actor) -> DryRun:
-        """What desired-state files, declarations at run time and loads would do, as proposed: model by model what is
-        different, what would be restarted, and what stands in the way. Nothing is changed. Problems of files
+        """Return what the proposed desired-state files, declarations at run time and loads would change: for each model
+        what is different, what would be restarted, and what stands in the way. Nothing is changed. Problems of files
         and declarations are an answer, not an error; a load that would be refused is refused here."""
         service, loads = controller.admin_service, []
         for name, load in proposed.loads.items():

@@ -332,7 +332,7 @@ class GpuMemoryAnswer(BaseModel):
 
 
 class ProposedLoad(BaseModel):
-    """A load of one model, for a dry run."""
+    """A load in the body of a dry run: what `POST /v1/admin/models/{name}/load` would get for the model."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 

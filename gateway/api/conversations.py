@@ -159,7 +159,8 @@ class AnswerFigures(BaseModel):
 
 
 class ItemAnswer(BaseModel):
-    """How a response made an item."""
+    """The response that made an item of a conversation, and how long the item took. The response's last item has the
+    figures of the whole response."""
 
     response_id: str
     took_ms: int | None = Field(

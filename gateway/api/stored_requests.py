@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from fastapi import Request
@@ -116,9 +116,10 @@ async def read_fields(request: Request, max_bytes: int) -> Fields:
     return parse_object(body)
 
 
-def answer_json(fields: Fields) -> Response:
-    """Return a response of status 200 with `fields` as its JSON body, without checking them against a schema."""
-    return Response(encode_json(fields), media_type="application/json")
+def answer_json(content: Fields | Sequence[Fields]) -> Response:
+    """Return a response of status 200 with an object, or an array of objects, as its JSON body, without checking it
+    against a schema."""
+    return Response(encode_json(content), media_type="application/json")
 
 
 def _limit(text: str | None, most: int) -> int:

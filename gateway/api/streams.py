@@ -9,9 +9,8 @@ from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, Field, RootModel
 
 from gateway.api.declare import ANY_OTHER, INGRESS_CODES, codes_paragraph, error_responses
-from gateway.api.stored_requests import BODY_CODES, body_of, query_parameter, read_fields
+from gateway.api.stored_requests import BODY_CODES, answer_json, body_of, query_parameter, read_fields
 from gateway.ingress.route_access import require_access
-from gateway.protocols.common.errors import encode_json
 from gateway.protocols.common.field_reader import field_error
 from gateway.server.asgi import request_id_of
 from gateway.streams.errors import offset_ahead, offset_lost, reader_too_slow, reading_stopped, stream_loading
@@ -185,7 +184,7 @@ def declare(app: FastAPI, streams: ResumableStreams, max_body_bytes: int) -> Non
     async def look_up(request: Request) -> Response:
         ids = _require_ids((await read_fields(request, max_body_bytes)).get("conversation_ids"))
         found_streams = streams.find_variants(request.state.caller, ids)
-        return Response(encode_json([_describe(stream) for stream in found_streams]), media_type="application/json")
+        return answer_json([_describe(stream) for stream in found_streams])
 
 
 def read_stream(request: Request, streams: ResumableStreams, stream: ResumableStream, offset: int) -> Response:

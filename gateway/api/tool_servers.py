@@ -11,8 +11,8 @@ from pydantic import BaseModel, Field
 from controller.schema.errors import RoundhouseError
 from controller.schema.tools import GET_PROMPT, READ_RESOURCE, SEPARATOR
 from gateway.api.declare import ANY_OTHER, codes_paragraph, error_responses
-from gateway.api.stored_requests import BODY_CODES, body_of, read_fields
-from gateway.api.tools import LIST_CODES, PATH, PostedCalls, answer
+from gateway.api.stored_requests import BODY_CODES, answer_json, body_of, read_fields
+from gateway.api.tools import LIST_CODES, PATH, PostedCalls
 from gateway.ingress.admin_gate import AdminGate
 from gateway.ingress.route_access import require_access
 from gateway.protocols.common.conversation import Fields
@@ -82,7 +82,7 @@ class ListedArgument(BaseModel):
 
 
 class ListedPrompt(BaseModel):
-    """A prompt of an MCP server."""
+    """A prompt that an MCP server lists, and the arguments that it takes."""
 
     name: str
     description: str
@@ -105,7 +105,7 @@ class ListedServer(BaseModel):
 
 
 class TextContents(BaseModel):
-    """A resource that is a text."""
+    """The contents of an MCP resource that is a text, at most the server's `max_output_kib` of it."""
 
     uri: str
     mime_type: str | None = Field(default=None, alias="mimeType", description="Missing if the server tells none.")
@@ -113,7 +113,7 @@ class TextContents(BaseModel):
 
 
 class BlobContents(BaseModel):
-    """A resource that is binary."""
+    """The contents of an MCP resource that is binary, whole."""
 
     uri: str
     mime_type: str | None = Field(default=None, alias="mimeType", description="Missing if the server tells none.")
@@ -121,14 +121,14 @@ class BlobContents(BaseModel):
 
 
 class TextBlock(BaseModel):
-    """A text of a message."""
+    """A content block of a prompt's message: a text."""
 
     type: Literal["text"]
     text: str
 
 
 class MediaBlock(BaseModel):
-    """An image or a sound of a message."""
+    """A content block of a prompt's message: an image or a sound."""
 
     type: Literal["image", "audio"]
     data: str = Field(description="The bytes in base64.")
@@ -136,14 +136,14 @@ class MediaBlock(BaseModel):
 
 
 class ResourceBlock(BaseModel):
-    """A resource within a message."""
+    """A content block of a prompt's message: the contents of a resource."""
 
     type: Literal["resource"]
     resource: TextContents | BlobContents
 
 
 class ResourceLinkBlock(BaseModel):
-    """The address of a resource, which may be read."""
+    """A content block of a prompt's message: the address of a resource, without its contents."""
 
     type: Literal["resource_link"]
     uri: str
@@ -152,7 +152,7 @@ class ResourceLinkBlock(BaseModel):
 
 
 class PromptMessage(BaseModel):
-    """A message of a prompt, as MCP has it."""
+    """One message of a prompt, in the form of MCP's `PromptMessage`: who says it, and one content block."""
 
     role: Literal["user", "assistant"]
     content: Annotated[TextBlock | MediaBlock | ResourceBlock | ResourceLinkBlock, Field(discriminator="type")]
@@ -190,7 +190,9 @@ def declare(
         caller: Caller = request.state.caller
         is_admin = gate.allows_admin(caller, local_address_of(request.scope))
         listed = [_describe_server(status, caller, is_admin=is_admin) for status in servers.list_status()]
-        return answer([each for each in listed if is_admin or each["tools"] or each["resources"] or each["prompts"]])
+        return answer_json(
+            [each for each in listed if is_admin or each["tools"] or each["resources"] or each["prompts"]]
+        )
 
     @app.post(
         READ_PATH,
@@ -212,7 +214,7 @@ def declare(
             raise RoundhouseError("invalid_request", message, param="uri")
         asked = runner.read_resource(request.state.caller, server, uri, request_id=request_id_of(request.scope))
         contents = await calls.run_until_gone(request, asked)
-        return answer({"contents": contents})
+        return answer_json({"contents": contents})
 
     @app.post(
         PROMPT_PATH,
@@ -234,7 +236,7 @@ def declare(
         caller: Caller = request.state.caller
         asked = runner.get_prompt(caller, server, name, arguments, request_id=request_id_of(request.scope))
         messages = await calls.run_until_gone(request, asked)
-        return answer({"messages": messages})
+        return answer_json({"messages": messages})
 
 
 def _describe_server(status: ServerStatus, caller: Caller, *, is_admin: bool) -> Fields:

@@ -13,10 +13,9 @@ from controller.schema.errors import RoundhouseError
 from gateway.api.deadline import Lifetime
 from gateway.api.declare import ANY_OTHER, INGRESS_CODES, codes_paragraph, error_responses
 from gateway.api.forwarding import RunningForwards
-from gateway.api.stored_requests import BODY_CODES, body_of, read_fields
+from gateway.api.stored_requests import BODY_CODES, answer_json, body_of, read_fields
 from gateway.ingress.route_access import require_access
 from gateway.protocols.common.conversation import Fields
-from gateway.protocols.common.errors import encode_json
 from gateway.server.asgi import ClientGoneError, request_id_of
 from gateway.tenancy.api_keys import Caller
 from gateway.tenancy.clients import find_document_tenant
@@ -119,7 +118,7 @@ class PostedCalls:
         )
         if result is None:
             return Response()
-        return answer({"error" if result.is_error else "plain_text_response": result.text})
+        return answer_json({"error" if result.is_error else "plain_text_response": result.text})
 
     async def run_until_gone(self, request: Request, call: Coroutine[Any, Any, _Result]) -> _Result | None:
         """Run a call until it ends, and return its result; None: the client left, which ended the call. Raises what the
@@ -146,7 +145,7 @@ def declare(app: FastAPI, runner: ToolRunner, calls: PostedCalls, max_body_bytes
     )
     @require_access("inference")
     async def list_tools(request: Request) -> Response:
-        return answer([_describe_tool(spec) for spec in runner.list_tools(request.state.caller)])
+        return answer_json([_describe_tool(spec) for spec in runner.list_tools(request.state.caller)])
 
     @app.post(
         PATH,
@@ -173,8 +172,3 @@ def _describe_tool(spec: ToolSpec) -> Fields:
         "permissions": {"write": spec.writes},
         "definition": {"type": "function", "function": definition},
     }
-
-
-def answer(content: Fields | list[Fields]) -> Response:
-    """Return content as JSON."""
-    return Response(encode_json(content), media_type="application/json")

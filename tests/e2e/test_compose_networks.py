@@ -238,8 +238,8 @@ async def test_what_each_part_holds_and_reaches(compose_project: ComposeProject,
             "gateway at engines": (at_gateway["engines"], 8080, "/health"),
             "engine": (addresses_of(parts.engines["chat"]).popitem()[1], 8000, "/health"),
         }
-        # Docker writes its rules between networks anew while a test beside this one makes or removes one: an answer was
-        # once seen then.
+        # While Docker makes a network, as tests beside this one do, its jump to the rules of isolation is missing for a
+        # moment (docs/security.md).
         await until(
             "transfers gets no answer of a gateway or an engine",
             lambda: "200" not in look_from(parts.services["transfers"], closed).values(),

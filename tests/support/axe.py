@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from playwright.async_api import Page
 
@@ -15,6 +15,10 @@ AXE: Final[Path] = REPOSITORY / "web/node_modules/axe-core/axe.min.js"
 """To be given to `context.add_init_script`: a script of the browser's, before the page's own, so that the page's policy
 stays as it is."""
 
+_THEMES: Final[tuple[tuple[Literal["light", "dark"], dict[str, list[str]]], ...]] = (
+    ("light", {}),
+    ("dark", {"runOnly": ["color-contrast"]}),
+)
 _LOOK_AT: Final = "async ([within, options]) => (await axe.run(within, options)).violations"
 
 
@@ -30,8 +34,8 @@ async def violations(page: Page, within: str = "html") -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for size, viewport in (("desk", DESK), ("phone", PHONE)):
         await page.set_viewport_size(viewport)
-        for theme, options in (("light", {}), ("dark", {"runOnly": ["color-contrast"]})):
-            await page.emulate_media(color_scheme=theme)  # type: ignore[arg-type] # one of its literals
+        for theme, options in _THEMES:
+            await page.emulate_media(color_scheme=theme)
             seen = await page.evaluate(_LOOK_AT, [within, {**options, "iframes": False}])
             told = [
                 f"{each['id']}: {node['html']:.300} {node['failureSummary']}" for each in seen for node in each["nodes"]

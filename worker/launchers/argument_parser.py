@@ -14,5 +14,5 @@ class RaisingParser(argparse.ArgumentParser):
         super().__init__(add_help=False, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
-        """Raise ValueError with `message`."""
+        """Raise ValueError with `message`, argparse's description of what is wrong with the command line."""
         raise ValueError(message)

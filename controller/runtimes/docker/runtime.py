@@ -397,7 +397,8 @@ class DockerRuntime:
         cancelled, the container may be started all the same.
         """
         surroundings = await self.get_surroundings()
-        claims = describe_claims(request.claims, gpus := await self._claimed_gpus(request.claims))
+        gpus = await self._claimed_gpus(request.claims)
+        claims = describe_claims(request.claims, gpus)
         try:
             models = await asyncio.to_thread(self._present_models, surroundings)
             launch, identity = await self._render_launch(

@@ -25,7 +25,7 @@ LOST: Final = frozenset({CONNECTION_CLOSED, PARSE_ERROR, TRANSPORT_FAILED})
 
 @dataclass(frozen=True, slots=True)
 class Offers:
-    """What a server lists."""
+    """The tools, resources and prompts that an MCP server lists, within the bounds of this module."""
 
     tools: list[Tool]
     resources: tuple[OfferedResource, ...]

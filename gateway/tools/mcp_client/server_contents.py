@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ServerContents:
-    """What a server answered."""
+    """The answer of an MCP server to `prompts/get` or `resources/read`, with its texts cut."""
 
     parts: list[Fields]
     """Messages, or contents, with the fields of MCP that `messages_of` and `contents_of` name."""
