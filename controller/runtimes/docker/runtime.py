@@ -393,8 +393,7 @@ class DockerRuntime:
 
         Raises StartError if the definition yields no command line (permanent), if the image, the network or a claimed
         GPU is missing, if a path of the model cannot be looked at, or if the daemon refuses; no container is left then.
-        Raises RuntimeUnavailableError if the daemon does not answer. If it does not answer in time, or the caller is
-        cancelled, the container may be started all the same.
+        Raises RuntimeUnavailableError if the daemon does not answer; then, or if cancelled, the container may yet start.
         """
         surroundings = await self.get_surroundings()
         gpus = await self._claimed_gpus(request.claims)
