@@ -393,7 +393,7 @@ class DockerRuntime:
 
         Raises StartError if the definition yields no command line (permanent), if the image, the network or a claimed
         GPU is missing, if a path of the model cannot be looked at, or if the daemon refuses; no container is left then.
-        Raises RuntimeUnavailableError if the daemon does not answer; then, or if cancelled, the container may yet start.
+        Raises RuntimeUnavailableError if the daemon does not answer: the container may start yet, as if cancelled.
         """
         surroundings = await self.get_surroundings()
         gpus = await self._claimed_gpus(request.claims)
