@@ -123,6 +123,7 @@ class Controller:
             on_edit=self._recorder.record_edits,
             on_superseded=self._recorder.record_superseded,
             find_sources=self._find_sources,
+            trusted=settings.trusted_declarations,
         )
         stored_state = self._files.stored_state
         # An earlier version restarted its count after an unload: numbers of its ended logs must not be used again.
@@ -406,6 +407,7 @@ class Controller:
             proposed,
             folder=self._settings.desired,
             roots=self._settings.models.absolute(),
+            trusted=self._settings.trusted_declarations,
             desired_now=current_round.desired,
             observed=current_round.observed,
             overrides=self._files.stored_state.overrides,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
@@ -21,7 +22,7 @@ from common.listening import pick_local_host, split_hosts
 from common.log_formats import LogFormat
 from common.program_address import ProgramAddress, split_listen_address
 from controller.artifacts.model_roots import ModelRoots, split_folders
-from controller.config.messages import explain_errors
+from controller.config.messages import explain_errors, suggest_name
 
 PREFIX = "ROUNDHOUSE_"
 """Prefix of every environment variable of Roundhouse."""
@@ -50,6 +51,28 @@ _Folders: TypeAlias = Annotated[
 ]
 
 
+def _read_fields(value: str | Iterable[str]) -> frozenset[str]:
+    """Return the names of fields in a comma-separated list. Raises ValueError for a name that no definition has."""
+    names = value.split(",") if isinstance(value, str) else value
+    fields = frozenset(filter(None, map(str.strip, names)))
+    if fields:
+        from controller.engines import ENGINES  # the classes of all definitions take a while
+
+        known = {name for engine in ENGINES.values() for name in engine.definition.model_fields}
+        for name in sorted(fields - known):
+            raise ValueError(f"there is no field `{name}`{suggest_name(name, known)}")
+    return fields
+
+
+_Fields: TypeAlias = Annotated[
+    frozenset[str],
+    NoDecode,
+    PlainValidator(_read_fields),
+    PlainSerializer(lambda names: ",".join(sorted(names))),
+    WithJsonSchema({"type": "string"}),
+]
+
+
 class ControllerSettings(BaseSettings):
     """All settings of the controller and of the command line, immutable. A setting's environment variable is
     `ROUNDHOUSE_` with its name in upper case; an empty one counts as not set. Make it with `load_settings`."""
@@ -67,6 +90,13 @@ class ControllerSettings(BaseSettings):
         validate_default=True,
         description="Folders with model files, comma-separated, read-only for engines. A relative `model_path` is "
         "searched in each folder, in this order.",
+    )
+    trusted_declarations: _Fields = Field(
+        "",
+        validate_default=True,
+        description="Fields of a model, comma-separated, such as `env,image`, that runtime declarations and loads may "
+        "give any value. By default they may not set what runs a program or names a file or an address; with a field "
+        "of that kind here, whoever has the scope `admin` can run code as the controller's user.",
     )
     runtime: Literal["process", "docker", "auto"] = Field(
         "auto",

@@ -248,7 +248,11 @@ class AdminService:
         The arguments are those of `load_model`, which raises what this does.
         """
         standing = self._read_standing(name)
-        return decide_load(standing, params, replicas, restart=restart, actor=actor, now=self._clock())
+        override = decide_load(standing, params, replicas, restart=restart, actor=actor, now=self._clock())
+        if override is not None and (fault := self._files.find_load_fault(override.model, override.params)) is not None:
+            field, reason = fault
+            raise RoundhouseError("invalid_load_request", f"`{field}`: {reason}.", param=field)
+        return override
 
     def unload_model(self, name: str, *, hold: bool, actor: str) -> StatementResult:
         """Unload a model: put the statement into force, record it, and wake the reconcile loop. Returns once the

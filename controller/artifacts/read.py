@@ -70,6 +70,34 @@ def files_below(roots: ModelRoots, path: str) -> list[Path]:
     return files
 
 
+def find_outside_link(roots: ModelRoots, path: str) -> Path | None:
+    """Return the first file or folder of the model at `path`, a declared model path, from which a symbolic link leads
+    out of the models folders; None: there is none, as where nothing is at the path. Blocks on the disk: reads the whole
+    folder of a model.
+
+    Raises:
+        ArtifactError: the path leads out of the models folders by its text.
+        OSError: a folder cannot be read.
+    """
+    located = locate_path(roots, path)
+    folders = roots.resolve().folders
+    for each in _list_links(located.path):
+        target = Path(os.path.realpath(each))
+        if not any(target.is_relative_to(folder) for folder in folders):
+            return each
+    return None
+
+
+def _list_links(target: Path) -> Iterator[Path]:
+    """Yield `target`, the other files of its set, and every symbolic link below it."""
+    yield target
+    if not target.is_dir():
+        yield from list_files(target) if target.parent.is_dir() else ()
+        return
+    for folder, folders, files in os.walk(target):
+        yield from (entry for name in (*folders, *files) if (entry := Path(folder, name)).is_symlink())
+
+
 def stamp_of(files: Iterable[Path]) -> Stamp:
     """Return the stamp of these files, by which a change is detected: path, size in bytes and modification time in ns
     of each, in their order. Blocks on the disk. Raises ArtifactError where a file is missing, cannot be read or is not

@@ -1,7 +1,8 @@
 """Combines what the files declare with what operators declared at run time. Pure.
 
 Files win: a name that the files declare is theirs, and the runtime declaration of that name has no effect. A runtime
-declaration with a problem, such as an alias that a model of the files has, is left out, and takes nothing else with it.
+declaration with a problem, such as an alias that a model of the files has, or a field that no request may set, is left
+out, and takes nothing else with it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from controller.config.debounce import DebouncedState
 from controller.config.keys import validate_keys
 from controller.config.mcp_replicas import with_server_replicas
 from controller.config.parse import redact_problems
+from controller.config.request_fields import RequestRules, list_declared_names
 from controller.config.tree import SourcePlace, Table, with_place
 from controller.config.validate import field_name, validate_models
 from controller.schema.declarations import DeclarationKind, RuntimeDeclaration, RuntimeDeclarations
@@ -40,10 +42,23 @@ class CombinedDeclarations:
     """Why runtime declarations are left out, with secrets masked."""
 
 
+@dataclass(frozen=True, slots=True)
+class CheckedDeclaration:
+    """What a proposed runtime declaration is worth, as far as its text tells."""
+
+    problems: tuple[Problem, ...]
+    """Why it cannot be in force, with secrets masked; empty: it can."""
+    paths: tuple[tuple[str, str], ...] = ()
+    """Field, as problems name it, and value of each path that must lead into a models folder once symbolic links are
+    resolved. Empty where there are problems."""
+
+
 @dataclass(slots=True)
 class _Combination:
     """The declarations put together so far. Models and keys are added one by one."""
 
+    rules: RequestRules
+    """What the fields of runtime declarations may say."""
     definitions: dict[str, Definition]
     declared_models: dict[str, Mapping[str, Any]]
     keys: dict[str, KeyDefinition]
@@ -52,19 +67,26 @@ class _Combination:
 
 
 def combine_declarations(
-    files: DebouncedState, declarations: RuntimeDeclarations, roots: ModelRoots
+    files: DebouncedState,
+    declarations: RuntimeDeclarations,
+    roots: ModelRoots,
+    trusted: frozenset[str] = frozenset(),
 ) -> CombinedDeclarations:
     """Return what files and runtime declarations declare together. A runtime declaration of a name that the files
-    declare has no effect; one with a problem is left out, and its problems are in the result. `roots` are absolute.
-    Never raises."""
+    declare has no effect; one with a problem is left out, and its problems are in the result. `roots` are absolute;
+    `trusted` names the fields that runtime declarations may give any valid value. Never raises."""
     if not declarations.models and not declarations.keys:
         return CombinedDeclarations(with_server_replicas(files))
     result = _Combination(
-        dict(files.definitions), dict(files.declared_models), dict(files.keys), dict(files.declared_keys)
+        request_rules(files, declarations, roots, trusted),
+        dict(files.definitions),
+        dict(files.declared_models),
+        dict(files.keys),
+        dict(files.declared_keys),
     )
     for name, declaration in declarations.models.items():
         if name not in files.definitions:
-            _add_model(result, name, declaration.fields, roots)
+            _add_model(result, name, declaration.fields)
     for name, declaration in declarations.keys.items():
         if name not in files.keys:
             _add_key(result, name, declaration.fields)
@@ -79,19 +101,36 @@ def combine_declarations(
     return CombinedDeclarations(with_server_replicas(state), runtime_models, redact_problems(result.problems))
 
 
+def request_rules(
+    files: DebouncedState, declarations: RuntimeDeclarations, roots: ModelRoots, trusted: frozenset[str]
+) -> RequestRules:
+    """Return what the fields of runtime declarations may say beside these files and declarations. `roots` are
+    absolute."""
+    sources = [each.fields.get("source") for each in declarations.models.values()]
+    return RequestRules(roots, trusted, list_declared_names(files.definitions.values(), sources))
+
+
 def check_declaration(
     files: DebouncedState,
     declarations: RuntimeDeclarations,
     kind: DeclarationKind,
     name: str,
     roots: ModelRoots,
-) -> tuple[Problem, ...]:
-    """Return the problems, with secrets masked, that the runtime declaration of this kind and name, which
-    `declarations` contains, has beside the other declarations; empty: it can be in force. `roots` are absolute. Never
-    raises."""
+    trusted: frozenset[str] = frozenset(),
+) -> CheckedDeclaration:
+    """Return what the runtime declaration of this kind and name, which `declarations` contains, is worth beside the
+    other declarations. `roots` and `trusted`: see `combine_declarations`. Never raises."""
     prefix = field_name((kind, name))
-    combined = combine_declarations(files, declarations, roots)
-    return tuple(each for each in combined.problems if _is_below(each.field, prefix, kind))
+    combined = combine_declarations(files, declarations, roots, trusted)
+    problems = tuple(each for each in combined.problems if _is_below(each.field, prefix, kind))
+    definition = combined.state.definitions.get(name)
+    if problems or kind == "keys" or definition is None:
+        return CheckedDeclaration(problems)
+    rules = request_rules(files, declarations, roots, trusted)
+    # Of the definition, whose paths have `~` expanded.
+    values = {each: getattr(definition, each) for each in combined.state.declared_models[name]}
+    paths = rules.list_bounded_paths(type(definition), values)
+    return CheckedDeclaration((), tuple((field_name((kind, name, each)), path) for each, path in paths))
 
 
 def list_superseded(files: DebouncedState, declarations: RuntimeDeclarations) -> dict[DeclarationKind, list[str]]:
@@ -139,13 +178,15 @@ def _table_of(kind: DeclarationKind, name: str, fields: Mapping[str, Any]) -> Ta
     return table
 
 
-def _add_model(result: _Combination, name: str, fields: Mapping[str, Any], roots: ModelRoots) -> None:
+def _add_model(result: _Combination, name: str, fields: Mapping[str, Any]) -> None:
     models = _table_of("models", name, fields).get("models")
     assert isinstance(models, Table)
-    validated = validate_models(models, roots)
+    validated = validate_models(models, result.rules.roots)
     problems = list(validated.problems)
     definition = validated.definitions.get(name)
     if definition is not None:
+        refusals = result.rules.find_refusals(type(definition), validated.declared_models[name])
+        problems += [_problem(reason, "models", name, each) for each, reason in refusals]
         problems += _find_clashes(result.definitions, name, definition)
     if problems or definition is None:
         result.problems += problems

@@ -44,13 +44,16 @@ class FileSource:
         resync_s: float,
         clock: Callable[[], float],
         on_change: OnChange,
+        trusted: frozenset[str] = frozenset(),
     ) -> None:
-        """`folder` has the desired-state files, `state_folder` the last good state; `roots` are absolute. `resync_s`:
+        """`folder` has the desired-state files, `state_folder` the last good state; `roots` are absolute. `trusted`
+        names the fields that runtime declarations may give any valid value. `resync_s`:
         seconds after which the files are read again although no change was seen. `on_change` is called for each edit
         that `read_files` or `set_declarations` puts into force, with the state before (None: nothing was in force), the
         state since, and who made the edit (`files`, or the actor). `clock` gives Unix time."""
         self._folder = folder
         self._roots = roots
+        self._trusted = trusted
         self._state_folder = state_folder
         self._resync_s = resync_s
         self._clock = clock
@@ -118,7 +121,7 @@ class FileSource:
     def _combine(self) -> None:
         if self.from_files is not None:
             before = self.declaration_problems
-            self._combined = combine_declarations(self.from_files, self._declarations, self._roots)
+            self._combined = combine_declarations(self.from_files, self._declarations, self._roots, self._trusted)
             for problem in self._combined.problems if self._combined.problems != before else ():
                 log.error("%s", problem)
 

@@ -15,16 +15,13 @@ from typing import Any
 from controller.artifacts.model_roots import ModelRoots
 from controller.config.debounce import DebouncedState
 from controller.config.model_sources import PlacedSource, list_sources
-from controller.config.runtime_declarations import (
-    check_declaration,
-    drop_declarations,
-    list_superseded,
-    put_declaration,
-)
+from controller.config.request_fields import RequestRules, list_declared_names
+from controller.config.runtime_declarations import drop_declarations, list_superseded, put_declaration
 from controller.desired.demand_ledger import DemandLedger
 from controller.desired.file_source import FILES, FileSource
 from controller.desired.override_store import OverrideStore
 from controller.desired.persistence import StatePersistence
+from controller.desired.request_paths import check_request, find_outside_paths
 from controller.desired.resolve import DeclaredModel, Defaults, resolve_desired
 from controller.schema.attempts import AttemptNumbers
 from controller.schema.declarations import DeclarationKind, RuntimeDeclaration, RuntimeDeclarations
@@ -60,13 +57,15 @@ class DesiredStateSource:
         on_edit: OnEdit = lambda *_: None,
         on_superseded: Callable[[DeclarationKind, str], None] = lambda *_: None,
         find_sources: Callable[[frozenset[str]], Mapping[str, PlacedSource]] = lambda _: {},
+        trusted: frozenset[str] = frozenset(),
     ) -> None:
         """`folder` has the desired-state files; `roots` are absolute. `learn` takes note of secrets: it gets the fields
         of each model and MCP server, and the parameters of each load, before they come into force. `on_edit` is called
         for each edit with the state before (None: there was none), the state now, by model what the edit ended of its
         override, and who made the edit. `on_superseded` is called for each runtime declaration that ends because the
         files declare its name. `find_sources` looks where the files are of those of these sources that are here; it
-        blocks. `resync_s`: see `FileSource`. `clock` gives Unix time.
+        blocks. `trusted` names the fields of a model that requests may give any valid value. `resync_s`: see
+        `FileSource`. `clock` gives Unix time.
 
         Raises StateError where the stored state in `store` is damaged, cannot be read, or is of a newer version.
         """
@@ -77,13 +76,20 @@ class DesiredStateSource:
         self._sources: Mapping[str, PlacedSource] = {}
         self._source_changes = 0
         self._roots = roots
+        self._trusted = trusted
         self._defaults = defaults
         self._clock = clock
         self._persistence = StatePersistence(store)
         self._overrides = OverrideStore(self._persistence)
         self._demand = DemandLedger(self._persistence, clock)
         self._files = FileSource(
-            folder, roots, store.folder, resync_s=resync_s, clock=clock, on_change=self._follow_edit
+            folder,
+            roots,
+            store.folder,
+            resync_s=resync_s,
+            clock=clock,
+            on_change=self._follow_edit,
+            trusted=trusted,
         )
         self._files.set_declarations(self._persistence.state.declarations, FILES)
 
@@ -245,10 +251,11 @@ class DesiredStateSource:
 
     def check_declaration(self, kind: DeclarationKind, name: str, declaration: RuntimeDeclaration) -> list[Problem]:
         """Return the problems, with secrets masked, that a declaration would have beside what is declared now; empty:
-        it could be put. Nothing is changed. Before any valid files were read, it is checked by itself."""
+        it could be put. Nothing is changed. Before any valid files were read, it is checked by itself. Blocks for a
+        look at where its paths lead."""
         files = self._files.from_files or DebouncedState({}, {})
         declarations = put_declaration(self.declarations, kind, name, declaration)
-        return list(check_declaration(files, declarations, kind, name, self._roots))
+        return list(check_request(files, declarations, kind, name, self._roots, self._trusted))
 
     def put_declaration(self, kind: DeclarationKind, name: str, declaration: RuntimeDeclaration) -> None:
         """Declare a model or a key, in place of an earlier runtime declaration of that name. It is in force, and
@@ -288,6 +295,18 @@ class DesiredStateSource:
         """Return the override that stands for a model: see `OverrideStore.get_override`. None: there is none, edits
         have ended it, or the model is not declared."""
         return self._overrides.get_override(name, self._files.in_force)
+
+    def find_load_fault(self, name: str, params: Mapping[str, Any]) -> tuple[str, str] | None:
+        """Return the first field of a load that a request may not give this value, and why, as the second half of a
+        sentence; None: it may give all. `name`: of a declared model; `params`: fields of its definition with valid
+        values. Blocks for a look at where paths lead."""
+        in_force = self._files.in_force
+        assert in_force is not None, "a model is declared"
+        definition_class = type(in_force.definitions[name])
+        rules = RequestRules(self._roots, self._trusted, list_declared_names(in_force.definitions.values()))
+        refusals = rules.find_refusals(definition_class, params)
+        outside = find_outside_paths(self._roots, rules.list_bounded_paths(definition_class, params))
+        return next(refusals, None) or next(iter(outside), None)
 
     def set_override(self, override: Override) -> None:
         """Put an operator's load or unload into force, in place of the model's earlier override.

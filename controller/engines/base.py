@@ -403,6 +403,10 @@ class Engine(Generic[DefinitionT]):
                     checks.append(FileCheck(name, path, "file", flag.inside))
         return tuple(checks)
 
+    def list_paths(self, definition: DefinitionT) -> tuple[str, ...]:
+        """Return the model paths that `render_command` turns into engine-side paths. Here those of `list_files`."""
+        return tuple(check.path for check in self.list_files(definition))
+
     def list_code_checks(self, definition: DefinitionT) -> tuple[CodeCheck, ...]:
         """Return the model folders that must not contain custom code (`auto_map` in config.json), unchecked. Here
         none."""

@@ -25,7 +25,7 @@ from controller.engines.worker import (
     worker_program,
 )
 from controller.schema.admin import Capabilities
-from controller.schema.desired import Definition
+from controller.schema.desired import Definition, Settable
 from controller.schema.routing import ThinkingControl
 
 ComputeType = Literal[
@@ -45,28 +45,30 @@ ComputeType = Literal[
 class CT2Definition(Definition):
     """A converted model served by CTranslate2, on the CPU or on one GPU."""
 
-    backend: Literal["ct2"]
-    model_path: str = Field(description="Path of the model's folder (CTranslate2), in a models folder.")
-    ct2_tokenizer: Annotated[str | None, PathFlag("--tokenizer", "folder", inside="tokenizer.json"), Hashed.ALWAYS] = (
-        Field(
-            default=None, description="Path of the tokenizer's folder, in a models folder; default: the model's folder."
-        )
+    backend: Annotated[Literal["ct2"], Settable.ALWAYS]
+    model_path: Annotated[str, Settable.IN_MODELS_FOLDER] = Field(
+        description="Path of the model's folder (CTranslate2), in a models folder."
     )
-    ct2_compute_type: Annotated[ComputeType | None, Flag("--compute-type"), Hashed.ALWAYS] = Field(
+    ct2_tokenizer: Annotated[
+        str | None, PathFlag("--tokenizer", "folder", inside="tokenizer.json"), Hashed.ALWAYS, Settable.IN_MODELS_FOLDER
+    ] = Field(
+        default=None, description="Path of the tokenizer's folder, in a models folder; default: the model's folder."
+    )
+    ct2_compute_type: Annotated[ComputeType | None, Flag("--compute-type"), Hashed.ALWAYS, Settable.ALWAYS] = Field(
         default=None, description="Data type of the computation; default: as converted."
     )
-    ct2_max_tokens: Annotated[int | None, Flag("--max-tokens"), Hashed.ALWAYS] = Field(
+    ct2_max_tokens: Annotated[int | None, Flag("--max-tokens"), Hashed.ALWAYS, Settable.ALWAYS] = Field(
         default=None,
         ge=1,
         description="Maximum tokens of one request, prompt and answer together; default: the model's own.",
     )
-    ct2_inter_threads: Annotated[int | None, Flag("--inter-threads"), Hashed.ALWAYS] = Field(
+    ct2_inter_threads: Annotated[int | None, Flag("--inter-threads"), Hashed.ALWAYS, Settable.ALWAYS] = Field(
         default=None, ge=1, description="Number of requests that are computed in parallel (CPU); default: 1."
     )
-    ct2_intra_threads: Annotated[int | None, Flag("--intra-threads"), Hashed.ALWAYS] = Field(
+    ct2_intra_threads: Annotated[int | None, Flag("--intra-threads"), Hashed.ALWAYS, Settable.ALWAYS] = Field(
         default=None, ge=1, description="Number of CPU threads per request; default: chosen by CTranslate2 for the CPU."
     )
-    prompt_format: Annotated[ChatFormat | None, Flag("--prompt-format"), Hashed.ALWAYS] = Field(
+    prompt_format: Annotated[ChatFormat | None, Flag("--prompt-format"), Hashed.ALWAYS, Settable.ALWAYS] = Field(
         default=None, description="Prompt format; default: the chat template of the tokenizer."
     )
 

@@ -31,7 +31,7 @@ from controller.engines.worker import (
 )
 from controller.schema.admin import Capabilities, LoadConstraint, PairPresets
 from controller.schema.applied_figures import AppliedFigures
-from controller.schema.desired import Definition
+from controller.schema.desired import Definition, Settable
 from controller.schema.routing import ThinkingControl
 
 QUANT: Final = r"^[2-8](,[2-8])?$"
@@ -43,9 +43,11 @@ _QUANT: Final = "exllama_cache_quant"
 class ExLlamaV3Definition(Definition):
     """An EXL3 folder served by ExLlamaV3."""
 
-    backend: Literal["exllamav3"]
-    model_path: str = Field(description="Path of the model's folder (EXL3), in a models folder.")
-    exllama_cache_size: Annotated[int | None, Flag("--cache-size"), Loadable(), Hashed.ALWAYS] = Field(
+    backend: Annotated[Literal["exllamav3"], Settable.ALWAYS]
+    model_path: Annotated[str, Settable.IN_MODELS_FOLDER] = Field(
+        description="Path of the model's folder (EXL3), in a models folder."
+    )
+    exllama_cache_size: Annotated[int | None, Flag("--cache-size"), Loadable(), Hashed.ALWAYS, Settable.ALWAYS] = Field(
         default=None,
         ge=256,
         multiple_of=256,
@@ -57,21 +59,24 @@ class ExLlamaV3Definition(Definition):
         Flag("--cache-quant"),
         Loadable({"format": "<bits>|<k_bits>,<v_bits>"}, null="fp16. Not together with the bits by themselves"),
         Hashed.ALWAYS,
+        Settable.ALWAYS,
     ] = Field(
         default=None,
         pattern=QUANT,
         description="Bits (2 to 8) per value of the KV cache: one number for K and V, such as `8`, or one for "
         "each, such as `8,4`; default: fp16.",
     )
-    exllama_max_rq_tokens: Annotated[int | None, Flag("--max-rq-tokens"), Loadable(), Hashed.ALWAYS] = Field(
+    exllama_max_rq_tokens: Annotated[
+        int | None, Flag("--max-rq-tokens"), Loadable(), Hashed.ALWAYS, Settable.ALWAYS
+    ] = Field(
         default=None,
         ge=1,
         description="Maximum tokens of one request, prompt and answer together; default: the model's context length.",
     )
-    exllama_tensor_parallel: Annotated[bool, Switch("--tensor-parallel"), Hashed.ALWAYS] = Field(
+    exllama_tensor_parallel: Annotated[bool, Switch("--tensor-parallel"), Hashed.ALWAYS, Settable.ALWAYS] = Field(
         default=False, description="Split each layer over all GPUs of the replica."
     )
-    prompt_format: Annotated[ChatFormat | None, Flag("--prompt-format"), Hashed.ALWAYS] = Field(
+    prompt_format: Annotated[ChatFormat | None, Flag("--prompt-format"), Hashed.ALWAYS, Settable.ALWAYS] = Field(
         default=None, description="Prompt format; default: the chat template in the model's folder."
     )
 

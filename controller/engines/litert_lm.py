@@ -14,26 +14,32 @@ from controller.engines.memory import Forecast, artifact_at, predict_by_size
 from controller.engines.options import Flag, Hashed, render_options
 from controller.engines.worker import WORKER_TOKEN_ENV, worker_chat_probe, worker_program
 from controller.schema.admin import Capabilities, Modality
-from controller.schema.desired import Definition
+from controller.schema.desired import Definition, Settable
 from controller.schema.routing import SessionBinding, ThinkingControl
 
 
 class LiteRTLMDefinition(Definition):
     """A `.litertlm` file served by LiteRT-LM. An option that is `gpu` needs a GPU in `gpus` or `device`."""
 
-    backend: Literal["litert_lm"] | None = None
-    model_path: str = Field(description="Path of the `.litertlm` file, in a models folder.")
-    litert_lm_backend: Annotated[Literal["cpu", "gpu"] | None, Flag("--backend"), Hashed.ALWAYS] = Field(
-        default=None,
-        description="Processor that computes the model; default: gpu if the definition asks for GPUs, else cpu.",
+    backend: Annotated[Literal["litert_lm"] | None, Settable.ALWAYS] = None
+    model_path: Annotated[str, Settable.IN_MODELS_FOLDER] = Field(
+        description="Path of the `.litertlm` file, in a models folder."
     )
-    litert_lm_vision_backend: Annotated[Literal["cpu", "gpu"] | None, Flag("--vision-backend"), Hashed.ALWAYS] = Field(
+    litert_lm_backend: Annotated[Literal["cpu", "gpu"] | None, Flag("--backend"), Hashed.ALWAYS, Settable.ALWAYS] = (
+        Field(
+            default=None,
+            description="Processor that computes the model; default: gpu if the definition asks for GPUs, else cpu.",
+        )
+    )
+    litert_lm_vision_backend: Annotated[
+        Literal["cpu", "gpu"] | None, Flag("--vision-backend"), Hashed.ALWAYS, Settable.ALWAYS
+    ] = Field(
         default=None, description="Processor that encodes images; default: none, and the model accepts no images."
     )
-    litert_lm_audio_backend: Annotated[Literal["cpu", "gpu"] | None, Flag("--audio-backend")] = Field(
+    litert_lm_audio_backend: Annotated[Literal["cpu", "gpu"] | None, Flag("--audio-backend"), Settable.ALWAYS] = Field(
         default=None, description="Processor that encodes audio; default: none, and the model accepts no audio."
     )
-    litert_lm_max_tokens: Annotated[int | None, Flag("--max-tokens"), Hashed.ALWAYS] = Field(
+    litert_lm_max_tokens: Annotated[int | None, Flag("--max-tokens"), Hashed.ALWAYS, Settable.ALWAYS] = Field(
         default=None, ge=1, description="Maximum tokens of a conversation; default: as the file was compiled."
     )
 

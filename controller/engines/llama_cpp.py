@@ -23,7 +23,7 @@ from controller.engines.options import Flag, Hashed, Loadable, Switch, render_op
 from controller.engines.worker import WORKER_CHAT_APIS, WORKER_TOKEN_ENV, worker_probe, worker_program
 from controller.schema.admin import Capabilities, PairPresets
 from controller.schema.applied_figures import AppliedFigures
-from controller.schema.desired import Definition
+from controller.schema.desired import Definition, Settable
 from controller.schema.routing import SessionBinding, ThinkingControl
 
 _LOADABLE_TYPE: Final = Loadable(
@@ -35,12 +35,14 @@ _LOADABLE_TYPE: Final = Loadable(
 class LlamaCppDefinition(Definition):
     """A GGUF model served by llama-cpp-python. `gguf_chat_format` and `prompt_format` exclude each other."""
 
-    backend: Literal["llama_cpp"]
-    model_path: str = Field(description="Path of the GGUF file, in a models folder.")
-    gguf_n_ctx: Annotated[int | None, Flag("--n-ctx"), Loadable(), Hashed.ALWAYS] = Field(
+    backend: Annotated[Literal["llama_cpp"], Settable.ALWAYS]
+    model_path: Annotated[str, Settable.IN_MODELS_FOLDER] = Field(
+        description="Path of the GGUF file, in a models folder."
+    )
+    gguf_n_ctx: Annotated[int | None, Flag("--n-ctx"), Loadable(), Hashed.ALWAYS, Settable.ALWAYS] = Field(
         default=None, ge=1, description="Context length in tokens; default: the model's own."
     )
-    gguf_n_gpu_layers: Annotated[int | None, Flag("--n-gpu-layers"), Hashed.ALWAYS] = Field(
+    gguf_n_gpu_layers: Annotated[int | None, Flag("--n-gpu-layers"), Hashed.ALWAYS, Settable.ALWAYS] = Field(
         default=None, ge=-1, description="Number of layers on the GPU; -1: all layers; default: all layers."
     )
     gguf_flash_attn: Annotated[
@@ -48,20 +50,21 @@ class LlamaCppDefinition(Definition):
         Flag("--flash-attn"),
         Loadable({"default": "auto", "examples": ["auto", "on", "off"]}),
         Hashed.ALWAYS,
+        Settable.ALWAYS,
     ] = Field(default="auto", description="Whether to use flash attention.")
-    gguf_type_k: Annotated[GgmlType | None, Flag("--type-k"), _LOADABLE_TYPE, Hashed.ALWAYS] = Field(
+    gguf_type_k: Annotated[GgmlType | None, Flag("--type-k"), _LOADABLE_TYPE, Hashed.ALWAYS, Settable.ALWAYS] = Field(
         default=None, description="Data type of the K cache, a GGML type; default: f16."
     )
-    gguf_type_v: Annotated[GgmlType | None, Flag("--type-v"), _LOADABLE_TYPE, Hashed.ALWAYS] = Field(
+    gguf_type_v: Annotated[GgmlType | None, Flag("--type-v"), _LOADABLE_TYPE, Hashed.ALWAYS, Settable.ALWAYS] = Field(
         default=None, description="Data type of the V cache, a GGML type; default: f16."
     )
-    gguf_embedding: Annotated[bool, Switch("--embedding"), Hashed.ALWAYS] = Field(
+    gguf_embedding: Annotated[bool, Switch("--embedding"), Hashed.ALWAYS, Settable.ALWAYS] = Field(
         default=False, description="Serve embeddings only."
     )
-    gguf_chat_format: Annotated[str | None, Flag("--chat-format"), Hashed.ALWAYS] = Field(
+    gguf_chat_format: Annotated[str | None, Flag("--chat-format"), Hashed.ALWAYS, Settable.ALWAYS] = Field(
         default=None, description="Chat format; default: the model's own template."
     )
-    prompt_format: Annotated[PromptFormat | None, Flag("--prompt-format")] = Field(
+    prompt_format: Annotated[PromptFormat | None, Flag("--prompt-format"), Settable.ALWAYS] = Field(
         default=None,
         description="Name of the prompt format of the file's own chat template; default: derived from the file's name.",
     )

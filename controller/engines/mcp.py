@@ -12,7 +12,7 @@ from pydantic import Field
 from controller.engines.base import Engine, Launch, Probe, RenderContext, Verdict
 from controller.engines.options import Hashed
 from controller.engines.worker import WORKER_TOKEN_ENV, worker_python
-from controller.schema.desired import Definition
+from controller.schema.desired import Definition, Settable
 from controller.schema.tools import REPLICA_PREFIX
 
 HTTP_PATH: Final = "/mcp"
@@ -22,10 +22,14 @@ HTTP_PATH: Final = "/mcp"
 class McpBridgeDefinition(Definition):
     """A declared MCP server with a command."""
 
-    backend: Literal["mcp"]
-    mcp_command: Annotated[list[str], Hashed.ALWAYS] = Field(min_length=1, description="Program and arguments.")
-    mcp_network: Annotated[bool, Hashed.ALWAYS] = Field(default=False, description="Whether it may reach the network.")
-    mcp_mounts: Annotated[list[str], Hashed.ALWAYS] = Field(
+    backend: Annotated[Literal["mcp"], Settable.ALWAYS]
+    mcp_command: Annotated[list[str], Hashed.ALWAYS, Settable.FROM_FILES] = Field(
+        min_length=1, description="Program and arguments."
+    )
+    mcp_network: Annotated[bool, Hashed.ALWAYS, Settable.FROM_FILES] = Field(
+        default=False, description="Whether it may reach the network."
+    )
+    mcp_mounts: Annotated[list[str], Hashed.ALWAYS, Settable.FROM_FILES] = Field(
         default_factory=list, description="Folders that its container gets."
     )
 

@@ -14,31 +14,35 @@ from controller.engines.memory import Forecast, artifact_at, predict_by_size
 from controller.engines.options import Flag, Hashed, PathFlag, Switch, render_options
 from controller.engines.worker import WORKER_TOKEN_ENV, worker_probe, worker_program
 from controller.schema.admin import Capabilities
-from controller.schema.desired import Definition
+from controller.schema.desired import Definition, Settable
 
 
 class OnnxDefinition(Definition):
     """An embedding model served by ONNX Runtime, on the CPU alone."""
 
-    backend: Literal["onnx"] | None = None
-    model_path: str = Field(description="Path of the `.onnx` file, in a models folder.")
-    onnx_tokenizer: Annotated[str | None, PathFlag("--tokenizer", "file"), Hashed.ALWAYS] = Field(
-        default=None,
-        description="Path of a `tokenizer.json`, or of BERT's vocabulary as `*-vocab.txt` or `vocab.txt`, in a "
-        "models folder; default: the one beside the model.",
+    backend: Annotated[Literal["onnx"] | None, Settable.ALWAYS] = None
+    model_path: Annotated[str, Settable.IN_MODELS_FOLDER] = Field(
+        description="Path of the `.onnx` file, in a models folder."
     )
-    onnx_max_tokens: Annotated[int | None, Flag("--max-tokens"), Hashed.ALWAYS] = Field(
+    onnx_tokenizer: Annotated[str | None, PathFlag("--tokenizer", "file"), Hashed.ALWAYS, Settable.IN_MODELS_FOLDER] = (
+        Field(
+            default=None,
+            description="Path of a `tokenizer.json`, or of BERT's vocabulary as `*-vocab.txt` or `vocab.txt`, in a "
+            "models folder; default: the one beside the model.",
+        )
+    )
+    onnx_max_tokens: Annotated[int | None, Flag("--max-tokens"), Hashed.ALWAYS, Settable.ALWAYS] = Field(
         default=None,
         ge=1,
         description="Maximum tokens of a text; longer texts are truncated; default: as the tokenizer says.",
     )
-    onnx_pooling: Annotated[Literal["mean", "cls"], Flag("--pooling"), Hashed.ALWAYS] = Field(
+    onnx_pooling: Annotated[Literal["mean", "cls"], Flag("--pooling"), Hashed.ALWAYS, Settable.ALWAYS] = Field(
         default="mean", description="How the embeddings of a text's tokens become one embedding."
     )
-    onnx_normalize: Annotated[bool, Switch(off="--no-normalize"), Hashed.ALWAYS] = Field(
+    onnx_normalize: Annotated[bool, Switch(off="--no-normalize"), Hashed.ALWAYS, Settable.ALWAYS] = Field(
         default=True, description="Scale embeddings to length 1."
     )
-    onnx_threads: Annotated[int | None, Flag("--threads"), Hashed.ALWAYS] = Field(
+    onnx_threads: Annotated[int | None, Flag("--threads"), Hashed.ALWAYS, Settable.ALWAYS] = Field(
         default=None, ge=1, description="Number of CPU threads; default: one per core."
     )
 

@@ -10,49 +10,49 @@ from controller.engines.base import Engine, Remote
 from controller.engines.capabilities import apply_declared
 from controller.engines.options import Hashed
 from controller.schema.admin import Capabilities
-from controller.schema.desired import Definition
+from controller.schema.desired import Definition, Settable
 from controller.schema.routing import MaxTokensField, SessionBinding, ThinkingControl
 
 
 class OpenAIRemoteDefinition(Definition):
     """A model of another server. At most one of `api_key_env` and `api_key_file` may be set."""
 
-    backend: Literal["openai_remote"]
-    base_url: Annotated[str, Hashed.ALWAYS] = Field(
+    backend: Annotated[Literal["openai_remote"], Settable.ALWAYS]
+    base_url: Annotated[str, Hashed.ALWAYS, Settable.FROM_FILES] = Field(
         pattern=r"^https?://[^\s/?#]+(/[^\s?#]*)?$",
         description="URL of the server's OpenAI API, including `/v1` if the server's paths begin with it.",
     )
-    remote_model: Annotated[str | None, Hashed.ALWAYS] = Field(
+    remote_model: Annotated[str | None, Hashed.ALWAYS, Settable.ALWAYS] = Field(
         default=None,
         description="Name of the model in requests to the server; default: the model's name in the desired-state "
         "files.",
     )
-    api_key_env: Annotated[str | None, Hashed.ALWAYS] = Field(
+    api_key_env: Annotated[str | None, Hashed.ALWAYS, Settable.FROM_FILES] = Field(
         default=None, description="Name of the controller's environment variable that holds the server's API key."
     )
-    api_key_file: Annotated[str | None, Hashed.ALWAYS] = Field(
+    api_key_file: Annotated[str | None, Hashed.ALWAYS, Settable.FROM_FILES] = Field(
         default=None, description="Path, as the controller sees it, of a file that holds the server's API key."
     )
-    remote_apis: Annotated[list[str], Hashed.NEVER] = Field(
+    remote_apis: Annotated[list[str], Hashed.NEVER, Settable.FROM_FILES] = Field(
         default_factory=lambda: ["/v1/chat/completions", "/v1/completions", "/v1/embeddings"],
         description="Paths of the APIs that the server offers.",
     )
-    remote_fields: Annotated[list[str], Hashed.NEVER] = Field(
+    remote_fields: Annotated[list[str], Hashed.NEVER, Settable.ALWAYS] = Field(
         default_factory=list,
         description="Request fields that the gateway passes to the server besides the fields of the API, such as "
         "`top_k` of a chat completion. The gateway drops all others.",
     )
-    thinking_field: Annotated[ThinkingControl, Hashed.NEVER] = Field(
+    thinking_field: Annotated[ThinkingControl, Hashed.NEVER, Settable.ALWAYS] = Field(
         default="chat_template_kwargs",
         description="Request field of a chat completion that switches the model's thinking on or off, if "
         "`thinking_modes` has more than `default`.",
     )
-    max_tokens_field: Annotated[MaxTokensField, Hashed.NEVER] = Field(
+    max_tokens_field: Annotated[MaxTokensField, Hashed.NEVER, Settable.ALWAYS] = Field(
         default="max_tokens",
         description="Name of the field that limits the tokens of a chat completion, for requests that the gateway "
         "translates from other APIs. OpenAI's reasoning models accept only `max_completion_tokens`.",
     )
-    health_path: Annotated[str, Hashed.ALWAYS] = Field(
+    health_path: Annotated[str, Hashed.ALWAYS, Settable.FROM_FILES] = Field(
         default="/models", description="Path below `base_url` that returns 200 if the server is healthy."
     )
 

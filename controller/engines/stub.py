@@ -11,24 +11,24 @@ from controller.engines.capabilities import apply_declared
 from controller.engines.options import Flag, Hashed, JoinedFlag, render_options
 from controller.engines.worker import WORKER_CHAT_APIS, WORKER_TOKEN_ENV, percent_progress, worker_probe, worker_program
 from controller.schema.admin import Capabilities
-from controller.schema.desired import Definition
+from controller.schema.desired import Definition, Settable
 from controller.schema.routing import ThinkingControl
 
 
 class StubDefinition(Definition):
     """A stand-in for a model."""
 
-    backend: Literal["stub"]
-    stub_text: Annotated[str | None, JoinedFlag("--text"), Hashed.ALWAYS] = Field(
+    backend: Annotated[Literal["stub"], Settable.ALWAYS]
+    stub_text: Annotated[str | None, JoinedFlag("--text"), Hashed.ALWAYS, Settable.ALWAYS] = Field(
         default=None, description="Text that answers every request; default: a fixed sentence."
     )
-    stub_load_s: Annotated[float, Flag("--load-s", omit=0), Hashed.ALWAYS] = Field(
+    stub_load_s: Annotated[float, Flag("--load-s", omit=0), Hashed.ALWAYS, Settable.ALWAYS] = Field(
         default=0.0, ge=0, description="Simulated duration of a load, in seconds."
     )
-    stub_token_delay_ms: Annotated[int, Flag("--token-delay-ms", omit=0), Hashed.ALWAYS] = Field(
+    stub_token_delay_ms: Annotated[int, Flag("--token-delay-ms", omit=0), Hashed.ALWAYS, Settable.ALWAYS] = Field(
         default=0, ge=0, description="Delay before each token, in milliseconds."
     )
-    stub_fail: Annotated[str | None, JoinedFlag("--fail"), Hashed.ALWAYS] = Field(
+    stub_fail: Annotated[str | None, JoinedFlag("--fail"), Hashed.ALWAYS, Settable.ALWAYS] = Field(
         default=None, description="Exit with this message instead of loading."
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 
 from controller.artifacts.facts import Artifact, longest_token_at
 from controller.engines.base import (
@@ -30,6 +30,7 @@ from controller.engines.vllm_log import vllm_progress, vllm_verdict
 from controller.engines.worker import worker_python
 from controller.schema.admin import Capabilities
 from controller.schema.applied_figures import AppliedFigures
+from controller.schema.desired import Settable
 
 VllmFieldsT = TypeVar("VllmFieldsT", bound=VllmFields)
 _GIB: Final = 1024 * MIB
@@ -54,7 +55,7 @@ _EMBEDDING = ("/v1/embeddings", "/v1/rerank", *_TOKENS)
 class VllmDefinition(VllmFields):
     """A model served by vLLM in a worker process. Either `model_path` or `vllm_model` is required."""
 
-    backend: Literal["vllm"]
+    backend: Annotated[Literal["vllm"], Settable.ALWAYS]
 
 
 class VllmEngine(Engine[VllmFieldsT]):
@@ -200,6 +201,11 @@ class VllmEngine(Engine[VllmFieldsT]):
         name."""
         model = () if definition.model_path is None else (FileCheck("model_path", definition.model_path),)
         return (*model, *super().list_files(definition))
+
+    def list_paths(self, definition: VllmFieldsT) -> tuple[str, ...]:
+        """Return the paths of `list_files`, and the assistant where its name is an absolute path."""
+        assistant = definition.vllm_speculative_model or ""
+        return (*super().list_paths(definition), *([assistant] if assistant.startswith("/") else []))
 
     def list_code_checks(self, definition: VllmFieldsT) -> tuple[CodeCheck, ...]:
         """Return the model path, unless the model is a name on the hub, or `vllm_trust_remote_code` or

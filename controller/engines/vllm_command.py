@@ -57,7 +57,7 @@ def vllm_arguments(definition: VllmFields, ctx: RenderContext, inflight: int) ->
     args += render_options(definition, PathFlag, ctx.resolve_path)
     args += JsonFlag("--mm-processor-kwargs").render(_processor_arguments(definition), str)
     args += render_options(definition, JsonFlag)
-    args += JsonFlag("--speculative-config").render(_speculation(definition), str)
+    args += JsonFlag("--speculative-config").render(_speculation(definition, ctx), str)
     return [*args, *definition.extra_args]
 
 
@@ -121,7 +121,7 @@ def _processor_arguments(definition: VllmFields) -> dict[str, Any]:
     return arguments
 
 
-def _speculation(definition: VllmFields) -> dict[str, Any] | None:
+def _speculation(definition: VllmFields, ctx: RenderContext) -> dict[str, Any] | None:
     if definition.vllm_speculative_method is None:
         return None
     tokens = definition.vllm_num_speculative_tokens
@@ -130,6 +130,6 @@ def _speculation(definition: VllmFields) -> dict[str, Any] | None:
         "method": definition.vllm_speculative_method,
         "num_speculative_tokens": 1 if tokens is None else tokens,
     }
-    if definition.vllm_speculative_model is not None:
-        config["model"] = definition.vllm_speculative_model
+    if (assistant := definition.vllm_speculative_model) is not None:
+        config["model"] = ctx.model_paths.get(assistant, assistant)
     return config

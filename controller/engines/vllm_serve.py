@@ -10,16 +10,17 @@ from controller.engines.base import RenderContext
 from controller.engines.options import Hashed
 from controller.engines.vllm import VllmEngine
 from controller.engines.vllm_fields import VllmFields
+from controller.schema.desired import Settable
 
 
 class VllmServeDefinition(VllmFields):
     """A model served by `vllm serve`. Either `model_path` or `vllm_model` is required."""
 
-    backend: Literal["vllm_serve"]
-    vllm_serve_binary: Annotated[str | None, Hashed.ALWAYS] = Field(
+    backend: Annotated[Literal["vllm_serve"], Settable.ALWAYS]
+    vllm_serve_binary: Annotated[str | None, Hashed.ALWAYS, Settable.FROM_FILES] = Field(
         default=None, description="Path of the vllm program (process runtime only); default: the one on PATH."
     )
-    vllm_serve_library_path: Annotated[str | None, Hashed.ALWAYS] = Field(
+    vllm_serve_library_path: Annotated[str | None, Hashed.ALWAYS, Settable.FROM_FILES] = Field(
         default=None,
         description="Folders of vLLM's shared libraries (process runtime only), in the format of LD_LIBRARY_PATH.",
     )

@@ -13,14 +13,10 @@ from controller.config.debounce import DebouncedState, settled_state
 from controller.config.model_sources import PlacedSource, list_sources
 from controller.config.parse import parse_folder
 from controller.config.read import MAX_FILE_BYTES, SUFFIXES, FolderSnapshot, is_read, merge_order, read_folder
-from controller.config.runtime_declarations import (
-    check_declaration,
-    combine_declarations,
-    list_superseded,
-    put_declaration,
-)
+from controller.config.runtime_declarations import combine_declarations, list_superseded, put_declaration
 from controller.config.tools import DeclaredTools
 from controller.desired.config_diff import ModelEdit, diff_keys, diff_models, diff_tools
+from controller.desired.request_paths import check_request
 from controller.desired.resolve import DeclaredModel, Defaults, resolve_desired, surviving_override
 from controller.planning.actions import Plan
 from controller.reconcile.preflight import run_preflight
@@ -68,6 +64,7 @@ async def run_dry_run(
     *,
     folder: Path,
     roots: ModelRoots,
+    trusted: frozenset[str] = frozenset(),
     desired_now: DesiredState,
     observed: ObservedState,
     overrides: Mapping[str, Override],
@@ -91,8 +88,9 @@ async def run_dry_run(
     `declared_now` (models), `keys_now` (API keys) and `tools_now` are what the current files and the runtime
     `declarations` declare together, `desired_now` is what follows from them with `overrides`, `demand` and `rested`
     (models that were evicted). `find_sources` returns, by source, where the files are of those sources that are here;
-    it is called in a thread. `roots` must be absolute. The runtime runs preflights of the changed models that are
-    wanted, and the plan follows from `observed` and these at `now`, Unix time.
+    it is called in a thread. `roots` must be absolute; `trusted` names the fields that declarations at run time may
+    give any valid value. The runtime runs preflights of the changed models that are wanted, and the plan follows from
+    `observed` and these at `now`, Unix time.
 
     Raises RoundhouseError: `invalid_request` if a name is not that of a desired file, a file is too large or not valid
     Unicode, or a file to remove does not exist; `declared_in_files` if a file declares a model that is to be declared
@@ -106,11 +104,13 @@ async def run_dry_run(
     if not parsed.is_valid:
         return DryRun(ok=False, problems=list(parsed.problems), changes=[], plan=None)
     files = settled_state(parsed)
-    declarations, problems = _propose_declarations(proposed, files, declarations, roots, now)
+    declarations, problems = await asyncio.to_thread(
+        _propose_declarations, proposed, files, declarations, roots, trusted, now
+    )
     if problems:
         return DryRun(ok=False, problems=problems, changes=[], plan=None)
     superseded = list_superseded(files, declarations)
-    proposed_state = combine_declarations(files, declarations, roots).state
+    proposed_state = combine_declarations(files, declarations, roots, trusted).state
     sources = await asyncio.to_thread(find_sources, list_sources(proposed_state.definitions.values()))
     current_stage = DryRunStage(declared_now, desired_now)
     stated = {**overrides, **{each.model: each for each in loads}}
@@ -226,10 +226,15 @@ def _resolve_proposed(
 
 
 def _propose_declarations(
-    proposed: ProposedFiles, files: DebouncedState, declarations: RuntimeDeclarations, roots: ModelRoots, now: float
+    proposed: ProposedFiles,
+    files: DebouncedState,
+    declarations: RuntimeDeclarations,
+    roots: ModelRoots,
+    trusted: frozenset[str],
+    now: float,
 ) -> tuple[RuntimeDeclarations, list[Problem]]:
-    """Return the declarations at run time with the proposed ones, and the problems that these have. Raises
-    RoundhouseError `declared_in_files` for a model that `files` declare."""
+    """Return the declarations at run time with the proposed ones, and the problems that these have. Blocks on the disk.
+    Raises RoundhouseError `declared_in_files` for a model that `files` declare."""
     for name, fields in proposed.models.items():
         if name in files.definitions:
             message = f"The desired-state files declare the model {name}: edit them."
@@ -237,7 +242,7 @@ def _propose_declarations(
         declaration = RuntimeDeclaration(fields=fields, declared_at=now, actor="dry run")
         declarations = put_declaration(declarations, "models", name, declaration)
     problems = [
-        each for name in proposed.models for each in check_declaration(files, declarations, "models", name, roots)
+        each for name in proposed.models for each in check_request(files, declarations, "models", name, roots, trusted)
     ]
     return declarations, problems
 

@@ -7,6 +7,7 @@ use, and in docs/models.md.
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
@@ -28,149 +29,179 @@ GpuName = Annotated[str, BeforeValidator(_index_as_name, json_schema_input_type=
 Gpus = Annotated[int, Field(ge=0, le=64)] | Annotated[list[GpuName], Field(min_length=1)]
 
 
+class Settable(Enum):
+    """Marker of a definition's field: which values a request may give it. A file may give it any valid value.
+
+    Requests are runtime declarations, their dry runs, and loads. Every field of every definition class has the marker:
+    there is no default. ROUNDHOUSE_TRUSTED_DECLARATIONS lifts the limit of the fields that it names.
+    `controller.config.request_fields` has the rules.
+    """
+
+    ALWAYS = "yes"
+    """Any valid value: it names nothing outside the engine's own work."""
+    IN_MODELS_FOLDER = "in a models folder"
+    """Paths that lead into a models folder once symbolic links are resolved."""
+    IN_MODELS_FOLDER_OR_DECLARED = "in a models folder, or declared"
+    """An absolute path that leads into a models folder, or the `USER/REPO` of a declared model's `source`, or what
+    another model declares here."""
+    HUB_REFERENCE = "`hf:` and `ollama:`"
+    """A reference to the hub or the registry that `transfers` is configured with; none that names a host or a file."""
+    HOST_GPUS = "by number, index or UUID"
+    """A number of GPUs, or GPUs by index or UUID: placement matches both with the GPUs of this host."""
+    FROM_FILES = "no"
+    """None. The field names a file outside the models folders, a program, an argument, a variable, an image, an address
+    or a mount, or it lets the engine run code or fetch what it likes."""
+
+
 class Definition(BaseModel):
     """One model as the files declare it. Immutable. Validation is strict: `"4"` is not accepted as a number. A wrong
     value, an unknown field and fields that contradict each other raise pydantic.ValidationError."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
 
-    backend: str | None = Field(
+    backend: Annotated[str | None, Settable.ALWAYS] = Field(
         default=None, description="Backend that serves the model; default: derived from the model's files."
     )
-    model_path: str | None = Field(
+    model_path: Annotated[str | None, Settable.IN_MODELS_FOLDER] = Field(
         default=None,
         description="Path of the model's file or folder: relative to a models folder, absolute, or with `~`.",
     )
-    source: str | None = Field(
+    source: Annotated[str | None, Settable.HUB_REFERENCE] = Field(
         default=None,
         description="Where the model's files come from if the models folder does not have them, such as "
         "`hf:USER/REPO:Q4_K_M`. They are downloaded before the model starts, and `model_path` is where the download "
         "puts them. A model with a `model_path` of its own waits for no download.",
     )
-    enabled: bool = Field(
+    enabled: Annotated[bool, Settable.ALWAYS] = Field(
         default=True,
         description="Load the model without waiting for a request. false: only an operator, or a request (see "
         "`autoload`), loads it.",
     )
-    autoload: bool = Field(
+    autoload: Annotated[bool, Settable.ALWAYS] = Field(
         default=False, description="Load the model when the first request for it arrives, even if `enabled` is false."
     )
-    idle_ttl_s: float | None = Field(
+    idle_ttl_s: Annotated[float | None, Settable.ALWAYS] = Field(
         default=None,
         gt=0,
         le=31_536_000,
         description="Seconds without a request after which an `autoload` model is unloaded; default: never unloaded "
         "for being idle.",
     )
-    min_residency_s: float | None = Field(
+    min_residency_s: Annotated[float | None, Settable.ALWAYS] = Field(
         default=None,
         ge=0,
         le=86400,
         description="Minimum seconds that an `autoload` model stays loaded before another model may evict it; "
         "default: as long as its load took, at most 60.",
     )
-    pinned: bool = Field(
+    pinned: Annotated[bool, Settable.ALWAYS] = Field(
         default=False,
         description="Never evict an `autoload` model once it is loaded, neither to make room nor for being idle.",
     )
-    replicas: int = Field(default=1, ge=1, le=256, description="Number of engines that serve the model.")
-    replica_max: int | None = Field(
+    replicas: Annotated[int, Settable.ALWAYS] = Field(
+        default=1, ge=1, le=256, description="Number of engines that serve the model."
+    )
+    replica_max: Annotated[int | None, Settable.ALWAYS] = Field(
         default=None,
         ge=1,
         le=256,
         description="Maximum number of replicas that a load may ask for; default: `replicas`. There is no automatic "
         "scaling.",
     )
-    target_inflight: int | None = Field(
+    target_inflight: Annotated[int | None, Settable.ALWAYS] = Field(
         default=None,
         ge=1,
         le=4096,
         description="Number of requests that one replica serves at a time; default: set by the backend.",
     )
-    queue_limit: int | None = Field(
+    queue_limit: Annotated[int | None, Settable.ALWAYS] = Field(
         default=None,
         ge=0,
         le=100_000,
         description="Maximum number of requests that wait in the gateway, per replica; default: "
         "ROUNDHOUSE_QUEUE_LIMIT, else 8 times `target_inflight`.",
     )
-    session_cache: int | None = Field(
+    session_cache: Annotated[int | None, Settable.ALWAYS] = Field(
         default=None,
         ge=0,
         le=4096,
         description="Number of sessions whose computed state each replica keeps, at most what its engine can hold; "
         "default: 4, or `target_inflight` where that is greater (`llama_cpp`: 0). 0: requests belong to no session.",
     )
-    aliases: list[ModelName] = Field(
+    aliases: Annotated[list[ModelName], Settable.ALWAYS] = Field(
         default_factory=list, description="Other names that clients may use for the model."
     )
-    gpus: Gpus | None = Field(
+    gpus: Annotated[Gpus | None, Settable.HOST_GPUS] = Field(
         default=None,
         description="GPUs of one replica: a number of GPUs, or a list of their UUIDs or indices. 0: no GPU.",
     )
-    device: Literal["auto", "cuda", "cpu"] | None = Field(
+    device: Annotated[Literal["auto", "cuda", "cpu"] | None, Settable.ALWAYS] = Field(
         default=None,
         description="`cuda`: one GPU if `gpus` is not set. `cpu`: no GPU. `auto`: as `gpus` says; default: `auto`.",
     )
-    vram_mib: int | None = Field(
+    vram_mib: Annotated[int | None, Settable.ALWAYS] = Field(
         default=None,
         ge=1,
         description="Memory that one replica uses on each of its GPUs, in MiB; default: as observed or predicted, or "
         "whole GPUs if neither is known.",
     )
-    memory_mib: int | None = Field(
+    memory_mib: Annotated[int | None, Settable.ALWAYS] = Field(
         default=None,
         ge=16,
         description="Main memory of one replica in MiB: a hard limit for containers, and the amount that counts "
         "against ROUNDHOUSE_ENGINES_MEMORY_MIB; default: as observed or predicted, without a limit.",
     )
-    start_timeout_s: float | None = Field(
+    start_timeout_s: Annotated[float | None, Settable.ALWAYS] = Field(
         default=None,
         gt=0,
         le=86400,
         description="Maximum seconds from an engine's start until it is ready; default: set by the backend.",
     )
-    drain_timeout_s: float | None = Field(
+    drain_timeout_s: Annotated[float | None, Settable.ALWAYS] = Field(
         default=None,
         ge=0,
         le=86400,
         description="Seconds that running requests have to finish when an edit replaces a replica; default: "
         "ROUNDHOUSE_DRAIN_TIMEOUT_S.",
     )
-    image: str | None = Field(
+    image: Annotated[str | None, Settable.FROM_FILES] = Field(
         default=None, description="Container image of the engine (docker runtime only); default: set by the backend."
     )
-    env: dict[str, str] = Field(default_factory=dict, description="Additional environment variables of the engine.")
-    extra_args: list[str] = Field(default_factory=list, description="Additional command-line arguments of the engine.")
-    modalities: list[Modality] | None = Field(
+    env: Annotated[dict[str, str], Settable.FROM_FILES] = Field(
+        default_factory=dict, description="Additional environment variables of the engine."
+    )
+    extra_args: Annotated[list[str], Settable.FROM_FILES] = Field(
+        default_factory=list, description="Additional command-line arguments of the engine."
+    )
+    modalities: Annotated[list[Modality] | None, Settable.ALWAYS] = Field(
         default=None, min_length=1, description="Kinds of input that the model accepts; default: set by the backend."
     )
-    media_urls: bool | None = Field(
+    media_urls: Annotated[bool | None, Settable.FROM_FILES] = Field(
         default=None,
         description="Whether requests may give images and sounds by `http` addresses, which the engine then fetches "
         "from wherever it can reach; default: set by the backend, true for a remote model alone.",
     )
-    multi_turn: bool | None = Field(
+    multi_turn: Annotated[bool | None, Settable.ALWAYS] = Field(
         default=None,
         description="Whether the model accepts conversations of several turns; default: set by the backend.",
     )
-    thinking_modes: list[ThinkingMode] | None = Field(
+    thinking_modes: Annotated[list[ThinkingMode] | None, Settable.ALWAYS] = Field(
         default=None, description="Accepted values of the request field `thinking`; default: set by the backend."
     )
-    tools: bool | None = Field(
+    tools: Annotated[bool | None, Settable.ALWAYS] = Field(
         default=None, description="Whether the model supports tool calls; default: set by the backend."
     )
-    structured_output: bool | None = Field(
+    structured_output: Annotated[bool | None, Settable.ALWAYS] = Field(
         default=None,
         description="Whether answers can be constrained to JSON or to a JSON Schema; default: set by the backend.",
     )
-    matryoshka: bool = Field(
+    matryoshka: Annotated[bool, Settable.ALWAYS] = Field(
         default=False,
         description="Whether embeddings stay meaningful when truncated (Matryoshka training). true: the gateway "
         "truncates them to a request's `dimensions`.",
     )
 
-    role: Literal["aicore"] | None = Field(
+    role: Annotated[Literal["aicore"] | None, Settable.ALWAYS] = Field(
         default=None,
         description="`aicore`: the routes `/v1/aicore/...` and the block `aicore` of `/health` are about this model, "
         "typically an `openai_remote` at a phone that serves Android's AICore. One model alone may have the role.",

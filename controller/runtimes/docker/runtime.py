@@ -426,7 +426,7 @@ class DockerRuntime:
         self, model: str, index: int, definition: Definition, image: str | None, gpus: tuple[ClaimedGpu, ...]
     ) -> tuple[Launch, UserIdentity]:
         engine = get_engine(definition)
-        paths = [check.path for check in engine.list_files(definition)]
+        paths = engine.list_paths(definition)
         identity = choose_identity(await asyncio.to_thread(entries_to_read, self._roots, paths))
         model_paths = await asyncio.to_thread(lambda: find_engine_paths(self._roots, paths, self._mounts()))
         context = render_context(model, identity, self._images, gpus, model_paths, index)

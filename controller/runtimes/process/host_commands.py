@@ -55,7 +55,6 @@ class HostCommands:
         a path cannot be looked at.
         """
         engine = get_engine(definition)
-        paths = [check.path for check in engine.list_files(definition)]
         context = RenderContext(
             runtime="process",
             served_name=served_name,
@@ -66,7 +65,7 @@ class HostCommands:
             executables=self.executables,
             index=index,
             gpus=gpus,
-            model_paths=find_engine_paths(self.roots, paths),
+            model_paths=find_engine_paths(self.roots, engine.list_paths(definition)),
         )
         return engine.render_command(definition, context)
 
