@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, NamedTuple, Self, TypeAlias, TypeVar
 from urllib.parse import quote
 
@@ -288,12 +289,15 @@ class AdminClient:
         refuses, and CommandError for any other failure."""
         return await self._ask("GET", "/v1/admin/plan", PlanView)
 
-    async def run_dry_run(self, files: Mapping[str, str]) -> DryRun:
+    async def run_dry_run(
+        self, files: Mapping[str, str], models: Mapping[str, Mapping[str, JsonValue]] = MappingProxyType({})
+    ) -> DryRun:
         """Return what would change if these files (name to content) were in the desired-state folder, each in place of
-        the file of its name. Nothing is changed, and problems of the files are in the result. Raises
-        NoControllerError if no controller answers, RequestRefusedError if it refuses, and CommandError for any other
-        failure."""
-        return await self._ask("POST", "/v1/admin/plan", DryRun, {"files": dict(files)})
+        the file of its name, and these models (name to fields) were declared at run time. Nothing is changed, and
+        problems of both are in the result. Raises NoControllerError if no controller answers, RequestRefusedError if it
+        refuses, and CommandError for any other failure."""
+        proposed = {"files": dict(files), "models": {name: dict(fields) for name, fields in models.items()}}
+        return await self._ask("POST", "/v1/admin/plan", DryRun, proposed)
 
     async def find_drift(self) -> Drift:
         """Return what runs differently from what is declared, empty where nothing does. Raises NoControllerError if no

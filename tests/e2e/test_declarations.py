@@ -13,6 +13,7 @@ import pytest
 from tests.support.admin import AdminApi
 from tests.support.roundhouse_stack import REPOSITORY, RoundhouseStack
 from tests.support.runtime_fixtures import ProcessRuntimeFixture
+from tests.support.keys import make_key
 from tests.support.wait import until
 
 pytestmark = pytest.mark.engines

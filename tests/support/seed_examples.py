@@ -23,6 +23,7 @@ MODELS: dict[str, Any] = {
     },
     "exllama": {"backend": "exllamav3", "model_path": "exl", "enabled": False, "exllama_cache_quant": "8,8"},
     "vllm": {"backend": "vllm", "model_path": "hf", "enabled": False},
+    "assistant": {"backend": "vllm", "source": "hf:google/gemma-4-26B-A4B-it-assistant", "enabled": False},
     "vllm-serve": {"backend": "vllm_serve", "model_path": "hf", "enabled": False},
     "llama-server": {"backend": "llama_server", "model_path": GGUF, "enabled": False},
     "draft": {

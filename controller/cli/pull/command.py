@@ -120,6 +120,9 @@ class _Pull:
                 raise
         else:
             raise CommandError(f"a model {name} is declared already: choose another name with --as")
+        problems = (await client.run_dry_run({}, {name: found.fields})).problems
+        if problems:
+            raise CommandError(f"it cannot be declared: {problems[0].field}: {problems[0].message}")
 
     def _print_result(self, ended: Download, found: InspectedModel, name: str) -> None:
         if self.as_json:

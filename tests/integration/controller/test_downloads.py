@@ -65,7 +65,10 @@ async def transfers(folder: Path, source: Path) -> AsyncIterator[str]:
 async def test_pull_list_and_remove(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_llama(tmp_path / "tiny-Q8_0.gguf", layers=1)
     reference = f"file:{tmp_path}/tiny-Q8_0.gguf"
-    async with transfers(folder, tmp_path) as address, running(folder, {}, transfers_url=address) as here:
+    async with (
+        transfers(folder, tmp_path) as address,
+        running(folder, {}, transfers_url=address, trusted_declarations="source") as here,
+    ):
 
         async def ask(*arguments: str) -> int:
             return await asyncio.to_thread(run, [*arguments, "--controller", here.url])

@@ -428,11 +428,10 @@ async def test_a_secret_in_a_loads_parameter_is_shown_nowhere(tmp_path: Path) ->
     vllm = {"backend": "vllm", "vllm_model": "org/m", "enabled": False}
     async with opened(tmp_path, {"m": vllm}) as bench:
         secret = "https://user:pa55word@host/x"
-        bench.harness.admin_service.load_model("m", {"vllm_speculative_method": "mtp", "vllm_speculative_model": secret,
-                                   "vllm_num_speculative_tokens": 1}, None, actor="a")  # fmt: skip
+        bench.harness.admin_service.load_model("m", {"vllm_kv_cache_dtype": secret}, None, actor="a")
         await bench.round(2)
         row = await bench.harness.admin_service.get_model("m")
-        assert row.load_override["vllm_speculative_model"] == "https://***@host/x"
+        assert row.load_override["vllm_kv_cache_dtype"] == "https://***@host/x"
         told = bench.harness.journal.read_page(("statement",), "m", None, 50)
         assert "***@host" in str(told)
         assert "pa55word" not in f"{row} {told}"

@@ -101,7 +101,15 @@ async def test_what_cannot_be_declared_is_said_before_anything_is_fetched(
     site: Site, capsys: pytest.CaptureFixture[str]
 ) -> None:
     site.transfers.sources["hf:user/folder"] = FakeSource({"user/folder/x.safetensors": b"x"}, "user/folder", PINNED)
+    registry = "oci:registry.example/tiny:latest"
+    site.transfers.sources[registry] = FakeSource({MAIN: (site.root / "hand.gguf").read_bytes()}, MAIN, registry)
     for arguments, code, words in (
+        (
+            (registry, "--declare"),
+            ExitCode.FAILED,
+            "it cannot be declared: models.tiny.source: a request may name a model of the hub (`hf:`, `ollama:`): "
+            "declare it in the desired-state files, or list `source` in ROUNDHOUSE_TRUSTED_DECLARATIONS",
+        ),
         ((REFERENCE, "--declare", "--as", "mine"), ExitCode.FAILED, "a model mine is declared already"),
         ((REFERENCE, "--as", "other"), ExitCode.USAGE, "--as names the model of --declare"),
         (

@@ -32,8 +32,8 @@ class Site:
         self.store = StateDir.open_folder(root / "state")
         self.start()
 
-    def start(self) -> None:
-        """As a controller that starts does."""
+    def start(self, *trusted: str) -> None:
+        """As a controller that starts does, with these trusted fields."""
         self.files = DesiredStateSource(
             self.root / "desired",
             ModelRoots((self.root,)),
@@ -43,6 +43,7 @@ class Site:
             clock=lambda: self.now,
             on_edit=lambda _, after, _ends, actor: self.edits.append((actor, sorted(after.definitions))),
             on_superseded=lambda kind, name: self.superseded.append((kind, name)),
+            trusted=frozenset(trusted),
         )
         self.files.recover_last_good()
         self.service = DeclarationService(self.files, lambda: None, lambda: self.now)
@@ -182,9 +183,100 @@ async def test_an_edit_that_clashes_leaves_out_the_declaration_alone_and_says_so
 
 
 async def test_secrets_are_masked(site: Site) -> None:
+    site.start("env")
     site.put("b", backend="stub", env={"HF_TOKEN": "hunter2-hunter2"})
     assert "hunter2" not in site.service.list_declarations().model_dump_json()
     assert "hunter2" not in site.service.get_declaration("models", "b").model_dump_json()
     desired = site.files.desired_state()
     assert desired is not None
     assert desired.models["b"].definition.env == {"HF_TOKEN": "hunter2-hunter2"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"backend": "stub", "env": {"PYTHONPATH": "/tmp/evil"}}, "env"),
+        ({"backend": "stub", "env": {"LD_PRELOAD": "/tmp/evil.so"}}, "env"),
+        ({"backend": "stub", "extra_args": ["--log-file", "/tmp/x"]}, "extra_args"),
+        ({"backend": "stub", "image": "registry.example/evil"}, "image"),
+        ({"model_path": "m.gguf", "llama_server_binary": "/tmp/evil"}, "llama_server_binary"),
+        ({"model_path": "m.gguf", "source": "file:/etc/passwd"}, "source"),
+        ({"backend": "openai_remote", "base_url": "http://h/v1"}, "base_url"),
+        ({"backend": "openai_remote", "base_url": "http://h/v1", "api_key_file": "/etc/passwd"}, "api_key_file"),
+        ({"backend": "vllm", "model_path": "m", "vllm_trust_remote_code": True}, "vllm_trust_remote_code"),
+    ],
+)
+async def test_what_runs_code_or_reads_files_is_refused_and_names_the_way(
+    site: Site, fields: dict[str, object], field: str
+) -> None:
+    with pytest.raises(RoundhouseError) as refused:
+        site.put("evil", **fields)
+    assert refused.value.entry.code == "invalid_declaration"
+    assert str(refused.value.param).startswith("models.evil.")
+    assert f"models.evil.{field}: " in str(refused.value)
+    assert "declare it in the desired-state files" in str(refused.value)
+    assert f"or list `{field}` in ROUNDHOUSE_TRUSTED_DECLARATIONS" in str(refused.value)
+    assert site.wanted() == {"a": False}
+    assert site.service.list_declarations().models == {}
+
+
+async def test_a_link_that_leads_out_of_the_models_folder_is_no_way_out(site: Site, tmp_path: Path) -> None:
+    outside = tmp_path.parent / f"{tmp_path.name}-outside"
+    (outside / "hf").mkdir(parents=True)
+    (outside / "m.gguf").write_bytes(b"GGUF")
+    (site.root / "link").symlink_to(outside)
+    (site.root / "there.gguf").symlink_to(outside / "m.gguf")
+    (site.root / "loop").symlink_to("loop")
+    (site.root / "folder").mkdir()
+    (site.root / "folder" / "weights").symlink_to(outside / "hf")
+    (site.root / "inside.gguf").write_bytes(b"GGUF")
+    (site.root / "near.gguf").symlink_to("inside.gguf")
+    for number, fields in enumerate(
+        (
+            {"model_path": "link/m.gguf"},
+            {"model_path": "there.gguf"},
+            {"model_path": str(site.root / "link" / "not-yet.gguf")},
+            {"model_path": "inside.gguf", "llama_server_lora": ["inside.gguf", "there.gguf"]},
+            {"backend": "vllm", "model_path": "folder"},
+            {"backend": "vllm", "model_path": "hf", "vllm_speculative_model": str(site.root / "link" / "hf")},
+        )
+    ):
+        with pytest.raises(RoundhouseError, match=r"leads out of the models folder .* by the symbolic link") as refused:
+            site.put(f"m{number}", **fields)
+        assert refused.value.entry.code == "invalid_declaration"
+    for number, path in enumerate(("near.gguf", "missing.gguf", "loop/m.gguf")):
+        site.put(f"good{number}", model_path=path)
+    await site.write("models: {b: {model_path: there.gguf, enabled: false}}")
+    assert "b" in site.wanted(), "a file may: the preflight says what is wrong"
+
+
+async def test_what_an_earlier_version_kept_is_left_out_with_a_reason_and_stays(site: Site) -> None:
+    site.start("env", "source")
+    site.put("old", backend="stub", env={"A": "b"})
+    site.put("fine")
+    site.put("far", source="oci:registry.example/m")
+    site.start()
+    await site.files.read_files()
+    assert site.wanted() == {"a": False, "fine": True}
+    problems = {each.field: each.message for each in site.service.list_declarations().problems}
+    assert problems.keys() == {"models.old.env", "models.far.source"}
+    assert problems["models.old.env"] == (
+        "a request may not set it: declare it in the desired-state files, or list `env` in "
+        "ROUNDHOUSE_TRUSTED_DECLARATIONS"
+    )
+    assert site.files.declarations.models["old"].fields == {"backend": "stub", "env": {"A": "b"}}
+    site.start("env")
+    await site.files.read_files()
+    assert site.wanted() == {"a": False, "fine": True, "old": True}, "it comes back when the operator trusts the field"
+
+
+async def test_an_assistant_is_declared_by_source_whatever_was_declared_first(site: Site) -> None:
+    naming = {"backend": "vllm", "model_path": "m", "vllm_speculative_model": "user/assistant"}
+    with pytest.raises(RoundhouseError, match="`USER/REPO` of a declared model's `source`"):
+        site.put("b", **naming)
+    site.put("c", backend="vllm", source="hf:user/assistant")
+    site.put("b", **naming)
+    site.service.drop_declaration("models", "c", actor="me")
+    assert site.wanted() == {"a": False}
+    site.put("c", backend="vllm", source="hf:user/assistant")
+    assert site.wanted() == {"a": False, "b": True, "c": True}
