@@ -3,12 +3,16 @@
 An option is a field of a definition class: its type, bounds and description as in every pydantic model, and markers in
 `Annotated` for what Roundhouse does with the value:
 
-    llama_server_n_ctx: Annotated[int | None, Flag("--ctx-size"), Loadable(), Hashed.ALWAYS] = Field(
+    llama_server_n_ctx: Annotated[
+        int | None, Flag("--ctx-size"), Loadable(), Hashed.ALWAYS, Settable.ALWAYS
+    ] = Field(
         default=None, ge=1, description="Context length in tokens, shared by all slots; default: the model's own."
     )
 
 - `Flag`, `JoinedFlag`, `PathFlag`, `Switch`, `JsonFlag`: how the command line of the engine says the value. At most
   one. `SpecialFlag`: the engine's own code renders the option. None of them: the command line does not say it.
+- `Settable`: which values a request may give, in a runtime declaration or a load. Every field has it
+  (`controller.schema.desired`).
 - `Loadable`: a load may set the option; a UI gets a constraint for it.
 - `Hashed`: when the value counts in the spec hash. Without it: while it differs from the default.
 - `MOVES_MEMORY`: the memory formulas do not follow the option, so that a definition that sets it has no forecast.

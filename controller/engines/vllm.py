@@ -208,12 +208,15 @@ class VllmEngine(Engine[VllmFieldsT]):
         return (*super().list_paths(definition), *([assistant] if assistant.startswith("/") else []))
 
     def list_code_checks(self, definition: VllmFieldsT) -> tuple[CodeCheck, ...]:
-        """Return the model path, unless the model is a name on the hub, or `vllm_trust_remote_code` or
-        `--trust-remote-code` in `extra_args` allows its code."""
-        is_trusted = definition.vllm_trust_remote_code or "--trust-remote-code" in definition.extra_args
-        if definition.model_path is None or is_trusted:
+        """Return the model path and the assistant, where they are no names on the hub; none if `vllm_trust_remote_code`
+        or `--trust-remote-code` in `extra_args` allows their code."""
+        if definition.vllm_trust_remote_code or "--trust-remote-code" in definition.extra_args:
             return ()
-        return (CodeCheck("model_path", definition.model_path, "vllm_trust_remote_code"),)
+        switch, assistant = "vllm_trust_remote_code", definition.vllm_speculative_model or ""
+        model = () if definition.model_path is None else (CodeCheck("model_path", definition.model_path, switch),)
+        if not assistant.startswith("/"):
+            return model
+        return (*model, CodeCheck("vllm_speculative_model", assistant, switch))
 
     def describe_probe(self, definition: VllmFieldsT) -> Probe:
         """Return the probe: `/health`, then one token or, with `vllm_embedding`, one embedding; and vLLM's metrics."""

@@ -38,7 +38,11 @@ def _check_code(roots: ModelRoots, checks: Sequence[CodeCheck]) -> str | None:
     for check in checks:
         subject = f"{check.field}: {check.path}"
         try:
-            found = read_custom_code(locate_path(roots, check.path).path)
+            folder = locate_path(roots, check.path).path
+        except ArtifactError:
+            continue  # an assistant that a file names as the engine sees it; a model's own path was checked before
+        try:
+            found = read_custom_code(folder)
         except ArtifactError as error:
             return f"{subject} has a file that cannot be looked through for code: {error}"
         if found is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,6 @@ import pytest
 from tests.support.admin import AdminApi
 from tests.support.roundhouse_stack import REPOSITORY, RoundhouseStack
 from tests.support.runtime_fixtures import ProcessRuntimeFixture
-from tests.support.keys import make_key
 from tests.support.wait import until
 
 pytestmark = pytest.mark.engines
@@ -75,6 +75,71 @@ async def test_from_the_first_answer_to_the_commit(tmp_path: Path) -> None:
             ]
             model = (await stack.loaded("by/hand"))["by/hand"]
             assert runtime.identity(stack, model.replicas[0].name) == engine, "nothing restarted"
+    finally:
+        await stack.close()
+    assert runtime.left(stack) == []
+
+
+async def _try_attacks(admin: AdminApi, evil: Path, bait: Path) -> None:
+    """Every way to run a program or to read a file: each is refused, by the dry run too, and leaves nothing behind."""
+    remote = {"backend": "openai_remote", "base_url": "http://127.0.0.1:9/v1"}
+    for field, fields in {
+        "env": STUB | {"env": {"PYTHONPATH": str(evil)}},
+        "env ": STUB | {"env": {"LD_PRELOAD": str(bait)}},
+        "extra_args": STUB | {"extra_args": ["--log-file", str(bait)]},
+        "image": STUB | {"image": "registry.example/evil"},
+        "api_key_file": remote | {"api_key_file": str(bait)},
+        "api_key_env": remote | {"api_key_env": "HOME"},
+        "llama_server_binary": {"model_path": "m.gguf", "llama_server_binary": str(evil / "evil")},
+        "model_path": {"model_path": "link/m.gguf"},
+        "model_path ": {"model_path": "../m.gguf"},
+        "source": {"backend": "vllm", "source": f"file:{bait}"},
+        "vllm_trust_remote_code": {"backend": "vllm", "model_path": "m", "vllm_trust_remote_code": True},
+        "vllm_speculative_model": {"backend": "vllm", "model_path": "m", "vllm_speculative_model": str(evil)},
+    }.items():
+        refused = await admin.ask("PUT", "declarations/models/evil", fields)
+        assert (refused.status, refused.code) == (400, "invalid_declaration"), (field, refused.body)
+        assert f"models.evil.{field.strip()}" in refused.body["error"]["message"]
+        planned = await admin.ask("POST", "plan", {"models": {"evil": fields}})
+        assert (planned.status, planned.body["ok"]) == (200, False), field
+        assert f"models.evil.{field.strip()}" in [each["field"] for each in planned.body["problems"]]
+    for value in (str(evil), "os.path", "user/repo"):
+        values = {"vllm_speculative_method": "draft_model", "vllm_speculative_model": value}
+        for refused in (
+            await admin.load("draft", values, wait=False),
+            await admin.ask("POST", "plan", {"loads": {"other-name": {"values": values}}}),
+        ):
+            assert (refused.status, refused.code) == (400, "invalid_load_request"), refused.body
+            assert "vllm_speculative_model" in refused.body["error"]["message"]
+    refused = await admin.load("draft", {"vllm_speculative_method": "custom_class"}, wait=False)
+    assert (refused.status, refused.code) == (400, "invalid_load_request")
+    assert "evil" not in [each["name"] for each in (await admin.ask("GET", "models")).body["models"]]
+    assert not (evil / "ran").exists()
+
+
+async def test_no_request_runs_code_or_reads_a_file_with_and_without_keys(folder: Path) -> None:
+    runtime = ProcessRuntimeFixture()
+    stack = RoundhouseStack(folder, "process", runtime.env())
+    evil, bait = folder / "evil", folder / "bait"
+    evil.mkdir()
+    (evil / "sitecustomize.py").write_text(f"open({str(evil / 'ran')!r}, 'w')")
+    bait.write_text("a secret line")
+    (stack.models / "link").symlink_to(evil)
+    stack.declare({"draft": {"backend": "vllm", "model_path": "m", "enabled": False, "aliases": ["other-name"]}})
+    await stack.open()
+    try:
+        async with AdminApi(stack.url) as admin:
+            await _try_attacks(admin, evil, bait)
+            secret = "rh-" + "x" * 43
+            key = {"sha256": hashlib.sha256(secret.encode()).hexdigest(), "scopes": ["admin"]}
+            assert (await admin.ask("PUT", "declarations/keys/operator", key)).status == 201
+
+            async def is_closed() -> bool:
+                return (await admin.ask("GET", "models")).status == 401
+
+            await until("the gateway wants a key", is_closed)
+            admin.session.headers["authorization"] = f"Bearer {secret}"
+            await _try_attacks(admin, evil, bait)
     finally:
         await stack.close()
     assert runtime.left(stack) == []

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from controller.cli.exit_codes import ExitCode
+from controller.config.request_fields import read_markers
 from controller.engines import ENGINES
 from controller.engines.base import Engine
 from controller.engines.load_fields import LoadField
@@ -30,7 +31,8 @@ from transfers.settings import TransfersSettings
 
 DOCS = Path(__file__).parents[2] / "docs"
 FIELDS = "| field | type | default | what it says |"
-OPTIONS = "| option | flag | type | default | what it says |"
+COMMON_FIELDS = "| field | type | default | by request | what it says |"
+OPTIONS = "| option | flag | type | default | by request | what it says |"
 TYPES = {"string": "string", "integer": "whole number", "number": "number", "boolean": "true or false"}
 
 
@@ -53,6 +55,16 @@ def field_rows(definition: type[BaseModel]) -> list[str]:
     return [
         row(f"`{name}`", type_words(schemas[name]), default_words(info), info.description or "")
         for name, info in definition.model_fields.items()
+    ]
+
+
+def common_field_rows() -> list[str]:
+    """One row per field that all definitions have: name, type, default, what a request may say, description."""
+    schemas: dict[str, Any] = Definition.model_json_schema()["properties"]
+    markers = read_markers(Definition)
+    return [
+        row(f"`{name}`", type_words(schemas[name]), default_words(info), markers[name].value, info.description or "")
+        for name, info in Definition.model_fields.items()
     ]
 
 
@@ -81,14 +93,16 @@ def own_field_rows(*declarations: type[ToolLimits]) -> list[str]:
 
 
 def option_rows(definition: type[Definition]) -> list[str]:
-    """One row per option of a backend: name, flag, type, default, description."""
+    """One row per option of a backend: name, flag, type, default, what a request may say, description."""
     schemas: dict[str, Any] = definition.model_json_schema()["properties"]
+    markers = read_markers(definition)
     return [
         row(
             f"`{option.name}`",
             f"`{option.flag.name}`" if option.flag is not None else "",
             option_type(option, schemas[option.name]),
             default_words(option.info),
+            markers[option.name].value,
             option.info.description or "",
         )
         for option in list_options(definition)
@@ -216,7 +230,7 @@ def write_table(page: str, heading: str, header: str, rows: Iterable[str]) -> No
 
 def write_models_page() -> None:
     """Write the tables of docs/models.md anew."""
-    write_table("models.md", "Common fields", FIELDS, field_rows(Definition))
+    write_table("models.md", "Common fields", COMMON_FIELDS, common_field_rows())
     for engine in ENGINES.values():
         write_table("models.md", engine.name, OPTIONS, option_rows(engine.definition))
     write_table("models.md", "What a load may set", "| field | backend | takes |", load_rows())

@@ -46,6 +46,12 @@ def test_models_may_lie_in_several_folders(monkeypatch: pytest.MonkeyPatch) -> N
     assert roots.home == Path("/home/ann")
 
 
+def test_trusted_declarations_are_names_of_fields(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_settings().trusted_declarations == frozenset()
+    monkeypatch.setenv("ROUNDHOUSE_TRUSTED_DECLARATIONS", " env, api_key_file,,")
+    assert load_settings().trusted_declarations == {"env", "api_key_file"}
+
+
 def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROUNDHOUSE_INSTANCE", "")
     monkeypatch.setenv("ROUNDHOUSE_PORT", "")
@@ -70,6 +76,12 @@ def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> N
         ("HOST", " , ", "ROUNDHOUSE_HOST: names no address"),
         ("MODELS", " , ", "ROUNDHOUSE_MODELS: names no folder"),
         ("CONTROLLER_LISTEN", "unix:", "ROUNDHOUSE_CONTROLLER_LISTEN: names no path after `unix:`"),
+        (
+            "TRUSTED_DECLARATIONS",
+            "env,imgae",
+            "ROUNDHOUSE_TRUSTED_DECLARATIONS: there is no field `imgae`; did you mean `image`?",
+        ),
+        ("TRUSTED_DECLARATIONS", "mcp_command", "ROUNDHOUSE_TRUSTED_DECLARATIONS: there is no field `mcp_command`"),
     ],
 )
 def test_a_wrong_value_is_one_line_that_names_the_variable(

@@ -13,6 +13,7 @@ from tests.support.config_files import problems_of
 from tests.support.doc_tables import (
     DOCS,
     backend_line,
+    common_field_rows,
     field_rows,
     load_rows,
     option_rows,
@@ -23,7 +24,7 @@ from tests.support.doc_tables import (
 
 
 def test_common_fields() -> None:
-    assert rows_of("models.md", "Common fields") == field_rows(Definition)
+    assert rows_of("models.md", "Common fields") == common_field_rows()
 
 
 @pytest.mark.parametrize("name", ENGINES)

@@ -30,7 +30,7 @@ from controller.engines.options import (
     read_hashed_values,
     render_options,
 )
-from controller.schema.desired import Definition
+from controller.schema.desired import Definition, Settable
 from tests.support.doc_tables import option_rows
 from tests.support.option_values import sample_value, tried_options
 
@@ -40,7 +40,7 @@ CTX = RenderContext("docker", "m", PurePosixPath("/models"), "0.0.0.0", 8000, Pu
 class OneMore(LlamaServerDefinition):
     """llama-server's definition with one more option."""
 
-    llama_server_further: Annotated[int | None, Flag("--further"), Loadable()] = Field(
+    llama_server_further: Annotated[int | None, Flag("--further"), Loadable(), Settable.ALWAYS] = Field(
         default=None, ge=2, le=8, description="Steps at a time; default: 4."
     )
 
@@ -97,9 +97,8 @@ def test_a_declaration_counts_in_the_spec_hash_where_it_is_set() -> None:
 
 def test_a_declaration_is_a_row_of_the_docs_and_is_tried_by_the_tests() -> None:
     [row] = [row for row in option_rows(OneMore) if "llama_server_further" in row]
-    assert (
-        row == "| `llama_server_further` | `--further` | whole number from 2 to 8 |  | Steps at a time; default: 4. |"
-    )
+    told = "whole number from 2 to 8 |  | yes | Steps at a time; default: 4."
+    assert row == f"| `llama_server_further` | `--further` | {told} |"
     assert "llama_server_further" in tried_options(OneMore)
     [option] = [each for each in list_options(OneMore) if each.name == "llama_server_further"]
     assert sample_value(option) == 3

@@ -85,3 +85,19 @@ def test_nothing_changes_for_an_engine_that_runs_no_code_of_a_model(tmp_path: Pa
     (tmp_path / "m" / "model.bin").write_text("x")
     assert preflight_error(tmp_path, "exllamav3", gpus=1) is None
     assert preflight_error(tmp_path, "ct2") is None
+
+
+def test_the_assistant_s_folder_is_looked_through_too(tmp_path: Path) -> None:
+    write_json(tmp_path, "config.json", {})
+    (tmp_path / "assistant").mkdir()
+    (tmp_path / "assistant" / "config.json").write_text(json.dumps(CODE))
+    for name, is_refused in (
+        (str(tmp_path / "assistant"), True),
+        (str(tmp_path / "m"), False),
+        ("org/assistant", False),
+        ("/models/as-the-engine-sees-it", False),
+    ):
+        fields = {"vllm_speculative_method": "mtp", "vllm_speculative_model": name}
+        found = str(preflight_error(tmp_path, "vllm", **fields))
+        assert found.startswith(f"vllm_speculative_model: {name} brings code of its own along") == is_refused, found
+        assert preflight_error(tmp_path, "vllm", **fields, vllm_trust_remote_code=True) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -143,9 +144,17 @@ def test_every_path_of_a_definition_is_taken_from_what_was_found() -> None:
         engine = ENGINES[backend]
         content = {"backend": backend, "model_path": "/there/model.gguf"} | {name: f"/there/{name}" for name in names}
         definition = engine.definition.model_validate(content)
-        paths = {check.path: f"/engine{check.path}" for check in engine.list_files(definition)}
+        paths = {path: f"/engine{path}" for path in engine.list_paths(definition)}
         context = RenderContext("docker", "m", PurePosixPath("/models"), "h", 1, PurePosixPath("/c"), model_paths=paths)
         argv = engine.render_command(definition, context).argv
+        if backend.startswith("vllm"):
+            assistant = {"vllm_speculative_method": "mtp", "vllm_speculative_model": "/there/assistant"}
+            speculating = definition.model_copy(update=assistant)
+            found = replace(context, model_paths={path: f"/engine{path}" for path in engine.list_paths(speculating)})
+            assert '"/engine/there/assistant"' in " ".join(engine.render_command(speculating, found).argv)
+            assert engine.list_paths(definition.model_copy(update={**assistant, "vllm_speculative_model": "o/a"})) == (
+                engine.list_paths(definition)
+            )
         assert {word for word in argv if "/there/" in word} == {
             "/engine/there/model.gguf", *(f"/engine/there/{name}" for name in names)
         }  # fmt: skip
