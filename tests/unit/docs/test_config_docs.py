@@ -7,7 +7,6 @@ import re
 import pytest
 
 from controller.engines import ENGINES
-from controller.schema.desired import Definition
 from controller.schema.tools import FetchTool, FolderTool, McpServer, ToolLimits, WriteTool
 from tests.support.config_files import problems_of
 from tests.support.doc_tables import (
