@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +16,7 @@ from controller.config.read import read_folder
 from controller.config.request_fields import RequestRules, list_declared_names, read_markers
 from controller.config.runtime_declarations import check_declaration
 from controller.engines import ENGINES, REPLICA_ENGINES
+from controller.engines.base import Engine
 from controller.engines.options import PathFlag, list_options
 from controller.engines.stub import StubDefinition
 from controller.schema.admin import ProposedFiles
@@ -42,9 +44,15 @@ class Unmarked(StubDefinition):
     stub_further: Annotated[int, "nothing"] = Field(default=1)
 
 
+def _markers(engine: Engine[Any]) -> Mapping[str, Settable]:
+    definition_class: type[Definition] = engine.definition
+    return read_markers(definition_class)
+
+
 def test_every_field_says_whether_a_request_may_set_it() -> None:
     marked: dict[str, set[Settable]] = {}
-    for definition_class in (Definition, *(engine.definition for engine in REPLICA_ENGINES.values())):
+    classes: list[type[Definition]] = [Definition, *(engine.definition for engine in REPLICA_ENGINES.values())]
+    for definition_class in classes:
         markers = read_markers(definition_class)
         assert markers.keys() == definition_class.model_fields.keys()
         for name, marker in markers.items():
@@ -57,7 +65,7 @@ def test_every_field_says_whether_a_request_may_set_it() -> None:
 
 def test_the_mark_agrees_with_what_else_a_field_declares() -> None:
     for engine in ENGINES.values():
-        markers = read_markers(engine.definition)
+        markers = _markers(engine)
         for option in list_options(engine.definition):
             is_path = isinstance(option.flag, PathFlag)
             assert is_path == (markers[option.name] is Settable.IN_MODELS_FOLDER), option.name
@@ -103,7 +111,7 @@ def _with_field(backend: str, field: str) -> dict[str, Any]:
 async def test_a_field_of_the_files_is_refused_to_every_request(backend: str, tmp_path: Path) -> None:
     (tmp_path / "models.yaml").write_text("models: {}\n")
     harness = DryRunHarness(tmp_path)
-    markers = read_markers(ENGINES[backend].definition)
+    markers = _markers(ENGINES[backend])
     for field in (name for name, marker in markers.items() if marker is Settable.FROM_FILES):
         fields = _with_field(backend, field)
         required = {name for name in ("base_url",) if name in fields}
@@ -121,7 +129,7 @@ async def test_a_field_of_the_files_is_refused_to_every_request(backend: str, tm
 
 @pytest.mark.parametrize("backend", ENGINES)
 def test_all_else_may_be_set_by_a_request(backend: str) -> None:
-    markers = read_markers(ENGINES[backend].definition)
+    markers = _markers(ENGINES[backend])
     for variant in DEFINITIONS[backend].values():
         fields = {
             name: value
@@ -137,7 +145,7 @@ def test_everything_may_be_set_in_a_file(tmp_path: Path) -> None:
     lines = [
         f"  {backend}-{field}: {fields}\n"
         for backend, engine in ENGINES.items()
-        for field, marker in read_markers(engine.definition).items()
+        for field, marker in _markers(engine).items()
         if marker is Settable.FROM_FILES and (fields := _with_field(backend, field))
     ]
     (tmp_path / "models.yaml").write_text("models:\n" + "".join(lines))

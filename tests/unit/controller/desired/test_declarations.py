@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -207,7 +208,7 @@ async def test_secrets_are_masked(site: Site) -> None:
     ],
 )
 async def test_what_runs_code_or_reads_files_is_refused_and_names_the_way(
-    site: Site, fields: dict[str, object], field: str
+    site: Site, fields: dict[str, Any], field: str
 ) -> None:
     with pytest.raises(RoundhouseError) as refused:
         site.put("evil", **fields)
@@ -231,16 +232,15 @@ async def test_a_link_that_leads_out_of_the_models_folder_is_no_way_out(site: Si
     (site.root / "folder" / "weights").symlink_to(outside / "hf")
     (site.root / "inside.gguf").write_bytes(b"GGUF")
     (site.root / "near.gguf").symlink_to("inside.gguf")
-    for number, fields in enumerate(
-        (
-            {"model_path": "link/m.gguf"},
-            {"model_path": "there.gguf"},
-            {"model_path": str(site.root / "link" / "not-yet.gguf")},
-            {"model_path": "inside.gguf", "llama_server_lora": ["inside.gguf", "there.gguf"]},
-            {"backend": "vllm", "model_path": "folder"},
-            {"backend": "vllm", "model_path": "hf", "vllm_speculative_model": str(site.root / "link" / "hf")},
-        )
-    ):
+    leading_out: list[dict[str, Any]] = [
+        {"model_path": "link/m.gguf"},
+        {"model_path": "there.gguf"},
+        {"model_path": str(site.root / "link" / "not-yet.gguf")},
+        {"model_path": "inside.gguf", "llama_server_lora": ["inside.gguf", "there.gguf"]},
+        {"backend": "vllm", "model_path": "folder"},
+        {"backend": "vllm", "model_path": "hf", "vllm_speculative_model": str(site.root / "link" / "hf")},
+    ]
+    for number, fields in enumerate(leading_out):
         with pytest.raises(RoundhouseError, match=r"leads out of the models folder .* by the symbolic link") as refused:
             site.put(f"m{number}", **fields)
         assert refused.value.entry.code == "invalid_declaration"
