@@ -26,7 +26,7 @@ Fields = Annotated[
     dict[str, JsonValue],
     Body(
         description="Fields as a desired-state file has them below the name.",
-        examples=[{"model_path": "clockwork.gguf", "llama_ctx_size": 4096}],
+        examples=[{"model_path": "clockwork.gguf", "llama_server_n_ctx": 4096}],
     ),
 ]
 _NEW: dict[int | str, dict[str, Any]] = {201: {"model": DeclarationView, "description": "The declaration is new."}}
@@ -67,7 +67,8 @@ def declare(app: FastAPI, service: DeclarationService) -> None:
     )
     async def put_declaration(kind: Kind, name: DeclaredName, fields: Fields, actor: Actor) -> Response:
         """Declare a model or a key without a file, or change its runtime declaration. It is validated as a file is, and
-        rules at once. No file is written; `roundhouse declarations export` prints what to commit."""
+        rules at once. Fields that run programs, or name files outside the models folders or addresses, are refused
+        (docs/security.md). No file is written; `roundhouse declarations export` prints what to commit."""
         view, is_new = service.put_declaration(kind, name, fields, actor=actor)
         return Response(view.model_dump_json(), 201 if is_new else 200, media_type="application/json")
 

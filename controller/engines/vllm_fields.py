@@ -47,7 +47,7 @@ class VllmFields(Definition):
         min_length=1,
         description="Branch, tag or commit of the model on the Hub; default: the main branch.",
     )
-    vllm_load_format: Annotated[str | None, Flag("--load-format"), Settable.ALWAYS] = Field(
+    vllm_load_format: Annotated[str | None, Flag("--load-format"), Settable.FROM_FILES] = Field(
         default=None,
         min_length=1,
         description="Format of the weights, such as safetensors, mistral or bitsandbytes; default: auto.",

@@ -44,8 +44,8 @@ REQUEST_ERRORS: Final = (
         "invalid_declaration",
         400,
         "invalid_request_error",
-        "The fields of a runtime declaration are not valid, may not be set by a request, or clash with what is declared "
-        "already; `param` names the field.",
+        "The fields of a runtime declaration are not valid, may not be set by a request, or clash with what is "
+        "declared already; `param` names the field.",
         (
             "Correct the field that `param` names; the JSON Schema of desired-state files describes all.",
             "Declare the model in a desired-state file, if no request may set the field.",

@@ -30,7 +30,8 @@ from tests.support.goldens.definitions import DEFINITIONS
 FROM_FILES = {
     "env", "image", "extra_args", "media_urls",
     "llama_server_binary", "llama_server_library_path",
-    "vllm_model", "vllm_hf_overrides", "vllm_mm_processor_kwargs", "vllm_speculative_config", "vllm_trust_remote_code",
+    "vllm_model", "vllm_load_format",
+    "vllm_hf_overrides", "vllm_mm_processor_kwargs", "vllm_speculative_config", "vllm_trust_remote_code",
     "vllm_serve_binary", "vllm_serve_library_path",
     "base_url", "health_path", "remote_apis", "api_key_env", "api_key_file",
     "mcp_command", "mcp_network", "mcp_mounts",
@@ -174,7 +175,7 @@ def test_everything_may_be_set_in_a_file(tmp_path: Path) -> None:
         ({"model_path": "m.gguf", "llama_server_lora": ["a.gguf", "../b.gguf"]}, "may not hold `..`"),
         ({"model_path": "m.gguf", "llama_server_chat_template_file": "/etc/passwd"}, "lies outside the models folder"),
         ({"model_path": "m.gguf", "llama_server_chat_template": "--log-file"}, "begins with a dash"),
-        ({"backend": "vllm", "model_path": "m", "vllm_load_format": "--config"}, "begins with a dash"),
+        ({"backend": "vllm", "model_path": "m", "vllm_quantization": "--config"}, "begins with a dash"),
         ({"backend": "vllm", "model_path": "m", "vllm_lora_modules": {"a": "/etc"}}, "lies outside the models folder"),
         ({"backend": "vllm", "model_path": "m", "vllm_speculative_method": "custom_class"}, "vllm_trust_remote_code"),
         ({"backend": "vllm", "model_path": "m", "vllm_speculative_model": "/srv/models/x"}, None),

@@ -160,6 +160,7 @@ def test_further_entries_of_a_speculation() -> None:
         ("vllm", {"gpus": 4, "vllm_pipeline_parallel_size": 2, "vllm_tensor_parallel_size": 4}, "too many for the 4"),
         ("vllm", {"vllm_speculative_config": {"model": "org/x"}}, "does not take model: set `vllm_speculative_model`"),
         ("vllm", {"vllm_hf_overrides": {"text_config": [{"auto_map": {}}]}}, "which needs `vllm_trust_remote_code"),
+        ("vllm", {"vllm_speculative_method": "custom_class"}, "which needs `vllm_trust_remote_code"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(backend: str, fields: dict[str, Any], words: str) -> None:
@@ -170,6 +171,8 @@ def test_what_does_not_fit_together_is_refused(backend: str, fields: dict[str, A
 def test_code_by_override_is_taken_where_the_models_code_is_trusted() -> None:
     fields: dict[str, Any] = {"vllm_hf_overrides": {"auto_map": {}}, "vllm_trust_remote_code": True}
     assert "--hf-overrides" in _argv("vllm", **fields)
+    fields = {"vllm_speculative_method": "custom_class", "vllm_speculative_model": "m.Own"}
+    assert "--speculative-config" in _argv("vllm", **fields, vllm_trust_remote_code=True)
 
 
 def test_a_shifted_context_cuts_off_the_beginning_of_prompts() -> None:
