@@ -65,6 +65,8 @@ def test_a_failed_download_tells_no_path_and_no_address() -> None:
     log.follow_downloads([])
     log.follow_table({"m": route("m", state=ModelState.UNLOADED, source="hf:a/b")})
     error = RoundhouseError("models_disk_full", "/srv/models of 10.0.0.1:80 is full.").build_envelope().error
-    log.follow_downloads([Download(id="1", reference="hf:a/b", pinned="hf:a/b", state="failed", error=error, created_at=1.0)])
+    log.follow_downloads(
+        [Download(id="1", reference="hf:a/b", pinned="hf:a/b", state="failed", error=error, created_at=1.0)]
+    )
     [told] = [each.data for each in log.list_after(0) or () if each.event == "download_failed"]
     assert told == {"error": "[path] of [address] is full."}
