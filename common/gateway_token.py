@@ -1,4 +1,4 @@
-"""The token that gateways and the command line show to a controller that listens on a port."""
+"""Reading a token that programs share, for those that show it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,6 @@ import re
 from pathlib import Path
 from typing import Final
 
-GATEWAY_HEADER: Final = "x-roundhouse-gateway-token"
-"""Header with the token in requests to the controller. A gateway never forwards its clients' header of that name."""
-FILE_VARIABLE: Final = "ROUNDHOUSE_GATEWAY_TOKEN_FILE"
-"""Environment variable with the path of the token's file, for the controller, gateways and the command line."""
 _TOKEN: Final = re.compile(r"[!-~]{16,512}", re.ASCII)
 
 

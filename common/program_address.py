@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from common.gateway_token import GATEWAY_HEADER, read_token
+from common.gateway_token import read_token
+from common.internal_tokens import LINK_TOKEN
 
 _SCHEME: Final = "unix:"
 _SOCKET_BASE_URL: Final = "http://socket"
@@ -45,11 +46,11 @@ class ProgramAddress:
     """Path of the program's unix socket; None: the program listens on a port."""
     token_file: Path | None = None
     """File with the token; None: requests carry no token, as always through a socket."""
-    token_header: str = GATEWAY_HEADER
+    token_header: str = LINK_TOKEN.header
     """Header that carries the token."""
 
     @classmethod
-    def parse(cls, url: str, token_file: Path | None = None, token_header: str = GATEWAY_HEADER) -> ProgramAddress:
+    def parse(cls, url: str, token_file: Path | None = None, token_header: str = LINK_TOKEN.header) -> ProgramAddress:
         """Parse `unix:<path>`, `http://host:port` or `https://host:port`. `token_file` is ignored for a socket.
 
         Raises ValueError for any other form. Host and port are not checked.

@@ -11,12 +11,11 @@ from typing import Final
 
 from common.atomic_write import write_atomic
 from common.gateway_token import read_token
+from common.private_files import narrow_file
 
 log = logging.getLogger(__name__)
 
 TOKEN_BYTES: Final = 32
-READABLE_BY_ALL: Final = 0o644
-"""The other program may run as another user, to whom this one may not give files: the folder is the guard."""
 
 
 class SharedToken:
@@ -32,17 +31,21 @@ class SharedToken:
 
     def ensure_token(self) -> str | None:
         """Return the token of the file. If the file is missing or holds no valid token, make one and store it: the
-        folder is made if it is missing, and every user may read the file.
+        folder is made if it is missing, and only the file's owner may read the file. That is this user, or for root
+        the owner of the folder, so that a program of that user can read what root has made.
+
+        An existing file that every user may read is narrowed first; see `narrow_file`.
 
         None: the token could not be stored, so that nobody could show it. That raises nothing; the first of several
         failures in a row is logged as a warning. Blocks.
         """
         if (token := read_token(self._path)) is not None:
+            narrow_file(self._path)
             return token
         token = secrets.token_urlsafe(TOKEN_BYTES)
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(self._path, f"{token}\n".encode(), mode=READABLE_BY_ALL)
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_atomic(self._path, f"{token}\n".encode(), is_given_to_owner=True)
         except OSError as error:
             if not self._is_failure_logged:
                 reason = error.strerror or error

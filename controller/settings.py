@@ -17,7 +17,7 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from common.gateway_token import FILE_VARIABLE
+from common.internal_tokens import LINK_TOKEN
 from common.listening import pick_local_host, split_hosts
 from common.log_formats import LogFormat
 from common.program_address import ProgramAddress, split_listen_address
@@ -263,7 +263,7 @@ class ControllerSettings(BaseSettings):
     def _port_has_token(self) -> Self:
         if self.gateway_token_file is None and not isinstance(split_listen_address(self.listen), Path):
             raise ValueError(
-                f"{FILE_VARIABLE}: must be set where {PREFIX}CONTROLLER_LISTEN is `host:port`: a file that the "
+                f"{LINK_TOKEN.variable}: must be set where {PREFIX}CONTROLLER_LISTEN is `host:port`: a file that the "
                 "controller writes, and that gateways and the command line read"
             )
         return self

@@ -326,6 +326,8 @@ class PreflightResult:
     error: str | None = None
     missing_image: str | None = None
     """The image, where its absence is the only problem, so that pulling it helps."""
+    plain: str | None = None
+    """`error` for clients: as `Verdict.plain`."""
 
     def is_fresh(self, now: float, recheck_s: float) -> bool:
         """Return whether the result may still be relied on at Unix time `now`. False for a result from the future.
@@ -351,6 +353,7 @@ class Failure:
     attempt: int = 0
     """Highest attempt number that failed."""
     exit_code: int | None = None  # of the engine that failed last; None: no engine ended, or its code is not known
+    plain: str | None = None  # `error` for clients: as `Verdict.plain`
 
     def must_wait(self, now: float) -> bool:
         """Whether the next attempt must not begin yet at Unix time `now`: always where `retry_at` is None, never where
@@ -360,7 +363,8 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class StartFailure:
-    """One start of a replica whose engine was never ready: the error, and the seconds from the start to the failure."""
+    """One start of a replica whose engine was never ready: the error in plain words, and the seconds from the start to
+    the failure."""
 
     error: str
     duration_s: float

@@ -16,6 +16,7 @@ from importlib.metadata import version
 from fastapi import FastAPI
 
 from common.gateway_token import read_token
+from common.internal_tokens import RETRIEVAL_TOKEN
 from common.listening import ListenError, resolve_host
 from common.program_address import ProgramAddress
 from common.program_client import ProgramClient
@@ -95,7 +96,6 @@ from gateway.tools.builtin.registry import ToolResources
 from gateway.tools.mcp_client.servers import McpServers
 from gateway.tools.runner import ToolRunner
 from gateway.upstream.client import EngineClient
-from retrieval.schema.headers import TOKEN_HEADER
 
 logger = logging.getLogger(__name__)
 
@@ -281,7 +281,9 @@ def create_gateway(
         clients,
         time.time,
         serves_everybody=settings.serves_everybody,
-        internal=InternalCallers(lambda: read_token(token_path)) if settings.retrieval else None,
+        internal=InternalCallers(lambda: read_token(token_path), settings.retrieval_concurrency)
+        if settings.retrieval
+        else None,
     )
     gate = AdminGate(find_admin_addresses(settings), is_open=settings.opens_admin)
     bounds = HistoryBounds(settings.max_body_bytes)
@@ -440,7 +442,7 @@ def _new_advertiser(settings: GatewaySettings) -> MdnsAdvertiser:
 def _open_retrieval_client(settings: GatewaySettings) -> ProgramClient | None:
     if not settings.retrieval:
         return None
-    address = ProgramAddress.parse(settings.retrieval_url, settings.retrieval_token_path, TOKEN_HEADER)
+    address = ProgramAddress.parse(settings.retrieval_url, settings.retrieval_token_path, RETRIEVAL_TOKEN.header)
     return ProgramClient(address, CONTROLLER_CONNECT_S, program="retrieval")
 
 

@@ -227,6 +227,13 @@ class GatewaySettings(BaseSettings):
         description="File with the token that retrieval and the gateway show to each other. Retrieval creates the "
         "file; default: `retrieval-token` in the state folder.",
     )
+    retrieval_concurrency: int = Field(
+        8,
+        ge=2,
+        le=1024,
+        description="Maximum number of requests for embeddings and rankings that retrieval has at the gateway at a "
+        "time, waiting ones included. Half of them at most are for documents, the rest for searches.",
+    )
     retrieval_max_file_mib: int = Field(64, ge=1, le=4096, description="Largest document in MiB.")
     log_mib: int = Field(
         10,

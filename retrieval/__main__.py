@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from common.gateway_token import read_token
 from common.internal_server import ListeningServer, open_listener
 from common.line_writer import LineWriter, end_program, open_missing_streams
+from common.private_files import narrow_files
 from common.program_address import split_listen_address
 from common.program_logs import configure_logging, keep_log_file
 from common.shared_token import SharedToken
@@ -53,10 +54,13 @@ def main() -> int:
         return _fail(EXIT_USAGE, _first_problem(error))
     configure_logging(settings.log_level, settings.log_format)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    # The vector store makes its files by itself, and they hold what the documents say.
+    os.umask(0o077)
     try:
-        settings.state.mkdir(parents=True, exist_ok=True)
+        settings.state.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         return _fail(EXIT_USAGE, f"ROUNDHOUSE_STATE: {settings.state} cannot be made: {error.strerror or error}")
+    narrow_files(settings.state)
     keep_log_file(settings.state, "retrieval", settings.log_mib, settings.log_format)
     # Chat goes first wherever both want a core.
     os.nice(5)
@@ -84,7 +88,9 @@ async def _serve(settings: RetrievalSettings, address: Path | tuple[str, int]) -
     store = await open_vector_store(settings, folder)
     parser = open_parser(settings)
     async with (
-        GatewayModelClient(settings.gateway_url, lambda: read_token(settings.token_file)) as models,
+        GatewayModelClient(
+            settings.gateway_url, lambda: read_token(settings.token_file), settings.retrieval_concurrency
+        ) as models,
         Retrieval(settings, store, parser, models, time.time) as retrieval,
     ):
         ended = asyncio.Event()

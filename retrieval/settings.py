@@ -79,6 +79,13 @@ class RetrievalSettings(BaseSettings):
     )
     retrieval_parsers: int = Field(1, ge=1, le=64, description="Processes that parse documents at the same time.")
     retrieval_embed_batch: int = Field(32, ge=1, le=1024, description="Most chunks that are embedded with one request.")
+    retrieval_concurrency: int = Field(
+        8,
+        ge=2,
+        le=1024,
+        description="Maximum number of requests for embeddings and rankings that retrieval has at the gateway at a "
+        "time, waiting ones included. Half of them at most are for documents, the rest for searches.",
+    )
     log_level: str = Field("INFO", description="Level of the log: DEBUG, INFO, WARNING or ERROR.")
     log_format: LogFormat = Field(
         "human", description="Form of log lines: `human`, or `json` for one JSON object per line."

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from uvicorn.protocols.utils import ClientDisconnected
 
-from common.gateway_token import GATEWAY_HEADER
+from common.internal_tokens import LINK_TOKEN, OPEN_PATHS
 from common.shared_token import SharedToken
 from controller.api.requests import REQUEST_ID_HEADER
 from controller.api.stopping import AsgiApp, Message, Receive, Send
 from controller.schema.errors import RoundhouseError
-
-OPEN_PATHS: Final = frozenset({"/internal/health", "/metrics"})
-"""Paths that need no token, for the container's health check and for Prometheus."""
 
 
 class TokenCheck:
@@ -32,8 +27,8 @@ class TokenCheck:
         Raises ClientDisconnected for a refused WebSocket; uvicorn catches it.
         """
         headers = dict(scope["headers"])
-        is_open = scope["type"] == "http" and scope["path"] in OPEN_PATHS
-        if is_open or self._token.matches(headers.get(GATEWAY_HEADER.encode(), b"")):
+        is_open = scope["type"] == "http" and scope["path"] in OPEN_PATHS["controller"]
+        if is_open or self._token.matches(headers.get(LINK_TOKEN.header.encode(), b"")):
             await self._app(scope, receive, send)
             return
         error = RoundhouseError("invalid_gateway_token", "The request does not show the token of this controller.")

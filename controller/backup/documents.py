@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from common.private_files import give_to_owner
 from common.sqlite_files import check_content
 from common.state_files import CATALOG_NAME, ORIGINALS_FOLDER, RESTORED_NAME, RETRIEVAL_FOLDER
-from controller.backup.files import copy_database, give_to_owner, sync_folder, write_new
+from controller.backup.files import copy_database, sync_folder, write_new
 from controller.backup.manifest import (
     CATALOG_MEMBER,
     BackupError,

@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
+from common.private_files import PRIVATE_MODE, give_to_owner
 from common.sqlite_files import check_content, open_existing
 from controller.backup.manifest import BackupError
 
@@ -34,6 +35,7 @@ def copy_database(source: Path, copy: Path) -> list[Path]:
     """
     if not source.exists():
         return []
+    write_new(copy, PRIVATE_MODE, iter(()), is_synced=False)
     try:
         with (
             closing(open_existing(source, busy_s=BUSY_S)) as db,
@@ -54,7 +56,6 @@ def copy_database(source: Path, copy: Path) -> list[Path]:
             else ""
         )
         raise BackupError(f"{source} cannot be copied ({error}){hint}") from error
-    copy.chmod(0o600)
     return [copy]
 
 
@@ -64,7 +65,7 @@ def write_new(path: Path, mode: int, chunks: Iterator[bytes], *, is_synced: bool
     owner always has both. Run by root, the file gets the owner of its folder. Raises OSError, and then may leave a
     partial file."""
     path.unlink(missing_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE_MODE)
     with os.fdopen(descriptor, "wb") as file:
         for chunk in chunks:
             file.write(chunk)
@@ -73,11 +74,3 @@ def write_new(path: Path, mode: int, chunks: Iterator[bytes], *, is_synced: bool
         file.flush()
         if is_synced:
             os.fsync(descriptor)
-
-
-def give_to_owner(path: Path) -> None:
-    """Give a file or folder to the owner (user and group) of the folder that it is in, if this program runs as root;
-    otherwise do nothing. Raises OSError."""
-    owner = path.parent.stat()
-    if os.geteuid() == 0 and (owner.st_uid, owner.st_gid) != (0, 0):
-        os.chown(path, owner.st_uid, owner.st_gid)

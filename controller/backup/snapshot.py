@@ -12,11 +12,12 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from common.private_files import PRIVATE_MODE
 from common.state_files import CATALOG_NAME, RETRIEVAL_FOLDER
 from controller import __version__
 from controller.backup.archive import describe_file, write_archive
 from controller.backup.documents import DocumentsCopy, open_documents
-from controller.backup.files import copy_database, sync_folder
+from controller.backup.files import copy_database, sync_folder, write_new
 from controller.backup.manifest import (
     CATALOG_MEMBER,
     DESIRED_FOLDER,
@@ -133,8 +134,7 @@ def _copy_declarations(desired: Path, folder: Path) -> list[Path]:
         raise BackupError("; ".join(str(problem) for problem in snapshot.problems))
     copies = [folder / name for name in snapshot.files]
     for copy, content in zip(copies, snapshot.files.values(), strict=True):
-        copy.write_bytes(content)
-        copy.chmod(_permissions(desired / copy.name))
+        write_new(copy, _permissions(desired / copy.name), iter((content,)), is_synced=False)
     return copies
 
 
@@ -154,8 +154,7 @@ def _copy_state_file(source: Path, copy: Path) -> list[Path]:
         return []
     except OSError as error:
         raise BackupError(f"{source} cannot be read: {error.strerror or error}") from error
-    copy.write_bytes(content)
-    copy.chmod(0o600)
+    write_new(copy, PRIVATE_MODE, iter((content,)), is_synced=False)
     return [copy]
 
 

@@ -19,7 +19,7 @@ import aiohttp
 from pydantic import BaseModel, JsonValue, ValidationError
 from yarl import URL
 
-from common.gateway_token import FILE_VARIABLE
+from common.internal_tokens import LINK_TOKEN
 from common.program_address import ProgramAddress
 from common.program_client import ProgramAnswer, ProgramClient
 from controller import __version__
@@ -107,7 +107,7 @@ class AdminClient:
         """`url` is `unix:<path>` or `http://host:port` (or https). `timeout_s`: seconds to wait for an answer, where a
         method has no time of its own. Raises CommandError for another kind of address. Reads the gateway's token file
         and `ROUNDHOUSE_KEY` from the environment."""
-        token_file = os.environ.get(FILE_VARIABLE)
+        token_file = os.environ.get(LINK_TOKEN.variable)
         try:
             address = ProgramAddress.parse(url, Path(token_file) if token_file else None)
         except ValueError:

@@ -11,11 +11,11 @@ from typing import Final, Protocol, Self, TypeVar
 import aiohttp
 from pydantic import BaseModel, ValidationError
 
+from common.internal_tokens import TRANSFERS_TOKEN
 from common.program_address import ProgramAddress
 from common.program_client import ProgramAnswer, ProgramClient, ProgramGoneError
 from controller.schema.download_errors import DOWNLOAD_ERRORS
 from controller.schema.downloads import (
-    TOKEN_HEADER,
     Download,
     DownloadList,
     DownloadOrder,
@@ -169,7 +169,7 @@ class TransfersClient:
 def transfers_address(url: str, token_file: Path | None) -> ProgramAddress:
     """Return the address at which `transfers` is asked, with the file of its token, by the settings. Raises ValueError
     if `url` is no address of a program (see `ProgramAddress.parse`)."""
-    return ProgramAddress.parse(url, token_file, TOKEN_HEADER)
+    return ProgramAddress.parse(url, token_file, TRANSFERS_TOKEN.header)
 
 
 def _path(download: str) -> str:

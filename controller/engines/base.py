@@ -156,10 +156,14 @@ class Verdict:
     definition cannot help."""
 
     message: str
+    """All that is known, for the operator: plain words, and what the engine or the runtime itself said."""
     permanent: bool = False
     """True: another start with the same definition cannot help."""
     exit_code: int | None = None
     """Exit code of the engine's process, negative for a signal; None: no process ended, or its code is not known."""
+    plain: str | None = None
+    """The plain words alone, for clients who may not administer; empty: `message` holds none. None: `message` is plain,
+    for nothing of an engine's or a runtime's own words is in it."""
 
 
 @dataclass(frozen=True, slots=True)

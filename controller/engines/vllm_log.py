@@ -143,8 +143,9 @@ def vllm_verdict(log_tail: str) -> Verdict | None:
     """Return why vLLM ended, by the end of its log. `log_tail` must be of one run.
 
     The message of a known cause is the cause in plain words and, if the log names an exception, a colon and the first
-    exception, cut to 300 characters; exceptions that only report the end of another process do not count. The message
-    of an unknown cause is that exception alone, and `permanent` is False. None: the log names no cause.
+    exception, cut to 300 characters; exceptions that only report the end of another process do not count. `plain` is
+    the message without the exception. The message of an unknown cause is that exception alone, `plain` is empty, and
+    `permanent` is False. None: the log names no cause.
     """
     exception_lines = [*_CAUSE.finditer(log_tail)]
     causes = (match for match in exception_lines if not _NO_CAUSE.search(match["text"]))
@@ -153,5 +154,7 @@ def vllm_verdict(log_tail: str) -> Verdict | None:
     log_lines = "\n".join(match[0] for match in (*exception_lines, *_TOLD.finditer(log_tail)))
     for pattern, verdict in (*_WHILE_SERVING, *_VERDICTS) if _SERVING.search(log_tail) else _VERDICTS:
         if re.search(pattern, log_lines):
-            return Verdict(f"{verdict.message}: {cause}", verdict.permanent) if cause else verdict
-    return Verdict(cause) if cause else None
+            if not cause:
+                return verdict
+            return Verdict(f"{verdict.message}: {cause}", verdict.permanent, plain=verdict.message)
+    return Verdict(cause, plain="") if cause else None

@@ -121,7 +121,8 @@ class Blocked:
     None: the whole model.
 
     `failed`: nothing that is under way now will change it, though a retry may be due at `retry_at`; the model's state
-    is `failed` then. `retry_at`: Unix time of the next attempt; None: not known.
+    is `failed` then. `retry_at`: Unix time of the next attempt; None: not known. `plain`: the reason for clients who
+    may not administer, as `Verdict.plain`.
     """
 
     model: str
@@ -129,6 +130,7 @@ class Blocked:
     reason: str
     failed: bool = False
     retry_at: float | None = None
+    plain: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ _SIGNALS = {-9: "was killed (SIGKILL)", -11: "crashed (SIGSEGV)", -6: "aborted (
 
 def verdict_of_exit(backend: str, end: Exit, *, was_ready: bool) -> Verdict:
     """Explain why an engine, or the launcher of an MCP server, ended: plain words, then up to 8 (`SHOWN_LINES`) of its
-    last log lines.
+    last log lines. `plain` of the verdict is the plain words alone.
 
     `was_ready`: whether it was ever ready; then the verdict is never permanent (a permanent one is not retried). For an
     unknown `backend` or exit code 0 the words only say how the process ended, and whether it was killed for lack of
@@ -34,9 +34,11 @@ def verdict_of_exit(backend: str, end: Exit, *, was_ready: bool) -> Verdict:
         verdict = Verdict(f"out of memory: the {noun} was killed at its memory limit")
     ending = f"the {noun} {_describe_exit(end.code)}"
     message = f"{verdict.message}; {ending}" if verdict else ending
+    cause = "" if verdict is None else verdict.message if verdict.plain is None else verdict.plain
+    plain = f"{cause}; {ending}" if cause else ending
     # An engine that has served once had good arguments and files: its end is never a permanent error.
     permanent = verdict is not None and verdict.permanent and not was_ready
-    return Verdict(with_log_tail(message, end.log_tail), permanent, end.code)
+    return Verdict(with_log_tail(message, end.log_tail), permanent, end.code, plain)
 
 
 def _describe_exit(code: int | None) -> str:
@@ -75,7 +77,7 @@ def next_failure(
         steps = count - 1 if ready_for_s is None else count - 2
         retry_at = now if steps < 0 else now + min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(steps, 20))
     highest = max(attempt, previous.attempt if previous else 0)
-    return Failure(count, now, verdict.message, retry_at, highest, verdict.exit_code)
+    return Failure(count, now, verdict.message, retry_at, highest, verdict.exit_code, verdict.plain)
 
 
 def has_recovered(replica: ObservedReplica, now: float) -> bool:

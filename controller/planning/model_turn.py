@@ -10,7 +10,7 @@ from controller.planning.actions import Action, Blocked, Drain, Remove, Stop, Un
 from controller.planning.backoff import verdict_of_exit
 from controller.planning.classify import Buckets
 from controller.planning.placement import ClaimLedger
-from controller.state import HOST, DesiredModel, ObservedReplica, ObservedState, ReplicaKey
+from controller.state import HOST, DesiredModel, Failure, ObservedReplica, ObservedState, ReplicaKey
 
 VANISHED_DRAIN_S: Final = 300.0
 """Drain deadline of a model that is no longer declared, whose own deadline is not known any more."""
@@ -136,14 +136,21 @@ class ModelTurn:
         if action not in self.actions:
             self.actions.append(action)
 
-    def add_blocked(self, index: int, reason: str, retry_at: float | None, *, failed: bool = False) -> None:
+    def add_failure(self, index: int, failure: Failure) -> None:
+        """Note in `blocked` that a failure keeps the replica at `index` of the declared model from starting, until its
+        retry."""
+        self.add_blocked(index, failure.error, failure.retry_at, failed=True, plain=failure.plain)
+
+    def add_blocked(
+        self, index: int, reason: str, retry_at: float | None, *, failed: bool = False, plain: str | None = None
+    ) -> None:
         """Note in `blocked` what keeps the replica at `index` of the declared model from starting.
 
         `retry_at`: Unix time to plan again, also noted in `wake_times`; None: not known. `failed`: nothing that is
         under way now will change it, though a retry may be due at `retry_at`; the model's state is `failed` then, with
-        `reason` as its error. False: the replica waits for something that is under way.
+        `reason` as its error. False: the replica waits for something that is under way. `plain`: see `Blocked`.
         """
         name = self.model.name if self.model is not None else ""
-        self.blocked.append(Blocked(name, index, reason, failed, retry_at))
+        self.blocked.append(Blocked(name, index, reason, failed, retry_at, plain))
         if retry_at is not None:
             self.wake_times.append(retry_at)

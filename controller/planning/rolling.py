@@ -71,7 +71,7 @@ def _holds_together(turn: ModelTurn, model: DesiredModel) -> bool:
         if failure is None or not failure.must_wait(turn.now):
             continue
         turn.retire_current(f"all or nothing: replica {index} failed")
-        turn.add_blocked(index, failure.error, failure.retry_at, failed=True)
+        turn.add_failure(index, failure)
         return True
     return _exceeds_room(turn, model)
 

@@ -32,7 +32,7 @@ def has_files(turn: ModelTurn, model: DesiredModel, index: int) -> bool:
         return True
     failure = turn.observed.downloads.get(source)
     if failure is not None and failure.must_wait(turn.now):
-        turn.add_blocked(index, failure.error, failure.retry_at, failed=True)
+        turn.add_failure(index, failure)
     elif source in turn.observed.downloads and failure is None:
         fraction = turn.observed.download_fractions.get(source)
         words = "" if fraction is None else f" ({fraction:.0%})"
@@ -52,7 +52,7 @@ def backs_off(turn: ModelTurn, model: DesiredModel, index: int) -> bool:
     failure = turn.observed.failures.get(key)
     if failure is None or not failure.must_wait(turn.now):
         return False
-    turn.add_blocked(index, failure.error, failure.retry_at, failed=True)
+    turn.add_failure(index, failure)
     return True
 
 
@@ -79,14 +79,15 @@ def is_start_checked(turn: ModelTurn, model: DesiredModel, index: int) -> bool:
         _pull_image(turn, model, index, result.missing_image)
     elif not result.ok:
         recheck_at = result.at + turn.preflight_recheck_s
-        turn.add_blocked(index, result.error or "preflight failed", recheck_at, failed=True)
+        error = result.error or "preflight failed"
+        turn.add_blocked(index, error, recheck_at, failed=True, plain=result.plain)
     return is_fresh and result.ok
 
 
 def _pull_image(turn: ModelTurn, model: DesiredModel, index: int, image: str) -> None:
     failure = turn.observed.pulls.get(image)
     if failure is not None and failure.must_wait(turn.now):
-        turn.add_blocked(index, failure.error, failure.retry_at, failed=True)
+        turn.add_failure(index, failure)
     elif image in turn.observed.pulls and failure is None:
         turn.add_blocked(index, f"image {image} is being pulled", None)
     else:

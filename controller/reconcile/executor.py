@@ -25,7 +25,7 @@ from controller.planning.actions import (
 from controller.planning.backoff import next_failure, with_log_tail
 from controller.planning.draining import DrainState as DrainUnderWay
 from controller.reconcile.operation_state import OperationState
-from controller.reconcile.preflight import decide_mention, run_preflight
+from controller.reconcile.preflight import INTERNAL, UNAVAILABLE, decide_mention, run_preflight
 from controller.redaction.redactor import Redact, redact_nothing
 from controller.runtimes.base import Runtime, RuntimeUnavailableError, StartError, StartRequest
 from controller.runtimes.naming import replica_name, replica_token
@@ -197,8 +197,8 @@ class Executor:
             except Exception as error:
                 if not isinstance(error, StartError | RuntimeUnavailableError):
                     log.exception("the pull of %s failed", action.image)
-                message = f"image {action.image} is missing and cannot be pulled: {error}"
-                verdict = Verdict(self._redact(action.model, message))
+                plain = f"image {action.image} is missing and cannot be pulled"
+                verdict = Verdict(self._redact(action.model, f"{plain}: {error}"), plain=plain)
                 log.warning("%s", verdict.message)
                 self._memory.pulls[action.image] = next_failure(
                     previous_failure, verdict, 0, self._clock(), ready_for_s=None
@@ -222,8 +222,8 @@ class Executor:
             except Exception as error:
                 if not isinstance(error, SourceDownloadError):
                     log.exception("the download of %s failed", source)
-                message = f"{source} cannot be downloaded: {error}"
-                verdict = Verdict(self._redact(action.model, message))
+                plain = f"{source} cannot be downloaded"
+                verdict = Verdict(self._redact(action.model, f"{plain}: {error}"), plain=plain)
                 log.warning("%s", verdict.message)
                 failure = next_failure(previous_failure, verdict, 0, self._clock(), ready_for_s=None)
             if self._downloads.get(source) is not task:
@@ -254,22 +254,24 @@ class Executor:
         async def work() -> None:
             try:
                 await self._runtime.start_replica(request)
-            except (StartError, RuntimeUnavailableError) as error:
-                self._record_start_failure(action, name, str(error), permanent=getattr(error, "permanent", False))
+            except StartError as error:
+                self._record_start_failure(action, name, Verdict(str(error), error.permanent, plain=error.plain))
+            except RuntimeUnavailableError as error:
+                self._record_start_failure(action, name, Verdict(str(error), plain=UNAVAILABLE))
             except Exception as fault:
                 log.exception("start of %s failed", name)
-                self._record_start_failure(action, name, f"internal error: {fault!r}", permanent=False)
+                self._record_start_failure(action, name, Verdict(f"{INTERNAL}: {fault!r}", plain=INTERNAL))
             finally:
                 self._memory.finish_operation(name, self._clock())
                 self._wake()
 
         self._spawn(work())
 
-    def _record_start_failure(self, action: Start, name: str, message: str, *, permanent: bool) -> None:
-        message = self._redact(action.model, message, name)
-        log.warning("start of %s failed: %s", name, message)
+    def _record_start_failure(self, action: Start, name: str, verdict: Verdict) -> None:
+        verdict = replace(verdict, message=self._redact(action.model, verdict.message, name))
+        log.warning("start of %s failed: %s", name, verdict.message)
         began_at = self._memory.pending[name].began_at
-        self._memory.record_failure(action.id, Verdict(message, permanent), self._clock(), began_at=began_at)
+        self._memory.record_failure(action.id, verdict, self._clock(), began_at=began_at)
 
     def _end(self, action: Stop | Remove, replica: ObservedReplica) -> None:
         """Stop or remove a replica. A failed one counts as a failure when its end is first issued, and only once."""
@@ -311,7 +313,9 @@ class Executor:
         if action.failure is None or failure is None or failure.error != action.failure.message:
             return
         log_tail = self._redact(action.model, await self._runtime.read_log_tail(action.name), action.name)
-        self._memory.failures[action.id.key] = replace(failure, error=with_log_tail(failure.error, log_tail))
+        plain = failure.error if failure.plain is None else failure.plain
+        error = with_log_tail(failure.error, log_tail)
+        self._memory.failures[action.id.key] = replace(failure, error=error, plain=plain)
 
 
 def _action_subject(action: Action) -> str:

@@ -145,7 +145,8 @@ class OperationState:
         """
         if began_at is not None:
             failed_starts = self.start_failures.get(replica.key, ())
-            failed_start = StartFailure(verdict.message, max(0.0, now - began_at))
+            words = verdict.message if verdict.plain is None else verdict.plain
+            failed_start = StartFailure(words, max(0.0, now - began_at))
             self.start_failures[replica.key] = (*failed_starts, failed_start)[-MOST_START_FAILURES:]
         failure = next_failure(self.failures.get(replica.key), verdict, replica.attempt, now, ready_for_s=ready_for_s)
         self.failures[replica.key] = failure

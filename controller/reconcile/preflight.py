@@ -13,6 +13,10 @@ from controller.state import DesiredModel, PreflightResult
 
 log = logging.getLogger(__name__)
 
+UNAVAILABLE: Final = "what runs the engines cannot be asked now"
+"""In place of a runtime's own words, for clients."""
+INTERNAL: Final = "internal error"
+
 FIRST_REMINDER_S: Final = 60.0
 """Seconds until the log first repeats an error that stays the same. Each later pause is twice as long."""
 LONGEST_REMINDER_S: Final = 3600.0
@@ -58,10 +62,10 @@ async def run_preflight(
     try:
         result = await runtime.check_preflight(model.name, model.definition, model.image)
     except RuntimeUnavailableError as error:
-        result = PreflightResult(False, clock(), str(error))
+        result = PreflightResult(False, clock(), str(error), plain=UNAVAILABLE)
     except Exception as fault:
         log.exception("the preflight of %s failed", model.name)
-        result = PreflightResult(False, clock(), f"internal error: {fault!r}")
+        result = PreflightResult(False, clock(), f"{INTERNAL}: {fault!r}", plain=INTERNAL)
     if result.error is None:
         return result
     return replace(result, error=redact(model.name, result.error))

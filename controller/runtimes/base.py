@@ -27,10 +27,12 @@ class RuntimeGoneError(RuntimeUnavailableError):
 class StartError(Exception):
     """A start, or the pull of an image for it, failed before an engine ran. The message is written for operators."""
 
-    def __init__(self, message: str, *, permanent: bool = False) -> None:
-        """`permanent`: another start of the same definition cannot succeed. False: it may succeed later."""
+    def __init__(self, message: str, *, permanent: bool = False, plain: str | None = None) -> None:
+        """`permanent`: another start of the same definition cannot succeed. False: it may succeed later. `plain`: the
+        message for clients, as `Verdict.plain`; None: the message itself, which has no words of Docker's."""
         super().__init__(message)
         self.permanent = permanent
+        self.plain = plain
 
 
 RENDER_ERRORS: Final = (ValueError, TypeError, KeyError)
@@ -40,7 +42,8 @@ RENDER_ERRORS: Final = (ValueError, TypeError, KeyError)
 def no_command_error(model: str, error: Exception) -> StartError:
     """Return (not raise) the permanent error of a start of `model` whose definition yields no command line: rendering
     raised `error`, one of `RENDER_ERRORS` (ValueError, TypeError, KeyError)."""
-    return StartError(f"the definition of {model} cannot be turned into a command line: {error}", permanent=True)
+    plain = f"the definition of {model} cannot be turned into a command line"
+    return StartError(f"{plain}: {error}", permanent=True, plain=plain)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from controller.schema.errors import ErrorBody
 from controller.schema.status import Wire
 
-TOKEN_HEADER: Final = "x-roundhouse-transfers-token"  # noqa: S105 - the header's name
 """Header with the token in requests to a `transfers` that listens on a port."""
 LONGEST_RANGE: Final = 32 * 1024 * 1024
 """Bytes of one answer of `POST /ranges`."""

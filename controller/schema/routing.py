@@ -153,7 +153,16 @@ class ModelRoute(Wire):
     reason: str | None = Field(
         default=None, description="Why the model is not loaded, if it should be; null: no reason."
     )
-    last_error: str | None = None
+    last_error: str | None = Field(
+        default=None,
+        description="Why the last load failed, in plain words; null: no failure. A controller of an older version adds "
+        "the engine's last log lines, on lines of their own.",
+    )
+    full_error: str | None = Field(
+        default=None,
+        description="`last_error` with the engine's and the runtime's own words (arguments, paths, log lines), for "
+        "those who may administer; null: there are none.",
+    )
     exit_code: int | None = Field(
         default=None, description="Exit code of the engine that `last_error` is about; null: not known, or none ended."
     )

@@ -79,6 +79,11 @@ class ModelStatus(Wire):
     statement: StatementView
     replicas: list[ReplicaStatus] = Field(default_factory=list)
     last_error: str | None = None
+    plain_error: str | None = Field(
+        default=None,
+        description="`last_error` in plain words alone, without those of the engine or the runtime: what clients are "
+        "told who may not administer. null: there is no error.",
+    )
     retry_at: float | None = Field(
         default=None, description="Unix time in seconds of the next attempt after a failure; null: none is planned."
     )

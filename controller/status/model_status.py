@@ -66,9 +66,9 @@ def _model_status(
     observed: ObservedState,
 ) -> ModelStatus:
     ready_count = sum(1 for replica in replicas if is_routable(replica))
-    error, retry_at = _last_error(model, blocked, observed)
+    error, plain_error, retry_at = _last_error(model, blocked, observed)
     if model is not None and model.runs and _all_run_again(model, replicas):
-        error, retry_at = None, None
+        error, plain_error, retry_at = None, None, None
     failure = None if error is None or model is None else _find_failure(model, observed)
     if model is None:
         state = ModelState.UNLOADING
@@ -92,6 +92,7 @@ def _model_status(
             _replica_status(model, replica, observed.inflight) for replica in sorted(replicas, key=lambda r: r.id)
         ],
         last_error=error,
+        plain_error=plain_error,
         retry_at=retry_at,
         exit_code=None if failure is None else failure.exit_code,
         blocked=[item.reason for item in blocked],
@@ -162,16 +163,24 @@ def _remote_state(model: DesiredModel, observed: ObservedState) -> ModelState:
 
 def _last_error(
     model: DesiredModel | None, blocked: list[Blocked], observed: ObservedState
-) -> tuple[str | None, float | None]:
+) -> tuple[str | None, str | None, float | None]:
+    """Return the error, the same in plain words, and the time of the next attempt; each None if there is none."""
     if model is None or model.replicas == 0:
-        return None, None
+        return None, None, None
     if not model.runs:
-        return observed.remotes.get(model.name), observed.remote_retry_at.get(model.name)
+        error = observed.remotes.get(model.name)
+        return error, error, observed.remote_retry_at.get(model.name)
     for item in blocked:
         if item.failed:
-            return item.reason, item.retry_at
+            return item.reason, _plain_words(item.reason, item.plain), item.retry_at
     failure = _find_failure(model, observed)
-    return (failure.error, failure.retry_at) if failure else (None, None)
+    if failure is None:
+        return None, None, None
+    return failure.error, _plain_words(failure.error, failure.plain), failure.retry_at
+
+
+def _plain_words(error: str, plain: str | None) -> str:
+    return (error if plain is None else plain) or "it failed"
 
 
 def _find_failure(model: DesiredModel, observed: ObservedState) -> Failure | None:

@@ -106,7 +106,8 @@ def _route(
         # No request waits for a model that an operator is unloading, even if a request may load it afterwards.
         autoload=model.autoload and not (status.state is ModelState.UNLOADING and model.statement.kind == "unload"),
         reason=_unloaded_reason(model) if status.state is ModelState.UNLOADED else None,
-        last_error=status.last_error,
+        last_error=status.plain_error,
+        full_error=status.last_error if status.last_error != status.plain_error else None,
         exit_code=status.exit_code,
         source=definition_source(model.definition),
         is_runtime_declared=model.is_runtime_declared,

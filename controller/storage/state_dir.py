@@ -29,6 +29,7 @@ from typing import Any, Final, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from common.atomic_write import overwrite, write_atomic
+from common.private_files import narrow_files
 from controller.schema.attempts import AttemptNumbers
 from controller.schema.declarations import RuntimeDeclarations
 from controller.schema.override import Evicted, Override
@@ -122,6 +123,7 @@ class StateDir:
         then.
         """
         lock = lock_state_folder(folder)
+        narrow_files(folder)
         try:
             identity = _read_file(folder / IDENTITY_NAME, Identity)
             return cls(folder, lock, _settle_identity(folder, identity, instance), is_new=identity is None)

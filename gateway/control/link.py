@@ -14,7 +14,7 @@ from enum import Enum
 import aiohttp
 from pydantic import ValidationError
 
-from common.gateway_token import FILE_VARIABLE
+from common.internal_tokens import LINK_TOKEN
 from common.program_address import ProgramAddress
 from common.program_client import ProgramAnswer, ProgramGoneError, open_connector
 from common.tracebacks import without_tracebacks
@@ -42,7 +42,7 @@ GOODBYE_S = 1.0
 MAX_TABLE_BYTES = 64 * 1024 * 1024
 TOKEN_REFUSED = 401
 """HTTP status with which the controller refuses a gateway's token, and nothing else."""
-REFUSED_WORDS = f"it refuses this gateway's token ({FILE_VARIABLE})"
+REFUSED_WORDS = f"it refuses this gateway's token ({LINK_TOKEN.variable})"
 MOST_PROBLEMS = 5
 """Maximum number of problems of an unreadable table that the log names."""
 

@@ -222,8 +222,8 @@ class AdmissionStage:
             return None
         exchange = self._exchange
         services = exchange.services
-        may_see_paths = services.gate.allows_admin(exchange.caller, exchange.client.local_address)
-        return refusal_of(route, services.clock(), shows_paths=may_see_paths and not exchange.hides_paths)
+        is_admin = services.gate.allows_admin(exchange.caller, exchange.client.local_address)
+        return refusal_of(route, services.clock(), is_for_admin=is_admin and not exchange.hides_paths)
 
     def _await_load(self, route: ModelRoute, refusal: RoundhouseError, now: float) -> None:
         """Begin to wait for a load of the model. Raises `refusal` if nothing is going to load it, or the request says

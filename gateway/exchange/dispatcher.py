@@ -190,7 +190,9 @@ class InferenceDispatcher:
     def _open_exchange(self, api: ApiSpec, hooks: ExchangeHooks, client: ClientCall) -> Handler:
         exchange = Exchange(api, client, self._services, self._next_id(), hooks)
         try:
-            caller = self._authenticator.authenticate_request(client.headers, is_http_1_1=client.is_http_1_1)
+            caller = self._authenticator.authenticate_request(
+                client.headers, api.method, api.path, is_http_1_1=client.is_http_1_1
+            )
             exchange.authorize_caller(caller)
             self._check_running()
             self._services.gate.authorize_request(caller, api.scope, client.local_address)
@@ -205,8 +207,9 @@ class InferenceDispatcher:
     ) -> Callable[[WebSocketConnection], ResponseSession]:
         """See WebSocketOpener. Each request of the connection is authenticated again: its key may be revoked then."""
         self._check_running()
-        caller = self._authenticator.authenticate_request(headers, is_http_1_1=True)
-        self._services.gate.authorize_request(caller, self._responses_api.scope, local_address)
+        api = self._responses_api
+        caller = self._authenticator.authenticate_request(headers, api.method, api.path, is_http_1_1=True)
+        self._services.gate.authorize_request(caller, api.scope, local_address)
         bounds = self._services.responses.history_bounds
         return lambda connection: ResponseSession(connection, headers, self._open_turn, bounds)
 

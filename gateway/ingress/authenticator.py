@@ -50,21 +50,25 @@ class Authenticator:
         self._serves_everybody = serves_everybody
         self._internal = internal
 
-    def authenticate_request(self, headers: Sequence[Header], *, is_http_1_1: bool) -> Caller:
+    def authenticate_request(self, headers: Sequence[Header], method: str, path: str, *, is_http_1_1: bool) -> Caller:
         """Return the caller that a request's headers identify: another program of Roundhouse by its token, a key, or,
         while no keys are declared, a caller without a name.
 
-        `headers`: with names in lower case. `is_http_1_1`: that version requires a Host header.
+        `headers`: with names in lower case. `path`: decoded, without the query; with `method` it decides whether a
+        token of another program opens the route, and nothing else. `is_http_1_1`: that version requires a Host header.
 
         Raises:
             RoundhouseError: `invalid_api_key` for a missing, unknown, expired or ambiguous key, a wrong token, or a
-                token beside an Origin header; `invalid_request` for a malformed Host header; without declared keys
+                token beside an Origin header; `scope_required` for a token that does not open the route;
+                `invalid_request` for a malformed Host header; without declared keys
                 `keys_required`, `forbidden_host` or `forbidden_origin`; `controller_unavailable` if no table has
                 arrived yet, so that the keys are unknown.
         """
         keys = self._live.current.keys
-        if self._internal is not None and (internal_caller := self._internal.find_caller(headers)) is not None:
-            return internal_caller
+        if self._internal is not None:
+            internal_caller = self._internal.find_caller(headers, method, path)
+            if internal_caller is not None:
+                return internal_caller
         if not keys.is_empty:
             check_host_form(headers, may_lack_host=not is_http_1_1)
             return keys.authenticate_key(headers, self._clock())

@@ -120,7 +120,9 @@ class IngressMiddleware:
                 # The page's files say themselves which origins may read them; two such headers would forbid all.
                 await self._through_framework(scope, receive, send, answer_headers[:1])
                 return
-            caller = self._authenticator.authenticate_request(headers, is_http_1_1=scope["http_version"] == "1.1")
+            caller = self._authenticator.authenticate_request(
+                headers, scope["method"], scope["path"], is_http_1_1=scope["http_version"] == "1.1"
+            )
         except RoundhouseError as error:
             await send_error(scope, send, error, [*answer_headers[1:], *self._lines.refusal_headers(error)])
             return

@@ -58,14 +58,13 @@ class RemoteDownError(RoundhouseError):
         return {"retry-after": str(max(1, round(self.retry_after_s or DEFAULT_RETRY_AFTER_S)))}
 
 
-def refusal_of(route: ModelRoute, now: float, *, shows_paths: bool = False) -> RoundhouseError | None:
+def refusal_of(route: ModelRoute, now: float, *, is_for_admin: bool = False) -> RoundhouseError | None:
     """Return, without raising it, the error for a request to a model that is not loaded; None if it is loaded.
 
     The code is `model_not_loaded`, `model_unloading`, `model_failed` (as `RemoteDownError` for a remote model that is
     probed again; `LITERT_INIT_FAILED` instead for the backend `litert_lm`) or, as `LoadingError`, `model_loading`. Its
-    message has the model's last error, or else the reason of its state, without network addresses. `retry_after_s` is
-    the time until `route.retry_at`, at least 1 s; None: `retry_at` is not known. `now`: Unix time in seconds.
-    `shows_paths`: keep file paths of the server in the message.
+    message has the reason of `reason_of`. `retry_after_s` is the time until `route.retry_at`, at least 1 s; None:
+    `retry_at` is not known. `now`: Unix time in seconds. `is_for_admin`: whether who reads it may administer.
     """
     if route.state == ModelState.LOADED:
         return None
@@ -78,7 +77,7 @@ def refusal_of(route: ModelRoute, now: float, *, shows_paths: bool = False) -> R
             "could not be loaded" if route.remote_probe is None else "is not available",
         ),
     }[route.state]
-    detail = reason_of(route, shows_paths=shows_paths)
+    detail = reason_of(route, is_for_admin=is_for_admin)
     end = "" if route.last_error else "."
     detail_text = f": {detail}{end}" if detail else "."
     wait_s = None if route.retry_at is None else max(1.0, route.retry_at - now)
@@ -92,15 +91,21 @@ def refusal_of(route: ModelRoute, now: float, *, shows_paths: bool = False) -> R
     return error_class(code, f"The model {route.name!r} {text}{detail_text}", param="model", retry_after_s=wait_s)
 
 
-def reason_of(route: ModelRoute, *, shows_paths: bool = False) -> str | None:
-    """Return why a model is not loaded: its last error, or else the reason of its state, without network addresses.
+def reason_of(route: ModelRoute, *, is_for_admin: bool = False) -> str | None:
+    """Return why a model is not loaded: its last error in plain words, or else the reason of its state, without network
+    addresses and file paths of the server.
 
-    None: it is loaded, or no reason is known. `shows_paths`: keep file paths of the server.
+    None: it is loaded, or no reason is known. `is_for_admin`: with file paths, and with the engine's own words.
     """
     if route.state == ModelState.LOADED:
         return None
-    text = hide_addresses(route.last_error) if route.last_error else route.reason
-    return hide_paths(text) if text and not shows_paths else text or None
+    if is_for_admin:
+        error = route.full_error or route.last_error
+        return hide_addresses(error) if error else route.reason or None
+    if not route.last_error:
+        return hide_paths(route.reason) if route.reason else None
+    # An older controller's error has the engine's log on further lines.
+    return hide_paths(hide_addresses(route.last_error.strip().partition("\n")[0]))
 
 
 def is_worth_waiting(route: ModelRoute) -> bool:

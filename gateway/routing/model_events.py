@@ -13,6 +13,8 @@ from typing import Any, Final, Literal, NamedTuple
 from controller.schema.downloads import FINAL_STATES, Download
 from controller.schema.routing import ModelRoute
 from controller.schema.status import ModelState
+from gateway.protocols.common.addresses import hide_addresses
+from gateway.protocols.common.file_paths import hide_paths
 
 EventName = Literal[
     "model_status", "model_remove", "models_reload", "download_progress", "download_finished", "download_failed"
@@ -153,7 +155,9 @@ def _find_end(name: str, before: Download | None, after: Download | None) -> Ite
     if after.state == "finished":
         yield Change("download_finished", name)
     else:
-        yield Change("download_failed", name, None if after.error is None else {"error": after.error.message})
+        # Whoever may list models follows these events.
+        error = None if after.error is None else hide_addresses(hide_paths(after.error.message))
+        yield Change("download_failed", name, None if error is None else {"error": error})
 
 
 def _find_progress(name: str, before: Download | None, running: Download | None) -> Iterator[Change]:

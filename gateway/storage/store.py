@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
+from common.private_files import narrow_files
 from common.sqlite_files import DatabaseFile, NewerDatabaseError
 from common.state_files import RESPONSES_NAME
 from common.tracebacks import without_tracebacks
@@ -313,6 +314,7 @@ def _open_first(path: Path, file: DatabaseFile[StateDatabase]) -> None:
     """Open the file, unless the disk is full. Raises StoreError."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        narrow_files(path.parent)
         file.run(lambda _: None)
     except NewerDatabaseError as error:
         raise StoreError(f"cannot keep responses in {path}: {error}") from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from typing import Any, Final
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -13,13 +13,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from common.internal_tokens import OPEN_PATHS, RETRIEVAL_TOKEN
 from common.log_formats import tag_request
 from common.shared_token import SharedToken
 from common.tracebacks import without_tracebacks
 from controller.schema.errors import RoundhouseError
 from retrieval.api.requests import Handler, Handlers
 from retrieval.documents.service import storage_error
-from retrieval.schema.headers import TOKEN_HEADER
 from retrieval.schema.routes import ROUTES
 
 log = logging.getLogger(__name__)
@@ -27,10 +27,6 @@ log = logging.getLogger(__name__)
 AsgiApp = Callable[
     [MutableMapping[str, Any], Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[None]]], Awaitable[None]
 ]
-
-
-_OPEN: Final = ("/health", "/metrics")
-"""Paths that need no token: a health check and Prometheus ask them."""
 
 
 def create_app(handlers: Handlers, render_metrics: Callable[[], Awaitable[bytes]]) -> Starlette:
@@ -68,14 +64,15 @@ class TokenCheck:
     ) -> None:
         """Pass a request on, or answer the error `invalid_api_key` without calling the application. Other ASGI scopes,
         such as `lifespan`, are always passed on."""
-        if scope["type"] == "http" and scope["path"] not in _OPEN and not self._is_known(dict(scope["headers"])):
-            error = RoundhouseError("invalid_api_key", f"The header {TOKEN_HEADER} is missing or wrong.")
+        is_open = scope["type"] != "http" or scope["path"] in OPEN_PATHS["retrieval"]
+        if not is_open and not self._is_known(dict(scope["headers"])):
+            error = RoundhouseError("invalid_api_key", f"The header {RETRIEVAL_TOKEN.header} is missing or wrong.")
             await Response(error.json_bytes(), error.entry.status, media_type="application/json")(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
     def _is_known(self, headers: Mapping[bytes, bytes]) -> bool:
-        return self._token.matches(headers.get(TOKEN_HEADER.encode(), b""))
+        return self._token.matches(headers.get(RETRIEVAL_TOKEN.header.encode(), b""))
 
 
 def _error_handlers() -> dict[Any, Callable[[Request, Exception], Response]]:

@@ -15,6 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
+from common.private_files import PRIVATE_MODE
+
 _HASH: Final = re.compile(r"[0-9a-f]{64}")
 _TEMPORARY: Final = "incoming"
 
@@ -119,7 +121,8 @@ class IncomingOriginal:
         self._path = path
         self._originals = originals
         self._hash = hashlib.sha256()
-        self._file = path.open("xb", buffering=0)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self._file = os.fdopen(os.open(path, flags, PRIVATE_MODE), "wb", buffering=0)
         self.bytes = 0
         """Bytes written so far."""
 

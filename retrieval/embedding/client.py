@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import array
+import asyncio
 import base64
 import json
 import math
 import operator
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, Final, Protocol
 
 import aiohttp
 
-from retrieval.schema.headers import BACKGROUND_HEADER, TOKEN_HEADER
+from common.internal_tokens import RETRIEVAL_TOKEN
+from retrieval.schema.headers import BACKGROUND_HEADER
 
 LONGEST_ANSWER_S: Final = 600.0
 """Seconds until a request ends with ModelUnavailableError. Waiting in the model's queue and loading the model count."""
@@ -60,14 +63,18 @@ class ModelClient(Protocol):
 
 class GatewayModelClient:
     """A ModelClient that asks a gateway's `/v1/embeddings` and `/v1/rerank`. Use it as an async context manager: it
-    asks only while it is entered. A request ends after `LONGEST_ANSWER_S` at the latest."""
+    asks only while it is entered. A request ends after `LONGEST_ANSWER_S` at the latest, also one that still waits for
+    its turn."""
 
-    def __init__(self, url: str, read_token: Callable[[], str | None]) -> None:
+    def __init__(self, url: str, read_token: Callable[[], str | None], concurrency: int) -> None:
         """`url`: the gateway's address; its TLS certificate is not checked. `read_token`: called for each request for
         the token that retrieval and the gateway share; where it returns None, the request raises
-        ModelUnavailableError."""
+        ModelUnavailableError. `concurrency`: most requests at a time, at least 2, above which the gateway refuses them;
+        background work has half of it at most."""
         self._url = url.rstrip("/")
         self._read_token = read_token
+        self._places = asyncio.Semaphore(concurrency)
+        self._background_places = asyncio.Semaphore(concurrency // 2)
         self._session: aiohttp.ClientSession
 
     async def __aenter__(self) -> GatewayModelClient:
@@ -123,11 +130,16 @@ class GatewayModelClient:
         token = self._read_token()
         if token is None:
             raise ModelUnavailableError("the token for the gateway is not there yet")
-        headers = {TOKEN_HEADER: token, "Content-Type": "application/json"}
+        headers = {RETRIEVAL_TOKEN.header: token, "Content-Type": "application/json"}
         if is_background:
             headers[BACKGROUND_HEADER] = "1"
         try:
-            async with self._session.post(self._url + path, data=json.dumps(body).encode(), headers=headers) as answer:
+            async with (
+                asyncio.timeout(LONGEST_ANSWER_S),
+                self._background_places if is_background else nullcontext(),
+                self._places,
+                self._session.post(self._url + path, data=json.dumps(body).encode(), headers=headers) as answer,
+            ):
                 content = await answer.read()
                 status = answer.status
         except (aiohttp.ClientError, OSError, TimeoutError) as error:

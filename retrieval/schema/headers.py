@@ -1,4 +1,5 @@
-"""Headers between the gateway and retrieval. Neither takes them from clients."""
+"""Headers between the gateway and retrieval, besides that of their token (`common.internal_tokens`). Neither takes them
+from clients."""
 
 from __future__ import annotations
 
@@ -8,8 +9,6 @@ TENANT_HEADER: Final = "x-roundhouse-tenant"
 """In requests of the gateway to retrieval: the tenant, percent-encoded UTF-8."""
 ADMIN_HEADER: Final = "x-roundhouse-admin"
 """In requests of the gateway to retrieval: `1` if the caller may see and delete other tenants."""
-TOKEN_HEADER: Final = "x-roundhouse-retrieval-token"  # noqa: S105 - a name, no secret
-"""In requests of either to the other: the token that both read from the same file."""
 BACKGROUND_HEADER: Final = "x-roundhouse-background"
 """In requests of retrieval to the gateway: `1` where every other request goes first, as for the embeddings of documents
 that nobody waits for."""

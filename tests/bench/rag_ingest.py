@@ -137,7 +137,7 @@ async def measure_share(folder: Path, model: Minilm, sizes: Sizes) -> list[Figur
         times = BusyTimes()
         store = TimedStore(await EdgeStore.open(folder / "own" / "edge"), times)
         async with (
-            GatewayModelClient(stack.url, lambda: read_token(token_file)) as models,
+            GatewayModelClient(stack.url, lambda: read_token(token_file), 8) as models,
             retrieval_harness(
                 folder / "own",
                 store=store,

@@ -277,7 +277,7 @@ def check_sockets_and_networks(parts: Parts) -> None:
         each.name: mount["RW"]
         for each in everything
         for mount in each.attrs["Mounts"]
-        if "gateway-token" in mount.get("Name", "")
+        if "link-token" in mount.get("Name", "")
     }
     assert tokens == {parts.services["controller"].name: True, parts.services["gateway"].name: False}
     open_networks = {name for name, network in parts.networks.items() if not network.attrs["Internal"]}

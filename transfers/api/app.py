@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from typing import Any, Final
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -13,10 +13,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from common.internal_tokens import OPEN_PATHS, TRANSFERS_TOKEN
 from common.log_formats import tag_request
 from common.shared_token import SharedToken
 from common.tracebacks import without_tracebacks
-from controller.schema.downloads import TOKEN_HEADER
 from controller.schema.errors import RoundhouseError
 
 log = logging.getLogger(__name__)
@@ -24,8 +24,6 @@ log = logging.getLogger(__name__)
 AsgiApp = Callable[
     [MutableMapping[str, Any], Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[None]]], Awaitable[None]
 ]
-_HEALTH: Final = "/health"
-"""Path that needs no token."""
 
 
 def create_app(routes: Iterable[Route]) -> Starlette:
@@ -33,7 +31,7 @@ def create_app(routes: Iterable[Route]) -> Starlette:
     its envelope, an error of the disk `models_disk_full` or `models_folder_failed`; any other exception is logged and
     becomes `internal_error`. No token is checked: see `TokenCheck`."""
     return Starlette(
-        routes=[*routes, Route(_HEALTH, _answer_health, methods=["GET"])],
+        routes=[*routes, Route("/health", _answer_health, methods=["GET"])],
         exception_handlers={
             RoundhouseError: _answer_own_error,
             HTTPException: _answer_framework_error,
@@ -60,10 +58,10 @@ class TokenCheck:
     ) -> None:
         """Pass a request on, or answer the error `invalid_api_key` without calling the application. Other ASGI scopes
         are always passed on."""
-        if scope["type"] == "http" and scope["path"] != _HEALTH:
-            shown = dict(scope["headers"]).get(TOKEN_HEADER.encode(), b"")
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS["transfers"]:
+            shown = dict(scope["headers"]).get(TRANSFERS_TOKEN.header.encode(), b"")
             if not self._token.matches(shown):
-                error = RoundhouseError("invalid_api_key", f"The header {TOKEN_HEADER} is missing or wrong.")
+                error = RoundhouseError("invalid_api_key", f"The header {TRANSFERS_TOKEN.header} is missing or wrong.")
                 answer = Response(error.json_bytes(), error.entry.status, media_type="application/json")
                 await answer(scope, receive, send)
                 return

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from common.private_files import is_open_to_others
 from controller.cli import stop_timeouts
 from controller.cli.admin_client import AdminClient
 from controller.cli.exit_codes import CommandError, ExitCode
@@ -119,6 +120,9 @@ class UpRun:
         A second Ctrl-C kills the programs without waiting. Call it once, in the main thread: it takes over the signal
         handlers.
         """
+        state = self._settings.state
+        if is_open_to_others(state):
+            self._announcer.print_note(f"other users of this host may look into {state}: `chmod 700 {state}`")
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._on_signal, number)

@@ -143,7 +143,8 @@ def _create_or_find(client: docker.APIClient, instance: str, name: str, config: 
 def _find_by_name(client: docker.APIClient, instance: str, name: str, message: str) -> Inspected:
     container = inspect_container(client, name)
     if container is None:
-        raise StartError(f"the container {name} is just being removed (Docker: {message})")
+        plain = f"the container {name} is just being removed"
+        raise StartError(f"{plain} (Docker: {message})", plain=plain)
     if not is_own_replica(container, instance):
         raise StartError(
             f"the name {name} is taken by a container that is not of this Roundhouse: rename or remove that container"

@@ -81,14 +81,14 @@ def start_error(message: str, image: str | None) -> StartError:
     The error is permanent if the message says that this image, definition or Docker Engine can never work here.
     """
     if no_gpu_support(message):
-        return StartError(f"{NO_NVIDIA} (Docker: {message})", permanent=True)
+        return StartError(f"{NO_NVIDIA} (Docker: {message})", permanent=True, plain=NO_NVIDIA)
     for pattern, template, permanent in _START:
         if match := re.search(pattern, message, re.IGNORECASE):
             groups = match.groupdict()
             subject = groups.get("what") or groups.get("cdi") or ""
             plain_message = template.format(image=image, what=subject.rstrip(",;.:"))
-            return StartError(f"{plain_message} (Docker: {message})", permanent=permanent)
-    return StartError(f"Docker did not start it: {message}")
+            return StartError(f"{plain_message} (Docker: {message})", permanent=permanent, plain=plain_message)
+    return StartError(f"Docker did not start it: {message}", plain="Docker did not start it")
 
 
 def pull_error(message: str, image: str) -> StartError:
@@ -96,5 +96,6 @@ def pull_error(message: str, image: str) -> StartError:
     permanent."""
     for pattern, explanation in _PULL:
         if re.search(pattern, message, re.IGNORECASE):
-            return StartError(f"image {image} {explanation} ({message})")
-    return StartError(f"image {image} was not pulled: {message}")
+            plain = f"image {image} {explanation}"
+            return StartError(f"{plain} ({message})", plain=plain)
+    return StartError(f"image {image} was not pulled: {message}", plain=f"image {image} was not pulled")

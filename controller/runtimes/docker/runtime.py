@@ -343,7 +343,8 @@ class DockerRuntime:
         try:
             image_env = await self._read_daemon.call(lambda client: image_environment(client, image))
         except DaemonRefusedError as refused_error:
-            return PreflightResult(False, time.time(), str(start_error(refused_error.message, image)))
+            problem_of_image = start_error(refused_error.message, image)
+            return PreflightResult(False, time.time(), str(problem_of_image), plain=problem_of_image.plain)
         if image_env is None and is_built_here(image):
             return PreflightResult(False, time.time(), f"image {image} is missing: `{build_command(image)}` builds it")
         if image_env is None:
@@ -406,7 +407,8 @@ class DockerRuntime:
         except RENDER_ERRORS as error:
             raise no_command_error(request.served_name, error) from error
         except OSError as error:
-            raise StartError(f"{request.served_name} cannot be started: {error}") from error
+            plain = f"{request.served_name} cannot be started"
+            raise StartError(f"{plain}: {error}", plain=plain) from error
         if launch.image is None:
             raise StartError(f"no container image is known for {request.served_name}: set its `image`", permanent=True)
         gpu_env = visible_gpus(gpus) if gpus and self._is_wsl2 else {}

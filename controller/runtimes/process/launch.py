@@ -110,7 +110,8 @@ class Launcher:
                 self._undo_start(request.name)
                 raise
         except OSError as error:
-            raise StartError(f"{request.name} cannot be started: {error}") from error
+            plain = f"{request.name} cannot be started"
+            raise StartError(f"{plain}: {error}", plain=plain) from error
 
     def _prepare_start(self, request: StartRequest, gpus: tuple[Gpu, ...]) -> tuple[ReplicaRecord, Launch]:
         port = find_free_port(self._host, {record.port for record in self._records.read_records()})

@@ -52,7 +52,7 @@ def lock_store(folder: Path) -> int:
     The lock lasts until this descriptor is closed here and in all child processes that inherited it. Does not wait for
     the lock. Raises BlockingIOError if another program has the lock, and OSError if the folder cannot be used.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -15,8 +15,12 @@ from tests.support.queueing import key
 
 PATH = "/srv/of bob/models/private.gguf"
 REASON = f"model: private.gguf is a symbolic link to '{PATH}', which does not exist"
-FAILED = route("m", state=ModelState.FAILED, last_error=REASON)
-WAITING = route("m", state=ModelState.LOADING, last_error=REASON, autoload=True)
+LOG = "srv main: unknown argument --mmproj-of-bob\nsrv main: cwd is srv/bob"
+WHOLE = f"{REASON}. Last log lines:\n{LOG}"
+FAILED = route("m", state=ModelState.FAILED, last_error=REASON, full_error=WHOLE)
+WAITING = route("m", state=ModelState.LOADING, last_error=REASON, full_error=WHOLE, autoload=True)
+OF_OLDER_CONTROLLER = route("m", state=ModelState.FAILED, last_error=WHOLE)
+"""Its error has the log lines, too."""
 USER, BOSS = ({"authorization": f"Bearer secret-{name}"} for name in ("user", "boss"))
 KEYS = (key("user", scopes=("inference",)), key("boss", scopes=("inference", "admin")))
 REQUESTS: dict[str, dict[str, Any]] = {
@@ -39,20 +43,23 @@ async def told(here: GatewayHarness, path: str, headers: dict[str, str] | None =
 
 
 def check_is_hidden(text: str) -> None:
-    """The reason is told, and no part of the path."""
+    """The reason is told, and no part of the path and none of the engine's own words."""
     assert "which does not exist" in text
     assert "[path]" in text
     assert "/srv" not in text
     assert "bob" not in text
+    assert "srv main" not in text
 
 
 @pytest.mark.parametrize("path", REQUESTS)
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_inference_key_is_told_the_reason_without_paths(path: str, stream: bool) -> None:
+    """And without the lines of the engine's log, which who may administer is told."""
     async with gateway_harness() as here:
-        await here.publish(FAILED, keys=KEYS)
-        check_is_hidden(await told(here, path, USER, stream=stream))
-        assert REASON in json.loads(await told(here, path, BOSS, stream=stream))["error"]["message"]
+        for failed in (FAILED, OF_OLDER_CONTROLLER):
+            await here.publish(failed, keys=KEYS)
+            check_is_hidden(await told(here, path, USER, stream=stream))
+            assert WHOLE in json.loads(await told(here, path, BOSS, stream=stream))["error"]["message"]
 
 
 async def test_so_is_one_that_waited_for_the_load() -> None:
@@ -69,6 +76,7 @@ async def test_so_is_one_that_waited_for_the_load() -> None:
                     check_is_hidden(text)
                 else:
                     assert REASON in text
+                    assert "srv main" in text
                 await here.idle()
 
 

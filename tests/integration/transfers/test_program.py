@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from common.gateway_token import read_token
-from controller.schema.downloads import TOKEN_HEADER
+from common.internal_tokens import TRANSFERS_TOKEN
 from tests.campaigns.record import REPOSITORY
 from tests.support.ports import free_port
 from tests.support.transfers_harness import wait_for
@@ -58,7 +58,7 @@ def test_it_listens_with_a_token_and_ends_when_asked(tmp_path: Path) -> None:
         with pytest.raises(urllib.error.HTTPError) as caught:
             urllib.request.urlopen(f"http://{address}/downloads", timeout=10)
         assert caught.value.code == 401
-        request = urllib.request.Request(f"http://{address}/downloads", headers={TOKEN_HEADER: token})
+        request = urllib.request.Request(f"http://{address}/downloads", headers={TRANSFERS_TOKEN.header: token})
         with urllib.request.urlopen(request, timeout=10) as answer:
             assert answer.read() == b'{"downloads":[]}'
     finally:

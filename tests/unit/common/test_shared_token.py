@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -27,13 +28,35 @@ def test_what_is_no_token_counts_for_none_and_is_replaced(text: str, tmp_path: P
     assert token.matches(made.encode())
 
 
-def test_a_token_is_made_once_for_whoever_may_enter_its_folder(tmp_path: Path) -> None:
+def test_a_token_is_made_once_for_its_owner_alone(tmp_path: Path) -> None:
     path = tmp_path / "run" / "token"
     assert read_token(path) is None
     first = SharedToken(path, "the gateways' token").ensure_token()
     assert first == read_token(path) == SharedToken(path, "the gateways' token").ensure_token()
-    assert path.stat().st_mode & 0o777 == 0o644
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
     assert [each.name for each in path.parent.iterdir()] == ["token"]
+
+
+@pytest.mark.parametrize(("mode", "narrowed"), [(0o644, 0o600), (0o666, 0o600), (0o640, 0o640), (0o600, 0o600)])
+def test_a_token_that_every_user_may_read_is_narrowed(mode: int, narrowed: int, tmp_path: Path) -> None:
+    """One that its group may read is an operator's own way to share it."""
+    path = tmp_path / "token"
+    path.write_text("an-operators-own-token\n")
+    path.chmod(mode)
+    assert SharedToken(path, "the gateways' token").ensure_token() == "an-operators-own-token"
+    assert path.stat().st_mode & 0o777 == narrowed
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone may give files away")
+def test_what_root_makes_belongs_to_the_owner_of_the_folder(tmp_path: Path) -> None:
+    """So the controller of a compose project makes the token that the gateway, another user, reads."""
+    path = tmp_path / "run" / "token"
+    path.parent.mkdir()
+    os.chown(path.parent, 10001, 10002)
+    assert SharedToken(path, "the gateways' token").ensure_token() is not None
+    made = path.stat()
+    assert (made.st_uid, made.st_gid, made.st_mode & 0o777) == (10001, 10002, 0o600)
 
 
 def test_a_file_that_is_replaced_or_gone_is_in_force_at_once(tmp_path: Path) -> None:

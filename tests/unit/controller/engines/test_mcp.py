@@ -151,8 +151,9 @@ def test_a_program_that_cannot_be_run_is_permanent(reason: str) -> None:
 )
 def test_the_reason_names_the_command(line: str, message: str) -> None:
     log_tail = f"x\n{line}\n"
-    shown = f"{message}; the launcher ended with exit code 1. Last log lines:\nx\n{line}"
-    assert verdict_of_exit("mcp", Exit(1, False, log_tail), was_ready=False) == Verdict(shown, False, 1)
+    plain = f"{message}; the launcher ended with exit code 1"
+    shown = f"{plain}. Last log lines:\nx\n{line}"
+    assert verdict_of_exit("mcp", Exit(1, False, log_tail), was_ready=False) == Verdict(shown, False, 1, plain)
 
 
 # The container.

@@ -293,6 +293,10 @@ def test_why_it_ended(log: str, words: str, permanent: bool) -> None:
     verdict = ENGINES["vllm_serve"].explain_exit(1, log)
     assert verdict is not None
     assert (verdict.message, verdict.permanent) == (words, permanent)
+    plain = verdict_of_exit("vllm_serve", Exit(1, log_tail=log), was_ready=False).plain
+    assert plain is not None
+    own_words = [line.partition("Error: ")[2] for line in log.splitlines() if "Error: " in line]
+    assert [told for told in own_words if told and told in plain] == [], "vLLM's own words are for operators"
 
 
 @pytest.mark.parametrize(

@@ -59,8 +59,12 @@ def test_a_permanent_error_parks() -> None:
 def test_plain_words_come_first_and_log_lines_follow(end: Exit, words: str) -> None:
     verdict = verdict_of_exit("llama_server", end, was_ready=False)
     assert verdict.message.startswith(words)
+    assert verdict.plain is not None
+    assert verdict.plain.startswith(words)
+    assert verdict.message.startswith(verdict.plain)
     if end.log_tail:
-        assert verdict.message.endswith(f"Last log lines:\n{end.log_tail}")
+        assert verdict.message == f"{verdict.plain}. Last log lines:\n{end.log_tail}"
+        assert end.log_tail not in verdict.plain
 
 
 def test_only_an_engine_that_never_served_fails_for_good() -> None:

@@ -62,3 +62,4 @@ async def test_what_was_ready_without_serving_as_declared_waits_longer_each_time
     failure = memory.failures[first.key]
     assert (failure.retry_at, failure.count) == (1_000.0 + waits_s, count)
     assert failure.error == "it is of no use. Last log lines:\nlast words"
+    assert failure.plain == "it is of no use"

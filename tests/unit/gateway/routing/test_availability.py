@@ -38,7 +38,7 @@ def test_a_model_that_is_not_loaded_says_why() -> None:
 
 def test_paths_of_the_server_are_for_those_who_may_see_them() -> None:
     failed = route("m", state=ModelState.FAILED, last_error="/srv/m.gguf at 10.0.0.1:80 is empty")
-    hidden, shown = refusal_of(failed, NOW), refusal_of(failed, NOW, shows_paths=True)
+    hidden, shown = refusal_of(failed, NOW), refusal_of(failed, NOW, is_for_admin=True)
     assert hidden is not None
     assert shown is not None
     assert hidden.message == "The model 'm' could not be loaded: [path] at [address] is empty"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from controller.schema.downloads import Download
+from controller.schema.errors import RoundhouseError
 from controller.schema.status import ModelState
 from gateway.routing.model_events import KEPT_EVENTS, ModelEventLog
 from tests.fakes.fake_controller import route
@@ -56,3 +58,15 @@ def test_what_is_no_id(text: str) -> None:
 def test_an_id_from_the_future_is_not_known() -> None:
     log = make_log(1)
     assert log.list_after(log.last_id + 1) is None
+
+
+def test_a_failed_download_tells_no_path_and_no_address() -> None:
+    log = ModelEventLog("a1")
+    log.follow_downloads([])
+    log.follow_table({"m": route("m", state=ModelState.UNLOADED, source="hf:a/b")})
+    error = RoundhouseError("models_disk_full", "/srv/models of 10.0.0.1:80 is full.").build_envelope().error
+    log.follow_downloads(
+        [Download(id="1", reference="hf:a/b", pinned="hf:a/b", state="failed", error=error, created_at=1.0)]
+    )
+    [told] = [each.data for each in log.list_after(0) or () if each.event == "download_failed"]
+    assert told == {"error": "[path] of [address] is full."}

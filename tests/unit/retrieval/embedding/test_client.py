@@ -28,7 +28,7 @@ async def client_of(answer: str) -> AsyncIterator[GatewayModelClient]:
     app.router.add_post("/v1/{api}", reply)
     async with (
         TestServer(app, host="127.0.0.1") as server,
-        GatewayModelClient(str(server.make_url("/")), lambda: "token") as client,
+        GatewayModelClient(str(server.make_url("/")), lambda: "token", 8) as client,
     ):
         yield client
 

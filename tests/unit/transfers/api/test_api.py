@@ -12,8 +12,8 @@ import aiohttp
 import pytest
 
 from common.internal_server import ListeningServer, open_listener
+from common.internal_tokens import TRANSFERS_TOKEN
 from common.shared_token import SharedToken
-from controller.schema.downloads import TOKEN_HEADER
 from tests.support.file_server import FileServer, file_server
 from tests.support.transfers_harness import add_file, make_transfers
 from tests.support.wait import until
@@ -41,7 +41,7 @@ def transfers(tmp_path: Path, server: FileServer) -> Iterator[Transfers]:
 async def client(tmp_path: Path, transfers: Transfers) -> AsyncIterator[aiohttp.ClientSession]:
     (tmp_path / "token").write_text(TOKEN)
     app = TokenCheck(transfers.build_app(), SharedToken(tmp_path / "token", "the token"))
-    async with listening(app, tmp_path / "transfers.sock", {TOKEN_HEADER: TOKEN}) as session:
+    async with listening(app, tmp_path / "transfers.sock", {TRANSFERS_TOKEN.header: TOKEN}) as session:
         yield session
 
 
@@ -177,7 +177,7 @@ async def test_nobody_gets_in_without_the_token(tmp_path: Path, transfers: Trans
     (tmp_path / "token").write_text(TOKEN)
     app = TokenCheck(transfers.build_app(), SharedToken(tmp_path / "token", "the token"))
     async with listening(app, tmp_path / "s.sock", {}) as stranger:
-        for shown in ({}, {TOKEN_HEADER: "wrong"}, {"authorization": f"Bearer {TOKEN}"}):
+        for shown in ({}, {TRANSFERS_TOKEN.header: "wrong"}, {"authorization": f"Bearer {TOKEN}"}):
             for method, path in (("GET", "/downloads"), ("POST", "/downloads"), ("DELETE", "/files"), ("GET", "/x")):
                 async with stranger.request(method, path, headers=shown) as answer:
                     assert (answer.status, (await answer.json())["error"]["code"]) == (401, "invalid_api_key")

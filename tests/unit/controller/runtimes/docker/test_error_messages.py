@@ -74,6 +74,8 @@ def test_refused_starts(message: str, words: str, permanent: bool) -> None:
     error = start_error(message, "e:1")
     assert words in str(error)
     assert message in str(error), "the daemon's own sentence is kept"
+    assert error.plain is not None
+    assert message not in error.plain, "and is for operators alone"
     assert error.permanent is permanent
 
 
@@ -102,7 +104,11 @@ def test_only_missing_support_means_no_gpu() -> None:
     ],
 )
 def test_failed_pulls(message: str, words: str) -> None:
-    text = str(pull_error(message, "a/b:1"))
+    error = pull_error(message, "a/b:1")
+    text = str(error)
+    assert text.startswith(f"{error.plain}")
+    assert error.plain is not None
+    assert message not in error.plain
     assert text.startswith("image a/b:1 ")
     assert words in text
     assert message in text
