@@ -30,7 +30,7 @@ from controller.journal.event_log import EventLog
 from controller.journal.recorder import Recorder
 from controller.journal.round_events import Trouble
 from controller.journal.tool_calls import ToolCallRecorder
-from controller.observe.gateway_hub import GatewayHub
+from controller.observe.gateway_hub import GatewayHub, GatewayPlace
 from controller.observe.load_progress import LoadProgress
 from controller.observe.prober import Prober
 from controller.observe.remote_health import RemoteHealth
@@ -136,6 +136,7 @@ class Controller:
             wake=self._wake.set,
             clock=clock,
             on_link=self._recorder.record_gateway,
+            place=GatewayPlace(store.load_gateway(), store.save_gateway),
         )
         self._prober = Prober(
             session,
@@ -375,6 +376,7 @@ class Controller:
             error=self._reconciler.error,
             gateways=self.hub.connected_ids,
             gateway_addresses=self.hub.addresses,
+            refused_gateways=self.hub.refusals,
             keys=self.hub.table.keys if self.hub.table is not None else (),
             now=time.time(),
             unsaved=self._list_unsaved(),

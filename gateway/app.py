@@ -54,6 +54,7 @@ from gateway.control.aicore_probe import AicoreProbe
 from gateway.control.download_feed import DownloadFeed
 from gateway.control.inflight import InflightCounts
 from gateway.control.link import ControllerLink, LinkState
+from gateway.control.process_identity import take_identity
 from gateway.control.program_probe import ProgramProbe
 from gateway.control.remote_prober import RemoteProber
 from gateway.control.router_changes import RouterChanges
@@ -125,6 +126,8 @@ class Gateway:
     """Serves inference requests."""
     forward: admin.AdminForward
     """Forwards admin requests to the controller."""
+    link: ControllerLink
+    """The link to the controller."""
     retrieval: RetrievalForward
     """Forwards requests about documents to retrieval."""
     streams: ResumableStreams
@@ -149,6 +152,7 @@ class Gateway:
         `/health/ready` answers 503 from now on. Call when the server begins to stop.
         """
         self.health.is_stopping = True
+        self.link.begin_drain()
         self.forward.begin_stop()
         self.retrieval.begin_stop()
         self.model_events.close()
@@ -324,7 +328,7 @@ def create_gateway(
     address = ProgramAddress.parse(settings.controller_url, settings.gateway_token_file)
     link = ControllerLink(
         address,
-        f"gw-{secrets.token_hex(8)}",
+        lambda: take_identity(settings.state),
         addresses=settings.urls,
         live=live,
         ledger=ledger,
@@ -410,6 +414,7 @@ def create_gateway(
         direct,
         inference,
         forward,
+        link,
         retrieval_forward,
         resumable_streams,
         health_sources,

@@ -86,8 +86,8 @@ class GatewaySettings(BaseSettings):
     )
     state: Path = Field(
         Path("state"),
-        description="Folder of `responses.db`, which stores responses, conversations and chat completions. Only one "
-        "gateway at a time can use it.",
+        description="Folder of `responses.db`, which stores responses, conversations and chat completions, and of the "
+        "gateway's identity. Only one gateway at a time can use it.",
     )
     responses_retention_h: float = Field(
         720,

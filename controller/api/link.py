@@ -11,9 +11,12 @@ from pydantic import ValidationError
 
 from controller.assembly import Controller
 from controller.observe.gateway_hub import GatewayHub
-from controller.schema.routing import GatewayReport
+from controller.schema.routing import GatewayReport, LinkRefusal
 
 log = logging.getLogger(__name__)
+
+CLOSE_REFUSED = 1008
+"""Code of the closing frame after a refusal: policy violation (RFC 6455)."""
 
 
 def declare(app: FastAPI, controller: Controller, hub: GatewayHub) -> None:
@@ -33,23 +36,37 @@ class GatewayLink:
         self._socket = socket
         self._controller = controller
         self._hub = hub
-        self._gateway_id: str | None = None
 
     async def run(self) -> None:
-        """Serve the link until the gateway disconnects, which raises nothing. The first report tells the hub which
-        gateway it is, and the end of the link is told to the hub, too. A report that cannot be read is logged and
-        ignored. Call once."""
+        """Serve the link until the gateway disconnects, which raises nothing. The first report says which gateway it
+        is; one that the hub refuses is told why, gets no table, and the link ends. A report that cannot be read is
+        logged and ignored. Call once."""
+        with suppress(WebSocketDisconnect):
+            report = await self._receive_report()
+            if (reason := self._hub.admit_gateway(report)) is not None:
+                await self._refuse(reason)
+                return
+            self._hub.open_link(report.gateway_id)
+            try:
+                await self._serve(report)
+            finally:
+                self._hub.close_link(report.gateway_id)
+
+    async def _serve(self, report: GatewayReport) -> None:
+        self._controller.take_report(report)
         sender = asyncio.create_task(self._send_tables())
         try:
-            await self._take_reports()
-        except WebSocketDisconnect:
-            pass
+            while True:
+                self._controller.take_report(await self._receive_report())
         finally:
             sender.cancel()
             with suppress(asyncio.CancelledError, WebSocketDisconnect, RuntimeError):
                 await sender
-            if self._gateway_id is not None:
-                self._hub.close_link(self._gateway_id)
+
+    async def _refuse(self, reason: str) -> None:
+        with suppress(RuntimeError):  # the gateway has left
+            await self._socket.send_text(LinkRefusal(reason=reason).model_dump_json())
+            await self._socket.close(CLOSE_REFUSED)
 
     async def _send_tables(self) -> None:
         sent_stamp = None
@@ -58,15 +75,10 @@ class GatewayLink:
             await self._socket.send_text(table.model_dump_json())
             sent_stamp = table.stamp
 
-    async def _take_reports(self) -> None:
+    async def _receive_report(self) -> GatewayReport:
         while True:
             text = await self._socket.receive_text()
             try:
-                report = GatewayReport.model_validate_json(text)
+                return GatewayReport.model_validate_json(text)
             except ValidationError as error:
                 log.warning("a gateway sent a report that cannot be read: %s", error.errors(include_input=False))
-                continue
-            if self._gateway_id is None:
-                self._gateway_id = report.gateway_id
-                self._hub.open_link(report.gateway_id)
-            self._controller.take_report(report)

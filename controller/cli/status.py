@@ -209,6 +209,7 @@ def _notes(snapshot: ControllerStatus) -> Iterator[str]:
         yield "GPUs: unknown, they cannot be read now"
     if not snapshot.gateways:
         yield "no gateway is connected"
+    yield from snapshot.refused_gateways
 
 
 def _error_words(model: ModelStatus, error: str) -> str:

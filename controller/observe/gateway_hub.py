@@ -5,19 +5,49 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Final
 
+from common.processes import read_host
 from controller.planning.draining import FORGET_S, GatewayView
+from controller.planning.gateway_place import PlaceHolder, describe_refusal, find_rival, process_of
+from controller.runtimes.process.stat import Process, is_alive, read_stat
 from controller.schema.keys import Key
-from controller.schema.routing import GatewayReport, ModelRoute, RoutingTable, Stamp
+from controller.schema.routing import GatewayProcess, GatewayReport, ModelRoute, RoutingTable, Stamp
 from controller.schema.tools import McpServerRoute, ToolRoute
 
 log = logging.getLogger(__name__)
 
+REFUSAL_SHOWN_S: Final = 15.0
+"""Seconds for which a refused gateway is named after it last asked. It asks every 3 s."""
+
+
+def see_process(process: GatewayProcess) -> bool | None:
+    """Return whether a gateway's process runs; None: it cannot be seen from here, because it runs on another machine or
+    in another container, or does not say where."""
+    if process.pid is None or process.start_ticks is None or process.host is None or process.host != read_host():
+        return None
+    try:
+        # Where others' processes are hidden (hidepid), the first one is, too.
+        return is_alive(Process(process.pid, process.start_ticks)) or (None if read_stat(1) is None else False)
+    except PermissionError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayPlace:
+    """What a hub needs to give the place of the one gateway: `last` had it under the controller before (None: nobody,
+    or it is given back), `remember` stores who has it now for the next controller, `see` is `see_process`."""
+
+    last: GatewayProcess | None = None
+    remember: Callable[[GatewayProcess | None], None] = lambda _: None
+    see: Callable[[GatewayProcess], bool | None] = see_process
+
 
 class GatewayHub:
-    """Holds the current routing table and the last report of every gateway. The reconciler publishes tables; each
-    gateway's link waits for them and brings its reports. Belongs to one event loop."""
+    """Holds the current routing table and the last report of the gateway, and those of former ones that may still hold
+    requests. The reconciler publishes tables; each gateway's link asks for the place (`admit_gateway`), waits for
+    tables and brings reports. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -27,14 +57,22 @@ class GatewayHub:
         wake: Callable[[], None],
         clock: Callable[[], float],
         on_link: Callable[[str, bool], None] = lambda *_: None,
+        place: GatewayPlace | None = None,
     ) -> None:
         """Start without a table and without gateways.
 
         `instance` and `epoch` go into every table; the epoch must be greater than that of any earlier controller.
         `wake` wakes the reconciler. `clock` returns Unix time in seconds. `on_link(gateway_id, connected)` is called
-        when a gateway's first link opens (True) and when its last one has ended (False).
+        when a gateway's first link opens (True) and when its last one has ended (False). `place` None: nobody had the
+        place before, and nobody is told who has it.
         """
         self._on_link = on_link
+        self._place = place or GatewayPlace()
+        self._former = None if self._place.last is None else PlaceHolder(self._place.last, clock(), None)
+        """Who had the place under the controller before, until the place is given again."""
+        self._remembered = self._place.last
+        self._refusals: dict[str, tuple[str, float]] = {}
+        """Refused gateway to the sentence that says why, and the Unix time of its last question."""
         self._instance = instance
         self._epoch = epoch
         self._wake = wake
@@ -78,20 +116,28 @@ class GatewayHub:
         mcp_servers: tuple[McpServerRoute, ...] = (),
     ) -> Stamp:
         """Make these routes, keys, tools and servers the current table, wake every waiting call of `wait_for_table`,
-        and return the current table's stamp. Does not wait for gateways; see `wait_until_applied`.
+        and return the current table's stamp. Does not wait for gateways; see `wait_until_applied`. The table also names
+        the gateways that are refused now.
 
         If they equal the current table, it stays in force with its stamp, and nothing is sent to gateways. The last use
         of models that are not among `models` is forgotten.
         """
         names = {route.name for route in models}
         self._last_used = {name: at for name, at in self._last_used.items() if name in names}
-        content = {"models": models, "keys": keys, "tools": tools, "mcp_servers": mcp_servers}
+        content: dict[str, object] = {"models": models, "keys": keys, "tools": tools, "mcp_servers": mcp_servers}
+        content["refused_gateways"] = refused_gateways = self.refusals
         if self.table is not None and all(getattr(self.table, name) == each for name, each in content.items()):
             return self.table.stamp
         seq = 1 if self.table is None else self.table.stamp.seq + 1
         stamp = Stamp(epoch=self._epoch, seq=seq)
         self.table = RoutingTable(
-            instance=self._instance, stamp=stamp, models=models, keys=keys, tools=tools, mcp_servers=mcp_servers
+            instance=self._instance,
+            stamp=stamp,
+            models=models,
+            keys=keys,
+            tools=tools,
+            mcp_servers=mcp_servers,
+            refused_gateways=refused_gateways,
         )
         self._table_changed.set()
         self._table_changed = asyncio.Event()
@@ -134,6 +180,8 @@ class GatewayHub:
         """
         previous_view = self._views.get(report.gateway_id)
         self._views[report.gateway_id] = GatewayView(report)
+        if previous_view is None:
+            self.forget_lost()  # its former selves
         now = self._clock()
         for name, at in report.last_used.items():
             # Never in the future: a clock may have been set back.
@@ -149,6 +197,59 @@ class GatewayHub:
     def _tell_applied_change(self) -> None:
         changed, self._applied_changed = self._applied_changed, asyncio.Event()
         changed.set()
+
+    @property
+    def refusals(self) -> tuple[str, ...]:
+        """A sentence for each gateway that is refused, in the order of their first questions: until 15 s
+        (`REFUSAL_SHOWN_S`) after its last one, as `forget_lost` sees it."""
+        return tuple(words for words, _ in self._refusals.values())
+
+    def admit_gateway(self, report: GatewayReport) -> str | None:
+        """Decide whether the gateway whose link begins with this report gets the place (`find_rival`). Return None if
+        so: call `open_link` and `take_report` then. Else return why not, in one sentence; the table names it, too.
+        Blocks for a write to the state folder if it is another process than before.
+        """
+        now = self._clock()
+        self.forget_lost()
+        rival = find_rival(report, self._list_holders(), now)
+        words: str | None
+        if rival is not None:
+            words = describe_refusal(report, rival)
+            if self._refusals.get(report.gateway_id, ("",))[0] != words:
+                log.warning("%s", words)
+            self._refusals[report.gateway_id] = (words, now)
+        else:
+            words = None
+            self._refusals.pop(report.gateway_id, None)
+            self._give_place(report)
+        if self.table is not None:  # which names those that are refused
+            self.replace_permissions(self.table.keys, self.table.tools, self.table.mcp_servers)
+        return words
+
+    def _list_holders(self) -> list[PlaceHolder]:
+        holders = [
+            PlaceHolder(
+                process := process_of(view.report),
+                view.lost_at,
+                self._place.see(process),
+                view.report.draining,
+                view.report.addresses,
+            )
+            for view in self._views.values()
+        ]
+        if self._former is not None:
+            holders.append(replace(self._former, is_alive=self._place.see(self._former.process)))
+        return holders
+
+    def _give_place(self, report: GatewayReport) -> None:
+        self._former = None
+        if not report.draining:
+            self._remember(process_of(report))
+
+    def _remember(self, process: GatewayProcess | None) -> None:
+        if process != self._remembered:
+            self._remembered = process
+            self._place.remember(process)
 
     def open_link(self, gateway_id: str) -> None:
         """Count a link that a gateway opened; it may have several. The first one calls `on_link`. Call `close_link`
@@ -171,19 +272,35 @@ class GatewayHub:
         view = self._views.get(gateway_id)
         if view is not None and view.report.ending:
             del self._views[gateway_id]
+            if not self._links:
+                self._remember(None)
         elif view is not None:
             self._views[gateway_id] = replace(view, lost_at=self._clock())
+            self.forget_lost()
         self._tell_applied_change()
         log.warning("gateway %s is disconnected", gateway_id)
         self._on_link(gateway_id, False)
         self._wake()
 
     def forget_lost(self) -> None:
-        """Forget gateways that were lost 10 min (`FORGET_S`) ago or earlier: they no longer hold requests."""
+        """Forget gateways that no longer hold requests: those that were lost 10 min (`FORGET_S`) ago or earlier, and
+        lost ones whose process is seen gone, or cannot be seen while a later start of the same gateway is connected.
+        Forget refusals whose gateways no longer ask."""
         now = self._clock()
         for gateway_id, view in list(self._views.items()):
-            if view.lost_at is not None and now - view.lost_at >= FORGET_S:
+            if view.lost_at is None:
+                continue
+            is_alive = self._place.see(process := process_of(view.report))
+            is_gone = self._is_succeeded(process) if is_alive is None else not is_alive
+            if is_gone or now - view.lost_at >= FORGET_S:
                 del self._views[gateway_id]
+        for gateway_id, (_, asked_at) in list(self._refusals.items()):
+            if not 0 <= now - asked_at < REFUSAL_SHOWN_S:
+                del self._refusals[gateway_id]
+
+    def _is_succeeded(self, process: GatewayProcess) -> bool:
+        connected = (process_of(view.report) for view in self._views.values() if view.lost_at is None)
+        return any(each.id == process.id and each.epoch > process.epoch for each in connected)
 
 
 def _changes_decision(previous: GatewayReport, report: GatewayReport) -> bool:

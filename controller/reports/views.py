@@ -33,6 +33,7 @@ def status_view(
     error: str | None,
     gateways: list[str],
     gateway_addresses: list[str],
+    refused_gateways: Sequence[str],
     keys: Sequence[Key],
     now: float,
     unsaved: list[str],
@@ -41,8 +42,8 @@ def status_view(
 
     `last_round` None: no round was complete yet, so the result has the defaults for models, GPUs and what else is
     observed. `problems` are those of the desired files, `error` is why the last observation failed (None: it did not),
-    `gateways` are the ids of the connected gateways, `keys` the API keys that gateways check, expired ones included,
-    and `unsaved` names what could not be written to the state folder.
+    `gateways` are the ids of the connected gateways, `refused_gateways` says why others are refused, `keys` are the API
+    keys that gateways check, expired ones included, and `unsaved` names what could not be written to the state folder.
     """
     expired_keys = sorted(key.name for key in keys if key.expires_at is not None and key.expires_at <= now)
     status = ControllerStatus(
@@ -54,6 +55,7 @@ def status_view(
         desired_problems=problems,
         gateways=gateways,
         gateway_addresses=gateway_addresses,
+        refused_gateways=list(refused_gateways),
         keys=sorted(key.name for key in keys if key.name not in expired_keys),
         expired_keys=expired_keys,
         unsaved=unsaved,

@@ -239,6 +239,18 @@ class RoutingTable(Wire):
     mcp_servers: tuple[McpServerRoute, ...] = Field(
         default=(), description="Declared MCP servers, in name order, those that cannot be used now included."
     )
+    refused_gateways: tuple[str, ...] = Field(
+        default=(), description="A sentence for each other gateway that asks to be taken, and is refused."
+    )
+
+
+class LinkRefusal(Wire):
+    """What the controller sends instead of a table to a gateway that it does not take, before it closes the link. The
+    gateway asks again later; one of an older version takes it for a lost link."""
+
+    kind: Literal["refusal"] = "refusal"
+    schema_version: int = SCHEMA_VERSION
+    reason: str = Field(description="What is wrong, which gateway is taken, and what to do: one sentence.")
 
 
 class RemoteResult(Wire):
@@ -275,13 +287,40 @@ class PrefillTokens(Wire):
         )
 
 
+class GatewayProcess(Wire):
+    """One process of a gateway, and the gateway that it is a process of."""
+
+    id: str = Field(description="Id of the gateway, kept in its state folder.")
+    epoch: int = Field(
+        description="Number of this start of the gateway, greater than that of every earlier start; 0: the id is new "
+        "with each start, because the state folder cannot be written or the gateway is of an older version."
+    )
+    pid: int | None = None
+    start_ticks: int | None = Field(
+        default=None, description="Start of the process in clock ticks since boot; null: not known."
+    )
+    host: str | None = Field(
+        default=None,
+        description="Boot of the machine and PID namespace in which `pid` and `start_ticks` mean something; null: not "
+        "known.",
+    )
+
+    @property
+    def name(self) -> str:
+        """Name of the process, as in `gateway_id` of its reports."""
+        return f"{self.id}.{self.epoch}" if self.epoch else self.id
+
+
 class GatewayReport(Wire):
     """The state of one gateway's requests. A gateway sends it on change, at most a few times a second, and at least
     every few seconds. Each report is complete and replaces the one before."""
 
     kind: Literal["report"] = "report"
     schema_version: int = SCHEMA_VERSION
-    gateway_id: str
+    gateway_id: str = Field(description="Name of the gateway's process, new with each start.")
+    process: GatewayProcess | None = Field(
+        default=None, description="The gateway's process; null: the gateway is of an older version."
+    )
     addresses: tuple[str, ...] = Field(
         default=(),
         description="URLs that the gateway listens on; empty: unknown, because the gateway is of an older version.",
@@ -316,6 +355,10 @@ class GatewayReport(Wire):
     ending: bool = Field(
         default=False,
         description="Whether the gateway is shutting down: it has no running requests and accepts no new ones.",
+    )
+    draining: bool = Field(
+        default=False,
+        description="Whether the gateway was told to end: it accepts no new requests, and running ones may finish.",
     )
     failed: dict[str, float] = Field(
         default_factory=dict,

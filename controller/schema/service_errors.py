@@ -73,8 +73,12 @@ SERVICE_ERRORS: Final = (
         "controller_unavailable",
         503,
         "server_error",
-        "The gateway has received no routing table from a controller yet, or the controller does not answer.",
-        ("Start the controller, or wait until it has made its first observation.",),
+        "The gateway has received no routing table from a controller yet, the controller refuses it because it works "
+        "with another gateway, or the controller does not answer.",
+        (
+            "Start the controller, or wait until it has made its first observation.",
+            "Use the gateway that is connected: `roundhouse status` names its address.",
+        ),
         retry=True,
     ),
     ErrorCode(

@@ -215,6 +215,10 @@ class ControllerStatus(Wire):
     gateway_addresses: list[str] = Field(
         default_factory=list, description="URLs that the connected gateways listen on, as they report them."
     )
+    refused_gateways: list[str] = Field(
+        default_factory=list,
+        description="A sentence for each other gateway that asks to be taken: that it is refused, why, and what to do.",
+    )
     keys: list[str] = Field(default_factory=list, description="Names of the declared API keys that have not expired.")
     expired_keys: list[str] = Field(
         default_factory=list, description="Names of the declared API keys that have expired."

@@ -5,6 +5,7 @@ The folder has one lock. Its files are replaced atomically, and each has a `sche
     lock            held by the one controller (or `roundhouse down`) that may act
     identity.json   instance id, and the secret that replica tokens are derived from
     epoch.json      counts the starts of controllers; orders routing tables
+    last-gateway.json  the gateway's process that was taken last; may be lost
     memory.json     paused, autoload demand, evictions, models that were loaded, replicas that were ready, overrides and
                     declarations by operators, attempt numbers
 
@@ -33,6 +34,7 @@ from common.private_files import narrow_files
 from controller.schema.attempts import AttemptNumbers
 from controller.schema.declarations import RuntimeDeclarations
 from controller.schema.override import Evicted, Override
+from controller.schema.routing import GatewayProcess
 from controller.schema.status import SCHEMA_VERSION
 
 log = logging.getLogger(__name__)
@@ -42,6 +44,7 @@ LOCK_NAME: Final = "lock"
 IDENTITY_NAME: Final = "identity.json"
 EPOCH_NAME: Final = "epoch.json"
 MEMORY_NAME: Final = "memory.json"
+LAST_GATEWAY_NAME: Final = "last-gateway.json"
 OBSERVED_MEMORY_NAME: Final = "observed-memory.json"
 """Belongs to controller.sizing.history."""
 
@@ -76,6 +79,13 @@ class Epoch(BaseModel):
 
     schema_version: int = SCHEMA_VERSION
     epoch: int = 0
+
+
+class LastGateway(BaseModel):
+    """The file last-gateway.json. `process` None: the gateway has said goodbye."""
+
+    schema_version: int = SCHEMA_VERSION
+    process: GatewayProcess | None = None
 
 
 class StoredState(BaseModel):
@@ -187,6 +197,24 @@ class StateDir:
         """Store what the next controller must know, in place of what was stored before. Blocks. Raises OSError if the
         file cannot be written; what was stored before is then unchanged."""
         _write_file(self.folder / MEMORY_NAME, memory)
+
+    def load_gateway(self) -> GatewayProcess | None:
+        """Read which gateway's process was taken last; None: it has said goodbye, or the file is gone or cannot be
+        read, which is logged. Blocks."""
+        try:
+            stored = _read_file(self.folder / LAST_GATEWAY_NAME, LastGateway)
+        except StateError as error:
+            log.warning("%s", error)
+            return None
+        return None if stored is None else stored.process
+
+    def save_gateway(self, process: GatewayProcess | None) -> None:
+        """Store which gateway's process is taken. Blocks. A failed write is logged, and raises nothing: the next
+        controller then takes the gateway that asks first."""
+        try:
+            _write_file(self.folder / LAST_GATEWAY_NAME, LastGateway(process=process))
+        except OSError as error:
+            log.warning("%s cannot be written: %s", self.folder / LAST_GATEWAY_NAME, error.strerror or error)
 
     def close(self) -> None:
         """Give the lock of the folder back. Call it once: a second call raises OSError or closes another file."""

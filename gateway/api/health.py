@@ -52,7 +52,10 @@ class EngineHealth(BaseModel):
 class DegradedPart(BaseModel):
     """A part that does not work as it should."""
 
-    part: str = Field(description="`controller`, `retrieval`, `certificate`, `model NAME` or `replica NAME`.")
+    part: str = Field(
+        description="`controller`, `gateway` (another one, which is refused), `retrieval`, `certificate`, "
+        "`model NAME` or `replica NAME`."
+    )
     reason: str
 
 
@@ -76,7 +79,8 @@ class Health(BaseModel):
     version: str = Field(description="Version of the gateway.")
     controller: str = Field(
         description="Link to the controller: `connected`; `lost` (the gateway uses the last routing table); "
-        "`never` (no routing table was received yet)."
+        "`refused` (it works with another gateway: this one serves nothing); `never` (no routing table was received "
+        "yet)."
     )
     retrieval: Literal["off", "unknown", "up", "down"] = Field(
         description="Whether documents and searches are served; `unknown` in the first moments."
@@ -128,6 +132,8 @@ class HealthSources:
                 models,
                 self.admission.list_open_circuits(),
                 self.is_certificate_broken(),
+                self.link.refusal,
+                () if routes is None else routes.refused_gateways,
             )
         )
         return {

@@ -18,11 +18,12 @@ from common.internal_tokens import LINK_TOKEN
 from common.program_address import ProgramAddress
 from common.program_client import ProgramAnswer, ProgramGoneError, open_connector
 from common.tracebacks import without_tracebacks
-from controller.schema.routing import RoutingTable
+from controller.schema.routing import GatewayProcess, LinkRefusal, RoutingTable
 from controller.schema.status import SCHEMA_VERSION
 from gateway.control.inflight import InflightCounts
 from gateway.control.remote_prober import RemoteProber
 from gateway.control.report_schedule import ReportSchedule
+from gateway.protocols.common.addresses import hide_addresses
 from gateway.routing.live_routes import LiveRoutes
 from gateway.routing.table import Routes
 from gateway.tools.call_records import ToolCallLog
@@ -32,6 +33,8 @@ logger = logging.getLogger(__name__)
 LINK_PATH = "/internal/link"
 FIRST_RETRY_S = 0.1
 LONGEST_RETRY_S = 2.0
+REFUSED_RETRY_S = 3.0
+"""Longest delay before a gateway that is refused asks again: it may be the only one by then."""
 PING_S = 10.0
 """Seconds between pings. A controller that does not answer one for half of this time is taken for gone."""
 STARTING_ATTEMPTS = 5
@@ -86,11 +89,14 @@ def judge_table(current: Routes | None, table: RoutingTable, *, first_of_connect
 
 class LinkState:
     """State of the link to the controller: not connected at first. `ControllerLink` sets it; `/health` and the metrics
-    read it."""
+    read it. While the controller refuses this gateway, it is not connected."""
 
     def __init__(self) -> None:
         self.is_connected = False
-        """Whether the WebSocket is open now."""
+        """Whether the WebSocket is open now, and its controller has not refused this gateway."""
+        self.refusal: str | None = None
+        """Why the controller refuses this gateway, in one sentence with addresses; None: it does not, as far as is
+        known."""
         self.was_ever_connected = False
         self.table_at: float | None = None
         """Monotonic seconds when the last table that was not ignored arrived, a repeated one included; None: none
@@ -98,7 +104,10 @@ class LinkState:
 
     @property
     def status_word(self) -> str:
-        """`connected`, `lost` (it was connected before), or `never` (it was not connected since the start)."""
+        """`refused`, `connected`, `lost` (it was connected before), or `never` (it was not connected since the
+        start)."""
+        if self.refusal is not None:
+            return "refused"
         if self.is_connected:
             return "connected"
         return "lost" if self.was_ever_connected else "never"
@@ -108,13 +117,14 @@ class ControllerLink:
     """Keeps the WebSocket to the controller open, applies received routing tables and sends reports.
 
     One per gateway. Run `run` as a task for the life of the gateway, and call `say_goodbye` before cancelling it. While
-    the controller is away, the last table stays in force.
+    the controller is away, the last table stays in force; while it refuses this gateway, because it works with another
+    one, none does.
     """
 
     def __init__(
         self,
         address: ProgramAddress,
-        gateway_id: str,
+        take_identity: Callable[[], GatewayProcess],
         *,
         addresses: tuple[str, ...],
         live: LiveRoutes,
@@ -125,14 +135,16 @@ class ControllerLink:
         now: Callable[[], float],
         jitter: Callable[[], float],
     ) -> None:
-        """`addresses`: URLs that the gateway listens on. `now`: monotonic seconds. `jitter`: random numbers in [0, 1).
+        """`take_identity`: called once, when `run` begins; it may block. `addresses`: URLs that the gateway listens on.
+        `now`: monotonic seconds. `jitter`: random numbers in [0, 1).
 
         Sets `on_change` of `ledger`, `remotes` and `tool_log`, and `on_demand` of `ledger`, so that their changes cause
         reports.
         """
         self._address = address
         self._listening_addresses = addresses
-        self._gateway_id = gateway_id
+        self._take_identity = take_identity
+        self._process: GatewayProcess | None = None
         self._live = live
         self._ledger = ledger
         self._remotes = remotes
@@ -142,6 +154,7 @@ class ControllerLink:
         self._jitter = jitter
         self._timer = ReportSchedule(now)
         self._socket: aiohttp.ClientWebSocketResponse | None = None
+        self._is_draining = False
         self._is_ending = False
         self._is_refused = False
         """Whether the controller refused the token at the last attempt."""
@@ -155,6 +168,7 @@ class ControllerLink:
 
         Never returns, and failures are only logged.
         """
+        self._process = self._take_identity()
         attempt = 0
         while True:
             try:
@@ -162,12 +176,20 @@ class ControllerLink:
                     tables = await self._connect_and_serve(session)
             except (aiohttp.ClientError, OSError, TimeoutError) as error:
                 tables = 0
+                self._state.refusal = None  # of whom, nobody knows now
                 self._log_unreachable(attempt, without_tracebacks(error))
             except Exception:  # applying a table calls much of the gateway: a bug there must not end the link
                 tables = 0
                 logger.exception("the connection to the controller failed; trying on")
             attempt = 0 if tables else attempt + 1
-            await asyncio.sleep(retry_delay(attempt, self._jitter()))
+            delay = retry_delay(attempt, self._jitter()) if self._state.refusal is None else REFUSED_RETRY_S
+            await asyncio.sleep(delay)
+
+    def begin_drain(self) -> None:
+        """Have the reports say from now on that the gateway accepts no new requests: the controller then takes a
+        successor. Call when a stop begins."""
+        self._is_draining = True
+        self._timer.request_report_now()
 
     async def say_goodbye(self) -> None:
         """Send a last report that no request is in flight and none will be, so that drains need not wait.
@@ -184,8 +206,11 @@ class ControllerLink:
                 logger.info("the controller was not told of the end: %s", error or type(error).__name__)
 
     def _report(self) -> str:
-        report = self._ledger.make_report(self._gateway_id, self._live.current_or_none)
+        assert self._process is not None, "`run` has begun"
+        report = self._ledger.make_report(self._process.name, self._live.current_or_none)
         update = {
+            "process": self._process,
+            "draining": self._is_draining,
             "addresses": self._listening_addresses,
             "ending": self._is_ending,
             "remotes": self._remotes.results,
@@ -203,9 +228,9 @@ class ControllerLink:
                 max_msg_size=MAX_TABLE_BYTES,
                 timeout=aiohttp.ClientWSTimeout(ws_close=GOODBYE_S),
             )
-        self._state.is_connected = self._state.was_ever_connected = True
         self._is_refused = False
-        logger.info("connected to the controller")
+        if self._state.refusal is None:  # else not before a table
+            self._note_connected()
         self._socket = socket
         self._timer.request_report_now()
         sender = asyncio.create_task(self._send_reports(socket))
@@ -217,18 +242,34 @@ class ControllerLink:
             sender.cancel()
             await asyncio.gather(sender, return_exceptions=True)
             await socket.close()
-            logger.warning("the connection to the controller ended; requests go on by the last table")
+            if self._state.refusal is None:
+                logger.warning("the connection to the controller ended; requests go on by the last table")
+
+    def _note_connected(self) -> None:
+        self._state.is_connected = self._state.was_ever_connected = True
+        self._state.refusal = None
+        logger.info("connected to the controller")
 
     async def _receive_tables(self, socket: aiohttp.ClientWebSocketResponse) -> int:
         tables = 0
         async for message in socket:
             if message.type is not aiohttp.WSMsgType.TEXT:
                 continue
-            table = read_table(message.data)
-            if table is not None:
-                self._take_table(table, first_of_connection=tables == 0)
+            received = read_message(message.data)
+            if isinstance(received, LinkRefusal):
+                self._take_refusal(received.reason)
+            elif received is not None:
+                if self._state.refusal is not None:
+                    self._note_connected()
+                self._take_table(received, first_of_connection=tables == 0)
                 tables += 1
         return tables
+
+    def _take_refusal(self, reason: str) -> None:
+        if reason != self._state.refusal:
+            logger.warning("%s; asking again every %g s", reason, REFUSED_RETRY_S)
+        self._state.refusal, self._state.is_connected = reason, False
+        self._live.drop_table(hide_addresses(f"{reason[:1].upper()}{reason[1:]}."))
 
     def _take_table(self, table: RoutingTable, *, first_of_connection: bool) -> None:
         current = self._live.current_or_none
@@ -277,14 +318,15 @@ def is_token_refusal(error: Exception) -> bool:
     return isinstance(error, aiohttp.WSServerHandshakeError) and error.status == TOKEN_REFUSED
 
 
-def read_table(text: str) -> RoutingTable | None:
-    """Return the routing table in a message; None if it holds no table, or one that this gateway cannot read.
+def read_message(text: str) -> RoutingTable | LinkRefusal | None:
+    """Return the routing table or the refusal in a message; None if it holds neither, or one that this gateway cannot
+    read.
 
-    Tables that are malformed or of a newer schema version are logged, without secrets. Raises nothing.
+    Messages that are malformed or of a newer schema version are logged, without secrets. Raises nothing.
     """
     try:
         fields = json.loads(text)
-        if not isinstance(fields, dict) or fields.get("kind") != "table":
+        if not isinstance(fields, dict) or fields.get("kind") not in {"table", "refusal"}:
             return None
         version = fields.get("schema_version")
         if not isinstance(version, int) or version > SCHEMA_VERSION:
@@ -295,11 +337,12 @@ def read_table(text: str) -> RoutingTable | None:
                 SCHEMA_VERSION,
             )
             return None
-        return RoutingTable.model_validate(fields)
+        message = RoutingTable if fields["kind"] == "table" else LinkRefusal
+        return message.model_validate(fields)
     except ValidationError as error:
-        logger.error("unreadable routing table: %s", _plain_text(error))  # noqa: TRY400 - a traceback would show tokens
+        logger.error("unreadable message: %s", _plain_text(error))  # noqa: TRY400 - a traceback would show tokens
     except (ValueError, RecursionError) as error:
-        logger.error("unreadable routing table: %s", error)  # noqa: TRY400 - the traceback would say no more
+        logger.error("unreadable message: %s", error)  # noqa: TRY400 - the traceback would say no more
     return None
 
 

@@ -292,7 +292,8 @@ class Exchange:
             limit = f"The answer was not complete after {settings.request_timeout_s:g} s."
             self.fail_request(RoundhouseError("request_timeout", limit))
         elif load_wait is not None and now >= load_wait.deadline:
-            route = self.services.live.current.models.get(self.account.model)
+            routes = self.services.live.current_or_none
+            route = None if routes is None else routes.models.get(self.account.model)
             self.fail_request(not_loaded_in_time(self.account.model, settings.autoload_timeout_s, route))
         elif self.is_stream and now >= answer.last_sent_at + silence_s:
             answer.send_heartbeat(now)

@@ -17,7 +17,8 @@ LONGEST_REASON = 200
 class Degradation(NamedTuple):
     """A part that does not work, and why, without paths and addresses of the server: everybody may read it.
 
-    `part` is `controller`, `retrieval`, `certificate`, `model NAME` or `replica NAME`; `reason` is a short text.
+    `part` is `controller`, `gateway`, `retrieval`, `certificate`, `model NAME` or `replica NAME`; `reason` is a short
+    text.
     """
 
     part: str
@@ -29,7 +30,7 @@ class Surroundings(NamedTuple):
     routing table was received yet."""
 
     link: str
-    """The link to the controller: `connected`, `lost` or `never`."""
+    """The link to the controller: `connected`, `lost`, `refused` or `never`."""
     retrieval: str
     """`off`, or as `ProgramProbe.result`."""
     models: Iterable[ModelRoute] | None
@@ -38,21 +39,29 @@ class Surroundings(NamedTuple):
     """Names of the replicas whose circuit breaker is open."""
     is_certificate_broken: bool
     """Whether the latest files of the TLS certificate cannot be used, so that the previous certificate is served."""
+    refusal: str | None = None
+    """Why the controller refuses this gateway, while `link` is `refused`."""
+    refused_gateways: tuple[str, ...] = ()
+    """A sentence for each other gateway that the controller refuses, while this one is taken."""
 
 
 def list_degradations(surroundings: Surroundings) -> list[Degradation]:
-    """Return the parts that do not work, in the order controller, retrieval, certificate, models, replicas; empty if
-    every part works.
+    """Return the parts that do not work, in the order controller, gateway, retrieval, certificate, models, replicas;
+    empty if every part works.
 
-    The controller counts as a part that does not work before the first routing table, and while its link is lost. Of
+    The controller counts as a part that does not work before the first routing table, and while its link is lost or it
+    refuses this gateway; `gateway` are other gateways that it refuses, which somebody may take for working ones. Of
     the models only failed ones are returned, in the table's order; of the replicas those with an open circuit breaker,
     sorted by name.
     """
     found = []
-    if surroundings.models is None:
+    if surroundings.refusal is not None:
+        found.append(Degradation("controller", hide_addresses(surroundings.refusal)))
+    elif surroundings.models is None:
         found.append(Degradation("controller", "No routing table was received yet."))
     elif surroundings.link == "lost":
         found.append(Degradation("controller", "The link is lost: requests go on by the last routing table."))
+    found += [Degradation("gateway", hide_addresses(each)) for each in surroundings.refused_gateways]
     if surroundings.retrieval == "down":
         found.append(Degradation("retrieval", "It does not answer: documents and searches are unavailable."))
     if surroundings.is_certificate_broken:

@@ -18,6 +18,7 @@ class LiveRoutes:
 
     def __init__(self) -> None:
         self._current: Routes | None = None
+        self._refusal: str | None = None
         self.on_table: Callable[[Routes], None] = lambda _: None
         """Called within `apply_table`, after the new table has come into force."""
         self.on_models: Callable[[Mapping[str, ModelRoute]], None] = lambda _: None
@@ -27,7 +28,7 @@ class LiveRoutes:
 
     @property
     def current_or_none(self) -> Routes | None:
-        """The table in force; None before the first table."""
+        """The table in force; None before the first table, and while the controller refuses this gateway."""
         return self._current
 
     @property
@@ -35,17 +36,23 @@ class LiveRoutes:
         """The table in force.
 
         Raises:
-            RoundhouseError: `controller_unavailable` before the first table.
+            RoundhouseError: `controller_unavailable` before the first table, and while the controller refuses this
+                gateway.
         """
         if self._current is None:
-            raise RoundhouseError(
-                "controller_unavailable", "The gateway has not had a routing table from a controller yet."
-            )
+            message = self._refusal or "The gateway has not had a routing table from a controller yet."
+            raise RoundhouseError("controller_unavailable", message)
         return self._current
 
     def check_table(self) -> None:
-        """Raise RoundhouseError `controller_unavailable` before the first table; else do nothing."""
+        """Raise RoundhouseError `controller_unavailable` where there is no table in force; else do nothing."""
         _ = self.current
+
+    def drop_table(self, reason: str) -> None:
+        """Let no table be in force, because the controller refuses this gateway: by an old one it would spoil what the
+        gateway does that is taken. New requests fail with `reason`, a public text, until `apply_table`; running ones
+        that need no table go on. No callback is called."""
+        self._current, self._refusal = None, reason
 
     def apply_table(self, table: RoutingTable) -> None:
         """Put `table` in force, then call `on_table`, `on_models` and `on_tools`.

@@ -32,6 +32,8 @@ class Routes:
     """The enabled built-in tools."""
     mcp_servers: tuple[McpServerRoute, ...] = ()
     """The declared MCP servers."""
+    refused_gateways: tuple[str, ...] = ()
+    """A sentence for each other gateway that the controller refuses."""
 
     @classmethod
     def of(cls, table: RoutingTable) -> Routes:
@@ -49,6 +51,7 @@ class Routes:
             replicas=frozenset(replicas),
             tools=table.tools,
             mcp_servers=table.mcp_servers,
+            refused_gateways=table.refused_gateways,
         )
 
     def sole_model(self, path: str) -> str | None:

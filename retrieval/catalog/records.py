@@ -87,6 +87,13 @@ class Version:
     error_code: str | None
     """Why the last try failed, also while the version is tried again; None: none failed, or the version is ready."""
     error_message: str | None
+    """The same in words; without `error_code` the version's `notice`."""
+
+    @property
+    def notice(self) -> str | None:
+        """What searches do not find of the version, though it is ready; None: they find all of it, or the version was
+        not written yet."""
+        return self.error_message if self.error_code is None else None
 
 
 @dataclass(frozen=True, slots=True)

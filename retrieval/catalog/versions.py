@@ -295,6 +295,15 @@ def withdraw_version(db: sqlite3.Connection, key: DocumentKey) -> None:
     db.execute("UPDATE documents SET newest = live WHERE number = ?", (document.number,))
 
 
+def note_left_out(db: sqlite3.Connection, version: int, notice: str | None) -> None:
+    """Store what searches will not find of a version whose points are written, as its `notice`; None: they find all of
+    it. Does nothing unless the version is `embedding` or `ready`. Blocks; raises sqlite3.Error if the catalog fails."""
+    db.execute(
+        "UPDATE versions SET error_code = NULL, error_message = ? WHERE number = ? AND state IN ('embedding', 'ready')",
+        (notice, version),
+    )
+
+
 def publish_version(db: sqlite3.Connection, version: int, collection: int) -> bool:
     """Make a version visible: with the commit, searches find it, and the version visible before becomes garbage. The
     caller has written all its points to the collection with the number `collection`, which this also notes. Raises
@@ -313,8 +322,8 @@ def publish_version(db: sqlite3.Connection, version: int, collection: int) -> bo
         return False
     document, live = row
     db.execute(
-        "UPDATE versions SET state = 'ready', error_code = NULL, error_message = NULL, retry_at = NULL "
-        "WHERE number = ?",
+        "UPDATE versions SET state = 'ready', error_message = CASE WHEN error_code IS NULL THEN error_message END, "
+        "error_code = NULL, retry_at = NULL WHERE number = ?",
         (version,),
     )
     db.execute("UPDATE documents SET live = ? WHERE number = ?", (version, document))

@@ -28,6 +28,7 @@ def build_document(document: StoredDocument, progress: EmbeddingProgress | None)
         chunking=Chunking(max_tokens=newest.chunking.max_tokens, overlap_tokens=newest.chunking.overlap_tokens),
         progress=_progress_of(newest, progress),
         error=_error_of(newest),
+        notice=newest.notice if newest.state == "ready" else None,
     )
 
 

@@ -21,6 +21,7 @@ from retrieval.schema.headers import BACKGROUND_HEADER
 LONGEST_ANSWER_S: Final = 600.0
 """Seconds until a request ends with ModelUnavailableError. Waiting in the model's queue and loading the model count."""
 _CONNECT_S: Final = 2.0
+_TOO_LONG: Final = "context_length_exceeded"
 _MALFORMED: Final = (KeyError, TypeError, ValueError, OverflowError)
 """What reading an answer of another form raises; OverflowError: an integer that is too large for a float."""
 
@@ -35,6 +36,10 @@ class ModelRefusedError(Exception):
     that was asked for. A later try with this input would end the same way. The text says what happened."""
 
 
+class TextTooLongError(ModelRefusedError):
+    """The model refuses a text because it is longer than its context; a part of the text may be taken."""
+
+
 class ModelClient(Protocol):
     """Asks declared models for embeddings and rankings. `is_background`: every other request of the model goes first.
     The methods are coroutines, and several may run at once; nothing is tried again."""
@@ -46,7 +51,8 @@ class ModelClient(Protocol):
 
         Raises:
             ModelUnavailableError: no vectors now; a later try may succeed.
-            ModelRefusedError: the model refuses a text, or answers no vectors.
+            TextTooLongError: a text is longer than the model's context.
+            ModelRefusedError: the model refuses a text for another reason, or answers no vectors.
         """
         ...
 
@@ -95,7 +101,8 @@ class GatewayModelClient:
         Raises:
             ModelUnavailableError: no vectors now (no answer, the model is not loaded or busy, no token); a later try
                 may succeed.
-            ModelRefusedError: the model refuses a text, or answers no vectors.
+            TextTooLongError: a text is longer than the model's context.
+            ModelRefusedError: the model refuses a text for another reason, or answers no vectors.
         """
         body = {"model": model, "input": list(texts), "encoding_format": "base64"}
         answer = await self._ask("/v1/embeddings", body, is_background=is_background)
@@ -155,8 +162,11 @@ def _read_answer(status: int, content: bytes) -> Mapping[str, Any]:
     if status == 200 and isinstance(answer, dict):
         return answer
     error = answer.get("error") if isinstance(answer, dict) else None
-    message = str(error.get("message")) if isinstance(error, dict) else "no reason"
+    error = error if isinstance(error, dict) else {"message": "no reason"}
+    message = str(error.get("message"))
     # A model that is away may be declared or loaded later; what is wrong with the request itself stays wrong.
+    if status == 400 and error.get("code") == _TOO_LONG:
+        raise TextTooLongError(message)
     if status in (400, 413, 422):
         raise ModelRefusedError(message)
     raise ModelUnavailableError(message)

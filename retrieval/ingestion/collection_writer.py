@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from retrieval.catalog.chunks import find_twin, read_chunks
 from retrieval.catalog.database import CatalogDatabase
 from retrieval.catalog.records import Chunk, Collection, Version
-from retrieval.catalog.versions import find_state
+from retrieval.catalog.versions import find_state, note_left_out
 from retrieval.embedding.batch_size import BatchSize
-from retrieval.embedding.client import ModelClient, ModelRefusedError
+from retrieval.embedding.client import ModelClient, ModelRefusedError, TextTooLongError
 from retrieval.embedding.prefixes import Prefixes
+from retrieval.parsing.structure import halve_text
 from retrieval.vector_store.base import Point, VectorStore
 
 SPARSE_BATCH: Final = 256
 """Chunks of one write to a collection without vectors, where there is nothing to embed."""
+MOST_HALVINGS: Final = 6
+"""How often a text that is too long for the model is halved: down to an eighth of a usual context, for the largest
+chunk."""
 _IN_WORK: Final = ("embedding", "ready")
 
 
@@ -61,13 +66,17 @@ class CollectionWriter:
         earlier try has written is written again. If another version has the same chunks (see `find_twin`), its vectors
         are taken from the collection, and only what the collection lacks is embedded.
 
+        A chunk that is too long for the model gets the mean vector of its parts. Where the model refuses even small
+        parts, the chunk's point has no vector, so that searches find it by its words alone; the version's notice says
+        of how many chunks that is true.
+
         `on_progress` is called after each batch, with the number of chunks that are written so far.
 
         Raises:
             VersionGoneError: the version is in another state now, or deleted; some points may be written.
             ModelUnavailableError: the embedding model does not answer.
-            ModelRefusedError: the embedding model refuses a chunk, whose ordinal the text has; or it does not answer
-                vectors.
+            ModelRefusedError: the embedding model refuses a chunk, whose ordinal the text has, for another reason than
+                its length; or it does not answer vectors.
             VectorStoreError: the vector store fails.
             KeyError: the vector store has no such collection.
             DimensionChangedError: the model's vectors have another dimension than the collection.
@@ -76,7 +85,7 @@ class CollectionWriter:
         self.versions_in_use.add(version.number)
         try:
             twin = await self._catalog.read(lambda db: find_twin(db, version.number))
-            first = 0
+            first = left_out = 0
             while chunks := await self._read_next(version.number, first, self._choose_size(collection.model)):
                 vectors = await self._make_vectors(collection, chunks, twin)
                 _check_dimension(collection, vectors)
@@ -84,7 +93,11 @@ class CollectionWriter:
                 await self._store.upsert_points(collection.name, points)
                 self.points_written += len(points)
                 first += len(chunks)
+                left_out += sum(vector is None for vector in vectors) if collection.model is not None else 0
                 on_progress(first)
+            if left_out or version.notice is not None:
+                notice = _describe_left_out(left_out, first)
+                await self._catalog.write(lambda db: note_left_out(db, version.number, notice))
         finally:
             self.versions_in_use.discard(version.number)
 
@@ -112,7 +125,8 @@ class CollectionWriter:
         reused = await self._read_reusable(collection, chunks, twin)
         missing = [chunk for chunk in chunks if chunk.ordinal not in reused]
         made = await self._embed(collection.model, missing) if missing else []
-        vectors = reused | dict(zip((chunk.ordinal for chunk in missing), made, strict=True))
+        vectors: dict[int, Sequence[float] | None] = {**reused}
+        vectors |= dict(zip((chunk.ordinal for chunk in missing), made, strict=True))
         return [vectors[chunk.ordinal] for chunk in chunks]
 
     async def _read_reusable(
@@ -130,22 +144,73 @@ class CollectionWriter:
         found = await self._store.read_vectors(collection.name, list(ids))
         return {ids[id_]: vector for id_, vector in found.items()}
 
-    async def _embed(self, model: str, chunks: Sequence[Chunk]) -> list[Sequence[float]]:
+    async def _embed(self, model: str, chunks: Sequence[Chunk]) -> list[Sequence[float] | None]:
         prefix, began = self._prefixes_of(model).passage, asyncio.get_running_loop().time()
         texts = [prefix + chunk.indexed_text for chunk in chunks]
+        is_one_too_long = False
         try:
             vectors = await self._models.embed_texts(model, texts, is_background=True)
         except ModelRefusedError as error:
+            is_one_too_long = isinstance(error, TextTooLongError)
+            if len(chunks) == 1 and is_one_too_long:
+                return [await self._embed_parts(model, chunks[0], chunks[0].indexed_text, MOST_HALVINGS)]
             if len(chunks) == 1:
-                raise ModelRefusedError(f"chunk {chunks[0].ordinal}: {error}") from None
+                raise _name_chunk(chunks[0], error) from None
         else:
             self._size_of(model).note_answer(len(chunks), asyncio.get_running_loop().time() - began)
-            return vectors
+            return list(vectors)
         middle = len(chunks) // 2
-        vectors = [*await self._embed(model, chunks[:middle]), *await self._embed(model, chunks[middle:])]
-        # None of the texts is at fault: there were too many.
-        self._size_of(model).note_refusal(len(chunks))
-        return vectors
+        found = [*await self._embed(model, chunks[:middle]), *await self._embed(model, chunks[middle:])]
+        if not is_one_too_long:
+            # None of the texts is at fault: there were too many.
+            self._size_of(model).note_refusal(len(chunks))
+        return found
+
+    async def _embed_parts(self, model: str, chunk: Chunk, text: str, halvings: int) -> Sequence[float] | None:
+        """Return the mean vector of the parts of a text that is too long, which is halved `halvings` times at most;
+        None: a part is still too long then, so that there is no use in the others."""
+        halves = halve_text(text) if halvings else None
+        if halves is None:
+            return None
+        prefix, found = self._prefixes_of(model).passage, []
+        for half in halves:
+            vector: Sequence[float] | None
+            try:
+                [vector] = await self._models.embed_texts(model, [prefix + half], is_background=True)
+            except TextTooLongError:
+                vector = await self._embed_parts(model, chunk, half, halvings - 1)
+            except ModelRefusedError as error:
+                raise _name_chunk(chunk, error) from None
+            if vector is None:
+                return None
+            found.append((len(half), vector))
+        return _mean_of(found)
+
+
+def _name_chunk(chunk: Chunk, error: ModelRefusedError) -> ModelRefusedError:
+    return ModelRefusedError(f"chunk {chunk.ordinal}: {error}")
+
+
+def _mean_of(found: Sequence[tuple[int, Sequence[float]]]) -> Sequence[float]:
+    """Return the mean of the directions of vectors, of one dimension, by their weights: a vector of length 1, or the
+    first one where they cancel each other out."""
+    scaled = []
+    for weight, vector in found:
+        factor = weight / (math.hypot(*vector) or 1.0)
+        scaled.append([factor * number for number in vector])
+    total = [sum(numbers) for numbers in zip(*scaled, strict=False)]  # `_check_dimension` looks at the result
+    length = math.hypot(*total)
+    return [number / length for number in total] if length else found[0][1]
+
+
+def _describe_left_out(left_out: int, total: int) -> str | None:
+    """Return the notice of a version with `left_out` chunks of `total` without a vector; None: there are none."""
+    if not left_out:
+        return None
+    return (
+        f"{left_out} of {total} chunks are found by their words alone: they are too long for the embedding model, also "
+        "in small parts"
+    )
 
 
 def _check_dimension(collection: Collection, vectors: Sequence[Sequence[float] | None]) -> None:

@@ -163,6 +163,20 @@ def _divide_unit(text: str, start: int, end: int, limit: int) -> Iterator[tuple[
     yield part_start, part_strength, count
 
 
+def halve_text(text: str) -> tuple[str, str] | None:
+    """Cut a text into two parts of about the same length: between words where there is such a place in the middle half
+    of the text, else within a word, and within a character with its accents only where there is no other place. None:
+    it has a single character."""
+    if len(text) < 2:
+        return None
+    middle, reach = len(text) // 2, len(text) // 4
+    places = sorted(range(max(1, middle - reach), middle + reach + 1), key=lambda at: abs(at - middle))
+    between_words = (at for at in places if text[at - 1].isspace() and not text[at].isspace())
+    within_words = (at for at in places if not _JOINERS.match(text[at]) and text[at - 1] != "\u200d")
+    at = next(between_words, None) or next(within_words, middle)
+    return text[:at], text[at:]
+
+
 def _read_lines(text: str, is_prose: bool) -> Iterator[_Line]:
     """Yield the lines of prose, or of code and data."""
     previous, follows_blank, deepest = "", False, 0

@@ -95,6 +95,10 @@ class Document(BaseModel):
     chunking: Chunking
     progress: Progress | None = Field(description="Null: nothing is under way.")
     error: DocumentError | None
+    notice: str | None = Field(
+        description="What searches do not find of the newest version, though it is searchable; null: they find all of "
+        "it."
+    )
 
 
 class DocumentList(BaseModel):

@@ -23,7 +23,7 @@ def check_name(name: str) -> None:
 def check_points(spec: CollectionSpec, points: Sequence[Point]) -> None:
     """Raise ValueError for a point that the collection cannot hold: its id is no UUID; its text, tenant, space or a
     string of its attributes is not valid Unicode; a number of its attributes is no finite 64-bit float; or its vector
-    is missing, not wanted, or refused by `check_vector`. An empty `points` is fine."""
+    is not wanted, or refused by `check_vector`. An empty `points` is fine."""
     for point in points:
         uuid.UUID(point.id)
         check_text(point.text, point.tenant, point.space)
@@ -31,9 +31,7 @@ def check_points(spec: CollectionSpec, points: Sequence[Point]) -> None:
         if spec.dimension is None:
             if point.vector is not None:
                 raise ValueError(f"collection {spec.name} has no dense vectors, but point {point.id} has one")
-        elif point.vector is None:
-            raise ValueError(f"point {point.id} has no dense vector, which collection {spec.name} needs")
-        else:
+        elif point.vector is not None:
             check_vector(spec, point.vector)
 
 

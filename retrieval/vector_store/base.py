@@ -52,7 +52,7 @@ class Point:
     text: str
     """What BM25 reads: the chunk's text with its headings."""
     vector: Sequence[float] | None
-    """The dense vector; None in a collection without a dimension."""
+    """The dense vector; None in a collection without a dimension, and for a point that dense searches do not find."""
     attributes: Mapping[str, AttributeValue]
     """What filters compare: the document's metadata."""
 
@@ -124,9 +124,9 @@ class VectorStore(Protocol):
 
         Raises:
             KeyError: the collection does not exist.
-            ValueError: a vector has another dimension, is missing or is not wanted, or has a number that is no finite
-                32-bit float; an id is no UUID; a text is not valid Unicode (lone surrogates); or a number among the
-                attributes is no finite 64-bit float. Nothing was written.
+            ValueError: a vector has another dimension, is not wanted, or has a number that is no finite 32-bit float;
+                an id is no UUID; a text is not valid Unicode (lone surrogates); or a number among the attributes is no
+                finite 64-bit float. Nothing was written.
             VectorStoreError: the store failed. Some of the points may be written; the caller repeats the call.
         """
         ...
@@ -147,7 +147,8 @@ class VectorStore(Protocol):
         ...
 
     async def read_vectors(self, collection: str, ids: Sequence[str]) -> Mapping[str, Sequence[float]]:
-        """Return the dense vectors of stored points by their ids, scaled to length 1. Ids without a point are missing.
+        """Return the dense vectors of stored points by their ids, scaled to length 1. Ids without a point, and points
+        without a vector, are missing.
 
         Raises ValueError where the collection has no dense vectors, and for an id that is no UUID; KeyError for an
         unknown collection; and VectorStoreError.

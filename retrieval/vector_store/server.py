@@ -289,7 +289,7 @@ class ServerStore:
             lambda name: self._client.retrieve(name, ids, with_payload=False, with_vectors=[DENSE_VECTOR]),
             self._read_s,
         )
-        return dict(map(_read_dense, found))
+        return dict(filter(None, map(_read_dense, found)))
 
     async def _query(
         self,
@@ -457,8 +457,11 @@ def _check_version(text: str) -> None:
         raise VectorStoreError(f"the Qdrant server has version {text:.20}; {needed} or later is needed")
 
 
-def _read_dense(record: models.Record) -> tuple[str, list[float]]:
+def _read_dense(record: models.Record) -> tuple[str, list[float]] | None:
+    """Return the id and the dense vector of a point; None: it has no such vector."""
     vector = record.vector.get(DENSE_VECTOR) if isinstance(record.vector, dict) else None
+    if vector is None and record.vector in ({}, None):
+        return None
     numbers = [each for each in vector or () if isinstance(each, float)]
     if not numbers:
         raise VectorStoreError("the Qdrant server answered a point without its vector")

@@ -118,7 +118,7 @@ class BareLibrary:
 
     async def insert(self, points: Sequence[Point]) -> None:
         """See `Side`."""
-        stored = [{"id": each.id, "text": each.text, "payload": make_payload(each)} for each in points]
+        stored = [{"id": each.id, "text": each.text, "payload": make_payload(each), "dense": True} for each in points]
         self._shard.upsert(stored, [each.vector or () for each in points])
 
     async def flush(self) -> None:

@@ -17,6 +17,7 @@ import aiohttp
 import openai
 import pytest
 
+from tests.support.campaign import campaign_count
 from tests.support.roundhouse_stack import REPOSITORY, SENTENCE, RoundhouseStack
 from tests.support.wait import until
 
@@ -114,6 +115,21 @@ async def test_documents_are_embedded_by_an_engine_and_survive_deaths(yard: Roun
     assert status == 200
     await until("the engine is gone", lambda: _is_unavailable(yard))
     assert await find(yard, "tea", mode="sparse") == ["kitchen"]
+
+
+async def test_accents_that_are_too_long_for_the_engine_cost_their_document_nothing(
+    yard: RoundhouseStack,
+) -> None:
+    """Its tokens are many more than any estimate says."""
+    accents = "e" + "\u0301" * campaign_count(2_000, 500_000)
+    await add(yard, "odd", f"The turntable moves the engines.\n\n{accents}\n\nCoal is stored beside the shed.")
+    status, document = await ask(yard, "GET", "/v1/documents/odd")
+    assert (status, document["status"], document["error"], document["notice"]) == (200, "ready", None, None)
+    status, answer = await ask(yard, "POST", "/v1/search", {"query": accents[:100], "mode": "dense", "top_k": 50})
+    texts = [hit["text"] for hit in answer["data"]]
+    assert any("turntable" in text for text in texts)
+    assert any(accents[1:100] in text for text in texts), "its vectors are there"
+    assert await find(yard, "coal", mode="sparse") == ["odd"]
 
 
 async def _is_unavailable(yard: RoundhouseStack) -> bool:

@@ -11,7 +11,7 @@ from aiohttp import WSMsgType, web
 
 from controller.schema.admin import Capabilities
 from controller.schema.keys import Key
-from controller.schema.routing import Endpoint, GatewayReport, ModelRoute, RoutingTable, Stamp
+from controller.schema.routing import Endpoint, GatewayReport, LinkRefusal, ModelRoute, RoutingTable, Stamp
 from controller.schema.status import ModelState
 from controller.schema.tools import McpServerRoute, ToolRoute
 from tests.fakes.fake_admin import FakeAdmin
@@ -71,6 +71,8 @@ class FakeController:
         self.reports: list[GatewayReport] = []
         self.message: str | None = None
         """What a gateway is sent when it connects: the last table."""
+        self.refusal: str | None = None
+        """Why gateways are refused; None: they are taken."""
         self.connections = 0
         self.admin = FakeAdmin()
         self.url = ""
@@ -136,6 +138,14 @@ class FakeController:
         for socket in list(self._sockets):
             await socket.send_str(message)
 
+    async def refuse(self, reason: str | None) -> None:
+        """Refuse the gateways that are connected, and those that come, or take them again."""
+        self.refusal = reason
+        for socket in list(self._sockets):
+            if reason is not None:
+                await socket.send_str(LinkRefusal(reason=reason).model_dump_json())
+                await socket.close()
+
     async def report_where(self, holds: Callable[[GatewayReport], bool]) -> GatewayReport:
         """Wait for a report, or find the last one, of which `holds` is true."""
 
@@ -154,6 +164,10 @@ class FakeController:
         socket = web.WebSocketResponse()
         await socket.prepare(request)
         self.connections += 1
+        if self.refusal is not None:
+            await socket.send_str(LinkRefusal(reason=self.refusal).model_dump_json())
+            await socket.close()
+            return socket
         self._sockets.add(socket)
         try:
             if self.message is not None:

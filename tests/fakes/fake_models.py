@@ -7,7 +7,7 @@ import string
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from retrieval.embedding.client import ModelRefusedError, ModelUnavailableError
+from retrieval.embedding.client import ModelRefusedError, ModelUnavailableError, TextTooLongError
 
 
 @dataclass
@@ -18,6 +18,10 @@ class FakeModels:
     refuses: str | None = None
     most: int = 10_000
     """Texts that one request may have."""
+    longest: int = 1_000_000
+    """Characters that a text may have."""
+    takes_no: str | None = None
+    """Texts with this word are too long, whatever their length."""
     dimension: int = 26
     """Numbers per vector, at most 26."""
     asked: list[tuple[str, list[str], bool]] = field(default_factory=list)
@@ -35,6 +39,8 @@ class FakeModels:
             raise ModelRefusedError("the input is too long")
         if len(texts) > self.most:
             raise ModelRefusedError("the inputs are too many")
+        if any(len(text) > self.longest or (self.takes_no or "\0") in text for text in texts):
+            raise TextTooLongError(f"at most {self.longest} characters")
         letters = string.ascii_lowercase[: self.dimension]
         return [[1.0 + text.lower().count(letter) for letter in letters] for text in texts]
 

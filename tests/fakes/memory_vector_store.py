@@ -67,7 +67,8 @@ class MemoryVectorStore:
     async def search_dense(
         self, collection: str, vector: Sequence[float], scope: SearchScope, limit: int
     ) -> list[ScoredPoint]:
-        return self._search(collection, lambda point: _cosine(point.vector, vector), scope, limit)
+        found = self._search(collection, lambda point: _cosine(point.vector, vector), scope, limit)
+        return [each for each in found if each.score > -2]
 
     async def search_sparse(self, collection: str, text: str, scope: SearchScope, limit: int) -> list[ScoredPoint]:
         words = _words(text)
@@ -107,5 +108,6 @@ def _words(text: str) -> set[str]:
 
 
 def _cosine(one: Sequence[float] | None, other: Sequence[float]) -> float:
-    assert one is not None
+    if one is None:
+        return -2.0  # below all others, and not found
     return sum(a * b for a, b in zip(one, other, strict=True)) / (math.hypot(*one) * math.hypot(*other))

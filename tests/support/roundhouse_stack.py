@@ -50,20 +50,21 @@ class RoundhouseStack:
 
     # Processes.
 
-    def start(self, program: str) -> subprocess.Popen[bytes]:
-        """Start `controller` or `gateway`."""
-        log = (self.root / f"{program}.log").open("ab")
+    def start(self, program: str, *, name: str | None = None, **settings: str) -> subprocess.Popen[bytes]:
+        """Start `controller` or `gateway`; a further one under a name of its own, with `settings` of its own."""
+        name = name or program
+        log = (self.root / f"{name}.log").open("ab")
         process = subprocess.Popen(
             [sys.executable, "-m", program],
             cwd=REPOSITORY,
-            env=self.environment(),
+            env=self.environment() | settings,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             start_new_session=True,
         )
         log.close()
-        self._processes[program] = process
+        self._processes[name] = process
         return process
 
     def environment(self) -> dict[str, str]:
@@ -80,6 +81,10 @@ class RoundhouseStack:
             "ROUNDHOUSE_LOG_LEVEL": "info",
             **self.settings,
         }
+
+    def send(self, program: str, number: int) -> None:
+        """Send a signal to a program."""
+        self._processes[program].send_signal(number)
 
     def kill(self, program: str, number: int = signal.SIGKILL) -> None:
         """End a program and reap it."""

@@ -163,6 +163,8 @@ def show(document_id: DocumentId, gateway: Gateway = None, tenant: Tenant = None
     print_line(f"{document['id']}: {document['status']}, {document['media_type']}, {document['bytes']} bytes")
     if document["error"] is not None:
         print_line(document["error"]["message"])
+    if document.get("notice") is not None:
+        print_line(document["notice"])
     for chunk in document["chunk_list"]:
         page = f" page {chunk['page']}" if chunk["page"] is not None else ""
         headings = " > ".join(chunk["headings"])
@@ -261,4 +263,5 @@ def _scalar_of(text: str) -> str | int | float | bool:
 
 
 def _error_of(document: dict[str, Any]) -> str:
-    return one_line(document["error"]["message"])[:80] if document["error"] is not None else ""
+    words = document.get("notice") if document["error"] is None else document["error"]["message"]
+    return one_line(words or "")[:80]

@@ -239,8 +239,11 @@ class EdgeCollection:
 
     def _encode_upsert(self, points: Sequence[Point]) -> bytes:
         dimension = self.spec.dimension
-        stored = [{"id": point.id, "text": point.text, "payload": make_payload(point)} for point in points]
-        vectors = b"" if dimension is None else b"".join(encode_vector(point.vector or ()) for point in points)
+        stored = [
+            {"id": point.id, "text": point.text, "payload": make_payload(point), "dense": point.vector is not None}
+            for point in points
+        ]
+        vectors = b"".join(encode_vector(point.vector) for point in points if point.vector is not None)
         return encode_frame({"op": "upsert", "dimension": dimension, "points": stored}, vectors)
 
     async def _optimize(self) -> None:

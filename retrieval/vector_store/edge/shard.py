@@ -70,21 +70,17 @@ class Shard:
         not. `bm25`: the options with which it was created. Blocks. Raises Exception itself if the files are damaged."""
         return cls(qdrant.EdgeShard.load(str(folder)), bm25)
 
-    def upsert(self, points: Sequence[Mapping[str, Any]], vectors: Sequence[Sequence[float]] | None) -> None:
-        """Write points, each a dictionary with `id` (a UUID), `text` (for BM25) and `payload`; a stored point with the
-        same id is replaced. `vectors[i]` belongs to `points[i]`; None in a shard without dense vectors.
+    def upsert(self, points: Sequence[Mapping[str, Any]], vectors: Sequence[Sequence[float]]) -> None:
+        """Write points, each a dictionary with `id` (a UUID), `text` (for BM25), `payload` and `dense`: whether it has
+        a dense vector. A stored point with the same id is replaced. `vectors` are those of the points that have one, in
+        their order.
 
         A write survives the end of the process at once, and a loss of power after `flush`. Blocks. Raises what Qdrant
         Edge raises (see `Shard`).
         """
-        self._shard.update(
-            qdrant.UpdateOperation.upsert_points(
-                [
-                    self._make_point(point, None if vectors is None else vectors[index])
-                    for index, point in enumerate(points)
-                ]
-            )
-        )
+        left = iter(vectors)
+        made = [self._make_point(point, next(left) if point["dense"] else None) for point in points]
+        self._shard.update(qdrant.UpdateOperation.upsert_points(made))
 
     def delete(self, where: Mapping[str, Any]) -> int:
         """Delete up to `DELETE_BATCH` points that match, and return how many were deleted. The caller repeats the call
@@ -97,13 +93,14 @@ class Shard:
         return len(found)
 
     def read_vectors(self, ids: Sequence[str]) -> dict[str, Sequence[float]]:
-        """Return the dense vectors of the points with these ids, scaled to length 1; ids without a point are missing.
-        Only for a shard with dense vectors. Blocks. Raises what Qdrant Edge raises (see `Shard`)."""
+        """Return the dense vectors of the points with these ids, scaled to length 1; ids without a point, and points
+        without a vector, are missing. Only for a shard with dense vectors. Blocks. Raises what Qdrant Edge raises (see
+        `Shard`)."""
         found = self._shard.retrieve(list(ids), with_payload=False, with_vector=[DENSE_VECTOR])
         vectors: dict[str, Sequence[float]] = {}
         for record in found:
-            assert isinstance(record.vector, dict)
-            vectors[str(record.id)] = cast("Sequence[float]", record.vector[DENSE_VECTOR])
+            if isinstance(record.vector, dict) and DENSE_VECTOR in record.vector:
+                vectors[str(record.id)] = cast("Sequence[float]", record.vector[DENSE_VECTOR])
         return vectors
 
     def search_dense(

@@ -83,7 +83,7 @@ def answer_request(shard: Shard, request: Mapping[str, Any], data: bytes) -> Any
             return shard.search_sparse(request["text"], request["where"], request["corpus"], request["limit"])
         case "upsert":
             dimension = request["dimension"]
-            shard.upsert(request["points"], None if dimension is None else decode_vectors(data, dimension))
+            shard.upsert(request["points"], [] if dimension is None else decode_vectors(data, dimension))
         case "delete":
             return shard.delete(request["where"])
         case "vectors":

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import os
 from pathlib import Path
 
 import aiohttp
 import pytest
 
+from common.processes import read_host
 from controller.schema.routing import RoutingTable, Stamp
 from controller.schema.status import ModelState
-from gateway.control import report_schedule
+from gateway.control import link, report_schedule
 from gateway.settings import GatewaySettings
 from tests.fakes.fake_controller import FakeController, route
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness, serving, until
@@ -241,3 +244,65 @@ async def test_tokens_are_in_no_log_and_no_answer(caplog: pytest.LogCaptureFixtu
             async with here.client.get(here.url + path) as answer:
                 text += await answer.text()
         assert "very-secret-token" not in text + caplog.text
+
+
+async def test_a_refused_gateway_serves_nothing_says_why_and_is_taken_later(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(link, "REFUSED_RETRY_S", 0.02)
+    reason = "gateway gw-b at http://10.0.0.1:1 is refused, because gateway gw-a at http://10.0.0.2:1 is connected"
+    hidden = "ateway gw-b at [address] is refused, because gateway gw-a at [address] is connected"
+    async with gateway_harness(retrieval=False) as here, engines(1) as (engine,):
+        await here.publish(route("m", [engine.url]))
+        async with here.chat(stream=True, fault="pause_until_release") as running:
+            await running.content.readany()
+            with caplog.at_level(logging.WARNING):
+                await here.controller.refuse(reason)
+                await until_word(here, "refused")
+                asked = here.controller.connections
+                await until(lambda: here.controller.connections >= asked + 3, "it asks again and again")
+            assert [record.message for record in caplog.records if reason in record.message] == [
+                f"{reason}; asking again every 0.02 s"
+            ]
+            async with here.chat() as answer:
+                error = (await answer.json())["error"]
+                assert (answer.status, error["code"]) == (503, "controller_unavailable"), "also by the table it had"
+                assert error["message"] == f"G{hidden}."
+            async with here.client.get(here.url + "/health") as answer:
+                assert (await answer.json())["degraded"] == [{"part": "controller", "reason": f"g{hidden}"}]
+            assert "roundhouse_gateway_link_up 0.0" in await here.metrics()
+            engine.release.set()
+            assert b"[DONE]" in await running.read(), "what runs goes on"
+        await here.controller.refuse(None)
+        await until_word(here, "connected")
+        async with here.chat() as answer:
+            assert answer.status == 200
+
+
+async def test_health_names_the_gateways_that_are_refused_for_this_one() -> None:
+    async with gateway_harness(retrieval=False) as here:
+        table = here.controller.table().model_copy(
+            update={"refused_gateways": ("gw-b at http://10.0.0.1:1 is refused",)}
+        )
+        await here.controller.send(table.model_dump_json())
+        await here.controller.acknowledged(table.stamp)
+        async with here.client.get(here.url + "/health") as answer:
+            health = await answer.json()
+        assert (health["status"], health["controller"]) == ("degraded", "connected")
+        assert health["degraded"] == [{"part": "gateway", "reason": "gw-b at [address] is refused"}]
+
+
+async def test_a_gateway_is_the_same_after_a_restart_and_says_when_it_drains(tmp_path: Path) -> None:
+    processes = []
+    for _ in range(2):
+        async with gateway_harness(state=tmp_path) as here:
+            report = here.controller.reports[-1]
+            assert report.process is not None
+            assert report.gateway_id == report.process.name
+            assert not report.draining
+            processes.append(report.process)
+            here.gateway.begin_stop()
+            await here.controller.report_where(lambda report: report.draining)
+    first, second = processes
+    assert (second.id, second.epoch) == (first.id, first.epoch + 1)
+    assert (second.pid, second.host) == (os.getpid(), read_host())

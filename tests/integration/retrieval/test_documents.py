@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from retrieval.catalog.files import StoredFile
+from retrieval.ingestion.collection_writer import MOST_HALVINGS
 from retrieval.schema.headers import TENANT_HEADER
 from tests.fakes.fake_models import FakeModels
 from tests.fakes.memory_vector_store import MemoryVectorStore
@@ -386,6 +387,46 @@ async def test_a_chunk_that_the_model_refuses_is_named(tmp_path: Path) -> None:
         answer = await here.ask("POST", "/v1/documents?wait=true", {"text": "A fox.\n\nA dog."})
         assert answer.json()["error"]["code"] == "embedding_refused"
         assert "chunk 1: the input is too long" in answer.json()["error"]["message"]
+
+
+async def test_a_chunk_that_is_too_long_for_the_model_is_embedded_in_parts(tmp_path: Path) -> None:
+    models = FakeModels(longest=40)
+    odd = "e" + "\u0301" * 200
+    words = "The fox and the dog and the cat are all in the one large garden of the house."
+    async with retrieval_harness(tmp_path, models=models, retrieval_embedding_model="m") as here:
+        document = await here.add(f"A fox.\n\n{words}\n\n{odd}\n\nA dog.", "d")
+        assert (document["chunks"], document["notice"], document["error"]) == (4, None, None)
+        texts = [text for _, texts, _ in models.asked for text in texts if len(text) <= models.longest]
+        assert "The fox and the dog and the cat are " in texts, "cut between words"
+        assert sum(text.count("\u0301") for text in texts) == 200
+        hits = await here.search("fox and dog and cat in the garden", mode="dense", top_k=9)
+        assert {hit["text"] for hit in hits} == {"A fox.", words, odd, "A dog."}
+        assert hits[0]["text"] == words
+        text = (await here.ask("GET", "/v1/documents/d/text")).content
+        assert all(text[hit["start"] : hit["end"]].decode() == hit["text"] for hit in hits)
+
+
+async def test_a_chunk_that_no_cut_makes_short_enough_is_left_out_with_a_notice(tmp_path: Path) -> None:
+    models = FakeModels(takes_no="\u0301")
+    odd = "garden" + "\u0301" * 200
+    text = f"A fox.\n\n{odd}\n\nA dog."
+    async with retrieval_harness(tmp_path, models=models, retrieval_embedding_model="m") as here:
+        document = await here.add(text, "d")
+        assert (document["status"], document["searchable"], document["error"]) == ("ready", True, None)
+        assert document["notice"].startswith("1 of 3 chunks are found by their words alone: ")
+        assert sorted(await here.texts("garden", mode="dense")) == ["A dog.", "A fox."]
+        assert await here.texts("garden", mode="sparse") == [odd]
+        assert len(models.asked) < MOST_HALVINGS + 10
+
+        asked = len(models.asked)
+        document = await here.add(text, "d", metadata={"lang": "en"})
+        assert document["notice"].startswith("1 of 3 chunks"), "of what is taken from the version before"
+        assert not any("fox" in text for _, texts, _ in models.asked[asked:] for text in texts)
+        models.takes_no = None
+        await here.ask("POST", "/v1/retrieval/reindex", is_admin=True)
+        await until_document(here, "d", lambda document: document["notice"] is None)
+        await until("the new index serves", lambda: here.retrieval.index.building is None)
+        assert len(await here.texts("garden", mode="dense")) == 3
 
 
 async def test_a_model_that_takes_few_texts_at_a_time_gets_few(tmp_path: Path) -> None:

@@ -149,22 +149,36 @@ async def test_every_method_says_that_a_collection_is_missing(store: VectorStore
     ("collection", "vector"),
     [
         ("dense", (1, 0, 0)),
-        ("dense", None),
         ("dense", (1, 0, 0, float("nan"))),
         ("dense", (1, 0, 0, 1e39)),
         ("words", (1, 0, 0, 0)),
     ],
 )
 async def test_a_vector_that_does_not_fit_is_refused_and_nothing_is_written(
-    store: VectorStore, collection: str, vector: Sequence[float] | None
+    store: VectorStore, collection: str, vector: Sequence[float]
 ) -> None:
     fitting = make_point(1, vector=(1, 0, 0, 0) if collection == "dense" else None)
     with pytest.raises(ValueError):  # noqa: PT011 - its text is for developers
         await store.upsert_points(collection, [fitting, make_point(2, vector=vector)])
     assert await store.count_points(collection) == 0
-    if vector is not None:
-        with pytest.raises(ValueError):  # noqa: PT011
-            await store.search_dense(collection, vector, scope(), 1)
+    with pytest.raises(ValueError):  # noqa: PT011
+        await store.search_dense(collection, vector, scope(), 1)
+
+
+async def test_a_point_without_a_vector_is_found_by_its_words_alone(store: VectorStore) -> None:
+    points = [make_point(1), make_point(2, vector=None), make_point(3, vector=(0, 1, 0, 0))]
+    await store.upsert_points("dense", points)
+    for _ in range(2):
+        assert versions(await store.search_dense("dense", [1, 0, 0, 0], scope(), 9)) == [1, 3]
+        assert sorted(versions(await store.search_sparse("dense", "word", scope(), 9))) == [1, 2, 3]
+        assert (await store.read_vectors("dense", [point.id for point in points])).keys() == {
+            points[0].id,
+            points[2].id,
+        }
+        await store.flush_collection("dense")
+        await store.optimize_collection("dense")
+    await store.upsert_points("dense", [make_point(2), make_point(3, vector=None)])
+    assert sorted(versions(await store.search_dense("dense", [1, 0, 0, 0], scope(), 9))) == [1, 2]
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def test_a_search_finds_what_matches(
         for number, held in enumerate(documents)
     ]
     shard.upsert(
-        [{"id": point.id, "text": point.text, "payload": make_payload(point)} for point in points],
+        [{"id": point.id, "text": point.text, "payload": make_payload(point), "dense": True} for point in points],
         [[1.0, 0.5] for _ in points],
     )
     try:

@@ -42,6 +42,7 @@ function State({ document, command }: { document: Document; command: string }) {
         entries={[
           ["Status", documentStatusText(document, Date.now() / 1000)],
           ["Problem", document.error?.message],
+          ["Notice", document.notice],
           ["Id", document.id],
           ["Type", document.media_type],
           ["Size", bytesText(document.bytes)],

@@ -22,6 +22,8 @@ export interface Document {
   chunking: { max_tokens: number; overlap_tokens: number };
   progress: { chunks: number; chunks_total: number | null } | null;
   error: { code: string; message: string; retry_at: number | null } | null;
+  /** What searches do not find of it, though it is searchable. */
+  notice: string | null;
 }
 
 export interface Chunk {

@@ -73,6 +73,7 @@ async def test_status_is_a_table_without_colour_and_with_what_went_wrong(
         gpus=[GpuStatus(uuid="GPU-1", index=0, name="H200", total_mib=100, used_mib=40, claimed_mib=30)],
         unread_gpus=[UnreadGpuStatus(index=1, reason="lost", description="GPU 1 is left out: lost", claimed_mib=7)],
         gateways=[],
+        refused_gateways=["gateway b is refused"],
     )
     assert await roundhouse(api, "status") == ExitCode.FAILED
     out = capsys.readouterr().out
@@ -88,6 +89,7 @@ async def test_status_is_a_table_without_colour_and_with_what_went_wrong(
         "org/long-name:tag: file missing: x.gguf [not markup]\n"
         "org/long-name:tag: waits for a GPU\n"
         "no gateway is connected\n"
+        "gateway b is refused\n"
     )
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from typing import Any
 
-from controller.observe.gateway_hub import GatewayHub
-from controller.planning.draining import FORGET_S
-from controller.schema.routing import GatewayReport, ModelRoute, Stamp
+from common.processes import read_host, read_own_start
+from controller.observe.gateway_hub import REFUSAL_SHOWN_S, GatewayHub, GatewayPlace, see_process
+from controller.planning.draining import FORGET_S, count_inflight, counts_unknown_since
+from controller.planning.gateway_place import PLACE_KEPT_S
+from controller.schema.routing import GatewayProcess, GatewayReport, ModelRoute, Stamp
 from controller.schema.status import ModelState
 from tests.support.wait import DEADLINE_S
 
@@ -155,3 +159,144 @@ def test_the_last_use_outlives_the_gateway_that_told_it_and_ends_with_the_model(
     assert hub.last_used == {"b": 80.0}
     hub.take_report(GatewayReport(gateway_id="new", stamp=None, last_used={"b": 500.0}))
     assert hub.last_used == {"b": 100.0}, "not in the future"
+
+
+def _process(epoch: int, gateway: str = "gw-a") -> GatewayProcess:
+    return GatewayProcess(id=gateway, epoch=epoch)
+
+
+def _report(process: GatewayProcess, **fields: Any) -> GatewayReport:
+    return GatewayReport(gateway_id=process.name, process=process, **{"stamp": None, **fields})
+
+
+def _connect(hub: GatewayHub, report: GatewayReport) -> str | None:
+    """As the gateway's link does."""
+    reason = hub.admit_gateway(report)
+    if reason is None:
+        hub.open_link(report.gateway_id)
+        hub.take_report(report)
+    return reason
+
+
+class Host:
+    """What can be seen of processes, and who had the place."""
+
+    def __init__(self) -> None:
+        self.seen: dict[GatewayProcess, bool] = {}
+        self.stored: list[GatewayProcess | None] = []
+
+    def open_hub(self, now: list[float], last: GatewayProcess | None = None) -> GatewayHub:
+        place = GatewayPlace(last, self.stored.append, self.seen.get)
+        return GatewayHub("i", 3, wake=Counter(), clock=lambda: now[0], place=place)
+
+
+def test_a_second_gateway_is_refused_and_named_in_the_table_as_long_as_it_asks() -> None:
+    now, host = [10.0], Host()
+    hub = host.open_hub(now)
+    hub.publish_table((_route("a"),))
+    assert _connect(hub, _report(_process(1))) is None
+    second = _report(_process(1, "gw-b"))
+    reason = _connect(hub, second)
+    assert reason is not None
+    assert hub.connected_ids == ["gw-a.1"]
+    assert [view.report.gateway_id for view in hub.views] == ["gw-a.1"], "what it reports does not count"
+    assert hub.refusals == (reason,)
+    assert hub.table is not None
+    assert hub.table.refused_gateways == (reason,)
+    stamp = hub.table.stamp
+    now[0] += REFUSAL_SHOWN_S - 1
+    assert _connect(hub, second) == reason
+    assert hub.table.stamp == stamp, "nothing is new"
+    now[0] += REFUSAL_SHOWN_S - 1
+    hub.forget_lost()
+    assert hub.refusals == (reason,)
+    now[0] += 1
+    hub.forget_lost()
+    hub.publish_table((_route("a"),))
+    assert hub.refusals == hub.table.refused_gateways
+    assert not hub.refusals
+
+
+def test_a_refused_gateway_is_taken_when_the_first_has_said_goodbye_or_is_seen_gone() -> None:
+    now, host = [10.0], Host()
+    hub = host.open_hub(now)
+    hub.publish_table((_route("a"),))
+    first, second = _process(1), _process(1, "gw-b")
+    _connect(hub, _report(first))
+    assert _connect(hub, _report(second)) is not None
+    hub.take_report(_report(first, draining=True, ending=True))
+    hub.close_link(first.name)
+    assert host.stored == [first, None]
+    assert _connect(hub, _report(second)) is None
+    assert hub.table is not None
+    assert hub.table.refused_gateways == ()
+    hub.close_link(second.name)
+    assert _connect(hub, _report(first)) is not None, "the second may come back"
+    host.seen[second] = False
+    assert _connect(hub, _report(first)) is None
+    assert [view.report.gateway_id for view in hub.views] == [first.name]
+
+
+def test_a_restarted_gateways_former_self_is_unknown_no_more() -> None:
+    now, host = [10.0], Host()
+    hub = host.open_hub(now)
+    _connect(hub, _report(_process(1), inflight={"r": 2}))
+    hub.close_link("gw-a.1")
+    assert counts_unknown_since(hub.views, now[0]) == 10.0
+    assert _connect(hub, _report(_process(2))) is None
+    assert counts_unknown_since(hub.views, now[0]) is None
+    assert count_inflight("r", hub.views, now[0]) == 0
+
+
+def test_a_killed_gateway_is_forgotten_when_its_process_is_seen_gone() -> None:
+    now, host = [10.0], Host()
+    hub = host.open_hub(now)
+    host.seen[_process(1)] = True
+    _connect(hub, _report(_process(1), inflight={"r": 2}))
+    hub.close_link("gw-a.1")
+    hub.forget_lost()
+    assert _lost_at(hub) == 10.0, "it lives, and only its link is lost"
+    host.seen[_process(1)] = False
+    hub.forget_lost()
+    assert not hub.views
+
+
+def test_a_successor_and_its_draining_predecessor_add_up_until_the_old_link_ends() -> None:
+    now, host = [10.0], Host()
+    hub = host.open_hub(now)
+    old, new = _process(1), _process(2)
+    _connect(hub, _report(old, inflight={"r": 2}))
+    assert _connect(hub, _report(new)) is not None
+    hub.take_report(_report(old, inflight={"r": 2}, draining=True))
+    assert _connect(hub, _report(new, inflight={"r": 3})) is None
+    assert count_inflight("r", hub.views, now[0]) == 5
+    host.seen[old] = True
+    hub.close_link(old.name)
+    assert count_inflight("r", hub.views, now[0]) is None, "its requests go on"
+    assert _connect(hub, _report(old, inflight={"r": 1}, draining=True)) is None, "it lost only its link"
+    assert count_inflight("r", hub.views, now[0]) == 4
+    del host.seen[old]
+    hub.close_link(old.name)
+    assert count_inflight("r", hub.views, now[0]) == 3
+    assert host.stored == [old, new]
+
+
+def test_after_a_restart_of_the_controller_its_gateway_comes_first() -> None:
+    now, host = [10.0], Host()
+    hub = host.open_hub(now, last=_process(4))
+    other = _report(_process(1, "gw-b"))
+    assert "gw-a.4 has lost its link" in str(_connect(hub, other))
+    assert _connect(hub, _report(_process(4))) is None
+    assert host.stored == [], "it is stored already"
+    assert "gw-a.4 is connected" in str(_connect(hub, other))
+    gone = host.open_hub(now, last=_process(4))
+    now[0] += PLACE_KEPT_S
+    assert _connect(gone, other) is None
+
+
+def test_processes_are_seen_where_their_ids_mean_the_same() -> None:
+    own = GatewayProcess(id="gw-a", epoch=1, pid=os.getpid(), start_ticks=read_own_start(), host=read_host())
+    assert see_process(own) is True
+    assert see_process(own.model_copy(update={"start_ticks": 1})) is False, "another process has the id"
+    assert see_process(own.model_copy(update={"host": "another"})) is None
+    assert see_process(GatewayProcess(id="gw-a", epoch=1)) is None

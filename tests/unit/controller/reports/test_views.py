@@ -49,7 +49,13 @@ def test_a_definition_that_is_known_to_be_wrong_is_shown_as_blocked() -> None:
     assert [item.reason for item in view.blocked] == ["model_path: no such file"]
 
 
-ACCESS = {"gateways": ["g"], "gateway_addresses": ["http://127.0.0.1:8080"], "keys": (), "now": NOW}
+ACCESS = {
+    "refused_gateways": (),
+    "gateways": ["g"],
+    "gateway_addresses": ["http://127.0.0.1:8080"],
+    "keys": (),
+    "now": NOW,
+}
 
 
 def test_status_before_and_after_the_first_round() -> None:

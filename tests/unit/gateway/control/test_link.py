@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from controller.schema.routing import RoutingTable, Stamp
-from gateway.control.link import TableVerdict, judge_table, read_table, retry_delay
+from gateway.control.link import TableVerdict, judge_table, read_message, retry_delay
 from gateway.routing.table import Routes
 from tests.fakes.fake_controller import route
 
@@ -40,7 +40,7 @@ def test_the_first_table_of_all_is_believed() -> None:
 def test_a_newer_schema_is_refused_in_plain_words(caplog: pytest.LogCaptureFixture) -> None:
     newer = json.loads(table(1, 1).model_dump_json()) | {"schema_version": 2}
     with caplog.at_level(logging.ERROR):
-        assert read_table(json.dumps(newer)) is None
+        assert read_message(json.dumps(newer)) is None
     assert "upgrade the gateway" in caplog.text
 
 
@@ -48,13 +48,13 @@ def test_a_newer_schema_is_refused_in_plain_words(caplog: pytest.LogCaptureFixtu
     "text", ["{", "[]", '{"kind":"table"}', '{"kind":"table","schema_version":1}', '{"kind":"news"}']
 )
 def test_what_is_no_table_is_ignored(text: str) -> None:
-    assert read_table(text) is None
+    assert read_message(text) is None
 
 
 def test_what_is_wrong_with_a_table_is_told_without_what_it_holds(caplog: pytest.LogCaptureFixture) -> None:
     endpoint = {"replica": "m-0", "base_url": 7, "token": ["engine-secret"]}
     models = [route("m").model_dump(mode="json") | {"endpoints": [endpoint] * 20}]
-    assert read_table(json.dumps(json.loads(table(1, 1).model_dump_json()) | {"models": models})) is None
+    assert read_message(json.dumps(json.loads(table(1, 1).model_dump_json()) | {"models": models})) is None
     assert "models.0.endpoints.0.base_url: " in caplog.text
     assert "; and 35 more" in caplog.text
     assert "engine-secret" not in caplog.text
@@ -62,7 +62,7 @@ def test_what_is_wrong_with_a_table_is_told_without_what_it_holds(caplog: pytest
 
 def test_unknown_fields_of_a_newer_controller_are_ignored() -> None:
     fields = json.loads(table(1, 1).model_dump_json()) | {"colour": "green"}
-    assert read_table(json.dumps(fields)) == table(1, 1)
+    assert read_message(json.dumps(fields)) == table(1, 1)
 
 
 def test_retries_start_soon_and_never_wait_long() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from retrieval.parsing.base import ChunkingOptions, ChunkSpan
 from retrieval.parsing.chunking import cut_text
-from retrieval.parsing.structure import LONGEST_HEADING, Heading
+from retrieval.parsing.structure import LONGEST_HEADING, Heading, halve_text
 from retrieval.parsing.tokens import estimate_tokens
 
 SMALL = ChunkingOptions(max_tokens=20, overlap_tokens=0)
@@ -186,3 +186,20 @@ def test_headings_that_are_given_count_as_those_of_markdown() -> None:
         (body, ("1 G", "1.1")),
         ("2 Reference", ()),
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "halves"),
+    [
+        ("one two three four", ("one two ", "three four")),
+        ("abcdefgh", ("abcd", "efgh")),
+        ("abc" + "\u0301" * 2 + "d", ("ab", "c" + "\u0301" * 2 + "d")),
+        ("\U0001f469\u200d\U0001f4bb" * 3, ("\U0001f469\u200d\U0001f4bb", "\U0001f469\u200d\U0001f4bb" * 2)),
+        ("e" + "\u0301" * 7, ("e" + "\u0301" * 3, "\u0301" * 4)),
+        ("a", None),
+        ("", None),
+    ],
+)
+def test_a_text_is_halved_where_it_parts_least(text: str, halves: tuple[str, str] | None) -> None:
+    assert halve_text(text) == halves
+    assert halves is None or "".join(halves) == text

@@ -64,6 +64,16 @@ async def test_a_gateway_of_another_version_is_said(
     assert f"`{missing}`" in error
 
 
+async def test_what_searches_do_not_find_of_a_document_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    noticed = {**DOCUMENT, "media_type": "text/plain", "chunks": 3, "notice": "1 of 3 chunks are found by their words"}
+    async with gateway_of_another_version({**noticed, "data": [noticed], "has_more": False}) as url:
+        assert await asyncio.to_thread(run, ["rag", "ls", "--gateway", url]) == ExitCode.DONE
+    assert "1 of 3 chunks are found by their words" in capsys.readouterr().out
+    async with gateway_of_another_version({**noticed, "data": [], "has_more": False}) as url:
+        assert await asyncio.to_thread(run, ["rag", "show", "d", "--gateway", url]) == ExitCode.DONE
+    assert "\n1 of 3 chunks are found by their words" in capsys.readouterr().out
+
+
 async def test_a_document_that_cannot_be_exported_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     document: dict[str, Any] = {**DOCUMENT, "declared_media_type": None, "sha256": 3, "metadata": {}, "chunking": {}}
     async with gateway_of_another_version({"data": [document], "has_more": False}) as url:

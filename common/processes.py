@@ -1,0 +1,30 @@
+"""Names a process so that another program of the same machine can see whether it still runs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+PROC: Final = Path("/proc")
+
+
+def read_host() -> str | None:
+    """Return where this program's process ids mean something: the boot of the machine, and the PID namespace. Two
+    programs with the same text see each other's processes under the same ids. None: the system does not tell."""
+    try:
+        boot = (PROC / "sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {(PROC / 'self/ns/pid').readlink()}"
+    except OSError:
+        return None
+
+
+def read_own_start() -> int | None:
+    """Return this process's start in clock ticks since boot (/proc/PID/stat, field 22): with its id, it names the
+    process for as long as the machine runs. None: the system does not tell."""
+    try:
+        text = (PROC / str(os.getpid()) / "stat").read_bytes()
+    except OSError:
+        return None
+    # The command's name is in parentheses, and may itself contain parentheses.
+    return int(text[text.rindex(b")") + 2 :].split()[19])
