@@ -13,6 +13,8 @@ from typing import Any, Final
 
 import uvicorn
 
+from common.lingering_app import LingeringApp
+
 RECHECK_S: Final = 1.0
 """Seconds between two checks that the socket file still exists. If somebody deletes it, for example a cleaner of old
 files, nobody could connect any more."""
@@ -63,14 +65,15 @@ def open_listener(address: Path | tuple[str, int]) -> socket.socket:
 class ListeningServer:
     """HTTP server of an ASGI app. It serves from its construction, which needs a running event loop, until `close`. The
     app gets no lifespan events, and signal handlers are left as they are. `listener` is what `open_listener` returned
-    for `address`; the server closes it at the end.
+    for `address`; the server closes it at the end. An answer that the app gives before it has read the request's body
+    is not lost (see `LingeringApp`).
 
     If the file of a unix socket is deleted or replaced, the server opens the socket again within about 1 s
     (`RECHECK_S`). Connections made through the old file continue.
     """
 
     def __init__(self, app: Any, address: Path | tuple[str, int], listener: socket.socket) -> None:
-        self._app = app
+        self._app = LingeringApp(app)
         self._address = address
         self._servers: list[tuple[_Server, asyncio.Task[None]]] = []
         self._inode: int | None = None

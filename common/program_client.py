@@ -3,13 +3,17 @@ parts."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Final
 
 import aiohttp
+from aiohttp.client_proto import ResponseHandler
 from yarl import URL
 
+from common.network.unread_input import read_unread
 from common.program_address import ProgramAddress
 from common.tracebacks import without_tracebacks
 
@@ -125,7 +129,9 @@ class ProgramClient:
 
         `target` is the path with its query, percent-encoded; it is sent as it is. To `headers` are added the client's
         own, the token of the address (its file is read each time), and `accept-encoding: identity`. A `body` in parts
-        is sent as they come; an exception of its iterator is raised. `timeout` None: the client's own, which bounds
+        is sent as they come; an exception of its iterator is raised. A program may answer before it has read the whole
+        body, and close its connection: the answer is returned like any other, and the rest of the body is not sent.
+        `timeout` None: the client's own, which bounds
         connecting alone; another one counts for reading the answer too. An answer with an error status is returned like
         any other.
 
@@ -151,9 +157,34 @@ class ProgramClient:
         return ProgramAnswer(response, self._program)
 
 
+class _AnswerFirstProtocol(ResponseHandler):
+    """aiohttp's side of a connection, for which an answer that has come counts more than a request that cannot be sent
+    to its end."""
+
+    def set_exception(self, exc: BaseException, exc_cause: BaseException | None = None) -> None:
+        self._read_answer()
+        super().set_exception(exc, exc if exc_cause is None else exc_cause)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._read_answer()
+        super().connection_lost(exc)
+
+    def _read_answer(self) -> None:
+        transport = self.transport
+        if transport is not None and transport.is_closing():
+            for part in read_unread(transport):
+                self.data_received(part)
+
+
 def open_connector(address: ProgramAddress) -> aiohttp.BaseConnector:
-    """Return a new aiohttp connector to the program: any number of connections, none kept after its use. Call it
-    within a running event loop. The caller closes it, or the session that owns it does."""
-    if address.socket_path is not None:
-        return aiohttp.UnixConnector(address.socket_path, limit=0, force_close=True)
-    return aiohttp.TCPConnector(limit=0, force_close=True)
+    """Return a new aiohttp connector to the program: any number of connections, none kept after its use. An answer is
+    read also where the program closed the connection before it had read the request. Call it within a running event
+    loop. The caller closes it, or the session that owns it does."""
+    connector = (
+        aiohttp.TCPConnector(limit=0, force_close=True)
+        if address.socket_path is None
+        else aiohttp.UnixConnector(address.socket_path, limit=0, force_close=True)
+    )
+    # aiohttp has no option for it.
+    connector._factory = partial(_AnswerFirstProtocol, loop=asyncio.get_running_loop())  # noqa: SLF001
+    return connector

@@ -23,6 +23,7 @@ from prometheus_client import disable_created_metrics
 from pydantic import ValidationError
 
 from common.line_writer import LineWriter, end_program, open_missing_streams
+from common.lingering_app import LingeringApp
 from common.listening import ListenError, bind_listeners
 from common.program_logs import configure_logging, keep_log_file
 from controller.schema.errors import RoundhouseError
@@ -227,7 +228,7 @@ def server_of(settings: GatewaySettings, store: StateStore | None, certificate: 
     limits = ClientLimits(settings.max_header_kib * 1024, settings.client_timeout_s, settings.keep_alive_s)
     protocol = functools.partial(ClientConnection, direct=gateway.direct, limits=limits)
     config = uvicorn.Config(
-        gateway.app,
+        LingeringApp(gateway.app),
         loop="uvloop",
         http=cast("type[asyncio.Protocol]", protocol),  # uvicorn only calls it
         ws="none",

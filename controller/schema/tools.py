@@ -95,7 +95,7 @@ class FolderTool(ToolLimits):
 
     folder: AbsoluteFolder = Field(
         description="Absolute path of the folder on the gateway's machine (in a container: inside it). Nothing outside "
-        "of it can be reached, through symbolic links neither."
+        "of it can be reached, through symbolic or hard links neither."
     )
 
     @field_validator("folder")

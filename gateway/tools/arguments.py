@@ -22,6 +22,8 @@ DEEPEST: Final = 32
 """Objects and arrays within each other."""
 MOST_STEPS: Final = 20_000
 """Keywords of a schema that one check applies."""
+DEEPEST_SCHEMA: Final = 100
+"""Objects and arrays within each other in a schema."""
 LARGEST_SCHEMA: Final = 64 * 1024
 """Bytes of a schema, as JSON."""
 _UNBOUNDED: Final = ("pattern", "patternProperties", "format")
@@ -47,11 +49,14 @@ class ArgumentCheck:
         to other parts of it.
 
         Raises:
-            SchemaProblem: the schema is not valid, or has more than `LARGEST_SCHEMA` bytes.
+            SchemaProblem: the schema is not valid, has more than `LARGEST_SCHEMA` bytes, or is nested deeper than
+                `DEEPEST_SCHEMA`.
         """
         from jsonschema.exceptions import SchemaError
         from jsonschema.validators import Draft202012Validator, validator_for
 
+        if not _is_within(schema, DEEPEST_SCHEMA, LARGEST_SCHEMA):
+            raise SchemaProblem(f"its schema is nested deeper than {DEEPEST_SCHEMA}, or has too many values")
         if len(json.dumps(schema)) > LARGEST_SCHEMA:
             raise SchemaProblem(f"its schema is larger than {LARGEST_SCHEMA} bytes")
         try:
@@ -132,13 +137,20 @@ def _check_unique(_: Any, is_unique: Any, instance: Any, __: Any) -> Iterator[Va
 
 
 def _check_size(arguments: Fields) -> None:
+    if not _is_within(arguments, DEEPEST, MOST_VALUES):
+        message = f"The arguments have more than {MOST_VALUES} values, or are nested deeper than {DEEPEST}."
+        raise RoundhouseError("tool_arguments_invalid", message, param="params")
+
+
+def _is_within(value: Fields, deepest: int, most_values: int) -> bool:
+    """Return whether an object has at most so many values, inner ones included, and levels."""
     count = 0
-    waiting: list[tuple[object, int]] = [(arguments, 1)]
+    waiting: list[tuple[object, int]] = [(value, 1)]
     while waiting:
-        value, depth = waiting.pop()
-        inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+        each, depth = waiting.pop()
+        inner = list(each.values()) if isinstance(each, dict) else each if isinstance(each, list) else []
         count += len(inner)
-        if count > MOST_VALUES or depth > DEEPEST:
-            message = f"The arguments have more than {MOST_VALUES} values, or are nested deeper than {DEEPEST}."
-            raise RoundhouseError("tool_arguments_invalid", message, param="params")
-        waiting.extend((each, depth + 1) for each in inner if isinstance(each, dict | list))
+        if count > most_values or depth > deepest:
+            return False
+        waiting.extend((one, depth + 1) for one in inner if isinstance(one, dict | list))
+    return True

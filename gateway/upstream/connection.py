@@ -10,6 +10,7 @@ from typing import Protocol, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
+from common.network.unread_input import read_unread
 from common.tracebacks import without_tracebacks
 from gateway.upstream.pool import ConnectionPool, Origin
 
@@ -351,12 +352,25 @@ class EngineConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_lost = True
+        if exc is not None and self._call is not None:
+            self._read_early_answer()
         self._unsent_parts.clear()
         self._pool.remove_connection(self)
         if hasattr(self, "_parser"):
             del self._parser  # it refers back to the connection
         if self._call is not None:
             self._fail(self._call, self._broken_off_error(), exc)
+
+    def _read_early_answer(self) -> None:
+        """Take the answer of an engine that refused the request before it had read all of it, and closed."""
+        is_answered = False
+        for part in read_unread(self._transport):
+            is_answered = True
+            self.data_received(part)
+            if self._call is None:
+                return
+        if is_answered and self._status and self._ends_at_eof:
+            self.eof_received()
 
     # From the parser, in the middle of a read: nothing may be delivered here
 
@@ -414,7 +428,7 @@ class EngineConnection(asyncio.Protocol):
         self._call = call.listener = call.connection = None
         # An answer such as 413 may come before the whole request was sent: the rest must not precede another request.
         is_sent = not self._unsent_parts and not transport.get_write_buffer_size()
-        if is_clean and self._keeps_alive and is_sent:
+        if is_clean and self._keeps_alive and is_sent and not self._is_lost:
             if call.is_paused:
                 transport.resume_reading()
             self._pool.keep_idle(self)

@@ -1,4 +1,5 @@
-"""One folder, and nothing outside of it: paths are walked part by part, and no symbolic link is followed.
+"""One folder, and nothing outside of it: paths are walked part by part, no symbolic link is followed, and no file is
+opened that has a second name (a hard link).
 
 Each part is opened relative to the one before (`openat` with `O_NOFOLLOW`), so a link or a folder that is put in the
 way meanwhile leads nowhere else. Only the standard library: it runs in a process of its own.
@@ -77,7 +78,8 @@ class ConfinedFolder:
         """Open a regular file for reading, and give its descriptor, which is closed with the context.
 
         Raises:
-            FileProblem: it is not there, or is a folder, a link, a device, a pipe or a socket; or the system refuses.
+            FileProblem: it is not there, or is a folder, a link, a file with several hard links, a device, a pipe or a
+            socket; or the system refuses.
         """
         if not parts:
             raise FileProblem("The path names the folder itself, and no file.")
@@ -95,8 +97,8 @@ class ConfinedFolder:
         Returns whether a file was replaced. If the process is killed meanwhile, a file `.<hex digits>.tmp` may stay.
 
         Raises:
-            FileProblem: there is something at the path which is no regular file, or a file although `may_replace` is
-                False; or the system refuses.
+            FileProblem: there is something at the path which is no regular file or has several hard links, or a file
+                although `may_replace` is False; or the system refuses.
         """
         if not parts:
             raise FileProblem("The path names the folder itself, and no file.")
@@ -129,7 +131,7 @@ def open_regular_file(folder: int, name: str, shown: str) -> int:
     """Open a regular file in the folder of this descriptor for reading, and return its descriptor, which the caller
     closes. `name`: one part of a path. `shown`: its path in errors.
 
-    Raises FileProblem: it is not there, is no regular file (also a link), or must not be read.
+    Raises FileProblem: it is not there, is no regular file (also a link), has several hard links, or must not be read.
     """
     try:
         # Opening a device or a pipe may already do something, so it is looked at before, and again after.
@@ -152,6 +154,9 @@ def _check_regular(status: os.stat_result, shown: str) -> None:
         raise FileProblem(f"{shown} is a link, and links are not followed.")
     if not stat.S_ISREG(status.st_mode):
         raise FileProblem(f"{shown} is no regular file.")
+    if status.st_nlink > 1:
+        # The other name may be anywhere on this disk: a hard link into the folder would lead out of it.
+        raise FileProblem(f"{shown} has a second name (a hard link), maybe outside this folder, and is not opened.")
 
 
 def _open_part(folder: int, part: str, shown: str, *, creates: bool) -> int:

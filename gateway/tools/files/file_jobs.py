@@ -85,9 +85,10 @@ def _describe_entry(entry: os.DirEntry[str]) -> str:
     if not entry.is_file(follow_symlinks=False):
         return f"{name} (no regular file)"
     try:
-        return f"{name} ({entry.stat(follow_symlinks=False).st_size} bytes)"
+        status = entry.stat(follow_symlinks=False)
     except OSError:
         return f"{name} (gone meanwhile)"
+    return f"{name} (a hard link, which is not opened)" if status.st_nlink > 1 else f"{name} ({status.st_size} bytes)"
 
 
 def write_file(root: str, path: str, content: str, *, replace: bool, most_bytes: int) -> str:

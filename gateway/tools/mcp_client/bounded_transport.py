@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Final
@@ -28,13 +29,22 @@ ANSWER_FACTOR: Final = 6
 """How many times the cap of a tool's output an answer may have: JSON may take six bytes for one of the text."""
 _OF_NO_REPLICA: Final = frozenset({401, 503})
 """Statuses of a replica that is none any more: another one has its address, or the bridge's server has ended."""
+DEEPEST_LISTING: Final = 128
+"""Objects and arrays within each other that are read of a listing. The library takes some more, and fails a whole list
+for one entry that has more."""
+_LONGEST_LISTING_REQUEST: Final = 64 * 1024
 _CLOSE_S: Final = 2.0
 """Seconds that the end of a session may take."""
+_IN_THREAD_BYTES: Final = 64 * 1024
+"""Bytes of a listing above which a thread looks for depth."""
+_TOKEN: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[\[{]|[\]}]', re.DOTALL)
+"""A string, or the begin or the end of an object or array; in linear time, whatever the text."""
 
 
 class BoundedTransport(httpx2.AsyncBaseTransport):
     """Sends requests by another transport. An answer may have `most_bytes` bytes and take `within_s` seconds; streams
-    of notifications may go on. No answer may be compressed. Tells `calls` of answers, and of connections that are
+    of notifications may go on. No answer may be compressed. What is nested in a listing below `DEEPEST_LISTING` levels
+    becomes null, so that it costs its own entry alone. Tells `calls` of answers, and of connections that are
     refused or break."""
 
     def __init__(
@@ -85,7 +95,9 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
             response.stream = _PacedStream(stream, self.note_failure)
         else:
             kind: type[Exception] = httpx2.SSEError if is_events else httpx2.StreamError
-            response.stream = _BoundedStream(stream, self, ends_at, kind)
+            response.stream = bounded = _BoundedStream(stream, self, ends_at, kind)
+            if _asks_for_list(request):
+                response.stream = _CutStream(bounded, DepthCut(DEEPEST_LISTING), is_events=is_events)
         return response
 
     async def aclose(self) -> None:
@@ -157,6 +169,71 @@ class _BoundedStream(httpx2.AsyncByteStream):
 
     async def aclose(self) -> None:
         await self._inner.aclose()
+
+
+class _CutStream(httpx2.AsyncByteStream):
+    """A listing, of which `cut` removes what is nested too deep: the whole of it, or line by line of events."""
+
+    def __init__(self, inner: httpx2.AsyncByteStream, cut: DepthCut, *, is_events: bool) -> None:
+        self._inner = inner
+        self._cut = cut
+        self._is_events = is_events
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        held = bytearray()
+        async for part in self._inner:
+            held += part
+            end = part.rfind(b"\n") + 1 if self._is_events else 0
+            if end:
+                lines = bytes(held[: len(held) - len(part) + end])
+                del held[: len(lines)]
+                yield await self._feed(lines)
+        yield await self._feed(bytes(held))
+
+    async def _feed(self, text: bytes) -> bytes:
+        return self._cut.feed(text) if len(text) < _IN_THREAD_BYTES else await asyncio.to_thread(self._cut.feed, text)
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+class DepthCut:
+    """Replaces objects and arrays of a JSON text that are nested too deep by null. The text may come in parts that end
+    outside of strings; several texts may follow each other. Text that is no JSON stays none."""
+
+    def __init__(self, deepest: int) -> None:
+        """`deepest`: objects and arrays within each other that stay."""
+        self._deepest = deepest
+        self._depth = 0
+
+    def feed(self, text: bytes) -> bytes:
+        """Return what is kept of the next part."""
+        kept: list[bytes] = []
+        at = 0
+        for found in _TOKEN.finditer(text):
+            mark = text[found.start()]
+            if mark in b"[{":
+                self._depth += 1
+                if self._depth == self._deepest + 1:
+                    kept += (text[at : found.start()], b"null")
+            elif mark in b"]}" and self._depth:
+                self._depth -= 1
+                if self._depth == self._deepest:
+                    at = found.end()
+        if self._depth <= self._deepest:
+            kept.append(text[at:])
+        return b"".join(kept)
+
+
+def _asks_for_list(request: httpx2.Request) -> bool:
+    """Return whether a request asks what the server offers."""
+    if not isinstance(request.stream, httpx2.ByteStream) or len(request.content) > _LONGEST_LISTING_REQUEST:
+        return False
+    try:
+        method = json.loads(request.content)["method"]
+    except (ValueError, KeyError, TypeError):
+        return False
+    return isinstance(method, str) and method.endswith("/list")
 
 
 def describe_error(error: Exception) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import time
 from typing import Any
@@ -235,6 +236,34 @@ async def test_what_a_server_lists_is_checked() -> None:
         assert good["definition"]["function"]["description"] == "Tool good."
         assert await call_text(here, "fake__slow", a="x" * 50 + "!") == "{'a': '" + "x" * 50 + "!'}"
         assert await call_code(here, "fake__endless") == (502, "tool_failed")
+
+
+@pytest.mark.parametrize("is_events", [False, True])
+@pytest.mark.parametrize("levels", [150, 400, 3_000])
+async def test_a_schema_that_is_nested_too_deep_takes_its_tool_alone(levels: int, is_events: bool) -> None:
+    """The library that reads the answer takes 200 levels, and fails all of it for one more."""
+    async with fake_mcp_server() as server, gateway_harness() as here:
+        deep = '{"type": "object", "properties": {"}": ' + '{"items": ' * levels + "{}" + "}" * levels + "}}"
+        odd = tool("after", title='"{[\\')
+        tools = [tool("before"), tool("deep", inputSchema="DEEP"), tool("shown", outputSchema="DEEP"), odd]
+
+        async def answer(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+            body = json.dumps(reply(message, {"tools": tools})).replace('"DEEP"', deep)
+            if is_events:
+                stream = web.StreamResponse(headers={"content-type": "text/event-stream"})
+                await stream.prepare(request)
+                for at in range(0, len(body), 1000):
+                    await stream.write((b"" if at else b"event: message\ndata: ") + body[at : at + 1000].encode())
+                await stream.write(b"\n\n")
+                await asyncio.get_running_loop().create_future()  # the stream stays open
+            return web.Response(text=body, content_type="application/json")
+
+        server.answers["tools/list"] = answer
+        await here.publish(mcp_servers=(server.route(),))
+        told = await connected(here)
+        assert told["tools"] == ["fake__after", "fake__before", "fake__shown"]
+        assert told["reason"].startswith("The tool deep is left out: its schema is nested deeper than 100")
+        assert await call_text(here, "fake__after", a=1) == "{'a': 1}"
 
 
 async def test_a_list_that_cannot_be_read_is_said() -> None:

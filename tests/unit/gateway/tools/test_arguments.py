@@ -94,3 +94,15 @@ def test_arguments_have_bounds() -> None:
     assert refusal({}, deep).entry.code == "tool_arguments_invalid"
     assert refusal({}, {"a": [0] * 10_001}).entry.code == "tool_arguments_invalid"
     ArgumentCheck({}).check({"a": [0] * 9_999})
+
+
+@pytest.mark.parametrize("levels", [101, 400, 5_000, 100_000])
+def test_a_schema_that_is_nested_too_deep_is_a_problem(levels: int) -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(levels - 1):
+        schema = {"items": schema}
+    with pytest.raises(SchemaProblem, match="nested deeper than 100"):
+        ArgumentCheck(schema)
+    for _ in range(levels - 100):
+        schema = schema["items"]
+    ArgumentCheck(schema).check({})

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.tools.files.confined_folder import ConfinedFolder, FileProblem, split_path
+from gateway.tools.files.file_jobs import list_files, search_files
 
 
 @pytest.fixture
@@ -117,3 +118,19 @@ def test_no_descriptor_stays_open(folder: Path) -> None:
 def test_the_declared_folder_may_be_a_link(folder: Path) -> None:
     (folder.parent / "link").symlink_to(folder)
     assert read(folder.parent / "link", "a/b/file") == "inside"
+
+
+def test_a_hard_link_is_neither_read_nor_replaced_nor_searched(folder: Path) -> None:
+    """It may be a second name of a file outside."""
+    secret = folder.parent / "outside" / "b" / "file"
+    (folder / "a" / "linked").hardlink_to(secret)
+    with pytest.raises(FileProblem, match=r"a/linked has a second name \(a hard link\)"):
+        read(folder, "a/linked")
+    with pytest.raises(FileProblem, match="a hard link"):
+        ConfinedFolder(str(folder)).write_file(["a", "linked"], b"new", may_replace=True)
+    assert secret.read_text() == "the secret"
+    assert list_files(str(folder), "a") == "b/\nlinked (a hard link, which is not opened)"
+    found = search_files(str(folder), "", "e", is_regex=False, ignores_case=False, files="*", within_s=10)
+    assert found == "a/b/file:1: inside"
+    secret.unlink()
+    assert read(folder, "a/linked") == "the secret", "it has one name now"
