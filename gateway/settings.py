@@ -142,6 +142,23 @@ class GatewaySettings(BaseSettings):
         "answers. Further bodies are read as memory becomes free. Conversations of responses whose tools the gateway "
         "runs have half of it at most, until they end.",
     )
+    max_inputs: int = Field(
+        2048,
+        ge=1,
+        description="Maximum prompts, texts to embed or documents to rerank in one request; more get status 400.",
+    )
+    max_choices: int = Field(
+        128, ge=1, description="Maximum answers to one prompt (`n`, `n_cmpl`, `best_of`); more get status 400."
+    )
+    max_images: int = Field(
+        100, ge=1, description="Maximum images in the messages or items of one request; more get status 400."
+    )
+    max_tool_calls: int = Field(
+        128,
+        ge=1,
+        description="Maximum calls that the gateway runs after one round of a model; the model is told that further "
+        "ones were not run.",
+    )
     answer_buffer_mib: int = Field(
         16,
         ge=1,

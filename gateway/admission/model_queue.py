@@ -137,7 +137,7 @@ class ModelQueue:
             replica = self._room_for(ticket, now)
         else:  # waiting tickets come first
             replica = self._room_past_others(ticket, now)
-        is_full = fair_queue.waiting_count >= self.limit
+        is_full = fair_queue.waiting_count >= self.limit and not ticket.goes_on
         if replica is None and is_full and ticket.session is not None and ticket.session.waits_since is not None:
             replica = self._least_busy(self.replicas, ticket, now)  # nobody is refused who fits elsewhere than home
         if replica is not None:

@@ -127,8 +127,8 @@ class Ticket:
     """One request's claim to slots of a replica. Created by the caller of `Admission`, and used for one request only.
 
     Its state goes from `new` to `waiting` or `inside`, possibly between these two several times, and ends as `gone`.
-    Except for `is_refused`, attributes that the constructor does not take are set by admission, which also sets `rank`
-    to 0 when it queues the ticket again after an attempt.
+    Except for `is_refused` and `goes_on`, attributes that the constructor does not take are set by admission, which
+    also sets `rank` to 0 when it queues the ticket again after an attempt.
     """
 
     __slots__ = (
@@ -138,6 +138,7 @@ class Ticket:
         "engine_slot",
         "entered_at",
         "expected_s",
+        "goes_on",
         "held_slots",
         "is_refused",
         "model",
@@ -197,6 +198,9 @@ class Ticket:
         self.slots = slots
         self.claim = claim
         self.session = session
+        self.goes_on = False
+        """The request is a part of one that was let in before, so the limit of the queue does not apply. Set by the
+        owner."""
         self.engine_slot: int | None = None
         """Inside: the slot of the engine to name in the request; None: the engine chooses."""
         self.blocked_at: int | None = None

@@ -8,7 +8,7 @@ from gateway.api.declare import declare_inference
 from gateway.api.schemas import Completion, CompletionRequest
 from gateway.exchange.api_spec import ApiSpec
 
-APIS = (ApiSpec("/v1/completions", streams=True, resumes=True, scope="inference"),)
+APIS = (ApiSpec("/v1/completions", streams=True, resumes=True, inputs=("prompt",), scope="inference"),)
 
 
 def declare(app: FastAPI) -> None:

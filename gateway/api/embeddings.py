@@ -8,7 +8,7 @@ from gateway.api.declare import declare_inference
 from gateway.api.schemas import EmbeddingList, EmbeddingRequest
 from gateway.exchange.api_spec import ApiSpec
 
-APIS = (ApiSpec("/v1/embeddings", scope="inference"),)
+APIS = (ApiSpec("/v1/embeddings", inputs=("input",), scope="inference"),)
 
 
 def declare(app: FastAPI) -> None:

@@ -10,8 +10,8 @@ from gateway.exchange.api_spec import ApiSpec
 
 _INFILL, _COMPLETION, _EMBEDDING = APIS = (
     ApiSpec("/infill", streams=True, is_native=True, scope="inference"),
-    ApiSpec("/completion", streams=True, is_native=True, scope="inference"),
-    ApiSpec("/embedding", is_native=True, scope="inference"),
+    ApiSpec("/completion", streams=True, is_native=True, inputs=("prompt",), scope="inference"),
+    ApiSpec("/embedding", is_native=True, inputs=("input", "content"), scope="inference"),
 )
 
 

@@ -128,9 +128,12 @@ class AdmissionStage:
         fields = request.outline_fields
         prefix = prefix_keys(fields, request.prompt) if len(route.endpoints) > 1 else ()
         rank = caller.tier_rank(fields.get("service_tier"))
-        slots = count_slots(fields, route)
-        claim = TokenClaim(read_demand(request.size, request.text_bytes + exchange.extra_text_bytes, fields, slots))
-        return Ticket(self, route.name, caller.tenant, caller.weight, rank, prefix, slots, claim, exchange.session)
+        slots = count_slots(fields, route, exchange.api.inputs)
+        answers = slots if exchange.api.streams else 1
+        claim = TokenClaim(read_demand(request.size, request.text_bytes + exchange.extra_text_bytes, fields, answers))
+        ticket = Ticket(self, route.name, caller.tenant, caller.weight, rank, prefix, slots, claim, exchange.session)
+        ticket.goes_on = exchange.goes_on
+        return ticket
 
     def _wait_in_queue(self, route: ModelRoute, now: float) -> None:
         """Note that admission has put the ticket into the queue."""

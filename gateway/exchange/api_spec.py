@@ -30,6 +30,9 @@ class ApiSpec:
     (see `gathering`), as it may for every API that streams."""
     takes_slot: bool = True
     """A request occupies one of the engine's slots and is admitted; False: the request is sent at once."""
+    inputs: tuple[str, ...] = ()
+    """Names of fields that may list inputs to be answered one by one, each of which costs an engine as much as a
+    request of its own."""
     scope: KeyScope = field(kw_only=True)
     """The scope that a key needs. It has no default, so the gateway does not start with an API that declares none."""
     is_inner_state: bool = False

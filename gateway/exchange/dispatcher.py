@@ -16,6 +16,7 @@ from gateway.exchange.api_spec import ApiSpec
 from gateway.exchange.completion_hooks import COMPLETION_HOOKS
 from gateway.exchange.exchange import Exchange
 from gateway.exchange.exchange_state import WAITING_STATES
+from gateway.exchange.fan_out import fan_out_hooks
 from gateway.exchange.file_hooks import FILE_HOOKS
 from gateway.exchange.file_search_hooks import FILE_SEARCH_HOOKS
 from gateway.exchange.grounding_hooks import GROUNDED_CHAT, GROUNDED_MESSAGES
@@ -76,6 +77,7 @@ class InferenceDispatcher:
         """Memory for large request bodies, shared by all connections."""
         self._apis = named_apis = {(api.method.encode(), api.path.encode()): api for api in apis}
         self._loop_hooks = tool_loop_hooks(self, self.body_budget)
+        self._fan_out_hooks = fan_out_hooks(self)
         self._openers = {
             name: partial(self._open_exchange, api, self._hooks_of(api)) for name, api in named_apis.items()
         }
@@ -221,6 +223,8 @@ class InferenceDispatcher:
         hooks = _HOOKS[api.state]
         if api.state == "made":
             hooks += self._loop_hooks
+        if api.inputs:
+            hooks += self._fan_out_hooks
         return hooks + SESSION_HOOKS if api.streams else hooks
 
     def _check_running(self) -> None:

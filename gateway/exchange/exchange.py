@@ -21,6 +21,7 @@ from common.log_formats import tag_request
 from common.tracebacks import without_tracebacks
 from controller.schema.errors import RoundhouseError
 from controller.schema.routing import ModelRoute
+from gateway.admission.admission import QueuePlace
 from gateway.exchange.accounting import RequestAccount
 from gateway.exchange.admission_stage import AdmissionStage
 from gateway.exchange.api_spec import ApiSpec
@@ -31,6 +32,7 @@ from gateway.exchange.hooks import NO_HOOKS, ExchangeHooks, Pause, RequestHook
 from gateway.exchange.load_wait import LoadWait
 from gateway.exchange.services import Services
 from gateway.metrics.request_metrics import UNKNOWN_MODEL
+from gateway.protocols.common.fan_out import check_bounds
 from gateway.protocols.common.large_body import LargeBody
 from gateway.protocols.common.request import InferenceRequest
 from gateway.routing.availability import find_model, not_loaded_in_time
@@ -66,6 +68,7 @@ class Exchange:
         "ending_requests",
         "engine",
         "extra_text_bytes",
+        "goes_on",
         "hides_paths",
         "hooks",
         "is_stream",
@@ -114,6 +117,8 @@ class Exchange:
         """For hooks to set before admission: bytes of text in the engine's prompt that the request does not have."""
         self.ending_requests = 0
         """For `on_request` hooks to set: so many requests of the same key end because of this one."""
+        self.goes_on = False
+        """Set by hooks before admission: the request is a part of one that was let in, so a full queue takes it."""
         self.hooks = hooks
         if hooks.on_event:
             self._record_parts(hooks)
@@ -208,6 +213,7 @@ class Exchange:
         route = find_model(routes, request.model)
         self.account.model = route.name
         self.caller.require_model(route)
+        check_bounds(request, self.api.inputs, self.services.bounds)
         self._prepare(iter(self.hooks.on_request), route)
 
     def _prepare(self, hooks: Iterator[RequestHook], route: ModelRoute) -> None:
@@ -358,11 +364,13 @@ class Exchange:
             self.set_due()
         return now
 
-    def set_header_lines(self, now: float) -> None:
+    def set_header_lines(self, now: float, place: QueuePlace | None = None) -> None:
         """Set the header lines of the answer: request id, client, place in the queue, rate limits. Replaces the earlier
-        lines, also those that hooks added. `now`: monotonic seconds."""
+        lines, also those that hooks added. `now`: monotonic seconds. `place`: in the queue; None: that of the ticket,
+        if there is one."""
         ticket = self.admission.ticket if self.admission is not None else None
-        place = ticket.place if ticket is not None else None
+        if ticket is not None:
+            place = ticket.place
         rate_lines = self.services.limits.header_lines(self.caller, now)
         self.answer.lines = self.services.lines.client_headers(
             self.answer.id_lines, self.client.headers, self.caller, place, rate_lines

@@ -17,6 +17,7 @@ from gateway.exchange.progress_board import ProgressBoard
 from gateway.ingress.admin_gate import AdminGate
 from gateway.ingress.response_headers import ResponseHeaders
 from gateway.metrics.registry import Metrics
+from gateway.protocols.common.fan_out import Bounds
 from gateway.routing.live_routes import LiveRoutes
 from gateway.settings import GatewaySettings
 from gateway.storage.completions.registry import StoredCompletions
@@ -61,5 +62,13 @@ class Services:
     document_search: DocumentSearch = field(default_factory=lambda: DocumentSearch(None))
     tools: ToolRunner | None = None
     """The tools that responses may have run; None: there are none."""
+    bounds: Bounds = field(init=False)
+    """What one request may ask for, from the settings."""
     exchanges: set[Exchange] = field(default_factory=set)
     """All exchanges from the time their caller is known to their end."""
+
+    def __post_init__(self) -> None:
+        """Set `bounds`."""
+        settings = self.settings
+        bounds = Bounds(settings.max_inputs, settings.max_choices, settings.max_images)
+        object.__setattr__(self, "bounds", bounds)

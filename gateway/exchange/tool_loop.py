@@ -10,7 +10,7 @@ from functools import partial
 from typing import Final
 
 from common.log_formats import tag_request
-from controller.schema.errors import ERROR_CODES, RoundhouseError
+from controller.schema.errors import RoundhouseError
 from controller.schema.routing import Endpoint, ModelRoute
 from gateway.exchange.client_response import JSON_LINE
 from gateway.exchange.exchange import Exchange
@@ -18,7 +18,7 @@ from gateway.exchange.hooks import ExchangeHooks
 from gateway.exchange.inner_requests import InnerAnswer, InnerCall, InnerOpener
 from gateway.exchange.loop_memory import LoopMemory
 from gateway.exchange.progress_hooks import PROGRESS_HOOKS
-from gateway.exchange.round_client import RoundClient
+from gateway.exchange.round_client import RoundClient, UsedTokens, fail_by_round
 from gateway.exchange.session_hooks import SESSION_HOOKS, DecisionTeller
 from gateway.protocols.common.conversation import Fields
 from gateway.protocols.common.errors import decode_json, encode_json
@@ -74,7 +74,7 @@ class ToolLoop:
         self._rounds: ToolRounds
         self._task: asyncio.Task[None] | None = None
         self._entry: RateLimitEntry | None = None
-        self._used = _UsedTokens()
+        self._used = UsedTokens()
         self._free_calls = asyncio.Semaphore(MOST_AT_ONCE)
 
     def begin(self, exchange: Exchange) -> bool:
@@ -190,7 +190,7 @@ class ToolLoop:
                 handler.take_body(body)
             return await call.answered
         finally:
-            self._client.end_round()
+            self._client.end_round(handler)
             self._decision = None
             call.lose_client()
 
@@ -280,60 +280,13 @@ class ToolLoop:
             return True
         else:
             return False
-        self._fail(error, answer.lines)
+        fail_by_round(exchange, error, answer.lines)
         return True
-
-    def _fail(self, error: Fields, lines: bytes) -> None:
-        """End the request with an error, which has every field of our envelope, in the form that the answer allows."""
-        exchange = self._exchange
-        own_error = _own_error(error, lines)
-        if own_error is not None:
-            exchange.fail_request(own_error)
-        else:
-            exchange.answer.send_whole(error["status"], JSON_LINE, encode_json({"error": error}))
-            exchange.close()
 
     def _settle(self) -> None:
         entry, self._entry = self._entry, None
         if entry is not None:
-            entry.settle_request(
-                self._exchange.services.now(),
-                None if self._used.is_partial else self._used.total,
-                was_sent=self._used.was_sent,
-                is_failed=False,
-                passed_tokens=self._used.total,
-            )
-
-
-class _UsedTokens:
-    """The tokens of all rounds of a response, for the limits of its key."""
-
-    __slots__ = ("completion", "is_partial", "prompt", "was_sent")
-
-    def __init__(self) -> None:
-        self.prompt = 0
-        self.completion = 0
-        """Generated tokens; of a round whose engine sent no count, those that came."""
-        self.was_sent = False
-        """An engine was asked."""
-        self.is_partial = False
-        """Of an answer, or of a part of one, the engine sent no count."""
-
-    @property
-    def total(self) -> int:
-        """Tokens of prompts and answers together."""
-        return self.prompt + self.completion
-
-    def add(self, exchange: Exchange) -> None:
-        """Add a round that has ended."""
-        account = exchange.account
-        self.was_sent = self.was_sent or account.attempts > 0
-        if account.usage is None:
-            self.completion += account.passed_tokens
-            self.is_partial = self.is_partial or (account.attempts > 0 and exchange.answer.status < 400)
-        else:
-            self.prompt += account.usage.prompt
-            self.completion += account.usage.completion
+            self._used.settle(entry, self._exchange.services.now())
 
 
 def _name_session(context: ResponseContext) -> str:
@@ -346,15 +299,3 @@ def _set_context(exchange: Exchange, _: ModelRoute, *, context: ResponseContext,
     """Complete a round's request. `outer`: the client's request, of which it is a round."""
     exchange.request.state = context
     exchange.hides_paths, exchange.extra_text_bytes = outer.hides_paths, outer.extra_text_bytes
-
-
-def _own_error(error: Fields, lines: bytes) -> RoundhouseError | None:
-    """Return the error of the gateway's own that a round was answered with; None: it is the engine's. `lines`: header
-    lines of the answer."""
-    if error["code"] not in ERROR_CODES:
-        return None
-    after = next((line[12:] for line in lines.split(b"\r\n") if line.startswith(b"retry-after:")), None)
-    retry_after_s = None if after is None else float(after)
-    own_error = RoundhouseError(error["code"], error["message"], param=error.get("param"), retry_after_s=retry_after_s)
-    is_own = own_error.build_envelope(error.get("request_id")).error.model_dump() == error
-    return own_error if is_own else None

@@ -187,7 +187,7 @@ def _find_refused_part(parts: list[Any], modalities: Sequence[Modality]) -> tupl
     for number, part in enumerate(parts):
         if not isinstance(part, dict) or part.get("type") == "text":
             continue
-        modality = _modality(part)
+        modality = modality_of(part)
         if modality is not None:
             if modality not in modalities:
                 return modality, f"[{number}]"
@@ -198,7 +198,8 @@ def _find_refused_part(parts: list[Any], modalities: Sequence[Modality]) -> tupl
     return None
 
 
-def _modality(part: dict[str, Any]) -> Modality | None:
+def modality_of(part: dict[str, Any]) -> Modality | None:
+    """Return the modality that a content part of any API family holds; None: text, or a type that is not known."""
     kind = part.get("type")
     if isinstance(kind, str):
         return "image" if kind == "document" and _has_pages(part.get("source")) else MODALITY_OF_PART.get(kind)

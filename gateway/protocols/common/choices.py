@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from controller.schema.errors import RoundhouseError
@@ -31,15 +31,19 @@ def check_choices(fields: Mapping[str, Any], route: ModelRoute) -> None:
             raise RoundhouseError("invalid_request", message, param=name)
 
 
-def count_slots(fields: Mapping[str, Any], route: ModelRoute) -> int:
-    """Return how many of a replica's slots a request takes: one for each answer to each of its prompts.
+def count_slots(fields: Mapping[str, Any], route: ModelRoute, inputs: Sequence[str] = ("prompt",)) -> int:
+    """Return how many of a replica's slots a request takes: one for each answer to each of its inputs.
 
     From 1 to `route.target_inflight`, because further answers wait inside the engine. 1 if `route.choices_take_slots`
-    is false.
+    is false, and for texts to embed or documents to rerank where the engine makes one answer per request
+    (`route.max_choices` 1). `inputs`: names of the fields that may list inputs; empty: the request has one.
     """
     if not route.choices_take_slots:
         return 1
-    count = count_choices(fields) * count_prompts(fields.get("prompt"))
+    count = count_choices(fields)
+    for name in inputs:
+        if name == "prompt" or route.max_choices != 1:
+            count *= count_prompts(fields.get(name))
     return min(count, route.target_inflight) if count > 1 else 1
 
 

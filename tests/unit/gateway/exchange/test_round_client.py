@@ -28,7 +28,7 @@ def test_the_pace_of_the_client_is_the_rounds() -> None:
     client.slow_round()
     assert first.told == []
     client.client_full()
-    client.end_round()
+    client.end_round(first)
     client.client_full()
     client.begin_round(second)
     client.slow_round()
