@@ -29,7 +29,6 @@ from controller.planning.replica_changes import leaving_replicas
 from controller.planning.rolling import fill_replicas
 from controller.state import DesiredState, ObservedReplica, ObservedState, PendingOp
 
-
 RELEASE_CHECK_S: Final = 1.0
 """Seconds after which GPU memory that an ended engine still holds is looked at again: its release is no event."""
 

@@ -148,7 +148,10 @@ def test_what_does_not_leave_in_time_is_not_counted_on() -> None:
     leaves = replace(leaves, statement=Statement("unload", LONG_AGO, "unloaded by operator"))
     a, b = wanted(autoload("a", 500), since=LONG_AGO), wanted(autoload("b", 500))
     traffic = {"a": IDLE, "b": WAITS}
-    for since, expected in ((NOW - 1, ["b: waiting for room: u is ending"]), (LONG_AGO, ["drain a", "b: waiting for room: a is ending"])):
+    for since, expected in (
+        (NOW - 1, ["b: waiting for room: u is ending"]),
+        (LONG_AGO, ["drain a", "b: waiting for room: a is ending"]),
+    ):
         drains = engine("u", {HOST: 500}, draining=Draining(since, False))
         made = planned(
             [a, b, leaves], [engine("a", {HOST: 500}), drains], inflight={"a-0": 0, "u-0": 1}, traffic=traffic
@@ -198,7 +201,8 @@ def test_who_is_in_use_is_named_and_the_plan_wakes_when_somebody_starves() -> No
     assert made.wake_at == NOW + 1
     for use in (ModelTraffic(1, NOW - 30), ModelTraffic(1, NOW - 500)):
         made = planned([a, b, c], running, inflight=inside, traffic={"b": use})
-        assert told(made) == ["drain a", "drain c", "b: waiting for room: a and c are ending"], "by its request, not by its load"
+        words = ["drain a", "drain c", "b: waiting for room: a and c are ending"]
+        assert told(made) == words, "by its request, not by its load"
     made = planned(
         [a, replace(b, memory_mib=500), c], running, inflight=inside, traffic={"b": ModelTraffic(1, NOW - 1)}
     )
