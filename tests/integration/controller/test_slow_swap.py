@@ -45,8 +45,13 @@ def _declare(folder: Path) -> ControllerSettings:
     fields |= {"vram_mib": CLAIM_MIB, "memory_mib": 100, "enabled": False, "autoload": True, "min_residency_s": 0}
     fields["env"] = {"PYTHONPATH": str(REPOSITORY), END_VARIABLE: str(END_S)}
     (folder / "desired" / "models.yaml").write_text(json.dumps({"models": {"a": fields, "b": fields}}))
+    # It looks often, so that it also looks while the engine ends.
     return ControllerSettings(
-        desired=folder / "desired", state=folder / "state", models=folder / "models", runtime="process"
+        desired=folder / "desired",
+        state=folder / "state",
+        models=folder / "models",
+        runtime="process",
+        resync_s=0.1,
     )
 
 
@@ -98,6 +103,7 @@ async def test_a_client_waits_for_the_model_that_ends_slowly_and_is_answered(tmp
         async with session.post(f"{url}/v1/chat/completions", json=body, headers={"X-Progress": "true"}) as answer:
             assert answer.status == 200
             lines = [line async for line in answer.content]
+        assert [line for line in lines if b'"error"' in line] == []
         assert lines[-2] == b"data: [DONE]\n", lines
         told = [json.loads(line.removeprefix(b": progress ")) for line in lines if line.startswith(b": progress ")]
         reasons = {each.get("reason") for each in told if each["stage"] == "load"}

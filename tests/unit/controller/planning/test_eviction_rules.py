@@ -143,6 +143,68 @@ def test_a_load_on_one_gpu_holds_up_no_swap_on_another() -> None:
     assert huge.blocked[0].failed, "it would not fit, whatever becomes of the other one"
 
 
+def test_who_waits_for_one_that_is_being_stopped_on_its_gpu_has_not_failed() -> None:
+    a, b = replace(on_gpu("a", 800), demand_replicas=1), wanted(on_gpu("b", 800))
+    gpu = Gpu("G", 0, "x", ROOM, used_mib=850)
+    for began_at in (NOW - 1, NOW - 40, NOW - 300):
+        stop = PendingOp(OpKind.STOP, ReplicaId("a", 0, "new", 1), {"G": 800}, began_at)
+        leaves = engine("a", {"G": 800}, draining=Draining(began_at, True))
+        made = planned([a, b], [leaves], gpus=(gpu,), traffic={"b": WAITS}, pending={"a-0": stop})
+        assert told(made) == ["b: waiting for room: a is ending"], began_at
+        beside, waits = replace(wanted(on_gpu("p", 300)), pinned=True), {"b": WAITS}
+        made = planned(
+            [a, b, beside], [leaves, engine("p", {"G": 150})], gpus=(gpu,), traffic=waits, pending={"a-0": stop}
+        )
+        assert told(made) == ["b: waiting for room: a is ending"], "there is room beside the one that stays"
+        made = planned(
+            [a, b, beside], [leaves, engine("p", {"G": 300})], gpus=(gpu,), traffic=waits, pending={"a-0": stop}
+        )
+        assert told(made) == ["b: needs 800 MiB on each of 1 GPU; free: GPU 0 has 0 of 1000 MiB FAILED"]
+
+
+def test_who_waits_for_released_memory_says_so_and_the_plan_looks_again_soon() -> None:
+    b, gpu = wanted(on_gpu("b", 800)), Gpu("G", 0, "x", ROOM, used_mib=850)
+    made = planned([b], [], gpus=(gpu,), traffic={"b": WAITS}, left_at={"G": NOW - 59})
+    assert told(made) == ["b: waiting for room: memory of an engine that has ended is not free yet"]
+    assert made.wake_at == NOW + 1
+    c = wanted(on_gpu("c", 100), since=SINCE + 1)
+    made = planned([b, c], [], gpus=(gpu,), traffic={"b": WAITS, "c": WAITS}, left_at={"G": NOW - 59})
+    assert "start c" in told(made), "there is room for both"
+    made = planned(
+        [replace(b, vram_mib=950), c], [], gpus=(gpu,), traffic={"b": WAITS, "c": WAITS}, left_at={"G": NOW - 59}
+    )
+    assert [each for each in told(made) if each.startswith("start")] == [], "its room is not given to a later one"
+    made = planned([b], [], gpus=(gpu,), traffic={"b": WAITS}, left_at={"G": NOW - 60})
+    assert made.blocked[0].failed
+    assert made.wake_at is None
+
+
+def test_who_waits_for_one_that_leaves_beside_one_that_loads_has_not_failed() -> None:
+    a, b = replace(on_gpu("a", 500), demand_replicas=1), wanted(on_gpu("b", 500))
+    x = replace(wanted(on_gpu("x", 400)), pinned=True)
+    gpu = Gpu("G", 0, "x", ROOM, used_mib=600)
+    loads = engine("x", {"G": 400}, ready_since=None, health=Health.STARTING, started_at=NOW - 1)
+    leaves = engine("a", {"G": 500}, draining=Draining(NOW - 1, True))
+    made = planned([a, b, x], [leaves, loads], gpus=(gpu,), traffic={"b": WAITS})
+    assert told(made) == ["a: it is stopped once x-0 is done on its GPU", "b: waiting for room: a is ending"]
+
+
+def test_a_new_definition_waits_for_the_room_of_another_model_that_leaves() -> None:
+    """Its old engine has failed, so it does not serve meanwhile; it shall not be told as failed either."""
+    a = replace(on_gpu("a", 500), demand_replicas=1)
+    b = replace(loaded_by_file(on_gpu("b", 800)), spec_hash="edited")
+    gpu = Gpu("G", 0, "x", ROOM, used_mib=850)
+    old = engine("b", {"G": 300}, ready_since=None, health=Health.STARTING, started_at=NOW - 1)
+    leaves = engine("a", {"G": 500}, draining=Draining(NOW - 1, False))
+    made = planned([a, b], [leaves, old], gpus=(gpu,), inflight={"a-0": 1, "b-0": 0})
+    assert told(made) == ["b: waiting for room: a is ending"]
+
+
+def loaded_by_file(model: DesiredModel) -> DesiredModel:
+    """As the files want it."""
+    return replace(model, replicas=1, autoload=False, demand_replicas=0, statement=Statement("file", LONG_AGO, "on"))
+
+
 def test_what_does_not_leave_in_time_is_not_counted_on() -> None:
     leaves = replace(autoload("u", 500), autoload=False, demand_replicas=0, drain_ends=False)
     leaves = replace(leaves, statement=Statement("unload", LONG_AGO, "unloaded by operator"))
