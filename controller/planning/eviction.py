@@ -98,8 +98,8 @@ def decide_evictions(
     if not missing_indices and not candidates:
         return EvictionDecision(desired_on_demand, reload_requested=reload_names)
     leaving = leaving_replicas(desired_on_demand, observed)
+    prompt = [each for each, since in leaving if now - since < desired.swap_wait_s]
     slow = [each for each, since in leaving if now - since >= desired.swap_wait_s]
-    prompt = [each for each, _ in leaving if each not in slow]
     allocator = RoomAllocator(
         desired_on_demand,
         observed,

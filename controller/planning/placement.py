@@ -165,7 +165,8 @@ class ClaimLedger:
             return claim_mib
         known_mibs = [each.mib for each in gpu.processes or () if each.replica == replica.name and each.mib is not None]
         operation = observed.pending.get(replica.name)
-        if known_mibs and operation is not None and operation.kind is not OpKind.START:
+        is_ending = operation is not None and operation.kind is not OpKind.START
+        if known_mibs and is_ending and uuid not in self.unified_gpus:
             # Its processes end one after the other, and each is gone from the list before its memory is free.
             others_mib = sum(each.mib or 0 for each in gpu.processes or () if each.replica != replica.name)
             return max(sum(known_mibs), min(claim_mib, gpu.used_mib - others_mib))
