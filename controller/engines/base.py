@@ -6,7 +6,7 @@ A new backend is one file beside this one, with a definition class and an `Engin
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from types import MappingProxyType
@@ -305,6 +305,11 @@ class Engine(Generic[DefinitionT]):
         """Return the declared `vram_mib` (MiB on each GPU) where the command line depends on it, which makes it part of
         the spec hash; else None. Here always None."""
         return None
+
+    def compared_arguments(self, definition: DefinitionT, argv: Sequence[str]) -> tuple[str, ...]:
+        """Return the words of a command line of this engine, program first, that count as drift where they differ
+        between a running replica and what it would be started with now. Here all of them."""
+        return tuple(argv)
 
     def derive_capabilities(self, definition: DefinitionT) -> Capabilities:
         """Return which requests the model takes: what the definition declares, and for the rest what its options imply.

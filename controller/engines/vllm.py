@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 
 from controller.artifacts.facts import Artifact, longest_token_at
@@ -24,7 +24,7 @@ from controller.engines.load_fields import LoadFault
 from controller.engines.memory import MIB, Forecast, Unpredicted
 from controller.engines.memory_hf import VllmLoad, predict_vllm
 from controller.engines.options import find_memory_mover
-from controller.engines.vllm_command import TOKEN_ENV, vllm_arguments, vllm_environment
+from controller.engines.vllm_command import SHARE_FLAG, TOKEN_ENV, vllm_arguments, vllm_environment
 from controller.engines.vllm_fields import VllmFields
 from controller.engines.vllm_log import vllm_progress, vllm_verdict
 from controller.engines.worker import worker_python
@@ -87,6 +87,15 @@ class VllmEngine(Engine[VllmFieldsT]):
     def rendered_vram_mib(self, definition: VllmFieldsT) -> int | None:
         """Return `vram_mib` (MiB on each GPU) where it sets the share of each GPU that vLLM takes; else None."""
         return definition.vram_mib if definition.share_follows_vram else None
+
+    def compared_arguments(self, definition: VllmFieldsT, argv: Sequence[str]) -> tuple[str, ...]:
+        """Return the command line without the share of each GPU where it follows from `vram_mib`: the spec hash covers
+        `vram_mib`, and an earlier version computed another share from it."""
+        words = tuple(argv)
+        if not definition.share_follows_vram or SHARE_FLAG not in words:
+            return words
+        place = words.index(SHARE_FLAG)
+        return words[:place] + words[place + 2 :]
 
     def session_cache(self, definition: VllmFieldsT) -> int:
         """Return the configured number of sessions (`configured_sessions`): vLLM's prefix cache finds what it has
@@ -176,7 +185,7 @@ class VllmEngine(Engine[VllmFieldsT]):
     def render_command(self, definition: VllmFieldsT, ctx: RenderContext) -> Launch:
         """Return the program with the arguments of `vllm serve`, and the environment; the definition's `env` takes
         precedence in it. Shared memory is set for containers only. Raises ValueError where a LoRA module has the
-        model's own name, and what `build_program` raises."""
+        model's own name or `vram_mib` leaves nothing for vLLM's share, and what `build_program` raises."""
         arguments = vllm_arguments(definition, ctx, self.target_inflight(definition))
         env = vllm_environment(definition, ctx) | self.own_environment(definition, ctx) | definition.env
         return Launch(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from controller.engines.base import ClaimedGpu, RenderContext
+from controller.engines.memory_hf import beside_share_mib
 from controller.engines.options import Flag, JsonFlag, PathFlag, Switch, render_options
 from controller.engines.vllm_fields import VllmFields
 
@@ -23,6 +24,7 @@ _NAMING_FLAGS: Final = frozenset(
 )
 """Arguments whose value may be, or contain, a name on the hub."""
 
+SHARE_FLAG: Final = "--gpu-memory-utilization"
 _SHARE_STEPS: Final = 10_000
 
 
@@ -31,7 +33,8 @@ def vllm_arguments(definition: VllmFields, ctx: RenderContext, inflight: int) ->
 
     The program itself is not among them. `inflight` becomes `--max-num-seqs`. Without `ctx.gpus`, as in a preflight, no
     share of GPU memory follows from `vram_mib`. vLLM does not log requests, because the gateway does. Raises ValueError
-    if a LoRA module has the model's own name, because requests could not choose it.
+    if a LoRA module has the model's own name, because requests could not choose it, or if `vram_mib` sets the share and
+    leaves nothing for it.
     """
     model = ctx.resolve_path(definition.model_path) if definition.model_path is not None else definition.vllm_model
     assert model is not None, "one of both is validated"
@@ -42,9 +45,11 @@ def vllm_arguments(definition: VllmFields, ctx: RenderContext, inflight: int) ->
     ]
     args += render_options(definition, Flag)
     if _needs_no_share(definition):
-        args += ("--gpu-memory-utilization", _NO_SHARE)
-    elif definition.share_follows_vram and ctx.gpus:
-        args += ("--gpu-memory-utilization", str(_claimed_share(ctx.gpus)))
+        args += (SHARE_FLAG, _NO_SHARE)
+    elif definition.share_follows_vram:
+        beside_mib = _check_beside_share(definition)
+        if ctx.gpus:
+            args += (SHARE_FLAG, str(_claimed_share(ctx.gpus, beside_mib)))
     if definition.vllm_tool_call_parser:
         args.append("--enable-auto-tool-choice")
     if definition.vllm_lora_modules:
@@ -105,13 +110,28 @@ def _needs_no_share(definition: VllmFields) -> bool:
     return is_sized_in_bytes and bool(definition.gpu_count)
 
 
-def _claimed_share(gpus: Sequence[ClaimedGpu]) -> float:
-    """Return the claim on the smallest GPU as a share of its memory, rounded down to 0.0001.
+def _check_beside_share(definition: VllmFields) -> int:
+    """Return the MiB of `vram_mib` that the share leaves. Raises ValueError if that is all of it."""
+    vram_mib = definition.vram_mib or 0
+    is_eager = bool(definition.vllm_enforce_eager)
+    beside_mib = beside_share_mib(vram_mib, definition.gpu_count or 1, definition.env, eager=is_eager)
+    if vram_mib <= beside_mib:
+        raise ValueError(
+            f"vram_mib: {vram_mib} MiB leave nothing for weights and KV cache, because vLLM takes up to {beside_mib} "
+            "MiB for CUDA and its libraries: declare more"
+        )
+    return beside_mib
 
-    vLLM has one share for all GPUs, and its cache is as large on each as fits into the smallest.
+
+def _claimed_share(gpus: Sequence[ClaimedGpu], beside_mib: int) -> float:
+    """Return the claim on the smallest GPU less `beside_mib`, as a share of its memory, rounded down to 0.0001.
+
+    vLLM has one share for all GPUs, and its cache is as large on each as fits into the smallest. It takes the share of
+    what CUDA can give, which is less than the memory of the GPU by what the driver keeps, and never more.
     """
     smallest = min(gpus, key=lambda gpu: gpu.total_mib)
-    return max(1, min(_SHARE_STEPS, smallest.claim_mib * _SHARE_STEPS // smallest.total_mib)) / _SHARE_STEPS
+    share_mib = smallest.claim_mib - beside_mib
+    return max(1, min(_SHARE_STEPS, share_mib * _SHARE_STEPS // smallest.total_mib)) / _SHARE_STEPS
 
 
 def _processor_arguments(definition: VllmFields) -> dict[str, Any]:

@@ -95,8 +95,8 @@ class VllmFields(Definition):
         default=None,
         gt=0,
         le=1,
-        description="Share of each GPU's memory that the engine uses; default: `vram_mib` divided by the memory "
-        "of the replica's smallest GPU, else 0.92.",
+        description="Share of each GPU's memory that the engine uses; default: `vram_mib`, less what vLLM takes beside "
+        "its share, divided by the memory of the replica's smallest GPU, else 0.92.",
     )
     vllm_kv_cache_dtype: Annotated[
         str | None,

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, Final, TypeAlias
 
 from controller.engines.base import Verdict
 from controller.state import DesiredState, ReplicaId
+
+WAITING_FOR_ROOM: Final = "waiting for room"
+"""Beginning of every reason of a model that waits for memory which others leave. Gateways pass such a reason on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from controller.planning.actions import WAITING_FOR_ROOM
 from controller.planning.eviction_candidates import (
     UNUSED,
     EvictionCandidate,
@@ -29,11 +30,12 @@ from controller.planning.eviction_candidates import (
     is_evictable,
     pending_models,
 )
-from controller.planning.placement import ClaimLedger, NoRoom, place_replica
+from controller.planning.placement import ClaimLedger, NoRoom, explain_leaving, place_replica
 from controller.planning.replica_changes import coming_replicas, leaving_replicas, missing_replicas
 from controller.state import (
     DesiredModel,
     DesiredState,
+    ObservedReplica,
     ObservedState,
     ReplicaKey,
     Statement,
@@ -43,6 +45,7 @@ FRESH_DEMAND_S: Final = 5.0
 """Seconds for which a reported request counts as waiting, until the gateway's count of waiting requests comes."""
 CHECKED_ANEW_S: Final = 10.0
 """Seconds that a preflight may be overdue while a model leaves for the one that was checked."""
+_NOT_RELEASED: Final = f"{WAITING_FOR_ROOM}: memory of an engine that has ended is not free yet"
 _SEATED: Final = (0, 0.0, "")
 
 
@@ -94,7 +97,9 @@ def decide_evictions(
     missing_indices = missing_replicas(desired_on_demand, observed)
     if not missing_indices and not candidates:
         return EvictionDecision(desired_on_demand, reload_requested=reload_names)
-    leaving_engines = leaving_replicas(desired_on_demand, observed, now)
+    leaving = leaving_replicas(desired_on_demand, observed)
+    prompt = [each for each, since in leaving if now - since < desired.swap_wait_s]
+    slow = [each for each, since in leaving if now - since >= desired.swap_wait_s]
     allocator = RoomAllocator(
         desired_on_demand,
         observed,
@@ -103,8 +108,9 @@ def decide_evictions(
         missing_indices,
         current_ledger=ledger,
         free_ledger=ledger.copy_without(()),
-        future_ledger=ledger.copy_without_replicas(leaving_engines, observed),
-        leaving_models=sorted({each.id.model for each in leaving_engines}),
+        future_ledger=ledger.copy_as_promised(prompt, observed),
+        leaving=prompt,
+        slowly_leaving=slow,
         coming_claims=coming_replicas(desired_on_demand, observed, candidates),
     )
     unplaced_models = sorted((desired_on_demand.models[name] for name in missing_indices), key=allocator.order_queue)
@@ -160,8 +166,10 @@ class RoomAllocator:
     """`current_ledger`, and the claims of models that got free room before in this decision."""
     future_ledger: ClaimLedger
     """Claims as they will be: without leaving and evicted replicas, with those of all models that got room."""
-    leaving_models: list[str]
-    """Models of which a replica is leaving."""
+    leaving: list[ObservedReplica]
+    """Replicas that leave, whose room is waited for before a model is evicted."""
+    slowly_leaving: list[ObservedReplica]
+    """Replicas that began to leave `swap_wait_s` ago or earlier, whose room is waited for only if no eviction helps."""
     coming_claims: dict[str, list[Mapping[str, int]]]
     """Result of `coming_replicas`, and the claims of models that got room before in this decision."""
     room_holders: dict[str, str] = field(default_factory=dict)
@@ -204,7 +212,9 @@ class RoomAllocator:
             and model.name not in self.allocated_models
         )
         if has_no_room and not isinstance(self._place_missing(model, self.current_ledger), NoRoom):
-            self.wait_reasons[model.name] = f"waits for room: {_join_names(sorted(self.allocated_models))} comes first"
+            self.wait_reasons[model.name] = (
+                f"{WAITING_FOR_ROOM}: {_join_names(sorted(self.allocated_models))} comes first"
+            )
 
     def _seek_room(self, model: DesiredModel) -> None:
         placement = self._place_missing(model, self.future_ledger)
@@ -214,8 +224,10 @@ class RoomAllocator:
             if not isinstance(placement_now, NoRoom):
                 for claims in placement_now:
                     self.free_ledger.add_claims(claims, model=model.name)
+            elif placement_now.is_releasing:
+                self.wait_reasons[model.name] = _NOT_RELEASED
             elif not placement_now.waiting:
-                self.wait_reasons[model.name] = f"waits until {_join_names(self.leaving_models)} left"
+                self.wait_reasons[model.name] = explain_leaving(self.leaving)
         elif placement.waiting:
             return
         elif model.statement.kind == "autoload" and not self._has_waiting_requests(model):
@@ -272,7 +284,7 @@ class RoomAllocator:
         unordered = [each for name, each in self.candidates.items() if name not in excluded_names]
         candidates = sorted(unordered, key=lambda each: each.eviction_order(self.now))
         if self._choose_victims(model, candidates) is None:
-            self._wait_for_loads(model, candidates)
+            self._wait_for_others(model, candidates)
             return
         traffic = self.observed.traffic.get(model.name, UNUSED)
         since = traffic.waits_since or model.statement.since
@@ -289,11 +301,11 @@ class RoomAllocator:
             if is_starving:
                 self._hold_room(model, self._choose_victims(model, candidates) or ())
         elif not self._is_start_checked(model, victims):
-            self.wait_reasons[model.name] = "waits for room, once it is known that it can be started"
+            self.wait_reasons[model.name] = f"{WAITING_FOR_ROOM}: whether it can be started is being checked"
         else:
             for each in victims:
                 self.evicted[each.name] = (since, f"makes room for {model.name}")
-            self.wait_reasons[model.name] = f"waits until {_candidate_names(victims)} left"
+            self.wait_reasons[model.name] = explain_leaving(replica for each in victims for replica in each.replicas)
             self._hold_room(model, victims)
 
     def _is_start_checked(self, model: DesiredModel, victims: Iterable[EvictionCandidate]) -> bool:
@@ -312,16 +324,26 @@ class RoomAllocator:
         placement = self._place_missing(model, self.future_ledger)
         self._claim_room(model, () if isinstance(placement, NoRoom) else placement)
 
-    def _wait_for_loads(self, model: DesiredModel, candidates: Iterable[EvictionCandidate]) -> None:
-        """Let the model wait for models that are being loaded, if their eviction can make room later. Otherwise no wait
-        is noted, and the plan says what is missing."""
+    def _wait_for_others(self, model: DesiredModel, candidates: Iterable[EvictionCandidate]) -> None:
+        """Let the model wait for replicas that leave slowly, if they make room, or else for models that are being
+        loaded, if their eviction can make room later. Otherwise no wait is noted, and the plan says what is missing."""
+        later_ledger = self.future_ledger.copy_without_replicas(self.slowly_leaving, self.observed)
+        placement = self._place_missing(model, later_ledger)
+        if not isinstance(placement, NoRoom):
+            # Booked beside the claims of those that leave, so that nobody takes what is free of it meanwhile.
+            self._claim_room(model, placement)
+            self.wait_reasons[model.name] = explain_leaving(self.slowly_leaving)
+            return
         claims = (claims for each in self.coming_claims.values() for claims in each)
-        if not isinstance(self._place_missing(model, self._ledger_without(candidates).copy_without(claims)), NoRoom):
-            self.wait_reasons[model.name] = f"waits for room: {_join_names(sorted(self.coming_claims))} is loaded first"
+        last_ledger = self._ledger_without(candidates, later_ledger)
+        if not isinstance(self._place_missing(model, last_ledger), NoRoom):
+            self.wait_reasons[model.name] = explain_leaving(self.slowly_leaving)
+        elif not isinstance(self._place_missing(model, last_ledger.copy_without(claims)), NoRoom):
+            names = _join_names(sorted(self.coming_claims))
+            self.wait_reasons[model.name] = f"{WAITING_FOR_ROOM}: {names} is loaded first"
         elif self.room_holders:
-            self.wait_reasons[model.name] = (
-                f"waits for room: {_join_names(sorted(set(self.room_holders.values())))} comes first"
-            )
+            names = _join_names(sorted(set(self.room_holders.values())))
+            self.wait_reasons[model.name] = f"{WAITING_FOR_ROOM}: {names} comes first"
 
     def _wait_for_candidates(
         self, model: DesiredModel, candidates: Sequence[EvictionCandidate], starves_at: float
@@ -330,7 +352,7 @@ class RoomAllocator:
         busy_candidates = [each for each in blockers if each.is_busy]
         reason = "in use" if busy_candidates else "loaded only just now"
         self.wait_reasons[model.name] = (
-            f"waits for room: {_candidate_names(blockers)} {'are' if len(blockers) > 1 else 'is'} {reason}"
+            f"{WAITING_FOR_ROOM}: {_candidate_names(blockers)} {'are' if len(blockers) > 1 else 'is'} {reason}"
         )
         self.wake_times += [each.stays_until for each in candidates if each.stays_until > self.now]
         if busy_candidates and starves_at > self.now:
@@ -352,10 +374,9 @@ class RoomAllocator:
             return victims
         return None
 
-    def _ledger_without(self, victims: Iterable[EvictionCandidate]) -> ClaimLedger:
-        return self.future_ledger.copy_without_replicas(
-            [replica for each in victims for replica in each.replicas], self.observed
-        )
+    def _ledger_without(self, victims: Iterable[EvictionCandidate], ledger: ClaimLedger | None = None) -> ClaimLedger:
+        replicas = [replica for each in victims for replica in each.replicas]
+        return (ledger or self.future_ledger).copy_without_replicas(replicas, self.observed)
 
 
 def _candidate_names(candidates: Iterable[EvictionCandidate]) -> str:

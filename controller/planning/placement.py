@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from controller.gpus import Gpu, GpuProcess, UnreadGpu
+from controller.planning.actions import WAITING_FOR_ROOM
 from controller.state import (
     HOST,
     DesiredModel,
@@ -49,6 +50,10 @@ class ClaimLedger:
     """GPU uuid to the names of models with a replica there."""
     unified_gpus: frozenset[str] = frozenset()
     """Uuids of GPUs that share main memory."""
+    leaving: tuple[ObservedReplica, ...] = ()
+    """Replicas whose claims this ledger has and that are about to end. `place_or_wait` waits for their room."""
+    waits_for_busy: bool = True
+    """Whether there is no room on a busy GPU. False: the ledger says where room will be, whoever loads there now."""
 
     @classmethod
     def of(cls, observed: ObservedState) -> ClaimLedger:
@@ -114,7 +119,13 @@ class ClaimLedger:
         """
         models = {uuid: set(names) for uuid, names in self.models_by_gpu.items()}
         copy = ClaimLedger(
-            dict(self.claimed_mib), dict(self.busy_replicas), dict(self.released_mib), models, self.unified_gpus
+            dict(self.claimed_mib),
+            dict(self.busy_replicas),
+            dict(self.released_mib),
+            models,
+            self.unified_gpus,
+            self.leaving,
+            self.waits_for_busy,
         )
         for each in claims:
             for uuid, mib in each.items():
@@ -125,8 +136,9 @@ class ClaimLedger:
     def copy_without_replicas(self, replicas: Collection[ObservedReplica], observed: ObservedState) -> ClaimLedger:
         """Return an independent copy without the claims of these replicas, whose memory counts as still in use
         (`released_mib`): on a GPU the MiB that the driver reports for the replica, else an estimate that is at least
-        its claim; of main memory its claim."""
+        its claim; of main memory its claim. They are not among the `leaving` of the copy."""
         copy = self.copy_without(())
+        copy.leaving = tuple(each for each in self.leaving if each not in replicas)
         for replica in replicas:
             for uuid, mib in replica.claims.items():
                 copy.claimed_mib[uuid] = copy.claimed_mib.get(uuid, 0) - mib
@@ -136,11 +148,28 @@ class ClaimLedger:
                 copy.released_mib[uuid] = copy.released_mib.get(uuid, 0) + held_mib
         return copy
 
+    def copy_as_promised(self, leaving: Collection[ObservedReplica], observed: ObservedState) -> ClaimLedger:
+        """Return an independent copy that says where room will be: without the claims of the replicas that are
+        `leaving`, with the memory of GPUs that an engine left less than 60 s (`RELEASE_S`) ago counted as released, and
+        with no GPU busy."""
+        copy = self.copy_without_replicas(leaving, observed)
+        copy.waits_for_busy = False
+        for gpu in observed.gpus or ():
+            if observed.at - observed.left_at.get(gpu.uuid, -RELEASE_S) < RELEASE_S:
+                copy.released_mib[gpu.uuid] = max(gpu.used_mib, copy.released_mib.get(gpu.uuid, 0))
+        return copy
+
     def _held_mib(self, replica: ObservedReplica, uuid: str, claim_mib: int, observed: ObservedState) -> int:
         gpu = next((gpu for gpu in observed.gpus or () if gpu.uuid == uuid), None)
         if gpu is None:
             return claim_mib
         known_mibs = [each.mib for each in gpu.processes or () if each.replica == replica.name and each.mib is not None]
+        operation = observed.pending.get(replica.name)
+        is_ending = operation is not None and operation.kind is not OpKind.START
+        if known_mibs and is_ending and uuid not in self.unified_gpus:
+            # Its processes end one after the other, and each is gone from the list before its memory is free.
+            others_mib = sum(each.mib or 0 for each in gpu.processes or () if each.replica != replica.name)
+            return max(sum(known_mibs), min(claim_mib, gpu.used_mib - others_mib))
         if known_mibs:
             return sum(known_mibs)
         if uuid in self.unified_gpus:
@@ -164,6 +193,26 @@ class NoRoom:
 
     reason: str
     waiting: bool = False
+    is_releasing: bool = field(default=False, compare=False)
+    """Whether all that is missing is memory in use that an engine left less than 60 s (`RELEASE_S`) ago."""
+
+
+def place_or_wait(model: DesiredModel, observed: ObservedState, ledger: ClaimLedger) -> Placement | NoRoom:
+    """Find GPUs and main memory as `place_replica` does. Where there is no room, and there will be once the replicas of
+    `ledger.leaving` have ended and their memory is free, the `NoRoom` is `waiting`, and its reason names them."""
+    placement = place_replica(model, observed, ledger)
+    if isinstance(placement, Placement) or placement.waiting or not ledger.leaving:
+        return placement
+    promised = place_replica(model, observed, ledger.copy_as_promised(ledger.leaving, observed))
+    if isinstance(promised, NoRoom) and not promised.waiting:
+        return placement
+    return NoRoom(explain_leaving(ledger.leaving), waiting=True)
+
+
+def explain_leaving(replicas: Iterable[ObservedReplica]) -> str:
+    """Return the reason of a model that waits for the room of these replicas."""
+    names = sorted({each.id.model for each in replicas})
+    return f"{WAITING_FOR_ROOM}: {' and '.join(names) or 'others'} {'are' if len(names) > 1 else 'is'} ending"
 
 
 def place_replica(model: DesiredModel, observed: ObservedState, ledger: ClaimLedger) -> Placement | NoRoom:
@@ -215,7 +264,7 @@ def _place_on_gpus(
         return host_claims
     chosen_gpus = sorted(fitting_gpus[: model.gpu_count], key=lambda gpu: gpu.index)
     for gpu in chosen_gpus:
-        if gpu.uuid in ledger.busy_replicas:
+        if ledger.waits_for_busy and gpu.uuid in ledger.busy_replicas:
             return NoRoom(f"GPU {gpu.label} is busy with {ledger.busy_replicas[gpu.uuid]}", waiting=True)
     gpu_claims = {}
     for gpu in chosen_gpus:
@@ -329,6 +378,7 @@ def _explain_no_room(
     return NoRoom(
         f"{reason}; memory that nobody claims is held by {holder_text}" if holder_text else reason,
         waiting=not is_overdue,
+        is_releasing=not is_overdue,
     )
 
 

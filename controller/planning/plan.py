@@ -17,14 +17,20 @@ Invariants, held by tests/properties/controller/planning/test_plan.py:
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
+from typing import Final
 
-from controller.planning.actions import Plan, Stop
+from controller.planning.actions import WAITING_FOR_ROOM, Blocked, Plan, Stop
 from controller.planning.classify import classify_replicas
 from controller.planning.eviction import decide_evictions
 from controller.planning.model_turn import ModelTurn
-from controller.planning.placement import ClaimLedger
+from controller.planning.placement import RELEASE_S, ClaimLedger
+from controller.planning.replica_changes import leaving_replicas
 from controller.planning.rolling import fill_replicas
 from controller.state import DesiredState, ObservedReplica, ObservedState, PendingOp
+
+RELEASE_CHECK_S: Final = 1.0
+"""Seconds after which GPU memory that an ended engine still holds is looked at again: its release is no event."""
 
 
 def plan(desired: DesiredState, observed: ObservedState, now: float) -> Plan:
@@ -43,6 +49,7 @@ def plan(desired: DesiredState, observed: ObservedState, now: float) -> Plan:
     ledger = ClaimLedger.of(observed)
     decision = decide_evictions(desired, observed, ledger, now)
     desired = decision.desired
+    ledger.leaving = tuple(replica for replica, _ in leaving_replicas(desired, observed))
     turns = []
     # First what frees, then what claims: an engine that leaves makes room within the same plan only once it is gone.
     for name in sorted(desired.models.keys() | replicas.keys() | pending.keys()):
@@ -54,19 +61,25 @@ def plan(desired: DesiredState, observed: ObservedState, now: float) -> Plan:
     for turn in sorted(turns, key=lambda each: decision.queue_place(each.model)):
         fill_replicas(turn)
     actions = tuple(action for turn in turns for action in turn.actions)
-    wake_times = [
-        wake_at
-        for wake_at in (*decision.wake_times, *(wake_at for turn in turns for wake_at in turn.wake_times))
-        if wake_at > now
-    ]
+    blocked = tuple(blocked for turn in turns for blocked in turn.blocked)
+    times = [*decision.wake_times, *(wake_at for turn in turns for wake_at in turn.wake_times)]
+    if _awaits_release(blocked, observed):
+        times.append(now + RELEASE_CHECK_S)
+    wake_times = [wake_at for wake_at in times if wake_at > now]
     stopping_models = {action.id.model for action in actions if isinstance(action, Stop)}
     staying_models = {replica.id.model for replica in observed.replicas} - stopping_models
     return Plan(
         desired.generation,
         actions,
-        tuple(blocked for turn in turns for blocked in turn.blocked),
+        blocked,
         min(wake_times, default=None),
         desired,
         {name: reason for name, reason in decision.evicted.items() if name not in staying_models and not pending[name]},
         decision.reload_requested,
     )
+
+
+def _awaits_release(blocked: Iterable[Blocked], observed: ObservedState) -> bool:
+    """Whether a model waits for room while memory of an ended engine may still be in use."""
+    was_left = any(observed.at - left_at < RELEASE_S for left_at in observed.left_at.values())
+    return was_left and any(each.reason.startswith(WAITING_FOR_ROOM) for each in blocked)

@@ -8,22 +8,19 @@ from controller.planning.eviction_candidates import EvictionCandidate, is_evicta
 from controller.state import DesiredState, ObservedReplica, ObservedState, OpKind, Phase
 
 
-def leaving_replicas(desired: DesiredState, observed: ObservedState, now: float) -> list[ObservedReplica]:
-    """Return the running replicas that are being stopped or removed or are not wanted, in the order observed.
-
-    Those that began to leave (drain or stop) `desired.swap_wait_s` seconds ago or earlier are left out: no model waits
-    for their room any more. `now`: Unix time in seconds.
-    """
+def leaving_replicas(desired: DesiredState, observed: ObservedState) -> list[tuple[ObservedReplica, float]]:
+    """Return the running replicas that are being stopped or removed or are not wanted, in the order observed, each with
+    the Unix time at which it began to leave (drain or stop); that of the observation if it is yet to begin."""
     replicas = []
     for replica in observed.replicas:
         model = desired.models.get(replica.id.model)
         operation = observed.pending.get(replica.name)
         is_ending = operation is not None and operation.kind is not OpKind.START
         is_unwanted = model is None or not model.runs or replica.id.index >= model.replicas
-        began_at = operation.began_at if operation is not None and is_ending else now
-        since = began_at if replica.draining is None else min(began_at, replica.draining.since)
-        if replica.phase is Phase.RUNNING and (is_ending or is_unwanted) and now - since < desired.swap_wait_s:
-            replicas.append(replica)
+        if replica.phase is Phase.RUNNING and (is_ending or is_unwanted):
+            began_at = operation.began_at if operation is not None and is_ending else observed.at
+            since = began_at if replica.draining is None else min(began_at, replica.draining.since)
+            replicas.append((replica, since))
     return replicas
 
 
@@ -55,16 +52,19 @@ def coming_replicas(
     """Return, by model name, the claims of each replica of the models that will be eviction candidates once they are
     loaded.
 
-    These are the models that may be evicted, are not in `candidates`, and have a replica that runs or has an operation
-    under way. Each claims mapping is MiB by GPU uuid or HOST.
+    These are the models that may be evicted, are not in `candidates`, and have a replica that runs or is being started,
+    and is not being stopped. Each claims mapping is MiB by GPU uuid or HOST.
     """
     claims_by_model: dict[str, list[Mapping[str, int]]] = {}
     observed_names = {replica.name for replica in observed.replicas}
+    starts = {name: op for name, op in observed.pending.items() if op.kind is OpKind.START}
     active_replicas = [
-        each for each in observed.replicas if each.phase is Phase.RUNNING or each.name in observed.pending
+        each
+        for each in observed.replicas
+        if each.name in starts or (each.phase is Phase.RUNNING and each.name not in observed.pending)
     ]
     model_claims = [(each.id.model, each.claims) for each in active_replicas]
-    model_claims += [(op.id.model, op.claims) for name, op in observed.pending.items() if name not in observed_names]
+    model_claims += [(op.id.model, op.claims) for name, op in starts.items() if name not in observed_names]
     for name, claims in model_claims:
         if name not in candidates and is_evictable(desired.models.get(name)):
             claims_by_model.setdefault(name, []).append(claims)

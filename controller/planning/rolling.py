@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from controller.planning.model_turn import ModelTurn
-from controller.planning.placement import NoRoom, Placement, place_replica
+from controller.planning.placement import NoRoom, Placement, place_or_wait, place_replica
 from controller.planning.starting import (
     backs_off,
     has_files,
@@ -82,7 +82,7 @@ def _exceeds_room(turn: ModelTurn, model: DesiredModel) -> bool:
         return False
     scratch = turn.ledger.copy_without(())
     for index in missing_indices:
-        placement = place_replica(model, turn.observed, scratch)
+        placement = place_or_wait(model, turn.observed, scratch)
         if turn.wait_reason is not None:
             wait_for_room(turn, model, index, turn.wait_reason)
             return True
@@ -108,7 +108,7 @@ def _replace(turn: ModelTurn, model: DesiredModel, index: int, old_replica: Obse
     # One failed probe does not make an engine useless: what has served may serve again.
     is_serving = old_replica.ready_since is not None and old_replica.draining is None
     placement_alongside = place_replica(model, turn.observed, turn.ledger)
-    placement_instead = place_replica(model, turn.observed, turn.ledger.copy_without([old_replica.claims]))
+    placement_instead = place_or_wait(model, turn.observed, turn.ledger.copy_without([old_replica.claims]))
     if is_serving and isinstance(placement_alongside, NoRoom) and placement_alongside.waiting:
         turn.add_blocked(index, placement_alongside.reason, None)
     elif isinstance(placement_alongside, NoRoom) and isinstance(placement_instead, NoRoom):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from controller.planning.actions import DownloadSource, Preflight, PullImage, Start
 from controller.planning.model_turn import ModelTurn
-from controller.planning.placement import NoRoom, Placement, place_replica
+from controller.planning.placement import NoRoom, Placement, place_or_wait
 from controller.state import DesiredModel, ReplicaId, ReplicaKey
 
 
@@ -13,7 +13,7 @@ def start_replica(turn: ModelTurn, model: DesiredModel, index: int) -> None:
     preflight, image pull), and note in the turn what the replica waits for."""
     if backs_off(turn, model, index) or not has_files(turn, model, index):
         return
-    placement = place_replica(model, turn.observed, turn.ledger)
+    placement = place_or_wait(model, turn.observed, turn.ledger)
     if turn.wait_reason is not None:
         wait_for_room(turn, model, index, turn.wait_reason)
     elif isinstance(placement, NoRoom):

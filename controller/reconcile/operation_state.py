@@ -90,10 +90,11 @@ class OperationState:
         self, previous_replicas: Iterable[ObservedReplica], replicas: Iterable[ObservedReplica], now: float
     ) -> None:
         """Note in `left_at` that the GPUs of replicas that ran in the previous observation and no longer run in this
-        one were left at `now`, Unix time."""
-        remaining_names = {replica.name for replica in replicas if replica.phase is not Phase.EXITED}
-        for replica in previous_replicas:
-            if replica.phase is not Phase.EXITED and replica.name not in remaining_names:
+        one, or have ended in this one and were not in the previous one, were left at `now`, Unix time."""
+        previous, current = ({each.name: each for each in seen} for seen in (previous_replicas, replicas))
+        for name, replica in (current | previous).items():
+            had_ended = name in previous and replica.phase is Phase.EXITED
+            if not had_ended and (name not in current or current[name].phase is Phase.EXITED):
                 self.left_at.update(dict.fromkeys((uuid for uuid in replica.claims if uuid != HOST), now))
 
     def note_attempts(self, replicas: Iterable[ReplicaId]) -> None:

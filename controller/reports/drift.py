@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from pydantic import JsonValue
 
+from controller.engines import REPLICA_ENGINES
 from controller.planning.actions import Blocked
 from controller.redaction.patterns import mask_fields
 from controller.redaction.redactor import Redact, redact_words
@@ -227,9 +228,13 @@ def _replica_items(
             since=now,
             message=f"{model.image or 'its image'} names another image than the one that {name} runs",
         )
-    if replica.argv and rendered_now.argv != replica.argv:
+    engine = REPLICA_ENGINES[model.backend]
+    declared_argv, running_argv = (
+        engine.compared_arguments(model.definition, argv) for argv in (rendered_now.argv, replica.argv)
+    )
+    if running_argv and declared_argv != running_argv:
         declared_words, running_words = _differing_words(
-            rendered_now.argv, replica.argv, lambda word: redact(model.name, word, name)
+            declared_argv, running_argv, lambda word: redact(model.name, word, name)
         )
         yield DriftItem(
             model=model.name,

@@ -151,7 +151,9 @@ class ModelRoute(Wire):
     )
     autoload: bool = False
     reason: str | None = Field(
-        default=None, description="Why the model is not loaded, if it should be; null: no reason."
+        default=None,
+        description="Why the model is not loaded, or which room a model in the state `loading` waits for; null: no "
+        "reason.",
     )
     last_error: str | None = Field(
         default=None,

@@ -12,6 +12,7 @@ from pydantic import SecretStr
 from controller.config.model_sources import definition_source
 from controller.engines import ENGINES
 from controller.engines.base import Engine, EngineFigures
+from controller.planning.actions import WAITING_FOR_ROOM
 from controller.schema.routing import Endpoint, ModelRoute, RemoteProbe, StartAttempt
 from controller.schema.status import ModelState, ModelStatus
 from controller.state import (
@@ -105,7 +106,7 @@ def _route(
         extra_fields=engine.list_extra_fields(model.definition),
         # No request waits for a model that an operator is unloading, even if a request may load it afterwards.
         autoload=model.autoload and not (status.state is ModelState.UNLOADING and model.statement.kind == "unload"),
-        reason=_unloaded_reason(model) if status.state is ModelState.UNLOADED else None,
+        reason=_reason_for_clients(model, status),
         last_error=status.plain_error,
         full_error=status.last_error if status.last_error != status.plain_error else None,
         exit_code=status.exit_code,
@@ -144,8 +145,13 @@ def _are_alike(model: DesiredModel, replicas: list[ObservedReplica]) -> bool:
     return len(told) == 1 and None not in told
 
 
-def _unloaded_reason(model: DesiredModel) -> str:
-    """Return why the model is not loaded, for clients. They are not told which operator unloaded it."""
+def _reason_for_clients(model: DesiredModel, status: ModelStatus) -> str | None:
+    """Return why the model is not loaded, for clients: for what it waits, or who unloaded it, but not which operator.
+    None: it is loaded, being loaded or unloaded, or has failed."""
+    if status.state is ModelState.LOADING:
+        return next((reason for reason in status.blocked if reason.startswith(WAITING_FOR_ROOM)), None)
+    if status.state is not ModelState.UNLOADED:
+        return None
     return "an operator unloaded it" if model.statement.kind == "unload" else model.statement.reason
 
 

@@ -13,6 +13,7 @@ from controller.schema.routing import ModelRoute
 from gateway.admission.admission import QueuePlace
 from gateway.protocols.chat.prompt_progress import PromptProgress
 from gateway.protocols.common.json_bytes import json_bytes
+from gateway.routing.availability import room_wait
 from gateway.server.asgi import Header
 
 PROGRESS_HEADER: Final = b"x-progress"
@@ -38,6 +39,8 @@ class Progress(NamedTuple):
     """Tokens of the prompt, in the stage `prefill`; None: the engine has reported none."""
     session: str | None = None
     """Value of `X-Session`; None: not decided yet, or the request belongs to no session."""
+    reason: str | None = None
+    """The room that the model waits for, in the stage `load`; None: it waits for none."""
 
 
 def asked_progress(headers: Sequence[Header]) -> Collection[bytes]:
@@ -54,7 +57,7 @@ def queue_progress(route: ModelRoute, place: QueuePlace | None, *, is_loading: b
     """Return the progress of a request in the queue of the model `route`. `is_loading`: it waits for a load first.
     `place`: its place in the queue; None: it is not in the queue."""
     if is_loading:
-        return Progress("load", route.name, route.state.value, route.progress, place)
+        return Progress("load", route.name, route.state.value, route.progress, place, reason=room_wait(route))
     return Progress("queue", route.name, place=place)
 
 
@@ -71,6 +74,8 @@ def progress_comment(progress: Progress) -> bytes:
     fields: dict[str, object] = {"stage": progress.stage, "model": progress.model}
     if progress.state is not None:
         fields["state"] = progress.state
+    if progress.reason is not None:
+        fields["reason"] = progress.reason
     if progress.share is not None:
         fields["progress"] = round(progress.share, 3)
     if progress.place is not None:
@@ -87,17 +92,21 @@ def progress_comment(progress: Progress) -> bytes:
 
 
 def load_comment(route: ModelRoute) -> bytes:
-    """Return the SSE comment of `X-Load-Progress`: the model, its state, and the share of its load that is done (0 to
-    1), if known."""
+    """Return the SSE comment of `X-Load-Progress`: the model, its state, the room that it waits for, if any, and the
+    share of its load that is done (0 to 1), if known."""
     fields: dict[str, object] = {"model": route.name, "state": route.state.value}
+    if (reason := room_wait(route)) is not None:
+        fields["reason"] = reason
     if route.progress is not None:
         fields["progress"] = round(route.progress, 3)
     return b": load-progress %b\n\n" % json_bytes(fields)
 
 
 def _is_urgent(told: Progress, progress: Progress) -> bool:
-    """Return whether a change is sent at once: a new stage or state, the first share, and the end of the prefill."""
-    is_new = (told.stage, told.state, told.share is None) != (progress.stage, progress.state, progress.share is None)
+    """Return whether a change is sent at once: a new stage, state or reason, the first share, and the end of the
+    prefill."""
+    said, says = ((each.stage, each.state, each.reason, each.share is None) for each in (told, progress))
+    is_new = said != says
     return is_new or (progress.stage == "prefill" and progress.share == 1)
 
 

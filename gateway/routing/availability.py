@@ -108,6 +108,11 @@ def reason_of(route: ModelRoute, *, is_for_admin: bool = False) -> str | None:
     return hide_paths(hide_addresses(route.last_error.strip().partition("\n")[0]))
 
 
+def room_wait(route: ModelRoute) -> str | None:
+    """Return what a model waits for whose load has not begun because it needs the room of others; None: nothing."""
+    return route.reason if route.state == ModelState.LOADING else None
+
+
 def is_worth_waiting(route: ModelRoute) -> bool:
     """Return whether a request to a model that is not loaded should wait: the model is `autoload` and not failed.
 
@@ -119,9 +124,11 @@ def is_worth_waiting(route: ModelRoute) -> bool:
 def not_loaded_in_time(name: str, limit_s: float, route: ModelRoute | None) -> LoadingError:
     """Return, without raising it, the error for a request that waited `limit_s` seconds for a load of the model `name`.
 
-    `route`: the model in the present table, of which the progress is taken; None: the model has left the table.
+    `route`: the model in the present table, of which the progress is taken, and the room that it waits for; None: the
+    model has left the table.
     """
-    message = f"The model {name!r} was not loaded within {limit_s:g} s."
+    reason = room_wait(route) if route is not None else None
+    message = f"The model {name!r} was not loaded within {limit_s:g} s{f': {reason}' if reason else ''}."
     return LoadingError(message, route.progress if route is not None else None)
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from controller.desired.resolve import with_params
 from controller.engines import ENGINES
 from controller.engines.base import ClaimedGpu, RenderContext
+from controller.engines.memory_hf import beside_share_mib
 from controller.engines.options import Flag, JsonFlag, PathFlag, Switch, list_options
 from controller.engines.vllm_fields import VllmFields
 from tests.support.campaign import campaign_count
@@ -37,7 +38,7 @@ SHARED: dict[str, st.SearchStrategy[Any]] = {
     "prompt_format": st.sampled_from(["generic", "qwen3_template"]),
     "target_inflight": st.integers(1, 4096),
     "gpus": st.integers(0, 64),
-    "vram_mib": st.integers(1, 200_000),
+    "vram_mib": st.integers(5_000, 200_000),
 }
 LOADS: dict[str, st.SearchStrategy[Any]] = {
     "vllm_max_model_len": st.integers(256, 2**40),
@@ -145,8 +146,10 @@ def assert_same_values(definition: VllmFields, told: dict[str, Any], smallest_mi
             assert share == 0.92
         else:
             assert smallest_mib is not None
-            least = definition.vram_mib / smallest_mib - 0.0001
-            assert max(least, 0.00005) < share <= max(definition.vram_mib / smallest_mib, 0.0001)
+            env, eager = definition.env, bool(definition.vllm_enforce_eager)
+            beside_mib = beside_share_mib(definition.vram_mib, definition.gpu_count, env, eager=eager)
+            most = (definition.vram_mib - beside_mib) / smallest_mib
+            assert max(most - 0.0001, 0.00005) < share <= max(most, 0.0001)
     assert told["enable_auto_tool_choice"] == (definition.vllm_tool_call_parser is not None)
     assert told["runner"] == ("pooling" if definition.vllm_embedding else "auto")
 

@@ -72,7 +72,7 @@ def test_room_goes_to_whom_it_is_due_whatever_their_names() -> None:
     late, early = loaded(autoload("a", 800), since=6.0), loaded(autoload("b", 800), since=5.0)
     forgotten = wanted(autoload("0", 800), since=1.0)
     made = settled([late, early, forgotten], traffic={"0": ModelTraffic(0)})
-    assert made.wait_reasons == {"a": "waits for room: b comes first"}
+    assert made.wait_reasons == {"a": "waiting for room: b comes first"}
     assert made.evicted == {"0": "no request waits for it any more"}
 
 
@@ -149,7 +149,7 @@ def test_what_nobody_waits_for_any_more_rests_instead_of_waiting_for_room() -> N
 def test_who_has_no_room_for_another_one_that_takes_it_is_told_so() -> None:
     b, c = replace(loaded(autoload("b", 800)), pinned=True), wanted(autoload("c", 800))
     made = settled([b, c], traffic={"c": WAITS})
-    assert made.wait_reasons == {"c": "waits for room: b comes first"}
+    assert made.wait_reasons == {"c": "waiting for room: b comes first"}
     made = settled([b, replace(c, memory_mib=2_000)], traffic={"c": WAITS})
     assert made.wait_reasons == {}, "it would have none without it either"
 
@@ -158,7 +158,7 @@ def test_replicas_that_come_are_spread_as_the_plan_will_spread_them() -> None:
     gpus = (Gpu("A", 0, "x", ROOM), Gpu("B", 1, "x", ROOM))
     a = replace(loaded(on_gpu("a", 300)), replicas=2, pinned=True)
     made = settled([a, wanted(on_gpu("c", 800))], gpus=gpus, traffic={"c": WAITS})
-    assert made.wait_reasons == {"c": "waits for room: a comes first"}
+    assert made.wait_reasons == {"c": "waiting for room: a comes first"}
 
 
 def test_nobody_goes_for_one_that_backs_off() -> None:
@@ -179,8 +179,8 @@ def test_the_plan_wakes_for_whoever_starves_first_and_not_where_nobody_is_in_use
     made = planned(
         [a, b, c, d], [engine("a", {"A": 800}), young], gpus=gpus, traffic=traffic, inflight={"a-0": 1, "d-0": 0}
     )
-    assert told(made) == ["b: waits for room: a is in use", "c: waits for room: d is loaded only just now"]
+    assert told(made) == ["b: waiting for room: a is in use", "c: waiting for room: d is loaded only just now"]
     assert made.wake_at == NOW + 10, "when b starves; d may go after that"
     made = planned([c, d], [young], gpus=gpus, traffic=traffic)
-    assert told(made) == ["c: waits for room: d is loaded only just now"]
+    assert told(made) == ["c: waiting for room: d is loaded only just now"]
     assert made.wake_at == NOW + 15

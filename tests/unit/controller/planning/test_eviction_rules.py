@@ -80,7 +80,7 @@ def test_what_an_engine_holds_is_what_its_leaving_frees() -> None:
     for processes in ((GpuProcess(1, 700, "e", "a-0"),), None):
         gpu = Gpu("G", 0, "x", ROOM, used_mib=700, processes=processes)
         made = planned([a, b], [engine("a", {"G": 500})], gpus=(gpu,), traffic=traffic)
-        assert told(made) == ["drain a", "b: waits until a left"], "it holds more than it claims"
+        assert told(made) == ["drain a", "b: waiting for room: a is ending"], "it holds more than it claims"
     other = (GpuProcess(1, 600, "e", "a-0"), GpuProcess(2, 200, "foreign"))
     gpu = Gpu("G", 0, "x", ROOM, used_mib=800, processes=other)
     made = planned([a, replace(b, vram_mib=850)], [engine("a", {"G": 900})], gpus=(gpu,), traffic=traffic)
@@ -92,7 +92,7 @@ def test_engines_with_gpus_of_their_own_make_room_in_main_memory_for_each_other(
     gpus = (Gpu("G", 0, "x", ROOM), Gpu("H", 1, "x", ROOM))
     a, b = (replace(wanted(on_gpu(name, 400), since=LONG_AGO), memory_mib=600) for name in "ab")
     made = planned([a, b], [engine("a", {"G": 400, HOST: 600})], gpus=gpus, traffic={"a": IDLE, "b": WAITS})
-    assert told(made) == ["drain a", "b: waits until a left"]
+    assert told(made) == ["drain a", "b: waiting for room: a is ending"]
 
 
 def test_whoever_waits_for_one_that_is_being_started_has_not_failed() -> None:
@@ -102,7 +102,7 @@ def test_whoever_waits_for_one_that_is_being_started_has_not_failed() -> None:
     traffic = {"a": WAITS, "b": ModelTraffic(1, 9_950.0)}
     for replicas in ([], [replace(created, phase=Phase.CREATED)], [created]):
         made = planned([a, b], replicas, pending={"a-0": start}, traffic=traffic)
-        assert told(made) == ["b: waits for room: a is loaded first"]
+        assert told(made) == ["b: waiting for room: a is loaded first"]
 
 
 def test_nobody_goes_for_one_that_cannot_start_or_is_not_checked() -> None:
@@ -129,7 +129,7 @@ def test_who_comes_later_does_not_take_the_room_that_another_one_waits_for() -> 
     c = replace(wanted(autoload("c", 300)), pinned=True)
     traffic = {"a": IDLE, "b": WAITS, "c": ModelTraffic(1, 9_990.0)}
     made = planned([a, b, c], [engine("a", {HOST: 500})], traffic=traffic)
-    assert told(made) == ["drain a", "b: waits until a left", "c: waits for room: b is loaded first"]
+    assert told(made) == ["drain a", "b: waiting for room: a is ending", "c: waiting for room: b is loaded first"]
 
 
 def test_a_load_on_one_gpu_holds_up_no_swap_on_another() -> None:
@@ -138,9 +138,71 @@ def test_a_load_on_one_gpu_holds_up_no_swap_on_another() -> None:
     gpus = (Gpu("G0", 0, "x", ROOM, used_mib=300), Gpu("G1", 1, "x", ROOM, used_mib=800))
     traffic = {"a": IDLE, "b": WAITS, "x": WAITS}
     made = planned([a, b, replace(x, autoload=False)], [loading, engine("a", {"G1": 800})], gpus=gpus, traffic=traffic)
-    assert told(made) == ["drain a", "b: waits until a left"]
+    assert told(made) == ["drain a", "b: waiting for room: a is ending"]
     huge = planned([replace(b, vram_mib=2_000), x], [loading], gpus=gpus[:1], traffic={"b": WAITS, "x": WAITS})
     assert huge.blocked[0].failed, "it would not fit, whatever becomes of the other one"
+
+
+def test_who_waits_for_one_that_is_being_stopped_on_its_gpu_has_not_failed() -> None:
+    a, b = replace(on_gpu("a", 800), demand_replicas=1), wanted(on_gpu("b", 800))
+    gpu = Gpu("G", 0, "x", ROOM, used_mib=850)
+    for began_at in (NOW - 1, NOW - 40, NOW - 300):
+        stop = PendingOp(OpKind.STOP, ReplicaId("a", 0, "new", 1), {"G": 800}, began_at)
+        leaves = engine("a", {"G": 800}, draining=Draining(began_at, True))
+        made = planned([a, b], [leaves], gpus=(gpu,), traffic={"b": WAITS}, pending={"a-0": stop})
+        assert told(made) == ["b: waiting for room: a is ending"], began_at
+        beside, waits = replace(wanted(on_gpu("p", 300)), pinned=True), {"b": WAITS}
+        made = planned(
+            [a, b, beside], [leaves, engine("p", {"G": 150})], gpus=(gpu,), traffic=waits, pending={"a-0": stop}
+        )
+        assert told(made) == ["b: waiting for room: a is ending"], "there is room beside the one that stays"
+        made = planned(
+            [a, b, beside], [leaves, engine("p", {"G": 300})], gpus=(gpu,), traffic=waits, pending={"a-0": stop}
+        )
+        assert told(made) == ["b: needs 800 MiB on each of 1 GPU; free: GPU 0 has 0 of 1000 MiB FAILED"]
+
+
+def test_who_waits_for_released_memory_says_so_and_the_plan_looks_again_soon() -> None:
+    b, gpu = wanted(on_gpu("b", 800)), Gpu("G", 0, "x", ROOM, used_mib=850)
+    made = planned([b], [], gpus=(gpu,), traffic={"b": WAITS}, left_at={"G": NOW - 59})
+    assert told(made) == ["b: waiting for room: memory of an engine that has ended is not free yet"]
+    assert made.wake_at == NOW + 1
+    c = wanted(on_gpu("c", 100), since=SINCE + 1)
+    made = planned([b, c], [], gpus=(gpu,), traffic={"b": WAITS, "c": WAITS}, left_at={"G": NOW - 59})
+    assert "start c" in told(made), "there is room for both"
+    made = planned(
+        [replace(b, vram_mib=950), c], [], gpus=(gpu,), traffic={"b": WAITS, "c": WAITS}, left_at={"G": NOW - 59}
+    )
+    assert [each for each in told(made) if each.startswith("start")] == [], "its room is not given to a later one"
+    made = planned([b], [], gpus=(gpu,), traffic={"b": WAITS}, left_at={"G": NOW - 60})
+    assert made.blocked[0].failed
+    assert made.wake_at is None
+
+
+def test_who_waits_for_one_that_leaves_beside_one_that_loads_has_not_failed() -> None:
+    a, b = replace(on_gpu("a", 500), demand_replicas=1), wanted(on_gpu("b", 500))
+    x = replace(wanted(on_gpu("x", 400)), pinned=True)
+    gpu = Gpu("G", 0, "x", ROOM, used_mib=600)
+    loads = engine("x", {"G": 400}, ready_since=None, health=Health.STARTING, started_at=NOW - 1)
+    leaves = engine("a", {"G": 500}, draining=Draining(NOW - 1, True))
+    made = planned([a, b, x], [leaves, loads], gpus=(gpu,), traffic={"b": WAITS})
+    assert told(made) == ["a: it is stopped once x-0 is done on its GPU", "b: waiting for room: a is ending"]
+
+
+def test_a_new_definition_waits_for_the_room_of_another_model_that_leaves() -> None:
+    """Its old engine has failed, so it does not serve meanwhile; it shall not be told as failed either."""
+    a = replace(on_gpu("a", 500), demand_replicas=1)
+    b = replace(loaded_by_file(on_gpu("b", 800)), spec_hash="edited")
+    gpu = Gpu("G", 0, "x", ROOM, used_mib=850)
+    old = engine("b", {"G": 300}, ready_since=None, health=Health.STARTING, started_at=NOW - 1)
+    leaves = engine("a", {"G": 500}, draining=Draining(NOW - 1, False))
+    made = planned([a, b], [leaves, old], gpus=(gpu,), inflight={"a-0": 1, "b-0": 0})
+    assert told(made) == ["b: waiting for room: a is ending"]
+
+
+def loaded_by_file(model: DesiredModel) -> DesiredModel:
+    """As the files want it."""
+    return replace(model, replicas=1, autoload=False, demand_replicas=0, statement=Statement("file", LONG_AGO, "on"))
 
 
 def test_what_does_not_leave_in_time_is_not_counted_on() -> None:
@@ -148,7 +210,10 @@ def test_what_does_not_leave_in_time_is_not_counted_on() -> None:
     leaves = replace(leaves, statement=Statement("unload", LONG_AGO, "unloaded by operator"))
     a, b = wanted(autoload("a", 500), since=LONG_AGO), wanted(autoload("b", 500))
     traffic = {"a": IDLE, "b": WAITS}
-    for since, expected in ((NOW - 1, ["b: waits until u left"]), (LONG_AGO, ["drain a", "b: waits until a left"])):
+    for since, expected in (
+        (NOW - 1, ["b: waiting for room: u is ending"]),
+        (LONG_AGO, ["drain a", "b: waiting for room: a is ending"]),
+    ):
         drains = engine("u", {HOST: 500}, draining=Draining(since, False))
         made = planned(
             [a, b, leaves], [engine("a", {HOST: 500}), drains], inflight={"a-0": 0, "u-0": 1}, traffic=traffic
@@ -160,21 +225,21 @@ def test_a_clock_that_was_set_back_and_a_gateway_that_is_lost() -> None:
     a, b = wanted(autoload("a", 800), since=LONG_AGO), wanted(autoload("b", 800))
     later = engine("a", {HOST: 800}, ready_since=NOW + 86_400, started_at=NOW + 86_390)
     made = planned([a, b], [later], traffic={"a": ModelTraffic(0, None, NOW + 86_400), "b": WAITS})
-    assert told(made) == ["b: waits for room: a is loaded only just now"]
+    assert told(made) == ["b: waiting for room: a is loaded only just now"]
     assert made.wake_at == NOW + 10, "as long as its load took, not until tomorrow"
     unknown = {"a": ModelTraffic(None, None, 9_999.0), "b": ModelTraffic(None, SINCE)}
     made = planned([a, b], [engine("a", {HOST: 800})], inflight={"a-0": None}, traffic=unknown)
-    assert told(made) == ["b: waits for room: a is in use"], "unknown is not idle, however long somebody waits"
+    assert told(made) == ["b: waiting for room: a is in use"], "unknown is not idle, however long somebody waits"
 
 
 def test_what_goes_while_a_gateway_is_lost_stays_once_its_engine_is_not_known_to_be_idle_any_more() -> None:
     a, b = wanted(autoload("a", 800), since=LONG_AGO), wanted(autoload("b", 900))
     leaving = engine("a", {HOST: 800}, draining=Draining(NOW - 1, idle=False))
     proven = {"a": IDLE, "b": ModelTraffic(None, SINCE)}
-    assert told(planned([a, b], [leaving], traffic=proven)) == ["b: waits until a left"]
+    assert told(planned([a, b], [leaving], traffic=proven)) == ["b: waiting for room: a is ending"]
     unknown = {"a": ModelTraffic(None, None, 1_500.0), "b": ModelTraffic(None, SINCE)}
     made = planned([a, b], [leaving], inflight={"a-0": None}, traffic=unknown)
-    assert told(made) == ["undrain a", "b: waits for room: a is in use"]
+    assert told(made) == ["undrain a", "b: waiting for room: a is in use"]
 
 
 def test_of_those_that_idle_only_they_go_whose_room_is_needed() -> None:
@@ -182,10 +247,10 @@ def test_of_those_that_idle_only_they_go_whose_room_is_needed() -> None:
     b = wanted(autoload("b", 800))
     idle_first = {"small": IDLE, "large": ModelTraffic(0, None, 2_000.0), "b": WAITS}
     made = planned([small, large, b], [engine("small", {HOST: 200}), engine("large", {HOST: 800})], traffic=idle_first)
-    assert told(made) == ["drain large", "b: waits until large left"]
+    assert told(made) == ["drain large", "b: waiting for room: large is ending"]
     b = replace(b, memory_mib=1_000)
     made = planned([small, large, b], [engine("small", {HOST: 200}), engine("large", {HOST: 800})], traffic=idle_first)
-    assert told(made) == ["drain large", "drain small", "b: waits until large and small left"]
+    assert told(made) == ["drain large", "drain small", "b: waiting for room: large and small are ending"]
 
 
 def test_who_is_in_use_is_named_and_the_plan_wakes_when_somebody_starves() -> None:
@@ -194,15 +259,16 @@ def test_who_is_in_use_is_named_and_the_plan_wakes_when_somebody_starves() -> No
     running = [engine("a", {HOST: 400}), engine("c", {HOST: 400})]
     inside = {"a-0": 1, "c-0": 1}
     made = planned([a, b, c], running, inflight=inside, traffic={"b": ModelTraffic(1, NOW - 29)})
-    assert told(made) == ["b: waits for room: a and c are in use"]
+    assert told(made) == ["b: waiting for room: a and c are in use"]
     assert made.wake_at == NOW + 1
     for use in (ModelTraffic(1, NOW - 30), ModelTraffic(1, NOW - 500)):
         made = planned([a, b, c], running, inflight=inside, traffic={"b": use})
-        assert told(made) == ["drain a", "drain c", "b: waits until a and c left"], "by its request, not by its load"
+        words = ["drain a", "drain c", "b: waiting for room: a and c are ending"]
+        assert told(made) == words, "by its request, not by its load"
     made = planned(
         [a, replace(b, memory_mib=500), c], running, inflight=inside, traffic={"b": ModelTraffic(1, NOW - 1)}
     )
-    assert told(made) == ["b: waits for room: a is in use"]
+    assert told(made) == ["b: waiting for room: a is in use"]
 
 
 def test_the_plan_wakes_when_the_first_may_go() -> None:
@@ -216,12 +282,12 @@ def test_the_plan_wakes_when_the_first_may_go() -> None:
     traffic = {"b": ModelTraffic(1, NOW - 2), "c": ModelTraffic(1, NOW - 1), "a": IDLE, "d": IDLE}
     made = planned([a, b, c, d], [replace(soon, ready_since=NOW - 9), later], gpus=gpus, traffic=traffic)
     assert told(made) == [
-        "b: waits for room: a is loaded only just now",
-        "c: waits for room: d is loaded only just now",
+        "b: waiting for room: a is loaded only just now",
+        "c: waiting for room: d is loaded only just now",
     ]
     assert made.wake_at == NOW + 2
     made = planned([a, b, c, d], [soon, later], gpus=gpus, traffic=traffic)
-    assert told(made)[:2] == ["drain a", "b: waits until a left"], "as long as its load took"
+    assert told(made)[:2] == ["drain a", "b: waiting for room: a is ending"], "as long as its load took"
 
 
 def test_who_waits_behind_one_that_starves_does_not_count_on_the_same_room() -> None:
@@ -230,18 +296,18 @@ def test_who_waits_behind_one_that_starves_does_not_count_on_the_same_room() -> 
     unknown = {"a": ModelTraffic(None, None, 9_999.0), "b": WAITS, "c": ModelTraffic(1, 9_950.0)}
     for first, words in ((b, "b is loaded first"), (replace(b, pinned=True), "b comes first")):
         made = planned([a, first, c], [engine("a", {HOST: 800})], inflight={"a-0": None}, traffic=unknown)
-        assert told(made) == ["b: waits for room: a is in use", f"c: waits for room: {words}"]
+        assert told(made) == ["b: waiting for room: a is in use", f"c: waiting for room: {words}"]
 
 
 def test_what_an_operator_loads_gets_the_room_though_no_request_waits_for_it() -> None:
     a, b = wanted(autoload("a", 800), since=LONG_AGO), wanted(autoload("b", 800))
     b = replace(b, statement=Statement("load", SINCE, "loaded by operator"))
     made = planned([a, b], [engine("a", {HOST: 800})])
-    assert told(made) == ["drain a", "b: waits until a left"]
+    assert told(made) == ["drain a", "b: waiting for room: a is ending"]
 
 
 def test_a_check_that_is_due_holds_only_while_somebody_leaves_already() -> None:
     a, b = wanted(autoload("a", 400), since=LONG_AGO), wanted(autoload("b", 900))
     due = {("b", "new"): PreflightResult(True, NOW - 61)}
     made = planned([a, b], [engine("a", {HOST: 400})], preflights=due, traffic={"a": IDLE, "b": WAITS})
-    assert told(made) == ["preflight b", "b: waits for room, once it is known that it can be started"]
+    assert told(made) == ["preflight b", "b: waiting for room: whether it can be started is being checked"]

@@ -102,6 +102,22 @@ def test_what_a_gpu_gets_back_of_one_that_goes(
     assert (ledger.claimed_mib, ledger.released_mib) == ({"A": 40, HOST: 20}, {"A": released, HOST: 10})
 
 
+def test_of_one_that_is_being_stopped_more_is_released_than_its_processes_still_tell() -> None:
+    goes = replica("a", {"A": 60})
+    stop = PendingOp(OpKind.STOP, goes.id, goes.claims, NOW - 1)
+    for kind, processes, used, released in (
+        (OpKind.STOP, (GpuProcess(1, 20, "e", "a"),), 75, 60),
+        (OpKind.STOP, (GpuProcess(1, 70, "e", "a"),), 75, 70),
+        (OpKind.STOP, (GpuProcess(1, 20, "e", "a"), GpuProcess(2, 40, "e", "other")), 75, 35),
+        (OpKind.STOP, (GpuProcess(1, 20, "e", "a"), GpuProcess(2, None, "e")), 75, 60),
+        (OpKind.START, (GpuProcess(1, 20, "e", "a"),), 75, 20),
+    ):
+        gpu = replace(A, used_mib=used, processes=processes)
+        observed = replace(seen(gpu), pending={"a": replace(stop, kind=kind)})
+        ledger = ClaimLedger({"A": 60}).copy_without_replicas([goes], observed)
+        assert ledger.released_mib == {"A": released}, (kind, processes)
+
+
 def test_two_that_go_from_gpus_that_cannot_be_read() -> None:
     both = [replica("a", {"A": 60}), replica("b", {"A": 30, "B": 5})]
     ledger = ClaimLedger({"A": 100}).copy_without_replicas(both, seen(gpus=None))

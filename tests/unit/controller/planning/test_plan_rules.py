@@ -477,8 +477,9 @@ def test_it_waits_until_another_model_has_left(want: DesiredModel) -> None:
         return plan(DesiredState(3, {"m": want, "x": other}), state, NOW)
 
     leaves = Drain(idles.id, "x-0", "unloaded: makes room for m; the next request loads it", None)
-    assert comes_to(made(PreflightResult(True, NOW)), leaves, blocked=(Blocked("m", 0, "waits until x left"),))
-    first = Blocked("m", 0, "waits for room, once it is known that it can be started")
+    waits = Blocked("m", 0, "waiting for room: x is ending")
+    assert comes_to(made(PreflightResult(True, NOW)), leaves, blocked=(waits,))
+    first = Blocked("m", 0, "waiting for room: whether it can be started is being checked")
     assert comes_to(made(None), Preflight("m", "new", "before a start"), blocked=(first,))
     failed = Blocked("m", 0, "no file", failed=True, retry_at=NOW + RECHECK_S)
     assert comes_to(made(PreflightResult(False, NOW, "no file")), blocked=(failed,), wake_at=NOW + RECHECK_S)

@@ -9,7 +9,7 @@ import pytest
 from controller.engines.base import Verdict
 from controller.planning.draining import DrainState
 from controller.reconcile.operation_state import OperationState
-from controller.state import DesiredModel, DesiredState, ObservedReplica, Phase, PreflightResult, ReplicaId
+from controller.state import HOST, DesiredModel, DesiredState, ObservedReplica, Phase, PreflightResult, ReplicaId
 from tests.support.traffic_simulator import autoload
 
 RESTS = autoload("m", 100)
@@ -74,3 +74,20 @@ def test_paused_what_is_wanted_is_not_kept_from_serving_by_a_drain() -> None:
     assert memory.drains.keys() == {"m-0", "m-1"}
     memory.prune_state(replace(desired, paused=True), replicas, 20.0)
     assert memory.drains.keys() == {"m-1"}, "nobody wants the second one"
+
+
+def test_a_gpu_is_left_when_its_engine_is_first_seen_to_have_ended() -> None:
+    runs = ObservedReplica(FIRST, "m-0", Phase.RUNNING, 1.0, claims={"G": 10, HOST: 5})
+    ended = replace(runs, phase=Phase.EXITED)
+    for before, after, left_at in (
+        ([runs], [], {"G": 10.0}),
+        ([runs], [ended], {"G": 10.0}),
+        ([runs], [runs], {}),
+        ([], [ended], {"G": 10.0}),
+        ([ended], [ended], {}),
+        ([ended], [], {}),
+        ([], [runs], {}),
+    ):
+        memory = OperationState()
+        memory.note_released_gpus(before, after, 10.0)
+        assert memory.left_at == left_at, (before, after)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from controller.engines import ENGINES, spec_hash
 from controller.engines.llama_server import LlamaServerDefinition
 from controller.engines.openai_remote import OpenAIRemoteDefinition
 from controller.engines.stub import StubDefinition
@@ -71,6 +72,24 @@ def test_what_runs_as_declared_has_not_drifted() -> None:
     assert items(model(), replica(), rendered={"rh-new-0": Rendered(ARGV, "sha256:a")}) == []
     assert items(model(), replica()) == [], "not known is not different"
     assert items(model(replicas=0)) == []
+
+
+def test_an_earlier_share_of_the_same_vram_is_no_drift_and_replaces_no_engine() -> None:
+    """An upgrade computes the share of a GPU anew, and leaves what runs alone."""
+    fields = {"backend": "vllm", "model_path": "m", "gpus": 1}
+    declared = ENGINES["vllm"].definition.model_validate({**fields, "vram_mib": 20_000})
+    # The share is in no hash: an earlier version made this of the same definition.
+    assert spec_hash(declared, "image", "m") == "4d9cfada81730dc6"
+    want = model(definition=declared, backend="vllm")
+    share = ("--gpu-memory-utilization", "0.2333")
+    words = ("python", "-m", "worker", "vllm", "--", "m", *share, "--seed", "1")
+    runs = replica(argv=(*words[:7], "0.2452", *words[8:]))
+    assert items(want, runs, rendered={"rh-new-0": Rendered(words, "sha256:a")}) == []
+    [item] = items(want, runs, rendered={"rh-new-0": Rendered((*words[:-1], "2"), "sha256:a")})
+    assert (item.kind, item.running, item.declared) == ("arguments", ["--seed", "1"], ["--seed", "2"])
+    said = ENGINES["vllm"].definition.model_validate({**fields, "vllm_gpu_memory_utilization": 0.2333})
+    [item] = items(model(definition=said, backend="vllm"), runs, rendered={"rh-new-0": Rendered(words, "sha256:a")})
+    assert item.running == ["--gpu-memory-utilization", "0.2452"], "a share that is declared is compared"
 
 
 def test_a_replica_of_an_older_definition_differs_since_the_edit() -> None:

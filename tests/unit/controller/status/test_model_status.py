@@ -10,6 +10,7 @@ import pytest
 from controller.engines.llama_server import LlamaServerDefinition
 from controller.engines.openai_remote import OpenAIRemoteDefinition
 from controller.engines.stub import StubDefinition
+from controller.planning.actions import Blocked, Plan
 from controller.planning.plan import plan
 from controller.schema.applied_figures import AppliedFigures
 from controller.schema.status import ModelState, ModelStatus
@@ -118,6 +119,15 @@ def test_only_ready_and_undrained_replicas_are_routed_to_with_their_tokens() -> 
     assert endpoint.token.get_secret_value() == "token of rh-new-0"
     assert "token of" not in repr(route)
     assert (route.state, route.aliases, route.created) == (ModelState.LOADED, ("em",), 3), "as old as its declaration"
+
+
+def test_a_route_tells_which_room_its_model_waits_for_and_nothing_else_that_blocks_it() -> None:
+    desired, observed = DesiredState(1, {"m": MODEL}), _seen()
+    waits, busy = Blocked("m", 1, "waiting for room: a is ending"), Blocked("m", 0, "GPU 0 is busy with /srv/x")
+    for blocked, reason in (((busy, waits), waits.reason), ((busy,), None), ((replace(waits, failed=True),), None)):
+        statuses = assess_models(desired, observed, Plan(1, blocked=blocked))
+        [route] = build_routes(desired, observed, statuses, lambda name: None)
+        assert route.reason == reason, blocked
 
 
 def test_a_route_tells_how_its_replicas_came_up() -> None:

@@ -20,6 +20,7 @@ from gateway.protocols.chat.prompt_progress import PromptProgress
 from tests.fakes.fake_controller import route
 
 M = route("m")
+WAITING = route("m", state=ModelState.LOADING, reason="waiting for room: a is ending")
 LOADING = route("m", state=ModelState.LOADING, progress=0.25004)
 
 
@@ -40,8 +41,12 @@ LOADING = route("m", state=ModelState.LOADING, progress=0.25004)
             b'"queue_depth":2}\n\n',
         ),
         (
-            queue_progress(route("m", state=ModelState.UNLOADED), None, is_loading=True),
+            queue_progress(route("m", state=ModelState.UNLOADED, reason="no request"), None, is_loading=True),
             b': progress {"stage":"load","model":"m","state":"unloaded"}\n\n',
+        ),
+        (
+            queue_progress(WAITING, None, is_loading=True),
+            b': progress {"stage":"load","model":"m","state":"loading","reason":"waiting for room: a is ending"}\n\n',
         ),
         (
             prefill_progress("m", session="reused"),
@@ -61,6 +66,8 @@ def test_a_comment_is_one_line_of_json(progress: Progress, comment: bytes) -> No
 
 def test_the_comment_of_a_load_alone_has_the_form_that_it_always_had() -> None:
     assert load_comment(LOADING) == b': load-progress {"model":"m","state":"loading","progress":0.25}\n\n'
+    waits = b': load-progress {"model":"m","state":"loading","reason":"waiting for room: a is ending"}\n\n'
+    assert load_comment(WAITING) == waits
 
 
 @pytest.mark.parametrize(

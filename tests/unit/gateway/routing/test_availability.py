@@ -6,7 +6,7 @@ import pytest
 
 from controller.schema.routing import RemoteProbe
 from controller.schema.status import ModelState
-from gateway.routing.availability import is_worth_waiting, refusal_of
+from gateway.routing.availability import is_worth_waiting, not_loaded_in_time, refusal_of
 from gateway.server.asgi import error_headers
 from tests.fakes.fake_controller import route
 
@@ -87,3 +87,15 @@ def test_a_remote_that_is_away_asks_clients_to_try_again_and_one_that_refuses_it
 )
 def test_only_what_demand_can_load_is_waited_for(state: ModelState, autoload: bool, waits: bool) -> None:
     assert is_worth_waiting(route("m", state=state, autoload=autoload)) is waits
+
+
+def test_a_model_that_waits_for_room_says_for_which() -> None:
+    waits = route("m", state=ModelState.LOADING, autoload=True, reason="waiting for room: a is ending")
+    refusal = refusal_of(waits, 1.0)
+    assert refusal is not None
+    assert refusal.message == "The model 'm' is being loaded: waiting for room: a is ending."
+    assert error_headers(refusal)
+    assert is_worth_waiting(waits)
+    late = not_loaded_in_time("m", 5.0, waits)
+    assert late.message == "The model 'm' was not loaded within 5 s: waiting for room: a is ending."
+    assert not_loaded_in_time("m", 5.0, None).message == "The model 'm' was not loaded within 5 s."
