@@ -2050,6 +2050,7 @@ export interface components {
             chunking: components["schemas"]["Chunking"];
             progress: components["schemas"]["Progress"] | null;
             error: components["schemas"]["DocumentError"] | null;
+            notice: string | null;
         };
         DocumentChunk: {
             index: number;
