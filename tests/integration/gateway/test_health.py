@@ -90,7 +90,11 @@ async def test_retrieval_that_does_not_answer_is_named() -> None:
 
 GUARDED = ("/health", "/v1/health", "/health/ready", "/metrics", "/metrics/engines")
 METRICS_KEY = {"authorization": "bEARER the-key-of-the-metrics"}
-WRONG = ({}, {"authorization": "Bearer the-key-of-the-metric"}, {"authorization": "the-key-of-the-metrics"})
+WRONG: tuple[dict[str, str], ...] = (
+    {},
+    {"authorization": "Bearer the-key-of-the-metric"},
+    {"authorization": "the-key-of-the-metrics"},
+)
 
 
 async def statuses(here: GatewayHarness, headers: Any) -> set[int]:
