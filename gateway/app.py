@@ -288,6 +288,7 @@ def create_gateway(
         internal=InternalCallers(lambda: read_token(token_path), settings.retrieval_concurrency)
         if settings.retrieval
         else None,
+        read_metrics_key=settings.read_metrics_key if settings.has_metrics_key else None,
     )
     gate = AdminGate(find_admin_addresses(settings), is_open=settings.opens_admin)
     bounds = HistoryBounds(settings.max_body_bytes)
@@ -401,14 +402,13 @@ def create_gateway(
         gate,
         limits,
         cors,
-        lines,
         access=RouteAccess(app.routes),
         max_body_bytes=settings.max_body_bytes,
         larger_bodies=_upload_limits(settings),
         next_id=next_id,
         now=time.monotonic,
     )
-    direct = DirectRoutes(inference, health_sources, cors)
+    direct = DirectRoutes(inference, health_sources, cors, authenticator)
     return Gateway(
         ingress,
         direct,

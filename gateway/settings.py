@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from common.gateway_token import read_token
 from common.listening import is_loopback, split_hosts
 from common.log_formats import LogFormat
 from common.program_address import ProgramAddress
@@ -69,6 +70,18 @@ class GatewaySettings(BaseSettings):
         None,
         description="IP address, or `address:port`, that the mDNS advert names; default: the addresses that the "
         "gateway listens on, and in a container no advert.",
+    )
+    metrics_key: str | None = Field(
+        None,
+        description="Key that `/metrics`, `/metrics/engines`, `/health` and `/health/ready` then need, as "
+        "`Authorization: Bearer`; a key with the scope `admin` opens them, too. Default: they are open, as "
+        "`/health/live` always is. Rather use a file.",
+        repr=False,
+    )
+    metrics_key_file: Path | None = Field(
+        None,
+        description="File with that key, of 16 or more printable characters. It is read for each request, so that it "
+        "can be replaced.",
     )
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
@@ -348,6 +361,18 @@ class GatewaySettings(BaseSettings):
         It need not exist. Relative to the working directory if the setting is.
         """
         return self.retrieval_token_file or self.state / "retrieval-token"
+
+    @property
+    def has_metrics_key(self) -> bool:
+        """Whether metrics and the gateway's state need a key."""
+        return self.metrics_key is not None or self.metrics_key_file is not None
+
+    def read_metrics_key(self) -> str | None:
+        """Return the key of the metrics: `metrics_key`, else that in `metrics_key_file`; None: there is none, or the
+        file cannot be read. Blocks for a read. Never raises."""
+        if self.metrics_key is not None:
+            return self.metrics_key.strip()
+        return None if self.metrics_key_file is None else read_token(self.metrics_key_file)
 
     @property
     def responses_retention_s(self) -> float:

@@ -1,10 +1,11 @@
-"""GET /health, /health/live, /health/ready, /metrics and /metrics/engines, without a key and under any host name."""
+"""GET /health, /health/live, /health/ready, /metrics and /metrics/engines, under any host name and without a key. If
+`ROUNDHOUSE_METRICS_KEY` is set, /health/live alone needs none."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from fastapi import FastAPI, Response
 from fastapi.responses import PlainTextResponse
@@ -14,6 +15,7 @@ from pydantic import BaseModel, Field
 from controller.schema.errors import RoundhouseError
 from controller.schema.routing import Endpoint, ModelRoute
 from gateway.admission.admission import Admission
+from gateway.api.declare import error_responses
 from gateway.control.aicore_probe import AicoreProbe, AicoreStatus
 from gateway.control.inflight import InflightCounts
 from gateway.control.link import LinkState
@@ -24,6 +26,9 @@ from gateway.metrics.registry import Metrics
 from gateway.protocols.common.json_bytes import json_bytes
 from gateway.routing.degradation import Surroundings, hide_secrets_of_host, list_degradations
 from gateway.routing.live_routes import LiveRoutes
+
+_REFUSALS: Final = error_responses("invalid_api_key", "scope_required")
+"""Where the metrics have a key."""
 
 
 class EngineStart(BaseModel):
@@ -206,13 +211,14 @@ def _describe_aicore(status: AicoreStatus | None) -> dict[str, Any] | None:
 def declare(app: FastAPI, *, sources: HealthSources, metrics: Metrics, engines: EngineScraper) -> None:
     """Add GET and HEAD of `/health`, `/health/live`, `/health/ready`, `/metrics` and `/metrics/engines` to `app`.
 
-    The routes are open to everybody, without a key and under any host name. `sources`, `metrics` and `engines` are read
-    at each request. `DirectRoutes` answers GET of the three health paths before FastAPI.
+    The routes are open under any host name, and all but `/health/live` need the metrics' key if one is set. `sources`,
+    `metrics` and `engines` are read at each request. `DirectRoutes` answers GET of the three health paths before
+    FastAPI.
     """
 
     @app.head("/health", include_in_schema=False)
-    @app.get("/health", summary="Health", tags=["operations"], response_model=Health)
-    @require_access("open")
+    @app.get("/health", summary="Health", tags=["operations"], response_model=Health, responses=_REFUSALS)
+    @require_access("metrics")
     async def health() -> Response:
         """Answers 200 while the process serves, and names what does not work."""
         # Thousands of replicas would take a framework's validation tens of milliseconds.
@@ -226,8 +232,8 @@ def declare(app: FastAPI, *, sources: HealthSources, metrics: Metrics, engines: 
         return Liveness()
 
     @app.head("/health/ready", include_in_schema=False)
-    @app.get("/health/ready", summary="Readiness", tags=["operations"])
-    @require_access("open")
+    @app.get("/health/ready", summary="Readiness", tags=["operations"], responses=_REFUSALS)
+    @require_access("metrics")
     async def ready() -> Liveness:
         """Answers 200 while requests can be routed, else 503: no routing table was received yet, or the gateway
         stops."""
@@ -241,8 +247,9 @@ def declare(app: FastAPI, *, sources: HealthSources, metrics: Metrics, engines: 
         tags=["operations"],
         response_class=PlainTextResponse,
         response_description="Metrics in Prometheus' text format.",
+        responses=_REFUSALS,
     )
-    @require_access("open")
+    @require_access("metrics")
     async def prometheus() -> Response:
         """The gateway's metrics in Prometheus' text format."""
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
@@ -254,8 +261,9 @@ def declare(app: FastAPI, *, sources: HealthSources, metrics: Metrics, engines: 
         tags=["operations"],
         response_class=PlainTextResponse,
         response_description="Metrics in Prometheus' text format.",
+        responses=_REFUSALS,
     )
-    @require_access("open")
+    @require_access("metrics")
     async def engine_metrics() -> Response:
         """The own metrics of all replicas in Prometheus' text format, with the labels `model` and `replica`.
 

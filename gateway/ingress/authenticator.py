@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import logging
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -17,12 +18,13 @@ from gateway.tenancy.clients import ClientDirectory
 
 logger = logging.getLogger(__name__)
 
+_BEARER: Final = b"bearer "
 _FRAMES_ORIGIN: Final = (b"origin", b"null")
 """What a browser sends for a document in a sandbox, which has no origin."""
 
 
 class Authenticator:
-    """Authenticates the requests of every route but the open ones (`/health`, `/metrics`), and WebSocket handshakes.
+    """Authenticates the requests of every route but the open ones (`/health/live`), and WebSocket handshakes.
 
     By API key where the table in force declares keys, else by Host and Origin headers. Made once; `IngressMiddleware`
     and `InferenceDispatcher` call it. Scopes and rate limits are checked by others.
@@ -38,10 +40,12 @@ class Authenticator:
         *,
         serves_everybody: bool,
         internal: InternalCallers | None = None,
+        read_metrics_key: Callable[[], str | None] | None = None,
     ) -> None:
         """`serves_everybody`: whether requests without a key are served while no keys are declared. `clients`: tells
         callers without a key apart. `clock`: Unix time in seconds. `internal`: recognises other programs of Roundhouse;
-        None: there are none."""
+        None: there are none. `read_metrics_key`: returns the key of the metrics, or None where its file has none now;
+        None: everybody may read them."""
         self._live = live
         self._hosts = hosts
         self._cors = cors
@@ -49,6 +53,7 @@ class Authenticator:
         self._clock = clock
         self._serves_everybody = serves_everybody
         self._internal = internal
+        self._read_metrics_key = read_metrics_key
 
     def authenticate_request(self, headers: Sequence[Header], method: str, path: str, *, is_http_1_1: bool) -> Caller:
         """Return the caller that a request's headers identify: another program of Roundhouse by its token, a key, or,
@@ -77,6 +82,27 @@ class Authenticator:
             raise RoundhouseError("keys_required", message)
         self._hosts.check_request(headers, self._cors)
         return self._clients.find_caller(headers)
+
+    def check_metrics_request(self, headers: Sequence[Header]) -> None:
+        """Check that a request for metrics or for the state of the gateway shows the metrics' key, or one with the
+        scope `admin`. Does nothing where no key of the metrics is set. `headers`: with names in lower case.
+
+        Raises:
+            RoundhouseError: `invalid_api_key` for any other key and for none; `scope_required` for a declared key
+                without the scope.
+        """
+        if self._read_metrics_key is None:
+            return
+        credentials = [value for name, value in headers if name == b"authorization"]
+        shown = [value[7:].strip() for value in credentials if value[:7].lower() == _BEARER]
+        metrics_key = self._read_metrics_key()
+        if metrics_key is not None and len(shown) == 1 and hmac.compare_digest(shown[0], metrics_key.encode()):
+            return
+        routes = self._live.current_or_none
+        if routes is None or routes.keys.is_empty:
+            message = "The metrics and the state of this gateway need the key of ROUNDHOUSE_METRICS_KEY."
+            raise RoundhouseError("invalid_api_key", message)
+        routes.keys.authenticate_key(headers, self._clock()).require_scope("admin")
 
     def check_page_request(self, headers: Sequence[Header], *, is_http_1_1: bool) -> None:
         """Check the Host header of a request for the page's files, which hold no data and need no key.

@@ -16,7 +16,7 @@ from controller.schema.errors import RoundhouseError
 from gateway.ingress.admin_gate import AdminGate
 from gateway.ingress.authenticator import Authenticator
 from gateway.ingress.cors import Cors
-from gateway.ingress.response_headers import ResponseHeaders
+from gateway.ingress.response_headers import refusal_headers
 from gateway.ingress.route_access import Access, RouteAccess
 from gateway.server.asgi import (
     AsgiApp,
@@ -55,11 +55,11 @@ def request_id_source() -> Callable[[], str]:
 class IngressMiddleware:
     """The outermost ASGI application: authenticates, authorizes and counts each request before FastAPI serves it.
 
-    Routes with the access `open` or `page` and CORS preflights need no key and are not counted. Inference requests
-    bypass it: see `gateway.server.connection`. It sets `request_id` in the state of the scope, and `caller` for
-    authenticated requests. Errors of a request are answered and never raised; bodies above the limit of their path get
-    `body_too_large`. Every answer has `x-request-id` and the CORS headers; answers to authenticated requests have the
-    headers of the rate limits, too.
+    Routes with the access `open`, `metrics` or `page` and CORS preflights need no declared key and are not counted.
+    Inference requests bypass it: see `gateway.server.connection`. It sets `request_id` in the state of the scope, and
+    `caller` for authenticated requests. Errors of a request are answered and never raised; bodies above the limit of
+    their path get `body_too_large`. Every answer has `x-request-id` and the CORS headers; answers to authenticated
+    requests have the headers of the rate limits, too.
     """
 
     def __init__(
@@ -69,7 +69,6 @@ class IngressMiddleware:
         gate: AdminGate,
         limits: RateLimits,
         cors: Cors,
-        lines: ResponseHeaders,
         *,
         access: RouteAccess,
         max_body_bytes: int,
@@ -88,7 +87,6 @@ class IngressMiddleware:
         self._limits = limits
         self._now = now
         self._cors = cors
-        self._lines = lines
         self.access = access
         self._max_body_bytes = max_body_bytes
         self._larger_bodies = larger_bodies
@@ -115,6 +113,10 @@ class IngressMiddleware:
             await self._through_framework(scope, receive, send, answer_headers)
             return
         try:
+            if access == "metrics":
+                self._authenticator.check_metrics_request(headers)
+                await self._through_framework(scope, receive, send, answer_headers)
+                return
             if access == "page":
                 self._authenticator.check_page_request(headers, is_http_1_1=scope["http_version"] == "1.1")
                 # The page's files say themselves which origins may read them; two such headers would forbid all.
@@ -124,7 +126,7 @@ class IngressMiddleware:
                 headers, scope["method"], scope["path"], is_http_1_1=scope["http_version"] == "1.1"
             )
         except RoundhouseError as error:
-            await send_error(scope, send, error, [*answer_headers[1:], *self._lines.refusal_headers(error)])
+            await send_error(scope, send, error, [*answer_headers[1:], *refusal_headers(error)])
             return
         await self._let_in(scope, receive, send, answer_headers, caller, access)
 

@@ -62,11 +62,7 @@ class ResponseHeaders:
         """
         if error.entry.code == "rate_limit_exceeded":
             return header_lines(client_headers(caller))
-        return header_lines(self.refusal_headers(error))
-
-    def refusal_headers(self, error: RoundhouseError) -> list[Header]:
-        """Return the header `www-authenticate` for the error `invalid_api_key`; empty for other errors."""
-        return [(b"www-authenticate", b"Bearer")] if error.entry.code == "invalid_api_key" else []
+        return header_lines(refusal_headers(error))
 
     def engine_headers(self, request_id: str, headers: Sequence[Header]) -> bytes:
         """Return the lines of a request to an engine: its id, and the client's `traceparent` and `tracestate`.
@@ -97,3 +93,8 @@ def _place_lines(place: QueuePlace) -> bytes:
         return _AT_ONCE_LINES
     lines = b"x-queue-position: %d\r\nx-queue-depth: %d\r\n" % (place.position, place.depth)
     return lines if place.wait_ms is None else lines + b"x-estimated-wait-ms: %d\r\n" % place.wait_ms
+
+
+def refusal_headers(error: RoundhouseError) -> list[Header]:
+    """Return the header `www-authenticate` for the error `invalid_api_key`; empty for other errors."""
+    return [(b"www-authenticate", b"Bearer")] if error.entry.code == "invalid_api_key" else []

@@ -10,8 +10,9 @@ from typing import Any, Final, Literal, TypeVar
 
 from starlette.routing import BaseRoute, Route
 
-Access = Literal["open", "page", "any_key", "inference", "admin"]
-"""What a route requires. `open`: nothing. `page`: a Host header that this gateway goes by. `any_key`: any valid key.
+Access = Literal["open", "metrics", "page", "any_key", "inference", "admin"]
+"""What a route requires. `open`: nothing. `metrics`: nothing unless `ROUNDHOUSE_METRICS_KEY` is set, then that key or
+one of the scope `admin`. `page`: a Host header that this gateway goes by. `any_key`: any valid key.
 `inference`, `admin`: a key of that scope."""
 
 UNKNOWN_ROUTE_ACCESS: Final[Access] = "any_key"

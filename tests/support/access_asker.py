@@ -30,11 +30,11 @@ KEYS: Final = (
 NOBODY: Final = ("", "nobody", "expired")
 """Whose key opens nothing: none, one that is not known, and one that was."""
 OPENS: Final[Mapping[str, tuple[Access, ...]]] = {
-    **dict.fromkeys(NOBODY, ("open", "page")),
-    "inference": ("open", "page", "any_key", "inference"),
-    "admin": ("open", "page", "any_key", "admin"),
-    "all": ("open", "page", "any_key", "inference", "admin"),
-    "stranger": ("open", "page", "any_key", "inference", "admin"),
+    **dict.fromkeys(NOBODY, ("open", "metrics", "page")),
+    "inference": ("open", "metrics", "page", "any_key", "inference"),
+    "admin": ("open", "metrics", "page", "any_key", "admin"),
+    "all": ("open", "metrics", "page", "any_key", "inference", "admin"),
+    "stranger": ("open", "metrics", "page", "any_key", "inference", "admin"),
 }
 ENDLESS: Final = ("GET", "/models/sse")
 """A stream of events that ends with the gateway, so that nobody waits for its end."""

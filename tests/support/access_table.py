@@ -21,7 +21,9 @@ class Family(NamedTuple):
 
 
 FAMILIES: Final = (
-    Family("GET HEAD", "/health /health/live /health/ready /metrics /metrics/engines", "open"),
+    Family("GET HEAD", "/health/live", "open"),
+    # Open, unless ROUNDHOUSE_METRICS_KEY is set.
+    Family("GET HEAD", "/health /health/ready /metrics /metrics/engines", "metrics"),
     # Files of the page, the same for everybody. They hold no data.
     Family("GET HEAD", "/ /page/{path:path}", "page"),
     Family("GET", "/openapi.json", "any_key"),

@@ -168,7 +168,7 @@ def _read_ports(settings: ControllerSettings, environ: Mapping[str, str]) -> Por
 
 
 async def _is_roundhouse(url: str) -> bool:
-    """Return whether a gateway of Roundhouse answers at the address."""
+    """Return whether a gateway of Roundhouse answers at the address, also if its metrics have a key."""
     import aiohttp  # 150 ms that only a taken port costs
 
     with suppress(aiohttp.ClientError, TimeoutError, OSError, ValueError):
@@ -178,7 +178,11 @@ async def _is_roundhouse(url: str) -> bool:
             session.get(f"{url}/health", ssl=False) as response,
         ):
             answer = await response.json()
-            return isinstance(answer, dict) and answer.get("service") == "roundhouse"
+            if not isinstance(answer, dict):
+                return False
+            error = answer.get("error")
+            is_refused = isinstance(error, dict) and error.get("code") == "invalid_api_key" and "next_steps" in error
+            return answer.get("service") == "roundhouse" or is_refused
     return False
 
 

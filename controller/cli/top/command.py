@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from common.gateway_token import read_token
 from controller.cli.exit_codes import CommandError, ExitCode
 from controller.cli.options import ControllerUrl, Json, State
 from controller.cli.output import STATE_COLOURS, print_json, print_line, print_table, table_of
@@ -65,7 +69,15 @@ def top(
 def _open_source(client: AdminClient, gateway: str | None) -> TopSource:
     from controller.cli.top.source import TopSource
 
-    return TopSource(client, gateway or own_gateway_url(read_settings()), verifies=gateway is not None)
+    url = gateway or own_gateway_url(read_settings())
+    return TopSource(client, url, _read_metrics_key(os.environ), verifies=gateway is not None)
+
+
+def _read_metrics_key(environ: Mapping[str, str]) -> str | None:
+    """Return what opens a gateway's metrics: its own key, else one with the scope `admin`; None: neither is set."""
+    path = environ.get("ROUNDHOUSE_METRICS_KEY_FILE")
+    own_key = environ.get("ROUNDHOUSE_METRICS_KEY") or (read_token(Path(path)) if path else None)
+    return own_key or environ.get("ROUNDHOUSE_KEY") or None
 
 
 async def _once(url: str, gateway: str | None, interval_s: float) -> TopView:

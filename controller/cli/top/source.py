@@ -22,12 +22,13 @@ class TopSource:
     Use it as an async context manager, with `client` entered before; it does not close `client`.
     """
 
-    def __init__(self, client: AdminClient, gateway: str, *, verifies: bool) -> None:
-        """`client` asks the admin API. `gateway` is the gateway's URL without a path. `verifies`: whether the gateway's
-        certificate is checked, if `gateway` is an `https` URL."""
+    def __init__(self, client: AdminClient, gateway: str, key: str | None, *, verifies: bool) -> None:
+        """`client` asks the admin API. `gateway` is the gateway's URL without a path. `key`: what the metrics need;
+        None: nothing. `verifies`: whether the gateway's certificate is checked, if `gateway` is an `https` URL."""
         self._client = client
         self._verifies = verifies
         self._metrics_url = f"{gateway.rstrip('/')}/metrics"
+        self._headers = {} if key is None else {"authorization": f"Bearer {key}"}
         self._last: TokenSample | None = None
 
     async def __aenter__(self) -> Self:
@@ -60,7 +61,7 @@ class TopSource:
 
     async def _sample(self) -> TokenSample | None:
         try:
-            async with self._session.get(self._metrics_url, ssl=self._verifies) as response:
+            async with self._session.get(self._metrics_url, headers=self._headers, ssl=self._verifies) as response:
                 text = await response.text()
                 if response.status != 200:
                     return None

@@ -46,6 +46,7 @@ from tests.support.access_table import (
 from tests.support.raw_http import raw
 from tests.support.wait import until
 
+UNGUARDED: Final = ("open", "metrics")
 METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PURGE")
 NO_ROUTES: Final = ("/pages", "/nowhere", "/v1", "/v1/admin", "/docs", "/redoc", "/health/cold", "/v2/models")
 NAMED_OTHERWISE: Final = (*OTHER_NAMES, *(f"/{path}" for path in WITHOUT_V1), "/models/org/m", "/messages/count_tokens")
@@ -63,10 +64,10 @@ def declarations(gateway: Gateway) -> list[tuple[str, str, Access]]:
 def test_every_route_demands_what_was_decided() -> None:
     declared = declarations(create_gateway(GatewaySettings(), None))
     assert list_differences(declared) == []
-    assert {path for (_, path), access in list_expected().items() if access == "open"} == {
+    assert {path for (_, path), access in list_expected().items() if access in UNGUARDED} == {
         *("/health", "/health/live", "/health/ready", "/metrics", "/metrics/engines")
     }
-    assert [path for _, path, access in declared if access == "open" and not MAY_BE_OPEN.fullmatch(path)] == []
+    assert [path for _, path, access in declared if access in UNGUARDED and not MAY_BE_OPEN.fullmatch(path)] == []
 
 
 def test_what_engines_serve_is_declared_to_the_framework_too() -> None:

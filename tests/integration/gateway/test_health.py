@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from controller.schema.routing import Endpoint, StartAttempt
 from controller.schema.status import ModelState
+from gateway.settings import GatewaySettings
 from tests.fakes.fake_controller import route
 from tests.fakes.fake_retrieval import fake_retrieval
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
+from tests.support.access_asker import KEYS, bearer
 
 
 async def ask(here: GatewayHarness, path: str = "/health") -> tuple[int, Any]:
@@ -81,3 +86,62 @@ async def test_retrieval_that_does_not_answer_is_named() -> None:
         assert await find_retrieval() == "down", "the fake has no /health"
         _, health = await ask(here)
         assert [part["part"] for part in health["degraded"]] == ["retrieval"]
+
+
+GUARDED = ("/health", "/v1/health", "/health/ready", "/metrics", "/metrics/engines")
+METRICS_KEY = {"authorization": "bEARER the-key-of-the-metrics"}
+WRONG: tuple[dict[str, str], ...] = (
+    {},
+    {"authorization": "Bearer the-key-of-the-metric"},
+    {"authorization": "the-key-of-the-metrics"},
+)
+
+
+async def statuses(here: GatewayHarness, headers: Any) -> set[int]:
+    """Of all routes that tell how the gateway is, asked by GET and HEAD."""
+    found = set()
+    for path in GUARDED:
+        for method in ("GET", "HEAD"):
+            async with here.client.request(method, here.url + path, headers=headers) as answer:
+                found.add(answer.status)
+                assert ("www-authenticate" in answer.headers) is (answer.status == 401)
+    for method in ("GET", "HEAD"):
+        async with here.client.request(method, here.url + "/health/live", headers=headers) as answer:
+            assert answer.status == 200, "supervisors and container checks have no key"
+    return found
+
+
+@pytest.mark.parametrize("is_file", [True, False])
+async def test_metrics_and_state_can_have_a_key(is_file: bool, tmp_path: Path) -> None:
+    """Without declared keys nobody else is let in, not even who may administer; with them a key of that scope is."""
+    (tmp_path / "key").write_text("the-key-of-the-metrics\n")
+    settings = {"metrics_key_file": tmp_path / "key"} if is_file else {"metrics_key": "the-key-of-the-metrics"}
+    async with gateway_harness(with_table=False, retrieval=False, **settings) as here:
+        for headers in WRONG:
+            assert await statuses(here, headers) == {401}, "before the first table"
+        await here.publish(route("m", []))
+        assert await statuses(here, METRICS_KEY) == {200}
+        for headers in WRONG:
+            assert await statuses(here, headers) == {401}
+        await here.publish(route("m", []), keys=KEYS)
+        assert await statuses(here, METRICS_KEY) == {200}
+        found = {who: await statuses(here, bearer(who)) for who in ("admin", "all", "inference", "expired", "nobody")}
+        assert found == {"admin": {200}, "all": {200}, "inference": {403}, "expired": {401}, "nobody": {401}}
+        async with here.client.get(here.url + "/v1/models", headers=METRICS_KEY) as answer:
+            assert answer.status == 401, "it opens nothing else"
+        if is_file:
+            (tmp_path / "key").write_text("another-key-of-the-metrics\n")
+            assert await statuses(here, METRICS_KEY) == {401}
+            (tmp_path / "key").unlink()
+            assert await statuses(here, {"authorization": "Bearer "}) == {401}
+
+
+async def test_without_such_a_key_they_are_open() -> None:
+    async with gateway_harness(retrieval=False) as here:
+        await here.publish(route("m", []), keys=KEYS)
+        for headers in (METRICS_KEY, *WRONG):
+            assert await statuses(here, headers) == {200}
+
+
+def test_the_key_is_in_no_text_of_the_settings() -> None:
+    assert "the-key" not in repr(GatewaySettings(metrics_key="the-key-of-the-metrics"))

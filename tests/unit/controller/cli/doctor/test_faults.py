@@ -23,6 +23,7 @@ from controller.cli.doctor.fact_reader import read_facts
 from controller.cli.doctor.facts import DockerFacts, GpuFacts, HostFacts, MemoryFacts
 from controller.cli.doctor.gpu_facts import count_on_bus, read_toolkit_version
 from controller.cli.exit_codes import ExitCode
+from controller.schema.errors import RoundhouseError
 from controller.settings import ControllerSettings, load_settings
 from tests.support.clockwork_folders import make_hf
 
@@ -210,8 +211,12 @@ def test_a_taken_port(place: Place) -> None:
         assert f"cannot listen on 127.0.0.1:{place.port}" in only(place.facts(), "ports")
 
 
-async def test_a_port_that_a_gateway_of_ours_has(place: Place) -> None:
+@pytest.mark.parametrize("has_metrics_key", [True, False])
+async def test_a_port_that_a_gateway_of_ours_has(place: Place, has_metrics_key: bool) -> None:
     async def answer(_: web.Request) -> web.Response:
+        if has_metrics_key:
+            error = RoundhouseError("invalid_api_key", "It needs a key.")
+            return web.Response(body=error.json_bytes(), status=401, content_type="application/json")
         return web.json_response({"service": "roundhouse"})
 
     app = web.Application()

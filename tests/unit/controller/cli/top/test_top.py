@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 from prometheus_client import generate_latest
 
 from controller.cli.exit_codes import ExitCode
@@ -194,6 +195,40 @@ async def test_the_gateway_is_where_up_listens(
     monkeypatch.setenv("ROUNDHOUSE_PORT", gateway[0].rpartition(":")[2])
     assert await roundhouse(api, "top", "--json", "--once", "--interval", "0.1") == ExitCode.DONE
     assert json.loads(capsys.readouterr().out)["models"][0]["tokens_per_s"] > 0
+
+
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [
+        ((), None),
+        (("KEY",), "Bearer the-key-of-an-administrator"),
+        (("KEY", "METRICS_KEY_FILE"), "Bearer the-key-of-the-metrics"),
+        (("KEY", "METRICS_KEY"), "Bearer the-key-itself"),
+    ],
+)
+async def test_the_gateways_metrics_are_asked_with_their_key(
+    names: tuple[str, ...], shown: str | None, folder: Path, api: FakeControlApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str | None] = []
+
+    async def refuse(request: web.Request) -> web.Response:
+        seen.append(request.headers.get("authorization"))
+        return web.Response(status=401)
+
+    (folder / "key").write_text("the-key-of-the-metrics\n")
+    values = {
+        "KEY": "the-key-of-an-administrator",
+        "METRICS_KEY_FILE": str(folder / "key"),
+        "METRICS_KEY": "the-key-itself",
+    }
+    for name, value in values.items():
+        monkeypatch.setenv(f"ROUNDHOUSE_{name}", value if name in names else "")
+    app = web.Application()
+    app.router.add_get("/metrics", refuse)
+    async with TestServer(app) as server:
+        url = str(server.make_url("")).rstrip("/")
+        assert await roundhouse(api, "top", "--json", "--once", "--gateway", url) == ExitCode.DONE
+    assert set(seen) == {shown}
 
 
 async def test_without_a_controller_it_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
