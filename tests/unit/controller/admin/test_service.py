@@ -437,10 +437,10 @@ async def test_the_assistant_of_a_load_is_in_a_models_folder_or_declared(tmp_pat
             with pytest.raises(RoundhouseError) as refused:
                 service.load_model("m", {"vllm_speculative_model": name}, None, actor="a")
             assert (_code(refused), refused.value.param) == ("invalid_load_request", "vllm_speculative_model")
-        for name in ("org/assistant", str(tmp_path / "inside"), None):
-            override = service.propose_load("m", {"vllm_speculative_model": name}, None, restart=False, actor="a")
+        for allowed in ("org/assistant", str(tmp_path / "inside"), None):
+            override = service.propose_load("m", {"vllm_speculative_model": allowed}, None, restart=False, actor="a")
             assert override is not None
-            assert override.params == {"vllm_speculative_model": name}
+            assert override.params == {"vllm_speculative_model": allowed}
 
 
 async def test_a_secret_in_a_loads_parameter_is_shown_nowhere(tmp_path: Path) -> None:
