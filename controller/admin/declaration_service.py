@@ -56,8 +56,8 @@ class DeclarationService:
         same fields, which changes nothing). It is in force before the return.
 
         Raises RoundhouseError: `declared_in_files` if the files declare the name; `invalid_declaration` if the fields
-        have a problem (`param` is the field of the first one), or if 10,000 (`MAX_DECLARATIONS`) of this kind are
-        declared already.
+        have a problem or no request may set one of them (`param` is the field of the first one), or if 10,000
+        (`MAX_DECLARATIONS`) of this kind are declared already.
         """
         if self._files.declares(kind, name):
             message = f"The desired-state files declare {_subject(kind, name)}: edit them."

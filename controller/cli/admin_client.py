@@ -296,7 +296,9 @@ class AdminClient:
         the file of its name, and these models (name to fields) were declared at run time. Nothing is changed, and
         problems of both are in the result. Raises NoControllerError if no controller answers, RequestRefusedError if it
         refuses, and CommandError for any other failure."""
-        proposed = {"files": dict(files), "models": {name: dict(fields) for name, fields in models.items()}}
+        proposed: dict[str, JsonValue] = {"files": dict(files)}
+        if models:
+            proposed["models"] = {name: dict(fields) for name, fields in models.items()}
         return await self._ask("POST", "/v1/admin/plan", DryRun, proposed)
 
     async def find_drift(self) -> Drift:

@@ -424,6 +424,25 @@ async def _turns(bench: Bench, count: int) -> None:
         await asyncio.sleep(0)
 
 
+async def test_the_assistant_of_a_load_is_in_a_models_folder_or_declared(tmp_path: Path) -> None:
+    (tmp_path / "inside").mkdir()
+    (tmp_path / "out").symlink_to(tmp_path.parent)
+    models = {
+        "m": {"backend": "vllm", "vllm_model": "org/m", "enabled": False, "vllm_speculative_method": "mtp"},
+        "n": {"backend": "vllm", "source": "hf:org/assistant", "enabled": False},
+    }
+    async with opened(tmp_path, models) as bench:
+        service = bench.harness.admin_service
+        for name in ("org/other", "/etc", str(tmp_path / "out"), f"{tmp_path}/../x", "inside", "~/x", "os.path"):
+            with pytest.raises(RoundhouseError) as refused:
+                service.load_model("m", {"vllm_speculative_model": name}, None, actor="a")
+            assert (_code(refused), refused.value.param) == ("invalid_load_request", "vllm_speculative_model")
+        for allowed in ("org/assistant", str(tmp_path / "inside"), None):
+            override = service.propose_load("m", {"vllm_speculative_model": allowed}, None, restart=False, actor="a")
+            assert override is not None
+            assert override.params == {"vllm_speculative_model": allowed}
+
+
 async def test_a_secret_in_a_loads_parameter_is_shown_nowhere(tmp_path: Path) -> None:
     vllm = {"backend": "vllm", "vllm_model": "org/m", "enabled": False}
     async with opened(tmp_path, {"m": vllm}) as bench:
