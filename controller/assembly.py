@@ -95,6 +95,7 @@ class Controller:
         self._wake = asyncio.Event()
         self._end_event = asyncio.Event()
         self._stop_engines = False
+        self._engines_grace_s = settings.stop_timeout_s
         self.exit_code = 0
         """Exit code of the program, as `controller.__main__` lists them. Not 0 when the controller ends by itself."""
         self._tasks: list[asyncio.Task[None]] = []
@@ -306,7 +307,7 @@ class Controller:
 
     async def _end_engine(self, replica: SeenReplica) -> None:
         if replica.phase is Phase.RUNNING:
-            await self._runtime.stop_replica(replica.name, self._settings.stop_timeout_s)
+            await self._runtime.stop_replica(replica.name, self._engines_grace_s)
         else:
             await self._runtime.remove_replica(replica.name)
 
@@ -453,11 +454,14 @@ class Controller:
         self._recorder.record_statement(f"{word} by {actor}", actor, {"action": "pause" if paused else "resume"})
         self._wake.set()
 
-    def shut_down(self, *, stop_engines: bool) -> None:
+    def shut_down(self, *, stop_engines: bool, engines_grace_s: float | None = None) -> None:
         """Begin to end the controller, and return at once: this ends `wait_for_end`. With `stop_engines`, every engine
-        is stopped when the context is left; a later call without it does not revoke that."""
+        is stopped when the context is left, and killed after `engines_grace_s` seconds (None:
+        `settings.stop_timeout_s`); a later call without it does not revoke that."""
         # A later plain SIGTERM must not revoke the request to stop the engines.
         self._stop_engines |= stop_engines
+        if engines_grace_s is not None:
+            self._engines_grace_s = engines_grace_s
         self._end_event.set()
 
     def take_report(self, report: GatewayReport) -> None:

@@ -32,6 +32,11 @@ class ShutdownRequest(BaseModel):
     """
 
     stop_engines: bool = Field(default=False, description="true: stop every engine before the controller exits.")
+    engines_grace_s: float | None = Field(
+        default=None,
+        ge=0,
+        description="Seconds between SIGTERM and SIGKILL of each engine; null: `ROUNDHOUSE_STOP_TIMEOUT_S`.",
+    )
 
 
 def declare(app: FastAPI, controller: Controller, registry: CollectorRegistry) -> None:
@@ -64,7 +69,7 @@ def declare(app: FastAPI, controller: Controller, registry: CollectorRegistry) -
 
     @app.post("/internal/shutdown", status_code=202, include_in_schema=False)
     async def shutdown(request: Annotated[ShutdownRequest, Body()]) -> dict[str, bool]:
-        controller.shut_down(stop_engines=request.stop_engines)
+        controller.shut_down(stop_engines=request.stop_engines, engines_grace_s=request.engines_grace_s)
         return {"stop_engines": request.stop_engines}
 
     @app.get("/metrics", include_in_schema=False)

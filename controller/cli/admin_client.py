@@ -141,12 +141,15 @@ class AdminClient:
         and CommandError for any other failure."""
         return await self._ask("POST", "/internal/pause", ControllerStatus, {"paused": paused})
 
-    async def shut_down(self, *, stop_engines: bool) -> None:
+    async def shut_down(self, *, stop_engines: bool, engines_grace_s: float | None = None) -> None:
         """Ask the controller to end, and return once it has agreed, which is before its end. With `stop_engines` it
-        stops all engines first; otherwise they keep running. Not through a gateway. Raises NoControllerError if no
+        stops all engines first; otherwise they keep running. `engines_grace_s`: seconds from SIGTERM to SIGKILL of each
+        engine; None: those of the controller's settings. Not through a gateway. Raises NoControllerError if no
         controller answers (it may end all the same), RequestRefusedError if it refuses, and CommandError for any other
         failure."""
-        await self._exchange("POST", "/internal/shutdown", {"stop_engines": stop_engines})
+        await self._exchange(
+            "POST", "/internal/shutdown", {"stop_engines": stop_engines, "engines_grace_s": engines_grace_s}
+        )
 
     # The admin API.
 

@@ -78,7 +78,7 @@ class _DownRun:
         """`timeout_s` is the time that each program gets to end; None takes it from the settings."""
         self._settings = settings
         self._url = url
-        self._up_s = stop_timeouts.up_stop_timeout_s(settings) if timeout_s is None else timeout_s
+        self._up_s = stop_timeouts.up_stop_timeout_s() if timeout_s is None else timeout_s
         self._gateway_s = stop_timeouts.gateway_stop_timeout_s() if timeout_s is None else timeout_s
         self._side_program_s = stop_timeouts.MARGIN_S if timeout_s is None else timeout_s
         self._controller_s = stop_timeouts.controller_stop_timeout_s(settings) if timeout_s is None else timeout_s

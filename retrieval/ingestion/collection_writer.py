@@ -153,7 +153,7 @@ class CollectionWriter:
         except ModelRefusedError as error:
             is_one_too_long = isinstance(error, TextTooLongError)
             if len(chunks) == 1 and is_one_too_long:
-                return [await self._embed_parts(model, chunks[0], chunks[0].indexed_text, MOST_HALVINGS)]
+                return [await self._embed_parts(model, chunks[0])]
             if len(chunks) == 1:
                 raise _name_chunk(chunks[0], error) from None
         else:
@@ -166,25 +166,23 @@ class CollectionWriter:
             self._size_of(model).note_refusal(len(chunks))
         return found
 
-    async def _embed_parts(self, model: str, chunk: Chunk, text: str, halvings: int) -> Sequence[float] | None:
-        """Return the mean vector of the parts of a text that is too long, which is halved `halvings` times at most;
-        None: a part is still too long then, so that there is no use in the others."""
-        halves = halve_text(text) if halvings else None
-        if halves is None:
-            return None
-        prefix, found = self._prefixes_of(model).passage, []
-        for half in halves:
-            vector: Sequence[float] | None
+    async def _embed_parts(self, model: str, chunk: Chunk) -> Sequence[float] | None:
+        """Return the mean vector of the parts of a chunk that is too long, which are halved until the model takes all
+        of them; None: it does not take them after `MOST_HALVINGS`."""
+        prefix, parts, size = self._prefixes_of(model).passage, [chunk.indexed_text], self._size_of(model).size
+        for _ in range(MOST_HALVINGS):
+            parts = [half for part in parts for half in halve_text(part) or (part,)]
+            texts = [prefix + part for part in parts]
+            vectors: list[Sequence[float]] = []
             try:
-                [vector] = await self._models.embed_texts(model, [prefix + half], is_background=True)
+                for first in range(0, len(texts), size):
+                    vectors += await self._models.embed_texts(model, texts[first : first + size], is_background=True)
             except TextTooLongError:
-                vector = await self._embed_parts(model, chunk, half, halvings - 1)
+                continue
             except ModelRefusedError as error:
                 raise _name_chunk(chunk, error) from None
-            if vector is None:
-                return None
-            found.append((len(half), vector))
-        return _mean_of(found)
+            return _mean_of([(len(part), vector) for part, vector in zip(parts, vectors, strict=True)])
+        return None
 
 
 def _name_chunk(chunk: Chunk, error: ModelRefusedError) -> ModelRefusedError:

@@ -110,12 +110,16 @@ class UpRun:
         self._supervisor = Supervisor(marked_specs, say=announcer.print_note, on_change=recorder.record_children)
         self._stop_event = asyncio.Event()
         self._force_event = asyncio.Event()
+        self._left_engines = False
+        """Whether the controller was killed while it ended its engines."""
 
     async def run(self) -> ExitCode:
         """Run until Ctrl-C, SIGTERM or SIGHUP, or until a program ends in a way that a restart cannot mend. Then end
-        gateway, side programs, controller and engines in this order, and return the exit code of `up`: DONE after a
-        signal or where a program was told to end, else that of the program's `FatalExit`; FAILED in place of DONE where
-        engines may still run. Raises OSError where the record cannot be removed at the end.
+        the gateway, after it the side programs and, with its engines, the controller, and kill what does not end in
+        time: all of that within 15 s (`UP_ENDS_S`) and the gateway's grace period for running requests. Return the exit
+        code of `up`: DONE after a signal or where a program was told to end, else that of the program's `FatalExit`;
+        FAILED in place of DONE where engines may still run. Raises OSError where the record cannot be removed at the
+        end.
 
         A second Ctrl-C kills the programs without waiting. Call it once, in the main thread: it takes over the signal
         handlers.
@@ -128,13 +132,13 @@ class UpRun:
             loop.add_signal_handler(number, self._on_signal, number)
         watch_task = asyncio.create_task(self._watch_and_build())
         ending = await self._supervisor.run(self._stop_event)
-        watch_task.cancel()
-        [watch_error] = await asyncio.gather(watch_task, return_exceptions=True)
-        if isinstance(watch_error, Exception):
-            self._announcer.print_note(f"nobody watched for the first model: {watch_error!r}")
+        watch_task.cancel()  # which may end a build of the page, beside the programs
         if ending.words is not None:
             self._announcer.print_note(f"{ending.words}; stopping everything")
         code = await self._end(ending)
+        [watch_error] = await asyncio.gather(watch_task, return_exceptions=True)
+        if isinstance(watch_error, Exception):
+            self._announcer.print_note(f"nobody watched for the first model: {watch_error!r}")
         self._announcer.print_note("stopped")
         return code
 
@@ -177,41 +181,52 @@ class UpRun:
         return await self._end_engines(ending)
 
     async def _end_in_order(self) -> None:
-        # The gateway first, because its running requests need the engines.
-        # Retrieval after it, because requests may be about documents.
+        # The gateway first, because its running requests need the others.
+        children = self._supervisor.children
+        if (gateway := children.get("gateway")) is not None:
+            gateway.send_signal(signal.SIGTERM)
+            await self._wait_or_kill(gateway, stop_timeouts.up_gateway_timeout_s())
+        side_programs = [children[program.name] for program in SIDE_PROGRAMS if program.name in children]
+        for child in side_programs:
+            child.send_signal(signal.SIGTERM)
+        waits = [self._wait_or_kill(child, stop_timeouts.UP_PROGRAMS_S) for child in side_programs]
+        await asyncio.gather(*waits, self._end_controller())
+
+    async def _end_controller(self) -> None:
         controller = self._supervisor.children.get("controller")
-        for name, within_s in (
-            ("gateway", stop_timeouts.gateway_stop_timeout_s()),
-            *((program.name, stop_timeouts.MARGIN_S) for program in SIDE_PROGRAMS),
-        ):
-            if (child := self._supervisor.children.get(name)) is not None:
-                child.send_signal(signal.SIGTERM)
-                await self._wait_or_kill(child, within_s)
-        if controller is not None and controller.pid is not None:
-            await self._ask_to_end(controller)
-            await self._wait_or_kill(controller, stop_timeouts.controller_stop_timeout_s(self._settings))
+        if controller is None or controller.pid is None:
+            return
+        asking = asyncio.create_task(self._ask_to_end(controller))
+        try:
+            self._left_engines = await self._wait_or_kill(controller, stop_timeouts.UP_PROGRAMS_S)
+        finally:
+            asking.cancel()
 
     async def _ask_to_end(self, controller: Child) -> None:
+        grace_s = min(self._settings.stop_timeout_s, stop_timeouts.UP_ENGINES_S)
         try:
             async with AdminClient(self._settings.controller_url) as client:
-                await client.shut_down(stop_engines=True)
+                await client.shut_down(stop_engines=True, engines_grace_s=grace_s)
         except CommandError:
             # The controller does not listen yet, or no longer. Engines that it leaves are stopped afterwards.
             controller.send_signal(signal.SIGTERM)
 
-    async def _wait_or_kill(self, child: Child, within_s: float) -> None:
-        if not await child.ends_within(within_s):
-            self._announcer.print_note(f"{child.spec.title} did not end within {within_s:g} s and is killed")
-            child.kill()
-            await child.ends_within(within_s)
+    async def _wait_or_kill(self, child: Child, within_s: float) -> bool:
+        """Return whether the child had to be killed."""
+        if await child.ends_within(within_s):
+            return False
+        self._announcer.print_note(f"{child.spec.title} did not end within {within_s:g} s and is killed")
+        child.kill()
+        return True
 
     async def _end_engines(self, ending: Ending) -> ExitCode:
         """Stop engines that the controller left running. After a controller that ended as asked there are none."""
-        grace_s = stop_timeouts.FORCED_S if self._force_event.is_set() else self._settings.stop_timeout_s
+        longest_s = stop_timeouts.FORCED_S if self._force_event.is_set() else stop_timeouts.UP_ENGINES_S
+        grace_s = stop_timeouts.UP_LEFT_S if self._left_engines else min(self._settings.stop_timeout_s, longest_s)
         locked_by_another = ending.exit is ExitCode.LOCKED
         if not locked_by_another:
             try:
-                engine_names = await stop_orphans(self._settings, grace_s=grace_s, lock_wait_s=stop_timeouts.MARGIN_S)
+                engine_names = await stop_orphans(self._settings, grace_s=grace_s, lock_wait_s=stop_timeouts.FORCED_S)
             except CommandError as error:
                 self._announcer.print_note(f"engines may still run ({error}): `roundhouse down` stops them")
                 return ending.exit or ExitCode.FAILED

@@ -87,6 +87,7 @@ SIDE_PROGRAMS: Final = (
         variables=_transfers_variables,
     ),
 )
-"""In the order in which they end, after the gateway and before the controller."""
+"""`service run` and `down` end them in this order, after the gateway and before the controller; `up` ends them at the
+same time as the controller."""
 PROGRAMS_IN_END_ORDER: Final = ("gateway", *(program.name for program in SIDE_PROGRAMS), "controller")
 """All programs of an `up`. The gateway ends first, because its running requests need the others."""

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from controller.cli.stop_timeouts import GATEWAY_S, MARGIN_S, gateway_stop_timeout_s
+from controller.cli.stop_timeouts import (
+    GATEWAY_S,
+    MARGIN_S,
+    UP_GATEWAY_S,
+    gateway_stop_timeout_s,
+    up_gateway_timeout_s,
+)
 
 
 @pytest.mark.parametrize(
@@ -24,3 +30,4 @@ def test_the_gateways_time_is_its_grace_and_a_margin(
 ) -> None:
     monkeypatch.setenv("ROUNDHOUSE_SHUTDOWN_GRACE_S", value)
     assert gateway_stop_timeout_s() == grace_s + MARGIN_S
+    assert up_gateway_timeout_s() == grace_s + UP_GATEWAY_S

@@ -9,6 +9,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,8 +17,10 @@ from pathlib import Path
 import pytest
 
 from common.model_reference import HubReference, parse_reference
+from controller.cli import stop_timeouts
 from controller.cli.app import run
 from controller.cli.exit_codes import ExitCode
+from controller.cli.up.announce import Announcer
 from controller.cli.up.first_model import (
     DEMO_MODELS,
     REAL_MODEL_LINE,
@@ -28,8 +31,10 @@ from controller.cli.up.first_model import (
     without_servers,
 )
 from controller.cli.up.record import ProcessRecord, UpRecord, read_record, write_record
+from controller.cli.up.run import UpRun
+from controller.cli.up.supervisor import ChildSpec
 from controller.schema.status import ControllerStatus, ModelState, ModelStatus, StatementView
-from controller.settings import url_of
+from controller.settings import ControllerSettings, url_of
 from tests.support.stand_in_up import ENDED_IN_ORDER, Up, down, runs
 from tests.support.wait import until
 
@@ -92,6 +97,43 @@ async def test_a_second_ctrl_c_does_not_wait(up: Up) -> None:
     assert not any(runs(pid) for pid in up.pids())
     assert "forced: killing the programs" in up.err
     assert "Traceback" not in up.err
+
+
+DEAF = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open(sys.argv[1], "w").close()
+time.sleep(600)
+"""
+
+
+async def test_programs_that_do_not_end_are_killed_within_the_bound(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    bound = stop_timeouts.UP_GATEWAY_S + stop_timeouts.UP_PROGRAMS_S + stop_timeouts.UP_LEFT_S
+    assert bound < stop_timeouts.UP_ENDS_S <= 15
+    assert stop_timeouts.UP_ENGINES_S < stop_timeouts.UP_PROGRAMS_S
+    monkeypatch.setenv("ROUNDHOUSE_SHUTDOWN_GRACE_S", "0")
+    monkeypatch.setenv("ROUNDHOUSE_PAGE", "0")
+    monkeypatch.setattr(stop_timeouts, "UP_GATEWAY_S", 0.2)
+    monkeypatch.setattr(stop_timeouts, "UP_PROGRAMS_S", 0.3)
+    settings = ControllerSettings(desired=folder, state=folder / "state", models=folder, runtime="process")
+    settings.state.mkdir()
+    specs = [
+        ChildSpec(name, (sys.executable, "-c", DEAF, str(folder / name)), os.environ)
+        for name in ("controller", "gateway", "retrieval", "transfers")
+    ]
+    running = asyncio.create_task(UpRun(settings, specs, Announcer(as_json=False)).run())
+    await until("all are deaf", lambda: all((folder / spec.name).exists() for spec in specs))
+    pids = [child.pid for child in read_record(settings.state).children.values()]
+    os.kill(os.getpid(), signal.SIGINT)
+    assert await running == ExitCode.DONE
+    assert len(pids) == 4
+    assert not any(runs(pid) for pid in pids)
+    err = capfd.readouterr().err
+    assert "the gateway did not end within 0.2 s and is killed" in err
+    for name in ("retrieval", "transfers", "controller"):
+        assert f"the {name} did not end within 0.3 s and is killed" in err
 
 
 async def test_a_child_that_dies_is_started_again_and_the_record_follows(up: Up) -> None:
@@ -227,7 +269,7 @@ async def test_down_ends_a_running_up_in_order(up: Up, capsys: pytest.CaptureFix
     assert out == f"stopped roundhouse up (process {up.process.pid})\n"
     assert err.startswith(
         f"roundhouse: waiting for roundhouse up (process {up.process.pid}): it lets running requests finish, then ends "
-        f"{process_words(up, 'gateway')}, {process_words(up, 'controller')}, the engines; it is killed after 240 s "
+        f"{process_words(up, 'gateway')}, {process_words(up, 'controller')}, the engines; it is killed after 75 s "
         "(--timeout)\n"
     )
     assert "gateway got SIGTERM" in up.events()
