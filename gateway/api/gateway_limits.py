@@ -30,6 +30,10 @@ class Limits(BaseModel):
         description="Most bytes of all that is kept, of all tenants; the least recently used gives way."
     )
     stream_ttl_s: float = Field(description="Seconds that a resumable stream is kept after its end.")
+    max_inputs: int = Field(description="Most prompts, texts to embed or documents to rerank in one request.")
+    max_choices: int = Field(description="Most answers to one prompt (`n`, `best_of`).")
+    max_images: int = Field(description="Most images in the messages or items of one request.")
+    max_tool_calls: int = Field(description="Most calls that the gateway runs after one round of a model.")
 
     @classmethod
     def of(cls, settings: GatewaySettings) -> Limits:
@@ -40,6 +44,10 @@ class Limits(BaseModel):
             retention_s=settings.responses_retention_s,
             max_stored_bytes=settings.responses_max_mib * MIB,
             stream_ttl_s=settings.stream_ttl_s,
+            max_inputs=settings.max_inputs,
+            max_choices=settings.max_choices,
+            max_images=settings.max_images,
+            max_tool_calls=settings.max_tool_calls,
         )
 
 

@@ -111,7 +111,7 @@ class EngineStage:
         exchange = self._exchange
         exchange.move_to(_ANSWERING)
         if exchange.large_body is not None:
-            exchange.free_body()
+            exchange.free_body(keeps_fields=True)
 
     def attempt_done(self) -> None:
         """End the exchange: the client's answer is complete. Called by the attempt.

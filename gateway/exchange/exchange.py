@@ -16,6 +16,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Final
 
 from common.log_formats import tag_request
 from common.tracebacks import without_tracebacks
@@ -33,17 +34,21 @@ from gateway.exchange.load_wait import LoadWait
 from gateway.exchange.services import Services
 from gateway.metrics.request_metrics import UNKNOWN_MODEL
 from gateway.protocols.common.fan_out import check_bounds
-from gateway.protocols.common.large_body import LargeBody
+from gateway.protocols.common.large_body import WHOLE_COPIES, LargeBody
 from gateway.protocols.common.request import InferenceRequest
 from gateway.routing.availability import find_model, not_loaded_in_time
 from gateway.server.call import ClientCall, Handler
 from gateway.server.request_head import explain_unread_body
 from gateway.sessions.replica_sessions import SessionClaim
+from gateway.settings import MIB
 from gateway.tenancy.api_keys import ANONYMOUS, Caller
 from gateway.tenancy.clients import find_client_text
 from gateway.tenancy.rate_limits import estimated_tokens
 
 logger = logging.getLogger(__name__)
+
+MOST_SHARE: Final = 4
+"""What part of the memory for bodies one request may take, if that is more than `WHOLE_COPIES` of its body."""
 
 _OPENED, _PREPARING = ExchangeState.OPENED, ExchangeState.PREPARING
 _ENDED = ExchangeState.ENDED
@@ -58,6 +63,7 @@ class Exchange:
 
     __slots__ = (
         "_deadline",
+        "_freed_body",
         "account",
         "admission",
         "answer",
@@ -96,6 +102,8 @@ class Exchange:
         """Set when the body is read."""
         self.large_body: LargeBody | None = None
         """A body that must be freed as soon as no engine can need it; None: the body is small, or is freed."""
+        self._freed_body: LargeBody | None = None
+        """A body whose outline still counts as memory, because the request has what was decoded of it."""
         self.admission: AdmissionStage | None = None
         """The request in admission; None before the request is complete and after its end."""
         self.engine: EngineStage | None = None
@@ -165,9 +173,8 @@ class Exchange:
         """
         if isinstance(body, LargeBody):
             self.large_body = body
-        if self.state is _ENDED:
-            self.free_body()
-        else:
+            self.run_guarded(self._claim_room, body)
+        elif self.state is not _ENDED:
             self.run_guarded(self._read_request, body)
 
     def client_gone(self) -> None:
@@ -200,6 +207,27 @@ class Exchange:
             self.engine.resume()
 
     # The way in
+
+    def _claim_room(self, body: LargeBody) -> None:
+        """Read the request from a large body as soon as there is room for what its values take."""
+        if self.is_ended:
+            self.free_body()
+            return
+        most_bytes = max(self.services.settings.body_memory_bytes // MOST_SHARE, WHOLE_COPIES * body.size)
+        bytes_taken = body.count_bytes(is_whole=False)
+        if bytes_taken > most_bytes:
+            message = (
+                f"The body's values would take {bytes_taken // MIB} MiB of memory, and a request may take "
+                f"{most_bytes // MIB} MiB: send fewer at a time."
+            )
+            raise RoundhouseError("body_too_large", message)
+        if body.claim_room(self.api.reads_whole, partial(self.run_guarded, self._read_large, body)):
+            self._read_large(body)
+
+    def _read_large(self, body: LargeBody) -> None:
+        if not self.is_ended:
+            self._read_request(body)
+            body.settle_room()
 
     def _read_request(self, body: bytes | LargeBody) -> None:
         routes = self.services.live.current
@@ -411,6 +439,9 @@ class Exchange:
         self.move_to(_ENDED)
         if self.large_body is not None:
             self.free_body()
+        if self._freed_body is not None:
+            self._freed_body.free()
+            self._freed_body = None
         services, admission = self.services, self.admission
         now = services.now()
         services.exchanges.discard(self)
@@ -435,11 +466,16 @@ class Exchange:
                 request_id = self.answer.request_id
                 logger.exception("request %s: a hook failed at its end", request_id, extra=tag_request(request_id))
 
-    def free_body(self) -> None:
+    def free_body(self, *, keeps_fields: bool = False) -> None:
         """Free a large body, if there is one; do nothing for a small one. Call when no engine can need it any more.
 
-        After a large body was freed, `has_body` is False.
+        After a large body was freed, `has_body` is False. `keeps_fields`: what was decoded of it still counts as
+        memory, until the request ends.
         """
-        if self.large_body is not None:
-            self.large_body.free()
-            self.large_body = None
+        body, self.large_body = self.large_body, None
+        if body is None:
+            return
+        if not keeps_fields:
+            body.free()
+        elif body.free_blocks():
+            self._freed_body = body

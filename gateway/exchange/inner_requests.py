@@ -19,6 +19,7 @@ from gateway.protocols.common.errors import decode_json
 from gateway.protocols.common.json_bytes import json_bytes
 from gateway.protocols.common.sse import data_of, split_events
 from gateway.server.asgi import Header
+from gateway.server.body_budget import BodyRoom
 from gateway.server.call import ClientCall, Handler
 from gateway.tenancy.api_keys import Caller
 
@@ -149,7 +150,7 @@ class _NoConnection:
     def send_continue(self) -> None:
         """See Connection, as for the others."""
 
-    def reserve_body(self, size: int) -> Callable[[], None]:
+    def reserve_body(self, size: int) -> BodyRoom:
         raise AssertionError("the body is complete from the start")
 
     def finish_call(self, call: ClientCall) -> None: ...

@@ -26,7 +26,7 @@ from gateway.protocols.common.json_bytes import json_bytes
 from gateway.protocols.responses import mcp_items
 from gateway.protocols.responses.context import ResponseContext
 from gateway.protocols.responses.rounds_writer import ROUND_OVER, RoundsWriter, RoundWriter, RunCall
-from gateway.protocols.responses.tool_rounds import CallResult, ToolRounds, listed_labels, own_items
+from gateway.protocols.responses.tool_rounds import CallResult, ToolRounds, listed_labels, own_items, too_many_calls
 from gateway.tenancy.clients import find_document_tenant
 from gateway.tenancy.rate_limits import RateLimitEntry
 
@@ -202,9 +202,10 @@ class ToolLoop:
     async def _run_calls(self, calls: Sequence[RunCall]) -> None:
         """Run calls at once, and pass on the end of each when it comes."""
         self._exchange.renew_route()  # the key may have lost the tool by now
+        most = self._exchange.services.settings.max_tool_calls
         async with asyncio.TaskGroup() as group:
-            for call in calls:
-                refusal = self._rounds.refuse_call(call)
+            for number, call in enumerate(calls):
+                refusal = self._rounds.refuse_call(call) if number < most else too_many_calls(most)
                 if refusal is None:
                     group.create_task(self._finish_call(call))
                 else:

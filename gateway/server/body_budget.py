@@ -5,6 +5,22 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+
+class Resize(Protocol):
+    """Changes the room of one body. Made of `BodyBudget.resize`."""
+
+    def __call__(self, size: int, on_granted: Callable[[], None] | None = None) -> bool:
+        """See `BodyBudget.resize`."""
+
+
+class BodyRoom(NamedTuple):
+    """What the owner of a body may do with the room that is reserved for it."""
+
+    give_back: Callable[[], None]
+    """Gives the room back, or cancels the wait for it. Call once."""
+    resize: Resize
 
 
 class BodyReservation:
@@ -13,17 +29,22 @@ class BodyReservation:
     Made by `BodyBudget.reserve`.
     """
 
-    __slots__ = ("is_granted", "on_granted", "size")
+    __slots__ = ("is_granted", "on_granted", "size", "wanted")
 
     def __init__(self, size: int, on_granted: Callable[[], None]) -> None:
         """`size`: bytes. `on_granted`: called once if room is granted after a wait; never if it is granted at once."""
         self.size = size
         self.on_granted = on_granted
         self.is_granted = False
+        self.wanted = size
+        """Bytes that a granted reservation waits to grow to; else `size`."""
 
 
 class BodyBudget:
     """A limit on the bytes of all large request bodies together, granted in order of arrival.
+
+    A body that was read may turn out to take more (`resize`), and then goes before those that are not read yet. If all
+    that have room wait for more, none would ever give any back; so the first of them gets what it waits for.
 
     A body for which there is never room, because it is larger than the limit or bytes are held, gets room when no other
     body has any. Bytes that are held (`hold`) are granted at once or not at all, and are half of the limit at most: so
@@ -33,14 +54,16 @@ class BodyBudget:
 
     def __init__(self, max_bytes: int) -> None:
         """`max_bytes`: most bytes that are granted at a time."""
-        self._max_bytes = max_bytes
         self._waiting: deque[BodyReservation] = deque()
+        self._growing: deque[BodyReservation] = deque()
+        self._granted_count = 0
         self._held_bytes = 0
+        self.max_bytes = max_bytes
         self.max_held_bytes = max_bytes // 2
         """Most bytes that are held at a time."""
         self.used_bytes = 0
         """Bytes that are granted now, to bodies and to those who hold them. More than `max_bytes` only while one larger
-        body has room alone, or where bytes were held when bodies had all the room."""
+        body has room alone, where bytes were held when bodies had all the room, or where a body had to grow."""
 
     def reserve(self, size: int, on_granted: Callable[[], None]) -> BodyReservation:
         """Reserve `size` bytes, and return at once. Never blocks and never refuses.
@@ -49,7 +72,7 @@ class BodyBudget:
         within a later `release` once there is room. Call `release` once either way.
         """
         reservation = BodyReservation(size, on_granted)
-        if not self._waiting and self._fits(size):
+        if not self._waiting and not self._growing and self._fits(size):
             self._grant(reservation)
         else:
             self._waiting.append(reservation)
@@ -62,10 +85,32 @@ class BodyBudget:
         `used_bytes`.
         """
         if reservation.is_granted:
+            if reservation.wanted > reservation.size:
+                self._growing.remove(reservation)
             self.used_bytes -= reservation.size
+            self._granted_count -= 1
         else:
             self._waiting.remove(reservation)
         self._let_in()
+
+    def resize(self, reservation: BodyReservation, size: int, on_granted: Callable[[], None] | None = None) -> bool:
+        """Change a granted reservation to `size` bytes, and return whether that is done.
+
+        Fewer bytes are done at once, and room is granted to those that wait, whose `on_granted` is called. For more,
+        the reservation waits behind others that wait for more, and `on_granted` is called within a later `release` or
+        `resize`; None: the bytes are taken already, and are granted at once.
+        """
+        if size > reservation.size and on_granted is not None:
+            reservation.wanted, reservation.on_granted = size, on_granted
+            self._growing.append(reservation)
+            if len(self._growing) > 1 or not self._may_grow(reservation):
+                self._let_in()  # it may be the last that was not waiting
+                return False
+            self._growing.clear()
+        self.used_bytes += size - reservation.size
+        reservation.size = reservation.wanted = size
+        self._let_in()
+        return True
 
     def hold(self, size: int) -> bool:
         """Grant `size` bytes at once, whatever bodies have. Return False, and change nothing, if more than
@@ -83,14 +128,24 @@ class BodyBudget:
         self._let_in()
 
     def _let_in(self) -> None:
-        while self._waiting and self._fits(self._waiting[0].size):
+        while self._growing and self._may_grow(self._growing[0]):
+            reservation = self._growing.popleft()
+            self.used_bytes += reservation.wanted - reservation.size
+            reservation.size = reservation.wanted
+            reservation.on_granted()
+        while self._waiting and not self._growing and self._fits(self._waiting[0].size):
             next_reservation = self._waiting.popleft()
             self._grant(next_reservation)
             next_reservation.on_granted()
 
+    def _may_grow(self, reservation: BodyReservation) -> bool:
+        more = reservation.wanted - reservation.size
+        return self.used_bytes + more <= self.max_bytes or len(self._growing) == self._granted_count
+
     def _fits(self, size: int) -> bool:
-        return self.used_bytes == self._held_bytes or self.used_bytes + size <= self._max_bytes
+        return self.used_bytes == self._held_bytes or self.used_bytes + size <= self.max_bytes
 
     def _grant(self, reservation: BodyReservation) -> None:
         reservation.is_granted = True
+        self._granted_count += 1
         self.used_bytes += reservation.size

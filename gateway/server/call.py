@@ -10,8 +10,9 @@ from http import HTTPStatus
 from typing import Final, Protocol
 
 from controller.schema.errors import RoundhouseError
-from gateway.protocols.common.large_body import LARGE_BYTES, LargeBody
+from gateway.protocols.common.large_body import LARGE_BYTES, READING_COPIES, LargeBody
 from gateway.server.asgi import Header
+from gateway.server.body_budget import BodyRoom
 
 _STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 _CLOSE: Final = b"connection: close\r\n"
@@ -68,11 +69,10 @@ class Connection(Protocol):
     def send_continue(self) -> None:
         """Send `100 Continue`, which asks the client for the body. Call before the answer begins."""
 
-    def reserve_body(self, size: int) -> Callable[[], None]:
+    def reserve_body(self, size: int) -> BodyRoom:
         """Reserve memory for a body of `size` bytes in the budget of all connections, without blocking.
 
-        Until there is room, the connection reads nothing from the client. Returns a function that gives the room back,
-        or cancels the wait for it; call it once.
+        Until there is room, the connection reads nothing from the client.
         """
 
     def finish_call(self, call: ClientCall) -> None:
@@ -165,7 +165,8 @@ class ClientCall:
         elif isinstance(self._body, LargeBody):
             self._body.add_part(part)
         elif self._size > LARGE_BYTES:
-            body, self._body = self._body, LargeBody(self._reserve_room())
+            room = self._reserve_room()
+            body, self._body = self._body, LargeBody(room.give_back, room.resize)
             self._body.add_part(body)
             self._body.add_part(part)
         elif not self._body:
@@ -175,10 +176,10 @@ class ClientCall:
                 self._body = bytearray(self._body)
             self._body += part
 
-    def _reserve_room(self) -> Callable[[], None]:
+    def _reserve_room(self) -> BodyRoom:
         length = next((int(value) for name, value in self.headers if name == b"content-length"), None)
         most = self._connection.max_body_bytes
-        return self._connection.reserve_body(most if length is None else min(length, most))
+        return self._connection.reserve_body(READING_COPIES * (most if length is None else min(length, most)))
 
     def _drop_body(self) -> None:
         body, self._body = self._body, b""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, cast
 
 from uvicorn import Config
@@ -17,7 +18,7 @@ from uvicorn.server import ServerState
 
 from controller.schema.errors import RoundhouseError
 from gateway.server.asgi import Header, error_headers
-from gateway.server.body_budget import BodyReservation
+from gateway.server.body_budget import BodyReservation, BodyRoom
 from gateway.server.call import ClientCall, Handler, header_lines, status_line
 from gateway.server.request_reader import ClientLimits, InferenceRoutes, RequestReader, WebSocketOpener
 from gateway.server.websocket import WebSocketConnection, accept_handshake
@@ -209,11 +210,10 @@ class ClientConnection(RequestReader):
         """Send `100 Continue`, which asks the client for the body."""
         self.transport.write(_CONTINUE)
 
-    def reserve_body(self, size: int) -> Callable[[], None]:
+    def reserve_body(self, size: int) -> BodyRoom:
         """Reserve memory for a body of `size` bytes in the budget of all connections, without blocking.
 
-        Until there is room, nothing is read from the client, and its time limit does not run. Returns a function that
-        gives the room back, or cancels the wait for it; call it once.
+        Until there is room, nothing is read from the client, and its time limit does not run.
         """
         budget = self._direct.body_budget
         reservation = budget.reserve(size, self._enter_room)
@@ -226,7 +226,7 @@ class ClientConnection(RequestReader):
                 self._room = None
             budget.release(reservation)
 
-        return give_back
+        return BodyRoom(give_back, partial(budget.resize, reservation))
 
     def finish_call(self, call: ClientCall) -> None:
         """Close the connection or serve its next request: the answer to `call` is complete. Call once per answer.

@@ -24,6 +24,15 @@ LARGE_BYTES: Final = 256 * 1024
 BLOCK_BYTES: Final = 128 * 1024
 """Size of the blocks in which a body is cut, however it arrives, so that bodies with equal starts have equal
 outlines."""
+READING_COPIES: Final = 2
+"""How often a body counts while it is read: most of its room is there when it turns out to take more."""
+WHOLE_COPIES: Final = 4
+"""How often a body is held that is decoded whole: its blocks, its text, what is decoded of it, and what is stored or
+sent of that."""
+_OUTLINE_COPIES: Final = 4
+"""How often an outline is held: itself, decoded, as a translation reads it, and as it is sent."""
+_VALUE_BYTES: Final = ((b",", 56), (b"[", 64), (b"{", 200))
+"""What begins or parts values in JSON, and the most that a small value takes in Python beyond its text."""
 _WINDOW_BYTES: Final = 4096
 """Bytes examined in one step. As much of a string's start and end may stay in the outline."""
 _MOST_BACKSLASHES: Final = 16
@@ -58,18 +67,32 @@ class LargeBody:
     __slots__ = (
         "_blocks",
         "_is_freed",
+        "_is_settled",
         "_left_out",
         "_on_freed",
         "_outline_parts",
         "_pending",
+        "_resize",
+        "_value_bytes",
+        "is_whole",
         "media_bytes",
         "outline",
         "size",
     )
 
-    def __init__(self, on_freed: Callable[[], None] | None = None) -> None:
-        """`on_freed` is called once, by the first call of `free`; None: nobody is told."""
+    def __init__(
+        self,
+        on_freed: Callable[[], None] | None = None,
+        resize: Callable[[int, Callable[[], None] | None], bool] | None = None,
+    ) -> None:
+        """`on_freed` is called once, by the first call of `free`; None: nobody is told. `resize` changes the room that
+        the body has in memory, as `BodyBudget.resize` does; None: nobody counts it."""
         self._on_freed = on_freed
+        self._resize = resize
+        self._is_settled = False
+        self._value_bytes = 0
+        self.is_whole = False
+        """The body was decoded whole, which copies all of it."""
         self._is_freed = False
         self._blocks: list[bytes] = []
         """The body in blocks of `BLOCK_BYTES`; the last one may be shorter."""
@@ -115,13 +138,63 @@ class LargeBody:
         self._is_freed = True
         self._blocks.clear()
         self._pending = bytearray()
-        on_freed, self._on_freed = self._on_freed, None
+        on_freed, self._on_freed, self._resize = self._on_freed, None, None
         if on_freed is not None:
             on_freed()
+
+    def free_blocks(self) -> bool:
+        """Release the body's memory as `free` does, and its room but for what is left of the request: its outline and
+        what was decoded. Return whether that is anything; then call `free` when the request ends."""
+        left_bytes = self._count_outline(_OUTLINE_COPIES - 1) + (2 * self.size if self.is_whole else 0)
+        if left_bytes and self._resize is not None:
+            self._blocks.clear()
+            self._is_freed = True
+            self._resize(left_bytes, None)
+            return True
+        self.free()
+        return False
+
+    def claim_room(self, is_whole: bool, on_granted: Callable[[], None]) -> bool:
+        """Have the room changed to the most that the request takes while it is decoded, and return whether there is as
+        much now; else `on_granted` is called later, unless the body is freed before. `is_whole`: the body will be
+        decoded whole. Call after `finish`."""
+        most_bytes = max(self.count_bytes(is_whole=is_whole), READING_COPIES * self.size)
+        return self._resize is None or self._resize(most_bytes, on_granted)
+
+    def settle_room(self) -> None:
+        """Give back the room that the request does not take, now that it is decoded. What takes more later is counted
+        then. Does nothing after `free`."""
+        self._is_settled = True
+        if self._resize is not None and not self._is_freed:
+            self._resize(self.count_bytes(is_whole=self.is_whole), None)
+
+    def note_whole(self) -> None:
+        """Count the body as decoded whole from now on, if it is not freed."""
+        if not self.is_whole:
+            self.is_whole = True
+            if self._is_settled:
+                self.settle_room()
+
+    @property
+    def is_outline(self) -> bool:
+        """Whether the outline lacks nothing, so that it is the whole body."""
+        return not self._left_out
+
+    def count_bytes(self, *, is_whole: bool) -> int:
+        """Return the bytes that the request takes, each as often as it is held. `is_whole`: it is decoded whole."""
+        if is_whole:
+            return WHOLE_COPIES * self.size + self._value_bytes
+        return self.size + self._count_outline(_OUTLINE_COPIES - (0 if self._left_out else 1))
+
+    def _count_outline(self, copies: int) -> int:
+        """Return the bytes of so many copies of the outline, and of the values decoded from it; 0 if it is small."""
+        size = len(self.outline)
+        return copies * size + self._value_bytes if size > LARGE_BYTES else 0
 
     def _add_block(self, block: bytes) -> None:
         follows_backslash = bool(self._blocks) and self._blocks[-1][-1] == _BACKSLASH
         kept_from, start = 0, len(self._blocks) * BLOCK_BYTES
+        first_part = len(self._outline_parts)
         if len(self._left_out) < _MOST_LEFT_OUT:
             for inside_start, inside_end in find_insides(block, follows_backslash=follows_backslash):
                 self._outline_parts += (block[kept_from:inside_start], b"\\%b%06x;" % (_MARK, len(self._left_out)))
@@ -130,6 +203,8 @@ class LargeBody:
                 kept_from = inside_end
         self._outline_parts.append(block[kept_from:])
         self._blocks.append(block)
+        for part in self._outline_parts[first_part:]:
+            self._value_bytes += sum(size * part.count(mark) for mark, size in _VALUE_BYTES)
 
     @property
     def text_bytes(self) -> int:
@@ -139,6 +214,7 @@ class LargeBody:
     def join(self) -> bytes:
         """Return the whole body in one piece. This copies it. Raises RuntimeError after `free`."""
         self._check_kept()
+        self.note_whole()
         return b"".join(self._blocks) if self._blocks else self.outline
 
     def fill(self, encoded: bytes) -> list[bytes | memoryview]:

@@ -75,6 +75,9 @@ class InferenceRequest:
         """
         if self.large_body is None:
             return self.outline_fields
+        if self.large_body.is_outline:
+            self.large_body.note_whole()
+            return self.outline_fields
         if self._whole_fields is None:
             value = _decode(self.large_body.join())
             self._whole_fields = value if isinstance(value, dict) else {}

@@ -39,6 +39,12 @@ class CallResult(NamedTuple):
     """Why the call failed, as its item says it; None: it did not."""
 
 
+def too_many_calls(most: int) -> CallResult:
+    """Return the result of a call beyond the `most` that may be run after one round."""
+    message = f"The call was not run: at most {most} calls are run at once."
+    return CallResult(message, mcp_items.invalid_call(message))
+
+
 class ApprovedCall(NamedTuple):
     """A call that the client has approved with this request."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import tracemalloc
-from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -12,6 +11,7 @@ import uvloop
 
 from controller.schema.errors import RoundhouseError
 from gateway.protocols.common.large_body import LargeBody
+from gateway.server.body_budget import BodyRoom
 from gateway.server.call import ClientCall
 
 
@@ -48,8 +48,8 @@ class Line:
     def send_continue(self) -> None:
         raise AssertionError
 
-    def reserve_body(self, size: int) -> Callable[[], None]:
-        return lambda: None
+    def reserve_body(self, size: int) -> BodyRoom:
+        return BodyRoom(lambda: None, lambda *_: True)
 
     def finish_call(self, call: ClientCall) -> None:
         raise AssertionError

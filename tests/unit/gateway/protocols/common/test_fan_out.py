@@ -1,0 +1,111 @@
+"""How a request is cut into pieces, and how the pieces' answers become one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from controller.schema.errors import RoundhouseError
+from gateway.protocols.common.fan_out import ANSWER_FORMS, PiecedAnswer, add_counts, count_images, plan_split
+from tests.fakes.fake_controller import route
+
+DOCUMENTS = [f"document {number}" for number in range(40)]
+
+
+def pieced(path: str, name: str, fields: dict[str, Any], **how: Any) -> PiecedAnswer:
+    """The answer to a request that is cut into pieces."""
+    split = plan_split(fields, (name,), route("m", target_inflight=2, **how))
+    assert split is not None
+    return PiecedAnswer(ANSWER_FORMS[path], split, fields)
+
+
+@pytest.mark.parametrize("path", ["/v1/rerank", "/rerank", "/v2/rerank"])
+def test_a_ranking_in_pieces_has_the_best_of_all(path: str) -> None:
+    answer = pieced(path, "documents", {"query": "q", "documents": DOCUMENTS, "top_n": 5})
+    for number, documents in [*enumerate(answer.split.pieces())][::-1]:
+        asked = answer.piece_fields(documents)
+        assert (asked["query"], asked["top_n"]) == ("q", None)
+        # The worse, the further from document 20; two are always equal.
+        scores = [-abs(20 - DOCUMENTS.index(each)) for each in asked["documents"]]
+        results = [{"index": place, "relevance_score": score} for place, score in enumerate(scores)]
+        results.sort(key=lambda each: -each["relevance_score"])
+        meta = {"api_version": {"version": "1"}, "tokens": {"input_tokens": len(documents), "output_tokens": 0}}
+        answer.take_answer(number, json.dumps({"id": f"r{number}", "results": results, "meta": meta}).encode())
+    whole = json.loads(answer.join())
+    assert [each["index"] for each in whole["results"]] == [20, 19, 21, 18, 22]
+    assert whole["meta"] == {"api_version": {"version": "1"}, "tokens": {"input_tokens": 40, "output_tokens": 0}}
+
+
+def test_vectors_stay_as_they_came_also_in_odd_answers() -> None:
+    answer = pieced("/v1/embeddings", "input", {"input": ["a"] * 40})
+    vectors = ["[0.10, -2.50e-1]", '"AAAA"', "[[1, 2], [3, 4]]"]
+    for number, vector in enumerate(vectors):
+        item = f'{{"index" : 0, "embedding" : {vector}, "note": "\\"embedding\\":[1] \\"index\\": 7"}}'
+        answer.take_answer(number, f'{{"model": "m", "data": [{item}], "usage": {{"prompt_tokens": 2}}}}'.encode())
+    body = answer.join()
+    assert b"[0.10, -2.50e-1]" in body
+    whole = json.loads(body)
+    assert [each["index"] for each in whole["data"]] == [0, 16, 32]
+    assert [each["embedding"] for each in whole["data"]] == [json.loads(vector) for vector in vectors]
+    assert {each["note"] for each in whole["data"]} == {'"embedding":[1] "index": 7'}
+    assert whole["usage"] == {"prompt_tokens": 6}
+
+
+@pytest.mark.parametrize("path", [*ANSWER_FORMS])
+@pytest.mark.parametrize("body", [b"", b"3", b'{"data": [], "results": 1}', b"[4]"])
+def test_an_answer_of_another_form_is_the_engines_failure(path: str, body: bytes) -> None:
+    answer = pieced(path, "prompt", {"prompt": ["a"] * 9})
+    if path in ("/completion", "/embedding") and body.startswith(b"{"):
+        return  # an answer of llama.cpp's is any object
+    with pytest.raises(RoundhouseError) as caught:
+        answer.take_answer(0, body)
+    assert caught.value.entry.code == "engine_disconnected"
+
+
+def test_the_usage_of_all_streams_is_one_event_at_the_end() -> None:
+    answer = pieced("/v1/completions", "prompt", {"prompt": ["a"] * 9, "n": 2})
+    for number in (1, 0):
+        choice = {"id": f"c{number}", "created": number, "choices": [{"index": 1, "text": "x"}]}
+        usage = {"id": f"c{number}", "choices": [], "usage": {"completion_tokens": 3, "details": {"cached": 1}}}
+        part = b": a comment\n\n" + b"".join(b"data: %b\n\n" % json.dumps(each).encode() for each in (choice, usage))
+        events, error = answer.take_events(number, part + b"data: [DONE]\n\n")
+        assert error is None
+        [event] = [json.loads(line[6:]) for line in events.splitlines() if line]
+        assert (event["id"], event["created"], event["choices"][0]["index"]) == ("c1", 1, 2 * number + 1)
+    last = answer.end_events()
+    assert json.loads(last.split(b"\n")[0][6:])["usage"] == {"completion_tokens": 6, "details": {"cached": 2}}
+    assert last.endswith(b"data: [DONE]\n\n")
+    assert answer.take_events(2, b'data: {"error": {"code": "x"}}\n\n') == (b"", {"code": "x"})
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "how", "sizes"),
+    [
+        ("prompt", {"prompt": ["a", "b"]}, {}, None),
+        ("prompt", {"prompt": ["a", "b"], "n": 2}, {}, [1, 1]),
+        ("prompt", {"prompt": ["a", "b"]}, {"max_choices": 1}, [1, 1]),
+        ("prompt", {"prompt": [1, 2, 3]}, {"max_choices": 1}, None),
+        ("prompt", {"prompt": ["a"] * 3}, {"choices_take_slots": False}, None),
+        ("input", {"input": ["a"] * 16}, {}, None),
+        ("input", {"input": ["a"] * 33}, {}, [16, 16, 1]),
+        ("input", {"input": "text"}, {}, None),
+    ],
+)
+def test_what_an_engine_answers_at_once_stays_whole(
+    name: str, fields: dict[str, Any], how: dict[str, Any], sizes: list[int] | None
+) -> None:
+    split = plan_split(fields, (name,), route("m", target_inflight=2, **how))
+    assert (None if split is None else [len(each) for each in split.pieces()]) == sizes
+
+
+def test_images_count_at_any_depth_and_numbers_add_up() -> None:
+    picture = {"type": "image", "source": {"type": "base64", "data": "A"}}
+    result = {"type": "tool_result", "content": [picture, {"type": "text", "text": "image"}]}
+    document = {"type": "document", "source": {"type": "content", "content": [picture]}}
+    output = {"type": "function_call_output", "output": [{"type": "input_image", "image_url": "data:,"}]}
+    assert count_images([{"content": [picture, result, document]}, output, "text", {"content": "image"}]) == 4
+    total: dict[str, Any] = {"a": True, "b": 1, "c": None}
+    add_counts(total, {"a": False, "b": 2.5, "c": 4, "d": {"e": 1}})
+    assert total == {"a": True, "b": 3.5, "c": None, "d": {"e": 1}}
