@@ -186,5 +186,5 @@ def open_connector(address: ProgramAddress) -> aiohttp.BaseConnector:
         else aiohttp.UnixConnector(address.socket_path, limit=0, force_close=True)
     )
     # aiohttp has no option for it.
-    connector._factory = partial(_AnswerFirstProtocol, loop=asyncio.get_running_loop())  # noqa: SLF001
+    connector._factory = partial(_AnswerFirstProtocol, loop=asyncio.get_running_loop())  # type: ignore[assignment] # noqa: SLF001
     return connector

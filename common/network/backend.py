@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Final
 from weakref import WeakSet
 
@@ -23,6 +24,16 @@ Resolver = Callable[[str, int], Sequence[str]]
 DEFAULT_TIMEOUT_S: Final = 10.0
 
 
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How slow a peer may be: a request whose answer brings fewer than `least_bytes` in `window_s` of waiting fails.
+    Time in which nobody waits for the peer does not count."""
+
+    window_s: float = 30.0
+    """Seconds."""
+    least_bytes: int = 30 * 1024
+
+
 def resolve_addresses(host: str, port: int) -> list[str]:
     """Return the addresses of a host as text, in the order of the system's resolver, each once. Blocks, without a limit
     of time. Raises OSError if the host has none, and UnicodeError if its name cannot be one."""
@@ -33,11 +44,14 @@ def resolve_addresses(host: str, port: int) -> list[str]:
 class CheckedBackend(httpcore2.NetworkBackend):
     """Network backend of `httpcore2` that resolves a name, checks all its addresses with `find_refused`, and connects
     to one of them; the name is not resolved again afterwards. The addresses of hosts in `allowed` are not checked.
-    `resolver` runs in a thread of its own. Safe for threads."""
+    `resolver` runs in a thread of its own. A peer that is slower than `pace` is given up, in the middle of an answer's
+    head, too: reading raises httpcore2.ReadTimeout. Safe for threads."""
 
-    def __init__(self, allowed: AllowedHosts, resolver: Resolver = resolve_addresses) -> None:
+    def __init__(self, allowed: AllowedHosts, resolver: Resolver = resolve_addresses, pace: Pace | None = None) -> None:
+        """`pace` None: the default one."""
         self._allowed = allowed
         self._resolver = resolver
+        self._pace = Pace() if pace is None else pace
         self._lock = threading.Lock()
         self._sockets: list[socket.socket] = []
         self._is_interrupted = False
@@ -95,7 +109,7 @@ class CheckedBackend(httpcore2.NetworkBackend):
         except BaseException:
             connection.close()
             raise
-        return _Stream(connection, self._note)
+        return _Stream(connection, self._note, self._pace)
 
     def _note(self, connection: socket.socket) -> None:
         with self._lock:
@@ -159,20 +173,38 @@ class OpenBackends:
 class _Stream(httpcore2.NetworkStream):
     """One connection, plain or encrypted."""
 
-    def __init__(self, connection: socket.socket, note: Callable[[socket.socket], None]) -> None:
+    def __init__(self, connection: socket.socket, note: Callable[[socket.socket], None], pace: Pace) -> None:
         self._socket = connection
         self._note = note
+        self._pace = pace
+        self._waited_s = 0.0
+        """Seconds of the present window in which the peer was waited for."""
+        self._received = 0
+        """Bytes that came in them."""
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         self._socket.settimeout(timeout)
+        began_at = time.monotonic()
         try:
-            return self._socket.recv(max_bytes)
+            part = self._socket.recv(max_bytes)
         except TimeoutError:
             raise httpcore2.ReadTimeout("no byte came in time") from None
         except OSError as error:
             raise httpcore2.ReadError(error.strerror or str(error)) from None
+        self._check_pace(len(part), time.monotonic() - began_at)
+        return part
+
+    def _check_pace(self, received: int, waited_s: float) -> None:
+        self._received += received
+        self._waited_s += waited_s
+        if self._waited_s < self._pace.window_s:
+            return
+        if self._received < self._pace.least_bytes:
+            raise httpcore2.ReadTimeout(f"only {self._received} bytes came in {self._waited_s:.0f} s")
+        self._waited_s, self._received = 0.0, 0
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        self._waited_s, self._received = 0.0, 0  # another request begins
         self._socket.settimeout(timeout)
         try:
             self._socket.sendall(buffer)
@@ -197,7 +229,7 @@ class _Stream(httpcore2.NetworkStream):
         except OSError as error:
             self.close()
             raise httpcore2.ConnectError(f"no encrypted connection: {error}") from None
-        return _Stream(encrypted, self._note)
+        return _Stream(encrypted, self._note, self._pace)
 
     def get_extra_info(self, info: str) -> Any:
         if info == "server_addr":

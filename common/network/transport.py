@@ -10,7 +10,7 @@ import httpcore2
 import httpx2
 
 from common.network.address_rule import AllowedHosts, default_port
-from common.network.backend import CheckedBackend, OpenBackends, Resolver
+from common.network.backend import CheckedBackend, OpenBackends, Pace, Resolver
 from common.network.errors import AddressRefusedError
 
 
@@ -40,12 +40,14 @@ class CheckedTransport(httpx2.HTTPTransport):
         tls: ssl.SSLContext,
         resolver: Resolver,
         open_backends: OpenBackends,
+        pace: Pace | None = None,
     ) -> None:
         """`allowed`: hosts whose addresses may be anywhere. `find_origin_refusal` returns why an origin must not be
-        asked; None: it may be. `tls`: certificates that are trusted. `open_backends`: what ends the connections."""
+        asked; None: it may be. `tls`: certificates that are trusted. `open_backends`: what ends the connections.
+        `pace`: how slow a peer may be; None: the default."""
         super().__init__(verify=tls, trust_env=False)
         self._find_origin_refusal = find_origin_refusal
-        self.backend = CheckedBackend(allowed, resolver)
+        self.backend = CheckedBackend(allowed, resolver, pace)
         open_backends.add(self.backend)
         self._pool = httpcore2.ConnectionPool(ssl_context=tls, network_backend=self.backend, max_connections=64)
 

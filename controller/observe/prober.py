@@ -10,6 +10,8 @@ from typing import Any
 
 import aiohttp
 
+from common.network.bounded_answer import gather_whole
+from common.network.errors import UnreadableAnswerError
 from controller.engines.base import Probe
 from controller.observe.engine_figures import parse_figures
 from controller.observe.health import (
@@ -245,7 +247,7 @@ class Prober:
         url, body = target.base_url + target.probe.ready_path, dict(target.probe.ready_body)
         try:
             async with self._session.post(url, json=body, headers=_headers(target), timeout=timeout) as answer:
-                text = await answer.text(errors="replace")
+                text = await _read_text(answer)
                 return None if answer.status == 200 else f"first token: HTTP {answer.status}: {text[:300]}"
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             return f"first token: {error or type(error).__name__}"
@@ -273,11 +275,19 @@ class Prober:
         async with self._session.post(
             target.base_url + path, json=body, headers=_headers(target), timeout=self._timeout
         ) as answer:
-            return answer.status, await answer.text(errors="replace")
+            return answer.status, await _read_text(answer)
 
     async def _get(self, target: ProbeTarget, path: str) -> tuple[int, str]:
         async with self._session.get(target.base_url + path, headers=_headers(target), timeout=self._timeout) as answer:
-            return answer.status, await answer.text(errors="replace")
+            return answer.status, await _read_text(answer)
+
+
+async def _read_text(answer: aiohttp.ClientResponse) -> str:
+    """Return an answer's body. Raises aiohttp.ClientPayloadError if it is larger than an engine's answers are."""
+    try:
+        return (await gather_whole(answer.content.iter_any())).decode(errors="replace")
+    except UnreadableAnswerError as error:
+        raise aiohttp.ClientPayloadError(f"its answer cannot be read: {error}") from None
 
 
 def _published_part(probed_health: ProbedHealth) -> tuple[object, ...]:

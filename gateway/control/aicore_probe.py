@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from types import TracebackType
 from typing import Any, Final, NamedTuple
 
 import aiohttp
 
+from common.network.bounded_answer import gather_whole, parse_json
+from common.network.errors import UnreadableAnswerError
 from controller.schema.routing import Endpoint, ModelRoute
 from controller.schema.status import ModelState
 from gateway.routing.live_routes import LiveRoutes
@@ -60,8 +61,8 @@ def read_status(model: str, status: int, body: bytes) -> AicoreStatus:
     if status in (404, 405):
         return AicoreStatus(model, 3)
     try:
-        told = json.loads(body)
-    except (ValueError, RecursionError):
+        told = parse_json(body)
+    except UnreadableAnswerError:
         told = None
     code = told.get("status_code") if isinstance(told, dict) else None
     if status != 200 or not isinstance(told, dict) or type(code) is not int or code not in WORDS:
@@ -87,8 +88,9 @@ class AicoreProbe:
         # Not in __init__: aiohttp's sessions belong to a running event loop.
         self._session = aiohttp.ClientSession(
             cookie_jar=aiohttp.DummyCookieJar(),
-            headers={"User-Agent": "roundhouse"},
+            headers={"User-Agent": "roundhouse", "Accept-Encoding": "identity"},
             timeout=aiohttp.ClientTimeout(total=TIMEOUT_S),
+            auto_decompress=False,
         )
         return self
 
@@ -126,10 +128,12 @@ class AicoreProbe:
             status, body = await self._fetch(remote, "?probe=all" if probes_all else "")
         except (aiohttp.ClientError, OSError, TimeoutError):
             return AicoreStatus(route.name, None, "The server does not answer.")
+        except UnreadableAnswerError as error:
+            return AicoreStatus(route.name, None, f"The server's answer cannot be read: {error}.")
         return read_status(route.name, status, body)
 
     async def _fetch(self, endpoint: Endpoint, query: str) -> tuple[int, bytes]:
         headers = {} if endpoint.token is None else {"Authorization": f"Bearer {endpoint.token.get_secret_value()}"}
         url = f"{endpoint.base_url}{endpoint.api_prefix}/aicore/status{query}"
         async with self._session.get(url, headers=headers, allow_redirects=False) as answer:
-            return answer.status, await answer.content.read(MAX_BYTES)
+            return answer.status, await gather_whole(answer.content.iter_any(), most_bytes=MAX_BYTES)

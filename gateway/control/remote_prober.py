@@ -75,7 +75,8 @@ class RemoteProber:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0),
             cookie_jar=aiohttp.DummyCookieJar(),
-            headers={"User-Agent": "roundhouse"},
+            headers={"User-Agent": "roundhouse", "Accept-Encoding": "identity"},
+            auto_decompress=False,
         )
         return self
 

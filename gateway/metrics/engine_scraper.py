@@ -9,6 +9,8 @@ from typing import Final
 
 import aiohttp
 
+from common.network.bounded_answer import gather_whole
+from common.network.errors import UnreadableAnswerError
 from controller.schema.routing import Endpoint
 from gateway.metrics.engine_exposition import EnginePage, merge_pages
 from gateway.routing.live_routes import LiveRoutes
@@ -79,7 +81,7 @@ class EngineScraper:
             began_at = self._now()
             try:
                 text = await self._fetch(endpoint)
-            except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
+            except (aiohttp.ClientError, OSError, TimeoutError, ValueError, UnreadableAnswerError):
                 text = None
             return EnginePage(model, endpoint.replica, text, self._now() - began_at)
 
@@ -90,9 +92,5 @@ class EngineScraper:
         async with self._session.get(url, headers=headers, timeout=timeout, allow_redirects=False) as answer:
             if answer.status != 200:
                 return None
-            body = bytearray()
-            async for part in answer.content.iter_any():
-                body += part
-                if len(body) > MAX_BYTES:
-                    return None
+            body = await gather_whole(answer.content.iter_any(), most_bytes=MAX_BYTES)
             return body.decode("utf-8", "replace")

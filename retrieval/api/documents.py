@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response, StreamingResponse
 
 from controller.schema.errors import RoundhouseError
+from retrieval.api.file_names import build_disposition
 from retrieval.api.requests import (
     Handlers,
     RequestCaller,
@@ -160,9 +161,12 @@ class DocumentRoutes:
         # Never shown by a browser as a page of this address.
         return FileResponse(
             path,
-            headers={**tenant_headers(caller), "x-content-type-options": "nosniff"},
+            headers={
+                **tenant_headers(caller),
+                "x-content-type-options": "nosniff",
+                "content-disposition": build_disposition(document.newest.filename or key.id, "document"),
+            },
             media_type="application/octet-stream",
-            filename=document.newest.filename or key.id,
         )
 
     async def follow_document(self, request: Request) -> Response:

@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
 from controller.schema.errors import RoundhouseError
+from retrieval.api.file_names import build_disposition
 from retrieval.api.form_parser import FORM_TYPE
 from retrieval.api.requests import (
     Handlers,
@@ -114,9 +115,12 @@ class FileRoutes:
         # Never shown by a browser as a page of this address.
         return FileResponse(
             self._service.original_of(file),
-            headers={**tenant_headers(caller), "x-content-type-options": "nosniff"},
+            headers={
+                **tenant_headers(caller),
+                "x-content-type-options": "nosniff",
+                "content-disposition": build_disposition(file.filename, "file"),
+            },
             media_type="application/octet-stream",
-            filename=file.filename,
         )
 
 

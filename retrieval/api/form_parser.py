@@ -9,6 +9,8 @@ from typing import Final
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
+from retrieval.api.file_names import clean_file_name
+
 FILE_FIELD: Final = "file"
 FORM_TYPE: Final = "multipart/form-data"
 LONGEST_FIELD: Final = 1024 * 1024
@@ -30,7 +32,7 @@ class UploadedFile:
     """What a client says of a file in a form."""
 
     filename: str | None
-    """None: an empty name."""
+    """As `clean_file_name` leaves it; None: nothing is left."""
     media_type: str | None
     """Without parameters, in lower case; None: none, or `application/octet-stream`."""
 
@@ -116,7 +118,7 @@ class FormParser:
             if self._file is not None:
                 raise FormError("The form has more than one `file`.", FILE_FIELD)
             declared = _decode(self._headers.get(b"content-type", b""))
-            self._file = UploadedFile(_decode(options[b"filename"]) or None, _read_media_type(declared))
+            self._file = UploadedFile(clean_file_name(_decode(options[b"filename"])), _read_media_type(declared))
             self._part_name = None
             return
         if name == FILE_FIELD:

@@ -16,10 +16,14 @@ from typing import Any, Final, Protocol
 import aiohttp
 
 from common.internal_tokens import RETRIEVAL_TOKEN
+from common.network.bounded_answer import gather_whole
+from common.network.errors import UnreadableAnswerError
 from retrieval.schema.headers import BACKGROUND_HEADER
 
 LONGEST_ANSWER_S: Final = 600.0
 """Seconds until a request ends with ModelUnavailableError. Waiting in the model's queue and loading the model count."""
+MOST_ANSWER_BYTES: Final = 256 * 1024 * 1024
+"""Bytes of an answer: several times the vectors of the most texts that are sent together."""
 _CONNECT_S: Final = 2.0
 _TOO_LONG: Final = "context_length_exceeded"
 _MALFORMED: Final = (KeyError, TypeError, ValueError, OverflowError)
@@ -147,10 +151,12 @@ class GatewayModelClient:
                 self._places,
                 self._session.post(self._url + path, data=json.dumps(body).encode(), headers=headers) as answer,
             ):
-                content = await answer.read()
+                content = await gather_whole(answer.content.iter_any(), most_bytes=MOST_ANSWER_BYTES)
                 status = answer.status
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise ModelUnavailableError(f"the gateway does not answer ({type(error).__name__})") from None
+        except UnreadableAnswerError as error:
+            raise ModelRefusedError(f"the model's answer cannot be read: {error}") from None
         return _read_answer(status, content)
 
 

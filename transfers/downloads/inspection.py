@@ -52,7 +52,7 @@ class Inspector:
 
     def inspect(self, reference: ModelReference, *, include_pickle: bool) -> Inspection:
         """Ask the source anew what the reference is now, and compare its files with the models folder by size and time.
-        `include_pickle`: whether weights in pickle files are taken, too. Blocks, a minute at most. Raises
+        `include_pickle`: whether weights in pickle files are taken, too. Blocks, for some minutes at most. Raises
         RoundhouseError `source_not_found`, `source_forbidden`, `source_address_refused`, `source_unavailable` or
         `source_mismatch`; and OSError if the models folder cannot be read."""
         placed = self._list_placed()
@@ -74,8 +74,8 @@ class Inspector:
     def read_range(self, reference: ModelReference, path: str, start: int, length: int) -> bytes:
         """Return up to `length` bytes of the file `path` at the source, from the byte `start` on; fewer, or none, at
         the end of the file. `path` is the one at the source. What the source said of the reference is used for
-        `KEPT_S`. Blocks, a minute at most. Raises RoundhouseError `source_not_found` (also if the source has no such
-        file), `source_forbidden`, `source_address_refused`, `source_unavailable` or `source_mismatch`."""
+        `KEPT_S`. Blocks, for some minutes at most. Raises RoundhouseError `source_not_found` (also if the source has
+        no such file), `source_forbidden`, `source_address_refused`, `source_unavailable` or `source_mismatch`."""
         resolution = self._find_kept(str(reference)) or self._resolve(reference, include_pickle=True)
         file = next((each for each in resolution.files if each.path == path), None)
         if file is None:
@@ -125,7 +125,7 @@ class Inspector:
                     raise RoundhouseError(
                         "source_mismatch", f"{file.path}: the source has {answer.total} bytes, and not {file.size}."
                     )
-                return _collect(answer.chunks, start - answer.start, end - start)
+                return _collect(answer.chunks, start - answer.start, end - start, self._network.answer_s)
         except AskAgainError as error:
             raise RoundhouseError("source_unavailable", f"{file.path}: {error}.", retry_after_s=error.asked_s) from None
         except InterruptedConnectionError:
@@ -156,13 +156,16 @@ def _ending() -> RoundhouseError:
     return RoundhouseError("source_unavailable", "Transfers ends; ask again when it has started anew.")
 
 
-def _collect(chunks: Iterator[bytes], skipped: int, length: int) -> bytes:
+def _collect(chunks: Iterator[bytes], skipped: int, length: int, within_s: float) -> bytes:
     """Return `length` bytes after `skipped` ones, of a source that ignores ranges. Raises AskAgainError where fewer
-    come, or where too much would have to be skipped."""
+    come, where they take longer than `within_s`, or where too much would have to be skipped."""
     if skipped > LONGEST_RANGE:
         raise AskAgainError("the source gives no parts of files")
     found = bytearray()
+    ends_at = time.monotonic() + within_s
     for chunk in chunks:
+        if time.monotonic() > ends_at:
+            raise AskAgainError(f"the answer is not complete after {within_s:g} s", is_answer=False)
         if skipped >= len(chunk):
             skipped -= len(chunk)
             continue

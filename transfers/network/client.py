@@ -12,8 +12,9 @@ from typing import Final
 import httpx2
 
 from common.network.address_rule import AllowedHosts
-from common.network.backend import OpenBackends, Resolver, resolve_addresses
-from common.network.errors import AddressRefusedError
+from common.network.backend import OpenBackends, Pace, Resolver, resolve_addresses
+from common.network.bounded_answer import ANSWER_S, LONGEST_ANSWER, parse_json, read_whole
+from common.network.errors import AddressRefusedError, UnreadableAnswerError
 from common.network.transport import CheckedTransport, Origin, origin_of
 from transfers.network.registry_token import find_repository, parse_challenge, parse_token
 from transfers.network.scheme_rule import find_scheme_refusal
@@ -39,6 +40,12 @@ class NetworkOptions:
     """Certificates that are trusted. One context serves all connections, for making one takes long."""
     open_backends: OpenBackends = field(default_factory=OpenBackends)
     """What ends all connections made with these options."""
+    pace: Pace = field(default_factory=Pace)
+    """How slow a source may be, in all answers, files too."""
+    answer_s: float = ANSWER_S
+    """Seconds that the body of an answer that is no file may take."""
+    longest_answer: int = LONGEST_ANSWER
+    """Bytes of an answer that is no file."""
     longest_token_answer: int = 64 * 1024
     """Bytes of what a registry's token server may answer."""
 
@@ -57,7 +64,50 @@ def open_transport(options: NetworkOptions) -> CheckedTransport:
         tls=options.tls,
         resolver=options.resolver,
         open_backends=options.open_backends,
+        pace=options.pace,
     )
+
+
+def read_body(response: httpx2.Response, options: NetworkOptions, most_bytes: int) -> bytes:
+    """Return the whole body of an answer that is no file, and is unread. Blocks.
+
+    Raises:
+        UnreadableAnswerError: it is too large, or compressed, which was not asked for.
+        httpx2.HTTPError: the connection failed, or the body takes longer than `answer_s`.
+    """
+    if response.headers.get("content-encoding", "identity").lower() != "identity":
+        raise UnreadableAnswerError("it is compressed, which was not asked for")
+    try:
+        return read_whole(response.iter_raw(), most_bytes=most_bytes, within_s=options.answer_s)
+    except TimeoutError as error:
+        raise httpx2.ReadTimeout(str(error)) from None
+
+
+class WholeAnswers(httpx2.BaseTransport):
+    """Transport for a library that reads answers whole, without bounds of its own: each answer is read by `read_body`
+    before the library gets it, and one with status 200 must be JSON, as `parse_json` reads it."""
+
+    def __init__(self, options: NetworkOptions) -> None:
+        self._options = options
+        self._inner = open_transport(options)
+
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Send one request, and return the answer with its body. Blocks. Raises as `CheckedTransport` and `read_body`
+        do, and UnreadableAnswerError for what is no JSON."""
+        request.headers["accept-encoding"] = "identity"
+        response = self._inner.handle_request(request)
+        response.request = request
+        try:
+            body = read_body(response, self._options, self._options.longest_answer)
+        finally:
+            response.close()
+        if response.status_code == 200:
+            parse_json(body)
+        return httpx2.Response(response.status_code, headers=response.headers, content=body)
+
+    def close(self) -> None:
+        """End all connections."""
+        self._inner.close()
 
 
 class SourceClient:
@@ -129,6 +179,10 @@ class SourceClient:
             refuse_downgrade(response)
             target = target.join(location)
 
+    def read_body(self, response: httpx2.Response, most_bytes: int) -> bytes:
+        """Return the whole body of an answer that `open` yielded, and that is no file; see `read_body`."""
+        return read_body(response, self._options, most_bytes)
+
     def _credentials(self, url: httpx2.URL) -> dict[str, str]:
         read_token = (self._options.tokens or {}).get(origin_of(url))
         token = self._find_registry_token(url) if read_token is None else read_token()
@@ -164,12 +218,11 @@ class SourceClient:
         try:
             if response.status_code == 429 or response.status_code >= 500:
                 raise httpx2.HTTPError(f"the token server {realm.host} answers status {response.status_code}")
-            body = bytearray()
-            for chunk in response.iter_raw():
-                body += chunk
-                if len(body) > self._options.longest_token_answer:
-                    return None
-            return parse_token(bytes(body)) if response.status_code == 200 else None
+            if response.status_code != 200:
+                return None
+            return parse_token(read_body(response, self._options, self._options.longest_token_answer))
+        except UnreadableAnswerError:
+            return None
         finally:
             response.close()
 

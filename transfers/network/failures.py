@@ -6,16 +6,19 @@ from typing import Final
 
 import httpx2
 
-from common.network.errors import AddressRefusedError
+from common.network.errors import AddressRefusedError, UnreadableAnswerError
 from controller.schema.errors import RoundhouseError
 
 FAILURES: Final = (
     AddressRefusedError,
     httpx2.HTTPError,
     httpx2.InvalidURL,
+    UnreadableAnswerError,
     # Of an answer that is not what it should be.
+    ArithmeticError,
     AttributeError,
-    KeyError,
+    LookupError,
+    RecursionError,
     TypeError,
     ValueError,
 )
@@ -33,4 +36,5 @@ def describe_failure(error: Exception, source: str) -> RoundhouseError:
         return RoundhouseError("source_unavailable", f"No end of redirects at {source}.")
     if isinstance(error, httpx2.HTTPError | httpx2.InvalidURL):
         return RoundhouseError("source_unavailable", f"No connection to {source}: {error or type(error).__name__}.")
-    return RoundhouseError("source_mismatch", f"The answer of {source} cannot be read ({type(error).__name__}).")
+    reason = f": {error}" if isinstance(error, UnreadableAnswerError) else f" ({type(error).__name__})"
+    return RoundhouseError("source_mismatch", f"The answer of {source} cannot be read{reason}.")

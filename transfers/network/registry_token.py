@@ -6,10 +6,12 @@ server, which gives everybody a token for public repositories.
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from typing import Final
+
+from common.network.bounded_answer import parse_json
+from common.network.errors import UnreadableAnswerError
 
 _PARAMETER: Final = re.compile(r'([A-Za-z_]+)=(?:"([^"]*)"|([^\s,]+))', re.ASCII)
 _PATH: Final = re.compile(r"/v2/(.+)/(?:manifests|blobs)/[^/]+")
@@ -51,8 +53,8 @@ def find_repository(path: str) -> str | None:
 def parse_token(body: bytes) -> str | None:
     """Return the token in the body of a token server's answer; None: the body has none."""
     try:
-        answer = json.loads(body)
-    except (ValueError, RecursionError):
+        answer = parse_json(body)
+    except UnreadableAnswerError:
         return None
     named = (answer.get("token"), answer.get("access_token")) if isinstance(answer, dict) else ()
     return next((each for each in named if isinstance(each, str) and _TOKEN.fullmatch(each)), None)

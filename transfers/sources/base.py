@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final, TypeGuard
+
+LARGEST_FILE: Final = 2**50
+"""Bytes of a file that a source may name."""
+
+
+def is_file_size(size: object) -> TypeGuard[int]:
+    """Return whether what a source names is the size of a file: an integer from 0 to `LARGEST_FILE`."""
+    return type(size) is int and 0 <= size <= LARGEST_FILE
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,16 +20,18 @@ from huggingface_hub.errors import (
 from huggingface_hub.hf_api import BlobLfsInfo, ModelInfo, RepoSibling
 
 from common.model_reference import HubReference, validate_file_path
+from common.network.errors import InterruptedConnectionError
 from controller.schema.errors import RoundhouseError
-from transfers.network.client import NetworkOptions, open_transport, refuse_downgrade
+from transfers.network.client import NetworkOptions, WholeAnswers, refuse_downgrade
 from transfers.network.failures import FAILURES, describe_failure
 from transfers.network.retry import RetryPolicy, parse_retry_after
-from transfers.sources.base import Resolution, SourceFile
+from transfers.sources.base import Resolution, SourceFile, is_file_size
 from transfers.sources.hub_files import NoSuchFileError, choose_files
 
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}", re.ASCII)
 _SHA256: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _AGAIN: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
+_LONGEST_NAME: Final = 4096
 TIMEOUT_S: Final = 20.0
 Wait = Callable[[float], None]
 
@@ -49,7 +51,7 @@ class HubSource:
         timeout = httpx2.Timeout(options.read_timeout_s, connect=options.connect_timeout_s)
         set_client_factory(
             lambda: httpx2.Client(
-                transport=open_transport(options),
+                transport=WholeAnswers(options),
                 timeout=timeout,
                 trust_env=False,
                 follow_redirects=True,
@@ -68,15 +70,15 @@ class HubSource:
             InterruptedConnectionError: all connections of the program were ended.
         """
         info = self._ask(reference, wait)
-        siblings = {each.rfilename: each for each in info.siblings or []}
+        siblings = _read_siblings(info, reference.repo)
         try:
             chosen = choose_files(
                 siblings, quantisation=reference.quantisation, path=reference.path, include_pickle=include_pickle
             )
         except NoSuchFileError as error:
             raise RoundhouseError("source_not_found", f"The repository {reference.repo}: {error}.") from None
-        commit = info.sha or ""
-        if not _COMMIT.fullmatch(commit):
+        commit = info.sha
+        if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
             raise RoundhouseError("source_mismatch", f"The hub names no commit of {reference.repo}.")
         files = tuple(self._describe_file(reference.repo, commit, siblings[path]) for path in chosen.paths)
         pinned = HubReference(reference.repo, reference.quantisation, reference.path, commit)
@@ -96,7 +98,7 @@ class HubSource:
             raise RoundhouseError("source_mismatch", f"The hub lists a file {path!r:.200} in {repo}: {problem}.")
         lfs = sibling.lfs
         size = lfs.size if lfs is not None else sibling.size
-        if not isinstance(size, int) or size < 0 or not _is_hash(lfs, sibling.blob_id):
+        if not is_file_size(size) or not _is_hash(lfs, sibling.blob_id):
             raise RoundhouseError("source_mismatch", f"The hub names no size or hash of {path!r:.200} in {repo}.")
         return SourceFile(
             path=path,
@@ -133,6 +135,14 @@ class HubSource:
                 wait(delay)
 
 
+def _read_siblings(info: ModelInfo, repo: str) -> dict[str, RepoSibling]:
+    """Return the files that the hub lists, by their paths, which are checked only where a file is chosen."""
+    siblings = info.siblings or []
+    if not all(isinstance(each.rfilename, str) and len(each.rfilename) <= _LONGEST_NAME for each in siblings):
+        raise RoundhouseError("source_mismatch", f"The hub lists a file of {repo} whose name cannot be one.")
+    return {each.rfilename: each for each in siblings}
+
+
 def _is_hash(lfs: BlobLfsInfo | None, blob_id: object) -> bool:
     named, form = (blob_id, _COMMIT) if lfs is None else (lfs.sha256, _SHA256)
     return isinstance(named, str) and form.fullmatch(named) is not None
@@ -154,10 +164,12 @@ def _translate_errors(reference: HubReference) -> Iterator[None]:
         raise RoundhouseError("source_not_found", message) from None
     except DisabledRepoError:
         raise RoundhouseError("source_forbidden", f"The hub has disabled {reference.repo}.") from None
-    except HfHubHTTPError:
+    except (HfHubHTTPError, InterruptedConnectionError):
         raise
     except FAILURES as error:
         raise describe_failure(error, "the hub") from None
     except OSError as error:
         # Of the library's own making: HF_HUB_OFFLINE, a token file of its own that cannot be read.
         raise RoundhouseError("source_unavailable", f"The hub is not asked: {error}.") from None
+    except Exception as error:  # noqa: BLE001 - whatever an answer makes of the library
+        raise describe_failure(error, "the hub") from None

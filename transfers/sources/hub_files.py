@@ -70,7 +70,7 @@ def _choose_gguf(every: Sequence[str], models: Sequence[str], quantisation: str 
                 return _with_projector(every, found)
     if quantisation is None and first_shards:
         return _with_projector(every, first_shards[0])
-    have = f"it has {', '.join(first_shards[:12])}" if first_shards else "it has no GGUF file"
+    have = f"it has {_show(first_shards[:12])}" if first_shards else "it has no GGUF file"
     raise NoSuchFileError(f"it has no quantisation {quantisation}; {have}")
 
 
@@ -106,7 +106,7 @@ def _find_shards(every: Sequence[str], path: str) -> list[str]:
     if count > _MOST_SHARDS:
         raise NoSuchFileError(f"{path!r:.200} is one of {count} parts, which are too many")
     shards = [f"{split['stem']}-{number:05d}-of-{split['count']}.gguf" for number in range(1, count + 1)]
-    missing = [each for each in shards if each not in every]
+    missing = sorted(set(shards).difference(every))
     if missing:
         raise NoSuchFileError(f"a part of {path!r:.200} is missing: {missing[0]!r:.200}")
     return shards
@@ -125,7 +125,7 @@ def _choose_folder(every: Sequence[str], *, include_pickle: bool) -> ChosenFiles
     if not weights:
         pickles = [each for each in top if each.endswith(_PICKLES)]
         if pickles:
-            names = ", ".join(pickles)
+            names = _show(pickles[:12])
             raise NoSuchFileError(
                 f"its weights are pickles, which run code when they are loaded: {names}. `--pickle` takes them"
             )
@@ -157,4 +157,10 @@ def _read_bits(path: str) -> int:
 
 
 def _list_some(paths: Sequence[str]) -> str:
-    return f"it has {', '.join(paths[:12])}{' and more' if len(paths) > 12 else ''}" if paths else "it has no files"
+    return f"it has {_show(paths[:12])}{' and more' if len(paths) > 12 else ''}" if paths else "it has no files"
+
+
+def _show(paths: Sequence[str]) -> str:
+    """Return names that a source wrote for a message: short, and without what is not printable."""
+    shown = ("".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in path) for path in paths)
+    return ", ".join(path[:200] for path in shown)

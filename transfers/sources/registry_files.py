@@ -5,13 +5,15 @@ A layer is one file. Its name is in an annotation, or made of the model's name w
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from common.model_reference import validate_file_path
+from common.network.bounded_answer import parse_json
+from common.network.errors import UnreadableAnswerError
+from transfers.sources.base import is_file_size
 from transfers.sources.hub_files import ChosenFiles, NoSuchFileError, choose_files
 
 INDEX_TYPES: Final = frozenset(
@@ -71,9 +73,9 @@ def parse_manifest(body: bytes) -> dict[str, Any]:
     """Return the JSON object of a manifest or an index. Raises UnusableManifestError if `body` is no JSON object;
     fields are not checked."""
     try:
-        found = json.loads(body)
-    except (ValueError, RecursionError):
-        raise UnusableManifestError("it is no JSON") from None
+        found = parse_json(body)
+    except UnreadableAnswerError as error:
+        raise UnusableManifestError(str(error)) from None
     if not isinstance(found, dict):
         raise UnusableManifestError("it is no object")
     return found
@@ -134,7 +136,7 @@ def _read_layer(entry: Mapping[str, Any]) -> Layer:
     media_type, digest, size = entry.get("mediaType"), entry.get("digest"), entry.get("size")
     if not isinstance(media_type, str) or not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
         raise UnusableManifestError("a layer has no type or no digest of SHA-256")
-    if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+    if not is_file_size(size):
         raise UnusableManifestError("a layer has no size")
     annotations = entry.get("annotations")
     names = [annotations.get(key) for key in _NAMES] if isinstance(annotations, dict) else []

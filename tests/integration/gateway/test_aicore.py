@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,6 +15,8 @@ import pytest
 from common.atomic_write import write_atomic
 from controller.schema.routing import Endpoint, ModelRoute
 from controller.schema.status import ModelState
+from gateway.control.aicore_probe import AicoreProbe
+from gateway.routing.live_routes import LiveRoutes
 from gateway.storage import benchmark_results
 from tests.fakes.fake_controller import route
 from tests.fakes.fake_phone_server import KEY, MODEL, FakePhone, fake_phone
@@ -163,3 +166,24 @@ async def test_the_phone_that_is_away_is_unknown(tmp_path: Path) -> None:
         await here.publish(nano(away))
         status, answer = await ask(here, "GET", "/v1/aicore/status")
         assert (status, answer["error"]["code"]) == (503, "AICORE_UNKNOWN")
+
+
+async def test_an_answer_in_pieces_is_whole_and_one_without_an_end_is_none() -> None:
+    answers = [[b'{"status_', b'code": 3}'], [b'{"a": "', *[b"x" * 65536] * 100], [b"[" * 5000]]
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n")
+        with contextlib.suppress(OSError):
+            for part in answers.pop(0):
+                writer.write(part)
+                await writer.drain()
+                await asyncio.sleep(0.01)
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    model = nano(FakePhone(url=f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"))
+    async with server, AicoreProbe(LiveRoutes()) as probe:
+        told = [await probe.ask(model) for _ in range(3)]
+    assert [each.code for each in told] == [3, None, None]
+    assert told[1].error == "The server's answer cannot be read: it is larger than 262144 bytes."

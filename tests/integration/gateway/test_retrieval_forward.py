@@ -36,6 +36,23 @@ async def test_a_document_goes_through_with_its_tenant(tmp_path: Path) -> None:
             assert error["request_id"] == answer.headers["x-request-id"]
 
 
+async def test_a_download_is_called_by_a_name_without_a_path(tmp_path: Path) -> None:
+    name = "../a\\x\0\u202efdp.txt"
+    async with retrieval_gateway(tmp_path) as (here, _):
+        made = {"text": "A fox.", "filename": name}
+        async with here.client.post(f"{here.url}/v1/documents", json=made) as answer:
+            document = await answer.json()
+            assert answer.status < 300, document
+        form = aiohttp.FormData({"purpose": "assistants"}, quote_fields=False)
+        form.add_field("file", b"A fox.", filename="a/b\u202ec.txt")
+        async with here.client.post(f"{here.url}/v1/files", data=form) as answer:
+            file = await answer.json()
+            assert file["filename"] == "bc.txt"
+        for path, shown in ((f"/v1/documents/{document['id']}", "xfdp.txt"), (f"/v1/files/{file['id']}", "bc.txt")):
+            async with here.client.get(f"{here.url}{path}/content") as answer:
+                assert answer.headers["content-disposition"] == f'attachment; filename="{shown}"'
+
+
 async def test_a_document_that_is_too_large_is_refused(tmp_path: Path) -> None:
     async with retrieval_gateway(tmp_path) as (here, retrieval):
         for size in (1024 * 1024 + 1, 20 * 1024 * 1024):
