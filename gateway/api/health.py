@@ -52,7 +52,10 @@ class EngineHealth(BaseModel):
 class DegradedPart(BaseModel):
     """A part that does not work as it should."""
 
-    part: str = Field(description="`controller`, `retrieval`, `certificate`, `model NAME` or `replica NAME`.")
+    part: str = Field(
+        description="`controller`, `retrieval`, `certificate`, `clock`, `retrieval's clock`, `model NAME` or "
+        "`replica NAME`."
+    )
     reason: str
 
 
@@ -112,6 +115,10 @@ class HealthSources:
     is_certificate_broken: Callable[[], bool]
     """Returns whether the files of the TLS certificate cannot be used, so that the previous one is served."""
     aicore: AicoreProbe
+    find_clock_hold: Callable[[], str | None]
+    """Returns why nothing is deleted by the wall clock; None: the clock is believed."""
+    find_retrieval_notice: Callable[[], str | None]
+    """Returns what retrieval says of itself (`ProgramProbe.notice`)."""
     is_stopping: bool = False
     """Whether the gateway begins to stop, so that it is not ready any more."""
 
@@ -128,6 +135,8 @@ class HealthSources:
                 models,
                 self.admission.list_open_circuits(),
                 self.is_certificate_broken(),
+                self.find_clock_hold(),
+                self.find_retrieval_notice(),
             )
         )
         return {

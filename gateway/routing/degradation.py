@@ -17,7 +17,8 @@ LONGEST_REASON = 200
 class Degradation(NamedTuple):
     """A part that does not work, and why, without paths and addresses of the server: everybody may read it.
 
-    `part` is `controller`, `retrieval`, `certificate`, `model NAME` or `replica NAME`; `reason` is a short text.
+    `part` is `controller`, `retrieval`, `certificate`, `clock`, `retrieval's clock`, `model NAME` or `replica NAME`;
+    `reason` is a short text.
     """
 
     part: str
@@ -38,11 +39,15 @@ class Surroundings(NamedTuple):
     """Names of the replicas whose circuit breaker is open."""
     is_certificate_broken: bool
     """Whether the latest files of the TLS certificate cannot be used, so that the previous certificate is served."""
+    clock_hold: str | None = None
+    """Why the gateway deletes nothing by the wall clock; None: it believes the clock."""
+    retrieval_notice: str | None = None
+    """The same of retrieval, as `ProgramProbe.notice`."""
 
 
 def list_degradations(surroundings: Surroundings) -> list[Degradation]:
-    """Return the parts that do not work, in the order controller, retrieval, certificate, models, replicas; empty if
-    every part works.
+    """Return the parts that do not work, in the order controller, retrieval, certificate, clocks, models, replicas;
+    empty if every part works.
 
     The controller counts as a part that does not work before the first routing table, and while its link is lost. Of
     the models only failed ones are returned, in the table's order; of the replicas those with an open circuit breaker,
@@ -57,6 +62,10 @@ def list_degradations(surroundings: Surroundings) -> list[Degradation]:
         found.append(Degradation("retrieval", "It does not answer: documents and searches are unavailable."))
     if surroundings.is_certificate_broken:
         found.append(Degradation("certificate", "Its files cannot be used: the previous certificate is served."))
+    if surroundings.clock_hold is not None:
+        found.append(Degradation("clock", surroundings.clock_hold))
+    if surroundings.retrieval_notice is not None:
+        found.append(Degradation("retrieval's clock", surroundings.retrieval_notice))
     failed = [route for route in surroundings.models or () if route.state == ModelState.FAILED]
     found += [Degradation(f"model {route.name}", _describe_error(route.last_error)) for route in failed]
     broken = "Its connections fail: the circuit breaker is open."
