@@ -52,6 +52,9 @@ class Host:
         both = (reading.wall, reading.wall if verdict.agrees else verdict.counted)
         return min(both), max(both)
 
+    def is_held(self) -> bool:
+        return self.record.hold is not None
+
     def check(self) -> None:
         self.look()
         self.record = next_record(self.record, self.read())
@@ -134,13 +137,13 @@ def test_an_honest_clock_holds_nothing(steps: list[tuple[str, float]]) -> None:
     for step in steps:
         take(host, step)
         assert host.bounds == (host.true, host.true)
-        assert host.record.hold is None
+        assert not host.is_held()
 
 
 def held_for(host: Host, limit_s: float) -> float:
     """Let the program check every 10 s until the clock is believed; return the seconds that took."""
     began = host.true
-    while host.bounds[0] != host.read().wall or host.record.hold is not None:
+    while host.bounds[0] != host.read().wall or host.is_held:
         host.true += 10
         host.check()
         assert host.true - began <= limit_s
@@ -161,7 +164,7 @@ def test_a_clock_that_stays_wrong_is_believed_after_a_day_of_running(offset: flo
 def test_a_host_that_was_off_for_long_is_believed_after_a_day() -> None:
     host = Host()
     host.reboot(2 * DAY)
-    assert host.record.hold is not None
+    assert host.is_held()
     assert host.bounds == (host.true - 2 * DAY, host.true)
     assert held_for(host, HOLD_S + 60) >= HOLD_S
 
@@ -185,7 +188,7 @@ def test_a_clock_that_creeps_is_noticed() -> None:
         host.true += 10
         host.offset += TOLERANCE_S / 3
         host.check()
-    assert host.record.hold is not None
+    assert host.is_held()
     assert host.bounds[0] == host.true
 
 
@@ -195,27 +198,27 @@ def test_small_corrections_do_not_add_up() -> None:
         host.run(DAY)
         host.offset += TOLERANCE_S / 2
         host.check()
-        assert host.record.hold is None
+        assert not host.is_held()
 
 
 def test_a_host_without_a_battery_is_believed_as_soon_as_its_time_comes() -> None:
     host = Host()
     host.offset = -BEGUN
     host.reboot(120)
-    assert host.record.hold is not None
+    assert host.is_held()
     assert host.bounds[1] >= BEGUN
     host.offset = 0.0
     host.check()
-    assert host.record.hold is None
+    assert not host.is_held()
     assert host.bounds == (host.true, host.true)
 
 
 def test_a_restart_of_the_host_hides_no_more_than_a_restart_takes() -> None:
     host = Host()
     host.reboot(RESTART_S)
-    assert host.record.hold is None
+    assert not host.is_held()
     host.reboot(RESTART_S + 2 * TOLERANCE_S)
-    assert host.record.hold is not None
+    assert host.is_held()
 
 
 @pytest.mark.parametrize(
