@@ -34,8 +34,8 @@ class DemandLedger:
         """Take a gateway's demand for autoload models, and record new requests as demand as of now, which ends the
         models' evictions.
 
-        A model's request is new if it is another than the one in the same gateway's report before. Where that report did
-        not have the model, or there was none, the request is new if the model has no demand yet and the request is
+        A model's request is new if it is another than the one in the same gateway's report before. Where that report
+        did not have the model, or there was none, the request is new if the model has no demand yet and the request is
         later than its override and eviction. Requests that may be older than an unload are dropped (see
         `note_published`). Return whether any request was new. Blocks for a write to the state folder if so; a failed
         write raises nothing.

@@ -143,7 +143,7 @@ def test_an_honest_clock_holds_nothing(steps: list[tuple[str, float]]) -> None:
 def held_for(host: Host, limit_s: float) -> float:
     """Let the program check every 10 s until the clock is believed; return the seconds that took."""
     began = host.true
-    while host.bounds[0] != host.read().wall or host.is_held:
+    while host.bounds[0] != host.read().wall or host.is_held():
         host.true += 10
         host.check()
         assert host.true - began <= limit_s
