@@ -9,6 +9,7 @@ from controller.schema.status import ModelState
 from tests.fakes.fake_controller import route
 from tests.fakes.fake_retrieval import fake_retrieval
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
+from tests.support.wait import until
 
 
 async def ask(here: GatewayHarness, path: str = "/health") -> tuple[int, Any]:
@@ -81,3 +82,18 @@ async def test_retrieval_that_does_not_answer_is_named() -> None:
         assert await find_retrieval() == "down", "the fake has no /health"
         _, health = await ask(here)
         assert [part["part"] for part in health["degraded"]] == ["retrieval"]
+
+
+async def test_what_retrieval_says_of_its_clock_is_passed_on() -> None:
+    async with fake_retrieval() as retrieval:
+        retrieval.health = "The wall clock is 1 h 0 min behind."
+        async with gateway_harness(retrieval_url=retrieval.url) as here:
+            await here.publish(route("m", []))
+
+            async def find_parts() -> list[dict[str, str]]:
+                parts: list[dict[str, str]] = (await ask(here))[1]["degraded"]
+                return parts
+
+            parts = await until("retrieval is asked", find_parts)
+            assert parts == [{"part": "retrieval's clock", "reason": retrieval.health}]
+            assert (await ask(here))[1]["retrieval"] == "up"

@@ -11,6 +11,7 @@ import httpx2
 import openai
 import pytest
 
+from controller.cli.rag.command import status_lines
 from retrieval.assembly import Retrieval
 from retrieval.parsing.pool import ParserPool
 from retrieval.schema.files import OWN_DOCUMENTS
@@ -216,7 +217,9 @@ async def test_a_clock_that_jumps_deletes_no_file_until_it_is_confirmed(tmp_path
             assert (await alice.vector_stores.retrieve(store.id)).status == "completed"
             assert (await alice.vector_stores.search(store.id, query="coal")).data
             health = (await here.ask("GET", "/health")).text
-            assert health == ((await here.ask("GET", "/v1/retrieval")).json()["clock_hold"] or "ok")
+            status = (await here.ask("GET", "/v1/retrieval")).json()
+            assert health == (status["clock_hold"] or "ok")
+            assert (f"clock: {health}" in status_lines(status)) == (ahead_s != 0)
             assert health.startswith({0: "ok", -3600: "The wall clock is 1 h 0 min behind"}.get(ahead_s, "The wall"))
         # A file of a wrong clock lives as long as it was promised.
         late = await alice.files.create(
