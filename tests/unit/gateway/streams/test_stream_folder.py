@@ -181,6 +181,23 @@ def test_what_is_over_for_long_is_not_read_again(tmp_path: Path) -> None:
     assert len(_files(tmp_path)) == 1
 
 
+def test_a_file_of_a_clock_that_was_ahead_is_kept_no_longer_than_others(tmp_path: Path) -> None:
+    folder, registry = StreamFolder(tmp_path, RING_BYTES), _registry()
+    stream = _open(folder, registry)
+    stream.append(EVENT % 1)
+    registry.end_stream(stream, StreamState.DONE, 2.0, 2.0)
+    [path] = _files(tmp_path)
+    os.utime(path, (40 * 86_400.0, 40 * 86_400.0))
+    folder.close()
+    again = _registry()
+    [recovered] = recover_streams(StreamFolder(tmp_path, RING_BYTES), again, 200.0, 7.0)
+    assert recovered.stream.kept_until == 7.0 + again.ttl_s
+    assert not again.remove_expired(6.0 + again.ttl_s, 2)
+    assert again.ended_count == 1
+    again.remove_expired(7.0 + again.ttl_s, 2)
+    assert again.ended_count == 0
+
+
 def test_an_end_that_cannot_be_written_is_told_all_the_same(tmp_path: Path) -> None:
     folder = StreamFolder(tmp_path, RING_BYTES)
     _open(folder, _registry()).append(EVENT % 1)
