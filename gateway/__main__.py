@@ -26,8 +26,9 @@ from common.line_writer import LineWriter, end_program, open_missing_streams
 from common.lingering_app import LingeringApp
 from common.listening import ListenError, bind_listeners
 from common.program_logs import configure_logging, keep_log_file
+from common.trusted_clock import TrustedClock
 from controller.schema.errors import RoundhouseError
-from gateway.app import AdminHostError, Gateway, create_gateway, open_certificate, open_store
+from gateway.app import AdminHostError, Gateway, create_gateway, open_certificate, open_clock, open_store
 from gateway.server.call import header_lines
 from gateway.server.connection import ClientConnection, last_answer
 from gateway.server.request_reader import ClientLimits
@@ -129,11 +130,12 @@ def main() -> int:
         )
     settings = settings.model_copy(update={"port": listeners[0].getsockname()[1]})  # 0 took a free port
     try:
-        store = open_store(settings)
+        trusted_clock = open_clock(settings)
+        store = open_store(settings, trusted_clock)
     except StoreError as error:
         return _refuse_start(EXIT_SETTINGS, f"{error}. Set ROUNDHOUSE_STATE, or ROUNDHOUSE_RESPONSES_RETENTION_H=0")
     try:
-        server = server_of(settings, store, certificate)
+        server = server_of(settings, store, certificate, trusted_clock)
     except AdminHostError as error:
         return _refuse_start(EXIT_SETTINGS, f"ROUNDHOUSE_ADMIN_HOST: {error}")
     except OSError as error:
@@ -213,18 +215,23 @@ def bind_client_listeners(hosts: Sequence[str], port: int) -> list[socket.socket
     return listeners
 
 
-def server_of(settings: GatewaySettings, store: StateStore | None, certificate: TlsCertificate | None) -> Server:
+def server_of(
+    settings: GatewaySettings,
+    store: StateStore | None,
+    certificate: TlsCertificate | None,
+    trusted_clock: TrustedClock,
+) -> Server:
     """Return the server of a new gateway, which is not started: call its `run` with bound sockets. Blocks, as
     `create_gateway` does.
 
     `store` None: responses are not stored; else the gateway closes it when it ends, but not if an error is raised here.
-    `certificate` None: it serves HTTP.
+    `certificate` None: it serves HTTP. `trusted_clock`: the one of `store`.
 
     Raises:
         AdminHostError: the setting `admin_host` has an entry that is no usable address.
         OSError: the folder of the streams' files cannot be read.
     """
-    gateway = create_gateway(settings, store, certificate)
+    gateway = create_gateway(settings, store, certificate, trusted_clock)
     limits = ClientLimits(settings.max_header_kib * 1024, settings.client_timeout_s, settings.keep_alive_s)
     protocol = functools.partial(ClientConnection, direct=gateway.direct, limits=limits)
     config = uvicorn.Config(

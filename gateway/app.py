@@ -20,12 +20,14 @@ from common.internal_tokens import RETRIEVAL_TOKEN
 from common.listening import ListenError, resolve_host
 from common.program_address import ProgramAddress
 from common.program_client import ProgramClient
+from common.trusted_clock import TrustedClock
 from gateway.admission.admission import Admission
 from gateway.api import (
     INFERENCE_GROUPS,
     admin,
     aicore,
     benchmarks,
+    clock,
     conversations,
     document,
     errors,
@@ -108,6 +110,8 @@ those that will not. Where keys are declared, a request carries one: `Authorizat
 
 CONTROLLER_CONNECT_S = 2.0
 """Seconds that a connection to the controller may take to come about."""
+CLOCK_NAME = "clock-gateway.json"
+"""The record of `TrustedClock` in the state folder, which other programs may share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +180,13 @@ class Gateway:
         self.mcp_calls.end_all()
 
 
-def open_store(settings: GatewaySettings) -> StateStore | None:
+def open_clock(settings: GatewaySettings) -> TrustedClock:
+    """Return the clock by which the gateway expires what it stores, with its record in the state folder. Blocks; raises
+    nothing."""
+    return TrustedClock(settings.state / CLOCK_NAME)
+
+
+def open_store(settings: GatewaySettings, trusted_clock: TrustedClock) -> StateStore | None:
     """Open the store of responses, conversations and chat completions; None if the settings store none.
 
     Blocks while the database is opened. Starts the store's thread: close the store, or give it to `create_gateway`.
@@ -187,10 +197,16 @@ def open_store(settings: GatewaySettings) -> StateStore | None:
     if not settings.responses_retention_s:
         return None
     max_bytes, retention_s = settings.responses_max_mib * MIB, settings.responses_retention_s
-    return StateStore(settings.state, max_bytes=max_bytes, retention_s=retention_s, clock=time.time)
+    return StateStore(
+        settings.state,
+        max_bytes=max_bytes,
+        retention_s=retention_s,
+        clock=trusted_clock.read_latest,
+        expiry_clock=trusted_clock.read_earliest,
+    )
 
 
-def open_streams(settings: GatewaySettings, live: LiveRoutes) -> ResumableStreams:
+def open_streams(settings: GatewaySettings, live: LiveRoutes, trusted_clock: TrustedClock) -> ResumableStreams:
     """Return the resumable streams, with those that an earlier gateway left in files of the state folder
     (`ResumableStreams.recover_streams`).
 
@@ -203,7 +219,7 @@ def open_streams(settings: GatewaySettings, live: LiveRoutes) -> ResumableStream
     )
     folder = StreamFolder(settings.state, ring_bytes) if settings.stream_files else None
     resumable_streams = ResumableStreams(registry, folder, live, time.time, gc_s=settings.stream_gc_s)
-    resumable_streams.recover_streams()
+    resumable_streams.recover_streams(trusted_clock.read_earliest())
     return resumable_streams
 
 
@@ -240,7 +256,10 @@ def find_admin_addresses(settings: GatewaySettings) -> frozenset[str] | None:
 
 
 def create_gateway(
-    settings: GatewaySettings, store: StateStore | None, certificate: TlsCertificate | None = None
+    settings: GatewaySettings,
+    store: StateStore | None,
+    certificate: TlsCertificate | None = None,
+    trusted_clock: TrustedClock | None = None,
 ) -> Gateway:
     """Assemble a gateway with these settings.
 
@@ -249,6 +268,7 @@ def create_gateway(
 
     `store` None: responses are not stored. `certificate` None: it serves HTTP. The gateway closes `store` when its
     lifespan ends, but not if an error is raised here. It loads `certificate` again when its files change.
+    `trusted_clock`: the one of `store`; None: one is opened, for a gateway without a store.
 
     Raises:
         AdminHostError: `admin_host` has an entry that is no usable address; see `find_admin_addresses`.
@@ -256,6 +276,8 @@ def create_gateway(
     """
     live, link_state, metrics, limits = LiveRoutes(), LinkState(), Metrics(), RateLimits()
     admission = Admission(settings.queue_limit)
+    if trusted_clock is None:
+        trusted_clock = open_clock(settings)
 
     def longest_wait_s(model: str) -> float:
         wait_starts = (ticket.owner.waits_since for ticket in admission.waiting_tickets(model))
@@ -294,7 +316,7 @@ def create_gateway(
     bounds = HistoryBounds(settings.max_body_bytes)
     responses = StoredResponses(store, live, bounds, time.time)
     completions = StoredCompletions(store, live, time.time)
-    resumable_streams = open_streams(settings, live)
+    resumable_streams = open_streams(settings, live, trusted_clock)
     metrics.show_streams(lambda: resumable_streams.totals)
     remotes = RemoteProber(time.time)
     retrieval_client = _open_retrieval_client(settings)
@@ -352,7 +374,7 @@ def create_gateway(
     mcp_calls = McpToolCalls(ToolHandlers(admin_requests, document_search, live, model_events), gate)
     served_tools = ServedTools(mcp_calls, version("roundhouse"), mcp.MAX_BODY_BYTES) if settings.mcp else None
     loops = [link.run, download_feed.run, inference.run_timers, resumable_streams.remove_expired, aicore_probe.run]
-    loops += [mcp_servers.run]
+    loops += [mcp_servers.run, trusted_clock.run]
     loops += [] if certificate is None else [certificate.follow_files]
     loops += [] if retrieval_probe is None else [retrieval_probe.run]
     loops += [] if served_tools is None else [served_tools.run]
@@ -389,9 +411,12 @@ def create_gateway(
         lambda: "off" if retrieval_probe is None else retrieval_probe.result,
         lambda: certificate is not None and certificate.problem is not None,
         aicore_probe,
+        trusted_clock.describe_hold,
+        lambda: None if retrieval_probe is None else retrieval_probe.notice,
     )
     metrics.show_localllm_names(ledger, health_sources.list_engines)
     gateway_limits.declare(app, Limits.of(settings))
+    clock.declare(app, trusted_clock)
     health.declare(app, sources=health_sources, metrics=metrics, engines=engine_scraper)
     admin.declare(app, forward)
     page.declare(app, PageFiles(settings.page_folder or BUILT_FOLDER) if settings.page else None)

@@ -11,7 +11,6 @@ import os
 import signal
 import sqlite3
 import sys
-import time
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +23,7 @@ from common.private_files import narrow_files
 from common.program_address import split_listen_address
 from common.program_logs import configure_logging, keep_log_file
 from common.shared_token import SharedToken
+from common.trusted_clock import TrustedClock
 from retrieval.api.app import AsgiApp, TokenCheck
 from retrieval.assembly import Retrieval, data_folder
 from retrieval.embedding.client import GatewayModelClient
@@ -38,6 +38,8 @@ EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_ADDRESS: Final = 3
 EXIT_LOCKED: Final = 4
+CLOCK_NAME: Final = "clock.json"
+"""The record of `TrustedClock`, beside the catalog."""
 
 
 def main() -> int:
@@ -91,7 +93,7 @@ async def _serve(settings: RetrievalSettings, address: Path | tuple[str, int]) -
         GatewayModelClient(
             settings.gateway_url, lambda: read_token(settings.token_file), settings.retrieval_concurrency
         ) as models,
-        Retrieval(settings, store, parser, models, time.time) as retrieval,
+        Retrieval(settings, store, parser, models, TrustedClock(folder / CLOCK_NAME)) as retrieval,
     ):
         ended = asyncio.Event()
         for signal_number in (signal.SIGTERM, signal.SIGINT):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final, get_args
@@ -13,6 +12,7 @@ from typing import Final, get_args
 from starlette.applications import Starlette
 
 from common.state_files import ORIGINALS_FOLDER, RESTORED_NAME, RETRIEVAL_FOLDER
+from common.trusted_clock import TrustedClock
 from controller.schema.errors import RoundhouseError
 from retrieval.api.app import create_app
 from retrieval.api.documents import DocumentRoutes
@@ -81,11 +81,11 @@ class Retrieval:
         store: VectorStore,
         parser: Parser,
         models: ModelClient,
-        clock: Callable[[], float],
+        clock: TrustedClock,
     ) -> None:
         """Open the catalog in the state folder, which is made where it is missing. Blocks.
 
-        Leaving the context closes `store` and `parser`, but not `models`. `clock`: Unix time in seconds.
+        Leaving the context closes `store` and `parser`, but not `models`.
 
         Raises:
             sqlite3.Error: the catalog is damaged, newer than this program (NewerDatabaseError), or in use by another
@@ -120,7 +120,7 @@ class Retrieval:
             self.index,
             self.changes,
             at_once=settings.retrieval_parsers + 1,
-            clock=clock,
+            clock=clock.read_earliest,
             on_garbage=self._has_garbage.set,
         )
         chunking = ChunkingOptions(settings.retrieval_chunk_tokens, settings.retrieval_chunk_overlap_tokens)
@@ -129,7 +129,7 @@ class Retrieval:
             self.originals,
             self.changes,
             chunking=chunking,
-            clock=clock,
+            clock=clock.read_latest,
             on_accepted=self.pipeline.wake,
             on_garbage=self._has_garbage.set,
         )
@@ -167,10 +167,10 @@ class Retrieval:
             TenantRoutes(self.documents),
             FileRoutes(self.files, self.originals, max_bytes),
             VectorStoreRoutes(self.vector_stores, self.search, self.metrics),
-            StatusRoutes(self.read_status, self._wants_reindex.set),
+            StatusRoutes(self.read_status, self._wants_reindex.set, self._clock.confirm),
         )
         handlers = {key: handler for group in groups for key, handler in group.handlers().items()}
-        return create_app(handlers, self.render_metrics)
+        return create_app(handlers, self.render_metrics, self._clock.describe_hold)
 
     async def render_metrics(self) -> bytes:
         """Read the current figures from the catalog and the services, and return all metrics in Prometheus' text
@@ -181,7 +181,7 @@ class Retrieval:
         figures = Figures(
             versions={state: states.get(state, 0) for state in get_args(VersionState)},
             chunks=chunks,
-            oldest_age_s=0.0 if oldest is None else max(0.0, self._clock() - oldest),
+            oldest_age_s=0.0 if oldest is None else max(0.0, self._clock.read_earliest() - oldest),
             unindexed_documents=self.index.missing,
             published=self.pipeline.published,
             failed=self.pipeline.failed,
@@ -201,6 +201,7 @@ class Retrieval:
             self._optimize(),
             self._delete_expired(),
             self._reindex(),
+            self._clock.run(),
         )
         self._tasks = [asyncio.create_task(each) for each in loops]
         for task in self._tasks:
@@ -264,6 +265,7 @@ class Retrieval:
             building=None if building is None else await self._read_index(building),
             needs_reindex=self.index.needs_reindex,
             reindex_error=self._reindex_error,
+            clock_hold=self._clock.describe_hold(),
             versions=states,
         )
 

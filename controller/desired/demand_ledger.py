@@ -34,8 +34,8 @@ class DemandLedger:
         """Take a gateway's demand for autoload models, and record new requests as demand as of now, which ends the
         models' evictions.
 
-        A model's request is new if it is later than the one in the same gateway's report before. Where that report did
-        not have the model, or there was none, the request is new if the model has no demand yet and the request is
+        A model's request is new if it is another than the one in the same gateway's report before. Where that report
+        did not have the model, or there was none, the request is new if the model has no demand yet and the request is
         later than its override and eviction. Requests that may be older than an unload are dropped (see
         `note_published`). Return whether any request was new. Blocks for a write to the state folder if so; a failed
         write raises nothing.
@@ -122,13 +122,14 @@ class DemandLedger:
         """Whether a reported request is new. `known_at`: the last one that the same gateway reported before.
 
         Gateways report their last request again and again, and an override or an eviction ends earlier ones. A
-        gateway's clock is compared with ours only where the gateway has reported nothing before.
+        gateway's clock is compared with ours only where the gateway has reported nothing before. Any other time is a
+        new request, and an end in the future is none: the clock may have been set back since.
         """
         if known_at is not None:
-            return demanded_at > known_at
-        state = self._persistence.state
+            return demanded_at != known_at
+        state, now = self._persistence.state, self._clock()
         end_times = [each.at for each in (state.overrides.get(name), state.rested.get(name)) if each is not None]
-        return name not in state.demand and all(demanded_at > end_time for end_time in end_times)
+        return name not in state.demand and all(demanded_at > at for at in end_times if at <= now)
 
 
 def _outlives_edit(name: str, declared_before: Mapping[str, Mapping[str, Any]], state: DebouncedState) -> bool:

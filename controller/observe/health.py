@@ -58,7 +58,7 @@ class ProbeOutcome:
 @dataclass(frozen=True, slots=True)
 class ProbedHealth:
     """What all probes of one engine so far add up to. Immutable: `apply_outcome` returns the next one. Times are Unix
-    times in seconds."""
+    times in seconds, unless they say that they are monotonic."""
 
     health: Health = Health.STARTING
     ready_since: float | None = None
@@ -66,7 +66,8 @@ class ProbedHealth:
     progress: float | None = None
     """The last known `ProbeOutcome.progress`; None: unknown so far."""
     progressed_at: float | None = None
-    """When the engine last made progress, had nothing to do, or could not be reached; None: never probed."""
+    """Monotonic seconds when the engine last made progress, had nothing to do, or could not be reached; None: never
+    probed."""
     idle: bool | None = None
     """Whether the engine had no request inside at the last probe, by its own metrics; None: unknown."""
     idle_span: IdleSpan | None = None
@@ -86,8 +87,8 @@ class ProbedHealth:
     preempting_probes: int = 0
     """How many consecutive probes, up to the last one, saw new preemptions."""
     preempting_until: float | None = None
-    """Unix time until which the engine counts as preempting; None: it does not. It is cleared by the first probe after
-    that time."""
+    """Monotonic seconds until which the engine counts as preempting; None: it does not. It is cleared by the first
+    probe after that time."""
 
     @property
     def is_preempting(self) -> bool:
@@ -96,18 +97,25 @@ class ProbedHealth:
 
 
 def apply_outcome(
-    probed_health: ProbedHealth, outcome: ProbeOutcome, now: float, *, began_at: float | None = None
+    probed_health: ProbedHealth,
+    outcome: ProbeOutcome,
+    now: float,
+    *,
+    began_at: float | None = None,
+    uptime: float | None = None,
 ) -> ProbedHealth:
     """Return the health after one more probe, which began at `began_at` (None: at `now`) and ended at `now`; both are
-    Unix times in seconds. Apply probes in their order. An engine without `ready_since` is starting until a probe finds
-    it healthy and its first token generated. One with it is ready, failing (the last probe failed) or stalled (no
+    Unix times in seconds. `uptime`: the end in monotonic seconds, so that a wall clock that is set makes no busy engine
+    seem stalled; None: `now`. Apply probes in their order. An engine without `ready_since` is starting until a probe
+    finds it healthy and its first token generated. One with it is ready, failing (the last probe failed) or stalled (no
     progress for 120 s, `STALL_S`). It is dead, at any time, if it answers that it is."""
     began_at = now if began_at is None else began_at
+    uptime = now if uptime is None else uptime
     has_progressed = outcome.progress is not None and outcome.progress != probed_health.progress
     # An idle or unreachable engine need not make progress; one that accepts connections and does not answer must.
     is_resting = not outcome.reached or (outcome.healthy and outcome.busy_requests in (0, None))
     progressed_at = (
-        now if has_progressed or is_resting or probed_health.progressed_at is None else probed_health.progressed_at
+        uptime if has_progressed or is_resting or probed_health.progressed_at is None else probed_health.progressed_at
     )
     new_health = replace(
         probed_health,
@@ -121,26 +129,26 @@ def apply_outcome(
         system_first=probed_health.system_first if outcome.system_first is None else outcome.system_first,
         kv_cache_tokens=outcome.kv_cache_tokens or probed_health.kv_cache_tokens,
     )
-    new_health = _note_preemptions(new_health, outcome.preemptions, now)
+    new_health = _note_preemptions(new_health, outcome.preemptions, uptime)
     if outcome.dead:
         return replace(new_health, health=Health.DEAD)
     if probed_health.ready_since is None:
         is_ready = outcome.healthy and outcome.generated
         return replace(new_health, health=Health.READY, ready_since=now) if is_ready else new_health
-    if now - progressed_at >= STALL_S:
+    if uptime - progressed_at >= STALL_S:
         return replace(new_health, health=Health.STALLED)
     return replace(new_health, health=Health.READY if outcome.healthy else Health.FAILING)
 
 
-def _note_preemptions(probed_health: ProbedHealth, preemptions: float | None, now: float) -> ProbedHealth:
-    """Return the health with the preemption count of a probe that ended at `now`; None: the probe found no count."""
+def _note_preemptions(probed_health: ProbedHealth, preemptions: float | None, uptime: float) -> ProbedHealth:
+    """Return the health with the preemption count of a probe that ended at `uptime`; None: the probe found no count."""
     probes, until = probed_health.preempting_probes, probed_health.preempting_until
     if preemptions is not None:
         has_preempted = probed_health.preemptions is not None and preemptions > probed_health.preemptions
         probes = probes + 1 if has_preempted else 0
         if probes >= PREEMPTION_PROBES or (has_preempted and until is not None):
-            until = now + PREEMPTION_HOLD_S
-    if until is not None and now >= until:
+            until = uptime + PREEMPTION_HOLD_S
+    if until is not None and uptime >= until:
         until = None
     return replace(
         probed_health,

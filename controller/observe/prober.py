@@ -160,7 +160,10 @@ class Prober:
                 log.exception("the probe of %s failed", name)
                 outcome = ProbeOutcome(healthy=False, error=f"internal error: {fault!r}")
             previous_health = target_state.probed_health
-            target_state.probed_health = apply_outcome(previous_health, outcome, self._clock(), began_at=began_at)
+            uptime = asyncio.get_running_loop().time()
+            target_state.probed_health = apply_outcome(
+                previous_health, outcome, self._clock(), began_at=began_at, uptime=uptime
+            )
             target_state.probed.set()
             if previous_health.health is not target_state.probed_health.health:
                 log.info(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from typing import Final
 
@@ -40,6 +41,7 @@ class EndedLogs:
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_atomic(self.log_path(name), _last(data), durable=False)
+            self._make_newest(self.log_path(name))
             for path in self._newest_first()[KEPT_LOGS:]:
                 path.unlink(missing_ok=True)
         except OSError as error:
@@ -75,11 +77,17 @@ class EndedLogs:
         """Return the path of a replica's kept log, whether or not it exists."""
         return self._folder / f"{name}.log"
 
+    def _make_newest(self, newest_path: Path) -> None:
+        """Give a file a later time than all others: theirs may be of a clock that was set back since."""
+        times = [path.stat().st_mtime_ns for path in self._newest_first() if path != newest_path]
+        if times and times[0] >= newest_path.stat().st_mtime_ns:
+            os.utime(newest_path, ns=(times[0] + 1_000_000, times[0] + 1_000_000))
+
     def _newest_first(self) -> list[Path]:
         times = {}
         for path in self._folder.glob("*.log"):
             try:
-                times[path] = path.stat().st_mtime
+                times[path] = path.stat().st_mtime_ns
             except FileNotFoundError:  # deleted meanwhile
                 continue
         return sorted(times, key=times.__getitem__, reverse=True)

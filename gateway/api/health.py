@@ -58,8 +58,8 @@ class DegradedPart(BaseModel):
     """A part that does not work as it should."""
 
     part: str = Field(
-        description="`controller`, `gateway` (another one, which is refused), `retrieval`, `certificate`, "
-        "`model NAME` or `replica NAME`."
+        description="`controller`, `gateway` (another one, which is refused), `retrieval`, `certificate`, `clock`, "
+        "`retrieval's clock`, `model NAME` or `replica NAME`."
     )
     reason: str
 
@@ -121,6 +121,10 @@ class HealthSources:
     is_certificate_broken: Callable[[], bool]
     """Returns whether the files of the TLS certificate cannot be used, so that the previous one is served."""
     aicore: AicoreProbe
+    find_clock_hold: Callable[[], str | None]
+    """Returns why nothing is deleted by the wall clock; None: the clock is believed."""
+    find_retrieval_notice: Callable[[], str | None]
+    """Returns what retrieval says of itself (`ProgramProbe.notice`)."""
     is_stopping: bool = False
     """Whether the gateway begins to stop, so that it is not ready any more."""
 
@@ -139,6 +143,8 @@ class HealthSources:
                 self.is_certificate_broken(),
                 self.link.refusal,
                 () if routes is None else routes.refused_gateways,
+                self.find_clock_hold(),
+                self.find_retrieval_notice(),
             )
         )
         return {

@@ -27,11 +27,13 @@ class ProgramProbe:
         self._interval_s = interval_s
         self.result: ProbeResult = "unknown"
         """`unknown` until the first answer or failure."""
+        self.notice: str | None = None
+        """What the program says of itself in its last answer, for operators; None: nothing but that it is up."""
 
     async def run(self) -> None:
         """Probe the program at once, and again `interval_s` seconds after the end of each probe, until cancelled. Each
-        probe sets `result`: `up` after an answer with status 200, `down` after any other status, or without an answer
-        within `TIMEOUT_S` (2 s). Never returns."""
+        probe sets `notice`, and `result`: `up` after an answer with status 200, `down` after any other status, or
+        without an answer within `TIMEOUT_S` (2 s). Never returns."""
         while True:
             self.result = "up" if await self._answers() else "down"
             await asyncio.sleep(self._interval_s)
@@ -40,6 +42,8 @@ class ProgramProbe:
         try:
             timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
             async with await self._program.send_request("GET", "/health", {}, timeout=timeout) as answer:
+                text = (await answer.read_body()).decode(errors="replace")
+                self.notice = text if answer.status == 200 and text != "ok" else None
                 return answer.status == 200
         except ProgramGoneError:
             return False

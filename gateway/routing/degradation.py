@@ -17,8 +17,8 @@ LONGEST_REASON = 200
 class Degradation(NamedTuple):
     """A part that does not work, and why, without paths and addresses of the server: everybody may read it.
 
-    `part` is `controller`, `gateway`, `retrieval`, `certificate`, `model NAME` or `replica NAME`; `reason` is a short
-    text.
+    `part` is `controller`, `gateway`, `retrieval`, `certificate`, `clock`, `retrieval's clock`, `model NAME` or
+    `replica NAME`; `reason` is a short text.
     """
 
     part: str
@@ -43,11 +43,15 @@ class Surroundings(NamedTuple):
     """Why the controller refuses this gateway, while `link` is `refused`."""
     refused_gateways: tuple[str, ...] = ()
     """A sentence for each other gateway that the controller refuses, while this one is taken."""
+    clock_hold: str | None = None
+    """Why the gateway deletes nothing by the wall clock; None: it believes the clock."""
+    retrieval_notice: str | None = None
+    """The same of retrieval, as `ProgramProbe.notice`."""
 
 
 def list_degradations(surroundings: Surroundings) -> list[Degradation]:
-    """Return the parts that do not work, in the order controller, gateway, retrieval, certificate, models, replicas;
-    empty if every part works.
+    """Return the parts that do not work, in the order controller, gateway, retrieval, certificate, clocks, models,
+    replicas; empty if every part works.
 
     The controller counts as a part that does not work before the first routing table, and while its link is lost or it
     refuses this gateway; `gateway` are other gateways that it refuses, which somebody may take for working ones. Of
@@ -66,6 +70,10 @@ def list_degradations(surroundings: Surroundings) -> list[Degradation]:
         found.append(Degradation("retrieval", "It does not answer: documents and searches are unavailable."))
     if surroundings.is_certificate_broken:
         found.append(Degradation("certificate", "Its files cannot be used: the previous certificate is served."))
+    if surroundings.clock_hold is not None:
+        found.append(Degradation("clock", surroundings.clock_hold))
+    if surroundings.retrieval_notice is not None:
+        found.append(Degradation("retrieval's clock", surroundings.retrieval_notice))
     failed = [route for route in surroundings.models or () if route.state == ModelState.FAILED]
     found += [Degradation(f"model {route.name}", _describe_error(route.last_error)) for route in failed]
     broken = "Its connections fail: the circuit breaker is open."

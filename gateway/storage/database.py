@@ -112,12 +112,21 @@ class StateDatabase:
     of `conversations` and `completions`.
     """
 
-    def __init__(self, path: Path, *, max_bytes: int, retention_s: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        max_bytes: int,
+        retention_s: float,
+        clock: Callable[[], float],
+        expiry_clock: Callable[[], float] | None = None,
+    ) -> None:
         """Open or create the file, and upgrade an older one. Blocks. Responses that were running when it was last
         closed become `failed`.
 
         `max_bytes`: maximum bytes of the file. `retention_s`: seconds that an object is stored after its last use.
-        `clock`: Unix time in seconds.
+        `clock`: Unix time in seconds that uses are stamped with. `expiry_clock`: Unix time in seconds by which objects
+        expire; None: `clock`.
 
         Raises:
             NewerDatabaseError: a newer version wrote the file. sqlite3.Error, OSError: it cannot be opened, read or
@@ -126,7 +135,13 @@ class StateDatabase:
         self._clock = clock
         self._db = open_database(path)
         try:
-            self._file = TableFile(self._db, max_bytes=max_bytes, retention_s=retention_s, clock=clock)
+            self._file = TableFile(
+                self._db,
+                max_bytes=max_bytes,
+                retention_s=retention_s,
+                clock=clock,
+                expiry_clock=clock if expiry_clock is None else expiry_clock,
+            )
             self.conversations = ConversationTable(self._file)
             self.listing = ConversationListing(self._file)
             self.completions = CompletionTable(self._file)

@@ -78,11 +78,20 @@ class StateStore:
     expired objects are not found. Do not call any method after `close`: its future would never end.
     """
 
-    def __init__(self, folder: Path, *, max_bytes: int, retention_s: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        max_bytes: int,
+        retention_s: float,
+        clock: Callable[[], float],
+        expiry_clock: Callable[[], float] | None = None,
+    ) -> None:
         """Open the database in `folder`, which is created if it is missing.
 
-        Blocks, and starts the thread. `max_bytes`, `retention_s`, `clock`: see `StateDatabase`. If the disk is full, no
-        error is raised: the database is opened later, and jobs fail until then; requests without history need none.
+        Blocks, and starts the thread. `max_bytes`, `retention_s`, `clock`, `expiry_clock`: see `StateDatabase`. If the
+        disk is full, no error is raised: the database is opened later, and jobs fail until then; requests without
+        history need none.
 
         Raises:
             StoreError: the database cannot be opened: another gateway uses it, a newer version wrote it, or the file or
@@ -91,7 +100,9 @@ class StateStore:
         self._path = folder / FILE_NAME
         self._file = DatabaseFile(
             self._path,
-            lambda: StateDatabase(self._path, max_bytes=max_bytes, retention_s=retention_s, clock=clock),
+            lambda: StateDatabase(
+                self._path, max_bytes=max_bytes, retention_s=retention_s, clock=clock, expiry_clock=expiry_clock
+            ),
             lambda words: logger.error("%s %s", self._path, words),
         )
         _open_first(self._path, self._file)

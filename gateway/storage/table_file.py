@@ -35,20 +35,27 @@ class TableFile:
     """
 
     def __init__(
-        self, db: sqlite3.Connection, *, max_bytes: int, retention_s: float, clock: Callable[[], float]
+        self,
+        db: sqlite3.Connection,
+        *,
+        max_bytes: int,
+        retention_s: float,
+        clock: Callable[[], float],
+        expiry_clock: Callable[[], float],
     ) -> None:
         """`db`: an opened connection, which the caller closes. `max_bytes`: maximum bytes of the file, rounded down to
         whole pages. `retention_s`: seconds that an object is stored after its last use. `clock`: Unix time in
-        seconds."""
+        seconds that uses are stamped with. `expiry_clock`: Unix time in seconds by which objects expire."""
         self.db = db
         self.clock = clock
+        self._expiry_clock = expiry_clock
         self._retention_s = retention_s
         self._page_size = self.read_pragma("page_size")
         self._max_pages = max_bytes // self._page_size
 
     def cutoff(self) -> float:
         """Return a Unix time in seconds: objects whose last use (`used_at`) is before it have expired."""
-        return self.clock() - self._retention_s
+        return self._expiry_clock() - self._retention_s
 
     def read_pragma(self, name: str) -> int:
         """Return the value of a SQLite pragma whose value is an integer. Blocks; may raise sqlite3.Error."""

@@ -25,7 +25,9 @@ class RecoveredStream(NamedTuple):
     """Id of the background response that the stream belongs to; None: it belongs to none."""
 
 
-def recover_streams(folder: StreamFolder, registry: StreamRegistry, now: float) -> Iterator[RecoveredStream]:
+def recover_streams(
+    folder: StreamFolder, registry: StreamRegistry, now: float, uptime: float
+) -> Iterator[RecoveredStream]:
     """Add the streams in `folder` to `registry`, and yield each that was added.
 
     Iterate to the end: the work is done as the iterator advances. It locks the folder for this gateway until
@@ -34,13 +36,14 @@ def recover_streams(folder: StreamFolder, registry: StreamRegistry, now: float) 
     Streams that had ended keep their state. Interrupted ones get the error event `gateway_restarted`, in their files
     too, unless their last event was the final one. Not added, and their files removed: streams past their TTL, older
     ones of the same tenant and id, those of an unknown API, those for which there is no room, and unreadable ones
-    (logged). `now`: Unix time in seconds. Blocks on the disk. Raises OSError if the folder cannot be read.
+    (logged). `now`: Unix time in seconds. `uptime`: the same moment in monotonic seconds. Blocks on the disk. Raises
+    OSError if the folder cannot be read.
     """
     kept_streams = sorted(folder.list_kept(), key=lambda each: _ended_at(each, now))
     newest = _find_newest(kept_streams)
     for kept in kept_streams:
         is_wanted = kept in newest and _ended_at(kept, now) + registry.ttl_s > now
-        stream = _recover_stream(folder, registry, kept, now) if is_wanted else None
+        stream = _recover_stream(folder, registry, kept, now, uptime) if is_wanted else None
         if stream is None:
             remove_file(kept.path)
         else:
@@ -48,7 +51,7 @@ def recover_streams(folder: StreamFolder, registry: StreamRegistry, now: float) 
 
 
 def _recover_stream(
-    folder: StreamFolder, registry: StreamRegistry, kept: KeptStream, now: float
+    folder: StreamFolder, registry: StreamRegistry, kept: KeptStream, now: float, uptime: float
 ) -> ResumableStream | None:
     header = kept.header
     stream = ResumableStream(
@@ -71,6 +74,8 @@ def _recover_stream(
     if ring.size > registry.ring_bytes:
         ring.drop_oldest(ring.size - registry.ring_bytes)
     stream.ended_at = _ended_at(kept, now)
+    # A file from the future ended now.
+    stream.kept_until = min(uptime, stream.ended_at + (uptime - now)) + registry.ttl_s
     stream.keep_in_file(folder.adopt_file(path, header))
     if not registry.recover_stream(stream):
         remove_file(path)

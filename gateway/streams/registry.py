@@ -1,4 +1,4 @@
-"""Registry of all resumable streams: ids by tenant, memory limits, TTL. Pure: `now` is Unix time in seconds.
+"""Registry of all resumable streams: ids by tenant, memory limits, TTL. Pure: the time is an argument.
 
 Each stream belongs to one tenant. No method reveals another tenant's streams: looking up another tenant's id takes the
 same steps as looking up an id that nobody has.
@@ -94,9 +94,9 @@ class StreamRegistry:
         return stream
 
     def recover_stream(self, stream: ResumableStream) -> bool:
-        """Add an ended stream of an earlier process, whose `state` and `ended_at` are set. Call in ascending order of
-        `ended_at`, before any other stream ends. Streams that ended earlier are removed to make room. Return False, and
-        add nothing, if its id is taken, or if it does not fit."""
+        """Add an ended stream of an earlier process, whose `state`, `ended_at` and `kept_until` are set. Call in
+        ascending order of `kept_until`, before any other stream ends. Streams that ended earlier are removed to make
+        room. Return False, and add nothing, if its id is taken, or if it does not fit."""
         size = stream.ring.size
         if self.find_stream(stream.tenant, stream.id) is not None:
             return False
@@ -106,16 +106,17 @@ class StreamRegistry:
         self._ended[stream] = None
         return True
 
-    def end_stream(self, stream: ResumableStream, state: StreamState, now: float) -> None:
+    def end_stream(self, stream: ResumableStream, state: StreamState, now: float, ended_at: float) -> None:
         """Set the final state of a live stream, record it in the stream's file, and wake the readers. Does nothing if
         the stream has ended.
 
-        `now`: Unix time in seconds, from which the stream's TTL runs. A stream that was removed meanwhile is not kept
-        again.
+        `now`: monotonic seconds, from which the stream's TTL runs. `ended_at`: Unix time in seconds. A stream that was
+        removed meanwhile is not kept again.
         """
         if stream.state is not StreamState.LIVE:
             return
-        stream.state, stream.ended_at, stream.producer = state, now, None
+        stream.state, stream.ended_at, stream.producer = state, ended_at, None
+        stream.kept_until = now + self.ttl_s
         if not stream.is_removed:
             self.live_count -= 1
             self._set_room(stream, stream.ring.size)
@@ -168,11 +169,12 @@ class StreamRegistry:
     def remove_expired(self, now: float, most: int) -> bool:
         """Remove at most `most` streams that ended `ttl_s` or longer ago and have no readers.
 
-        `now`: Unix time in seconds. Returns True if there may be more; call again then.
+        `now`: monotonic seconds: a wall clock that is set removes nothing. Returns True if there may be more; call
+        again then.
         """
         expired = []
         for stream in self._ended:
-            if stream.ended_at is None or stream.ended_at + self.ttl_s > now:
+            if stream.kept_until is None or stream.kept_until > now:
                 break
             if not stream.readers:
                 expired.append(stream)

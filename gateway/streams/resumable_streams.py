@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import Final
 from weakref import WeakValueDictionary
@@ -91,7 +92,7 @@ class ResumableStreams:
     def end_stream(self, stream: ResumableStream, state: StreamState) -> None:
         """Set a live stream's final state, record it in the stream's file, and wake the readers. The TTL begins now.
         Does nothing if the stream has ended."""
-        self.registry.end_stream(stream, state, self._clock())
+        self.registry.end_stream(stream, state, time.monotonic(), self._clock())
 
     def remove_stream(self, stream: ResumableStream, told_events: bytes) -> None:
         """Drop a stream with its bytes and its file; the request of a live one is not cancelled.
@@ -166,16 +167,17 @@ class ResumableStreams:
 
     # The life of the gateway
 
-    def recover_streams(self) -> None:
-        """Take over the streams in the files of an earlier process. Call once, before the first request. Blocks. Locks
-        the folder until `close`; does nothing if another gateway holds the lock.
+    def recover_streams(self, now: float) -> None:
+        """Take over the streams in the files of an earlier process that have not expired at `now`, Unix time in
+        seconds. Call once, before the first request. Blocks. Locks the folder until `close`; does nothing if another
+        gateway holds the lock.
 
         Files that cannot be read are logged and removed, and do not raise. Raises OSError if the folder itself cannot
         be read.
         """
         if self._folder is None:
             return
-        for recovered in recover_streams(self._folder, self.registry, self._clock()):
+        for recovered in recover_streams(self._folder, self.registry, now, time.monotonic()):
             self.recovered_count += 1
             if recovered.response_id is not None:
                 self._of_responses[recovered.stream.tenant, recovered.response_id] = recovered.stream
@@ -186,7 +188,7 @@ class ResumableStreams:
         """Remove expired streams every `gc_s` seconds. Never returns: runs until its task is cancelled."""
         while True:
             await asyncio.sleep(self._gc_s)
-            while self.registry.remove_expired(self._clock(), REMOVED_AT_ONCE):  # noqa: ASYNC110 - nothing signals it
+            while self.registry.remove_expired(time.monotonic(), REMOVED_AT_ONCE):  # noqa: ASYNC110 - nothing signals it
                 await asyncio.sleep(0)
 
     def stop_readers(self) -> None:

@@ -88,6 +88,7 @@ class ResumableStream:
         "id",
         "is_removed",
         "is_stopping",
+        "kept_until",
         "model",
         "path",
         "producer",
@@ -128,6 +129,8 @@ class ResumableStream:
         """Unix time in seconds at which the stream was opened."""
         self.ended_at: float | None = None
         """Unix time in seconds of the end; None while live."""
+        self.kept_until: float | None = None
+        """Monotonic seconds at which the TTL is over; None while live."""
         self.state = StreamState.LIVE
         self.ring = ByteRing()
         self.room = 0

@@ -29,12 +29,15 @@ AsgiApp = Callable[
 ]
 
 
-def create_app(handlers: Handlers, render_metrics: Callable[[], Awaitable[bytes]]) -> Starlette:
+def create_app(
+    handlers: Handlers, render_metrics: Callable[[], Awaitable[bytes]], find_notice: Callable[[], str | None]
+) -> Starlette:
     """Build the application: the routes of `retrieval.schema.routes.ROUTES`, `/health` and `/metrics`. A
     RoundhouseError of a handler becomes an error answer in its envelope, an error of the disk `storage_full` or
     `storage_failed`; any other exception is logged and becomes `internal_error`.
 
-    `render_metrics` is called for each `GET /metrics`. No token is checked: see `TokenCheck`. Raises KeyError for a
+    `render_metrics` is called for each `GET /metrics`. `find_notice` returns what `GET /health` answers in place of
+    `ok`: a sentence for operators; None: nothing. No token is checked: see `TokenCheck`. Raises KeyError for a
     route of the table without a handler, and ValueError for a handler without a route.
     """
     named = {(spec.method, spec.path) for spec in ROUTES}
@@ -42,7 +45,7 @@ def create_app(handlers: Handlers, render_metrics: Callable[[], Awaitable[bytes]
         raise ValueError(f"no route for {sorted(extra)}")
     routes = [Route(path, handlers[method, path], methods=[method]) for method, path in sorted(named)]
     # GET would answer HEAD, too; the gateway never asks that.
-    routes.append(Route("/health", _answer_health, methods=["GET"]))
+    routes.append(Route("/health", _health_handler(find_notice), methods=["GET"]))
     routes.append(Route("/metrics", _metrics_handler(render_metrics), methods=["GET"]))
     return Starlette(routes=routes, exception_handlers=_error_handlers())
 
@@ -113,8 +116,11 @@ def _answer_error(request: Request, error: RoundhouseError) -> Response:
     return Response(body, error.entry.status, error.build_headers(), media_type="application/json")
 
 
-async def _answer_health(request: Request) -> Response:
-    return PlainTextResponse("ok")
+def _health_handler(find_notice: Callable[[], str | None]) -> Handler:
+    async def health(request: Request) -> Response:
+        return PlainTextResponse(find_notice() or "ok")
+
+    return health
 
 
 def _metrics_handler(render_metrics: Callable[[], Awaitable[bytes]]) -> Handler:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from common.trusted_clock import TrustedClock
 from controller.schema.errors import RoundhouseError
 from retrieval.catalog.cleanup import discard_original
 from retrieval.catalog.database import CatalogDatabase
@@ -33,12 +34,12 @@ class FileService:
         catalog: CatalogDatabase,
         originals: Originals,
         *,
-        clock: Callable[[], float],
+        clock: TrustedClock,
         on_garbage: Callable[[], None],
         on_deleted: Callable[[str], None],
     ) -> None:
-        """`clock`: returns Unix time in seconds. `on_garbage`: called after a deletion. `on_deleted`: called after a
-        deletion with the tenant whose documents were deleted."""
+        """`on_garbage`: called after a deletion. `on_deleted`: called after a deletion with the tenant whose documents
+        were deleted."""
         self._catalog = catalog
         self._originals = originals
         self._clock = clock
@@ -62,7 +63,7 @@ class FileService:
             RoundhouseError: `document_empty`, `storage_full`, `storage_failed`.
         """
         check_content(incoming)
-        now = self._clock()
+        now = self._clock.read_latest()
         expires_at = None if expires_after_s is None else now + expires_after_s
         file = StoredFile(
             f"file-{secrets.token_hex(16)}",
@@ -86,7 +87,7 @@ class FileService:
 
     async def find_file(self, tenant: str, file_id: str) -> StoredFile:
         """Return a file. Raises RoundhouseError `file_not_found`, also once the file has expired, and sqlite3.Error."""
-        now = self._clock()
+        now = self._clock.read_earliest()
         file = await self._catalog.read(lambda db: find_file(db, tenant, file_id, now))
         if file is None:
             raise file_not_found(file_id)
@@ -101,7 +102,7 @@ class FileService:
 
         Raises RoundhouseError `invalid_request` if the tenant has no file `after`, and sqlite3.Error.
         """
-        now = self._clock()
+        now = self._clock.read_earliest()
         try:
             files = await self._catalog.read(
                 lambda db: list_files(
@@ -129,7 +130,7 @@ class FileService:
         originals unless something else needs them. Return how many. Call regularly. Raises at the first that fails:
         sqlite3.Error, or RoundhouseError `file_not_found` for a file that was deleted meanwhile. The next call goes
         on."""
-        now = self._clock()
+        now = self._clock.read_earliest()
         expired = await self._catalog.read(lambda db: list_expired_files(db, now))
         for tenant, file_id in expired:
             await self.delete_file(tenant, file_id)

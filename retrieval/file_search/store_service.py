@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import secrets
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from common.trusted_clock import TrustedClock
 from controller.schema.errors import RoundhouseError
 from retrieval.catalog.chunks import text_size
 from retrieval.catalog.database import CatalogDatabase
@@ -65,9 +66,9 @@ class VectorStoreService:
         files: FileService,
         *,
         chunking: ChunkingOptions,
-        clock: Callable[[], float],
+        clock: TrustedClock,
     ) -> None:
-        """`chunking`: sizes of chunks for the strategy `auto`. `clock`: Unix time in seconds."""
+        """`chunking`: sizes of chunks for the strategy `auto`."""
         self._catalog = catalog
         self._documents = documents
         self._files = files
@@ -86,7 +87,7 @@ class VectorStoreService:
         chunking = self._choose_chunking(new.chunking_strategy)
         files = [await self._files.find_file(tenant, file_id) for file_id in new.file_ids or ()]
         await self._documents.check_room(len(files))
-        now = self._clock()
+        now = self._clock.read_latest()
         days = None if new.expires_after is None else new.expires_after.days
         store = StoredVectorStore(
             f"vs_{secrets.token_hex(16)}", tenant, new.name, new.description, new.metadata or {}, now, now, days
@@ -127,7 +128,7 @@ class VectorStoreService:
             store = replace(store, metadata=change.metadata or {})
         if "expires_after" in named:
             store = replace(store, expires_days=None if change.expires_after is None else change.expires_after.days)
-        store = replace(store, last_active_at=self._clock())
+        store = replace(store, last_active_at=self._clock.read_latest())
         await self._catalog.write(lambda db: save_store(db, store))
         return await self._view(store)
 
@@ -145,8 +146,8 @@ class VectorStoreService:
         Raises RoundhouseError `vector_store_not_found`, or `vector_store_expired` for an expired one, which stays
         expired; and sqlite3.Error if the catalog fails.
         """
-        store, now = await self._find(tenant, store_id), self._clock()
-        if store.expires_at is not None and store.expires_at < now:
+        store, now = await self._find(tenant, store_id), self._clock.read_latest()
+        if store.expires_at is not None and store.expires_at < self._clock.read_earliest():
             message = f"The vector store {store_id} has expired."
             raise RoundhouseError("vector_store_expired", message, param="vector_store_id")
         await self._catalog.write(lambda db: touch_store(db, store_id, now))
@@ -236,7 +237,9 @@ class VectorStoreService:
         files = [await self._files.find_file(tenant, each.file_id) for each in wanted]
         # All of them, or none: a client that was refused sends all of them again.
         await self._documents.check_room(len(files))
-        batch = FileBatch(f"vsfb_{secrets.token_hex(16)}", store_id, tenant, self._clock(), [file.id for file in files])
+        batch = FileBatch(
+            f"vsfb_{secrets.token_hex(16)}", store_id, tenant, self._clock.read_latest(), [file.id for file in files]
+        )
         await self._catalog.write(lambda db: add_batch(db, batch))
         for each, file in zip(wanted, files, strict=True):
             await self._add(store, file, each.attributes or {}, self._choose_chunking(each.chunking_strategy))
@@ -285,7 +288,7 @@ class VectorStoreService:
         expired. Return how many were emptied; those that are empty already are not counted. Call regularly. Raises
         RoundhouseError `storage_full` or `storage_failed`, or sqlite3.Error, at the first that fails; the next call
         goes on."""
-        now = self._clock()
+        now = self._clock.read_earliest()
         expired = await self._catalog.read(lambda db: list_expired_stores(db, now))
         for tenant, store_id in expired:
             await self._documents.delete_space(tenant, store_id)
@@ -327,7 +330,7 @@ class VectorStoreService:
     ) -> None:
         key = DocumentKey(store.tenant, store.id, file.id)
         new = NewVersion(key, file.sha256, file.bytes, file.filename, file.media_type, attributes, chunking)
-        now = self._clock()
+        now = self._clock.read_earliest()
 
         def check_file(db: sqlite3.Connection) -> None:
             if find_file(db, store.tenant, file.id, now) is None:
@@ -362,7 +365,7 @@ class VectorStoreService:
 
     async def _view(self, store: StoredVectorStore) -> VectorStoreObject:
         totals = await self._catalog.read(lambda db: count_space(db, store.tenant, store.id))
-        return build_store(store, totals, self._clock())
+        return build_store(store, totals, self._clock.read_earliest())
 
     async def _view_file(self, document: StoredDocument) -> VectorStoreFile:
         def read_size(db: sqlite3.Connection) -> int:

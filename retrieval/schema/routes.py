@@ -399,5 +399,14 @@ ROUTES: Final = (
         status=202,
         is_admin=True,
     ),
+    RouteSpec(
+        "POST",
+        "/v1/retrieval/clock/confirm",
+        "Confirm retrieval's clock",
+        "Says that the wall clock of retrieval is right, so that what has expired by it is deleted. Needed only while "
+        "`clock_hold` of `GET /v1/retrieval` is not null and nobody wants to wait.",
+        RetrievalStatus,
+        is_admin=True,
+    ),
 )
 """Every route of retrieval."""

@@ -31,4 +31,7 @@ class RetrievalStatus(BaseModel):
     building: IndexStatus | None = Field(description="Its successor, while it is built.")
     needs_reindex: bool = Field(description="Whether another model or language is set than the index has.")
     reindex_error: str | None = Field(description="Why the last try to build an index failed; it is tried again.")
+    clock_hold: str | None = Field(
+        description="Why nothing is deleted as expired: the wall clock is not believed; null: it is."
+    )
     versions: dict[str, int] = Field(description="Versions of documents by state.")

@@ -60,12 +60,18 @@ class FakeRetrieval:
     stores: dict[str, list[VectorStoreHit]] = field(default_factory=dict)
     """The hits of each vector store, by its id; others do not exist."""
     error: tuple[int, dict[str, Any]] | None = None
+    health: str | None = None
+    """The answer of `/health`; None: there is none."""
     gate: asyncio.Event | None = None
     """Where it is set, searches wait for it."""
     searches: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     """Tenant and body of each search among documents."""
     file_searches: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)
     """Tenant, vector store and body of each search in one."""
+
+    async def answer_health(self, _: web.Request) -> web.Response:
+        """Answer `/health`."""
+        return web.Response(status=404) if self.health is None else web.Response(text=self.health)
 
     async def answer_search(self, request: web.Request) -> web.Response:
         """Answer `/v1/search`."""
@@ -96,6 +102,7 @@ async def fake_retrieval() -> AsyncIterator[FakeRetrieval]:
     """Run one on a free port."""
     fake, port = FakeRetrieval(), free_port()
     app = web.Application()
+    app.router.add_get("/health", fake.answer_health)
     app.router.add_post("/v1/search", fake.answer_search)
     app.router.add_post("/v1/vector_stores/{id}/search", fake.answer_file_search)
     runner = web.AppRunner(app)

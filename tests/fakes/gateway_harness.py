@@ -16,7 +16,7 @@ from controller.schema.keys import Key
 from controller.schema.routing import ModelRoute
 from controller.schema.tools import McpServerRoute, ToolRoute
 from gateway.__main__ import Server, bind_client_listeners, server_of
-from gateway.app import Gateway, open_certificate, open_store
+from gateway.app import Gateway, open_certificate, open_clock, open_store
 from gateway.exchange.services import Services
 from gateway.settings import GatewaySettings
 from tests.fakes.fake_controller import DEADLINE_S, FakeController
@@ -50,7 +50,8 @@ async def server_running(settings: GatewaySettings) -> AsyncIterator[tuple[str, 
         # Nothing of a test goes to the machine's network.
         settings = settings.model_copy(update={"mdns": False})
         listeners = bind_client_listeners(settings.hosts, 0)
-        server = server_of(settings, open_store(settings), open_certificate(settings))
+        clock = open_clock(settings)
+        server = server_of(settings, open_store(settings, clock), open_certificate(settings), clock)
         setattr(server, "capture_signals", contextlib.nullcontext)  # noqa: B010 - signals are the test runner's
         task = asyncio.create_task(server.serve(sockets=listeners))
         await until(lambda: server.started or task.done(), "the gateway starts")

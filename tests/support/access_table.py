@@ -64,7 +64,7 @@ FAMILIES: Final = (
     # Whose tenants these are, retrieval decides.
     Family("DELETE", "/v1/tenants/{tenant_id:path}", "inference"),
     Family("GET", "/v1/retrieval", "admin"),
-    Family("POST", "/v1/retrieval/reindex", "admin"),
+    Family("POST", "/v1/retrieval/reindex /v1/retrieval/clock/confirm /v1/clock/confirm", "admin"),
     Family("POST", "/v1/search /v1/vector_stores/{vector_store_id}/search", "inference"),
     Family("GET POST DELETE", "/v1/vector_stores/{vector_store_id}", "inference"),
     Family("GET POST", "/v1/vector_stores/{vector_store_id}/files", "inference"),

@@ -12,6 +12,8 @@ from urllib.parse import quote
 
 import httpx
 
+from common.clock_agreement import ClockReading
+from common.trusted_clock import TrustedClock
 from retrieval.assembly import Retrieval
 from retrieval.parsing.base import Parser
 from retrieval.schema.headers import ADMIN_HEADER, TENANT_HEADER
@@ -24,12 +26,16 @@ from tests.fakes.memory_vector_store import MemoryVectorStore
 
 @dataclass
 class ManualClock:
-    """Unix time in seconds that passes only when a test says so."""
+    """Time that passes only when a test says so."""
 
     now: float = 1_800_000_000.0
+    """Unix time in seconds."""
+    ahead_s: float = 0.0
+    """Seconds by which the wall clock is wrong."""
 
-    def __call__(self) -> float:
-        return self.now
+    def read(self) -> ClockReading:
+        """Read both clocks, for a `TrustedClock`."""
+        return ClockReading(self.now + self.ahead_s, self.now, "boot")
 
 
 @dataclass
@@ -91,13 +97,15 @@ async def retrieval_harness(
     store: VectorStore | None = None,
     models: FakeModels | None = None,
     parser: Parser | None = None,
+    clock: ManualClock | None = None,
     fails: bool = False,
     **settings: Any,
 ) -> AsyncIterator[RetrievalHarness]:
     """Run a retrieval program with its state in `folder`. `fails`: whether its work in the background must fail."""
     store, models, parser = store or MemoryVectorStore(), models or FakeModels(), parser or FakeParser()
-    clock = ManualClock()
-    retrieval = Retrieval(RetrievalSettings(state=folder, **settings), store, parser, models, clock)
+    clock = clock or ManualClock()
+    trusted_clock = TrustedClock(folder / "clock.json", clock.read)
+    retrieval = Retrieval(RetrievalSettings(state=folder, **settings), store, parser, models, trusted_clock)
     async with retrieval:
         transport = httpx.ASGITransport(retrieval.build_app(), raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://retrieval") as client:

@@ -247,6 +247,8 @@ def status_lines(status: dict[str, Any]) -> list[str]:
         lines.append(f"set is {wanted}: `roundhouse rag reindex` makes it so")
     if status["reindex_error"] is not None:
         lines.append(f"the reindex is tried again: {status['reindex_error']}")
+    if status.get("clock_hold") is not None:
+        lines.append(f"clock: {status['clock_hold']}")
     states = ", ".join(f"{count} {state}" for state, count in sorted(status["versions"].items()))
     return [*lines, f"documents: {states or 'none'}"]
 

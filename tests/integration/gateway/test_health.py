@@ -14,6 +14,7 @@ from tests.fakes.fake_controller import route
 from tests.fakes.fake_retrieval import fake_retrieval
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
 from tests.support.access_asker import KEYS, bearer
+from tests.support.wait import until
 
 
 async def ask(here: GatewayHarness, path: str = "/health") -> tuple[int, Any]:
@@ -145,3 +146,18 @@ async def test_without_such_a_key_they_are_open() -> None:
 
 def test_the_key_is_in_no_text_of_the_settings() -> None:
     assert "the-key" not in repr(GatewaySettings(metrics_key="the-key-of-the-metrics"))
+
+
+async def test_what_retrieval_says_of_its_clock_is_passed_on() -> None:
+    async with fake_retrieval() as retrieval:
+        retrieval.health = "The wall clock is 1 h 0 min behind."
+        async with gateway_harness(retrieval_url=retrieval.url) as here:
+            await here.publish(route("m", []))
+
+            async def find_parts() -> list[dict[str, str]]:
+                parts: list[dict[str, str]] = (await ask(here))[1]["degraded"]
+                return parts
+
+            parts = await until("retrieval is asked", find_parts)
+            assert parts == [{"part": "retrieval's clock", "reason": retrieval.health}]
+            assert (await ask(here))[1]["retrieval"] == "up"

@@ -11,20 +11,24 @@ import httpx2
 import openai
 import pytest
 
+from controller.cli.rag.command import status_lines
+from retrieval.assembly import Retrieval
 from retrieval.parsing.pool import ParserPool
 from retrieval.schema.files import OWN_DOCUMENTS
 from retrieval.schema.headers import TENANT_HEADER
 from retrieval.vector_store.edge.store import EdgeStore
-from tests.support.retrieval_harness import RetrievalHarness, retrieval_harness
+from tests.support.retrieval_harness import ManualClock, RetrievalHarness, retrieval_harness
 
 NOTES = b"# Engines\n\nThe turntable moves the engines.\n\n# Coal\n\nCoal is stored beside the shed.\n"
 
 
 @asynccontextmanager
-async def sdk(folder: Path) -> AsyncIterator[tuple[openai.AsyncOpenAI, openai.AsyncOpenAI, RetrievalHarness]]:
+async def sdk(
+    folder: Path, clock: ManualClock | None = None
+) -> AsyncIterator[tuple[openai.AsyncOpenAI, openai.AsyncOpenAI, RetrievalHarness]]:
     """The SDK of two tenants."""
     store = await EdgeStore.open(folder / "edge")
-    async with retrieval_harness(folder, store=store, parser=ParserPool()) as here:
+    async with retrieval_harness(folder, store=store, parser=ParserPool(), clock=clock) as here:
         transport = httpx2.ASGITransport(here.retrieval.build_app(), raise_app_exceptions=False)
 
         def client_of(tenant: str) -> openai.AsyncOpenAI:
@@ -187,6 +191,47 @@ async def test_what_expires_is_gone(tmp_path: Path) -> None:
         with pytest.raises(openai.BadRequestError, match="has expired"):
             await alice.vector_stores.search(store.id, query="coal")
         assert await here.retrieval.files.delete_expired() == 1
+
+
+async def test_a_clock_that_jumps_deletes_no_file_until_it_is_confirmed(tmp_path: Path) -> None:
+    async with sdk(tmp_path) as (alice, _, here):
+        file = await alice.files.create(
+            file=("notes.md", NOTES), purpose="assistants", expires_after={"anchor": "created_at", "seconds": 7200}
+        )
+        store = await alice.vector_stores.create(
+            file_ids=[file.id], expires_after={"anchor": "last_active_at", "days": 1}
+        )
+        await alice.vector_stores.files.poll(file.id, vector_store_id=store.id, poll_interval_ms=20)
+        clock = here.clock
+
+    async def expired(retrieval: Retrieval) -> tuple[int, int]:
+        return await retrieval.files.delete_expired(), await retrieval.vector_stores.empty_expired()
+
+    clock.ahead_s = 40 * 86_400
+    async with sdk(tmp_path, clock=clock) as (alice, _, here):  # which deletes at the start what has expired
+        for ahead_s in (40 * 86_400, -3600, 0, 40 * 86_400):
+            clock.ahead_s = ahead_s
+            assert await expired(here.retrieval) == (0, 0)
+            assert (await alice.files.retrieve(file.id)).id == file.id
+            assert [each.id for each in (await alice.files.list()).data] == [file.id]
+            assert (await alice.vector_stores.retrieve(store.id)).status == "completed"
+            assert (await alice.vector_stores.search(store.id, query="coal")).data
+            health = (await here.ask("GET", "/health")).text
+            status = (await here.ask("GET", "/v1/retrieval")).json()
+            assert health == (status["clock_hold"] or "ok")
+            assert (f"clock: {health}" in status_lines(status)) == (ahead_s != 0)
+            assert health.startswith({0: "ok", -3600: "The wall clock is 1 h 0 min behind"}.get(ahead_s, "The wall"))
+        # A file of a wrong clock lives as long as it was promised.
+        late = await alice.files.create(
+            file=("late.md", NOTES), purpose="assistants", expires_after={"anchor": "created_at", "seconds": 3600}
+        )
+        answer = await here.ask("POST", "/v1/retrieval/clock/confirm", is_admin=True)
+        assert answer.json()["clock_hold"] is None
+        # The vector store was used under the wrong clock.
+        assert await expired(here.retrieval) == (1, 0)
+        with pytest.raises(openai.NotFoundError):
+            await alice.files.retrieve(file.id)
+        assert (await alice.files.retrieve(late.id)).id == late.id
 
 
 async def test_bad_input_is_named(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ class Producer:
         """See StreamProducer."""
         self.machine.append(self.stream, self.known, b"data: %b\n\ndata: [DONE]\n\n" % error.entry.code.encode())
         self.known.state, self.known.ended_at = StreamState.STOPPED, self.machine.now
-        self.machine.registry.end_stream(self.stream, StreamState.STOPPED, self.machine.now)
+        self.machine.registry.end_stream(self.stream, StreamState.STOPPED, self.machine.now, self.machine.now)
 
 
 @dataclass(eq=False)
@@ -149,7 +149,7 @@ class StreamsMachine(RuleBasedStateMachine):
         """As a gateway begins, with what is there."""
         self.registry = StreamRegistry(ring_bytes=RING_BYTES, max_bytes=MAX_BYTES, ttl_s=TTL_S)
         self.files = StreamFolder(self.folder, RING_BYTES)
-        self.recovered = [each.stream for each in recover_streams(self.files, self.registry, self.now)]
+        self.recovered = [each.stream for each in recover_streams(self.files, self.registry, self.now, self.now)]
 
     def teardown(self) -> None:
         """Leave nothing."""
@@ -204,7 +204,7 @@ class StreamsMachine(RuleBasedStateMachine):
         stream, known = data.draw(st.sampled_from(self.live()))
         self.append(stream, known, b"data: [DONE]\n\n")
         known.state, known.ended_at = state, self.now
-        self.registry.end_stream(stream, state, self.now)
+        self.registry.end_stream(stream, state, self.now, self.now)
 
     @rule(tenant=tenants, name=ids, share=st.floats(0, 1), keeps_up=st.booleans())
     def open_reader(self, tenant: str, name: str, share: float, *, keeps_up: bool) -> None:

@@ -156,6 +156,19 @@ async def test_a_model_that_rests_stays_so_over_a_restart_until_it_is_asked_for(
     assert _wanted(again) == {"m": 2}
 
 
+async def test_a_clock_that_was_set_back_hides_no_request(place: Place) -> None:
+    place.write(LAZY.format(enabled="true"))
+    files = place.files()
+    await files.read_files()
+    files.evict_models({"m": "makes room for n"})
+    place.now -= 3600
+    # Of a gateway that had nothing to tell before, and of one that had.
+    for seconds in (0, -3600):
+        assert files.take_demand(GatewayReport(gateway_id="g", stamp=None, demand={"m": place.now + seconds}))
+        assert _wanted(files) == {"m": 1}
+        files.evict_models({"m": "makes room for n"})
+
+
 @pytest.mark.parametrize("edit", ["    replicas: 2\n", "    autoload: false\n"])
 async def test_an_edit_that_says_what_is_to_run_ends_a_rest_and_another_one_does_not(place: Place, edit: str) -> None:
     text = "models:\n  m:\n    backend: stub\n    enabled: true\n"

@@ -53,6 +53,14 @@ def test_busy_without_progress_is_a_stall_and_progress_is_none() -> None:
     assert apply_outcome(probed_health, busy, STALL_S).health is Health.STALLED
 
 
+def test_a_clock_that_is_set_makes_no_engine_stalled_and_hides_none() -> None:
+    busy = ProbeOutcome(healthy=True, busy_requests=2, progress=10)
+    probed_health = apply_outcome(_ready(), busy, 0, uptime=0)
+    ahead = apply_outcome(probed_health, busy, 40 * 86_400, uptime=5)
+    assert ahead.health is Health.READY
+    assert apply_outcome(ahead, busy, -3600, uptime=STALL_S).health is Health.STALLED
+
+
 def test_an_idle_engine_never_stalls() -> None:
     probed_health = _ready()
     for minute in range(1, 10):

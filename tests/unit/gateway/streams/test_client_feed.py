@@ -62,7 +62,7 @@ def test_a_client_gets_the_head_every_event_and_the_end() -> None:
     registry, stream, told = _open(call)
     stream.append(EVENT % 1)
     assert (call.head, call.parts) == (HEAD, [EVENT % 0, EVENT % 1])
-    registry.end_stream(stream, StreamState.DONE, 2.0)
+    registry.end_stream(stream, StreamState.DONE, 2.0, 2.0)
     assert call.is_ended
     call.feed.client_gone()
     assert (stream.readers, told) == (set(), [])
@@ -73,7 +73,7 @@ def test_a_full_client_is_sent_nothing_and_then_the_rest_at_once() -> None:
     registry, stream, _ = _open(call)
     for number in range(1, 5):
         stream.append(EVENT % number)
-    registry.end_stream(stream, StreamState.DONE, 2.0)
+    registry.end_stream(stream, StreamState.DONE, 2.0, 2.0)
     assert (len(call.parts), call.is_ended) == (1, False)
     call.most = 1000
     call.feed.client_ready()
@@ -88,7 +88,7 @@ def test_a_client_that_was_too_slow_is_told_so() -> None:
         stream.append(EVENT % number)
     call.feed.client_ready()
     assert (call.parts, call.is_ended) == ([EVENT % 0, LOST], True)
-    registry.end_stream(stream, StreamState.DONE, 2.0)
+    registry.end_stream(stream, StreamState.DONE, 2.0, 2.0)
 
 
 def test_a_client_that_leaves_ends_nothing() -> None:

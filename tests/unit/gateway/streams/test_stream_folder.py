@@ -58,7 +58,7 @@ def test_a_file_has_whose_it_is_and_the_bytes(tmp_path: Path) -> None:
         "first_offset": 0,
     }
     assert (events, path.suffix, path.stat().st_mode & 0o777) == (EVENT % 1 + EVENT % 2, ".live", 0o600)
-    registry.end_stream(stream, StreamState.DONE, 2.0)
+    registry.end_stream(stream, StreamState.DONE, 2.0, 2.0)
     assert [path.suffix for path in _files(tmp_path)] == [".done"]
     registry.remove_stream(stream)
     assert _files(tmp_path) == []
@@ -74,7 +74,7 @@ def test_a_long_stream_is_written_anew_with_what_is_kept(tmp_path: Path) -> None
         assert path.stat().st_size <= 2 * RING_BYTES + 400
     sent = b"".join(EVENT % number for number in range(2000))
     folder.close()
-    [recovered] = recover_streams(StreamFolder(tmp_path, RING_BYTES), _registry(), 3.0)
+    [recovered] = recover_streams(StreamFolder(tmp_path, RING_BYTES), _registry(), 3.0, 3.0)
     ring = recovered.stream.ring
     assert ring.read_all() == (sent + ring.read_all()[-ring.end_offset + len(sent) :])[ring.first_offset :]
     assert RING_BYTES - 200 < ring.size <= RING_BYTES
@@ -93,7 +93,7 @@ def test_a_disk_without_room_ends_the_promise_and_says_so(tmp_path: Path, caplog
         stream.append(EVENT % 3)
         assert stream.ring.read_all() == EVENT % 1 + EVENT % 2 + FILE_LOST + EVENT % 3
         assert not stream.has_file
-        registry.end_stream(stream, StreamState.DONE, 2.0)
+        registry.end_stream(stream, StreamState.DONE, 2.0, 2.0)
     assert folder.lost_count == 2
     assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 1, "told once"
     later = _open(folder, registry, "c")
@@ -150,7 +150,7 @@ def test_a_file_that_is_none_of_ours_is_removed(tmp_path: Path, caplog: pytest.L
     }.items():
         (tmp_path / "streams" / name).write_bytes(line)
     folder = StreamFolder(tmp_path, RING_BYTES)
-    assert list(recover_streams(folder, _registry(), 1.0)) == []
+    assert list(recover_streams(folder, _registry(), 1.0, 1.0)) == []
     assert _files(tmp_path) == []
     assert "a.live is no stream of this version" in caplog.text
     folder.close()
@@ -162,7 +162,7 @@ def test_of_two_streams_of_an_id_the_later_one_is_kept(tmp_path: Path) -> None:
         _open(folder, _registry(), now=began_at).append(EVENT % number)
     assert len(_files(tmp_path)) == 2
     folder.close()
-    [recovered] = recover_streams(StreamFolder(tmp_path, RING_BYTES), _registry(), 3.0)
+    [recovered] = recover_streams(StreamFolder(tmp_path, RING_BYTES), _registry(), 3.0, 3.0)
     assert recovered.stream.ring.read_all().startswith(EVENT % 2)
     assert len(_files(tmp_path)) == 1
 
@@ -172,13 +172,30 @@ def test_what_is_over_for_long_is_not_read_again(tmp_path: Path) -> None:
     for name, ended_at in (("old", 50.0), ("new", 150.0)):
         stream = _open(folder, registry, name)
         stream.append(EVENT % 1)
-        registry.end_stream(stream, StreamState.CUT, ended_at)
+        registry.end_stream(stream, StreamState.CUT, ended_at, ended_at)
         [path] = [path for path in _files(tmp_path) if path.stat().st_mtime > 1000]
         os.utime(path, (ended_at, ended_at))
     folder.close()
-    [recovered] = recover_streams(StreamFolder(tmp_path, RING_BYTES), _registry(), 200.0)
+    [recovered] = recover_streams(StreamFolder(tmp_path, RING_BYTES), _registry(), 200.0, 200.0)
     assert (recovered.stream.id, recovered.stream.ended_at) == ("new", 150.0)
     assert len(_files(tmp_path)) == 1
+
+
+def test_a_file_of_a_clock_that_was_ahead_is_kept_no_longer_than_others(tmp_path: Path) -> None:
+    folder, registry = StreamFolder(tmp_path, RING_BYTES), _registry()
+    stream = _open(folder, registry)
+    stream.append(EVENT % 1)
+    registry.end_stream(stream, StreamState.DONE, 2.0, 2.0)
+    [path] = _files(tmp_path)
+    os.utime(path, (40 * 86_400.0, 40 * 86_400.0))
+    folder.close()
+    again = _registry()
+    [recovered] = recover_streams(StreamFolder(tmp_path, RING_BYTES), again, 200.0, 7.0)
+    assert recovered.stream.kept_until == 7.0 + again.ttl_s
+    assert not again.remove_expired(6.0 + again.ttl_s, 2)
+    assert again.ended_count == 1
+    again.remove_expired(7.0 + again.ttl_s, 2)
+    assert again.ended_count == 0
 
 
 def test_an_end_that_cannot_be_written_is_told_all_the_same(tmp_path: Path) -> None:
@@ -186,7 +203,7 @@ def test_an_end_that_cannot_be_written_is_told_all_the_same(tmp_path: Path) -> N
     _open(folder, _registry()).append(EVENT % 1)
     folder.close()
     with no_space():
-        [recovered] = recover_streams(StreamFolder(tmp_path, RING_BYTES), _registry(), 3.0)
+        [recovered] = recover_streams(StreamFolder(tmp_path, RING_BYTES), _registry(), 3.0, 3.0)
     assert recovered.stream.state is StreamState.CUT
     assert b"gateway_restarted" in recovered.stream.ring.read_all()
 
@@ -202,7 +219,7 @@ def test_a_stream_whose_end_cannot_be_recorded_is_no_longer_kept_in_a_file(
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "rename", refuse)
-    registry.end_stream(stream, StreamState.DONE, 2.0)
+    registry.end_stream(stream, StreamState.DONE, 2.0, 2.0)
     assert (stream.has_file, folder.lost_count, _files(tmp_path)) == (False, 1, [])
     assert stream.ring.read_all() == EVENT % 1
     folder.close()
