@@ -25,7 +25,7 @@ from gateway.storage.responses.records import RUNNING, History
 from gateway.storage.responses.request_options import RequestOptions
 from gateway.storage.store import ObjectWrite
 
-RETRY_S: Final = 10.0
+RETRY_S: Final = 30.0
 """Seconds between attempts to store that a response in the background has failed."""
 
 
@@ -308,8 +308,9 @@ class ExchangeRun:
 
     def _check_write(self, done: asyncio.Future[RoundhouseError | None]) -> None:
         """If the end of a response in the background is not stored, serve it from here, as failed, until it is."""
-        error = done.result()
-        if error is not None:
+        error, saved = done.result(), self.saved
+        is_known = saved is not None and saved.done() and saved.exception() is None  # else no client knows its id
+        if error is not None and is_known:
             self.mark_lost(error)
             self._exchange.services.responses.register_run(self)
             self._store_failure()
