@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import sqlite3
+import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final, get_args
@@ -49,6 +51,8 @@ log = logging.getLogger(__name__)
 MIB: Final = 1024 * 1024
 RETRY_S: Final = 5.0
 """Seconds until work in the background is tried again after a failure."""
+TELL_AGAIN_S: Final = 600.0
+"""Seconds after which a failure that goes on for the same reason is logged again."""
 EXPIRE_EVERY_S: Final = 60.0
 """Seconds between looks at what has expired, and at what a backup kept from being removed."""
 OPTIMIZE_EVERY_S: Final = 15.0
@@ -65,6 +69,22 @@ _PASSING: Final = (
     OSError,
 )
 """What ends work on the index that is tried again."""
+
+
+class _Complaints:
+    """Logs what fails in the background and is tried again, one line each: at once, and again after `TELL_AGAIN_S` or
+    with another reason."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, tuple[str, float]] = {}
+        """By what is told: its reason, and the monotonic seconds of the line."""
+
+    def tell(self, words: str, error: Exception) -> None:
+        reason, now = str(error) or type(error).__name__, time.monotonic()
+        told_reason, told_at = self._told.get(words, ("", -math.inf))
+        if reason != told_reason or now >= told_at + TELL_AGAIN_S:
+            self._told[words] = reason, now
+            log.warning("%s: %s", words, reason)
 
 
 class Retrieval:
@@ -108,6 +128,7 @@ class Retrieval:
         bm25 = Bm25Options(settings.retrieval_language)
         self.index = Index(self.catalog, store, self.writer, models, settings.retrieval_embedding_model, bm25)
         self.collector = GarbageCollector(self.catalog, self.originals, store, self.index, self.writer)
+        self._complaints = _Complaints()
         self._has_garbage = asyncio.Event()
         self._wants_reindex = asyncio.Event()
         self._reindex_error: str | None = None
@@ -244,12 +265,16 @@ class Retrieval:
             self._has_garbage.clear()
             try:
                 await self.collector.collect()
-            except Exception as error:
+            except (*_PASSING, KeyError) as error:
                 if isinstance(error, KeyError):
                     self.index.note_lost()
+                self._complaints.tell("garbage was left, and is removed later", error)
+            except Exception:
                 log.exception("garbage was left, and is removed later")
-                await asyncio.sleep(RETRY_S)
-                self._has_garbage.set()
+            else:
+                continue
+            await asyncio.sleep(RETRY_S)
+            self._has_garbage.set()
 
     async def read_status(self) -> RetrievalStatus:
         """Return the answer of `GET /v1/retrieval`: the collection that searches use, the one that is being built, and
@@ -287,7 +312,7 @@ class Retrieval:
             except (*_PASSING, KeyError) as error:
                 if isinstance(error, KeyError):
                     self.index.note_lost()
-                log.warning("the reindex did not end, and is tried again: %s", error)
+                self._complaints.tell("the reindex did not end, and is tried again", error)
                 self._reindex_error = str(error)
                 await asyncio.sleep(RETRY_S)
                 self._wants_reindex.set()
@@ -300,7 +325,7 @@ class Retrieval:
                 await self.index.replace_lost()
                 await self.index.fill()
             except (*_PASSING, KeyError) as error:
-                log.warning("the index cannot be completed, and is tried again: %s", error)
+                self._complaints.tell("the index cannot be completed, and is tried again", error)
                 await asyncio.sleep(RETRY_S)
             else:
                 await self.index.wait_until_lost()
@@ -312,7 +337,7 @@ class Retrieval:
                 await self.vector_stores.empty_expired()
                 await self.collector.remove_postponed()
             except (OSError, sqlite3.Error, RoundhouseError) as error:
-                log.warning("what has expired stays for now: %s", error)
+                self._complaints.tell("what has expired stays for now", error)
             await asyncio.sleep(EXPIRE_EVERY_S)
 
     async def _optimize(self) -> None:

@@ -76,18 +76,19 @@ class BackgroundResponse:
             return {**self.queued_response, "status": "in_progress"}
         return self.queued_response
 
-    def end_events(self, outcome: Fields) -> bytes:
-        """End `events`, so that their readers end. `outcome`: the final response object. Call once.
+    def encode_events(self, last_events: bytes) -> bytes:
+        """Return the events to store, encoded: those so far and `last_events`, which readers did not get yet.
 
-        Return the events to store, encoded; empty: none came, and they can be made from `outcome` when they are asked
-        for.
+        Empty: none came, and they can be made from the response object when they are asked for.
         """
+        return self.events.to_stored(last_events)
+
+    def end_events(self, outcome: Fields) -> None:
+        """End `events`, so that their readers end. `outcome`: the final response object. Call once."""
         log = self.events
-        is_recorded = log.next_number > 0
-        if not is_recorded:
+        if not log.next_number:
             log.append_events(replay_events(outcome, is_open_responses=self._context.is_open_responses))
         log.end()
-        return log.to_stored() if is_recorded else b""
 
     def _check_save(self, save_future: asyncio.Future[None]) -> None:
         error = save_future.exception()

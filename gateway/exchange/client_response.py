@@ -162,8 +162,17 @@ class ClientResponse:
             self._call = RecordingCall(self._call)
         self._call.recorders.append(take_part)
 
+    def wrap_call(self, wrapper: RecordingCall) -> None:
+        """Send the answer through `wrapper` from now on, which gets the recorders and the call that were there."""
+        if isinstance(self._call, RecordingCall):
+            wrapper.recorders, wrapper.call = self._call.recorders, self._call.call
+        else:
+            wrapper.call = self._call
+        self._call = wrapper
+
     def stop_recording(self) -> None:
-        """Remove all recorders that `record_parts` added. Call at the end of the request: they may refer back to it.
+        """Remove all recorders that `record_parts` added, and what `wrap_call` set. Call at the end of the request:
+        they may refer back to it.
 
         Does nothing without recorders.
         """

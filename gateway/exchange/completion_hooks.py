@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 from controller.schema.errors import RoundhouseError
 from controller.schema.routing import ModelRoute
@@ -13,35 +12,65 @@ from gateway.exchange.completion_recorder import record_form
 from gateway.exchange.exchange import Exchange
 from gateway.exchange.hooks import ExchangeHooks
 from gateway.protocols.common.conversation import Fields
+from gateway.protocols.common.errors import decode_json, encode_json
 from gateway.protocols.common.field_reader import optional_field
 from gateway.protocols.common.json_bytes import json_bytes
 from gateway.protocols.common.metadata import read_metadata
 from gateway.protocols.common.request import InferenceRequest
 from gateway.storage.completions.records import describe_completion
+from gateway.storage.store import ObjectWrite
 
 _OWN_FIELDS: Final = ("store", "metadata")
+_DONE: Final = b"data: [DONE]"
 
 
-class _Storing(NamedTuple):
-    """The parts of a request that are stored with its completion."""
+class _CompletionKeeper:
+    """Stores the completion that an exchange makes, when it is complete. An `AnswerKeeper`."""
 
-    asked_fields: Fields
-    metadata: Mapping[str, str]
+    __slots__ = ("_asked_fields", "_completion", "_exchange", "_metadata", "_write")
+
+    def __init__(self, exchange: Exchange, asked_fields: Fields, metadata: Mapping[str, str]) -> None:
+        """`asked_fields`: the client's request, of which a part is stored, too."""
+        self._exchange = exchange
+        self._asked_fields = asked_fields
+        self._metadata = metadata
+        self._completion: Fields = {}
+        self._write: ObjectWrite | None = None
 
     def shape_answer(self, exchange: Exchange, form: AnswerForm) -> AnswerForm:
-        """Return a copy of `form` that stores the completion when it is complete, under a new id of the gateway's.
+        """Return a copy of `form` that begins to store the completion when it is complete, under a new id of the
+        gateway's.
 
         A hook of the kind `shape_answer`, so called for each attempt.
         """
-        return record_form(form, exchange.services.completions.new_id(), partial(self._save_completion, exchange))
+        return record_form(form, exchange.services.completions.new_id(), self._save_completion)
 
-    def _save_completion(self, exchange: Exchange, answer: Fields) -> None:
-        messages = self.asked_fields.get("messages")
+    def _save_completion(self, answer: Fields) -> None:
+        exchange, messages = self._exchange, self._asked_fields.get("messages")
         told_messages = [each for each in messages if isinstance(each, dict)] if isinstance(messages, list) else []
-        completion = describe_completion(answer, self.asked_fields, exchange.answer.request_id)
-        exchange.services.completions.save_completion(
-            exchange.caller.tenant, exchange.account.model, completion, told_messages, self.metadata
+        self._completion = completion = describe_completion(answer, self._asked_fields, exchange.answer.request_id)
+        self._write = exchange.services.completions.save_completion(
+            exchange.caller.tenant, exchange.account.model, completion, told_messages, self._metadata
         )
+
+    def begin_write(self, _: bytes) -> ObjectWrite | None:
+        """See AnswerKeeper, as for the others."""
+        return self._write
+
+    def mark_lost(self, _: RoundhouseError) -> bool:
+        """Return False: the answer is an answer nevertheless."""
+        return False
+
+    def mark_events(self, events: bytes, _: RoundhouseError) -> bytes:
+        """Add a chunk with `store: false`, before `[DONE]`. It has no choices, like the chunk with the usage."""
+        chunk: Fields = {name: self._completion.get(name) for name in ("id", "created", "model")}
+        chunk |= {"object": "chat.completion.chunk", "choices": [], "store": False}
+        at = events.rfind(_DONE) if _DONE in events else len(events)
+        return b"%bdata: %b\n\n%b" % (events[:at], encode_json(chunk), events[at:])
+
+    def mark_body(self, body: bytes) -> bytes:
+        """Add `store: false`."""
+        return encode_json({**decode_json(body), "store": False})
 
 
 def _read_store(exchange: Exchange, _: ModelRoute) -> None:
@@ -50,9 +79,10 @@ def _read_store(exchange: Exchange, _: ModelRoute) -> None:
         return
     if optional_field(request.outline_fields, "store", bool):
         asked_fields = request.fields
-        storing = _Storing(asked_fields, read_metadata(asked_fields))
+        keeper = _CompletionKeeper(exchange, asked_fields, read_metadata(asked_fields))
         _drop_own_fields(request)
-        exchange.add_hooks(ExchangeHooks(shape_answer=(storing.shape_answer,)))
+        exchange.hold_end(keeper)
+        exchange.add_hooks(ExchangeHooks(shape_answer=(keeper.shape_answer,)))
 
 
 def _drop_own_fields(request: InferenceRequest) -> None:

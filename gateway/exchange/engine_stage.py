@@ -89,13 +89,14 @@ class EngineStage:
     def end(self) -> Attempt | None:
         """Cancel the attempt that is under way, and return it, or the one that ended with an answer.
 
-        None: no attempt was sent, or the last one failed. A second call returns None. The client's answer and the slot
-        stay as they are.
+        None: no attempt was sent, or the last one failed. May be called again, with the same result. The client's
+        answer and the slot stay as they are.
         """
-        attempt, self._attempt = self._attempt, None
+        attempt = self._attempt
         if attempt is not None:
             attempt.cancel()
             self._exchange.account.attempts += attempt.resent
+            attempt.resent = False
         return attempt
 
     # From the attempt: AttemptOwner

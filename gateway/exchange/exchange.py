@@ -32,6 +32,7 @@ from gateway.exchange.exchange_state import NEXT_STATES, ExchangeState
 from gateway.exchange.hooks import NO_HOOKS, ExchangeHooks, Pause, RequestHook
 from gateway.exchange.load_wait import LoadWait
 from gateway.exchange.services import Services
+from gateway.exchange.stored_end import AnswerKeeper, StoredEnd
 from gateway.metrics.request_metrics import UNKNOWN_MODEL
 from gateway.protocols.common.fan_out import check_bounds
 from gateway.protocols.common.large_body import WHOLE_COPIES, LargeBody
@@ -85,6 +86,7 @@ class Exchange:
         "services",
         "session",
         "state",
+        "stored_end",
     )
 
     def __init__(
@@ -127,6 +129,8 @@ class Exchange:
         """For `on_request` hooks to set: so many requests of the same key end because of this one."""
         self.goes_on = False
         """Set by hooks before admission: the request is a part of one that was let in, so a full queue takes it."""
+        self.stored_end: StoredEnd | None = None
+        """Holds back the end of the answer until it is stored; None: nothing is to be stored."""
         self.hooks = hooks
         if hooks.on_event:
             self._record_parts(hooks)
@@ -361,6 +365,14 @@ class Exchange:
         for take_part in hooks.on_event:
             self.answer.record_parts(take_part)
 
+    def hold_end(self, keeper: AnswerKeeper) -> None:
+        """Hold back the end of the answer until `keeper` has stored it. Call once, before anything is sent.
+
+        `close` gives back the slot meanwhile, and the exchange ends when the end is sent.
+        """
+        self.stored_end = end = StoredEnd(self.client, self, keeper)
+        self.answer.wrap_call(end)
+
     def replace_request(self, request: InferenceRequest) -> None:
         """Replace the client's request by `request`, which engines get then. Nothing is checked or counted again.
 
@@ -416,8 +428,14 @@ class Exchange:
     # The end
 
     def fail_request(self, error: RoundhouseError) -> None:
-        """End the request with `error`, in the form that the answer still allows. Does nothing after the end."""
+        """End the request with `error`, in the form that the answer still allows. Does nothing after the end.
+
+        An end that waits for the store is sent as it is, and says that the answer is not stored.
+        """
         if self.is_ended:
+            return
+        if self.stored_end is not None and self.stored_end.is_holding:
+            self.stored_end.give_up()
             return
         answer = self.answer
         if not answer.lines:
@@ -432,10 +450,17 @@ class Exchange:
     def close(self) -> None:
         """End the request: give back all that it holds, count it, and call the hooks of `on_end`.
 
-        Sends nothing: end `answer` before. An attempt that is under way is cancelled. Does nothing after the end.
+        Sends nothing: end `answer` before. An attempt that is under way is cancelled. Does nothing after the end. While
+        the end of the answer waits for the store, only the slot is given back; the request ends with its answer.
         """
         if self.state is _ENDED:
             return
+        if self.stored_end is not None:
+            if self.stored_end.is_holding:
+                self._leave_engine()
+                return
+            self.answer.stop_recording()
+            self.stored_end = None
         self.move_to(_ENDED)
         if self.large_body is not None:
             self.free_body()
@@ -457,6 +482,14 @@ class Exchange:
             admission.release_slot(attempt, now)
         if hooks.on_end:
             self._end_hooks(hooks)
+
+    def _leave_engine(self) -> None:
+        """Give back what the request holds at engines and in the queue. May be called twice."""
+        engine, admission = self.engine, self.admission
+        if engine is not None and admission is not None:
+            attempt = engine.end()
+            self.account.usage = attempt.usage if attempt is not None else None
+            admission.release_slot(attempt, self.services.now())
 
     def _end_hooks(self, hooks: ExchangeHooks) -> None:
         for on_end in hooks.on_end:

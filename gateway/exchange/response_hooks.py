@@ -14,24 +14,39 @@ from gateway.exchange.exchange import Exchange
 from gateway.exchange.hooks import ExchangeHooks, Pause
 from gateway.exchange.response_session import SocketTurn
 from gateway.protocols.common.conversation import Fields
+from gateway.protocols.common.errors import encode_json
 from gateway.protocols.common.json_bytes import json_bytes
-from gateway.protocols.responses.answer_stream import ResponseWriter
+from gateway.protocols.responses.answer_stream import ResponseWriter, replace_end
 from gateway.protocols.responses.context import ResponseContext
 from gateway.protocols.responses.response_object import fail_response
 from gateway.storage.responses.event_log import ResponseEvents
 from gateway.storage.responses.recent_response import RecentResponse
 from gateway.storage.responses.records import RUNNING, History
 from gateway.storage.responses.request_options import RequestOptions
+from gateway.storage.store import ObjectWrite
+
+RETRY_S: Final = 30.0
+"""Seconds between attempts to store that a response in the background has failed."""
 
 
 class ExchangeRun:
-    """The response that an exchange makes, from when the request is read to its end; a `ResponseRun`.
+    """The response that an exchange makes, from when the request is read to its end; a `ResponseRun`, and the
+    `AnswerKeeper` of the exchange.
 
     Loads what the request continues, locks its conversation, and stores the outcome. For an API that makes no response
     (`input_tokens`, `compact`), only what the request continues is loaded.
     """
 
-    __slots__ = ("_background", "_context", "_exchange", "_is_cancelled", "_is_outcome_stored", "_options", "_turn")
+    __slots__ = (
+        "_background",
+        "_context",
+        "_exchange",
+        "_fails_unstored",
+        "_is_cancelled",
+        "_options",
+        "_outcome",
+        "_turn",
+    )
 
     def __init__(self, exchange: Exchange, turn: SocketTurn | None) -> None:
         """Read the request's options and add the hooks that they need to the exchange. Loads nothing yet.
@@ -47,7 +62,11 @@ class ExchangeRun:
         self._background: BackgroundResponse | None = None
         """None: the response is not made in the background, or admission has not accepted it yet."""
         self._is_cancelled = False
-        self._is_outcome_stored = False
+        self._fails_unstored: bool | None = None
+        """Whether the response fails because it could not be stored; None: it could, as far as is known."""
+        self._outcome: Fields | None = None
+        """The final response object, which is stored or being stored; None: there is none, or nothing is to be
+        stored."""
         responses, fields = exchange.services.responses, exchange.request.outline_fields
         self._context = context = responses.new_context(exchange.client.headers)
         if self._makes_response:
@@ -60,6 +79,8 @@ class ExchangeRun:
         context.names_parent = options.conversation_start is not None
         exchange.hides_paths = options.is_background  # other keys of the tenant may read its error
         is_registered = options.is_background or (options.is_stored and exchange.request.stream)
+        if self._makes_response and self._stores_outcome:
+            exchange.hold_end(self)
         answers_at_once = turn is not None and not turn.generates
         exchange.add_hooks(
             ExchangeHooks(
@@ -72,6 +93,10 @@ class ExchangeRun:
     @property
     def _makes_response(self) -> bool:
         return self._exchange.api.state == "made"
+
+    @property
+    def _stores_outcome(self) -> bool:
+        return self._options.is_stored or self._options.conversation_id is not None
 
     @property
     def context(self) -> ResponseContext:
@@ -193,7 +218,7 @@ class ExchangeRun:
         """
         self.store_outcome()
         exchange = self._exchange
-        if exchange.is_ended or self._is_outcome_stored:
+        if exchange.is_ended or self._outcome is not None:
             return
         self._is_cancelled = True
         if self._context.cancel is not None:
@@ -209,24 +234,97 @@ class ExchangeRun:
         Stores once, and returns without waiting for the disk. Does nothing for a response that is neither to be stored
         nor in a conversation.
         """
-        if self._is_outcome_stored or not (self._options.is_stored or self._options.conversation_id):
-            return
-        outcome = self._find_outcome()
+        outcome = self._find_outcome() if self._outcome is None and self._stores_outcome else None
         if outcome is not None:
-            self._is_outcome_stored = True
-            responses = self._exchange.services.responses
-            responses.unregister_run(self)
-            events = self._background.end_events(outcome) if self._background is not None else b""
-            responses.save_outcome(self, outcome, events)
-            self._unlock_conversation()
+            self._begin_store(outcome, b"")
+
+    def _begin_store(self, outcome: Fields, last_events: bytes) -> ObjectWrite | None:
+        """Begin to store the response. `last_events`: those that its readers did not get yet."""
+        self._outcome = outcome
+        responses, background = self._exchange.services.responses, self._background
+        responses.unregister_run(self)
+        events = background.encode_events(last_events) if background is not None else b""
+        write = responses.save_outcome(self, outcome, events)
+        self._unlock_conversation()
+        if write is not None and background is not None:
+            write.done.add_done_callback(self._check_write)
+        return write
 
     def _end(self, exchange: Exchange) -> None:
         self.store_outcome()
+        if self._background is not None and self._outcome is not None:
+            self._background.end_events(self._outcome)
         if self._turn is not None:
             self._remember_outcome(self._turn.recent)
-        exchange.services.responses.unregister_run(self)
+        if not self._is_lost:
+            exchange.services.responses.unregister_run(self)
         self._unlock_conversation()
         self._context.cancel = None  # it refers back, see Exchange
+
+    # AnswerKeeper
+
+    def begin_write(self, last_part: bytes) -> ObjectWrite | None:
+        """See AnswerKeeper, as for the others."""
+        response = self._context.response
+        if response is None or self._outcome is not None or not _is_complete(response):
+            return None
+        return self._begin_store(response, last_part)
+
+    def mark_lost(self, error: RoundhouseError) -> bool:
+        """Note that the response is not stored. Return whether it fails by that: it is in the background, or its
+        conversation lacks its items. A response that has failed before stays failed as it is. May be called twice."""
+        context, outcome = self._context, self._outcome
+        assert outcome is not None
+        if self._fails_unstored is None:
+            is_needed = self._background is not None or self._options.conversation_id is not None
+            self._fails_unstored = is_needed and outcome["status"] != "failed"
+            if self._fails_unstored:
+                outcome = fail_response(outcome, outcome["output"], self._describe_error(error))
+            elif self._background is None:
+                context.stores = False
+                outcome = {**outcome, "store": False}
+            context.response = self._outcome = outcome
+        return self._fails_unstored
+
+    def mark_events(self, events: bytes, error: RoundhouseError) -> bytes:
+        """Return the events with the final response object in the last one. If the response fails, that is
+        `response.failed`, after an event `error`."""
+        assert self._outcome is not None
+        return replace_end(events, self._outcome, self._describe_error(error))
+
+    def mark_body(self, _: bytes) -> bytes:
+        """Return the response object with `store: false`."""
+        return encode_json(self._outcome)
+
+    def _describe_error(self, error: RoundhouseError) -> Fields:
+        fields: Fields = error.build_envelope(self._exchange.answer.request_id).error.model_dump()
+        return fields
+
+    # A response in the background whose end could not be stored
+
+    @property
+    def _is_lost(self) -> bool:
+        return self._exchange.services.responses.get_run(self.response_id) is self and self._outcome is not None
+
+    def _check_write(self, done: asyncio.Future[RoundhouseError | None]) -> None:
+        """If the end of a response in the background is not stored, serve it from here, as failed, until it is."""
+        error, saved = done.result(), self.saved
+        is_known = saved is not None and saved.done() and saved.exception() is None  # else no client knows its id
+        if error is not None and is_known:
+            self.mark_lost(error)
+            self._exchange.services.responses.register_run(self)
+            self._store_failure()
+
+    def _store_failure(self) -> None:
+        responses, outcome = self._exchange.services.responses, self._outcome
+        if self._is_lost and outcome is not None:  # else it was deleted
+            responses.save_new_response(self, outcome).add_done_callback(self._check_failure)
+
+    def _check_failure(self, done: asyncio.Future[None]) -> None:
+        if done.exception() is None:
+            self._exchange.services.responses.unregister_run(self)
+        else:
+            asyncio.get_running_loop().call_later(RETRY_S, self._store_failure)
 
     def _unlock_conversation(self) -> None:
         if self._options.conversation_id is not None:

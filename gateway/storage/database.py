@@ -8,6 +8,7 @@ NORMAL), never the file.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -86,7 +87,7 @@ _RUNNING: Final = """
 SELECT number, response FROM responses JOIN documents USING (number) WHERE status IN ('queued', 'in_progress')
 """
 StoredObject = StoredResponse | StoredCompletion | ConversationTurn
-"""Objects that are written in the background; see `StateStore.save_object`."""
+"""Objects that the end of an answer waits for; see `StateStore.save_object`."""
 
 
 class _ChainLink(NamedTuple):
@@ -332,6 +333,23 @@ class StateDatabase:
                 (response_id, tenant, self._file.cutoff()),
             )
         return cursor.rowcount > 0
+
+    def remove_object(self, each: StoredObject) -> None:
+        """Take out an object that `save_objects` may have written, with the items that it added to its conversation.
+
+        Do not call within a transaction. Does nothing if the object is not there. Blocks; raises sqlite3.Error if the
+        database fails.
+        """
+        turn = each.turn if isinstance(each, StoredResponse) else each
+        with transaction(self._db):
+            if isinstance(each, StoredResponse):
+                self._db.execute("DELETE FROM responses WHERE id = ? AND tenant = ?", (each.id, each.tenant))
+            if isinstance(turn, StoredCompletion):
+                self.completions.delete(turn.tenant, turn.id)
+            elif turn is not None:
+                for item in reversed(turn.items):
+                    with contextlib.suppress(RoundhouseError):  # the item or its conversation is not there
+                        self.conversations.delete_item(turn.tenant, turn.conversation_id, item.id)
 
     # What time asks for
 

@@ -16,6 +16,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -39,12 +40,13 @@ FILE_NAME: Final = RESPONSES_NAME
 MOST_WAITING: Final = 1024
 """Jobs that may wait for the database; more would mean that it hangs."""
 MOST_UNWRITTEN_BYTES: Final = 256 * 1024 * 1024
-"""Bytes of objects that may wait to be written; further ones are lost."""
+"""Bytes of objects that may wait to be written; further ones are refused."""
 WRITTEN_AT_ONCE: Final = 64
 """Objects that are written with the same statements. SQLite releases Python's lock in each statement, and on a busy
 gateway takes milliseconds to get the lock back."""
-WRITE_WITHIN_S: Final = 0.01
-"""Seconds that an object waits for others to be written with, unless a job comes before."""
+WRITE_WITHIN_S: Final = 0.002
+"""Seconds that an object waits for others to be written with, unless a job comes before. The end of an answer waits for
+it."""
 SWEEP_EVERY_S: Final = 10.0
 """Seconds between deletions of expired objects."""
 CLOSE_WITHIN_S: Final = 10.0
@@ -66,7 +68,45 @@ class _DatabaseJob(NamedTuple):
     """Work for the thread, and the future of its result."""
 
     work: Callable[[StateDatabase], Any]
-    answer: asyncio.Future[Any]
+    answer: asyncio.Future[Any] | None
+    """None: nobody waits for the result."""
+
+
+class ObjectWrite:
+    """The write of one object, which `StateStore.save_object` has begun. Belongs to the event loop."""
+
+    __slots__ = ("_undo", "done", "is_given_up")
+
+    def __init__(self, undo: Callable[[], None]) -> None:
+        """`undo`: called by `give_up`, to take the object out of the store once the write has ended."""
+        self._undo = undo
+        self.is_given_up = False
+        """Nobody waits for the write any more: the store's thread leaves it out, if it has not begun it."""
+        self.done: asyncio.Future[RoundhouseError | None] = asyncio.get_running_loop().create_future()
+        """None: the object is committed. Otherwise `response_store_failed`: it is not, and will not be. The future has
+        no exception."""
+
+    def give_up(self, reason: str) -> None:
+        """End the write as failed, although the store has not answered. An object that is written nevertheless is taken
+        out again: a client that was told that it is not stored does not find it later. Does nothing once it is done."""
+        if not self.done.done():
+            self.is_given_up = True
+            self.done.set_result(_store_error(reason))
+            self._undo()
+
+
+def failed_write(reason: str) -> ObjectWrite:
+    """Return a write that has failed already, of an object that the store did not get."""
+    write = ObjectWrite(lambda: None)
+    write.done.set_result(_store_error(reason))
+    return write
+
+
+class _QueuedWrite(NamedTuple):
+    """An object for the thread to write, and whom it tells."""
+
+    stored_object: StoredObject
+    write: ObjectWrite
 
 
 class StateStore:
@@ -106,7 +146,7 @@ class StateStore:
             lambda words: logger.error("%s %s", self._path, words),
         )
         _open_first(self._path, self._file)
-        self._jobs: queue.SimpleQueue[_DatabaseJob | StoredObject | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_DatabaseJob | _QueuedWrite | None] = queue.SimpleQueue()
         # What was asked for, and what is done of it. Each is written by one thread alone.
         self._jobs_asked = self._jobs_done = 0
         self._bytes_asked = self._bytes_done = 0
@@ -115,8 +155,10 @@ class StateStore:
         self.failures = 0
         """Number of jobs and objects, since the start, that failed because the database or disk did, or that were
         refused because too many waited."""
-        self._unwritten: dict[str, StoredObject] = {}
-        """Objects by id that the thread has collected to write together."""
+        self._sweep_problem = ""
+        """Why the last deletion of expired objects failed, which is logged once; empty: it did not."""
+        self._unwritten: dict[str, _QueuedWrite] = {}
+        """Writes by id of their object that the thread has collected to make together."""
         self._write_at = math.inf
         """Monotonic seconds when to write them."""
         self._thread = threading.Thread(target=self._run_thread, name="responses", daemon=True)
@@ -127,19 +169,26 @@ class StateStore:
         """Number of jobs that wait for the database or run in it, not counting `save_object`."""
         return self._jobs_asked - self._jobs_done
 
-    def save_object(self, each: StoredObject) -> None:
-        """Write a response, a chat completion or a turn of a conversation in the background.
+    def save_object(self, each: StoredObject) -> ObjectWrite:
+        """Begin to write a response, a chat completion or a turn of a conversation. Returns at once.
 
-        Never raises: if the object cannot be written, or more than `MOST_UNWRITTEN_BYTES` wait to be written, the
-        object is lost, which is logged. A response replaces the stored response with the same id. Jobs that are
-        submitted later see the object.
+        Never raises: `ObjectWrite.done` says whether the object is committed. It is not if the database fails or more
+        than `MOST_UNWRITTEN_BYTES` wait to be written, which is logged. A response replaces the stored response with
+        the same id. Jobs that are submitted later see the object.
         """
         if self._bytes_asked - self._bytes_done + each.size > MOST_UNWRITTEN_BYTES:
             self.failures += 1
             _log_lost(each, "too much waits to be written")
-        else:
-            self._bytes_asked += each.size
-            self._jobs.put(each)
+            return failed_write("too much waits to be written")
+        write = ObjectWrite(partial(self._undo_write, each))
+        self._bytes_asked += each.size
+        self._jobs.put(_QueuedWrite(each, write))
+        return write
+
+    def _undo_write(self, each: StoredObject) -> None:
+        self.failures += 1
+        _log_lost(each, "the database does not answer")
+        self._put_job(lambda database: database.remove_object(each))
 
     def save_new_response(self, response: StoredResponse) -> asyncio.Future[None]:
         """Write a response, replacing the stored one with its id. The future ends when the response is committed.
@@ -239,9 +288,12 @@ class StateStore:
             self.failures += 1
             answer.set_exception(_store_error("too many wait for it"))
         else:
-            self._jobs_asked += 1
-            self._jobs.put(_DatabaseJob(work, answer))
+            self._put_job(work, answer)
         return answer
+
+    def _put_job(self, work: Callable[[StateDatabase], Any], answer: asyncio.Future[Any] | None = None) -> None:
+        self._jobs_asked += 1
+        self._jobs.put(_DatabaseJob(work, answer))
 
     # In the thread
 
@@ -257,8 +309,8 @@ class StateStore:
                 job = self._jobs.get(timeout=max(0.0, min(self._write_at, sweep_at) - time.monotonic()))
             except queue.Empty:
                 continue
-            if isinstance(job, StoredObject):
-                self._collect_object(job)
+            if isinstance(job, _QueuedWrite):
+                self._collect_write(job)
                 continue
             self._write_collected()
             if job is None:
@@ -266,30 +318,41 @@ class StateStore:
             self._do_job(job)
         self._file.close()
 
-    def _collect_object(self, each: StoredObject) -> None:
-        if each.id in self._unwritten or len(self._unwritten) == WRITTEN_AT_ONCE:
+    def _collect_write(self, write: _QueuedWrite) -> None:
+        object_id = write.stored_object.id
+        if object_id in self._unwritten or len(self._unwritten) == WRITTEN_AT_ONCE:
             self._write_collected()
         if not self._unwritten:
             self._write_at = time.monotonic() + WRITE_WITHIN_S
-        self._unwritten[each.id] = each
+        self._unwritten[object_id] = write
 
     def _write_collected(self) -> None:
         """Write the collected objects together; if that fails, one by one, so that no object keeps others from it."""
-        objects, self._unwritten, self._write_at = list(self._unwritten.values()), {}, math.inf
+        writes, self._unwritten, self._write_at = list(self._unwritten.values()), {}, math.inf
+        if not writes:
+            return
+        wanted = [each for each in writes if not each.write.is_given_up]
+        errors: list[RoundhouseError | None] = [None] * len(wanted)
         try:
-            if objects:
-                self._file.run(lambda database: database.save_objects(*objects))
+            if wanted:
+                self._file.run(lambda database: database.save_objects(*(each.stored_object for each in wanted)))
         except Exception:  # noqa: BLE001 - told of each
-            for each in objects:
-                self._write_one(each)
-        self._bytes_done += sum(each.size for each in objects)
+            errors = [self._write_one(each.stored_object) for each in wanted]
+        self._bytes_done += sum(each.stored_object.size for each in writes)
+        if wanted:
+            with contextlib.suppress(RuntimeError):  # a loop that was closed waits for nothing
+                loop = wanted[0].write.done.get_loop()
+                ended = [(each.write, error) for each, error in zip(wanted, errors, strict=True)]
+                loop.call_soon_threadsafe(_end_writes, ended)
 
-    def _write_one(self, each: StoredObject) -> None:
+    def _write_one(self, each: StoredObject) -> RoundhouseError | None:
         try:
             self._file.run(lambda database: database.save_objects(each))
         except Exception as error:  # noqa: BLE001 - told
             self.failures += 1
             _log_lost(each, error)
+            return _store_error(str(error))
+        return None
 
     def _do_job(self, job: _DatabaseJob) -> None:
         result, error = None, None
@@ -306,6 +369,8 @@ class StateStore:
             logger.exception("the database of stored responses failed")
             error = _store_error(repr(failure))
         self._jobs_done += 1
+        if job.answer is None:
+            return
         with contextlib.suppress(RuntimeError):  # a loop that was closed waits for nothing
             job.answer.get_loop().call_soon_threadsafe(_set_answer, job.answer, result, error)
 
@@ -316,8 +381,11 @@ class StateStore:
             self.totals = self._file.run(StateDatabase.count_stored)
         except (sqlite3.Error, OSError) as error:
             self.failures += 1
-            logger.error("the stored responses could not be tidied up: %s", error)  # noqa: TRY400
+            if str(error) != self._sweep_problem:
+                self._sweep_problem = str(error)
+                logger.error("the stored responses could not be tidied up: %s", error)  # noqa: TRY400
             return False
+        self._sweep_problem = ""
         return has_more
 
 
@@ -344,6 +412,12 @@ def _set_answer(answer: asyncio.Future[Any], result: Any, error: Exception | Non
         answer.set_result(result)
     else:
         answer.set_exception(error)
+
+
+def _end_writes(writes: Sequence[tuple[ObjectWrite, RoundhouseError | None]]) -> None:
+    for write, error in writes:
+        if not write.done.done():
+            write.done.set_result(error)
 
 
 def _log_lost(lost: StoredObject, reason: object) -> None:

@@ -143,7 +143,8 @@ class IngestionPipeline:
         self._making.pop(task, None)
         self._wake.set()
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a version was left in work", exc_info=error)
+            is_disk = isinstance(error, (sqlite3.Error, OSError))
+            log.error("a version was left in work: %s", error, exc_info=None if is_disk else error)
 
     async def _sleep_s(self) -> float:
         if not self._has_room:
@@ -227,7 +228,7 @@ class IngestionPipeline:
         self.failed += 1
         try:
             await self._catalog.write(lambda db: fail_version(db, number, code=code, message=message))
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             # Stays claimed until the next start, which makes it again.
             log.error("version %d failed, and that cannot be noted: %s", number, error)  # noqa: TRY400 - the disk's error
         self._on_garbage()
@@ -237,6 +238,6 @@ class IngestionPipeline:
         at = self._clock() + retry_delay_s(version.attempts)
         try:
             await self._catalog.write(lambda db: retry_version(db, version.number, at=at, code=code, message=message))
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             # Stays claimed until the next start, which queues it again.
             log.error("version %d cannot be queued again: %s", version.number, error)  # noqa: TRY400 - the disk's error

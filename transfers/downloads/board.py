@@ -234,7 +234,7 @@ class DownloadBoard:
         except RoundhouseError as failure:
             error = failure
         except OSError as failure:
-            log.exception("download %s: the models folder fails", download)
+            log.error("download %s: the models folder fails: %s", download, failure)  # noqa: TRY400 - the disk's error
             code = "models_disk_full" if failure.errno in (errno.ENOSPC, errno.EDQUOT) else "models_folder_failed"
             error = RoundhouseError(code, f"{failure.strerror or failure}: {failure.filename}.")
         except Exception:

@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Any, Final, TypeAlias
 
 from gateway.protocols.common.conversation import Answer, Fields, Finish, Tokens
-from gateway.protocols.common.errors import encode_json
+from gateway.protocols.common.errors import decode_json, encode_json
 from gateway.protocols.common.json_bytes import quote_text
+from gateway.protocols.common.sse import data_of, split_events
 from gateway.protocols.responses import response_object as made
 from gateway.protocols.responses.context import ResponseContext
 from gateway.protocols.responses.file_search import ITEM_TYPE
@@ -32,6 +33,7 @@ from gateway.protocols.responses.tools import custom_names
 
 DONE: Final = b"data: [DONE]\n\n"
 OutputItem: TypeAlias = ContentItem | CallItem | SearchItem | McpCallItem | WholeItem
+_END_STARTS: Final = tuple(b"event: response.%b\n" % status for status in (b"completed", b"incomplete", b"failed"))
 _SEARCH_STEPS: Final = ("in_progress", "searching", "completed")
 
 
@@ -361,3 +363,22 @@ def error_event(error: Fields, number: int) -> bytes:
     own_fields = {name: error.get(name) for name in ("code", "message", "param")}
     data = encode_json({"type": "error", "sequence_number": number, **own_fields, "error": error})
     return b"event: error\ndata: %b\n\n" % data
+
+
+def replace_end(events: bytes, response: Fields, error: Fields) -> bytes:
+    """Return the last events of a stream with another final response object in the event that ends it.
+
+    If `response` is failed and the events do not end so, that event becomes an `error` event with `error`, followed by
+    `response.failed`. `error` has the fields of our error envelope.
+    """
+    parts = split_events(events)
+    for index, event in enumerate(parts):
+        if not event.startswith(_END_STARTS):
+            continue
+        end = decode_json(data_of(event))
+        kind, number, start = end["type"], end["sequence_number"], b""
+        if response["status"] == "failed" and kind != "response.failed":
+            start, kind, number = error_event(error, number), "response.failed", number + 1
+        data = encode_json({"type": kind, "sequence_number": number, "response": response})
+        parts[index] = start + b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
+    return b"".join(parts)

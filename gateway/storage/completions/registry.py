@@ -16,7 +16,7 @@ from gateway.storage.completions.records import CompletionFilter, StoredCompleti
 from gateway.storage.pagination import ListQuery, list_object, paginate_items
 from gateway.storage.responses.records import TOKEN_LENGTH
 from gateway.storage.responses.request_options import is_id
-from gateway.storage.store import StateStore
+from gateway.storage.store import ObjectWrite, StateStore, failed_write
 from gateway.storage.visibility import may_see_model
 from gateway.tenancy.api_keys import Caller
 
@@ -56,8 +56,8 @@ class StoredCompletions:
 
     def save_completion(
         self, tenant: str, model: str, completion: Fields, messages: list[Any], metadata: Mapping[str, str]
-    ) -> None:
-        """Store a completion object under its `id`, in the background. A failure is logged, not raised.
+    ) -> ObjectWrite:
+        """Begin to store a completion object under its `id`. A failure is logged and told by the result, not raised.
 
         Call only if `stores_completions`; otherwise AssertionError is raised. `model`: the model's own name.
         `completion`: from `describe_completion`. `messages`: those messages of the request that are JSON
@@ -69,8 +69,9 @@ class StoredCompletions:
             encoded = json_bytes(completion), json_bytes(messages)
         except RecursionError:
             logger.error("the chat completion %s is not stored: it is nested too deeply", completion_id)  # noqa: TRY400
-            return
-        self._store.save_object(StoredCompletion(completion_id, tenant, model, self._clock(), dict(metadata), *encoded))
+            return failed_write("it is nested too deeply")
+        stored = StoredCompletion(completion_id, tenant, model, self._clock(), dict(metadata), *encoded)
+        return self._store.save_object(stored)
 
     # For the routes of stored completions. Each raises RoundhouseError `completion_not_found` or
     # `response_store_failed`.

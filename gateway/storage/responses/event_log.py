@@ -79,13 +79,21 @@ class EventLog:
         log.is_ended = True
         return log
 
-    def to_stored(self) -> bytes:
-        """Return all events so far, encoded for `from_stored`, which numbers them from 0. Empty if there are none."""
+    def to_stored(self, last_events: bytes = b"") -> bytes:
+        """Return all events so far, encoded for `from_stored`, which numbers them from 0. Empty if there are none.
+
+        `last_events`: further ones, which are to be stored before readers get them. They have the form that
+        `append_events` takes, and are not appended.
+        """
         self._seal_tail()
         parts = []
         ends = itertools.pairwise([*self._first_numbers, self.next_number])
         for block, (first, after) in zip(self._blocks, ends, strict=True):
             parts += [_HEADER.pack(after - first, len(block)), block]
+        last_events = last_events.removesuffix(DONE)
+        if last_events:
+            last_block = zlib.compress(last_events, 1)
+            parts += [_HEADER.pack(count_events(last_events), len(last_block)), last_block]
         return b"".join(parts)
 
     def append_events(self, events: bytes) -> None:

@@ -38,7 +38,7 @@ from gateway.storage.responses.records import (
     item_ids,
 )
 from gateway.storage.responses.request_options import RequestOptions
-from gateway.storage.store import StateStore
+from gateway.storage.store import ObjectWrite, StateStore, failed_write
 from gateway.storage.visibility import may_see_model
 from gateway.tenancy.api_keys import Caller
 
@@ -82,7 +82,7 @@ class ResponseRun(Protocol):
         """The events so far; None: not a background response, so only the client of the request gets its events."""
 
     def store_outcome(self) -> None:
-        """If the response has ended, have it stored in the background and unregister it; otherwise do nothing."""
+        """If the response has ended, begin to store it and unregister it; otherwise do nothing."""
 
     def cancel(self) -> None:
         """Cancel the response. Does nothing if it has ended."""
@@ -204,21 +204,21 @@ class StoredResponses:
         """Return the run that is registered with this id, of any tenant; None: there is none."""
         return self._running.get(response_id)
 
-    def save_outcome(self, run: ResponseRun, response: Fields, events: bytes) -> None:
-        """Store an ended response with its events, and add its items to its conversation, in the background.
+    def save_outcome(self, run: ResponseRun, response: Fields, events: bytes) -> ObjectWrite | None:
+        """Begin to store an ended response with its events, and to add its items to its conversation, all or nothing.
 
-        What is stored depends on the request: nothing if `store` is false and there is no conversation; a failed or
-        cancelled response adds nothing to its conversation. A failure is logged, not raised.
+        What is stored depends on the request: nothing (None) if `store` is false and there is no conversation; a failed
+        or cancelled response adds nothing to its conversation. A failure is logged and told by the result, not raised.
 
         `response`: the response object. `events`: from `EventLog.to_stored`; may be empty. Raises AssertionError if
         there is something to store and the gateway stores nothing.
         """
         try:
             stored_object = _stored_outcome(run, response, events)
-            if stored_object is not None:
-                self._require_store().save_object(stored_object)
         except RoundhouseError as error:
             logger.error("the response %s is not stored: %s", run.context.id, error)  # noqa: TRY400
+            return failed_write(error.message)
+        return self._require_store().save_object(stored_object) if stored_object is not None else None
 
     def save_new_response(self, run: ResponseRun, response: Fields) -> asyncio.Future[None]:
         """Store a response at its beginning. The future ends when the response is committed.
@@ -309,6 +309,7 @@ class StoredResponses:
         await self.cancel_response(caller, response_id)
         if not await self._store_of(response_id).delete_response(caller.tenant, response_id):
             raise response_not_found(response_id)
+        self._running.pop(response_id, None)  # one that failed because its end could not be stored
 
     async def list_input_items(self, caller: Caller, response_id: str) -> list[Fields]:
         """Return all input items of a response, oldest first: the items that it continues, then its own.
