@@ -109,6 +109,7 @@ class UpStage:
             "ROUNDHOUSE_ENGINE_LOG_MIB": "1",
             "ROUNDHOUSE_HUB_ENDPOINT": self.hub.endpoint,
             "ROUNDHOUSE_TRANSFERS_ALLOW_HOSTS": "127.0.0.1",
+            "ROUNDHOUSE_TRANSFERS_KEEP_FREE_GB": "0",
         }
         self._stack = RoundhouseStack(root / "disk", runtime, settings | (env or {}))
         self.mcp_server: dict[str, Any] = {"command": [sys.executable, str(SERVER)]}
