@@ -26,8 +26,7 @@ from ruamel.yaml import YAML
 from tests.fakes.mock_engine import WORDS, MockEngine
 from tests.support.chaos.up_stage import UpStage
 from tests.support.fake_hub import Fault, HubRepository
-from tests.support.fake_hub.answers import Site
-from tests.support.fake_hub.faults import FaultKind
+from tests.support.fake_hub.faults import FaultKind, Site
 from tests.support.hostile_clients import CHAT, COLD, GONE, KINDS, MODEL, NARROW, Target, torment
 from tests.support.ports import free_port
 from tests.support.process_memory import memory_of
