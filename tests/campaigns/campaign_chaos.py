@@ -21,7 +21,11 @@ A whole Roundhouse on real llama-servers: four models, six engines. Eight client
 pause, blocking and streaming, and compare every byte of every answer with the exactly known text. Meanwhile, at moments
 and in an order drawn from the seed, engines, gateway, controller and what keeps them running are killed; between the
 kills processes are stopped for a while, the disk is full, the gateway's port is taken, files are deleted, the desired
-state is broken, moved and edited, models are unloaded and loaded by the admin API.
+state is broken, moved and edited, models are unloaded and loaded by the admin API. Retrieval, the process of its vector
+store, transfers beside a download and an MCP server are killed, too, also on a full disk, and the wall clock jumps.
+
+Beside the chats, one client writes, replaces and deletes documents, one stores responses, and one calls a tool of the
+MCP server. After each fault, what was acknowledged to them must be there: found by a search, read by its id.
 
 Each fault says which requests it excuses: those inside what was killed, and those refused in words while it was away.
 Every other request must be answered rightly. After each fault everything declared runs again, each replica exactly
@@ -60,7 +64,7 @@ async def _play(seed: int, root: Path, runtime: str, kills: int) -> Record:
 
     add_llama_server_to_path()
     stage = STAGES[runtime](root)
-    model = root / "models" / "clockwork.gguf"
+    model = stage.models / "clockwork.gguf"
     make_model(model)
     model.chmod(0o644)
     chaos = Chaos(stage, random.Random(seed), note=lambda line: print(line, flush=True), patience_s=PATIENCE_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -74,10 +75,15 @@ class Run:
         return "\n\n".join(parts) + "\n"
 
     def write_page(self, folder: Path = PAGES) -> Path:
-        """Replace the campaign's page."""
+        """Replace the campaign's page, and its row of the index, where the folder has one."""
         folder.mkdir(parents=True, exist_ok=True)
         page = folder / f"{self.name}.md"
         page.write_text(self.to_markdown())
+        index = folder / "README.md"
+        if index.exists():
+            link = f"[{self.name}]({self.name}.md)"
+            row = re.compile(rf"^\| ({self.name}|{re.escape(link)}) \| [^|]* \|", re.MULTILINE)
+            index.write_text(row.sub(f"| {link} | `{self.commit}` |", index.read_text()))
         return page
 
 

@@ -22,7 +22,8 @@ from ruamel.yaml import YAML
 from controller.runtimes.docker import labels
 from tests.support.chaos.dockerd import Dockerd
 from tests.support.chaos.stage import Engine, EngineHost, monotonic_of_unix
-from tests.support.chaos.up_stage import DISK_KIB, UpStage
+from tests.support.chaos.up_stage import DISK_KIB, SERVER, UpStage
+from tests.support.fake_hub import FakeHub
 from tests.support.ports import free_port
 from tests.support.roundhouse_stack import REPOSITORY
 from tests.support.runtime_fixtures import DockerRuntimeFixture
@@ -32,6 +33,8 @@ from tests.support.wait import until
 ENGINE_PORT = 8000
 GATEWAY_USER = 10001
 """Who the gateway is in its image."""
+CONTAINED_SERVER = {"command": ["/opt/roundhouse/bin/python", "-c", SERVER.read_text()]}
+"""An MCP server in the worker's own image, whose Python has the library."""
 ASK = "import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=2)"
 AWAY = (docker.errors.DockerException, requests.RequestException, OSError)
 """What the client of a Docker Engine raises while it is away."""
@@ -125,6 +128,7 @@ class DockerStage(UpStage):
         self._containers = ContainerHost(fixture)
         self._dockerd = Dockerd()
         self.host = self._containers
+        self.mcp_server = CONTAINED_SERVER
         del self.left_out["dockerd killed"]
 
     def find_pid(self, program: str) -> int | None:
@@ -147,7 +151,7 @@ class DockerStage(UpStage):
 
 
 class ComposeStage:
-    """compose.yaml by docker-compose 1.29 on locally built images, its volumes in folders of this machine."""
+    """compose.yaml by docker-compose 1.29 on locally built images, its volumes in folders of one small disk."""
 
     def __init__(self, root: Path, fixture: DockerRuntimeFixture) -> None:
         self._root = root
@@ -157,17 +161,22 @@ class ComposeStage:
         self._containers = ContainerHost(fixture)
         self._name = f"rhtest{secrets.token_hex(3)}"
         self.host: EngineHost = self._containers
-        self.disk: SmallDisk | None = self._exits.enter_context(find_small_disk(root / "state", DISK_KIB))
-        self.desired, self.models, responses = (root / name for name in ("desired-state", "models", "responses"))
-        for folder in (self.desired, self.models, responses):
+        place = root / "disk"
+        self.disk: SmallDisk | None = self._exits.enter_context(find_small_disk(place, DISK_KIB))
+        self.hub: FakeHub | None = None
+        self.mcp_server = CONTAINED_SERVER
+        self.desired, self.models = place / "desired-state", place / "models"
+        volumes = {name: place / name for name in ("state", "responses", "documents")}
+        for folder in (self.desired, self.models, *volumes.values()):
             folder.mkdir()
-        os.chown(responses, GATEWAY_USER, GATEWAY_USER)
+        for name in ("responses", "documents"):
+            os.chown(volumes[name], GATEWAY_USER, GATEWAY_USER)
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.files = {
-            "journal.db": root / "state" / "journal.db",
-            "epoch.json": root / "state" / "epoch.json",
-            "responses.db": responses / "responses.db",
+            "journal.db": volumes["state"] / "journal.db",
+            "epoch.json": volumes["state"] / "epoch.json",
+            "responses.db": volumes["responses"] / "responses.db",
         }
         self.left_out = {
             "up killed, then down and up": "dockerd keeps the programs running, not `up`",
@@ -177,8 +186,8 @@ class ComposeStage:
             self.left_out["disk full"] = "no small disk could be mounted"
         self._override = root / "override.yaml"
         with self._override.open("w") as file:
-            YAML(typ="safe", pure=True).dump(_volumes_in(state=root / "state", responses=responses), file)
-        self._env = fixture.compose_env(self._name, port, root)
+            YAML(typ="safe", pure=True).dump(_volumes_in(**volumes), file)
+        self._env = fixture.compose_env(self._name, port, place)
 
     async def _compose(self, *arguments: str, check: bool = True) -> str:
         files = ["-f", str(REPOSITORY / "compose.yaml"), "-f", str(self._override)]

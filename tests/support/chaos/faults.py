@@ -5,17 +5,23 @@ Each returns the names of the engines that had to be started again because of it
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 from urllib.parse import urlsplit
 
+import psutil
+
 from tests.support.admin import Reply
-from tests.support.chaos.play import FILE, MODELS, Chaos, Kind
+from tests.support.chaos.play import FILE, MODELS, WANTED, Chaos, Kind
 from tests.support.chaos.record import RESTARTING, STOPPED, UNLOADED, Fault
 from tests.support.chaos.stage import Engine, age_of
+from tests.support.fake_hub import Fault as HubFault
+from tests.support.fake_hub import HubRepository
 from tests.support.wait import until
 
 LONGEST_STOP_S = 2.5
@@ -23,6 +29,8 @@ LONGEST_STOP_S = 2.5
 LONGEST_HOLD_S = 3.0
 """Most seconds that somebody else holds the gateway's port."""
 ALIAS = "alias-of-one"
+DOWNLOAD_BYTES = 2_000_000
+SIDE = ("retrieval", "vector store", "transfers")
 
 
 # Engines.
@@ -38,7 +46,7 @@ async def kill_engine(chaos: Chaos, fault: Fault) -> set[str]:
 
 async def kill_two_engines(chaos: Chaos, fault: Fault) -> set[str]:
     """Of two models, at once."""
-    models = chaos.dice.sample(sorted({each.model for each in chaos.engines.values()}), 2)
+    models = chaos.dice.sample(sorted(MODELS), 2)
     chosen = [
         chaos.dice.choice(
             sorted((each for each in chaos.engines.values() if each.model == model), key=lambda e: e.name)
@@ -180,6 +188,91 @@ async def _is_settled(chaos: Chaos) -> bool:
     return bool(await chaos.admin_list())
 
 
+# The programs beside: retrieval and its vector store, transfers, an MCP server. No chat may be lost because of them.
+
+
+async def kill_retrieval(chaos: Chaos, fault: Fault) -> set[str]:
+    at, _ = await chaos.kill_program(fault, "retrieval", is_alone=True)
+    chaos.note_back(fault, await chaos.keepers.next_answer("document") - at)
+    return set()
+
+
+async def kill_vector_store(chaos: Chaos, fault: Fault) -> set[str]:
+    """The process that has the shard; retrieval starts it again."""
+    at, _ = await chaos.kill_pid(fault, "vector store", await _find_vector_store(chaos), is_alone=True)
+    chaos.note_back(fault, await chaos.keepers.next_answer("document") - at)
+    return set()
+
+
+async def _find_vector_store(chaos: Chaos) -> int:
+    def find() -> int | None:
+        pid = chaos.stage.find_pid("retrieval")
+        try:
+            children = [] if pid is None else psutil.Process(pid).children(recursive=True)
+            found = [child.pid for child in children if any("shard_process" in word for word in child.cmdline())]
+        except psutil.NoSuchProcess:
+            return None
+        return found[0] if found else None
+
+    return int(await until("the process of the vector store runs", find))
+
+
+async def kill_transfers(chaos: Chaos, fault: Fault) -> set[str]:
+    """While it downloads, where it can reach a hub: the download goes on, and its bytes are right."""
+    download = await _begin_download(chaos)
+    at, ended = await chaos.kill_program(fault, "transfers", is_alone=True)
+    back = await until("transfers is started again", lambda: _find_started(chaos, "transfers", ended))
+    chaos.note_back(fault, back - at)
+    if download is not None:
+        fault.engine_troubles += await _finish_download(chaos, *download)
+    return set()
+
+
+def _find_started(chaos: Chaos, program: str, since: float) -> float | None:
+    pid = chaos.stage.find_pid(program)
+    return chaos.now() if pid is not None and chaos.now() - age_of(pid) >= since - 0.1 else None
+
+
+async def _begin_download(chaos: Chaos) -> tuple[str, bytes] | None:
+    """A download that lasts some seconds: its id, and the bytes that it must have. None: there is no hub."""
+    hub = chaos.stage.hub
+    if hub is None:
+        return None
+    content = chaos.dice.randbytes(DOWNLOAD_BYTES)
+    name = f"chaos/noise-{hashlib.sha256(content).hexdigest()[:12]}"
+    hub.add(HubRepository(name, {"noise.bin": content}))
+    hub.faults.add(HubFault("slow", bytes_per_s=DOWNLOAD_BYTES / 3, path="noise.bin"))
+    reply = await _answered(chaos, "POST", "downloads", {"reference": f"hf:{name}/noise.bin"})
+    assert reply.status in (200, 202), reply.body
+    return str(reply.body["id"]), content
+
+
+async def _finish_download(chaos: Chaos, download: str, content: bytes) -> list[str]:
+    """Return what is wrong with the file; empty: its bytes are right."""
+    rows: list[dict[str, Any]] = []
+
+    async def has_ended() -> bool:
+        nonlocal rows
+        reply = await chaos.ask_admin("GET", "downloads")
+        rows = [] if reply is None or reply.status != 200 else reply.body["downloads"]
+        return any(row["id"] == download and row["state"] in ("finished", "failed", "cancelled") for row in rows)
+
+    await until(f"the download {download} has ended", has_ended, 180)
+    [row] = [row for row in rows if row["id"] == download]
+    if row["state"] != "finished":
+        return [f"a download came to {row['state']}: {row['error']}"]
+    path = chaos.stage.models / row["main"]
+    return [] if path.read_bytes() == content else [f"{path.name} has other bytes"]
+
+
+async def kill_mcp_server(chaos: Chaos, fault: Fault) -> set[str]:
+    [server] = [each for each in chaos.engines.values() if each.model not in MODELS]
+    at = chaos.now()
+    await chaos.kill_engine(fault, server, is_alone=True)
+    chaos.note_back(fault, await chaos.keepers.next_answer("tool") - at)
+    return {server.name}
+
+
 # The disk, the port, files.
 
 
@@ -187,9 +280,19 @@ async def fill_disk(chaos: Chaos, fault: Fault) -> set[str]:
     """Nothing may be written, and somebody is killed then. The disk has room again soon."""
     disk = chaos.stage.disk
     assert disk is not None
-    victim = chaos.dice.choice(("engine", "gateway", "controller"))
+    victim = chaos.dice.choice(("engine", "MCP server", "gateway", "controller", *SIDE))
     disk.fill()
     try:
+        if victim in SIDE:
+            pid = await _find_vector_store(chaos) if victim == "vector store" else None
+            await (chaos.kill_program(fault, victim) if pid is None else chaos.kill_pid(fault, victim, pid))
+            await chaos.clients.answer_more(2)
+            return set()
+        if victim == "MCP server":
+            [server] = [each for each in chaos.engines.values() if each.model not in MODELS]
+            await chaos.kill_engine(fault, server)
+            await chaos.clients.answer_more(2)
+            return {server.name}
         if victim == "gateway":
             at, ended = await chaos.kill_program(fault, "gateway")
             await chaos.wait_for_gateway(fault, at, ended)
@@ -239,6 +342,8 @@ async def delete_file(chaos: Chaos, fault: Fault) -> set[str]:
     if name in ("responses.db", "controller.sock"):  # the next gateway is the first that needs it
         at, ended = await chaos.kill_program(fault, "gateway")
         await chaos.wait_for_gateway(fault, at, ended)
+        if name == "responses.db":
+            chaos.keepers.forget_responses()
     else:
         await chaos.kill_program(fault, "controller")
         await chaos.wait_for_controller()
@@ -344,7 +449,7 @@ async def load_and_kill_engine(chaos: Chaos, fault: Fault) -> set[str]:
     await _answered(chaos, "POST", f"models/{model}/load", wait=False)
 
     def find_new() -> list[Engine]:
-        found, _ = chaos.stage.host.look(MODELS)
+        found, _ = chaos.stage.host.look(WANTED)
         return sorted((each for each in found.values() if each.model == model), key=lambda each: each.name)
 
     new = (await until("an engine starts", find_new))[0]
@@ -367,9 +472,11 @@ async def _load_again(
     return old
 
 
-async def _answered(chaos: Chaos, method: str, path: str, **query: object) -> Reply:
+async def _answered(chaos: Chaos, method: str, path: str, body: object = None, **query: object) -> Reply:
     """The answer of the admin API, once there is one."""
-    reply: Reply = await until(f"{method} {path} is answered", lambda: chaos.ask_admin(method, path, **query), 120)
+    reply: Reply = await until(
+        f"{method} {path} is answered", lambda: chaos.ask_admin(method, path, body, **query), 120
+    )
     return reply
 
 
@@ -385,9 +492,13 @@ KINDS: tuple[Kind, ...] = (
     Kind("gateway stopped for a while", stop_gateway),
     Kind("controller killed", kill_controller, 2),
     Kind("controller stopped for a while", stop_controller),
+    Kind("retrieval killed", kill_retrieval),
+    Kind("vector store killed", kill_vector_store),
+    Kind("transfers killed", kill_transfers),
+    Kind("MCP server killed", kill_mcp_server),
     Kind("up killed, then down and up", kill_up, every=3),
     Kind("dockerd killed", kill_dockerd),
-    Kind("disk full", fill_disk, 2),
+    Kind("disk full", fill_disk, 4),
     Kind("gateway killed, its port taken", take_port),
     Kind("file deleted, its owner and an engine killed", delete_file, 2),
     Kind("desired file broken and mended", break_desired_file),

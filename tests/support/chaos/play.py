@@ -17,6 +17,7 @@ import aiohttp
 from ruamel.yaml import YAML
 
 from tests.support.admin import AdminApi, Reply
+from tests.support.chaos.keepers import Keepers
 from tests.support.chaos.record import GATEWAY_AWAY, INSIDE, RESTARTING, STABLE_S, Fault, Kill, Record
 from tests.support.chaos.stage import LLAMA, Engine, Stage, age_of, kill_process
 from tests.support.checked_clients import CheckedClients
@@ -24,6 +25,10 @@ from tests.support.wait import until
 
 MODELS = Counter({"one": 1, "two": 2, "three": 1, "four": 2})
 """Replicas of each declared model."""
+SERVER = "known"
+"""The declared MCP server, which the controller runs as it runs engines."""
+WANTED = MODELS + Counter({f"mcp:{SERVER}": 1})
+"""All replicas that run."""
 CLIENTS = 8
 """One that streams and one that does not, of each model."""
 WHOLE_WITHIN_S = 240.0
@@ -56,6 +61,7 @@ class Chaos:
     def __post_init__(self) -> None:
         """The clients know the public address and nothing else."""
         self.clients = CheckedClients(self.stage.url, tuple(MODELS))
+        self.keepers = Keepers(self.stage.url, "one", f"{SERVER}__echo")
         self.admin = AdminApi(self.stage.url)
 
     # What faults are made of.
@@ -70,13 +76,18 @@ class Chaos:
 
     def stable_engines(self) -> list[Engine]:
         """Those that have run so long that they are started again without a wait."""
-        found = (each for each in self.engines.values() if self.now() - each.started_at > STABLE_S["engine"])
+        found = self.chat_engines()
+        return [each for each in found if self.now() - each.started_at > STABLE_S["engine"]]
+
+    def chat_engines(self) -> list[Engine]:
+        """Those that serve models."""
+        found = (each for each in self.engines.values() if each.model in MODELS)
         return sorted(found, key=lambda each: each.name)
 
     def choose_engine(self) -> Engine:
         """A stable one, where there is one, else that which has run longest."""
         stable = self.stable_engines()
-        return self.dice.choice(stable) if stable else min(self.engines.values(), key=lambda each: each.started_at)
+        return self.dice.choice(stable) if stable else min(self.chat_engines(), key=lambda each: each.started_at)
 
     async def wait_for_stable_engine(self) -> None:
         """As long as the campaign's patience allows."""
@@ -103,7 +114,8 @@ class Chaos:
     async def kill_engine(self, fault: Fault, engine: Engine, *, is_alone: bool = False) -> float:
         """SIGKILL; when it has ended. The caller waits until its model answers, and allows for what is lost."""
         at = self.now()
-        kill = Kill("engine", at, at - engine.started_at, is_alone, MODELS[engine.model])
+        victim = "engine" if engine.model in MODELS else "MCP server"
+        kill = Kill(victim, at, at - engine.started_at, is_alone, WANTED[engine.model])
         await self.stage.host.kill(engine.name)
         fault.kills.append(kill)
         return self.now()
@@ -138,7 +150,7 @@ class Chaos:
 
     def find_successor(self, old: Engine) -> Engine | None:
         """The engine that runs in the place of an ended one; None: none yet."""
-        found, _ = self.stage.host.look(MODELS)
+        found, _ = self.stage.host.look(WANTED)
         return next(
             (
                 each
@@ -149,11 +161,15 @@ class Chaos:
         )
 
     async def kill_program(self, fault: Fault, program: str, *, is_alone: bool = False) -> tuple[float, float]:
-        """SIGKILL to `gateway`, `controller`, `up` or `dockerd`: when it was killed, and when it had ended."""
+        """SIGKILL to a program of the stage: when it was killed, and when it had ended."""
         pid = await until(f"the {program} runs", lambda: self.stage.find_pid(program))
+        return await self.kill_pid(fault, program, pid, is_alone=is_alone)
+
+    async def kill_pid(self, fault: Fault, victim: str, pid: int, *, is_alone: bool = False) -> tuple[float, float]:
+        """The same of a process that the stage does not know by a name."""
         ran_s, at = age_of(pid), self.now()
         await kill_process(pid)
-        fault.kills.append(Kill(program, at, ran_s, is_alone))
+        fault.kills.append(Kill(victim, at, ran_s, is_alone))
         return at, self.now()
 
     def note_back(self, fault: Fault, back_s: float, start_s: float | None = None) -> None:
@@ -192,7 +208,8 @@ class Chaos:
         """Write the desired-state file, as an editor does: whole, by rename."""
         temporary = self.stage.desired.parent / f"{FILE}.new"
         with temporary.open("w") as file:
-            YAML(typ="safe", pure=True).dump({"models": self.declared}, file)
+            servers = {SERVER: self.stage.mcp_server}
+            YAML(typ="safe", pure=True).dump({"models": self.declared, "mcp_servers": servers}, file)
         temporary.replace(self.stage.desired / FILE)
 
     def edit(self, model: str) -> set[str]:
@@ -228,7 +245,8 @@ class Chaos:
         return lambda: self.clients.answered.total() >= goal
 
     async def become_whole(self, fault: Fault | None = None) -> None:
-        """Wait until what is declared runs and serves, each engine once, and nothing else runs."""
+        """Wait until what is declared runs and serves, each engine once, and nothing else runs; then what was kept for
+        clients must be there."""
         wrong: list[str] = []
 
         async def look() -> bool:
@@ -244,6 +262,7 @@ class Chaos:
             raise AssertionError(f"not whole after {WHOLE_WITHIN_S:g} s: {wrong}") from None
         began = self.now()
         await self.all_back(began)
+        await self.keepers.become_whole()
 
     async def _look(self) -> tuple[dict[str, Engine], list[str]]:
         """The engines, and what is not as it is declared: by the admin API, and by what runs."""
@@ -256,7 +275,7 @@ class Chaos:
             for row in listed["models"]
             if not is_at_rest(row)
         ]
-        engines, wrong_engines = self.stage.host.look(MODELS)
+        engines, wrong_engines = self.stage.host.look(WANTED)
         shown = {each["name"] for row in listed["models"] for each in row["replica_details"]}
         if shown != set(engines):
             wrong.append(f"the admin API shows {sorted(shown)}, and there are {sorted(engines)}")
@@ -266,7 +285,7 @@ class Chaos:
 def is_at_rest(row: dict[str, Any]) -> bool:
     """Whether all engines of a model's row are ready and as declared."""
     ready = [each for each in row["replica_details"] if each["phase"] == "ready" and not each["outdated"]]
-    return bool(row["is_loaded"]) and len(ready) == len(row["replica_details"]) == MODELS[row["name"]]
+    return bool(row["is_loaded"]) and len(ready) == len(row["replica_details"]) == WANTED[row["name"]]
 
 
 @dataclass(frozen=True)
@@ -297,7 +316,7 @@ async def play(chaos: Chaos, kinds: Sequence[Kind], kills: int) -> Record:
     chaos.declare()
     try:
         await chaos.stage.start()
-        async with chaos.admin, chaos.clients.running(CLIENTS):
+        async with chaos.admin, chaos.clients.running(CLIENTS), chaos.keepers.running():
             await _play_faults(chaos, possible, kills)
         await chaos.stage.end()
         chaos.record.left = chaos.stage.find_left()
@@ -313,6 +332,7 @@ async def _play_faults(chaos: Chaos, kinds: Sequence[Kind], kills: int) -> None:
     # What was refused while the first engines loaded is no fault's.
     chaos.clients.lost.clear()
     chaos.clients.answered.clear()
+    chaos.keepers.refused.clear()
     try:
         for kind in shuffled(kinds, chaos.dice):
             await chaos.strike(kind.name, kind.act)
@@ -322,3 +342,6 @@ async def _play_faults(chaos: Chaos, kinds: Sequence[Kind], kills: int) -> None:
     finally:
         chaos.record.lost = chaos.clients.lost
         chaos.record.answered = chaos.clients.answered.total()
+        chaos.record.acknowledged = chaos.keepers.acknowledged
+        chaos.record.refused = chaos.keepers.refused
+        chaos.record.forgotten = chaos.keepers.lost

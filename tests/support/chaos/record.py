@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from controller.cli.up import supervisor
 from controller.planning import backoff
+from tests.support.chaos.keepers import Refusal
 from tests.support.checked_clients import Ended, Outcome
 
 STABLE_S = {"engine": backoff.STABLE_S + 2.0, "gateway": supervisor.STABLE_S, "controller": supervisor.STABLE_S}
@@ -60,7 +62,7 @@ class Kill:
     """One SIGKILL."""
 
     victim: str
-    """engine, gateway, controller, up or dockerd."""
+    """engine, gateway, controller, up, dockerd, or a side program."""
     at: float
     ran_s: float
     """How long the victim had run."""
@@ -106,6 +108,12 @@ class Record:
     """Requests that were not answered rightly."""
     answered: int = 0
     """Requests whose every byte was right."""
+    acknowledged: Counter[str] = field(default_factory=Counter)
+    """Documents, stored responses and calls of a tool that were acknowledged."""
+    refused: list[Refusal] = field(default_factory=list)
+    """Those that were not, which is excused while a fault lasts."""
+    forgotten: list[str] = field(default_factory=list)
+    """What was acknowledged and was not there after a fault."""
     left: list[str] = field(default_factory=list)
     """What still was there after `down`."""
     broke: str | None = None

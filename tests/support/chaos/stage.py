@@ -8,9 +8,10 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from controller.runtimes.process.stat import Process, read_stat
+from tests.support.fake_hub import FakeHub
 from tests.support.small_disk import SmallDisk
 from tests.support.wait import until
 
@@ -62,11 +63,17 @@ class Stage(Protocol):
     """The gateway's public address."""
     desired: Path
     """Folder of the desired-state files."""
+    models: Path
+    """The models folder."""
+    hub: FakeHub | None
+    """The hub that downloads come from; None: transfers cannot reach one."""
     files: dict[str, Path]
     """What programs keep, by file name, that may be deleted under them."""
     disk: SmallDisk | None
-    """What the programs' state lies on; None: no small disk could be mounted."""
+    """What everything lies on that programs write; None: no small disk could be mounted."""
     host: EngineHost
+    mcp_server: dict[str, Any]
+    """The fields of an MCP server with the tool `echo`, as a desired-state file declares it."""
     left_out: dict[str, str]
     """Kinds of faults that cannot be tried here, and why."""
 
@@ -80,7 +87,8 @@ class Stage(Protocol):
         """What still runs, or is still recorded."""
 
     def find_pid(self, program: str) -> int | None:
-        """Process id of `gateway`, `controller`, `up` or `dockerd`; None: it does not run now."""
+        """Process id of `gateway`, `controller`, `retrieval`, `transfers`, `up` or `dockerd`; None: it does not run
+        now."""
 
     async def run_command(self, *arguments: str) -> None:
         """Run `roundhouse` with these arguments against the controller. Raises AssertionError where it fails."""

@@ -7,14 +7,17 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import psutil
 
 from controller.cli.up.marks import find_children
+from tests.support import mcp_stdio_server
 from tests.support.chaos.stage import TICKS_PER_S, Engine, EngineHost, monotonic_of
 from tests.support.cli import PROGRAM
 from tests.support.engine_processes import (
@@ -24,11 +27,13 @@ from tests.support.engine_processes import (
     signal_engine,
     what_is_wrong_with_engines,
 )
+from tests.support.fake_hub import FakeHub
 from tests.support.roundhouse_stack import RoundhouseStack
 from tests.support.small_disk import SmallDisk, find_small_disk
 
-DISK_KIB = 128 * 1024
-"""Of the state folder: logs of engines and a journal of half an hour leave most of it free."""
+DISK_KIB = 512 * 1024
+"""Of the disk: logs of engines, a journal of half an hour, documents and downloads leave most of it free."""
+SERVER = Path(mcp_stdio_server.__file__)
 ENDS_WITHIN_S = 120
 
 
@@ -93,12 +98,21 @@ class ProcessHost:
 
 
 class UpStage:
-    """`roundhouse up` over folders of its own, its state on a small disk where one can be mounted."""
+    """`roundhouse up` over folders of its own, on a small disk where one can be mounted."""
 
     def __init__(self, root: Path, runtime: str = "process", env: dict[str, str] | None = None) -> None:
         self._exits = ExitStack()
-        self.disk: SmallDisk | None = self._exits.enter_context(find_small_disk(root / "state", DISK_KIB))
-        self._stack = RoundhouseStack(root, runtime, {"ROUNDHOUSE_ENGINE_LOG_MIB": "1", **(env or {})})
+        self.disk: SmallDisk | None = self._exits.enter_context(find_small_disk(root / "disk", DISK_KIB))
+        (root / "disk").chmod(0o755)  # containers read models in it
+        self.hub: FakeHub | None = self._exits.enter_context(FakeHub([]))
+        settings = {
+            "ROUNDHOUSE_ENGINE_LOG_MIB": "1",
+            "ROUNDHOUSE_HUB_ENDPOINT": self.hub.endpoint,
+            "ROUNDHOUSE_TRANSFERS_ALLOW_HOSTS": "127.0.0.1",
+            "ROUNDHOUSE_TRANSFERS_KEEP_FREE_GB": "0",
+        }
+        self._stack = RoundhouseStack(root / "disk", runtime, settings | (env or {}))
+        self.mcp_server: dict[str, Any] = {"command": [sys.executable, str(SERVER)]}
         self._up: subprocess.Popen[bytes] | None = None
         self.models = self._stack.models
         self.desired = self._stack.desired
@@ -164,7 +178,7 @@ class UpStage:
             shown = " ".join(process.info["cmdline"] or [])
             if root in f"{process.info['cwd']} {shown}" and process.pid != os.getpid():
                 found.append(f"process {process.pid}: {shown}")
-        for program in ("gateway", "controller"):
+        for program in ("gateway", "controller", "retrieval", "transfers"):
             found += [f"{program} (process {child.pid})" for child in find_children(self._stack.state, program)]
         up = self.find_pid("up")
         return [*found, *([f"up (process {up})"] if up else []), *self._find_left_engines()]

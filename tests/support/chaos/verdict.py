@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from tests.campaigns.record import Outcome as CampaignOutcome
 from tests.campaigns.record import Table
+from tests.support.chaos.keepers import Refusal
 from tests.support.chaos.record import STABLE_S, Allowance, Fault, Kill, Record
 from tests.support.checked_clients import Ended, Outcome
 
@@ -31,11 +32,26 @@ def unexcused(record: Record) -> list[Ended]:
     ]
 
 
+def refused_while_whole(record: Record) -> list[Refusal]:
+    """Requests of keepers that were refused while no fault lasted."""
+    faults = [(fault.began, math.inf if fault.ended is None else fault.ended) for fault in record.faults]
+    return [
+        each
+        for each in record.refused
+        if not any(each.began <= ended and each.ended >= began for began, ended in faults)
+    ]
+
+
 def find_failures(record: Record, kills: int) -> list[str]:
     """What did not hold, one text each; empty: all did. `kills`: how many there should have been."""
     found = [_failure(f"{each.value} answers", _of_outcome(record, each)) for each in NEVER_EXCUSED]
     outside = [describe_lost(record, each) for each in unexcused(record)]
     found.append(_failure("requests lost outside what was killed", outside))
+    found.append(_failure("acknowledged and not kept", record.forgotten))
+    found.append(
+        _failure("documents, stored responses or tools refused while all was well", refused_while_whole(record))
+    )
+    found += [f"bound of routing back: {row[0]}: {row[-1]}" for row in back_rows(record) if row[-1] not in ("", "yes")]
     for fault in record.faults:
         found.append(_failure(f"engines that are not as declared after: {fault.kind}", fault.engine_troubles))
         found.append(_failure(f"engines restarted that were not touched by: {fault.kind}", fault.restarted))
@@ -78,6 +94,8 @@ def must_be_zero(record: Record) -> list[tuple[str, int]]:
     return [
         ("requests lost outside what was killed", len(unexcused(record))),
         *((f"{each.value} answers", len(_of_outcome(record, each))) for each in NEVER_EXCUSED),
+        ("acknowledged and not kept", len(record.forgotten)),
+        ("documents, stored responses or tools refused while all was well", len(refused_while_whole(record))),
         ("engines missing, orphaned or doubled", sum(len(fault.engine_troubles) for fault in record.faults)),
         ("engines restarted that no fault had touched", sum(len(fault.restarted) for fault in record.faults)),
         ("left after `down`", len(record.left)),
@@ -93,6 +111,8 @@ def counts(record: Record) -> list[tuple[str, object]]:
         ("faults", len(record.faults)),
         ("requests", record.answered + len(record.lost)),
         ("answers, each compared byte by byte", record.answered),
+        *((f"acknowledged beside: {kind}", count) for kind, count in sorted(record.acknowledged.items())),
+        ("refused beside, while a fault lasted", len(record.refused) - len(refused_while_whole(record))),
         ("requests that were lost to what was killed, unloaded or stopped", len(record.lost) - len(unexcused(record))),
         ("processes that wanted to run, per processor", spread(record.loads, "")[0]),
     ]

@@ -104,9 +104,17 @@ def test_a_page_is_a_campaigns_and_tells_how_it_was_made(page: str) -> None:
     name = page.removesuffix(".md")
     text = (PAGES / page).read_text()
     assert text.startswith(f"# Campaign: {name}\n")
+    [commit] = re.findall(r"^\| commit \| `([0-9a-f]{12})` \|$", text, re.MULTILINE)  # none: of a tree with changes
+    assert f"| [{name}]({page}) | `{commit}` |" in (PAGES / "README.md").read_text()
+    shallow = _git("rev-parse", "--is-shallow-repository").stdout.strip()
+    if shallow == "false":
+        assert _git("merge-base", "--is-ancestor", commit, "HEAD").returncode == 0, f"{commit} is not in the history"
     command = rf'^\| command \| `make campaign ARGS="{page_names()[name]} --seed \d+( --\w+ [\w.]+)*"` \|$'
     assert re.search(command, text, re.MULTILINE)
-    assert re.search(r"^\| commit \| `[0-9a-f]{12}` \|$", text, re.MULTILINE), "of a tree that was changed"
+
+
+def _git(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["git", *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=False)
 
 
 # Counts
@@ -167,7 +175,11 @@ def test_a_run_without_tests_is_a_failure(folder: Path) -> None:
 
 def test_the_form_of_a_page(tmp_path: Path) -> None:
     table = Table("Kills", ("what", "times"), [("engine", 3)])
+    (tmp_path / "pages").mkdir()
+    index = tmp_path / "pages" / "README.md"
+    index.write_text("| few | `00` | Else. |\n| many | not run since | What. |\n")
     page = _run(Outcome((table,))).write_page(tmp_path / "pages")
+    assert index.read_text() == "| few | `00` | Else. |\n| [many](many.md) | `abc` | What. |\n"
     assert page == tmp_path / "pages" / "many.md"
     assert page.read_text() == (
         "# Campaign: many\n\nWhat it tries.\n\n"
