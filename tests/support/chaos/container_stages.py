@@ -20,6 +20,7 @@ import requests
 from ruamel.yaml import YAML
 
 from controller.runtimes.docker import labels
+from tests.support import shifted_clock
 from tests.support.chaos.dockerd import Dockerd
 from tests.support.chaos.stage import Engine, EngineHost, monotonic_of_unix
 from tests.support.chaos.up_stage import DISK_KIB, SERVER, UpStage
@@ -27,6 +28,7 @@ from tests.support.fake_hub import FakeHub
 from tests.support.ports import free_port
 from tests.support.roundhouse_stack import REPOSITORY
 from tests.support.runtime_fixtures import DockerRuntimeFixture
+from tests.support.shifted_clock import ShiftedClock
 from tests.support.small_disk import SmallDisk, find_small_disk
 from tests.support.wait import until
 
@@ -164,6 +166,8 @@ class ComposeStage:
         place = root / "disk"
         self.disk: SmallDisk | None = self._exits.enter_context(find_small_disk(place, DISK_KIB))
         self.hub: FakeHub | None = None
+        (root / "shift").mkdir()
+        self.clock = ShiftedClock(root / "shift" / "seconds")
         self.mcp_server = CONTAINED_SERVER
         self.desired, self.models = place / "desired-state", place / "models"
         volumes = {name: place / name for name in ("state", "responses", "documents")}
@@ -186,7 +190,7 @@ class ComposeStage:
             self.left_out["disk full"] = "no small disk could be mounted"
         self._override = root / "override.yaml"
         with self._override.open("w") as file:
-            YAML(typ="safe", pure=True).dump(_volumes_in(**volumes), file)
+            YAML(typ="safe", pure=True).dump(_volumes_in(**volumes) | _services_with(root / "shift"), file)
         self._env = fixture.compose_env(self._name, port, place)
 
     async def _compose(self, *arguments: str, check: bool = True) -> str:
@@ -258,6 +262,16 @@ class ComposeStage:
             await self._compose("down", "--volumes", check=False)
         finally:
             self._exits.close()
+
+
+def _services_with(shift: Path) -> dict[str, Any]:
+    """A compose file whose programs see the clock of that folder."""
+    code = Path(shifted_clock.__file__).parent
+    service = {
+        "environment": {"PYTHONPATH": "/clock", "SHIFTED_CLOCK_FILE": "/shift/seconds"},
+        "volumes": [f"{code}:/clock:ro", f"{shift}:/shift:ro"],
+    }
+    return {"services": dict.fromkeys(("controller", "gateway", "retrieval", "transfers"), service)}
 
 
 def _volumes_in(**folders: Path) -> dict[str, Any]:

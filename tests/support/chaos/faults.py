@@ -29,6 +29,9 @@ LONGEST_STOP_S = 2.5
 LONGEST_HOLD_S = 3.0
 """Most seconds that somebody else holds the gateway's port."""
 ALIAS = "alias-of-one"
+JUMPS_S = (40 * 86_400, -3600)
+SWEEP_S = 11.0
+"""Longer than the pause between two sweeps of what has expired."""
 DOWNLOAD_BYTES = 2_000_000
 SIDE = ("retrieval", "vector store", "transfers")
 
@@ -353,6 +356,22 @@ async def delete_file(chaos: Chaos, fault: Fault) -> set[str]:
     return {engine.name}
 
 
+async def move_clock(chaos: Chaos, fault: Fault) -> set[str]:
+    """The wall clock of all programs jumps while what deletes runs twice, and one of them is killed between."""
+    chaos.stage.clock.set_shift(chaos.dice.choice(JUMPS_S))
+    try:
+        await chaos.last(SWEEP_S)
+        if (program := chaos.dice.choice(("gateway", "controller", "retrieval"))) == "gateway":
+            at, ended = await chaos.kill_program(fault, program)
+            await chaos.wait_for_gateway(fault, at, ended)
+        else:
+            await chaos.kill_program(fault, program)
+        await chaos.last(SWEEP_S)
+    finally:
+        chaos.stage.clock.set_shift(0)
+    return set()
+
+
 # What operators do, and what becomes of it.
 
 
@@ -499,6 +518,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("up killed, then down and up", kill_up, every=3),
     Kind("dockerd killed", kill_dockerd),
     Kind("disk full", fill_disk, 4),
+    Kind("wall clock moved, and a program killed", move_clock, 2),
     Kind("gateway killed, its port taken", take_port),
     Kind("file deleted, its owner and an engine killed", delete_file, 2),
     Kind("desired file broken and mended", break_desired_file),

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from controller.runtimes.process.stat import Process, read_stat
 from tests.support.fake_hub import FakeHub
+from tests.support.shifted_clock import ShiftedClock
 from tests.support.small_disk import SmallDisk
 from tests.support.wait import until
 
@@ -72,6 +73,8 @@ class Stage(Protocol):
     disk: SmallDisk | None
     """What everything lies on that programs write; None: no small disk could be mounted."""
     host: EngineHost
+    clock: ShiftedClock
+    """The wall clock of the programs."""
     mcp_server: dict[str, Any]
     """The fields of an MCP server with the tool `echo`, as a desired-state file declares it."""
     left_out: dict[str, str]

@@ -29,6 +29,7 @@ from tests.support.engine_processes import (
 )
 from tests.support.fake_hub import FakeHub
 from tests.support.roundhouse_stack import RoundhouseStack
+from tests.support.shifted_clock import ShiftedClock
 from tests.support.small_disk import SmallDisk, find_small_disk
 
 DISK_KIB = 512 * 1024
@@ -111,7 +112,8 @@ class UpStage:
             "ROUNDHOUSE_TRANSFERS_ALLOW_HOSTS": "127.0.0.1",
             "ROUNDHOUSE_TRANSFERS_KEEP_FREE_GB": "0",
         }
-        self._stack = RoundhouseStack(root / "disk", runtime, settings | (env or {}))
+        self.clock = ShiftedClock(root / "shift")
+        self._stack = RoundhouseStack(root / "disk", runtime, {**settings, **self.clock.variables, **(env or {})})
         self.mcp_server: dict[str, Any] = {"command": [sys.executable, str(SERVER)]}
         self._up: subprocess.Popen[bytes] | None = None
         self.models = self._stack.models
