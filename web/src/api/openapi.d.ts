@@ -1444,6 +1444,22 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/retrieval/clock/confirm": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        post: operations["post_retrieval_clock_confirm_v1_retrieval_clock_confirm_post"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/tools": {
         parameters: {
             query?: never;
@@ -1534,6 +1550,22 @@ export interface paths {
         get: operations["get_limits_v1_limits_get"];
         put?: never;
         post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/clock/confirm": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        post: operations["confirm_clock_v1_clock_confirm_post"];
         delete?: never;
         options?: never;
         head?: never;
@@ -1895,6 +1927,14 @@ export interface components {
             prompt: string | unknown[];
         } & {
             [key: string]: unknown;
+        };
+        ConfirmedClock: {
+            /**
+             * @default clock
+             * @constant
+             */
+            object: "clock";
+            was_held: boolean;
         };
         Conversation: {
             id: string;
@@ -2273,6 +2313,10 @@ export interface components {
             retention_s: number;
             max_stored_bytes: number;
             stream_ttl_s: number;
+            max_inputs: number;
+            max_choices: number;
+            max_images: number;
+            max_tool_calls: number;
         };
         ListedArgument: {
             name: string;
@@ -2566,6 +2610,7 @@ export interface components {
             building: components["schemas"]["IndexStatus"] | null;
             needs_reindex: boolean;
             reindex_error: string | null;
+            clock_hold: string | null;
             versions: {
                 [key: string]: number;
             };
@@ -7319,6 +7364,23 @@ export interface operations {
             };
         };
     };
+    post_retrieval_clock_confirm_v1_retrieval_clock_confirm_post: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+        };
+    };
     list_tools_tools_get: {
         parameters: {
             query?: never;
@@ -7492,6 +7554,25 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Limits"];
+                };
+            };
+        };
+    };
+    confirm_clock_v1_clock_confirm_post: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ConfirmedClock"];
                 };
             };
         };
