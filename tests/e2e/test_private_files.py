@@ -44,7 +44,7 @@ def up(folder: Path) -> Iterator[tuple[Path, str]]:
     process = subprocess.Popen(
         [PROGRAM, "up", "--port", str(port)],
         cwd=REPOSITORY,
-        env={**own, **folders, "ROUNDHOUSE_RUNTIME": "process"},
+        env={**own, **folders, "ROUNDHOUSE_RUNTIME": "process", "ROUNDHOUSE_PAGE": "off"},
         stderr=(folder / "err").open("wb"),
         stdout=subprocess.DEVNULL,
         umask=0,
