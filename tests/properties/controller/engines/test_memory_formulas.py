@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import PurePosixPath
 from typing import Final
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.artifacts.facts import Gguf
+from controller.engines import ENGINES
+from controller.engines.base import ClaimedGpu, RenderContext
 from controller.engines.memory import Prediction
+from controller.engines.memory_hf import beside_share_mib
 from controller.engines.memory_llama import GGML_BLOCKS, LlamaLoad, predict_llama, row_bytes
 from tests.support.campaign import campaign_count
 
@@ -127,3 +132,26 @@ def test_blocks_are_ggml_s() -> None:
     for name, block in GGML_BLOCKS.items():
         assert gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name.upper()]] == block
     assert row_bytes("q8_0", 64) == 68
+
+
+@settings(max_examples=campaign_count(30, 2_000))
+@given(claim=st.integers(1, 200_000), spare=st.integers(0, 300_000), gpus=st.integers(1, 8), eager=st.booleans())
+def test_the_share_of_vllm_and_what_is_beside_it_are_within_the_claim(
+    claim: int, spare: int, gpus: int, eager: bool
+) -> None:
+    fields = {"backend": "vllm_serve", "model_path": "m", "gpus": gpus, "vram_mib": claim}
+    engine = ENGINES["vllm_serve"]
+    definition = engine.definition.model_validate({**fields, "vllm_enforce_eager": eager})
+    claimed = tuple(ClaimedGpu(f"GPU-{number}", claim, claim + spare + number) for number in range(gpus))
+    root, cache = PurePosixPath("/models"), PurePosixPath("/cache")
+    context = RenderContext("docker", "m", root, "0.0.0.0", 8000, cache, gpus=claimed)
+    beside = beside_share_mib(claim, gpus, {}, eager=eager)
+    assert beside <= beside_share_mib(claim + 1, gpus, {}, eager=eager)
+    if claim <= beside:
+        with pytest.raises(ValueError, match=f"^vram_mib: {claim} MiB leave nothing .* up to {beside} MiB"):
+            engine.render_command(definition, context)
+        return
+    argv = engine.render_command(definition, context).argv
+    share, total = float(argv[argv.index("--gpu-memory-utilization") + 1]), claim + spare
+    assert share == 0.0001 or share * total + beside <= claim
+    assert share * total + beside > claim - total / 10_000, "rounded down by a step at most"

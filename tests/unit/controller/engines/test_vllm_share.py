@@ -8,8 +8,6 @@ from pathlib import PurePosixPath
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from controller.artifacts.facts import HfFolder
 from controller.engines import ENGINES, spec_hash
@@ -17,7 +15,6 @@ from controller.engines.base import ClaimedGpu, RenderContext
 from controller.engines.memory import Prediction
 from controller.engines.memory_hf import beside_share_mib
 from controller.engines.vllm_fields import VllmFields
-from tests.support.campaign import campaign_count
 
 GIB = 2**30
 CONTEXT = RenderContext("docker", "m", PurePosixPath("/models"), "0.0.0.0", 8000, PurePosixPath("/cache"))
@@ -74,23 +71,6 @@ def test_an_h200_holds_no_more_than_is_declared(declared: int, old_share: float,
     assert declared - 272 - 616 - declared // 100 - H200_SHARE_STEP_MIB < holds, "and not much less"
     if declared > 20_127:
         assert holds + 272 <= declared
-
-
-@settings(max_examples=campaign_count(30, 2_000))
-@given(claim=st.integers(1, 200_000), spare=st.integers(0, 300_000), gpus=st.integers(1, 8), eager=st.booleans())
-def test_the_share_and_what_is_beside_it_are_within_the_claim(claim: int, spare: int, gpus: int, eager: bool) -> None:
-    definition = _define(gpus=gpus, vram_mib=claim, vllm_enforce_eager=eager)
-    beside = beside_share_mib(claim, gpus, {}, eager=eager)
-    claimed = [ClaimedGpu(f"GPU-{number}", claim, claim + spare + number) for number in range(gpus)]
-    if claim <= beside:
-        with pytest.raises(ValueError, match=f"^vram_mib: {claim} MiB leave nothing .* up to {beside} MiB"):
-            _shares(definition, *claimed)
-        return
-    [share] = _shares(definition, *claimed)
-    step = (claim + spare) / 10_000
-    assert float(share) == 0.0001 or float(share) * (claim + spare) + beside <= claim
-    assert float(share) * (claim + spare) + beside > claim - step, "rounded down by a step at most"
-    assert beside_share_mib(claim + 1, gpus, {}, eager=eager) >= beside
 
 
 def test_several_gpus_and_uncounted_graphs_leave_more_beside_the_share() -> None:
