@@ -13,9 +13,9 @@ import aiohttp
 from aiohttp.client_proto import ResponseHandler
 from yarl import URL
 
-from common.network.unread_input import read_unread
 from common.program_address import ProgramAddress
 from common.tracebacks import without_tracebacks
+from common.unread_input import read_unread
 
 _UNREACHED: Final = "{} accepts no connection"
 _UNANSWERED: Final = "{} ended before it answered; it may have taken the request"

@@ -191,7 +191,8 @@ class _Stream(httpcore2.NetworkStream):
             raise httpcore2.ReadTimeout("no byte came in time") from None
         except OSError as error:
             raise httpcore2.ReadError(error.strerror or str(error)) from None
-        self._check_pace(len(part), time.monotonic() - began_at)
+        if part:
+            self._check_pace(len(part), time.monotonic() - began_at)
         return part
 
     def _check_pace(self, received: int, waited_s: float) -> None:

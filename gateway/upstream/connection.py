@@ -10,8 +10,8 @@ from typing import Protocol, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from common.network.unread_input import read_unread
 from common.tracebacks import without_tracebacks
+from common.unread_input import read_unread
 from gateway.upstream.pool import ConnectionPool, Origin
 
 logger = logging.getLogger(__name__)

@@ -21,6 +21,8 @@ from transfers.network.scheme_rule import find_scheme_refusal
 
 MOST_REDIRECTS: Final = 8
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
+_FRAMING: Final = frozenset({"content-encoding", "content-length", "transfer-encoding"})
+"""Headers that say how a body came, and not what it is."""
 USER_AGENT: Final = "roundhouse-transfers"
 
 
@@ -85,7 +87,8 @@ def read_body(response: httpx2.Response, options: NetworkOptions, most_bytes: in
 
 class WholeAnswers(httpx2.BaseTransport):
     """Transport for a library that reads answers whole, without bounds of its own: each answer is read by `read_body`
-    before the library gets it, and one with status 200 must be JSON, as `parse_json` reads it."""
+    before the library gets it. One with status 200 must be JSON, as `parse_json` reads it; the body of another one is
+    left out if it cannot be read."""
 
     def __init__(self, options: NetworkOptions) -> None:
         self._options = options
@@ -97,13 +100,18 @@ class WholeAnswers(httpx2.BaseTransport):
         request.headers["accept-encoding"] = "identity"
         response = self._inner.handle_request(request)
         response.request = request
+        body, is_good = b"", response.status_code == 200
         try:
             body = read_body(response, self._options, self._options.longest_answer)
+            if is_good:
+                parse_json(body)
+        except UnreadableAnswerError:
+            if is_good:
+                raise
         finally:
             response.close()
-        if response.status_code == 200:
-            parse_json(body)
-        return httpx2.Response(response.status_code, headers=response.headers, content=body)
+        headers = [(name, value) for name, value in response.headers.multi_items() if name.lower() not in _FRAMING]
+        return httpx2.Response(response.status_code, headers=headers, content=body)
 
     def close(self) -> None:
         """End all connections."""

@@ -16,7 +16,6 @@ from typing import Final
 import httpx2
 
 from common.model_reference import RegistryReference
-from common.network.errors import UnreadableAnswerError
 from controller.schema.errors import RoundhouseError
 from transfers.network.client import NetworkOptions, SourceClient
 from transfers.network.failures import FAILURES, describe_failure
@@ -158,10 +157,7 @@ class _ManifestRequest:
             if response.status_code == 404:
                 raise RoundhouseError("source_not_found", f"The registry has no {self._reference}.")
             check_status(response, hops)
-            try:
-                return self._client.read_body(response, LONGEST_MANIFEST)
-            except UnreadableAnswerError as error:
-                raise RoundhouseError("source_mismatch", f"The manifest of {self._reference}: {error}.") from None
+            return self._client.read_body(response, LONGEST_MANIFEST)
 
 
 def _describe(

@@ -183,7 +183,7 @@ class _CutStream(httpx2.AsyncByteStream):
         held = bytearray()
         async for part in self._inner:
             held += part
-            end = part.rfind(b"\n") + 1 if self._is_events else 0
+            end = max(part.rfind(b"\n"), part.rfind(b"\r")) + 1 if self._is_events else 0
             if end:
                 lines = bytes(held[: len(held) - len(part) + end])
                 del held[: len(lines)]

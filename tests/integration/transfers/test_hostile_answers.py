@@ -168,6 +168,9 @@ def test_a_compressed_answer_is_not_unpacked(encoding: str) -> None:
         with pytest.raises(RoundhouseError, match="compressed, which was not asked for") as caught:
             ask("hub", server.url, options())
         assert caught.value.entry.code == "source_mismatch"
+        server.answers["/api/models/u/r"] = lambda headers: (404, {"content-encoding": encoding}, bytes(1000))
+        with pytest.raises(RoundhouseError, match="answers status 404"):
+            ask("hub", server.url, options())
         assert server.requests[0][1]["accept-encoding"] == "identity"
 
 
