@@ -127,6 +127,8 @@ class Exchange:
         """For `on_request` hooks to set: so many requests of the same key end because of this one."""
         self.goes_on = False
         """Set by hooks before admission: the request is a part of one that was let in, so a full queue takes it."""
+        if api.whole_copies:
+            client.reading_copies = api.whole_copies
         self.hooks = hooks
         if hooks.on_event:
             self._record_parts(hooks)
@@ -214,14 +216,14 @@ class Exchange:
             self.free_body()
             return
         most_bytes = max(self.services.settings.body_memory_bytes // MOST_SHARE, WHOLE_COPIES * body.size)
-        bytes_taken = body.count_bytes(is_whole=False)
+        bytes_taken = body.decoded_bytes
         if bytes_taken > most_bytes:
             message = (
                 f"The body's values would take {bytes_taken // MIB} MiB of memory, and a request may take "
                 f"{most_bytes // MIB} MiB: send fewer at a time."
             )
             raise RoundhouseError("body_too_large", message)
-        if body.claim_room(self.api.reads_whole, partial(self.run_guarded, self._read_large, body)):
+        if body.claim_room(self.api.whole_copies, partial(self.run_guarded, self._read_large, body)):
             self._read_large(body)
 
     def _read_large(self, body: LargeBody) -> None:
@@ -438,9 +440,6 @@ class Exchange:
         self.move_to(_ENDED)
         if self.large_body is not None:
             self.free_body()
-        if self._freed_body is not None:
-            self._freed_body.free()
-            self._freed_body = None
         services, admission = self.services, self.admission
         now = services.now()
         services.exchanges.discard(self)
@@ -456,6 +455,9 @@ class Exchange:
             admission.release_slot(attempt, now)
         if hooks.on_end:
             self._end_hooks(hooks)
+        if self._freed_body is not None:
+            services.responses.call_when_written(self._freed_body.free)  # what is stored of it is memory till then
+            self._freed_body = None
 
     def _end_hooks(self, hooks: ExchangeHooks) -> None:
         for on_end in hooks.on_end:
