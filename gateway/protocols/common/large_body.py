@@ -147,7 +147,7 @@ class LargeBody:
     def free_blocks(self) -> bool:
         """Release the body's memory as `free` does, and its room but for what is left of the request: its outline and
         what was decoded. Return whether that is anything; then call `free` when the request ends."""
-        left_bytes = self._count_outline(_OUTLINE_COPIES - 1) + (2 * self.size if self.is_whole else 0)
+        left_bytes = self._count_outline(_OUTLINE_COPIES - 1) + (4 * self.size if self.is_whole else 0)
         if left_bytes and self._resize is not None:
             self._blocks.clear()
             self._is_freed = True

@@ -19,7 +19,7 @@ from tests.support.campaign import campaign_count
 from tests.support.gateway_process import running
 
 MIB = 1024 * 1024
-BODIES = 25
+BODIES = campaign_count(12, 25)
 BODY = campaign_count(4, 63) * MIB
 BUDGET = campaign_count(64, 512)
 """MiB."""
@@ -110,8 +110,8 @@ async def test_bodies_take_no_more_memory_than_the_setting_says(case: str, recor
     body = json.dumps({"model": "m", **fields}, separators=(",", ":")).encode()
     async with slow_engine() as engine, running(ROUNDHOUSE_BODY_MEMORY_MIB=str(BUDGET)) as (process, here):
         await here.publish(route("m", [engine.url], apis=("/v1/chat/completions", "/v1/embeddings")))
-        async with here.chat() as answer:
-            assert answer.status == 200
+        async with here.chat() as answer, here.post("/v1/responses", model="m", input="Hi", store=True) as stored:
+            assert (answer.status, stored.status) == (200, 200)
         idle = resident_mib(process.pid, "VmRSS")
         Path(f"/proc/{process.pid}/clear_refs").write_text("5")  # the peak counts from here
         sending = [asyncio.create_task(send(here, path, body)) for _ in range(BODIES)]

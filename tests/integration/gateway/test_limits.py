@@ -18,7 +18,12 @@ async def limits(**settings: Any) -> Any:
 
 async def test_the_limits_are_those_of_the_settings() -> None:
     told = await limits(
-        max_body_mib=3, responses_retention_h=0.5, responses_max_mib=7, stream_ttl_s=12, retrieval_max_file_mib=5, max_inputs=9
+        max_body_mib=3,
+        responses_retention_h=0.5,
+        responses_max_mib=7,
+        stream_ttl_s=12,
+        retrieval_max_file_mib=5,
+        max_inputs=9,
     )
     assert told == {
         "object": "limits",
