@@ -6,6 +6,8 @@ Exit codes: 0 after such a signal, 2 for invalid settings, 3 if the gateway cann
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
 import functools
 import gc
 import logging
@@ -15,7 +17,6 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import cast
 
 import uvicorn
@@ -40,6 +41,10 @@ EXIT_SETTINGS = 2
 EXIT_PORT = 3
 UNSENT_BYTES = 128 * 1024
 """Bytes of an answer that the operating system buffers per connection before they are sent."""
+MAPPED_BYTES = 128 * 1024
+"""Blocks of memory from this size on, as those of large bodies, are given back when they are freed."""
+_M_MMAP_THRESHOLD = -3
+"""Number of a parameter of `mallopt`, see its manual page."""
 BACKLOG = 2048
 """Connections that may wait to be accepted; uvicorn's default."""
 
@@ -90,7 +95,7 @@ class Server(uvicorn.Server):
         while self._gateway.is_busy and not self.force_exit:  # noqa: ASYNC110 - as uvicorn does
             await asyncio.sleep(0.05)
 
-    @contextmanager
+    @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Stop on SIGTERM and SIGINT within the context, and restore the former handlers after it.
 
@@ -111,7 +116,7 @@ def main() -> int:
 
     Returns the exit code: 0 after a signal, `EXIT_SETTINGS` (2) for settings or a state folder that cannot be used,
     `EXIT_PORT` (3) if it cannot listen. Blocks; call it in the main thread of a process of its own, whose limits and
-    garbage collector it changes.
+    garbage collector and memory allocator it changes.
     """
     try:
         settings = GatewaySettings()
@@ -150,6 +155,7 @@ def main() -> int:
     _open_listeners(settings, listeners)
     raise_file_limit()
     tune_garbage_collector()
+    return_freed_memory()
     if store is not None:
         shorten_switch_interval()
     server.run(sockets=listeners)
@@ -213,6 +219,13 @@ def bind_client_listeners(hosts: Sequence[str], port: int) -> list[socket.socket
         # of them is sent: a client that reads slowly would seem to take nothing.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
     return listeners
+
+
+def return_freed_memory() -> None:
+    """Have glibc give each block of `MAPPED_BYTES` or more back to the system when it is freed. By default it keeps
+    ever larger ones, and so the room of large bodies stays with the process. Does nothing with another C library."""
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, MAPPED_BYTES)
 
 
 def server_of(

@@ -151,9 +151,9 @@ class GatewaySettings(BaseSettings):
     body_memory_mib: int = Field(
         512,
         ge=1,
-        description="Maximum MiB of large request bodies (above 256 KiB) in memory at a time, each until its engine "
-        "answers. Further bodies are read as memory becomes free. Conversations of responses whose tools the gateway "
-        "runs have half of it at most, until they end.",
+        description="Maximum MiB of large request bodies (above 256 KiB) in memory at a time, each as often as it is "
+        "held, until its engine answers and what is stored of it is written. Further bodies are read as memory becomes "
+        "free. Conversations of responses whose tools the gateway runs have half of it at most, until they end.",
     )
     max_inputs: int = Field(
         2048,

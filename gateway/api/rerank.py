@@ -9,9 +9,9 @@ from gateway.api.schemas import CohereRanking, CohereRerankRequest, Ranking, Rer
 from gateway.exchange.api_spec import ApiSpec
 
 _V1, _ALIAS, _V2 = APIS = (
-    ApiSpec("/v1/rerank", inputs=("documents",), reads_whole=True, scope="inference"),
-    ApiSpec("/rerank", inputs=("documents",), reads_whole=True, scope="inference"),
-    ApiSpec("/v2/rerank", inputs=("documents",), reads_whole=True, scope="inference"),
+    ApiSpec("/v1/rerank", inputs=("documents",), whole_copies=4, scope="inference"),
+    ApiSpec("/rerank", inputs=("documents",), whole_copies=4, scope="inference"),
+    ApiSpec("/v2/rerank", inputs=("documents",), whole_copies=4, scope="inference"),
 )
 
 

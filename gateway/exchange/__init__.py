@@ -4,7 +4,7 @@
 engine's answer on, `client_response` writes it to the client, `accounting` settles limits and metrics at the end.
 Features take part by `hooks`: `file_hooks`, `grounding_hooks`, `file_search_hooks`, `completion_hooks`,
 `response_hooks`, `session_hooks`, `stream_hooks`, `progress_hooks`, `tool_loop_hooks`. `inner_requests` makes the
-gateway's own requests; `tool_loop` has a response made of several, with calls of tools between them, and `round_client`
-slows them down for its client.
+gateway's own requests; `tool_loop` has a response made of several, with calls of tools between them, `fan_out` asks for
+many answers in pieces, and `round_client` has what both share.
 `progress` words what a client is told of its request, `progress_board` knows who is to be told when time passes.
 """

@@ -33,8 +33,9 @@ class ApiSpec:
     inputs: tuple[str, ...] = ()
     """Names of fields that may list inputs to be answered one by one, each of which costs an engine as much as a
     request of its own."""
-    reads_whole: bool = False
-    """Requests are decoded whole, also large ones, whose long texts pass as they came elsewhere."""
+    whole_copies: int = 0
+    """How often a large body is held that is decoded whole and what follows from that: its blocks, its text, what is
+    decoded of it, and what is sent or stored of that. 0: its long texts pass as they came."""
     scope: KeyScope = field(kw_only=True)
     """The scope that a key needs. It has no default, so the gateway does not start with an API that declares none."""
     is_inner_state: bool = False

@@ -131,6 +131,8 @@ class Exchange:
         """Set by hooks before admission: the request is a part of one that was let in, so a full queue takes it."""
         self.stored_end: StoredEnd | None = None
         """Holds back the end of the answer until it is stored; None: nothing is to be stored."""
+        if api.whole_copies:
+            client.reading_copies = api.whole_copies
         self.hooks = hooks
         if hooks.on_event:
             self._record_parts(hooks)
@@ -218,14 +220,14 @@ class Exchange:
             self.free_body()
             return
         most_bytes = max(self.services.settings.body_memory_bytes // MOST_SHARE, WHOLE_COPIES * body.size)
-        bytes_taken = body.count_bytes(is_whole=False)
+        bytes_taken = body.decoded_bytes
         if bytes_taken > most_bytes:
             message = (
                 f"The body's values would take {bytes_taken // MIB} MiB of memory, and a request may take "
                 f"{most_bytes // MIB} MiB: send fewer at a time."
             )
             raise RoundhouseError("body_too_large", message)
-        if body.claim_room(self.api.reads_whole, partial(self.run_guarded, self._read_large, body)):
+        if body.claim_room(self.api.whole_copies, partial(self.run_guarded, self._read_large, body)):
             self._read_large(body)
 
     def _read_large(self, body: LargeBody) -> None:
@@ -464,9 +466,6 @@ class Exchange:
         self.move_to(_ENDED)
         if self.large_body is not None:
             self.free_body()
-        if self._freed_body is not None:
-            self._freed_body.free()
-            self._freed_body = None
         services, admission = self.services, self.admission
         now = services.now()
         services.exchanges.discard(self)
@@ -482,6 +481,9 @@ class Exchange:
             admission.release_slot(attempt, now)
         if hooks.on_end:
             self._end_hooks(hooks)
+        if self._freed_body is not None:
+            services.responses.call_when_written(self._freed_body.free)  # what is stored of it is memory till then
+            self._freed_body = None
 
     def _leave_engine(self) -> None:
         """Give back what the request holds at engines and in the queue. May be called twice."""

@@ -105,6 +105,7 @@ class ClientCall:
         "method",
         "path",
         "query",
+        "reading_copies",
         "response_complete",
     )
 
@@ -134,6 +135,8 @@ class ClientCall:
         self.is_http_1_1 = is_http_1_1
         """Whether the request is HTTP/1.1, which requires a Host header and allows chunked answers."""
         self.expects_continue = False
+        self.reading_copies = READING_COPIES
+        """How often the room for a large body has its size while it is read. The handler may change it."""
         self.handler: Handler | None = None
         self._body: bytes | bytearray | LargeBody = b""
         """The body so far. Most arrive in one part, kept as it is; a list of many parts would take more memory."""
@@ -179,7 +182,7 @@ class ClientCall:
     def _reserve_room(self) -> BodyRoom:
         length = next((int(value) for name, value in self.headers if name == b"content-length"), None)
         most = self._connection.max_body_bytes
-        return self._connection.reserve_body(READING_COPIES * (most if length is None else min(length, most)))
+        return self._connection.reserve_body(self.reading_copies * (most if length is None else min(length, most)))
 
     def _drop_body(self) -> None:
         body, self._body = self._body, b""

@@ -27,8 +27,8 @@ outlines."""
 READING_COPIES: Final = 2
 """How often a body counts while it is read: most of its room is there when it turns out to take more."""
 WHOLE_COPIES: Final = 4
-"""How often a body is held that is decoded whole: its blocks, its text, what is decoded of it, and what is stored or
-sent of that."""
+"""How often a body is held that is decoded whole: its blocks, its text, what is decoded of it, and what is sent of
+that."""
 _OUTLINE_COPIES: Final = 4
 """How often an outline is held: itself, decoded, as a translation reads it, and as it is sent."""
 _VALUE_BYTES: Final = ((b",", 56), (b"[", 64), (b"{", 200))
@@ -74,6 +74,7 @@ class LargeBody:
         "_pending",
         "_resize",
         "_value_bytes",
+        "_whole_copies",
         "is_whole",
         "media_bytes",
         "outline",
@@ -91,6 +92,7 @@ class LargeBody:
         self._resize = resize
         self._is_settled = False
         self._value_bytes = 0
+        self._whole_copies = WHOLE_COPIES
         self.is_whole = False
         """The body was decoded whole, which copies all of it."""
         self._is_freed = False
@@ -145,7 +147,7 @@ class LargeBody:
     def free_blocks(self) -> bool:
         """Release the body's memory as `free` does, and its room but for what is left of the request: its outline and
         what was decoded. Return whether that is anything; then call `free` when the request ends."""
-        left_bytes = self._count_outline(_OUTLINE_COPIES - 1) + (2 * self.size if self.is_whole else 0)
+        left_bytes = self._count_outline(_OUTLINE_COPIES - 1) + (4 * self.size if self.is_whole else 0)
         if left_bytes and self._resize is not None:
             self._blocks.clear()
             self._is_freed = True
@@ -154,11 +156,12 @@ class LargeBody:
         self.free()
         return False
 
-    def claim_room(self, is_whole: bool, on_granted: Callable[[], None]) -> bool:
+    def claim_room(self, whole_copies: int, on_granted: Callable[[], None]) -> bool:
         """Have the room changed to the most that the request takes while it is decoded, and return whether there is as
-        much now; else `on_granted` is called later, unless the body is freed before. `is_whole`: the body will be
-        decoded whole. Call after `finish`."""
-        most_bytes = max(self.count_bytes(is_whole=is_whole), READING_COPIES * self.size)
+        much now; else `on_granted` is called later, unless the body is freed before. `whole_copies`: how often the body
+        is held if it is decoded whole; 0: it is not. Call after `finish`."""
+        self._whole_copies = max(whole_copies, WHOLE_COPIES)
+        most_bytes = max(self.count_bytes(is_whole=whole_copies > 0), READING_COPIES * self.size)
         return self._resize is None or self._resize(most_bytes, on_granted)
 
     def settle_room(self) -> None:
@@ -183,8 +186,13 @@ class LargeBody:
     def count_bytes(self, *, is_whole: bool) -> int:
         """Return the bytes that the request takes, each as often as it is held. `is_whole`: it is decoded whole."""
         if is_whole:
-            return WHOLE_COPIES * self.size + self._value_bytes
+            return self._whole_copies * self.size + self._value_bytes
         return self.size + self._count_outline(_OUTLINE_COPIES - (0 if self._left_out else 1))
+
+    @property
+    def decoded_bytes(self) -> int:
+        """Bytes that the decoded outline takes, about. More where a body has many small values than long texts."""
+        return len(self.outline) + self._value_bytes
 
     def _count_outline(self, copies: int) -> int:
         """Return the bytes of so many copies of the outline, and of the values decoded from it; 0 if it is small."""

@@ -204,6 +204,19 @@ class StoredResponses:
         """Return the run that is registered with this id, of any tenant; None: there is none."""
         return self._running.get(response_id)
 
+    def call_when_written(self, callback: Callable[[], None]) -> None:
+        """Call `callback` when everything that was to be stored until now is written, or is lost; at once if the
+        gateway stores nothing."""
+        if self._store is None:
+            callback()
+            return
+
+        def end(written: asyncio.Future[None]) -> None:
+            written.exception()  # else asyncio says that nobody has looked at it
+            callback()
+
+        self._store.submit_job(lambda _: None).add_done_callback(end)
+
     def save_outcome(self, run: ResponseRun, response: Fields, events: bytes) -> ObjectWrite | None:
         """Begin to store an ended response with its events, and to add its items to its conversation, all or nothing.
 
