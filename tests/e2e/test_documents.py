@@ -122,9 +122,18 @@ async def test_accents_that_are_too_long_for_the_engine_cost_their_document_noth
 ) -> None:
     """Its tokens are many more than any estimate says."""
     accents = "e" + "\u0301" * campaign_count(2_000, 500_000)
-    await add(yard, "odd", f"The turntable moves the engines.\n\n{accents}\n\nCoal is stored beside the shed.")
-    status, document = await ask(yard, "GET", "/v1/documents/odd")
-    assert (status, document["status"], document["error"], document["notice"]) == (200, "ready", None, None)
+    await add(yard, "first", "Tea and bread are in the kitchen.")
+    text = f"The turntable moves the engines.\n\n{accents}\n\nCoal is stored beside the shed."
+    status, document = await ask(yard, "POST", "/v1/documents", {"text": text, "id": "odd"})
+    assert status == 202, document
+
+    async def is_done() -> bool:
+        nonlocal document
+        _, document = await ask(yard, "GET", "/v1/documents/odd")
+        return document["status"] in ("ready", "failed")
+
+    await until("the document is embedded", is_done, campaign_count(60, 1200))
+    assert (document["status"], document["error"], document["notice"]) == ("ready", None, None)
     status, answer = await ask(yard, "POST", "/v1/search", {"query": accents[:100], "mode": "dense", "top_k": 50})
     texts = [hit["text"] for hit in answer["data"]]
     assert any("turntable" in text for text in texts)
