@@ -277,10 +277,12 @@ async def test_a_write_that_hangs_and_lands_later_is_taken_out_again(monkeypatch
         assert await is_found(here, RESPONSES, kept.id)
 
 
-async def test_a_client_that_leaves_before_the_end_has_what_it_asked_for_stored() -> None:
+@pytest.mark.parametrize("fault", [None, "late_end"])
+async def test_a_client_that_leaves_before_the_end_has_what_it_asked_for_stored(fault: str | None) -> None:
     async with site() as here:
         async with here.held_store():
-            stream = await here.client.responses.create(model="m", input="x", stream=True)
+            more = {"fault": fault}
+            stream = await here.client.responses.create(model="m", input="x", stream=True, extra_body=more)
             async for event in stream:
                 if event.type == "response.created":
                     response_id = event.response.id
