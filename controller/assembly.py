@@ -335,10 +335,10 @@ class Controller:
         if silence is not None and silence.ends_controller(time.time(), limit_s):
             log.critical("nobody listens at the Docker socket for %g s: ending, to be started on the new one", limit_s)
             self._end_by_itself(EXIT_RUNTIME_SILENT)
-        unsaved = tuple(self._list_unsaved())
+        unsaved = tuple(self.list_unsaved())
         self._recorder.record_trouble(Trouble(tuple(self._files.list_problems()), self._reconciler.error, unsaved))
 
-    def _list_unsaved(self) -> list[str]:
+    def list_unsaved(self) -> list[str]:
         """Return what could not be written to the state folder, in words. Every write is tried again."""
         unsaved = self._files.list_unsaved()
         if not self._store.is_epoch_saved:
@@ -380,7 +380,7 @@ class Controller:
             refused_gateways=self.hub.refusals,
             keys=self.hub.table.keys if self.hub.table is not None else (),
             now=time.time(),
-            unsaved=self._list_unsaved(),
+            unsaved=self.list_unsaved(),
         )
 
     def get_health_error(self) -> str | None:

@@ -6,8 +6,11 @@ gateways, which forward the admin API, and the command line. Never publish it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fastapi import Depends, FastAPI
 from prometheus_client import CollectorRegistry
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from controller import __version__
 from controller.api import (
@@ -46,4 +49,26 @@ def create_app(controller: Controller, registry: CollectorRegistry) -> FastAPI:
     admin_journal.declare(app, controller.journal, controller.admin_service)
     admin_logs.declare(app, controller.admin_service, controller.logs)
     admin_models.declare(app, controller.admin_service)
+    app.add_middleware(UnsavedHeader, list_unsaved=controller.list_unsaved)
     return app
+
+
+class UnsavedHeader:
+    """Adds the header `x-unsaved` to answers of requests that change something, while the state folder cannot be
+    written: what they acknowledge is in force, and a restart would not know it."""
+
+    def __init__(self, app: ASGIApp, list_unsaved: Callable[[], list[str]]) -> None:
+        self._app = app
+        self._list_unsaved = list_unsaved
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request, as ASGI has it."""
+
+        async def send_marked(message: Message) -> None:
+            if message["type"] == "http.response.start" and (unsaved := self._list_unsaved()):
+                header = (b"x-unsaved", ", ".join(unsaved).encode())
+                message = {**message, "headers": [*message.get("headers", ()), header]}
+            await send(message)
+
+        changes = scope["type"] == "http" and scope["method"] not in ("GET", "HEAD")
+        await self._app(scope, receive, send_marked if changes else send)

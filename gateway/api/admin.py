@@ -36,6 +36,7 @@ _ANSWERED: Final = (
     "content-length",
     "retry-after",
     "x-should-retry",
+    "x-unsaved",
     "x-load-progress",
     "cache-control",
     "location",

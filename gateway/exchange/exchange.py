@@ -436,10 +436,10 @@ class Exchange:
         """
         if self.is_ended:
             return
-        if self.stored_end is not None and self.stored_end.is_holding:
+        answer = self.answer
+        if self.stored_end is not None and self.stored_end.is_holding and answer.is_ended:
             self.stored_end.give_up()
             return
-        answer = self.answer
         if not answer.lines:
             self.set_header_lines(self.services.now())
         if not answer.status:
@@ -459,6 +459,7 @@ class Exchange:
             return
         if self.stored_end is not None:
             if self.stored_end.is_holding:
+                self.stored_end.close_later()
                 self._leave_engine()
                 return
             self.answer.stop_recording()

@@ -280,7 +280,7 @@ class ExchangeRun:
             self._fails_unstored = is_needed and outcome["status"] != "failed"
             if self._fails_unstored:
                 outcome = fail_response(outcome, outcome["output"], self._describe_error(error))
-            elif self._background is None:
+            if self._background is None:
                 context.stores = False
                 outcome = {**outcome, "store": False}
             context.response = self._outcome = outcome

@@ -68,6 +68,7 @@ class StoredEnd(RecordingCall):
         self._is_ended = False
         """`end_response` is held."""
         self._whole: tuple[int, bytes, bytes] | None = None
+        self._is_closing = False
 
     def send_whole(self, status: int, lines: bytes, body: bytes) -> None:
         """Pass a complete answer on, once it is stored if it is to be stored."""
@@ -112,6 +113,10 @@ class StoredEnd(RecordingCall):
         assert self._write is not None
         self._write.give_up(f"it did not answer within {HOLD_S:g} s")
 
+    def close_later(self) -> None:
+        """Have the exchange closed when what is held is sent."""
+        self._is_closing = True
+
     def give_up(self) -> None:
         """Send what is held at once, as not stored unless it is stored by now. Does nothing if nothing is held."""
         if self._write is not None and self.is_holding:
@@ -133,7 +138,7 @@ class StoredEnd(RecordingCall):
             request_id = exchange.answer.request_id
             logger.exception("request %s failed at its end", request_id, extra=tag_request(request_id))
             self.call.break_off()
-        if self._is_ended or self._whole is not None:
+        if self._is_closing:
             exchange.close()
 
     def _send_held(self, error: RoundhouseError | None) -> None:

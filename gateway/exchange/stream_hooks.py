@@ -147,10 +147,11 @@ class StreamRun:
 
     def stop(self, error: RoundhouseError) -> None:
         """Cancel the request, in its engine too. `error` becomes the stream's last event, unless the request makes a
-        response that can be fetched by its id, which ends as cancelled. Does nothing after the end of the request."""
+        response that can be fetched by its id, which ends as cancelled. Does nothing after the end of the answer, even
+        if that still waits for the store."""
         if self._run is not None:
             self._run.cancel()
-        if not self._exchange.is_ended:
+        if not self._exchange.answer.is_ended:
             self._exchange.fail_request(error)
 
 

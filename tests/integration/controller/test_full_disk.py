@@ -83,16 +83,28 @@ async def test_a_controller_starts_and_serves_on_a_full_disk_and_names_what_it_c
     message = await until("it is an event", lambda: message_of_unsaved(stubs))
     assert message.startswith("the state folder cannot be written; a restart would not know: ")
     assert any(each in message for each in named)
+    assert "whether it is paused" in await unsaved_header(stubs)
     assert "Traceback" not in stubs.log("controller")
 
     disk.free()
     await until("all is stored", lambda: all_saved(stubs))
+    assert await unsaved_header(stubs) == ""
     stubs.kill("controller")
     stubs.start("controller")
     await stubs.model_where("b", lambda model: model.state is ModelState.UNLOADED, "unloaded still")
     status = await stubs.status()
     assert (status.paused, status.unsaved) == (True, [])
     assert await chats(stubs, "a")
+
+
+async def unsaved_header(stack: RoundhouseStack) -> str:
+    """What the answer of a request that changes something says, through the gateway; empty: nothing."""
+    async with (
+        aiohttp.ClientSession() as client,
+        client.post(f"{stack.url}/v1/admin/models/b/unload", json={}) as answer,
+    ):
+        assert answer.status in (200, 202)
+        return answer.headers.get("x-unsaved", "")
 
 
 async def names(stack: RoundhouseStack, *words: str) -> list[str]:

@@ -402,16 +402,14 @@ async def test_a_conversation_too_long_to_be_continued_is_refused() -> None:
         await here.make("x", conversation=made.id)
 
 
-async def test_a_turn_that_cannot_be_written_leaves_neither_response_nor_items(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_turn_that_cannot_be_written_fails_and_leaves_neither_response_nor_items() -> None:
     async with site() as here:
         made = await here.client.conversations.create(items=[said("one")])
         await _fill_disk(here)
-        response = await here.make("x" * 200_000, conversation=made.id)
-        assert response.output_text == TEXT
-        await until(lambda: "is not stored" in caplog.text, "it is said")
-        assert (await refusal(here.client.responses.retrieve(response.id)))[0] == 404
+        asking = here.make("x" * 200_000, conversation=made.id)
+        assert (await refusal(asking))[:2] == (500, "response_store_failed")
+        counted = await here.store.submit_job(lambda database: database.count_stored())
+        assert counted.responses == 0
         assert await texts(here.client, made.id) == ["one"]
 
 

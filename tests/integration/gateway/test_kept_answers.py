@@ -55,12 +55,14 @@ async def post(here: Site, path: str, said: str = LARGE, **fields: Any) -> tuple
 
 def find_object(path: str, body: bytes) -> dict[str, Any]:
     """The object that the client was told of at last: the completion, the response, or the last chunk."""
+    found: dict[str, Any]
     if not body.startswith((b"data:", b"event:")):
-        found: dict[str, Any] = json.loads(body)
+        found = json.loads(body)
         return found
     assert body.endswith(b"\n\ndata: [DONE]\n\n")
     [*_, last] = [json.loads(line[6:]) for line in body.splitlines() if line.startswith(b"data: {")]
-    return last if path == CHAT else last["response"]
+    found = last if path == CHAT else last["response"]
+    return found
 
 
 def events_told(body: bytes) -> list[Any]:
@@ -115,7 +117,7 @@ async def test_on_a_full_disk_a_conversation_has_both_halves_or_its_request_fail
     async with full_site(tmp_path) as (here, disk):
         disk.free()
         conversation = await here.client.conversations.create()
-        in_it = {"conversation": conversation.id, "stream": stream, "store": store}
+        in_it: dict[str, Any] = {"conversation": conversation.id, "stream": stream, "store": store}
         asking = asyncio.create_task(post(here, RESPONSES, **in_it, fault="hold"))
         await until("it runs", lambda: here.engine.running == 1)
         disk.fill()
@@ -127,6 +129,7 @@ async def test_on_a_full_disk_a_conversation_has_both_halves_or_its_request_fail
             assert [each["sequence_number"] for each in events] == list(range(len(events)))
             failed = events[-1]["response"]
             assert (status, failed["status"], failed["error"]["reason"]) == (200, "failed", "response_store_failed")
+            assert failed["store"] is False
             assert not await is_found(here, RESPONSES, failed["id"])
         else:
             assert (status, json.loads(body)["error"]["code"]) == (500, "response_store_failed")
@@ -277,10 +280,12 @@ async def test_a_write_that_hangs_and_lands_later_is_taken_out_again(monkeypatch
         assert await is_found(here, RESPONSES, kept.id)
 
 
-async def test_a_client_that_leaves_before_the_end_has_what_it_asked_for_stored() -> None:
+@pytest.mark.parametrize("fault", [None, "late_end"])
+async def test_a_client_that_leaves_before_the_end_has_what_it_asked_for_stored(fault: str | None) -> None:
     async with site() as here:
         async with here.held_store():
-            stream = await here.client.responses.create(model="m", input="x", stream=True)
+            more = {"fault": fault}
+            stream = await here.client.responses.create(model="m", input="x", stream=True, extra_body=more)
             async for event in stream:
                 if event.type == "response.created":
                     response_id = event.response.id

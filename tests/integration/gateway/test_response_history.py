@@ -100,8 +100,12 @@ async def test_a_key_may_be_revoked_while_the_history_loads() -> None:
 async def test_a_request_without_history_waits_for_no_disk() -> None:
     async with site() as here:
         async with here.held_store():
-            made = await here.make()
-        assert await here.client.responses.retrieve(made.id) == made
+            made = await here.make(store=False)
+            assert made.output_text.strip() == TEXT
+            kept = asyncio.create_task(here.make())
+            await until(lambda: len(here.engine.requests) == 2, "its engine is asked")
+            assert not kept.done()
+        assert await here.client.responses.retrieve((await kept).id) == await kept
 
 
 async def test_a_rate_limit_is_looked_at_before_the_disk() -> None:

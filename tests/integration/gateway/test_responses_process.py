@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import resource
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import openai
+import pytest
 
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import engines, until
 from tests.fakes.mock_engine import WORDS, MockEngine
+from tests.support.campaign import campaign_count
 from tests.support.gateway_process import ended, refused, running, start
 from tests.support.ports import free_port
 from tests.support.response_state import Site, refusal
@@ -59,6 +62,26 @@ async def test_what_is_stored_survives_a_killed_gateway(tmp_path: Path) -> None:
     assert (folder / "responses.db").stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.parametrize("number", range(campaign_count(2, 20)))
+async def test_what_was_told_to_its_end_survives_a_kill_at_once(number: int, tmp_path: Path) -> None:
+    kinds = [(path, stream) for path in ("/v1/chat/completions", "/v1/responses") for stream in (True, False)]
+    kinds = kinds[number % 4 :] + kinds[: number % 4]
+    bodies = []
+    async with engines(1) as (engine,):
+        async with process_site(tmp_path, engine) as (process, here):
+            for path, stream in kinds:
+                said = {"messages": [{"role": "user", "content": "x"}]} if "chat" in path else {"input": "x"}
+                async with here.here.post(path, model="m", store=True, stream=stream, **said) as answer:
+                    bodies.append(await answer.text())
+            process.kill()
+            await process.wait()
+        async with process_site(tmp_path, engine) as (_, here):
+            for (path, _stream), body in zip(kinds, bodies, strict=True):
+                [told_id, *_] = re.findall(r'"id":\s?"((?:chatcmpl-|resp_)[^"]+)"', body)
+                async with here.here.client.get(f"{here.here.url}{path}/{told_id}") as answer:
+                    assert answer.status == 200, (path, body)
+
+
 async def test_a_stop_lets_what_is_in_the_background_finish(tmp_path: Path) -> None:
     async with engines(1) as (engine,):
         async with process_site(tmp_path, engine) as (process, here):
@@ -89,7 +112,7 @@ async def test_without_room_on_the_disk_answers_go_on_and_the_log_says_what_is_l
         first = await here.make("one")
         resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (300_000, resource.RLIM_INFINITY))
         lost = await here.make("x" * 500_000)
-        assert lost.output_text == TEXT
+        assert (lost.output_text, lost.to_dict()["store"]) == (TEXT, False)
         assert (await refusal(here.client.responses.retrieve(lost.id)))[1] == "response_not_found"
         assert (await refusal(here.make(previous_response_id=lost.id)))[1] == "previous_response_not_found"
         assert (await refusal(here.make("x" * 500_000, background=True)))[1] == "response_store_failed"

@@ -13,12 +13,15 @@ from typing import Any
 import httpx
 import pytest
 
+from retrieval import assembly
 from retrieval.catalog.files import StoredFile
+from retrieval.catalog.versions import count_states
 from retrieval.ingestion.collection_writer import MOST_HALVINGS
 from retrieval.schema.headers import TENANT_HEADER
 from tests.fakes.fake_models import FakeModels
 from tests.fakes.memory_vector_store import MemoryVectorStore
 from tests.support.retrieval_harness import RetrievalHarness, retrieval_harness
+from tests.support.small_disk import mount_small_disk
 from tests.support.wait import until
 
 
@@ -344,6 +347,38 @@ async def test_a_disk_that_fails_is_said_on_every_route(
             patched.setattr(here.retrieval.catalog, "read", fail)
             answer = await here.ask("GET", path)
         assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+
+
+async def test_garbage_that_a_full_disk_keeps_is_told_in_one_line_and_goes_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(assembly, "RETRY_S", 0.02)
+    with mount_small_disk(tmp_path / "state") as disk:
+        async with retrieval_harness(disk.folder) as here:
+            collector = here.retrieval.collector
+            collect, tries = collector.collect, []
+            is_full = asyncio.Event()
+
+            async def collect_on_a_full_disk() -> int:
+                await is_full.wait()
+                tries.append(1)
+                return await collect()
+
+            monkeypatch.setattr(collector, "collect", collect_on_a_full_disk)
+            await here.add("A fox. " * 40_000, "d")
+            await here.ask("DELETE", "/v1/documents/d")
+            disk.fill()
+            is_full.set()
+            await until("it was tried often", lambda: len(tries) >= 5)
+            disk.free()
+
+            async def is_gone() -> bool:
+                return not await here.retrieval.catalog.read(count_states)
+
+            await until("the garbage is gone", is_gone)
+        [line] = [each for each in caplog.records if "garbage was left" in each.message]
+        assert line.message.endswith("database or disk is full")
+        assert "Traceback" not in caplog.text
 
 
 async def test_what_was_accepted_is_made_by_the_next_process(tmp_path: Path) -> None:

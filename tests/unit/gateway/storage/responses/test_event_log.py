@@ -35,6 +35,16 @@ def test_what_was_appended_is_read_from_any_number(monkeypatch: pytest.MonkeyPat
     assert EventLog.from_stored(EventLog().to_stored()).next_number == 0
 
 
+@pytest.mark.parametrize("before", [0, 3])
+def test_last_events_are_stored_before_readers_get_them(before: int) -> None:
+    log = EventLog()
+    log.append_events(events(0, before))
+    stored = EventLog.from_stored(log.to_stored(events(before, 2) + DONE))
+    assert log.next_number == before
+    assert stored.next_number == before + 2
+    assert stored.read_block(before) == events(before, 2)
+
+
 def test_it_takes_little_room() -> None:
     log = EventLog()
     head = b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta","item_id":"msg_0123456789"'
