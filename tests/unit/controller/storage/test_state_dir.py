@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from controller.schema.override import Override
+from controller.schema.routing import GatewayProcess
 from controller.schema.status import SCHEMA_VERSION
 from controller.storage.state_dir import StateDir, StateError, StateLockedError, StoredState
 from tests.support.small_disk import mount_small_disk, no_space
@@ -45,6 +46,21 @@ def test_epochs_grow_and_memory_survives(tmp_path: Path) -> None:
     assert memory.paused
     assert memory.overrides["m"] == override
     assert "llama_server_n_ctx" in memory.overrides["m"].params
+    store.close()
+
+
+def test_who_was_connected_last_is_known_again_unless_the_file_is_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, process = StateDir.open_folder(tmp_path), GatewayProcess(id="gw-a", epoch=3, pid=7, host="here")
+    assert store.load_gateway() is None
+    store.save_gateway(process)
+    assert store.load_gateway() == process
+    store.save_gateway(None)
+    assert store.load_gateway() is None
+    (tmp_path / "last-gateway.json").write_text("{")
+    assert store.load_gateway() is None, "a controller starts without it"
+    assert "last-gateway.json is damaged" in caplog.text
     store.close()
 
 
