@@ -123,6 +123,8 @@ class RoundhouseStack:
 
     async def close(self) -> None:
         """Stop everything, engines first. Fails if the controller does not end cleanly."""
+        for name in self._processes.keys() - {"gateway", "controller", "retrieval", "transfers"}:
+            self.kill(name)
         if "gateway" in self._processes:
             self.kill("gateway", signal.SIGTERM)
         if "controller" not in self._processes:
