@@ -136,9 +136,8 @@ async def test_accents_that_are_too_long_for_the_engine_cost_their_document_noth
     assert (document["status"], document["error"], document["notice"]) == ("ready", None, None)
     status, answer = await ask(yard, "POST", "/v1/search", {"query": accents[:100], "mode": "dense", "top_k": 50})
     texts = [hit["text"] for hit in answer["data"]]
-    assert any("turntable" in text for text in texts)
     assert any(accents[1:100] in text for text in texts), "its vectors are there"
-    assert await find(yard, "coal", mode="sparse") == ["odd"]
+    assert await find(yard, "turntable", mode="sparse") == await find(yard, "coal", mode="sparse") == ["odd"]
 
 
 async def _is_unavailable(yard: RoundhouseStack) -> bool:
