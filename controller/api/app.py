@@ -6,8 +6,6 @@ gateways, which forward the admin API, and the command line. Never publish it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from fastapi import Depends, FastAPI
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -49,7 +47,7 @@ def create_app(controller: Controller, registry: CollectorRegistry) -> FastAPI:
     admin_journal.declare(app, controller.journal, controller.admin_service)
     admin_logs.declare(app, controller.admin_service, controller.logs)
     admin_models.declare(app, controller.admin_service)
-    app.add_middleware(UnsavedHeader, list_unsaved=controller.list_unsaved)
+    app.add_middleware(UnsavedHeader, controller=controller)
     return app
 
 
@@ -57,15 +55,15 @@ class UnsavedHeader:
     """Adds the header `x-unsaved` to answers of requests that change something, while the state folder cannot be
     written: what they acknowledge is in force, and a restart would not know it."""
 
-    def __init__(self, app: ASGIApp, list_unsaved: Callable[[], list[str]]) -> None:
+    def __init__(self, app: ASGIApp, controller: Controller) -> None:
         self._app = app
-        self._list_unsaved = list_unsaved
+        self._controller = controller
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request, as ASGI has it."""
 
         async def send_marked(message: Message) -> None:
-            if message["type"] == "http.response.start" and (unsaved := self._list_unsaved()):
+            if message["type"] == "http.response.start" and (unsaved := self._controller.list_unsaved()):
                 header = (b"x-unsaved", ", ".join(unsaved).encode())
                 message = {**message, "headers": [*message.get("headers", ()), header]}
             await send(message)

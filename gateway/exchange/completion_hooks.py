@@ -53,15 +53,15 @@ class _CompletionKeeper:
             exchange.caller.tenant, exchange.account.model, completion, told_messages, self._metadata
         )
 
-    def begin_write(self, _: bytes) -> ObjectWrite | None:
+    def begin_write(self, last_part: bytes) -> ObjectWrite | None:
         """See AnswerKeeper, as for the others."""
         return self._write
 
-    def mark_lost(self, _: RoundhouseError) -> bool:
+    def mark_lost(self, error: RoundhouseError) -> bool:
         """Return False: the answer is an answer nevertheless."""
         return False
 
-    def mark_events(self, events: bytes, _: RoundhouseError) -> bytes:
+    def mark_events(self, events: bytes, error: RoundhouseError) -> bytes:
         """Add a chunk with `store: false`, before `[DONE]`. It has no choices, like the chunk with the usage."""
         chunk: Fields = {name: self._completion.get(name) for name in ("id", "created", "model")}
         chunk |= {"object": "chat.completion.chunk", "choices": [], "store": False}

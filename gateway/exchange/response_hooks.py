@@ -292,7 +292,7 @@ class ExchangeRun:
         assert self._outcome is not None
         return replace_end(events, self._outcome, self._describe_error(error))
 
-    def mark_body(self, _: bytes) -> bytes:
+    def mark_body(self, body: bytes) -> bytes:
         """Return the response object with `store: false`."""
         return encode_json(self._outcome)
 
