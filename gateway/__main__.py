@@ -41,8 +41,8 @@ EXIT_SETTINGS = 2
 EXIT_PORT = 3
 UNSENT_BYTES = 128 * 1024
 """Bytes of an answer that the operating system buffers per connection before they are sent."""
-MAPPED_BYTES = 128 * 1024
-"""Blocks of memory from this size on, as those of large bodies, are given back when they are freed."""
+MAPPED_BYTES = 2 * 1024 * 1024
+"""Blocks of memory from this size on are given back when they are freed. Smaller ones come and go too often."""
 _M_MMAP_THRESHOLD = -3
 """Number of a parameter of `mallopt`, see its manual page."""
 BACKLOG = 2048

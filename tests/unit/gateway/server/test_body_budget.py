@@ -99,3 +99,33 @@ def test_a_body_that_has_no_room_beside_what_is_held_waits_for_bodies_alone(bodi
     bodies.leave("a")
     assert bodies.granted == {"large"}
     assert bodies.budget.used_bytes == 13
+
+
+def test_a_body_that_takes_more_goes_before_those_that_are_not_read(bodies: Bodies) -> None:
+    for name, size in (("a", 4), ("b", 4), ("c", 4)):
+        bodies.come(name, size)
+    budget = bodies.budget
+    assert not budget.resize(bodies.rooms["a"], 8, lambda: bodies.let_in.append("a grown"))
+    bodies.come("d", 1)
+    assert bodies.granted == {"a", "b"}, "c would fit beside a, which waits"
+    bodies.leave("b")
+    assert (bodies.let_in, budget.used_bytes) == (["a grown"], 8)
+    assert budget.resize(bodies.rooms["a"], 2)
+    assert (bodies.granted, budget.used_bytes) == ({"a", "c", "d"}, 7)
+    assert budget.resize(bodies.rooms["c"], 20), "it has the memory already"
+    assert budget.used_bytes == 23
+    for name in "acd":
+        bodies.leave(name)
+    assert budget.used_bytes == 0
+
+
+def test_bodies_that_all_wait_for_more_do_not_wait_for_each_other(bodies: Bodies) -> None:
+    for name in ("a", "b", "c"):
+        bodies.come(name, 3)
+    for name in ("a", "b", "c"):
+        bodies.budget.resize(bodies.rooms[name], 9, lambda name=name: bodies.let_in.append(name))  # type: ignore[misc]
+    assert (bodies.let_in, bodies.budget.used_bytes) == (["a"], 15)
+    bodies.leave("b")  # its client is gone while it waits
+    assert bodies.let_in == ["a"]
+    bodies.leave("a")
+    assert (bodies.let_in, bodies.budget.used_bytes) == (["a", "c"], 9)
