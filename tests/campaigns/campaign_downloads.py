@@ -18,6 +18,7 @@ that we choose.
 """
 TESTS = (
     "tests/integration/transfers/test_generated_faults.py",
+    "tests/integration/transfers/test_hostile_answers.py",
     "tests/integration/transfers/test_killed_downloads.py",
     "tests/integration/transfers/test_other_clients.py",
 )

@@ -18,7 +18,10 @@ TESTS = (
     "tests/properties/gateway/tenancy/test_credentials.py",
     "tests/properties/gateway/upstream/test_client.py",
     "tests/integration/gateway/upstream/test_engine_http.py",
+    "tests/integration/gateway/test_body_memory.py",
+    "tests/integration/gateway/test_early_answers.py",
     "tests/integration/gateway/test_openapi.py",
+    "tests/unit/gateway/tools/test_depth_cut.py",
     "tests/integration/gateway/test_access_matrix.py",
     "tests/e2e/test_admin_openapi.py",
 )

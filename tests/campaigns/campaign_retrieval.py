@@ -18,6 +18,7 @@ TESTS = (
     "tests/integration/retrieval/test_edge_durability.py",
     "tests/properties/retrieval/test_isolation.py",
     "tests/integration/retrieval/test_killed_ingestion.py",
+    "tests/e2e/test_documents.py",
 )
 
 

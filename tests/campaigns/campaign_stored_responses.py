@@ -12,6 +12,7 @@ equal, limits of room are kept, and the oldest goes first.
 TESTS = (
     "tests/properties/gateway/storage/test_database.py",
     "tests/properties/gateway/storage/test_conversation_tree.py",
+    "tests/integration/gateway/test_responses_process.py",
 )
 
 

@@ -11,7 +11,7 @@ from tests.campaigns.campaign_rooms import SEARCHES, Search, find_first, list_fi
 from tests.campaigns.record import REPOSITORY
 
 PACKAGES = ("common/", "controller/", "gateway/", "retrieval/", "worker/")
-LONGEST = 500
+LONGEST = 800
 """Lines of a file."""
 
 

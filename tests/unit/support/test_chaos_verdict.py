@@ -11,6 +11,7 @@ import pytest
 
 from controller.schema.errors import ERROR_CODES
 from tests.support.chaos.faults import KINDS
+from tests.support.chaos.keepers import Refusal
 from tests.support.chaos.play import Kind, shuffled
 from tests.support.chaos.record import (
     GATEWAY_AWAY,
@@ -31,6 +32,7 @@ from tests.support.chaos.verdict import (
     lost_rows,
     make_outcome,
     must_be_zero,
+    refused_while_whole,
     spread,
     unexcused,
 )
@@ -120,12 +122,12 @@ def test_a_lost_request_is_told_beside_its_fault() -> None:
     ]
 
 
-def test_a_bound_is_stated_and_fails_nothing() -> None:
+def test_a_bound_that_does_not_hold_is_a_failure() -> None:
     slow = replace(_engine_fault().kills[0], back_s=2.0)
     gateway = Kill("gateway", 20.0, LONG, True, back_s=2.5)
     fault = Fault("many", 10.0, 30.0, [_engine_fault().kills[0], slow, gateway])
     record = Record([fault], [], 5)
-    assert find_failures(record, 3) == []
+    assert find_failures(record, 3) == ["bound of routing back: engine, its model's only one: no: 1 of 2 took longer"]
     engines, gateways = back_rows(record)
     assert engines == (
         *("engine, its model's only one", 2, "0.50 s", "1.00 s", "2.00 s", "2.00 s"),
@@ -160,6 +162,7 @@ def test_the_tables_count_kills_faults_and_lost_requests() -> None:
         "faults": 2,
         "requests": 7,
         "answers, each compared byte by byte": 5,
+        "refused beside, while a fault lasted": 0,
         "requests that were lost to what was killed, unloaded or stopped": 2,
         "processes that wanted to run, per processor": "1.50",
     }
@@ -176,6 +179,17 @@ def test_the_tables_count_kills_faults_and_lost_requests() -> None:
 )
 def test_the_spread_is_median_95th_percentile_and_maximum(values: list[float], expected: tuple[str, ...]) -> None:
     assert spread(values) == expected
+
+
+def test_what_was_acknowledged_is_kept_and_refusals_are_excused_by_faults_alone() -> None:
+    fault = Fault("retrieval killed", 10.0, 20.0)
+    inside, before = (Refusal("document", began, began + 1.0, "503") for began in (12.0, 5.0))
+    record = Record([fault], refused=[inside, before], forgotten=["document d1: waited in vain"])
+    assert refused_while_whole(record) == [before]
+    assert [failure.partition(":")[0] for failure in find_failures(record, 0)] == [
+        "acknowledged and not kept",
+        "documents, stored responses or tools refused while all was well",
+    ]
 
 
 # The order of faults

@@ -181,7 +181,7 @@ async def test_status_as_json_has_the_names_of_admin_rows_beside_the_old_ones(
 def test_what_the_status_of_a_model_has_without_a_name_of_its_own_is_a_field_of_a_row() -> None:
     [shown] = status_as_json(status(model("chat")))["models"]
     deprecated = set(ROW_NAMES)
-    assert set(shown) - set(AdminModel.model_fields) - deprecated == {"wanted_replicas"}
+    assert set(shown) - set(AdminModel.model_fields) - deprecated == {"plain_error", "wanted_replicas"}
 
 
 async def test_status_as_json_is_the_controllers_own(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
