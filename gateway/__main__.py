@@ -41,7 +41,7 @@ EXIT_SETTINGS = 2
 EXIT_PORT = 3
 UNSENT_BYTES = 128 * 1024
 """Bytes of an answer that the operating system buffers per connection before they are sent."""
-MAPPED_BYTES = 2 * 1024 * 1024
+MAPPED_BYTES = 1024 * 1024
 """Blocks of memory from this size on are given back when they are freed. Smaller ones come and go too often."""
 _M_MMAP_THRESHOLD = -3
 """Number of a parameter of `mallopt`, see its manual page."""

@@ -19,7 +19,7 @@ from tests.support.campaign import campaign_count
 from tests.support.gateway_process import running
 
 MIB = 1024 * 1024
-BODIES = campaign_count(12, 25)
+BODIES = campaign_count(6, 25)
 BODY = campaign_count(4, 63) * MIB
 BUDGET = campaign_count(64, 512)
 """MiB."""
@@ -124,16 +124,16 @@ async def test_bodies_take_no_more_memory_than_the_setting_says(case: str, recor
     assert peak <= 1.3 * BUDGET
 
 
-@pytest.mark.parametrize("values", ["[]", "{}", "1000"])
-async def test_a_body_whose_values_would_take_too_much_is_refused(values: str) -> None:
-    body = b'{"model":"m","messages":[],"x":[%b%b]}' % (f"{values},".encode() * (BODY // 5), values.encode())
+async def test_a_body_whose_values_would_take_too_much_is_refused() -> None:
     async with slow_engine() as engine, running(ROUNDHOUSE_BODY_MEMORY_MIB=str(BUDGET)) as (process, here):
+        engine.go.set()
         await here.publish(route("m", [engine.url]))
         idle = resident_mib(process.pid, "VmRSS")
         Path(f"/proc/{process.pid}/clear_refs").write_text("5")
-        answers = await asyncio.gather(*(send(here, "/v1/chat/completions", body) for _ in range(BODIES)))
-        assert Counter(answers) == {413: BODIES}
+        for values in (b"[],", b"{},", b"1000,"):
+            body = b'{"model":"m","messages":[],"x":[%b1]}' % (values * (BODY // 5))
+            answers = await asyncio.gather(*(send(here, "/v1/chat/completions", body) for _ in range(3)))
+            assert Counter(answers) == {413: 3}
+            small = b'{"model":"m","messages":[],"x":[%b1]}' % (values * 60_000)
+            assert await send(here, "/v1/chat/completions", small) == 200
         assert resident_mib(process.pid, "VmHWM") - idle <= 1.3 * BUDGET
-        engine.go.set()
-        small = b'{"model":"m","messages":[],"x":[%b1]}' % (f"{values},".encode() * 60_000)
-        assert await send(here, "/v1/chat/completions", small) == 200
