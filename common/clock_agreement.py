@@ -67,6 +67,8 @@ class ClockRecord:
     """Seconds since boot at the last check."""
     hold: ClockHold | None
     """None: the wall clock agreed at the last check."""
+    schema_version: int = 1
+    """Version of this form."""
 
 
 class ClockVerdict(NamedTuple):
