@@ -124,7 +124,7 @@ class TrustedClock:
         reading = self._read()
         try:
             return _RECORD.validate_json(self._path.read_bytes())
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return trust_reading(reading)
         except (OSError, ValidationError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is damaged"

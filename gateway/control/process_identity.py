@@ -29,14 +29,14 @@ class GatewayFile(BaseModel):
 
 
 def take_identity(folder: Path) -> GatewayProcess:
-    """Return this process's identity, and count its start in `folder`/gateway.json. The folder is created if it is
-    missing. Blocks. Call once per process.
+    """Return this process's identity, and count its start in `folder`/gateway.json. Blocks. Call once per process.
 
-    If the folder cannot be written, the process is a gateway of its own, which is logged: where it follows one that was
-    killed, the controller must first see that one gone. A damaged file is replaced, which is logged, too.
+    Without a folder (of a gateway that stores nothing), or if it cannot be written, which is logged, the process is a
+    gateway of its own: where it follows one that was killed, the controller must first see that one gone. A damaged
+    file is replaced, which is logged, too.
     """
     try:
-        counted = _count_start(folder)
+        counted = _count_start(folder) if folder.exists() else GatewayFile(id=_new_id(), epoch=0)
     except OSError as error:
         logger.warning(
             "%s cannot be written (%s): this gateway has another id after each restart, and the controller may refuse "
@@ -51,7 +51,6 @@ def take_identity(folder: Path) -> GatewayProcess:
 
 
 def _count_start(folder: Path) -> GatewayFile:
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / FILE_NAME
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

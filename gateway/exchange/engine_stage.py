@@ -86,13 +86,16 @@ class EngineStage:
         if self._attempt is not None:
             self._attempt.resume()
 
-    def end(self) -> Attempt | None:
+    def end(self, *, is_last: bool = True) -> Attempt | None:
         """Cancel the attempt that is under way, and return it, or the one that ended with an answer.
 
-        None: no attempt was sent, or the last one failed. May be called again, with the same result. The client's
-        answer and the slot stay as they are.
+        None: no attempt was sent, or the last one failed. The client's answer and the slot stay as they are. `is_last`
+        False: another call will return the attempt again. Else the stage forgets it: an attempt refers to its stage,
+        and nothing may be left in a cycle.
         """
         attempt = self._attempt
+        if is_last:
+            self._attempt = None
         if attempt is not None:
             attempt.cancel()
             self._exchange.account.attempts += attempt.resent

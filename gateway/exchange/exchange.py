@@ -490,7 +490,7 @@ class Exchange:
         """Give back what the request holds at engines and in the queue. May be called twice."""
         engine, admission = self.engine, self.admission
         if engine is not None and admission is not None:
-            attempt = engine.end()
+            attempt = engine.end(is_last=False)
             self.account.usage = attempt.usage if attempt is not None else None
             admission.release_slot(attempt, self.services.now())
 

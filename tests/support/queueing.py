@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import heapq
 import json
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -35,6 +36,8 @@ def key(name: str, **fields: Any) -> Key:
 class Clock:
     """In `time`'s place. Stands until it is moved."""
 
+    CLOCK_BOOTTIME = time.CLOCK_BOOTTIME
+
     def __init__(self) -> None:
         self.now = 1_000_000.0
 
@@ -46,12 +49,18 @@ class Clock:
         """Unix time."""
         return 1_700_000_000.0 + self.now
 
+    def clock_gettime(self, clock: int) -> float:
+        """Seconds since boot."""
+        assert clock == self.CLOCK_BOOTTIME
+        return self.now
+
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of every gateway that a test makes. Its timers are the event loop's, and go by real time."""
     made = Clock()
     monkeypatch.setattr("gateway.app.time", made)
+    monkeypatch.setattr("common.trusted_clock.time", made)
     return made
 
 

@@ -313,6 +313,7 @@ async def test_the_openapi_document_describes_the_routes() -> None:
         "/v1/conversations/{conversation_id}",
         "/v1/conversations/{conversation_id}/items",
         "/v1/conversations/{conversation_id}/items/{item_id}",
+        "/v1/clock/confirm",
         "/v1/limits",
         "/v1/messages",
         "/v1/messages/count_tokens",

@@ -11,7 +11,10 @@ from gateway.control.process_identity import take_identity
 
 
 def test_the_id_stays_and_starts_are_counted(tmp_path: Path) -> None:
-    folder = tmp_path / "not" / "there"
+    folder = tmp_path / "state"
+    assert take_identity(folder).epoch == 0
+    assert not folder.exists(), "a gateway that stores nothing has none"
+    folder.mkdir()
     first, second = take_identity(folder), take_identity(folder)
     assert (first.epoch, second.epoch) == (1, 2)
     assert first.id == second.id
