@@ -15,6 +15,7 @@ from tests.support.gpu_site import gpu_site
 from tests.support.managed_stack import FILE, LARGE, LARGE_FILE, REPOSITORY, keyed_stack, secret_of
 from tests.support.page_browser import Look, open_context, require_page, send_message
 from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
+from tests.support.wait import until
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow]
 
@@ -189,10 +190,20 @@ async def test_a_model_is_looked_at_downloaded_declared_and_removed(whole_stack:
         await expect(row(page, "clockwork")).to_be_visible()
         await expect(row(page, "fetched")).to_have_count(0)
         await expect(stored).to_contain_text("used by no model")
-        # The file is the engine's until that has ended.
-        await expect(page.get_by_role("region", name="Main memory")).not_to_contain_text("fetched")
-        await stored.get_by_role("button", name=f"Remove {REPOSITORY}/{FILE}").click()
-        await page.get_by_role("button", name="Yes").click()
+
+        # The file is the engine's until that has ended: until then the page says so, and the user tries again.
+        refused = page.get_by_role("alert").filter(has_text="in use by an engine of the model fetched")
+
+        async def is_removed() -> bool:
+            async with page.expect_response(lambda each: each.request.method == "DELETE") as answered:
+                await stored.get_by_role("button", name=f"Remove {REPOSITORY}/{FILE}").click()
+                await page.get_by_role("button", name="Yes").click()
+            if (await answered.value).ok:
+                return True
+            await expect(refused).to_be_visible()
+            return False
+
+        await until("the file is removed", is_removed)
         await expect(page.get_by_role("status").filter(has_text="are free again")).to_be_visible()
         await expect(stored).to_have_count(0)
 
