@@ -28,7 +28,7 @@ no operator could look at the hold."""
 
 
 class ClockReading(NamedTuple):
-    """Both clocks at one moment."""
+    """A reading of the wall clock and of the time since boot, taken together."""
 
     wall: float
     """Unix time in seconds, by the wall clock."""
@@ -40,7 +40,7 @@ class ClockReading(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ClockHold:
-    """A disagreement that lasts."""
+    """A hold: the wall clock disagrees with the count since boot, so nothing is deleted by it."""
 
     ahead_s: FiniteFloat
     """Seconds by which the wall clock was ahead of the count when the hold began; below 0: behind."""
@@ -50,7 +50,7 @@ class ClockHold:
 
 @dataclass(frozen=True, slots=True)
 class ClockRecord:
-    """What is known of the clocks after a check; kept on disk."""
+    """The anchor that is counted from, and the result of the last check. A program keeps one on disk over restarts."""
 
     wall: FiniteFloat
     """Unix time in seconds of the anchor: the moment that is counted from."""
@@ -72,7 +72,7 @@ class ClockRecord:
 
 
 class ClockVerdict(NamedTuple):
-    """The answer of `judge_clock`."""
+    """How a reading's wall clock compares with the count since the anchor."""
 
     counted: float
     """Unix time in seconds by the count from the anchor. After a restart of the host, the least that it can be."""

@@ -44,7 +44,7 @@ class CombinedDeclarations:
 
 @dataclass(frozen=True, slots=True)
 class CheckedDeclaration:
-    """What a proposed runtime declaration is worth, as far as its text tells."""
+    """The result of checking a proposed runtime declaration by its text, before any path is looked up."""
 
     problems: tuple[Problem, ...]
     """Why it cannot be in force, with secrets masked; empty: it can."""
