@@ -9,12 +9,16 @@ from typing import Final
 PROC: Final = Path("/proc")
 
 
+def read_boot_id() -> str:
+    """Return the id that the kernel drew at the machine's boot. Raises OSError where the system names no boot."""
+    return (PROC / "sys/kernel/random/boot_id").read_text().strip()
+
+
 def read_host() -> str | None:
     """Return where this program's process ids mean something: the boot of the machine, and the PID namespace. Two
     programs with the same text see each other's processes under the same ids. None: the system does not tell."""
     try:
-        boot = (PROC / "sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {(PROC / 'self/ns/pid').readlink()}"
+        return f"{read_boot_id()} {(PROC / 'self/ns/pid').readlink()}"
     except OSError:
         return None
 

@@ -22,6 +22,7 @@ from common.clock_agreement import (
     next_record,
     trust_reading,
 )
+from common.processes import read_boot_id
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +30,6 @@ CHECK_EVERY_S: Final = 10.0
 """Seconds between two checks."""
 WRITE_EVERY_S: Final = 60.0
 """Seconds after which a check writes the record also if nothing else changed than the time."""
-_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _RECORD: Final = TypeAdapter(ClockRecord)
 
 
@@ -37,7 +37,7 @@ def clock_reader() -> Callable[[], ClockReading]:
     """Return a function that reads both clocks. On a system that names no boot, the seconds since boot count from this
     call, and another call counts from another boot."""
     try:
-        boot = _BOOT_ID.read_text().strip()
+        boot = read_boot_id()
         return lambda: ClockReading(time.time(), time.clock_gettime(time.CLOCK_BOOTTIME), boot)
     except (OSError, AttributeError):
         boot, began_at = secrets.token_hex(8), time.monotonic()

@@ -25,7 +25,8 @@ _GPU: Final = re.compile(r"\d{1,2}|(GPU|MIG)-[A-Za-z0-9/-]{1,100}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class RequestRules:
-    """What the fields of a request may say at one controller. `roots` are absolute."""
+    """The rules by which one controller refuses fields of requests: its models folders, and the fields and names that
+    are trusted. `roots` are absolute."""
 
     roots: ModelRoots
     trusted: frozenset[str] = frozenset()

@@ -36,8 +36,9 @@ def see_process(process: GatewayProcess) -> bool | None:
 
 @dataclass(frozen=True, slots=True)
 class GatewayPlace:
-    """What a hub needs to give the place of the one gateway: `last` had it under the controller before (None: nobody,
-    or it is given back), `remember` stores who has it now for the next controller, `see` is `see_process`."""
+    """How a hub remembers, over restarts of the controller, which gateway it has accepted. `last`: the process that the
+    controller before had accepted; None: none, or it has said goodbye. `remember` stores the accepted process for the
+    next controller. `see`: see `see_process`."""
 
     last: GatewayProcess | None = None
     remember: Callable[[GatewayProcess | None], None] = lambda _: None

@@ -247,8 +247,8 @@ class RoutingTable(Wire):
 
 
 class LinkRefusal(Wire):
-    """What the controller sends instead of a table to a gateway that it does not take, before it closes the link. The
-    gateway asks again later; one of an older version takes it for a lost link."""
+    """The message with which the controller refuses a gateway: sent in place of a routing table, before the link is
+    closed. The gateway asks again later; one of an older version sees a lost link."""
 
     kind: Literal["refusal"] = "refusal"
     schema_version: int = SCHEMA_VERSION
@@ -290,7 +290,7 @@ class PrefillTokens(Wire):
 
 
 class GatewayProcess(Wire):
-    """One process of a gateway, and the gateway that it is a process of."""
+    """Identity of a gateway's process: the gateway's id, the number of its start, and where the process runs."""
 
     id: str = Field(description="Id of the gateway, kept in its state folder.")
     epoch: int = Field(

@@ -54,7 +54,7 @@ class _CompletionKeeper:
         )
 
     def begin_write(self, last_part: bytes) -> ObjectWrite | None:
-        """See AnswerKeeper, as for the others."""
+        """Return the write that began when the answer was complete; None: it is not complete. See AnswerKeeper."""
         return self._write
 
     def mark_lost(self, error: RoundhouseError) -> bool:
@@ -69,7 +69,7 @@ class _CompletionKeeper:
         return b"%bdata: %b\n\n%b" % (events[:at], encode_json(chunk), events[at:])
 
     def mark_body(self, body: bytes) -> bytes:
-        """Add `store: false`."""
+        """Return the answer's JSON with `"store": false`."""
         return encode_json({**decode_json(body), "store": False})
 
 

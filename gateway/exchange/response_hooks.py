@@ -264,7 +264,7 @@ class ExchangeRun:
     # AnswerKeeper
 
     def begin_write(self, last_part: bytes) -> ObjectWrite | None:
-        """See AnswerKeeper, as for the others."""
+        """Begin to store the response when it is complete; None: it is not, or nothing is stored. See AnswerKeeper."""
         response = self._context.response
         if response is None or self._outcome is not None or not _is_complete(response):
             return None

@@ -92,11 +92,11 @@ class UsedTokens:
 
     @property
     def total(self) -> int:
-        """Tokens of prompts and answers together."""
+        """Sum of the prompt tokens and generated tokens of all rounds so far."""
         return self.prompt + self.completion
 
     def add(self, exchange: Exchange) -> None:
-        """Add a round that has ended."""
+        """Add the tokens of a round that has ended: `exchange` is its inner request."""
         account = exchange.account
         self.was_sent = self.was_sent or account.attempts > 0
         if account.usage is None:

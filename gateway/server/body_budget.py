@@ -16,7 +16,7 @@ class Resize(Protocol):
 
 
 class BodyRoom(NamedTuple):
-    """What the owner of a body may do with the room that is reserved for it."""
+    """Handle of the memory that is reserved for one body: the body's owner returns or resizes it by these functions."""
 
     give_back: Callable[[], None]
     """Gives the room back, or cancels the wait for it. Call once."""

@@ -91,8 +91,8 @@ class Version:
 
     @property
     def notice(self) -> str | None:
-        """What searches do not find of the version, though it is ready; None: they find all of it, or the version was
-        not written yet."""
+        """Text for people: which chunks of a ready version have no vector, so that only searches by words find them.
+        None: all have one, or the version is not ready."""
         return self.error_message if self.error_code is None else None
 
 

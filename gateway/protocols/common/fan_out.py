@@ -254,7 +254,7 @@ class EmbeddingsForm(AnswerForm):
         return _NO_EMBEDDING.sub(lambda _: b'"embedding":%b' % next(taken), encoded), fields
 
     def join_parts(self, parts: list[tuple[bytes, Fields]], asked: Fields) -> bytes:
-        """Return the whole list of embeddings."""
+        """Return the JSON of one answer: the embeddings of all parts in order, and the sum of their usage."""
         rest = json_bytes(_with_counts(parts[0][1], "usage", [fields for _, fields in parts]))
         items = b",".join(items[1:-1] for items, _ in parts)
         return b'{"data":[%b]%b%b' % (items, b"" if rest == b"{}" else b",", rest[1:])
@@ -303,7 +303,7 @@ class NativeForm(AnswerForm):
         return items
 
     def join_parts(self, parts: list[list[Any]], asked: Fields) -> bytes:
-        """Return the list of all answers."""
+        """Return the JSON array of the items of all parts, in order."""
         return json_bytes([item for part in parts for item in part])
 
 

@@ -207,7 +207,7 @@ class DepthCut:
         self._depth = 0
 
     def feed(self, text: bytes) -> bytes:
-        """Return what is kept of the next part."""
+        """Return the next part of the text, `text`, without what is nested too deep. Parts come in order."""
         kept: list[bytes] = []
         at = 0
         for found in _TOKEN.finditer(text):

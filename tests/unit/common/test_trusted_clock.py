@@ -167,7 +167,7 @@ def test_a_host_that_names_no_boot_counts_from_the_start_of_the_program(monkeypa
     first, again = clock_reader()(), clock_reader()()
     assert first.boot == again.boot
     assert first.uptime <= again.uptime
-    monkeypatch.setattr("common.trusted_clock._BOOT_ID", Path("/nowhere"))
+    monkeypatch.setattr("common.processes.PROC", Path("/nowhere"))
     first, other = clock_reader()(), clock_reader()()
     assert first.boot != other.boot
     assert 0 <= first.uptime < 60
