@@ -6,6 +6,8 @@ import json
 import secrets
 import shutil
 import subprocess
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -84,14 +86,24 @@ class ComposeProject:
         return {container.labels["com.docker.compose.service"]: container for container in found}
 
     def loaded(self) -> bool:
-        """Whether all replicas of all models are ready."""
+        """Whether all replicas of all models are ready, and the gateway listens. Until it does, Docker's proxy takes
+        connections to its port, and resets them."""
         text = self.roundhouse("status", "--json")
-        if not text.startswith("{"):
+        if not text.startswith("{") or not self._listens():
             return False
         models = json.loads(text)["models"]
         return bool(models) and all(
             model["state"] == "loaded" and model["loaded_replicas"] == model["wanted_replicas"] for model in models
         )
+
+    def _listens(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=10):
+                return True
+        except urllib.error.HTTPError:  # it answers; 503 is its opinion of the models
+            return True
+        except OSError:
+            return False
 
     def down(self) -> None:
         """As docs/images.md says."""
