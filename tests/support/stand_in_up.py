@@ -45,6 +45,7 @@ class Up:
             "ROUNDHOUSE_RUNTIME": "process",
             "ROUNDHOUSE_PORT": str(self.port),
             "ROUNDHOUSE_STOP_TIMEOUT_S": "1",
+            "ROUNDHOUSE_PAGE": "0",  # an `up` without the built page would build it, and leave the build behind
             "EVENTS": str(self.events_file),
         }
         with (self.log_folder / "out").open("w") as out, (self.log_folder / "err").open("w") as err:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from common.program_address import split_listen_address
+from common.setting_names import KNOWN_VARIABLES, RETRIEVAL_VARIABLES, TRANSFERS_VARIABLES
 from controller.cli.up.announce import Announcer
 from controller.settings import ControllerSettings
 
@@ -34,8 +35,6 @@ CLEAN_VARIABLES: Final = frozenset(
     {"PATH", "PYTHONPATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "SSL_CERT_FILE", "SSL_CERT_DIR"}
 )
 """Variables of this process that `transfers` gets, which talks to strangers: none that may hold a secret."""
-_TRANSFERS_PREFIXES: Final = ("ROUNDHOUSE_TRANSFERS_", "ROUNDHOUSE_HUB_", "ROUNDHOUSE_LOG_")
-_TRANSFERS_SETTINGS: Final = frozenset({"ROUNDHOUSE_MODELS"})
 
 
 def program_socket(settings: ControllerSettings, name: str) -> Path:
@@ -58,15 +57,12 @@ def drop_programs_without_packages(settings: ControllerSettings, announcer: Anno
 
 
 def _retrieval_variables(_settings: ControllerSettings, env: Mapping[str, str]) -> dict[str, str]:
-    return dict(env)
+    others = KNOWN_VARIABLES - RETRIEVAL_VARIABLES
+    return {name: value for name, value in env.items() if name not in others}
 
 
 def _transfers_variables(_settings: ControllerSettings, env: Mapping[str, str]) -> dict[str, str]:
-    return {
-        name: value
-        for name, value in env.items()
-        if name in CLEAN_VARIABLES or name in _TRANSFERS_SETTINGS or name.startswith(_TRANSFERS_PREFIXES)
-    }
+    return {name: value for name, value in env.items() if name in CLEAN_VARIABLES | TRANSFERS_VARIABLES}
 
 
 SIDE_PROGRAMS: Final = (

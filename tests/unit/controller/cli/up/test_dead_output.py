@@ -38,7 +38,7 @@ class RealUp:
     """`roundhouse up` with one stub model, whose output is what a test gives it."""
 
     def __init__(self, folder: Path) -> None:
-        self.stack = RoundhouseStack(folder, "process", {"ROUNDHOUSE_STOP_TIMEOUT_S": "1"})
+        self.stack = RoundhouseStack(folder, "process", {"ROUNDHOUSE_STOP_TIMEOUT_S": "1", "ROUNDHOUSE_PAGE": "0"})
         self.stack.declare({"a": {"backend": "stub"}})
         self.process: subprocess.Popen[bytes] | None = None
 

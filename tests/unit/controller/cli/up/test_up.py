@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from common.model_reference import HubReference, parse_reference
+from common.setting_names import KNOWN_VARIABLES, RETRIEVAL_VARIABLES, TRANSFERS_VARIABLES
 from controller.cli import stop_timeouts
 from controller.cli.app import run
 from controller.cli.exit_codes import ExitCode
@@ -31,7 +32,7 @@ from controller.cli.up.first_model import (
     without_servers,
 )
 from controller.cli.up.record import ProcessRecord, UpRecord, read_record, write_record
-from controller.cli.up.run import UpRun
+from controller.cli.up.run import UpRun, program_specs
 from controller.cli.up.supervisor import ChildSpec
 from controller.schema.status import ControllerStatus, ModelState, ModelStatus, StatementView
 from controller.settings import ControllerSettings, url_of
@@ -316,6 +317,13 @@ async def test_down_kills_what_a_killed_up_left_and_does_not_end(up: Up, capsys:
 
 
 # Before anything is started.
+
+
+def test_a_side_program_gets_the_settings_of_no_other_program() -> None:
+    settings = ControllerSettings(retrieval=True, downloads="on")
+    of_programs = {"retrieval": RETRIEVAL_VARIABLES, "transfers": TRANSFERS_VARIABLES}
+    started = {each.name: set(each.env) for each in program_specs(settings, dict.fromkeys(KNOWN_VARIABLES, "x"))}
+    assert {name: started[name] & KNOWN_VARIABLES for name in of_programs} == of_programs
 
 
 @contextmanager
