@@ -6,15 +6,17 @@ import fcntl
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
-from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 from urllib.parse import quote
 
 _SIDE_FILES: Final = ("-wal", "-shm", "-journal")
 _DAMAGE_CODES: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _HOLD_POLL_S: Final = 0.05
+_LARGE_BYTES: Final = 64 * 1024
 
 
 class NewerDatabaseError(sqlite3.DatabaseError):
@@ -100,6 +102,21 @@ def open_existing(path: Path, *, busy_s: float) -> sqlite3.Connection:
     """
     uri = f"file:{quote(str(path.absolute()))}?mode=rw"
     return sqlite3.connect(uri, uri=True, timeout=busy_s, isolation_level=None)
+
+
+def insert_rows(db: sqlite3.Connection, into: str, rows: Sequence[tuple[Any, ...]]) -> None:
+    """Insert rows with one statement, which is faster than many: each releases Python's lock and waits for it again.
+
+    `into`: the statement as far as its columns, such as `INSERT INTO texts (version, text)`. `rows`: at least one, all
+    of the same length. Blocks; raises sqlite3.Error if the database fails.
+    """
+    places = ", ".join([f"({', '.join('?' * len(rows[0]))})"] * len(rows))
+    statement = f"{into} SELECT * FROM (VALUES {places}) WHERE ?"  # noqa: S608 - ours
+    values = list(chain.from_iterable(rows))
+    db.execute(statement, [*values, True])
+    if sum(len(each) for each in values if isinstance(each, bytes | str)) > _LARGE_BYTES:
+        # Python keeps the statement, and SQLite its copy of what was bound to it last, until others are bound.
+        db.execute(statement, [*([None] * len(values)), False])
 
 
 def hold_file(path: Path) -> int:

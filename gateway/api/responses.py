@@ -9,7 +9,7 @@ from gateway.api.schemas import Anything, Compaction, InputTokens, ResponsesRequ
 from gateway.exchange.api_spec import ApiSpec
 
 _MAKE, _COMPACT, _COUNT = APIS = (
-    ApiSpec("/v1/responses", streams=True, resumes=True, state="made", whole_copies=16, scope="inference"),
+    ApiSpec("/v1/responses", streams=True, resumes=True, state="made", whole_copies=5, scope="inference"),
     ApiSpec("/v1/responses/compact", gathers=True, state="read", whole_copies=4, scope="inference"),
     ApiSpec("/v1/responses/input_tokens", takes_slot=False, state="read", whole_copies=4, scope="inference"),
 )

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from common.sqlite_files import transaction
+from common.sqlite_files import insert_rows, transaction
 from controller.schema.errors import RoundhouseError
 from gateway.protocols.common.conversation import Fields
 from gateway.protocols.common.json_bytes import json_bytes
@@ -76,10 +76,9 @@ UPDATE responses SET used_at = max(used_at, ?) WHERE number IN (SELECT number FR
 _INSERT: Final = """
 INSERT INTO responses
     (number, id, tenant, model, created_at, used_at, previous, status, items, bytes, conversation, conversation_item)
-VALUES {}
 """
-_INSERT_DOCUMENTS: Final = "INSERT INTO documents (number, response, input, output) VALUES {}"
-_INSERT_EVENTS: Final = "INSERT INTO response_events (number, events) VALUES {}"
+_INSERT_DOCUMENTS: Final = "INSERT INTO documents (number, response, input, output)"
+_INSERT_EVENTS: Final = "INSERT INTO response_events (number, events)"
 _FIND_EVENTS: Final = """
 SELECT events FROM responses JOIN response_events USING (number) WHERE id = ? AND tenant = ? AND used_at >= ?
 """
@@ -228,11 +227,11 @@ class StateDatabase:
             cutoff = self._file.cutoff()
             run_with_rows(_USE_CHAINS, continued_rows, cutoff, cutoff, now)
         self._file.make_room(sum(response.size for response in responses), len(responses))
-        run_with_rows(_INSERT, rows)
-        run_with_rows(_INSERT_DOCUMENTS, documents)
+        insert_rows(self._db, _INSERT, rows)
+        insert_rows(self._db, _INSERT_DOCUMENTS, documents)
         events = [(number, each.events) for number, each in enumerate(responses, first_number) if each.events]
         if events:
-            run_with_rows(_INSERT_EVENTS, events)
+            insert_rows(self._db, _INSERT_EVENTS, events)
 
     def find_response(self, tenant: str, response_id: str) -> FoundResponse | None:
         """Return a tenant's response; None: the tenant has no response with this id. Does not count as a use.

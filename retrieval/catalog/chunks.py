@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
+from common.sqlite_files import insert_rows
 from retrieval.catalog.records import Chunk, FoundChunk
 from retrieval.parsing.base import ParsedDocument
 
@@ -24,7 +25,7 @@ def save_parsed(db: sqlite3.Connection, version: int, parsed: ParsedDocument) ->
     )
     if not changed.rowcount:
         return False
-    db.execute("INSERT OR REPLACE INTO texts (version, text) VALUES (?, ?)", (version, parsed.text.encode()))
+    insert_rows(db, "INSERT OR REPLACE INTO texts (version, text)", [(version, parsed.text.encode())])
     db.execute("DELETE FROM chunks WHERE version = ?", (version,))
     db.executemany(
         "INSERT INTO chunks (version, ordinal, start, end, page, headings, text) VALUES (?, ?, ?, ?, ?, ?, ?)",

@@ -266,11 +266,12 @@ class LargeBody:
     def fill_fields(self, fields: dict[str, Any], *, kept_names: Collection[str]) -> None:
         """Replace, in place, each string in a decoded outline by what it is in the body, keys of objects too. Use it
         before texts are interpreted or stored. A string that is the value of a field in `kept_names`, at any depth,
-        stays as it is; strings deeper inside such a field do not.
+        stays as it is; strings deeper inside such a field do not. The body counts as decoded whole from then on.
 
         Raises:
             RoundhouseError, RuntimeError: as `fill_text`; some strings may be replaced already.
         """
+        self.note_whole()
         pending: list[Any] = [fields]
         while pending:
             container = pending.pop()

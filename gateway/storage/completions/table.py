@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from common.sqlite_files import insert_rows
 from gateway.protocols.common.conversation import Fields
 from gateway.protocols.common.json_bytes import json_bytes
 from gateway.storage.completions.records import CompletionFilter, FoundCompletion, StoredCompletion
@@ -20,9 +21,9 @@ _FIND: Final = """
 SELECT number, model, metadata, completion FROM completions WHERE id = ? AND tenant = ? AND used_at >= ?
 """
 _INSERT: Final = """
-INSERT INTO completions (number, id, tenant, model, created_at, used_at, metadata, completion, messages) VALUES {}
+INSERT INTO completions (number, id, tenant, model, created_at, used_at, metadata, completion, messages)
 """
-_INSERT_METADATA: Final = "INSERT INTO completion_metadata (tenant, key, value, number) VALUES {}"
+_INSERT_METADATA: Final = "INSERT INTO completion_metadata (tenant, key, value, number)"
 _LIST: Final = "SELECT number, model FROM completions WHERE tenant = ? AND used_at >= ?"
 _HAS_PAIR: Final = """
  AND number IN (SELECT number FROM completion_metadata WHERE tenant = ? AND key = ? AND value = ?)
@@ -70,9 +71,9 @@ class CompletionTable:
             row = (number, each.id, each.tenant, each.model, each.created_at, now, json_bytes(each.metadata))
             rows.append((*row, each.completion, each.messages))
             pairs += [(each.tenant, key, value, number) for key, value in each.metadata.items()]
-        self._file.run_with_rows(_INSERT, rows)
+        insert_rows(self._db, _INSERT, rows)
         if pairs:
-            self._file.run_with_rows(_INSERT_METADATA, pairs)
+            insert_rows(self._db, _INSERT_METADATA, pairs)
 
     def find(self, tenant: str, completion_id: str) -> FoundCompletion | None:
         """Return a tenant's completion; None: the tenant has no completion with this id. Does not count as a use.
@@ -142,7 +143,7 @@ class CompletionTable:
         self._db.execute("DELETE FROM completion_metadata WHERE number = ?", (row.number,))
         if metadata:
             pairs = [(tenant, key, value, row.number) for key, value in metadata.items()]
-            self._file.run_with_rows(_INSERT_METADATA, pairs)
+            insert_rows(self._db, _INSERT_METADATA, pairs)
         return _join(encoded_metadata, row.completion)
 
     def delete(self, tenant: str, completion_id: str) -> bool:

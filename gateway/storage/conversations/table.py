@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Final, TypeAlias
 
+from common.sqlite_files import insert_rows
 from gateway.protocols.common.conversation import Fields
 from gateway.protocols.common.json_bytes import json_bytes
 from gateway.protocols.responses.conversation_items import BranchStart
@@ -65,9 +66,9 @@ _INSERT: Final = """
 INSERT INTO conversations (id, tenant, created_at, used_at, metadata, settings) VALUES (?, ?, ?, ?, ?, ?)
 """
 _INSERT_ITEMS: Final = """
-INSERT INTO conversation_items (number, conversation, id, parent_id, created_at, item, answer) VALUES {}
+INSERT INTO conversation_items (number, conversation, id, parent_id, created_at, item, answer)
 """
-_INSERT_OUTLINES: Final = "INSERT INTO item_outlines (number, text, item) VALUES {}"
+_INSERT_OUTLINES: Final = "INSERT INTO item_outlines (number, text, item)"
 _TAKEN: Final = "SELECT id FROM conversation_items WHERE conversation = ? AND id IN ({})"
 _OUTLINED: Final = """
 SELECT coalesce(o.item, i.item), parent_id, answer
@@ -430,8 +431,8 @@ class ConversationTable:
         for item_number, (item, parent_id) in enumerate(zip(items, parent_ids, strict=True), first_number):
             rows.append((item_number, number, item.id, parent_id, now, item.item, item.answer))
             outlines.append((item_number, fold_text(item.text), item.outline))
-        self._file.run_with_rows(_INSERT_ITEMS, rows)
-        self._file.run_with_rows(_INSERT_OUTLINES, outlines)
+        insert_rows(self._db, _INSERT_ITEMS, rows)
+        insert_rows(self._db, _INSERT_OUTLINES, outlines)
         if moves_end:
             self._db.execute("UPDATE conversations SET active_item = ? WHERE number = ?", (items[-1].id, number))
 

@@ -12,11 +12,14 @@ from common.sqlite_files import (
     DatabaseFile,
     FileConnection,
     check_content,
+    insert_rows,
     is_damaged,
     open_connection,
     open_existing,
     transaction,
 )
+
+MIB = 1024 * 1024
 
 
 def count_rows(db: sqlite3.Connection) -> int:
@@ -132,3 +135,22 @@ def test_which_errors_are_damage() -> None:
     damage.sqlite_errorcode = sqlite3.SQLITE_NOTADB
     assert is_damaged(damage)
     assert not is_damaged(sqlite3.OperationalError("disk I/O error"))
+
+
+def test_large_values_do_not_stay_in_memory_once_they_are_inserted(folder: Path) -> None:
+    db = open_connection(folder / "file.db", busy_s=1)
+    db.execute("CREATE TABLE texts (number INTEGER PRIMARY KEY, text BLOB NOT NULL)")
+    large = bytes(40 * MIB)
+    insert_rows(db, "INSERT INTO texts (number, text)", [(1, b"a"), (2, "b")])
+    before = resident_bytes()
+    insert_rows(db, "INSERT INTO texts (number, text)", [(3, large)])
+    insert_rows(db, "INSERT OR REPLACE INTO texts (number, text)", [(3, large), (4, large)])
+    assert resident_bytes() - before < 40 * MIB
+    rows = db.execute("SELECT number, length(text) FROM texts ORDER BY number").fetchall()
+    assert rows == [(1, 1), (2, 1), (3, 40 * MIB), (4, 40 * MIB)]
+    db.close()
+
+
+def resident_bytes() -> int:
+    """Memory of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
