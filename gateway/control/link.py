@@ -32,7 +32,8 @@ logger = logging.getLogger(__name__)
 
 LINK_PATH = "/internal/link"
 FIRST_RETRY_S = 0.1
-LONGEST_RETRY_S = 2.0
+LONGEST_RETRY_S = 0.5
+"""Short, because a table that is older than the last kills names engines that are gone."""
 REFUSED_RETRY_S = 3.0
 """Longest delay before a gateway that is refused asks again: it may be the only one by then."""
 PING_S = 10.0
@@ -53,7 +54,7 @@ MOST_PROBLEMS = 5
 def retry_delay(attempt: int, jitter: float) -> float:
     """Return the seconds to wait before reconnection `attempt`, counted from 0.
 
-    The longest delay doubles from `FIRST_RETRY_S` (0.1) to `LONGEST_RETRY_S` (2); `jitter`, in [0, 1), chooses between
+    The longest delay doubles from `FIRST_RETRY_S` (0.1) to `LONGEST_RETRY_S` (0.5); `jitter`, in [0, 1), chooses between
     half of it and all of it, so that several gateways do not reconnect at the same time.
     """
     longest_s: float = min(LONGEST_RETRY_S, FIRST_RETRY_S * 2 ** min(attempt, 16))
@@ -298,7 +299,7 @@ class ControllerLink:
             await socket.close()
 
     def _log_unreachable(self, attempt: int, error: Exception) -> None:
-        # Once per absence; it is tried every two seconds after that. One that is just starting too is not absent.
+        # Once per absence; it is tried every half second after that. One that is just starting too is not absent.
         is_due = attempt == (0 if self._state.was_ever_connected else STARTING_ATTEMPTS)
         was_refused, self._is_refused = self._is_refused, is_token_refusal(error)
         if (is_due or self._is_refused) and not (was_refused and self._is_refused):

@@ -190,6 +190,14 @@ class Chaos:
             return None
         return None if reply.status == 503 else reply
 
+    async def ask_health(self) -> dict[str, Any]:
+        """What the gateway says of itself; empty where nobody answers."""
+        try:
+            async with aiohttp.ClientSession() as session, session.get(f"{self.stage.url}/health") as answer:
+                return dict(await answer.json())
+        except (aiohttp.ClientError, TimeoutError, ValueError):
+            return {}
+
     async def wait_for_controller(self) -> None:
         """Until the admin API answers."""
         await until("the admin API answers", lambda: self.ask_admin("GET", "models"), BACK_WITHIN_S)
@@ -275,6 +283,8 @@ class Chaos:
             for row in listed["models"]
             if not is_at_rest(row)
         ]
+        if (link := (await self.ask_health()).get("controller")) != "connected":  # it may know engines that are gone
+            wrong.append(f"the gateway's link to the controller: {link}")
         engines, wrong_engines = self.stage.host.look(WANTED)
         shown = {each["name"] for row in listed["models"] for each in row["replica_details"]}
         if shown != set(engines):

@@ -69,5 +69,5 @@ def test_retries_start_soon_and_never_wait_long() -> None:
     delays = [retry_delay(attempt, 0.999) for attempt in range(50)]
     assert delays == sorted(delays)
     assert 0.05 <= retry_delay(0, 0.0) <= retry_delay(0, 0.999) <= 0.1
-    assert delays[-1] <= 2.0
-    assert retry_delay(10_000, 0.0) == 1.0
+    assert delays[-1] <= 0.5
+    assert retry_delay(10_000, 0.0) == 0.25
