@@ -6,9 +6,9 @@ from tests.campaigns.pytest_run import run_tests
 from tests.campaigns.record import Outcome
 
 ABOUT = """
-Generated arrivals, ends, cancellations, new tables and failures of replicas: no slot leaks, nobody is overtaken for
-ever, tenants get their shares, the place that a client is told is the order of service, and no rate limit is passed
-in any window. The same through a whole gateway over sockets, under storms of clients that leave and of engines that
+Generated arrivals, ends, cancellations, new routing tables and failures of replicas. No slot leaks, no request is
+overtaken for ever, tenants get their shares, the place that a client is told is the order of service, and no rate
+limit is exceeded in any window. The same over sockets through a whole gateway, while many clients leave and engines
 fail.
 """
 TESTS = (

@@ -10,10 +10,9 @@ from pathlib import Path
 from tests.campaigns.record import Outcome, Table
 
 ABOUT = """
-A client of a real llama-server behind a whole Roundhouse asks for more tokens than anybody waits for, and leaves once
-the engine generates. The engine must cancel the request, as its own log says, and free the slot: of every API, blocking
-and streaming, while the engine is idle besides and while others keep it busy. The figures are the seconds from the
-client's leaving to the free slot.
+A client of a real llama-server behind a whole Roundhouse leaves while the engine generates. The engine's log must say
+that it cancels the request and frees the slot: for every API, blocking and streaming, on an idle and on a busy engine.
+The figures are the seconds until the slot is free.
 """
 TESTS = ("tests/e2e/test_gateway_cancellation.py",)
 COLUMNS = ("API", "answer", "engine", "times", "median", "worst")

@@ -16,13 +16,12 @@ from tests.support.foreign_clients import NODE_PACKAGES, PYTHON_PACKAGES, Foreig
 from tests.support.overflow_packages import EXPECTED, probe_packages
 
 ABOUT = """
-Prompts of more tokens than the context, on a real llama-server behind a gateway. Packages from PyPI must raise what
-they raise of OpenAI's and Anthropic's own refusals. Coding agents from npm, as their users start them, work with a
-model made for them (`tests/support/agent_model.py`), whose context is twice what their first request counts by the
-engine's `/apply-template` and `/tokenize`: it calls their tool for commands again and again, so that results fill its
-context. It answers a request for a summary with one, and ends the task once it sees a result after its summary. Each
-agent works once with the context told by its own setting, when it must compact and go on to the end of its task, and
-once without. Tokens are letters, more or less: no vocabulary of a real model has so many.
+Prompts with more tokens than the context, on a real llama-server behind a gateway. Packages from PyPI must raise the
+same errors as for OpenAI's and Anthropic's own refusals. Coding agents from npm work with a scripted model
+(`tests/support/agent_model.py`) that calls their command tool until the results fill the context, which is twice the
+first request by the engine's `/apply-template` and `/tokenize`. Each agent runs once with the context in its own
+setting, when it must compact and end its task, and once without. The tokens are about letters: no real vocabulary has
+so many.
 """
 AGENT_S = 2400.0
 UNTOLD_MUST_GO_ON = ("Claude Code", "opencode")

@@ -6,10 +6,10 @@ from tests.campaigns.pytest_run import run_tests
 from tests.campaigns.record import Outcome
 
 ABOUT = """
-Generated files, sequences of reads, and loads: merging is associative and every value stands in a file that says it,
-any text gives definitions or problems with a place, a file that is gone for a moment removes nothing, what was kept
-as the last good state is read again as it was, no secret is shown in any row, difference, log or problem, and no model
-path leads out of the models folders, whatever links lie in them.
+Generated files, sequences of reads, and loads. Merging is associative and every value comes from a file that has it;
+any text gives definitions or problems with a place; a file that is missing for a moment removes nothing; the last good
+state is read again unchanged; no row, difference, log or problem shows a secret; no link makes a model path leave the
+models folders.
 """
 TESTS = (
     "tests/properties/controller/config/test_parse.py",

@@ -18,10 +18,10 @@ from tests.campaigns.record import REPOSITORY, Outcome, Table, current_commit
 from tests.support.docker_images import cache_dir
 
 ABOUT = """
-The whole suite runs with coverage of `controller`, `gateway` and `worker`, by line and branch, the programs that tests
-start included (those in containers and in vLLM's own environment are not). The result is kept in the cache folder by
-commit. ROUNDHOUSE_COVERAGE_BASE names an earlier commit whose result is there, too: a line or branch that was covered
-then, is still in the sources and is not covered now is a failure. Counts are CI's, so that it shows what the gate sees.
+The whole suite with coverage of `controller`, `gateway` and `worker`, by line and branch, with CI's counts, including
+programs that tests start (but not in containers or vLLM's environment). The cache folder keeps the result by commit.
+With ROUNDHOUSE_COVERAGE_BASE, an earlier commit whose result is there, it is a failure if a line or branch that still
+exists was covered then and is not now.
 """
 BASE_VARIABLE = "ROUNDHOUSE_COVERAGE_BASE"
 _CONFIGURATION = """\

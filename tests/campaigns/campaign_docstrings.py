@@ -13,10 +13,9 @@ from typing import Final
 from tests.campaigns.record import PAGES, REPOSITORY, Outcome, Table, current_commit
 
 ABOUT = """
-Twenty public docstrings, drawn at random from the commit's id. Somebody who has not read the code writes down what each
-says, then reads the code beside it: the docstring is right, or missed something that a caller must know. At most one of
-them may be missed. The campaign writes the table with empty cells; run again on the same commit, it keeps what was
-filled in and counts.
+Twenty public docstrings, drawn at random from the commit's id. A reader who does not know the code writes down what
+each says, then compares it with the code: right, or missed something that a caller must know. At most one may be
+missed. The campaign writes the table with empty cells; run again on the same commit, it keeps the cells and counts.
 """
 PROGRAMS: Final = ("common", "controller", "gateway", "retrieval", "transfers", "worker")
 DRAWN: Final = 20

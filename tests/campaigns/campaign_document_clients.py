@@ -14,11 +14,11 @@ from tests.support.document_clients import probe_document_clients
 from tests.support.foreign_clients import SDK_NODE_PACKAGES, SDK_PYTHON_PACKAGES, install_clients
 
 ABOUT = """
-OpenAI's SDK from npm and LangChain from PyPI, unmodified, ask a gateway with a retrieval program, whose embeddings a
-real llama-server makes: files (upload, list, retrieve, content, expiry, delete), vector stores (files, batches,
-polling, attributes, chunking, pages forwards and backwards, filters, ranking options, several queries), embeddings into
-LangChain's vector store in memory, and the retriever that docs/clients.md shows, as it stands there. The SDK for Python
-is tried by the tests (`tests/integration/retrieval/test_openai_files.py`).
+OpenAI's SDK from npm and LangChain from PyPI, unmodified, use a gateway with retrieval and a real llama-server for
+embeddings: files (upload, list, retrieve, content, expiry, delete), vector stores (files, batches, polling, attributes,
+chunking, pages in both directions, filters, ranking options, several queries), embeddings for LangChain's vector store
+in memory, and the retriever of docs/clients.md. Tests try the Python SDK
+(`tests/integration/retrieval/test_openai_files.py`).
 """
 HELD = "held"
 

@@ -8,13 +8,12 @@ from tests.campaigns.pytest_run import run_tests
 from tests.campaigns.record import Outcome, Table
 
 ABOUT = """
-A hub of our own (`tests/support/fake_hub`) with generated faults: dropped, stalled, slow and refused answers,
-lengths, ranges, sizes, hashes and commits that are wrong, redirects without end. Each of 100 downloads ends in the
-right bytes or a clear error, has nothing half-written under a final name, and ends in the right bytes once the hub is
-well. Faults that another try helps against must not be seen at all. 30 kills of a download, at random moments and
-before random changes of files: it goes on, asks for nothing again that it had noted as done, and ends with the right
-bytes and nothing left over. 100 generated repositories of GGUF files: the real `llama-server -hf` fetches the files
-that we choose.
+A fake hub (`tests/support/fake_hub`) with generated faults: dropped, stalled, slow and refused answers, wrong lengths,
+ranges, sizes, hashes and commits, endless redirects. Each of 100 downloads ends with the right bytes or a clear error,
+leaves no partial file under a final name, and ends with the right bytes once the hub works; faults that a retry cures
+are not seen at all. After each of 30 kills at random moments, with random changes of files, a download resumes, does
+not repeat finished parts, and ends with the right bytes and nothing left over. For 100 generated GGUF repositories the
+real `llama-server -hf` fetches the files that we choose.
 """
 TESTS = (
     "tests/integration/transfers/test_generated_faults.py",

@@ -6,9 +6,9 @@ from tests.campaigns.pytest_run import run_tests
 from tests.campaigns.record import Outcome
 
 ABOUT = """
-Engines that answer with generated garbage, break off, reset, stall or fall silent at any place, in every API family:
-each client gets a complete answer or an error in its family's form, nothing leaks, and the next request is served.
-Errors of engines of any JSON, any bytes and any depth of nesting.
+Engines that answer with generated garbage, break off, reset, stall or fall silent at any point, in every API family.
+Each client gets a complete answer or an error in its family's form, nothing leaks, and the next request is served.
+Engine errors are any JSON, any bytes and any depth of nesting.
 """
 TESTS = (
     "tests/integration/gateway/test_engine_faults.py",

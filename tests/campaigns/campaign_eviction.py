@@ -6,11 +6,10 @@ from tests.campaigns.pytest_run import run_tests
 from tests.campaigns.record import Outcome
 
 ABOUT = """
-Generated traffic for models that do not fit into memory together: everybody is served in the end; what is busy, young
-or pinned is not evicted; models that are asked for without end take turns; requests for one model gather while
-another is in its place; one that needs the room of several gets it; who waits for engines that end slowly, or whose
-memory is free late, has not failed. What a lost gateway may hold is bounded by the engine's word. Then real engines,
-with room for one of two.
+Generated traffic for models that do not fit into memory together. Every request is served in the end; models that are
+busy, young or pinned are not evicted; models in constant demand take turns; requests gather while another model is in
+memory; a model that needs the room of several gets it; waiting for engines that end slowly, or whose memory is freed
+late, is no failure. An engine's word bounds what a lost gateway may hold. Then real engines, with room for one of two.
 """
 TESTS = (
     "tests/properties/controller/planning/test_eviction.py",

@@ -12,12 +12,11 @@ from tests.support.first_hour import FirstHour, Step
 
 PAGE = "first-hour"
 ABOUT = """
-A new user, with the README alone: a clone of the commit in an empty folder, installed and started by `make up`; a GGUF
-file that lies outside the project, copied into it, declared and asked; the same file left where it lies; a key, with
-the gateway on another address than the default; a service of a real `systemd --user`, in namespaces of its own. In
-place of 0.0.0.0 it is 127.0.0.2, which no other machine reaches, and in place of 8080 a free port. Each step ends with
-a right answer by curl, and nothing may be refused on the way: no warning, no error, no answer but "not yet". Times are
-those of the machine, without the typing, and with whatever else runs there; pip finds its packages as it is set up.
+A new user follows the README: a clone in an empty folder, `make up`, a GGUF file copied into it, the same file used
+where it lies, a key with the gateway on another address, a service of a real `systemd --user` in its own namespaces.
+127.0.0.2 and a free port stand for 0.0.0.0 and 8080. Each step ends with a right answer by curl; no warning, error or
+answer but "not yet" may come before it. Times are the machine's, without typing, beside whatever else runs; pip's
+sources are those of the machine.
 """
 BOUNDS_S = {
     "An own GGUF file from outside the project": 60.0,

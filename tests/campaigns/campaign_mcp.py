@@ -20,11 +20,11 @@ from tests.support.reference_servers import HELD, run_checks
 
 ABOUT = """
 A real Roundhouse (controller, gateway, engines as processes, an MCP server with a command) with two keys: one may
-operate, the other has the scope `inference` alone. The client of the package `mcp` does things at random, in both
-generations of the protocol, and compares each answer with what it has done: loads, unloads, lists, plans, logs, events,
-refusals. OpenAI's SDK has a model call tools by `/v1/responses`, streamed or not, with approvals or without, good calls
-and wrong ones; each transcript is compared. Claude Code from npm, unmodified, lists, loads, unloads and reads by `/mcp`
-with either key. Models that call are scripted; whatever they call is real.
+operate, the other has the scope `inference` alone. The client of the package `mcp` makes random calls in both versions
+of the protocol and checks each answer: loads, unloads, lists, plans, logs, events, refusals. OpenAI's SDK has a model
+call tools through `/v1/responses`, streamed or not, with or without approvals, right and wrong; transcripts are
+compared. Claude Code from npm, unmodified, lists, loads, unloads and reads through `/mcp` with both keys. The calling
+models are scripted; what they call is real.
 """
 STEPS: Final = 300
 RESPONSES: Final = 200

@@ -15,10 +15,10 @@ from tests.support.foreign_clients import ForeignClients, install_clients
 from tests.support.reference_servers import HELD, NODE_PACKAGES, PYTHON_PACKAGES, ReferenceServers, run_checks
 
 ABOUT = """
-The reference servers `time`, `fetch` (PyPI), `filesystem` and `everything` (npm), unmodified, declared to a real
-Roundhouse: by their commands, `everything` also by its URL. Their tools are called through `/tools` and by a model
-through `/v1/responses`; a server is killed, edited, and asked with a key. On a Docker Engine, `time` and `fetch` run in
-containers of an image that is made from the worker's, and what they may not reach is tried from inside.
+The reference servers `time`, `fetch` (PyPI), `filesystem` and `everything` (npm), unmodified, declared by command to a
+real Roundhouse, `everything` also by URL. Their tools are called through `/tools` and by a model through
+`/v1/responses`; a server is killed, edited, and used with a key. On a Docker Engine, `time` and `fetch` run in
+containers of an image made from the worker's, which try to reach what they may not.
 """
 PROCESSES, CONTAINERS = "processes", "containers"
 

@@ -6,8 +6,8 @@ from tests.campaigns.pytest_run import run_tests
 from tests.campaigns.record import Outcome
 
 ABOUT = """
-Generated GPUs, claims and models: placement never gives out more than there is, a reading that failed is unknown and
-never empty, formulas grow with what they depend on, any bytes for a model file end in a size or an error in words.
+Generated GPUs, claims and models. Placement never gives out more memory than there is, a failed reading is unknown and
+never empty, formulas grow with their inputs, and any bytes as a model file give a size or an error in words.
 """
 TESTS = (
     "tests/properties/controller/engines/test_memory_formulas.py",

@@ -6,10 +6,10 @@ from tests.campaigns.pytest_run import run_tests
 from tests.campaigns.record import Outcome
 
 ABOUT = """
-A browser reads answers of an engine that the campaign paces while their connection breaks 50 times in the middle: cut,
-refused for a while, offline, by a reload, by leaving the page. Each text is the engine's, to the byte, shown once. A
-second tab follows and stops; a killed gateway leaves a marked true prefix, and a real engine goes on from one; a
-refused request keeps its message; two tabs that send at once lose nothing.
+A browser reads answers that the campaign paces while their connection breaks 50 times: cut, refused for a while,
+offline, by a reload, by leaving the page. Each text is the engine's to the byte, shown once. A second tab follows and
+stops; a killed gateway leaves a true prefix that is marked, and a real engine continues one; a refused request keeps
+its message; two tabs that send at once lose nothing.
 """
 TESTS = ("tests/e2e/page/test_streams.py",)
 

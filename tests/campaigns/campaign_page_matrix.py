@@ -9,9 +9,9 @@ from tests.campaigns.pytest_run import run_tests
 from tests.campaigns.record import Outcome
 
 ABOUT = """
-A browser takes the walks of the page against a running Roundhouse with real engines four times: in a window of a desk
-(1280 by 800) and of a phone (390 by 844, touched), in the light theme and in the dark one. CI takes each walk in one of
-these. Two walks are taken once: the one by Firefox, and the one with axe-core, which looks at all four itself.
+A browser takes every walk of the page against a running Roundhouse with real engines four times: in a desktop window
+(1280 by 800) and on a phone (390 by 844, touch), in the light and the dark theme. CI takes each walk in one of these.
+Two walks run once: Firefox, and axe-core, which checks all four itself.
 """
 PARTS: Mapping[str, Sequence[str]] = {
     "chat": (

@@ -6,8 +6,9 @@ from tests.campaigns.pytest_run import run_tests
 from tests.campaigns.record import Outcome
 
 ABOUT = """
-Generated definitions: the real parsers of llama-server and vLLM take the command lines, and mean the same. Generated
-names, labels, logs, conditions of images and texts of engines: what is written is read, however it is cut.
+Generated definitions: the real parsers of llama-server and vLLM accept the command lines with the same meaning.
+Generated names, labels, logs, conditions of images and texts of engines: what is written is read back, however it is
+cut.
 """
 TESTS = (
     "tests/properties/controller/engines/test_llama_server_command.py",

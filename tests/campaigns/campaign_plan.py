@@ -6,9 +6,9 @@ from tests.campaigns.pytest_run import run_tests
 from tests.campaigns.record import Outcome
 
 ABOUT = """
-The plan's invariants hold from any observed state: 12,850 generated worlds of models, replicas, GPUs, operations
-under way and failures. Applying plans repeatedly ends in an empty plan and in what is declared, also when every apply
-is cut short after any prefix and the controller forgets what it did not store.
+The plan's invariants hold from any observed state: 12,850 generated worlds of models, replicas, GPUs, running
+operations and failures. Repeated plans end in an empty plan and the declared state, also when each is cut short after
+any prefix and the controller forgets what it did not store.
 """
 TESTS = ("tests/properties/controller/planning/test_plan.py",)
 

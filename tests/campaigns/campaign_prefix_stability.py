@@ -6,11 +6,11 @@ from tests.campaigns.pytest_run import run_tests
 from tests.campaigns.record import Outcome
 
 ABOUT = """
-Sessions of sixteen turns in the shapes in which Claude Code (2.1.197) and Codex (0.169) send them, by /v1/messages and
-/v1/responses: `cache_control` that moves, system and developer messages among the others, results of tools, metadata
-and a billing header that change. The chat template takes system messages at the beginning alone, and has tools,
-thoughts and calls. Nothing is changed of what an engine was sent before, and from the second turn on at least 0.9 of
-each prompt is in its cache, by its own count (`cached_tokens`; of vLLM with `--enable-prompt-tokens-details`).
+Sessions of sixteen turns in the shapes of Claude Code (2.1.197) and Codex (0.169), by /v1/messages and /v1/responses:
+moving `cache_control`, system and developer messages in between, tool results, changing metadata and billing headers.
+The chat template takes system messages only at the beginning, and has tools, thoughts and calls. What an engine was
+sent stays unchanged, and from the second turn on at least 0.9 of each prompt is in its cache, by its own count
+(`cached_tokens`; of vLLM with `--enable-prompt-tokens-details`).
 """
 TESTS = (
     "tests/unit/gateway/protocols/test_prefix_stability.py",

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from tests.campaigns.record import REPOSITORY, Outcome, Table
 
 ABOUT = """
-Someone who knows the field and not this repository looks for a file by the subject's name in the field:
-`git ls-files | grep -i WORDS`. The first file that is listed must be the one where the subject is decided.
+Someone who knows the field and not this repository looks for a file by the subject's usual name:
+`git ls-files | grep -i WORDS`. The first file listed must be the one where the subject is decided.
 """
 
 

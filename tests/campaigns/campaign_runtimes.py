@@ -7,8 +7,8 @@ from tests.campaigns.record import Outcome
 
 ABOUT = """
 The contract of runtimes, on processes and on containers of a Docker Engine, with its races tried twenty times: four
-removals of one replica at once, four controllers that make one network at once. And fifty starts and ends of a process
-that leave no zombie, no open file and no record.
+removals of one replica at once, four controllers that create one network at once. Fifty starts and ends of a process
+leave no zombie, no open file and no record.
 """
 TESTS = (
     "tests/integration/controller/runtimes/test_contract_lifecycle.py",

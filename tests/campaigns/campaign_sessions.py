@@ -7,9 +7,9 @@ from tests.campaigns.record import Outcome
 
 ABOUT = """
 Generated interleavings of turns, requests without a session, retries, failures, unloads and changed tables, on replicas
-whose requests name slots and on others: no slot has two requests, a turn that is told `reused` finds its own cache, and
-no request waits while a replica has room, unless for a home that is full. 1,000 tries at another tenant's session and
-at one that nobody has, whose times are not to be told apart.
+with and without named slots. No slot has two requests, a turn told `reused` finds its own cache, and no request waits
+while a replica has room, unless for a full home. 1,000 tries at another tenant's session and at an unknown one take
+times that cannot be told apart.
 """
 TESTS = (
     "tests/properties/gateway/admission/test_sessions.py",

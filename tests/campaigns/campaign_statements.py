@@ -6,9 +6,8 @@ from tests.campaigns.pytest_run import run_tests
 from tests.campaigns.record import Outcome
 
 ABOUT = """
-Generated sequences of loads, unloads, edits of the files, failures and restarts of the controller: what is wanted of
-a model is what the last word that holds says, it survives a restart, and the states that are published follow one
-another as documented.
+Generated sequences of loads, unloads, edits, failures and restarts of the controller. The latest valid statement
+decides what is wanted of a model, survives a restart, and published states follow one another as documented.
 """
 TESTS = ("tests/properties/controller/desired/test_statements.py",)
 

@@ -6,8 +6,8 @@ from tests.campaigns.pytest_run import run_tests
 from tests.campaigns.record import Outcome
 
 ABOUT = """
-Generated sequences of writes, reads, deletions and expiries against a dictionary that does the same: every answer is
-equal, limits of room are kept, and the oldest goes first.
+Generated sequences of writes, reads, deletions and expiries, compared with a dictionary: every answer is equal, room
+limits hold, and the oldest goes first.
 """
 TESTS = (
     "tests/properties/gateway/storage/test_database.py",

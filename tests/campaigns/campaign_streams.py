@@ -6,11 +6,11 @@ from tests.campaigns.pytest_run import run_tests
 from tests.campaigns.record import Outcome
 
 ABOUT = """
-Generated interleavings of requests, reads, stops, replacements, garbage collection and restarts against a model of
-the rules. A short answer of each engine and API family, read on from every byte. 500 streams that are dropped and
-read on at once. A gateway that is killed in the middle of 50 streams, 30 times: each reader had a true prefix of what
-the next gateway tells, which ends explicitly. 1,000 tries at another tenant's id and at one that nobody has. 2,000
-streams that their clients leave: each token that came is counted.
+Generated interleavings of requests, reads, stops, replacements, garbage collection and restarts against a model of the
+rules. A short answer of each engine and API family, read on from every byte. 500 streams dropped and read on at once. A
+gateway killed in the middle of 50 streams, 30 times: each reader had a true prefix of what the next gateway tells,
+which ends explicitly. 1,000 tries at another tenant's id and at an unknown one. 2,000 streams that their clients leave:
+each token that came is counted.
 """
 TESTS = (
     "tests/properties/gateway/streams/test_streams.py",

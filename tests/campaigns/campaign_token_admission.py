@@ -6,10 +6,10 @@ from tests.campaigns.pytest_run import run_tests
 from tests.campaigns.record import Outcome
 
 ABOUT = """
-Generated mixes of lengths and limits at simulated engines, which fail everybody inside when their cache is full, as
-llama-server does: one that counts right never has more tokens inside than it holds; whatever one counts, all that can
-be sent again is answered; a large request is not overtaken for ever; short ones have all slots. Then 40 clients of
-mixed lengths at a real llama-server of 4,096 tokens, 20 times: no 500.
+Generated lengths and limits at simulated engines that, like llama-server, fail all requests when their cache is full.
+With right counts an engine never has more tokens than it holds; with any counts, all that can be sent again is
+answered; a large request is not overtaken for ever; short ones have all slots. Then 40 clients of mixed lengths at a
+real llama-server of 4,096 tokens, 20 times: no 500.
 """
 TESTS = (
     "tests/properties/gateway/admission/test_tokens.py",

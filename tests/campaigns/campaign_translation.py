@@ -6,9 +6,9 @@ from tests.campaigns.pytest_run import run_tests
 from tests.campaigns.record import Outcome
 
 ABOUT = """
-Generated conversations, answers and streams: what a dialect reads it writes again, cuts change nothing, a stream says
-what the whole answer says, one that breaks off ends as documented, garbage harms nothing, no error's text keeps a
-path of the server, and no prompt is refused for its length that a real tokenizer finds to fit.
+Generated conversations, answers and streams. A dialect writes again what it reads, cuts change nothing, a stream says
+what the whole answer says, one that breaks off ends as documented, garbage harms nothing, no error's text keeps a path
+of the server, and no prompt is refused for its length that fits by a real tokenizer.
 """
 TESTS = (
     "tests/properties/gateway/protocols/test_dialects.py",
