@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
-from pathlib import Path
 
 import pytest
 
 from controller.schema.errors import ERROR_CODES, RoundhouseError
-
-DOCS = Path(__file__).parents[4] / "docs" / "errors.md"
-RETRY = {True: "later", False: "no", None: ""}
+from tests.support.doc_tables import error_rows, rows_of
 
 
 def test_codes_and_statuses_are_pinned() -> None:
@@ -139,10 +135,7 @@ def test_codes_and_statuses_are_pinned() -> None:
 
 
 def test_the_docs_hold_the_same_table() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| (\d+) \| (\w+) \| (\w*) \| (.+) \|$", DOCS.read_text(), re.MULTILINE)
-    assert rows == [
-        (entry.code, str(entry.status), entry.type, RETRY[entry.retry], entry.meaning) for entry in ERROR_CODES.values()
-    ]
+    assert rows_of("errors.md", "Error codes") == error_rows()
 
 
 @pytest.mark.parametrize("code", ERROR_CODES)
