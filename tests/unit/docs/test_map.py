@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 from controller.planning.backoff import FIRST_BACKOFF_S, MAX_BACKOFF_S
 from controller.settings import ControllerSettings
@@ -30,7 +30,7 @@ def test_each_program_has_five_sentences() -> None:
 
 def test_the_drawing_names_the_programs_in_light_and_dark() -> None:
     text = (DOCS / "map.svg").read_text()
-    root = ElementTree.fromstring(text)
+    root = ET.fromstring(text)
     words = ["".join(each.itertext()) for each in root.iter("{http://www.w3.org/2000/svg}text")]
     assert set(PROGRAMS) <= set(words)
     assert "prefers-color-scheme: dark" in text
