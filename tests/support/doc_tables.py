@@ -1,8 +1,7 @@
-"""The tables of docs/models.md, docs/tools.md, docs/keys.md, docs/settings.md, docs/errors.md and docs/cli.md as the
-code says them.
+"""The tables of docs/models.md, docs/tools.md, docs/keys.md, docs/settings.md and docs/cli.md as the code says them.
 
 `python -m tests.support.doc_tables` prints those of the other pages, to be pasted; with `--write` it writes those of
-docs/models.md, docs/tools.md, docs/settings.md and docs/errors.md anew.
+docs/models.md, docs/tools.md and docs/settings.md anew.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from controller.engines.base import Engine
 from controller.engines.load_fields import LoadField
 from controller.engines.options import Option, PathFlag, list_options
 from controller.schema.desired import Definition
-from controller.schema.errors import ERROR_CODES
 from controller.schema.keys import KeyDefinition
 from controller.schema.tools import BUILTIN_TOOLS, FetchTool, FolderTool, McpServer, ToolLimits, WriteTool
 from controller.settings import ControllerSettings
@@ -34,10 +32,7 @@ from transfers.settings import TransfersSettings
 DOCS = Path(__file__).parents[2] / "docs"
 FIELDS = "| field | type | default | what it says |"
 COMMON_FIELDS = "| field | type | default | by request | what it says |"
-ERRORS = "| code | status | type | retry | meaning | what to do first |"
 OPTIONS = "| option | flag | type | default | by request | what it says |"
-RETRY = {True: "later", False: "no", None: ""}
-"""Words for `ErrorCode.retry`."""
 TYPES = {"string": "string", "integer": "whole number", "number": "number", "boolean": "true or false"}
 
 
@@ -161,14 +156,6 @@ def exit_rows() -> list[str]:
     return [row(f"`{code.value}`", code.name.lower(), code.meaning) for code in ExitCode]
 
 
-def error_rows() -> list[str]:
-    """One row per error code: code, status, type, retry, meaning, first next step."""
-    return [
-        row(f"`{each.code}`", str(each.status), each.type, RETRY[each.retry], each.meaning, each.next_steps[0])
-        for each in ERROR_CODES.values()
-    ]
-
-
 def row(*cells: str) -> str:
     """A table's row."""
     return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
@@ -235,8 +222,7 @@ def write_table(page: str, heading: str, header: str, rows: Iterable[str]) -> No
     lines = path.read_text().splitlines(keepends=True)
     start = next(number for number, line in enumerate(lines) if re.fullmatch(rf"#+ {re.escape(heading)}\n", line))
     first = next(number for number in range(start, len(lines)) if lines[number].startswith("|"))
-    beyond = (number for number in range(first, len(lines)) if not lines[number].startswith("|"))
-    end = next(beyond, len(lines))
+    end = next(number for number in range(first, len(lines)) if not lines[number].startswith("|"))
     columns = header.count("|") - 1
     table = [header, f"|{' --- |' * columns}", *rows]
     path.write_text("".join((*lines[:first], *(f"{line}\n" for line in table), *lines[end:])))
@@ -269,11 +255,6 @@ def write_settings_page() -> None:
         write_table("settings.md", heading, "| variable | default | what it says |", setting_rows(settings))
 
 
-def write_errors_page() -> None:
-    """Write the table of docs/errors.md anew."""
-    write_table("errors.md", "Error codes", ERRORS, error_rows())
-
-
 def print_others() -> None:
     """Print what is pasted into the pages by hand."""
     for engine in ENGINES.values():
@@ -287,6 +268,5 @@ if __name__ == "__main__":
         write_models_page()
         write_tools_page()
         write_settings_page()
-        write_errors_page()
     else:
         print_others()

@@ -10,7 +10,6 @@ from controller.settings import ControllerSettings, SettingsError, load_settings
 from gateway.settings import GatewaySettings
 from retrieval.settings import RetrievalSettings
 from tests.support.doc_tables import rows_of, setting_rows
-from transfers.settings import TransfersSettings
 
 
 @pytest.fixture(autouse=True)
@@ -23,11 +22,10 @@ def test_every_setting_is_documented() -> None:
     assert rows_of("settings.md", "Controller") == setting_rows(ControllerSettings)
     assert rows_of("settings.md", "Gateway") == setting_rows(GatewaySettings)
     assert rows_of("settings.md", "Retrieval") == setting_rows(RetrievalSettings)
-    assert rows_of("settings.md", "Transfers") == setting_rows(TransfersSettings)
 
 
 def test_every_setting_is_described() -> None:
-    for settings in (ControllerSettings, GatewaySettings, RetrievalSettings, TransfersSettings):
+    for settings in (ControllerSettings, GatewaySettings, RetrievalSettings):
         assert all(field.description for field in settings.model_fields.values())
 
 
