@@ -1,7 +1,8 @@
-"""The generated parts of docs/architecture.md: packages by layer, and public protocols with their implementations.
+"""The generated parts of docs/architecture.md: packages by layer, and protocols with several implementations.
 
-`python -m tests.support.architecture` prints them, `--write` replaces them in the page. Everything is read from the
-sources without importing them, so optional libraries need not be installed.
+`python -m tests.support.architecture` prints them, `--write` replaces them in the page, where each package has the
+first sentence of its docstring. Everything is read from the sources without importing them, so optional libraries need
+not be installed.
 """
 
 from __future__ import annotations
@@ -24,6 +25,12 @@ PROGRAMS: Final = ("controller", "gateway", "retrieval", "transfers", "worker", 
 """Top-level packages, in the order of the page."""
 WIDTH: Final = 150
 """Columns of the page's generated paragraphs."""
+_IN_EVERY_PROGRAM: Final = ("__main__", "health_check", "settings")
+"""Modules that say by their name what they are; the page leaves them out."""
+_COMMANDS: Final = "controller/cli/"
+"""The package of the command line. docs/cli.md says what the packages inside it are for: one command each."""
+_NAMED_IMPLEMENTATIONS: Final = 4
+"""Implementations of a protocol that the page names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,20 +75,24 @@ def list_packages() -> list[str]:
 
 def package_lines(program: str) -> list[str]:
     """Return a program's purpose, a blank line, and one list item per layer, from the top layer to the lowest, each
-    followed by the packages inside it."""
+    followed by the packages inside it. A program without layers has the names of its modules in the place of items."""
+    lines = [*_wrap(f"`{program}/`: {_read_purpose(f'{program}/')}"), ""]
     layers = _read_layers().get(program)
-    parts = [_find_part(f"{program}/{name}") for name in layers] if layers else _list_modules(program)
-    lines = [*_wrap(f"`{program}/`: {_first_paragraph(f'{program}/')}"), ""]
-    for part in parts:
+    if layers is None:
+        return [*lines, *_wrap(f"Modules: {', '.join(f'`{each}`' for each in _list_modules(program))}.")]
+    for part in [_find_part(f"{program}/{name}") for name in layers if name not in _IN_EVERY_PROGRAM]:
         inner = [f"{each}/" for each in list_packages() if part.endswith("/") and f"{each}/".startswith(part)]
+        inner = [part] if part == _COMMANDS else inner
         for each in inner or [part]:
             indent = "  " * (each.count("/") - part.count("/"))
-            lines += _wrap(f"{indent}- `{each}`: {_first_paragraph(each)}", f"{indent}  ")
+            lines += _wrap(f"{indent}- `{each}`: {_read_purpose(each)}", f"{indent}  ")
     return lines
 
 
 def _list_modules(package: str) -> list[str]:
-    return [path for path in parse_sources() if path.startswith(f"{package}/") and not path.endswith("__init__.py")]
+    """Return the modules of a package by their names below it, such as `network/errors`."""
+    paths = [path.removeprefix(f"{package}/") for path in parse_sources() if path.startswith(f"{package}/")]
+    return [path.removesuffix(".py") for path in paths if not path.endswith("__init__.py")]
 
 
 def _wrap(text: str, indent: str = "") -> list[str]:
@@ -103,10 +114,12 @@ def _find_part(path: str) -> str:
     return f"{path}/" if f"{path}/__init__.py" in parse_sources() else f"{path}.py"
 
 
-def _first_paragraph(part: str) -> str:
+def _read_purpose(part: str) -> str:
+    """Return the first sentence of a docstring, and `Pure.` if its first paragraph says so."""
     tree = parse_sources()[f"{part}__init__.py" if part.endswith("/") else part]
-    docstring = ast.get_docstring(tree) or ""
-    return " ".join(docstring.partition("\n\n")[0].split())
+    paragraph = " ".join((ast.get_docstring(tree) or "").partition("\n\n")[0].split())
+    sentence = re.split(r"(?<=\.) (?=[A-Z`])", paragraph)[0]
+    return f"{sentence} Pure." if re.search(r"\bPure[.:]", paragraph) and "Pure" not in sentence else sentence
 
 
 # Protocols
@@ -136,16 +149,16 @@ def find_implementations(protocol: Shape, purpose: str) -> list[str]:
 
 
 def protocol_rows() -> list[str]:
-    """Return one table row per protocol: name, module, purpose, implementations."""
-    return [
-        row(
-            f"`{shape.name}`",
-            f"`{shape.module}`",
-            purpose,
-            ", ".join(f"`{name}`" for name in find_implementations(shape, purpose)),
-        )
-        for shape, purpose in find_protocols()
-    ]
+    """Return one table row per protocol with several implementations: name, module, the first implementations and the
+    number of the others."""
+    found = [(shape, find_implementations(shape, purpose)) for shape, purpose in find_protocols()]
+    return [row(f"`{shape.name}`", f"`{shape.module}`", _name_first(names)) for shape, names in found if len(names) > 1]
+
+
+def _name_first(names: list[str]) -> str:
+    others = len(names) - _NAMED_IMPLEMENTATIONS
+    words = [f"`{name}`" for name in names[:_NAMED_IMPLEMENTATIONS]]
+    return ", ".join([*words, f"{others} more"] if others > 0 else words)
 
 
 def _classes_in(tree: ast.Module) -> Iterator[ast.ClassDef]:
@@ -263,7 +276,7 @@ def _modules() -> tuple[Shape, ...]:
 def generated_parts() -> dict[str, str]:
     """Return the text between the page's markers, by the name in them."""
     parts = {program: "\n".join(package_lines(program)) for program in PROGRAMS}
-    header = "| protocol | module | purpose | implementations |\n| --- | --- | --- | --- |"
+    header = "| protocol | module | implementations |\n| --- | --- | --- |"
     return parts | {"protocols": "\n".join([header, *protocol_rows()])}
 
 

@@ -1,4 +1,5 @@
-"""docs/architecture.md says what the tree has: packages, protocols, and the modules that its steps name."""
+"""docs/architecture.md says what the tree has, in few words: packages, protocols, and the modules that its steps
+name."""
 
 from __future__ import annotations
 
@@ -20,12 +21,18 @@ from tests.support.architecture import (
 )
 
 WRITE = "python -m tests.support.architecture --write"
+MOST_WORDS = 2500
+"""Of the whole page, with what is generated."""
 MODULE = re.compile(rf"`((?:{'|'.join(PROGRAMS)})/[\w/]+(?:\.py|/))`")
 
 
 def test_the_generated_parts_are_those_of_the_sources() -> None:
     text = PAGE.read_text()
     assert replace_parts(text, generated_parts()) == text, f"docs/architecture.md is old: {WRITE}"
+
+
+def test_the_page_stays_short() -> None:
+    assert len(PAGE.read_text().split()) <= MOST_WORDS, "shorten a docstring's first sentence, or what is said by hand"
 
 
 def test_every_module_that_the_page_names_exists() -> None:
@@ -65,6 +72,12 @@ def test_what_lacks_a_member_or_has_other_parameters_is_no_implementation() -> N
     assert not Shape("C", "gateway/a.py", {"size": None, "send_part": ("part", "last")}).implements(protocol)
     assert not Shape("D", "worker/a.py", {"size": None, "send_part": ("part", "*last")}).implements(protocol)
     assert Shape("E", "gateway/a.py", {"send_part": ("part", "*last")}, has_library_base=True).implements(protocol)
+
+
+def test_a_line_of_the_page_is_the_first_sentence_and_whether_the_package_is_pure() -> None:
+    lines = generated_parts()["gateway"]
+    assert "- `gateway/routing/`: The routing table in force. Pure.\n" in lines
+    assert "- `gateway/upstream/`: The engine's side of HTTP/1.1, by callbacks.\n" in lines
 
 
 def test_a_page_without_a_marker_is_refused() -> None:

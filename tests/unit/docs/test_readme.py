@@ -1,4 +1,4 @@
-"""The README's tables say what the code says, and its links lead somewhere."""
+"""The README stays short and names what there is: commands, settings, pictures. Links of all pages lead somewhere."""
 
 from __future__ import annotations
 
@@ -6,45 +6,38 @@ import re
 from pathlib import Path
 
 import pytest
+import typer.main
 
+from controller.cli.app import app
 from controller.schema.errors import ERROR_CODES
-from controller.settings import ControllerSettings
-from gateway.settings import GatewaySettings
-from retrieval.settings import RetrievalSettings
-from tests.support.doc_tables import default_words, row
-from transfers.settings import TransfersSettings
 
 ROOT = Path(__file__).parents[3]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+README = ROOT / "README.md"
+PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+MOST_LINES = 140
 
 
-PROGRAMS = (
-    ("controller", ControllerSettings),
-    ("gateway", GatewaySettings),
-    ("retrieval", RetrievalSettings),
-    ("transfers", TransfersSettings),
-)
+def test_the_readme_stays_short() -> None:
+    """What is listed whole (settings, error codes) stands in docs/settings.md and docs/errors.md."""
+    text = README.read_text()
+    assert len(text.splitlines()) <= MOST_LINES
+    assert [code for code in ERROR_CODES if f"| `{code}` |" in text] == []
+    assert re.findall(r"^\| `ROUNDHOUSE_\w+` \|", text, re.MULTILINE) == []
+    assert {"docs/settings.md", "docs/errors.md", "docs/map.md"} <= set(re.findall(r"\]\(([^)#]+)", text))
 
 
-def setting_lines() -> list[str]:
-    """One row per setting of the programs: variable, whose, default."""
-    owners: dict[str, tuple[str, str]] = {}
-    for owner, settings in PROGRAMS:
-        for name, info in settings.model_fields.items():
-            variable = f"`ROUNDHOUSE_{name.upper()}`"
-            known = owners.get(variable)
-            owners[variable] = (f"{known[0]}, {owner}" if known else owner, default_words(info))
-    return [row(variable, owner, default) for variable, (owner, default) in owners.items()]
+def test_the_readme_shows_the_page_and_a_dashboard() -> None:
+    pictures = re.findall(r"!\[[^]]+\]\(([^)]+)\)", README.read_text())
+    assert [Path(each).parent.name for each in pictures] == ["page", "dashboards"]
 
 
-def code_lines() -> list[str]:
-    """One row per error code: code, status, what to do first."""
-    return [row(f"`{entry.code}`", str(entry.status), entry.next_steps[0]) for entry in ERROR_CODES.values()]
-
-
-def test_every_setting_and_every_error_code_is_in_the_readme() -> None:
-    rows = [line for line in PAGES[0].read_text().splitlines() if line.startswith("| `")]
-    assert rows == [*setting_lines(), *code_lines()]
+def test_the_commands_of_the_readme_exist() -> None:
+    text = README.read_text()
+    targets = set(re.findall(r"^([\w./-]+):.*", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"(?:\$ |`)make ((?:models/)?[a-z][\w.-]+)", text)) <= targets
+    named = set(re.findall(r"(?:\$ |`)roundhouse ([a-z]+)", text))
+    assert named <= set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+    assert len(named) > 5
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
