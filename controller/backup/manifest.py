@@ -24,7 +24,7 @@ FORMAT: Final = "roundhouse-backup"
 SCHEMA_VERSION: Final = 2
 """Version of the archive format. Raised when an earlier Roundhouse would restore the archive wrongly."""
 SCHEMA_VERSION_WITHOUT_DOCUMENTS: Final = 1
-"""Version of an archive without documents, which earlier versions of Roundhouse restore, too."""
+"""Version of an archive without documents, and the lowest that is read."""
 STATE_FOLDER: Final = "state"
 RESPONSES_FOLDER: Final = "responses"
 DESIRED_FOLDER: Final = "desired-state"
