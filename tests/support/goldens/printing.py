@@ -26,17 +26,17 @@ def _lines(value: Any, before: str, after: int) -> list[str]:
     if not value or not isinstance(value, dict | list) or len(line) + after <= COLUMNS:
         return [line]
     indent = before[: len(before) - len(before.lstrip())] + _INDENT
-    is_object = isinstance(value, dict)
-    entries = (
-        [(f"{json.dumps(key, ensure_ascii=False)}: ", each) for key, each in value.items()]
-        if is_object
-        else [("", each) for each in value]
-    )
-    lines = [before + ("{" if is_object else "[")]
+    if isinstance(value, dict):
+        first, last = "{", "}"
+        entries = [(f"{json.dumps(key, ensure_ascii=False)}: ", each) for key, each in value.items()]
+    else:
+        first, last = "[", "]"
+        entries = [("", each) for each in value]
+    lines = [before + first]
     for number, (key, each) in enumerate(entries, 1):
         comma = "," if number < len(entries) else ""
         entry_lines = _lines(each, indent + key, len(comma))
         entry_lines[-1] += comma
         lines += entry_lines
-    lines.append(indent[: -len(_INDENT)] + ("}" if is_object else "]"))
+    lines.append(indent[: -len(_INDENT)] + last)
     return lines

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +24,7 @@ def test_the_value_is_read_again(value: object) -> None:
 
 def test_what_fits_stands_on_one_line_and_the_rest_has_a_line_per_entry() -> None:
     long_word = "x" * (COLUMNS - 12)
-    value = {"b": [1, {"c": long_word}, {"c": long_word + "y"}], "a": {"d": [], "e": {}}, "ä": None}
+    value: dict[str, Any] = {"b": [1, {"c": long_word}, {"c": long_word + "y"}], "a": {"d": [], "e": {}}, "ä": None}
     assert print_json(value).splitlines() == [
         "{",
         '  "a": {"d": [], "e": {}},',
