@@ -77,11 +77,10 @@ format: $(VENV)/.installed-dev ## Format the sources.
 	@$(BIN)/ruff check --fix-only .
 	@$(BIN)/ruff format .
 
-derive: $(VENV)/.installed-dev ## Write anew what follows from declarations: tables of docs/models.md, JSON Schema, goldens, types of the page.
+derive: $(VENV)/.installed-dev ## Write anew what follows from declarations: tables of docs/models.md, JSON Schema, goldens.
 	@$(BIN)/python -m tests.support.doc_tables --write
 	@$(BIN)/roundhouse schema --write --desired desired-state
 	@$(BIN)/python -m tests.support.goldens --write
-	@$(BIN)/python -m tests.support.page_types --write
 
 dashboards: $(VENV)/.installed-dev ## Write grafana/dashboards from grafana/generator.
 	@$(BIN)/python -m grafana.generator
@@ -114,7 +113,7 @@ sbom: $(VENV)/.installed-dev ## What the images of `make images` hold, as Cyclon
 	@exec $(BIN)/python -m tests.supply_chain.sbom $(ARGS)
 
 clean: ## Remove the environment, the built page and caches; models and state stay.
-	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache web/node_modules gateway/page/built
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache web/node_modules web/src/api/openapi.d.ts gateway/page/built
 
 $(VENV)/.made:
 	@command -v $(PYTHON) >/dev/null || { echo "roundhouse: $(PYTHON) is missing; install it: apt-get install python3 python3-venv" >&2; exit 1; }

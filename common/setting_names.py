@@ -1,4 +1,4 @@
-"""The environment variables `ROUNDHOUSE_*` that this version reads, by program, and the deprecated ones.
+"""The environment variables `ROUNDHOUSE_*` that this version reads, by program.
 
 `roundhouse upgrade --check` compares an environment with this list, because it may import neither the gateway nor the
 worker. A test compares the list with the programs' settings.
@@ -6,8 +6,6 @@ worker. A test compares the list with the programs' settings.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Final
 
 PREFIX: Final = "ROUNDHOUSE_"
@@ -61,5 +59,3 @@ OTHER_VARIABLES: Final = _variables(_OTHERS)
 KNOWN_VARIABLES: Final = (
     CONTROLLER_VARIABLES | GATEWAY_VARIABLES | RETRIEVAL_VARIABLES | TRANSFERS_VARIABLES | OTHER_VARIABLES
 )
-DEPRECATED_VARIABLES: Final[Mapping[str, str]] = MappingProxyType({})
-"""Deprecated or removed variable to what to do instead. There is none so far."""

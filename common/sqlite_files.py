@@ -24,6 +24,11 @@ class NewerDatabaseError(sqlite3.DatabaseError):
     this error, so that the file is kept. It is a sqlite3.DatabaseError."""
 
 
+class OlderDatabaseError(sqlite3.DatabaseError):
+    """A Roundhouse of before 0.1.0 wrote the file, in a form that this version neither reads nor writes. `is_damaged`
+    returns False for this error, so that the file is kept. It is a sqlite3.DatabaseError."""
+
+
 class FileIdentity(NamedTuple):
     """Identifies a file by device and inode, to notice that another file has taken its path."""
 
@@ -150,6 +155,25 @@ def _hold_within(path: Path, within_s: float) -> int:
                 error.sqlite_errorcode = sqlite3.SQLITE_BUSY
                 raise error from None
         time.sleep(_HOLD_POLL_S)
+
+
+def has_tables(db: sqlite3.Connection, known_version: int, name: str, movable: str) -> bool:
+    """Return whether the file has the tables of `known_version`, its `user_version`; False: it is empty. Writes
+    nothing. `name` (of the file) and `movable` (what to move away where nobody needs it) are put into messages.
+
+    Raises:
+        NewerDatabaseError, OlderDatabaseError: the file is of another version. The message is for the operator.
+        sqlite3.Error: it cannot be read.
+    """
+    [version] = db.execute("PRAGMA user_version").fetchone()
+    if version > known_version:
+        raise NewerDatabaseError(f"a newer Roundhouse wrote {name} (schema version {version})")
+    if 0 < version < known_version:
+        raise OlderDatabaseError(
+            f"a Roundhouse of before 0.1.0 wrote {name} (schema version {version}, this one reads {known_version}): "
+            f"run that one, or move {movable} away"
+        )
+    return bool(version)
 
 
 @contextmanager

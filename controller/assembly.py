@@ -127,7 +127,7 @@ class Controller:
             trusted=settings.trusted_declarations,
         )
         stored_state = self._files.stored_state
-        # An earlier version restarted its count after an unload: numbers of its ended logs must not be used again.
+        # Where what was stored is lost: numbers of ended logs must not be used again.
         ended_logs = EndedLogs(store.folder / "logs" / "ended")
         attempts = stored_state.attempts or AttemptNumbers(dropped=ended_logs.highest_attempt())
         memory = OperationState(loaded_once=set(stored_state.loaded_once), attempts=attempts)

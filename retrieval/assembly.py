@@ -108,8 +108,8 @@ class Retrieval:
         Leaving the context closes `store` and `parser`, but not `models`.
 
         Raises:
-            sqlite3.Error: the catalog is damaged, newer than this program (NewerDatabaseError), or in use by another
-                process (sqlite3.OperationalError with SQLITE_BUSY). `store` and `parser` stay open.
+            sqlite3.Error: the catalog is damaged, of another version (NewerDatabaseError, OlderDatabaseError), or in
+                use by another process (sqlite3.OperationalError with SQLITE_BUSY). `store` and `parser` stay open.
             OSError: the state folder cannot be used.
         """
         folder = data_folder(settings)

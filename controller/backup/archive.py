@@ -94,7 +94,7 @@ def verify_archive(file: IO[bytes]) -> Manifest:
     nothing. `file` must be seekable.
 
     Raises a subclass of BackupError where the archive cannot be restored: ForeignArchiveError (not a backup of
-    Roundhouse), NewerArchiveError or DamagedArchiveError (also incomplete). Raises OSError where the file cannot be
+    Roundhouse), OtherVersionError or DamagedArchiveError (also incomplete). Raises OSError where the file cannot be
     read.
     """
     return read_archive(file, lambda *_: None)
@@ -108,7 +108,7 @@ def read_archive(file: IO[bytes], take: Callable[[str, int, Iterator[bytes]], No
     archive's checksum at the end of the file. `take` may leave content unread; the chunks can be read only until it
     returns.
 
-    Raises ForeignArchiveError where the archive is not a backup of Roundhouse, NewerArchiveError, and
+    Raises ForeignArchiveError where the archive is not a backup of Roundhouse, OtherVersionError, and
     DamagedArchiveError where the archive is damaged or incomplete (all BackupError); OSError where it cannot be read;
     and what `take` raises, but a ValueError of `take` becomes DamagedArchiveError.
     """

@@ -41,7 +41,7 @@ def copy_database(source: Path, copy: Path) -> list[Path]:
             closing(open_existing(source, busy_s=BUSY_S)) as db,
             closing(sqlite3.connect(copy)) as target,
         ):
-            # `backup` would wait for ever for somebody who has the file to himself; a read waits for BUSY_S.
+            # `backup` would wait for ever for a program that has locked the file; a read waits for BUSY_S.
             db.execute("BEGIN")
             db.execute("SELECT count(*) FROM sqlite_master").fetchone()
             db.backup(target)
@@ -50,12 +50,7 @@ def copy_database(source: Path, copy: Path) -> list[Path]:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code == sqlite3.SQLITE_FULL:
             raise BackupError(f"there is no room for a copy of {source} beside the backup") from error
-        hint = (
-            ": a gateway of an earlier version has it to itself; stop that one first"
-            if code == sqlite3.SQLITE_BUSY
-            else ""
-        )
-        raise BackupError(f"{source} cannot be copied ({error}){hint}") from error
+        raise BackupError(f"{source} cannot be copied ({error})") from error
     return [copy]
 
 

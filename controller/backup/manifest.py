@@ -24,7 +24,7 @@ FORMAT: Final = "roundhouse-backup"
 SCHEMA_VERSION: Final = 2
 """Version of the archive format. Raised when an earlier Roundhouse would restore the archive wrongly."""
 SCHEMA_VERSION_WITHOUT_DOCUMENTS: Final = 1
-"""Version of an archive without documents, which earlier versions of Roundhouse restore, too."""
+"""Version of an archive without documents, and the lowest that is read."""
 STATE_FOLDER: Final = "state"
 RESPONSES_FOLDER: Final = "responses"
 DESIRED_FOLDER: Final = "desired-state"
@@ -51,8 +51,9 @@ class DamagedArchiveError(BackupError):
     """The archive is cut off, or a member differs from the manifest."""
 
 
-class NewerArchiveError(BackupError):
-    """A newer version of Roundhouse wrote the archive, in a format that this version cannot read."""
+class OtherVersionError(BackupError):
+    """A newer version of Roundhouse, or one of before 0.1.0, wrote the archive, in a format that this version cannot
+    read."""
 
 
 class Member(BaseModel):
@@ -156,23 +157,27 @@ def parse_manifest(content: Mapping[str, object]) -> Manifest:
     Raises:
         ForeignArchiveError: another program wrote the archive, a field is missing or wrong, or it lists a member that
             no backup contains.
-        NewerArchiveError: a newer Roundhouse wrote the archive.
+        OtherVersionError: a newer Roundhouse, or one of before 0.1.0, wrote the archive.
     """
     if content.get("format") != FORMAT:
         raise ForeignArchiveError(f"its {MANIFEST_NAME} does not say {FORMAT}")
     limits = {
-        "schema_version": SCHEMA_VERSION,
-        "state_schema_version": STATE_SCHEMA_VERSION,
-        "responses_schema_version": RESPONSES_SCHEMA_VERSION,
-        "catalog_schema_version": CATALOG_SCHEMA_VERSION,
+        "schema_version": (SCHEMA_VERSION_WITHOUT_DOCUMENTS, SCHEMA_VERSION),
+        "state_schema_version": (STATE_SCHEMA_VERSION, STATE_SCHEMA_VERSION),
+        "responses_schema_version": (RESPONSES_SCHEMA_VERSION, RESPONSES_SCHEMA_VERSION),
+        "catalog_schema_version": (CATALOG_SCHEMA_VERSION, CATALOG_SCHEMA_VERSION),
     }
-    for field, known_version in limits.items():
+    for field, (lowest_version, highest_version) in limits.items():
         version = content.get(field)
-        if isinstance(version, int) and version > known_version:
-            raise NewerArchiveError(
-                f"a newer Roundhouse wrote it ({content.get('version')}; {field} {version}, this one reads up to "
-                f"{known_version}): restore it with that version"
-            )
+        if not isinstance(version, int) or lowest_version <= version <= highest_version:
+            continue
+        if version > highest_version:
+            writer, limit = "a newer Roundhouse", f"this one reads up to {highest_version}"
+        else:
+            writer, limit = "a Roundhouse of before 0.1.0", f"this one reads from {lowest_version} on"
+        raise OtherVersionError(
+            f"{writer} wrote it ({content.get('version')}; {field} {version}, {limit}): restore it with that version"
+        )
     try:
         manifest = Manifest.model_validate(content)
     except ValidationError as error:

@@ -44,12 +44,12 @@ def restore(
 ) -> int:
     """Restore a backup. Nothing of Roundhouse may run on these folders.
 
-    The whole backup is read and verified first: one that is damaged, or that another program or a newer version wrote,
-    changes nothing. Exit code 1: the backup cannot be restored, or the folders hold files already and --force is not
-    given. 4: a controller, a gateway, retrieval or `up` runs on the folders.
+    The whole backup is read and verified first: one that is damaged, or that another program, a newer version or one of
+    before 0.1.0 wrote, changes nothing. Exit code 1: the backup cannot be restored, or the folders hold files already
+    and --force is not given. 4: a controller, a gateway, retrieval or `up` runs on the folders.
     """
     from controller.backup.archive import verify_archive
-    from controller.backup.manifest import BackupError, NewerArchiveError
+    from controller.backup.manifest import BackupError, OtherVersionError
     from controller.backup.restoring import OccupiedError, RestoreFolders, restore_archive
 
     if force and new_identity:
@@ -65,7 +65,7 @@ def restore(
     except OccupiedError as error:
         advice = "--new-identity is for empty folders" if new_identity else "--force replaces it, and keeps it beside"
         raise CommandError(f"{error}; {advice}") from None
-    except NewerArchiveError as error:
+    except OtherVersionError as error:
         raise CommandError(f"{file} cannot be restored: {error}") from None
     except BackupError as error:
         raise CommandError(f"{file} is no whole backup of Roundhouse: {error}; nothing was changed") from None

@@ -50,7 +50,7 @@ def upgrade(
     if not check:
         raise CommandError("say `upgrade --check`: a new version is installed by git or by its images", ExitCode.USAGE)
 
-    from common.setting_names import DEPRECATED_VARIABLES, KNOWN_VARIABLES, PREFIX
+    from common.setting_names import KNOWN_VARIABLES, PREFIX
     from controller.cli.running_controller import find_controller
     from controller.desired.upgrade_check import list_engine_changes, list_schema_changes, list_setting_changes
 
@@ -65,7 +65,7 @@ def upgrade(
     changes += list_engine_changes(desired_models, replicas or ())
     variables = {*os.environ, *(running.environment if running is not None else ())}
     roundhouse_variables = {name for name in variables if name.startswith(PREFIX)}
-    changes += list_setting_changes(roundhouse_variables, KNOWN_VARIABLES, DEPRECATED_VARIABLES)
+    changes += list_setting_changes(roundhouse_variables, KNOWN_VARIABLES)
     changes += list_schema_changes(*_schema_versions(settings.state))
     unknown = [] if replicas is not None else ["which engines run: no controller answers, and none runs as a process"]
     _show(status.version if status is not None else None, changes, unknown, as_json=as_json)
@@ -194,7 +194,7 @@ def _json_version(path: Path) -> int | None:
 
 def _query_version(path: Path, query: str) -> int | None:
     """Return the schema version of a database. None means that there is no such file, or that it cannot be read, for
-    example because an earlier gateway has locked it."""
+    example because another program has locked it."""
     if not path.exists():
         return None
     try:

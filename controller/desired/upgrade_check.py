@@ -69,18 +69,13 @@ def _explain_hash(model: DesiredModel, running_hash: str) -> str:
     return f"other fields count for {model.backend}, or the files were edited and nothing has applied it yet"
 
 
-def list_setting_changes(
-    variables: Iterable[str], known_variables: Iterable[str], deprecated_variables: Mapping[str, str]
-) -> list[UpgradeChange]:
-    """List, in name order, those of the environment variables `variables` that this version does not read or has
-    deprecated. The changes have kind `setting`, and no change is an obstacle. `deprecated_variables`: name to what to
-    do instead, in words."""
+def list_setting_changes(variables: Iterable[str], known_variables: Iterable[str]) -> list[UpgradeChange]:
+    """List, in name order, those of the environment variables `variables` that this version does not read. The changes
+    have kind `setting`, and no change is an obstacle."""
     known_names = sorted(known_variables)
     changes: list[UpgradeChange] = []
     for name in sorted(set(variables)):
-        if name in deprecated_variables:
-            changes.append(UpgradeChange("setting", name, f"deprecated: {deprecated_variables[name]}"))
-        elif name not in known_names:
+        if name not in known_names:
             hint = f"; there is {close_name}" if (close_name := _find_close_name(name, known_names)) else ""
             changes.append(UpgradeChange("setting", name, f"this version does not read it{hint}"))
     return changes
@@ -96,19 +91,20 @@ def _find_close_name(name: str, known_names: Iterable[str]) -> str | None:
 def list_schema_changes(found_versions: Mapping[str, int], known_versions: Mapping[str, int]) -> list[UpgradeChange]:
     """List, in name order, the files of the state folder whose schema_version is not the one that this version writes.
 
-    Both mappings take a file name to a schema_version; a name missing from `known_versions` raises KeyError. A file of
-    a newer version is an obstacle, one of an older version is not.
+    Both mappings take a file name to a schema_version; a name missing from `known_versions` raises KeyError. Each such
+    file is an obstacle.
     """
     changes: list[UpgradeChange] = []
     for name, version in sorted(found_versions.items()):
         known = known_versions[name]
         if version > known:
             message = f"a newer Roundhouse wrote it (schema_version {version}); this version reads up to {known}"
-            changes.append(UpgradeChange("state", name, message, is_obstacle=True))
         elif version < known:
             message = (
-                f"schema_version {version} becomes {known}, which the version that wrote it cannot read: "
-                "`roundhouse backup` first"
+                f"a Roundhouse of before 0.1.0 wrote it (schema_version {version}, this version reads {known}): "
+                "stay with that one, or move the file away"
             )
-            changes.append(UpgradeChange("state", name, message))
+        else:
+            continue
+        changes.append(UpgradeChange("state", name, message, is_obstacle=True))
     return changes

@@ -105,7 +105,7 @@ class StoredState(BaseModel):
     declarations: RuntimeDeclarations = Field(default_factory=RuntimeDeclarations)
     """Models and keys that operators declared at run time."""
     attempts: AttemptNumbers | None = None
-    """Highest attempt number of each replica; None: the last controller was of a version that did not keep them."""
+    """Highest attempt number of each replica; None: none are stored."""
 
 
 AnyModel = TypeVar("AnyModel", bound=BaseModel)

@@ -121,7 +121,7 @@ class StateDatabase:
         clock: Callable[[], float],
         expiry_clock: Callable[[], float] | None = None,
     ) -> None:
-        """Open or create the file, and upgrade an older one. Blocks. Responses that were running when it was last
+        """Open or create the file. Blocks. Responses that were running when it was last
         closed become `failed`.
 
         `max_bytes`: maximum bytes of the file. `retention_s`: seconds that an object is stored after its last use.
@@ -129,8 +129,8 @@ class StateDatabase:
         expire; None: `clock`.
 
         Raises:
-            NewerDatabaseError: a newer version wrote the file. sqlite3.Error, OSError: it cannot be opened, read or
-                written, or another process holds it.
+            NewerDatabaseError, OlderDatabaseError: another version wrote the file. sqlite3.Error, OSError: it cannot be
+                opened, read or written, or another process holds it.
         """
         self._clock = clock
         self._db = open_database(path)

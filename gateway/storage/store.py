@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 from common.private_files import narrow_files
-from common.sqlite_files import DatabaseFile, NewerDatabaseError
+from common.sqlite_files import DatabaseFile, NewerDatabaseError, OlderDatabaseError
 from common.state_files import RESPONSES_NAME
 from common.tracebacks import without_tracebacks
 from controller.schema.errors import RoundhouseError
@@ -395,7 +395,7 @@ def _open_first(path: Path, file: DatabaseFile[StateDatabase]) -> None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         narrow_files(path.parent)
         file.run(lambda _: None)
-    except NewerDatabaseError as error:
+    except (NewerDatabaseError, OlderDatabaseError) as error:
         raise StoreError(f"cannot keep responses in {path}: {error}") from error
     except (OSError, sqlite3.Error) as error:
         if _is_disk_full(error):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from common.sqlite_files import FileConnection, NewerDatabaseError, check_content, open_connection, transaction
+from common.sqlite_files import FileConnection, check_content, has_tables, open_connection, transaction
 from common.state_files import CATALOG_NAME, CATALOG_SCHEMA_VERSION
 
 FILE_NAME: Final = CATALOG_NAME
@@ -114,46 +114,37 @@ CREATE TABLE indexed (
     PRIMARY KEY (collection, version)
 ) WITHOUT ROWID;
 """
-_UPGRADES: Final = {1: "ALTER TABLE collections ADD COLUMN bm25 TEXT"}
-"""What brings a file of a schema version to the next one."""
 
 
 def open_catalog_file(path: Path) -> FileConnection:
     """Open the catalog's file, creating it and its tables where it is missing, and hold it for this process. Blocks.
 
-    An existing file is read as a whole to check it, and one of an older Roundhouse is brought up to `SCHEMA_VERSION`,
-    after which the older Roundhouse refuses it. Every commit is durable when it returns. The caller closes the
+    An existing file is read as a whole to check it. Every commit is durable when it returns. The caller closes the
     connection, which also lets another process hold the file.
 
     Raises:
-        NewerDatabaseError: a newer Roundhouse wrote the file.
+        NewerDatabaseError, OlderDatabaseError: another version of Roundhouse wrote the file, which is unchanged.
         sqlite3.Error: the file is damaged, or held by another process for longer than `BUSY_S` (that is
             sqlite3.OperationalError with SQLITE_BUSY).
         OSError: the file cannot be read or made.
     """
     db = open_connection(path, busy_s=BUSY_S, is_held=True)
     try:
+        is_new = not has_tables(db, SCHEMA_VERSION, FILE_NAME, "this folder")
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = FULL")
         db.execute("PRAGMA foreign_keys = ON")
-        _bring_up_to_date(db)
+        if is_new:
+            _create_tables(db)
+        else:
+            check_content(db)
     except BaseException:
         db.close()
         raise
     return db
 
 
-def _bring_up_to_date(db: FileConnection) -> None:
-    [version] = db.execute("PRAGMA user_version").fetchone()
-    if version > SCHEMA_VERSION:
-        raise NewerDatabaseError(f"schema version {version} is newer than {SCHEMA_VERSION}")
-    if version:
-        check_content(db)
-        with transaction(db):
-            for older in range(version, SCHEMA_VERSION):
-                db.execute(_UPGRADES[older])
-            db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-        return
+def _create_tables(db: FileConnection) -> None:
     with transaction(db):
         for statement in _TABLES.split(";"):
             db.execute(statement)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import psutil
 
 from common.listening import is_loopback
-from common.setting_names import DEPRECATED_VARIABLES, KNOWN_VARIABLES, PREFIX
+from common.setting_names import KNOWN_VARIABLES, PREFIX
 from controller.cli.doctor.docker_facts import read_docker
 from controller.cli.doctor.facts import (
     ClockFacts,
@@ -61,9 +61,7 @@ def read_facts(settings: ControllerSettings, environ: Mapping[str, str]) -> Host
     """
     folders = _list_folders(settings)
     desired, images = _read_desired(settings, folders[0])
-    changes = list_setting_changes(
-        [name for name in environ if name.startswith(PREFIX)], KNOWN_VARIABLES, DEPRECATED_VARIABLES
-    )
+    changes = list_setting_changes([name for name in environ if name.startswith(PREFIX)], KNOWN_VARIABLES)
     return HostFacts(
         docker=read_docker(settings.runtime, images, now=time.time()),
         gpus=read_gpus(),

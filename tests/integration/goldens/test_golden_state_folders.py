@@ -1,7 +1,8 @@
-"""Programs of today start on state folders that earlier ones left."""
+"""Programs of today start on state folders that earlier ones left, or say why they do not."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,16 @@ from typing import Any
 import aiohttp
 import pytest
 
+from gateway.__main__ import EXIT_SETTINGS
+from tests.support.goldens.product import RESPONSES_NAME
 from tests.support.goldens.state_folders import FOLDERS, KEY, copy_of
 from tests.support.goldens.write_state_folders import write
 from tests.support.roundhouse_stack import RoundhouseStack
 from tests.support.wait import until
 
 DAYS = sorted(path.name for path in FOLDERS.iterdir())
+REFUSED, *READ = DAYS
+"""The day whose stored responses are refused, and those whose are read."""
 
 
 @pytest.mark.parametrize("day", DAYS)
@@ -56,7 +61,7 @@ async def _journal_goes_on(stack: RoundhouseStack, before: list[dict[str, Any]])
     assert max(entries) > max(told)
 
 
-@pytest.mark.parametrize("day", DAYS)
+@pytest.mark.parametrize("day", READ)
 async def test_a_gateway_answers_with_the_responses_of_an_earlier_one(day: str, folder: Path) -> None:
     then: dict[str, Any] = json.loads((FOLDERS / day / "expected.json").read_text())
     # A hundred years: the fixtures grow older.
@@ -86,6 +91,19 @@ async def test_a_gateway_answers_with_the_responses_of_an_earlier_one(day: str, 
                 assert answer.status == 200, await answer.text()
     finally:
         await stack.close()
+
+
+async def test_a_gateway_refuses_the_responses_of_before_the_first_release(folder: Path) -> None:
+    stack = RoundhouseStack(folder, "process")
+    responses = copy_of(FOLDERS / REFUSED / "gateway", stack.state) / RESPONSES_NAME
+    before = responses.read_bytes()
+    assert await asyncio.to_thread(stack.start("gateway").wait, 60) == EXIT_SETTINGS
+    assert stack.log("gateway") == (
+        f"roundhouse gateway: cannot keep responses in {responses}: a Roundhouse of before 0.1.0 wrote it "
+        "(schema version 1, this one reads 4): run that one, or move the file away. "
+        "Set ROUNDHOUSE_STATE, or ROUNDHOUSE_RESPONSES_RETENTION_H=0\n"
+    )
+    assert responses.read_bytes() == before
 
 
 async def test_folders_can_be_kept_of_this_day_too(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
 
+from tests.support.goldens.printing import print_json
+
 FOLDER: Final = Path(__file__).resolve().parents[2] / "golden"
 REWRITE: Final = "python -m tests.support.goldens --write"
 _MOST_LINES: Final = 200
@@ -38,7 +40,7 @@ class Golden:
         """What the file would hold if it was written now."""
         with _no_settings():
             made = self.make()
-        return json.dumps(made, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+        return print_json(made)
 
     def difference(self) -> str | None:
         """What the code makes now that the file does not say, and what to do; None: they are the same."""
@@ -46,12 +48,13 @@ class Golden:
         made = self.text()
         if made == expected:
             return None
+        only_form = ", in its form alone" if _is_same_value(made, expected) else ""
         name = self.path.relative_to(FOLDER.parents[1])
         lines = list(difflib.unified_diff(expected.splitlines(), made.splitlines(), f"{name}", "made now", lineterm=""))
         more = [f"... {len(lines) - _MOST_LINES} more lines"] if len(lines) > _MOST_LINES else []
         return "\n".join(
             [
-                f"golden {self} differs from what the code makes.",
+                f"golden {self} differs from what the code makes{only_form}.",
                 *lines[:_MOST_LINES],
                 *more,
                 "Others rely on what it records: operators' files, running engines, clients. If the change is meant,",
@@ -68,6 +71,13 @@ class Golden:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.write_text(text)
         return True
+
+
+def _is_same_value(made: str, expected: str) -> bool:
+    try:
+        return bool(json.loads(made) == json.loads(expected))
+    except ValueError:  # of the file, which is missing or no JSON
+        return False
 
 
 @contextmanager

@@ -5,7 +5,8 @@
     expected.json    what the code of that day read in both
 
 `write_state_folders` made the newest. They are never written anew: who changes a format adds a folder, and goes on
-reading the old ones.
+reading those that a release wrote. The oldest is of before 0.1.0: its `responses.db` has a schema version that is
+refused, so `expected.json` has only what its controller read.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from typing import Any, Final
 
 import aiohttp
 
+from tests.support.goldens.printing import print_json
 from tests.support.goldens.product import JOURNAL_NAME, RESPONSES_NAME, StateDir, boot_id
 from tests.support.goldens.state_folders import FOLDERS, INSTANCE, KEY, TENANT, copy_of, read_controller, read_gateway
 from tests.support.roundhouse_stack import REPOSITORY, RoundhouseStack
@@ -150,7 +151,7 @@ async def write(to: Path) -> None:
             "controller": read_controller(copy_of(to / "controller", Path(root) / "read")),
             "gateway": read_gateway(copy_of(to / "gateway", Path(root) / "read"), writer.responses),
         }
-    (to / "expected.json").write_text(json.dumps(expected, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
+    (to / "expected.json").write_text(print_json(expected))
 
 
 def main() -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from common.setting_names import (
     CONTROLLER_VARIABLES,
-    DEPRECATED_VARIABLES,
     GATEWAY_VARIABLES,
-    KNOWN_VARIABLES,
     OTHER_VARIABLES,
     PREFIX,
     RETRIEVAL_VARIABLES,
@@ -30,4 +28,3 @@ def test_it_lists_the_settings_of_the_programs() -> None:
 
 def test_no_variable_is_listed_twice() -> None:
     assert not OTHER_VARIABLES & (CONTROLLER_VARIABLES | GATEWAY_VARIABLES | RETRIEVAL_VARIABLES | TRANSFERS_VARIABLES)
-    assert not DEPRECATED_VARIABLES.keys() & KNOWN_VARIABLES

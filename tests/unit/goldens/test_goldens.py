@@ -37,18 +37,28 @@ def test_a_difference_names_the_golden_shows_it_and_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tests.support.goldens.golden.FOLDER", tmp_path / "tests" / "golden")
-    content: dict[str, Any] = {"b": [2, 1], "a": "ä"}
+    content: dict[str, Any] = {"b": [2, 1], "a": "ä" * 110}
     golden = Golden("subject", "name", lambda: content)
     assert golden.difference() is not None
     assert golden.write()
-    assert golden.path.read_text() == '{\n  "a": "ä",\n  "b": [\n    2,\n    1\n  ]\n}\n'
+    assert golden.path.read_text() == f'{{\n  "a": "{content["a"]}",\n  "b": [2, 1]\n}}\n'
     assert (golden.difference(), golden.write()) == (None, False)
     content["b"] = [2, 3]
     difference = golden.difference() or ""
-    assert difference.startswith("golden subject/name differs")
+    assert difference.startswith("golden subject/name differs from what the code makes.\n")
     assert "--- tests/golden/subject/name.json" in difference
-    assert "\n-    1\n+    3\n" in difference
+    assert '\n-  "b": [2, 1]\n+  "b": [2, 3]\n' in difference
     assert "`python -m tests.support.goldens --write subject`" in difference
+
+
+def test_the_form_of_a_file_is_compared_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.support.goldens.golden.FOLDER", tmp_path / "tests" / "golden")
+    golden = Golden("subject", "name", lambda: [1, 2])
+    golden.write()
+    golden.path.write_text("[\n  1,\n  2\n]\n")
+    assert (golden.difference() or "").startswith("golden subject/name differs from what the code makes, in its form")
+    golden.path.write_text("<<<<<<<\n")
+    assert (golden.difference() or "").startswith("golden subject/name differs from what the code makes.\n")
 
 
 def test_a_setting_of_the_operator_changes_no_golden(monkeypatch: pytest.MonkeyPatch) -> None:

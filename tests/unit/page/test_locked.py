@@ -61,6 +61,7 @@ def test_a_build_installs_what_is_locked_and_runs_no_scripts_of_packages() -> No
     lines = [line for line in (WEB / "build").read_text().splitlines() if not line.lstrip().startswith("#")]
     [by_pip] = [line for line in lines if re.search(r"\bpip\b.* install\b", line)]
     assert '--require-hashes -r "$requirement"' in by_pip
-    [by_npm] = [line for line in lines if '"$npm" ' in line]
-    assert '"$npm" ci --ignore-scripts ' in by_npm
+    install, types = [line for line in lines if '"$npm" ' in line]
+    assert '"$npm" ci --ignore-scripts ' in install
+    assert '"$npm" run --silent types)' in types
     assert [line for line in lines if re.search(r"\b(curl|wget|npx|corepack|git)\b", line)] == []

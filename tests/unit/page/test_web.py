@@ -17,6 +17,8 @@ def _node() -> None:
 
 
 def test_types_are_right() -> None:
+    made = subprocess.run([WEB / "npm", "run", "--silent", "types"], capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr
     done = run_tool("typescript", "bin/tsc", "--noEmit")
     assert done.returncode == 0, done.stdout
 

@@ -19,7 +19,7 @@ from controller.backup.manifest import (
     DamagedArchiveError,
     ForeignArchiveError,
     Manifest,
-    NewerArchiveError,
+    OtherVersionError,
     parse_member,
 )
 from tests.support.backups import ORIGINALS, add_documents, make_installation
@@ -112,10 +112,20 @@ VERSIONS = ("schema_version", "state_schema_version", "responses_schema_version"
 def test_a_newer_one_is_refused_in_words(archive: bytes, field: str) -> None:
     known = Manifest.model_fields[field].default
     with pytest.raises(
-        NewerArchiveError,
+        OtherVersionError,
         match=rf"a newer Roundhouse wrote it \(9.9; {field} {known + 1}, this one reads up to {known}\)",
     ):
         verify_archive(with_manifest(archive, version="9.9", **{field: known + 1}))
+
+
+@pytest.mark.parametrize(
+    ("field", "lowest"), [("schema_version", 1), ("responses_schema_version", 4), ("catalog_schema_version", 2)]
+)
+def test_one_of_before_the_first_release_is_refused_in_words(archive: bytes, field: str, lowest: int) -> None:
+    words = rf"a Roundhouse of before 0.1.0 wrote it \(0.0.9; {field} {lowest - 1}, this one reads from {lowest} on\)"
+    with pytest.raises(OtherVersionError, match=words):
+        verify_archive(with_manifest(archive, version="0.0.9", **{field: lowest - 1}))
+    verify_archive(with_manifest(archive, **{field: lowest}))
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,10 @@ def test_files_settings_and_state_are_judged(
         db.execute("PRAGMA user_version = 9")
     assert run(command) == ExitCode.FAILED
     assert "responses.db: a newer Roundhouse wrote it (schema_version 9)" in capsys.readouterr().out
+    with closing(sqlite3.connect(there.state / "responses.db")) as db:
+        db.execute("PRAGMA user_version = 1")
+    assert run(command) == ExitCode.FAILED
+    assert "responses.db: a Roundhouse of before 0.1.0 wrote it (schema_version 1, this" in capsys.readouterr().out
 
 
 def test_nothing_is_installed(capsys: pytest.CaptureFixture[str]) -> None:

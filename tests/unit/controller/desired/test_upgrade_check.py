@@ -60,20 +60,21 @@ def test_what_is_replaced_anyway_or_not_declared_is_left_out() -> None:
 
 
 def test_settings_that_this_version_does_not_read_are_told() -> None:
-    variables = ("ROUNDHOUSE_PORT", "ROUNDHOUSE_STOP_TIMEOUT", "ROUNDHOUSE_MOON", "ROUNDHOUSE_OLD")
-    changes = list_setting_changes(
-        variables, ("ROUNDHOUSE_PORT", "ROUNDHOUSE_STOP_TIMEOUT_S"), {"ROUNDHOUSE_OLD": "set ROUNDHOUSE_PORT"}
-    )
+    variables = ("ROUNDHOUSE_PORT", "ROUNDHOUSE_STOP_TIMEOUT", "ROUNDHOUSE_MOON")
+    changes = list_setting_changes(variables, ("ROUNDHOUSE_PORT", "ROUNDHOUSE_STOP_TIMEOUT_S"))
     assert {change.subject: change.message for change in changes} == {
         "ROUNDHOUSE_MOON": "this version does not read it",
-        "ROUNDHOUSE_OLD": "deprecated: set ROUNDHOUSE_PORT",
         "ROUNDHOUSE_STOP_TIMEOUT": "this version does not read it; there is ROUNDHOUSE_STOP_TIMEOUT_S",
     }
     assert not any(change.is_obstacle for change in changes)
 
 
-def test_schema_versions_go_up_and_never_down() -> None:
+def test_a_file_of_another_schema_version_is_an_obstacle() -> None:
     older, newer = list_schema_changes({"a": 1, "b": 2, "c": 3}, {"a": 2, "b": 2, "c": 2})
-    assert (older.subject, older.is_obstacle) == ("a", False)
-    assert "`roundhouse backup` first" in older.message
+    assert (older.subject, older.is_obstacle) == ("a", True)
+    assert older.message == (
+        "a Roundhouse of before 0.1.0 wrote it (schema_version 1, this version reads 2): "
+        "stay with that one, or move the file away"
+    )
     assert (newer.subject, newer.is_obstacle) == ("c", True)
+    assert newer.message == "a newer Roundhouse wrote it (schema_version 3); this version reads up to 2"

@@ -308,10 +308,11 @@ async def test_another_gateways_folder_is_left_to_it(tmp_path: Path) -> None:
         assert await found(store, "a") == response("a")
 
 
-def test_a_newer_database_is_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("version", "writer"), [(5, "a newer Roundhouse"), (3, "a Roundhouse of before 0.1.0")])
+def test_a_database_of_another_version_is_left_alone(tmp_path: Path, version: int, writer: str) -> None:
     with contextlib.closing(sqlite3.connect(tmp_path / "responses.db")) as other:
-        other.execute("PRAGMA user_version = 5")
-    with pytest.raises(StoreError, match=r"a newer Roundhouse wrote it \(schema version 5\)"):
+        other.execute(f"PRAGMA user_version = {version}")
+    with pytest.raises(StoreError, match=rf"{writer} wrote it \(schema version {version}"):
         made(tmp_path)
 
 

@@ -1,42 +1,51 @@
-"""The catalog's file: made, and brought up to date."""
+"""The catalog's file: made, and refused where another version wrote it."""
 
 from __future__ import annotations
 
-import sqlite3
 from pathlib import Path
 
 import pytest
 
-from common.sqlite_files import NewerDatabaseError
+from common.sqlite_files import NewerDatabaseError, OlderDatabaseError
 from retrieval.catalog.collections import add_collection, find_collection
 from retrieval.catalog.schema import SCHEMA_VERSION, open_catalog_file
 from retrieval.vector_store.base import CollectionSpec
 from retrieval.vector_store.bm25_options import Bm25Options
 
 
-def test_a_file_of_version_1_gets_a_language_for_its_collections(tmp_path: Path) -> None:
+def test_a_collection_keeps_its_language(tmp_path: Path) -> None:
     path = tmp_path / "catalog.db"
-    open_catalog_file(path).close()
-    with sqlite3.connect(path) as old:
-        old.execute("ALTER TABLE collections DROP COLUMN bm25")
-        old.execute("INSERT INTO collections (name, state) VALUES ('bm25', 'active')")
-        old.execute("PRAGMA user_version = 1")
-    old.close()
     db = open_catalog_file(path)
-    found = find_collection(db, "active")
-    assert found is not None
-    assert found.spec == CollectionSpec("bm25", None, Bm25Options("english"))
-    assert db.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
     spec = CollectionSpec("m-4", 4, Bm25Options("german"))
-    assert add_collection(db, spec, model="m", is_normalized=True, state="building") == find_collection(db, "building")
+    added = add_collection(db, spec, model="m", is_normalized=True, state="building")
     db.close()
-    open_catalog_file(path).close()
+    db = open_catalog_file(path)
+    assert find_collection(db, "building") == added
+    assert db.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
+    db.close()
 
 
-def test_a_newer_file_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("version", "error", "words"),
+    [
+        (SCHEMA_VERSION + 1, NewerDatabaseError, "a newer Roundhouse wrote catalog.db (schema version 3)"),
+        (
+            SCHEMA_VERSION - 1,
+            OlderDatabaseError,
+            "a Roundhouse of before 0.1.0 wrote catalog.db (schema version 1, this one reads 2): "
+            "run that one, or move this folder away",
+        ),
+    ],
+)
+def test_a_file_of_another_version_is_refused_and_stays(
+    tmp_path: Path, version: int, error: type[Exception], words: str
+) -> None:
     path = tmp_path / "catalog.db"
     db = open_catalog_file(path)
-    db.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    db.execute(f"PRAGMA user_version = {version}")
     db.close()
-    with pytest.raises(NewerDatabaseError):
+    before = path.read_bytes()
+    with pytest.raises(error) as caught:
         open_catalog_file(path)
+    assert str(caught.value) == words
+    assert path.read_bytes() == before
