@@ -54,8 +54,8 @@ MOST_PROBLEMS = 5
 def retry_delay(attempt: int, jitter: float) -> float:
     """Return the seconds to wait before reconnection `attempt`, counted from 0.
 
-    The longest delay doubles from `FIRST_RETRY_S` (0.1) to `LONGEST_RETRY_S` (0.5); `jitter`, in [0, 1), chooses between
-    half of it and all of it, so that several gateways do not reconnect at the same time.
+    The longest delay doubles from `FIRST_RETRY_S` (0.1) to `LONGEST_RETRY_S` (0.5); `jitter`, in [0, 1),
+    chooses between half of it and all of it, so that several gateways do not reconnect at the same time.
     """
     longest_s: float = min(LONGEST_RETRY_S, FIRST_RETRY_S * 2 ** min(attempt, 16))
     return longest_s * (0.5 + jitter / 2)
