@@ -21,7 +21,7 @@ from controller.engines import ENGINES
 from controller.engines.base import Engine
 from controller.engines.load_fields import LoadField
 from controller.engines.options import Option, PathFlag, list_options
-from controller.schema.desired import Definition
+from controller.schema.desired import Definition, Settable
 from controller.schema.keys import KeyDefinition
 from controller.schema.tools import BUILTIN_TOOLS, FetchTool, FolderTool, McpServer, ToolLimits, WriteTool
 from controller.settings import ControllerSettings
@@ -31,9 +31,11 @@ from transfers.settings import TransfersSettings
 
 DOCS = Path(__file__).parents[2] / "docs"
 FIELDS = "| field | type | default | what it says |"
-COMMON_FIELDS = "| field | type | default | by request | what it says |"
-OPTIONS = "| option | flag | type | default | by request | what it says |"
-TYPES = {"string": "string", "integer": "whole number", "number": "number", "boolean": "true or false"}
+COMMON_FIELDS = "| field | type (default) | by request | what it says |"
+OPTIONS = "| option, flag | type (default) | by request | what it says |"
+SAME_OPTIONS = {"vllm": "vllm_serve"}
+"""Backends without a table of their own: every option of theirs is in the table of the other one."""
+TYPES = {"string": "string", "integer": "integer", "number": "number", "boolean": "boolean"}
 
 
 def rows_of(page: str, heading: str) -> list[str]:
@@ -59,11 +61,16 @@ def field_rows(definition: type[BaseModel]) -> list[str]:
 
 
 def common_field_rows() -> list[str]:
-    """One row per field that all definitions have: name, type, default, what a request may say, description."""
+    """One row per field that all definitions have: name, type and default, limit of a request, description."""
     schemas: dict[str, Any] = Definition.model_json_schema()["properties"]
     markers = read_markers(Definition)
     return [
-        row(f"`{name}`", type_words(schemas[name]), default_words(info), markers[name].value, info.description or "")
+        row(
+            f"`{name}`",
+            with_default(type_words(schemas[name]), info),
+            limit_words(markers[name]),
+            info.description or "",
+        )
         for name, info in Definition.model_fields.items()
     ]
 
@@ -93,20 +100,29 @@ def own_field_rows(*declarations: type[ToolLimits]) -> list[str]:
 
 
 def option_rows(definition: type[Definition]) -> list[str]:
-    """One row per option of a backend: name, flag, type, default, what a request may say, description."""
+    """One row per option of a backend: name and flag, type and default, limit of a request, description."""
     schemas: dict[str, Any] = definition.model_json_schema()["properties"]
     markers = read_markers(definition)
     return [
         row(
-            f"`{option.name}`",
-            f"`{option.flag.name}`" if option.flag is not None else "",
-            option_type(option, schemas[option.name]),
-            default_words(option.info),
-            markers[option.name].value,
+            f"`{option.name}`" + ("" if option.flag is None else f" `{option.flag.name}`"),
+            with_default(option_type(option, schemas[option.name]), option.info),
+            limit_words(markers[option.name]),
             option.info.description or "",
         )
         for option in list_options(definition)
     ]
+
+
+def with_default(words: str, info: FieldInfo) -> str:
+    """A field's type with its default in parentheses; the type alone where there is no fixed default."""
+    default = default_words(info)
+    return f"{words} ({default})" if default else words
+
+
+def limit_words(marker: Settable) -> str:
+    """Which values a request may give a field; empty: any."""
+    return "" if marker is Settable.ALWAYS else marker.value
 
 
 def option_type(option: Option, schema: dict[str, Any]) -> str:
@@ -141,7 +157,7 @@ def load_rows() -> list[str]:
 
 def load_words(field: LoadField) -> str:
     """The values of one field of a load."""
-    limits, kind = field.constraint, {int: "whole number", float: "number", str: "text"}[value_type(field)]
+    limits, kind = field.constraint, {int: "integer", float: "number", str: "text"}[value_type(field)]
     words = f"`{limits.format}`" if kind == "text" and limits.format and not limits.examples else kind
     if kind == "text" and limits.allowed_values is not None:
         words = ", ".join(f"`{each}`" for each in limits.allowed_values) + (" or another" if field.open_values else "")
@@ -232,7 +248,8 @@ def write_models_page() -> None:
     """Write the tables of docs/models.md anew."""
     write_table("models.md", "Common fields", COMMON_FIELDS, common_field_rows())
     for engine in ENGINES.values():
-        write_table("models.md", engine.name, OPTIONS, option_rows(engine.definition))
+        if engine.name not in SAME_OPTIONS:
+            write_table("models.md", engine.name, OPTIONS, option_rows(engine.definition))
     write_table("models.md", "What a load may set", "| field | backend | takes |", load_rows())
 
 
