@@ -31,8 +31,10 @@ from transfers.settings import TransfersSettings
 
 DOCS = Path(__file__).parents[2] / "docs"
 FIELDS = "| field | type | default | what it says |"
-COMMON_FIELDS = "| field | type (default) | by request | what it says |"
-OPTIONS = "| option, flag | type (default) | by request | what it says |"
+COMMON_FIELDS = "| field | type (default) | what it says |"
+OPTIONS = "| option, flag | type (default) | what it says |"
+LIMITS = "| by request | fields |"
+LOADS = "| field | takes |"
 SAME_OPTIONS = {"vllm": "vllm_serve"}
 """Backends without a table of their own: every option of theirs is in the table of the other one."""
 TYPES = {"string": "string", "integer": "integer", "number": "number", "boolean": "boolean"}
@@ -61,16 +63,10 @@ def field_rows(definition: type[BaseModel]) -> list[str]:
 
 
 def common_field_rows() -> list[str]:
-    """One row per field that all definitions have: name, type and default, limit of a request, description."""
+    """One row per field that all definitions have: name, type and default, description."""
     schemas: dict[str, Any] = Definition.model_json_schema()["properties"]
-    markers = read_markers(Definition)
     return [
-        row(
-            f"`{name}`",
-            with_default(type_words(schemas[name]), info),
-            limit_words(markers[name]),
-            info.description or "",
-        )
+        row(f"`{name}`", with_default(type_words(schemas[name]), info), info.description or "")
         for name, info in Definition.model_fields.items()
     ]
 
@@ -100,14 +96,12 @@ def own_field_rows(*declarations: type[ToolLimits]) -> list[str]:
 
 
 def option_rows(definition: type[Definition]) -> list[str]:
-    """One row per option of a backend: name and flag, type and default, limit of a request, description."""
+    """One row per option of a backend: name and flag, type and default, description."""
     schemas: dict[str, Any] = definition.model_json_schema()["properties"]
-    markers = read_markers(definition)
     return [
         row(
             f"`{option.name}`" + ("" if option.flag is None else f" `{option.flag.name}`"),
             with_default(option_type(option, schemas[option.name]), option.info),
-            limit_words(markers[option.name]),
             option.info.description or "",
         )
         for option in list_options(definition)
@@ -120,9 +114,17 @@ def with_default(words: str, info: FieldInfo) -> str:
     return f"{words} ({default})" if default else words
 
 
-def limit_words(marker: Settable) -> str:
-    """Which values a request may give a field; empty: any."""
-    return "" if marker is Settable.ALWAYS else marker.value
+def limit_rows() -> list[str]:
+    """One row per limit that a request has: its words, and the fields of all definitions that have it."""
+    found = {marker: dict[str, None]() for marker in Settable}
+    for definition in (Definition, *(engine.definition for engine in ENGINES.values())):
+        for name, marker in read_markers(definition).items():
+            found[marker][name] = None
+    return [
+        row(marker.value, ", ".join(f"`{name}`" for name in names))
+        for marker, names in found.items()
+        if marker is not Settable.ALWAYS
+    ]
 
 
 def option_type(option: Option, schema: dict[str, Any]) -> str:
@@ -146,13 +148,9 @@ def backend_line(engine: Engine[Any]) -> str:
 
 
 def load_rows() -> list[str]:
-    """One row per field of a load: name, backends, values."""
+    """One row per field of a load: name, values."""
     fields = {field.name: field for engine in ENGINES.values() for field in engine.load_fields}
-    owners = {
-        name: ", ".join(f"`{each.name}`" for each in ENGINES.values() if any(f.name == name for f in each.load_fields))
-        for name in fields
-    }
-    return [row(f"`{name}`", owners[name], load_words(field)) for name, field in fields.items()]
+    return [row(f"`{name}`", load_words(field)) for name, field in fields.items()]
 
 
 def load_words(field: LoadField) -> str:
@@ -247,10 +245,11 @@ def write_table(page: str, heading: str, header: str, rows: Iterable[str]) -> No
 def write_models_page() -> None:
     """Write the tables of docs/models.md anew."""
     write_table("models.md", "Common fields", COMMON_FIELDS, common_field_rows())
+    write_table("models.md", "What a request may give", LIMITS, limit_rows())
     for engine in ENGINES.values():
         if engine.name not in SAME_OPTIONS:
             write_table("models.md", engine.name, OPTIONS, option_rows(engine.definition))
-    write_table("models.md", "What a load may set", "| field | backend | takes |", load_rows())
+    write_table("models.md", "What a load may set", LOADS, load_rows())
 
 
 def write_tools_page() -> None:

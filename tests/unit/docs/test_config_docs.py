@@ -15,6 +15,7 @@ from tests.support.doc_tables import (
     backend_line,
     common_field_rows,
     field_rows,
+    limit_rows,
     load_rows,
     option_rows,
     own_field_rows,
@@ -25,6 +26,10 @@ from tests.support.doc_tables import (
 
 def test_common_fields() -> None:
     assert rows_of("models.md", "Common fields") == common_field_rows()
+
+
+def test_limits_of_requests() -> None:
+    assert rows_of("models.md", "What a request may give") == limit_rows()
 
 
 @pytest.mark.parametrize("name", ENGINES)
