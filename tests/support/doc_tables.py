@@ -37,7 +37,6 @@ LIMITS = "| by request | fields |"
 LOADS = "| field | takes |"
 SAME_OPTIONS = {"vllm": "vllm_serve"}
 """Backends without a table of their own: every option of theirs is in the table of the other one."""
-TYPES = {"string": "string", "integer": "integer", "number": "number", "boolean": "boolean"}
 
 
 def rows_of(page: str, heading: str) -> list[str]:
@@ -159,8 +158,7 @@ def load_words(field: LoadField) -> str:
     words = f"`{limits.format}`" if kind == "text" and limits.format and not limits.examples else kind
     if kind == "text" and limits.allowed_values is not None:
         words = ", ".join(f"`{each}`" for each in limits.allowed_values) + (" or another" if field.open_values else "")
-    words += "" if limits.minimum is None else f" from {limits.minimum}"
-    words += "" if limits.maximum is None else f" to {limits.maximum}"
+    words = f"{words} {bound_words(limits.minimum, None, limits.maximum)}".rstrip()
     words += f" in steps of {limits.step}" if field.step_binds else ""
     return words + (", or null" if field.takes_null else "")
 
@@ -203,12 +201,16 @@ def _one_type(schema: dict[str, Any]) -> str:
     if schema["type"] == "object":
         values = [*schema.get("patternProperties", {}).values()] or [schema["additionalProperties"]]
         return f"mapping of {_many(values[0])}"
-    bounds = [
-        f"{words} {schema[key]:g}"
-        for key, words in (("minimum", "from"), ("exclusiveMinimum", "above"), ("maximum", "to"))
-        if key in schema
-    ]
-    return " ".join([TYPES[schema["type"]], *bounds])
+    bounds = bound_words(schema.get("minimum"), schema.get("exclusiveMinimum"), schema.get("maximum"))
+    return f"{schema['type']} {bounds}".rstrip()
+
+
+def bound_words(minimum: float | None, above: float | None, maximum: float | None) -> str:
+    """Bounds of a number, such as `1..256`, `≥1`, `>0 ≤86400`; empty: none."""
+    if minimum is not None and maximum is not None:
+        return f"{minimum:.12g}..{maximum:.12g}"
+    bounds = (("≥", minimum), (">", above), ("≤", maximum))
+    return " ".join(f"{sign}{bound:.12g}" for sign, bound in bounds if bound is not None)
 
 
 def _many(schema: Any) -> str:
@@ -216,7 +218,7 @@ def _many(schema: Any) -> str:
         return "anything"
     if "enum" in schema:
         return type_words(schema)
-    return f"{TYPES[schema['type']] if 'type' in schema else type_words(schema)}s"
+    return f"{schema['type'] if 'type' in schema else type_words(schema)}s"
 
 
 def _print(title: str, header: str, rows: Iterable[str]) -> None:
