@@ -34,7 +34,7 @@ FIELDS = "| field | type | default | what it says |"
 COMMON_FIELDS = "| field | type (default) | what it says |"
 OPTIONS = "| option, flag | type (default) | what it says |"
 LIMITS = "| by request | fields |"
-LOADS = "| field | takes |"
+LOADS = "| fields | take |"
 SAME_OPTIONS = {"vllm": "vllm_serve"}
 """Backends without a table of their own: every option of theirs is in the table of the other one."""
 
@@ -147,9 +147,12 @@ def backend_line(engine: Engine[Any]) -> str:
 
 
 def load_rows() -> list[str]:
-    """One row per field of a load: name, values."""
-    fields = {field.name: field for engine in ENGINES.values() for field in engine.load_fields}
-    return [row(f"`{name}`", load_words(field)) for name, field in fields.items()]
+    """Fields of a load, and their values: one row for all fields that have the same."""
+    names: dict[str, dict[str, None]] = {}
+    for engine in ENGINES.values():
+        for field in engine.load_fields:
+            names.setdefault(load_words(field), {})[f"`{field.name}`"] = None
+    return [row(", ".join(same), words) for words, same in names.items()]
 
 
 def load_words(field: LoadField) -> str:
