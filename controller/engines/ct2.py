@@ -60,13 +60,13 @@ class CT2Definition(Definition):
     ct2_max_tokens: Annotated[int | None, Flag("--max-tokens"), Hashed.ALWAYS, Settable.ALWAYS] = Field(
         default=None,
         ge=1,
-        description="Maximum tokens of one request, prompt and answer together; default: the model's own.",
+        description="Maximum tokens of prompt and answer together; default: the model's own.",
     )
     ct2_inter_threads: Annotated[int | None, Flag("--inter-threads"), Hashed.ALWAYS, Settable.ALWAYS] = Field(
-        default=None, ge=1, description="Number of requests that are computed in parallel (CPU); default: 1."
+        default=None, ge=1, description="Requests computed in parallel (CPU); default: 1."
     )
     ct2_intra_threads: Annotated[int | None, Flag("--intra-threads"), Hashed.ALWAYS, Settable.ALWAYS] = Field(
-        default=None, ge=1, description="Number of CPU threads per request; default: chosen by CTranslate2 for the CPU."
+        default=None, ge=1, description="CPU threads per request; default: CTranslate2's choice."
     )
     prompt_format: Annotated[ChatFormat | None, Flag("--prompt-format"), Hashed.ALWAYS, Settable.ALWAYS] = Field(
         default=None, description="Prompt format; default: the chat template of the tokenizer."

@@ -51,8 +51,7 @@ class ExLlamaV3Definition(Definition):
         default=None,
         ge=256,
         multiple_of=256,
-        description="Size of the KV cache in tokens, shared by all running requests; default: the model's context "
-        "length.",
+        description="KV cache in tokens, shared by all running requests; default: the model's context length.",
     )
     exllama_cache_quant: Annotated[
         str | None,
@@ -71,7 +70,7 @@ class ExLlamaV3Definition(Definition):
     ] = Field(
         default=None,
         ge=1,
-        description="Maximum tokens of one request, prompt and answer together; default: the model's context length.",
+        description="Maximum tokens of prompt and answer together; default: the model's context length.",
     )
     exllama_tensor_parallel: Annotated[bool, Switch("--tensor-parallel"), Hashed.ALWAYS, Settable.ALWAYS] = Field(
         default=False, description="Split each layer over all GPUs of the replica."

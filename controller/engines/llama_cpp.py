@@ -43,7 +43,7 @@ class LlamaCppDefinition(Definition):
         default=None, ge=1, description="Context length in tokens; default: the model's own."
     )
     gguf_n_gpu_layers: Annotated[int | None, Flag("--n-gpu-layers"), Hashed.ALWAYS, Settable.ALWAYS] = Field(
-        default=None, ge=-1, description="Number of layers on the GPU; -1: all layers; default: all layers."
+        default=None, ge=-1, description="Layers on the GPU; -1: all; default: all."
     )
     gguf_flash_attn: Annotated[
         Literal["on", "off", "auto"],
@@ -66,7 +66,7 @@ class LlamaCppDefinition(Definition):
     )
     prompt_format: Annotated[PromptFormat | None, Flag("--prompt-format"), Settable.ALWAYS] = Field(
         default=None,
-        description="Name of the prompt format of the file's own chat template; default: derived from the file's name.",
+        description="Prompt format of the file's own chat template; default: derived from the file's name.",
     )
 
     @model_validator(mode="after")

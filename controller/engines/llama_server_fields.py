@@ -65,21 +65,20 @@ class LlamaServerDefinition(Definition):
     )
     llama_server_swa_full: Annotated[bool, Switch("--swa-full"), Settable.ALWAYS] = Field(
         default=False,
-        description="Cache the whole context for layers with sliding-window attention, so that more prompts can "
-        "be reused.",
+        description="Cache the whole context for layers with a sliding window, to reuse more prompts.",
     )
     llama_server_context_shift: Annotated[bool, Switch("--context-shift"), Settable.ALWAYS] = Field(
         default=False,
         description="When the context is full, drop its oldest tokens instead of ending the answer.",
     )
     llama_server_n_gpu_layers: Annotated[int | None, Flag("--n-gpu-layers"), Hashed.ALWAYS, Settable.ALWAYS] = Field(
-        default=None, ge=-1, description="Number of layers on the GPU; -1: all layers; default: all layers."
+        default=None, ge=-1, description="Layers on the GPU; -1: all; default: all."
     )
     llama_server_n_cpu_moe: Annotated[int | None, Flag("--n-cpu-moe"), MOVES_MEMORY, Settable.ALWAYS] = Field(
         default=None,
         ge=1,
         le=4096,
-        description="Number of layers, counted from the first, whose experts stay in main memory.",
+        description="Layers, counted from the first, whose experts stay in main memory.",
     )
     llama_server_cpu_moe: Annotated[bool, Switch("--cpu-moe"), MOVES_MEMORY, Settable.ALWAYS] = Field(
         default=False, description="Keep the experts of all layers in main memory."
@@ -88,8 +87,7 @@ class LlamaServerDefinition(Definition):
         Field(
             default=None,
             min_length=1,
-            description="Memory in which tensors are placed: pairs `pattern=buffer type`, comma-separated, such as "
-            "`exps=CPU`.",
+            description="Where tensors are placed: pairs `pattern=buffer type`, comma-separated, such as `exps=CPU`.",
         )
     )
     llama_server_split_mode: Annotated[
@@ -100,7 +98,7 @@ class LlamaServerDefinition(Definition):
         ge=0,
         le=63,
         description="Index, from 0, of the replica's GPU that holds the whole model (split mode none) or the "
-        "intermediate results (split mode row).",
+        "intermediate results (row).",
     )
     llama_server_tensor_split: Annotated[
         list[Annotated[float, Field(ge=0)]] | None, Flag("--tensor-split"), MOVES_MEMORY, Settable.ALWAYS
@@ -108,8 +106,7 @@ class LlamaServerDefinition(Definition):
         default=None,
         min_length=1,
         max_length=15,
-        description="Proportions of the model on each GPU, such as [3, 1]; default: in proportion to the memory "
-        "that the replica claims on each GPU.",
+        description="Proportions of the model on each GPU, such as [3, 1]; default: those of the replica's claims.",
     )
     llama_server_kv_offload: Annotated[bool, Switch(off="--no-kv-offload"), MOVES_MEMORY, Settable.ALWAYS] = Field(
         default=True, description="Keep the KV cache on the GPU."
@@ -134,8 +131,7 @@ class LlamaServerDefinition(Definition):
         Literal["none", "linear", "yarn"] | None, Flag("--rope-scaling"), Settable.ALWAYS
     ] = Field(
         default=None,
-        description="RoPE scaling method, for contexts longer than the model was trained with; default: the "
-        "model's own.",
+        description="RoPE scaling method, for contexts beyond the trained length; default: the model's own.",
     )
     llama_server_rope_scale: Annotated[float | None, Flag("--rope-scale"), Settable.ALWAYS] = Field(
         default=None,
@@ -155,7 +151,7 @@ class LlamaServerDefinition(Definition):
     llama_server_yarn_orig_ctx: Annotated[int | None, Flag("--yarn-orig-ctx"), Settable.ALWAYS] = Field(
         default=None,
         ge=1,
-        description="Context length that the model was trained with, for YaRN; default: the model's own.",
+        description="Trained context length, for YaRN; default: the model's own.",
     )
     llama_server_mmproj: Annotated[
         str | None, PathFlag("--mmproj", "gguf"), Hashed.ALWAYS, Settable.IN_MODELS_FOLDER
@@ -166,16 +162,15 @@ class LlamaServerDefinition(Definition):
     llama_server_lora: Annotated[list[str] | None, PathFlag("--lora", "gguf"), Settable.IN_MODELS_FOLDER] = Field(
         default=None,
         min_length=1,
-        description="Paths of LoRA adapters (GGUF), in models folders. They apply to every request that names none in "
-        "`lora`.",
+        description="Paths of LoRA adapters (GGUF), in models folders, for requests that name none in `lora`.",
     )
     llama_server_lora_scales: Annotated[
         list[Annotated[float, Field(ge=-100, le=100)]] | None, SpecialFlag("--lora-scaled"), Settable.ALWAYS
     ] = Field(
         default=None,
         min_length=1,
-        description="Scale of each adapter of `llama_server_lora`, in the same order, and 1 of those that are left; 0: "
-        "the adapter applies to requests alone that name it in `lora`. Ignored without `llama_server_lora`.",
+        description="Scale of each adapter of `llama_server_lora`, in its order; 1 where left out; 0: the adapter "
+        "applies only to requests that name it in `lora`. Ignored without `llama_server_lora`.",
     )
     llama_server_image_min_tokens: Annotated[int | None, Flag("--image-min-tokens"), Settable.ALWAYS] = Field(
         default=None, ge=1, description="Minimum vision tokens per image."
@@ -187,7 +182,7 @@ class LlamaServerDefinition(Definition):
         str | None, PathFlag("--model-draft", "gguf"), Hashed.ALWAYS, Settable.IN_MODELS_FOLDER
     ] = Field(default=None, description="Path of the draft model (GGUF) for speculative decoding, in a models folder.")
     llama_server_draft_n_gpu_layers: Annotated[int | None, Flag("--spec-draft-ngl"), Settable.ALWAYS] = Field(
-        default=None, ge=0, description="Number of layers of the draft model on the GPU; default: all layers."
+        default=None, ge=0, description="Layers of the draft model on the GPU; default: all."
     )
     llama_server_draft_cache_type_k: Annotated[GgmlType | None, Flag("--spec-draft-type-k"), Settable.ALWAYS] = Field(
         default=None, description="Data type of the draft model's K cache; default: f16."
@@ -223,7 +218,7 @@ class LlamaServerDefinition(Definition):
         "llama-server's own.",
     )
     llama_server_spec_draft_n_min: Annotated[int | None, Flag("--spec-draft-n-min"), Settable.ALWAYS] = Field(
-        default=None, ge=0, description="Minimum length of a draft in tokens. Shorter drafts are discarded; default: 0."
+        default=None, ge=0, description="Minimum tokens of a draft; shorter ones are discarded; default: 0."
     )
     llama_server_spec_draft_p_min: Annotated[
         float | None, Flag("--spec-draft-p-min"), Loadable({"default": DRAFT_P_MIN}), Hashed.ALWAYS, Settable.ALWAYS
@@ -244,41 +239,41 @@ class LlamaServerDefinition(Definition):
         default=False, description="Serve the reranking API."
     )
     llama_server_threads: Annotated[int | None, Flag("--threads"), Hashed.ALWAYS, Settable.ALWAYS] = Field(
-        default=None, ge=1, description="Number of CPU threads for generation; default: llama-server's own."
+        default=None, ge=1, description="CPU threads for generation; default: llama-server's own."
     )
     llama_server_threads_batch: Annotated[int | None, Flag("--threads-batch"), Settable.ALWAYS] = Field(
-        default=None, ge=1, description="Number of CPU threads for prompts; default: as many as for generation."
+        default=None, ge=1, description="CPU threads for prompts; default: as many as for generation."
     )
     llama_server_cache_ram_mib: Annotated[int | None, SpecialFlag("--cache-ram"), Settable.ALWAYS] = Field(
         default=None,
         ge=0,
-        description="Main memory in MiB for cached prompts that are no longer in a slot; default: none.",
+        description="Main memory in MiB for cached prompts that have left their slot; default: none.",
     )
     llama_server_cache_reuse: Annotated[int | None, Flag("--cache-reuse"), Settable.ALWAYS] = Field(
         default=None,
         ge=0,
-        description="Minimum length in tokens of a part of a cached prompt that is reused at another position; "
-        "default: 0 (no reuse).",
+        description="Minimum tokens of a part of a cached prompt that is reused at another position; default: 0 (no "
+        "reuse).",
     )
     llama_server_ctx_checkpoints: Annotated[int | None, Flag("--ctx-checkpoints"), Settable.ALWAYS] = Field(
         default=None,
         ge=0,
-        description="Maximum number of cache checkpoints per slot, in main memory, for models whose cache cannot be "
-        "truncated; default: 32.",
+        description="Maximum cache checkpoints per slot, in main memory, for models whose cache cannot be truncated; "
+        "default: 32.",
     )
     llama_server_slot_prompt_similarity: Annotated[float | None, Flag("--slot-prompt-similarity"), Settable.ALWAYS] = (
         Field(
             default=None,
             ge=0,
             le=1,
-            description="Minimum share of a prompt that a slot's cache must match for the slot to be chosen for it; "
-            "default: 0.1.",
+            description="Minimum share of a prompt that must match a slot's cache for the slot to be chosen; default: "
+            "0.1.",
         )
     )
     llama_server_slot_save: Annotated[bool, SpecialFlag("--slot-save-path"), Settable.ALWAYS] = Field(
         default=False,
-        description="Let `POST /slots/{id}` save the cache of a slot into a file in a folder of the replica's own, and "
-        "restore it.",
+        description="Let `POST /slots/{id}` save a slot's cache into a file in the replica's own folder, and restore "
+        "it.",
     )
     llama_server_props: Annotated[bool, Switch("--props"), Settable.ALWAYS] = Field(
         default=False, description="Let `POST /props` change the engine's properties."
@@ -312,8 +307,8 @@ class LlamaServerDefinition(Definition):
     llama_server_chat_template: Annotated[str | None, Flag("--chat-template"), Settable.ALWAYS] = Field(
         default=None,
         min_length=1,
-        description="Chat template: the name of a template built into llama.cpp, such as chatml, or a Jinja "
-        "template; default: the model's own.",
+        description="Name of a chat template built into llama.cpp, such as chatml, or a Jinja template; default: the "
+        "model's own.",
     )
     llama_server_chat_template_kwargs: Annotated[
         dict[str, Anything] | None, JsonFlag("--chat-template-kwargs"), Settable.ALWAYS

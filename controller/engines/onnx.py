@@ -43,7 +43,7 @@ class OnnxDefinition(Definition):
         default=True, description="Scale embeddings to length 1."
     )
     onnx_threads: Annotated[int | None, Flag("--threads"), Hashed.ALWAYS, Settable.ALWAYS] = Field(
-        default=None, ge=1, description="Number of CPU threads; default: one per core."
+        default=None, ge=1, description="CPU threads; default: one per core."
     )
 
     @model_validator(mode="after")

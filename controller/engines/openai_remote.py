@@ -24,8 +24,7 @@ class OpenAIRemoteDefinition(Definition):
     )
     remote_model: Annotated[str | None, Hashed.ALWAYS, Settable.ALWAYS] = Field(
         default=None,
-        description="Name of the model in requests to the server; default: the model's name in the desired-state "
-        "files.",
+        description="Name of the model at the server; default: its name in the desired-state files.",
     )
     api_key_env: Annotated[str | None, Hashed.ALWAYS, Settable.FROM_FILES] = Field(
         default=None, description="Name of the controller's environment variable that holds the server's API key."
@@ -39,18 +38,18 @@ class OpenAIRemoteDefinition(Definition):
     )
     remote_fields: Annotated[list[str], Hashed.NEVER, Settable.ALWAYS] = Field(
         default_factory=list,
-        description="Request fields that the gateway passes to the server besides the fields of the API, such as "
-        "`top_k` of a chat completion. The gateway drops all others.",
+        description="Request fields that the gateway passes to the server besides the API's own, such as `top_k` of a"
+        " chat completion. It drops all others.",
     )
     thinking_field: Annotated[ThinkingControl, Hashed.NEVER, Settable.ALWAYS] = Field(
         default="chat_template_kwargs",
-        description="Request field of a chat completion that switches the model's thinking on or off, if "
-        "`thinking_modes` has more than `default`.",
+        description="Field of a chat completion that switches thinking on or off, if `thinking_modes` has more than "
+        "`default`.",
     )
     max_tokens_field: Annotated[MaxTokensField, Hashed.NEVER, Settable.ALWAYS] = Field(
         default="max_tokens",
-        description="Name of the field that limits the tokens of a chat completion, for requests that the gateway "
-        "translates from other APIs. OpenAI's reasoning models accept only `max_completion_tokens`.",
+        description="Field that limits the tokens of a chat completion translated from another API. OpenAI's "
+        "reasoning models accept only `max_completion_tokens`.",
     )
     health_path: Annotated[str, Hashed.ALWAYS, Settable.FROM_FILES] = Field(
         default="/models", description="Path below `base_url` that returns 200 if the server is healthy."

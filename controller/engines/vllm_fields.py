@@ -95,8 +95,7 @@ class VllmFields(Definition):
         default=None,
         gt=0,
         le=1,
-        description="Share of each GPU's memory that the engine uses; default: `vram_mib`, less what vLLM takes beside "
-        "its share, divided by the memory of the replica's smallest GPU, else 0.92.",
+        description="Share of each GPU's memory that the engine uses; default: derived from `vram_mib`, else 0.92.",
     )
     vllm_kv_cache_dtype: Annotated[
         str | None,
@@ -129,8 +128,8 @@ class VllmFields(Definition):
         default=None,
         gt=0,
         le=65536,
-        description="Main memory for KV cache blocks that are offloaded from the GPUs, in GiB for all GPUs together; "
-        "default: none.",
+        description="Main memory in GiB, for all GPUs together, for KV cache blocks offloaded from them; default: "
+        "none.",
     )
     vllm_cpu_offload_gb: Annotated[float | None, Flag("--cpu-offload-gb"), MOVES_MEMORY, Settable.ALWAYS] = Field(
         default=None, gt=0, le=65536, description="Weights kept in main memory, in GiB per GPU; default: none."
@@ -141,7 +140,7 @@ class VllmFields(Definition):
         default=None,
         ge=1,
         le=64,
-        description="Number of GPUs that each layer is split over; default: all GPUs of the replica.",
+        description="GPUs that each layer is split over; default: all GPUs of the replica.",
     )
     vllm_pipeline_parallel_size: Annotated[
         int | None, Flag("--pipeline-parallel-size"), MOVES_MEMORY, Settable.ALWAYS
@@ -149,8 +148,7 @@ class VllmFields(Definition):
         default=None,
         ge=1,
         le=64,
-        description="Number of pipeline stages; each stage is a group of GPUs that holds some of the layers; "
-        "default: 1.",
+        description="Pipeline stages: groups of GPUs that each hold some of the layers; default: 1.",
     )
     vllm_enable_expert_parallel: Annotated[bool, Switch("--enable-expert-parallel"), Settable.ALWAYS] = Field(
         default=False, description="Distribute whole experts over the GPUs instead of splitting each expert."
@@ -218,7 +216,7 @@ class VllmFields(Definition):
     )
     vllm_num_speculative_tokens: Annotated[
         int | None, Loadable({"default": 1}), SpecialFlag("--speculative-config"), Hashed.ALWAYS, Settable.ALWAYS
-    ] = Field(default=None, ge=1, description="Number of tokens that are drafted at a time; default: 1.")
+    ] = Field(default=None, ge=1, description="Tokens drafted at a time; default: 1.")
     vllm_speculative_config: Annotated[
         dict[str, Anything] | None, SpecialFlag("--speculative-config"), Settable.FROM_FILES
     ] = Field(
@@ -231,7 +229,7 @@ class VllmFields(Definition):
     )
     vllm_enforce_eager: Annotated[bool, Switch("--enforce-eager"), Hashed.ALWAYS, Settable.ALWAYS] = Field(
         default=False,
-        description="Do not use CUDA graphs: the engine starts faster, uses less memory and generates more slowly.",
+        description="Do not use CUDA graphs: faster start, less memory, slower generation.",
     )
     vllm_trust_remote_code: Annotated[bool, Switch("--trust-remote-code"), Hashed.ALWAYS, Settable.FROM_FILES] = Field(
         default=False, description="Run Python code from the model's files."
@@ -274,8 +272,8 @@ class VllmFields(Definition):
     ] = Field(
         default=None,
         min_length=1,
-        description="LoRA modules: names, each with the path of a PEFT folder in a models folder. A request chooses "
-        "one by its name in `lora`.",
+        description="LoRA modules: names, each with a PEFT folder in a models folder. A request chooses one by name "
+        "in `lora`.",
     )
     vllm_max_lora_rank: Annotated[
         Literal[1, 8, 16, 32, 64, 128, 256, 320, 512] | None, Flag("--max-lora-rank"), Settable.ALWAYS
@@ -291,8 +289,7 @@ class VllmFields(Definition):
     ] = Field(default=None, description="Path of a Jinja chat template, in a models folder; default: the model's own.")
     prompt_format: Annotated[ChatFormat | None, Hashed.NEVER, Settable.ALWAYS] = Field(
         default=None,
-        description="Name of the prompt format of the model's own chat template; default: derived from the "
-        "model's name.",
+        description="Prompt format of the model's own chat template; default: derived from the model's name.",
     )
 
     @property

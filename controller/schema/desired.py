@@ -68,14 +68,14 @@ class Definition(BaseModel):
     )
     source: Annotated[str | None, Settable.HUB_REFERENCE] = Field(
         default=None,
-        description="Where the model's files come from if the models folder does not have them, such as "
-        "`hf:USER/REPO:Q4_K_M`. They are downloaded before the model starts, and `model_path` is where the download "
-        "puts them. A model with a `model_path` of its own waits for no download.",
+        description="Where missing files of the model are downloaded from, such as `hf:USER/REPO:Q4_K_M`; "
+        "`model_path` is then where the download puts them. A model with a `model_path` of its own waits "
+        "for no download.",
     )
     enabled: Annotated[bool, Settable.ALWAYS] = Field(
         default=True,
-        description="Load the model without waiting for a request. false: only an operator, or a request (see "
-        "`autoload`), loads it.",
+        description="Load the model without waiting for a request; false: only an operator, or with `autoload` a "
+        "request, loads it.",
     )
     autoload: Annotated[bool, Settable.ALWAYS] = Field(
         default=False, description="Load the model when the first request for it arrives, even if `enabled` is false."
@@ -84,56 +84,54 @@ class Definition(BaseModel):
         default=None,
         gt=0,
         le=31_536_000,
-        description="Seconds without a request after which an `autoload` model is unloaded; default: never unloaded "
-        "for being idle.",
+        description="Seconds without a request after which an `autoload` model is unloaded; default: never.",
     )
     min_residency_s: Annotated[float | None, Settable.ALWAYS] = Field(
         default=None,
         ge=0,
         le=86400,
-        description="Minimum seconds that an `autoload` model stays loaded before another model may evict it; "
-        "default: as long as its load took, at most 60.",
+        description="Minimum seconds until another model may evict a loaded `autoload` model; default: as long as its"
+        " load took, at most 60.",
     )
     pinned: Annotated[bool, Settable.ALWAYS] = Field(
         default=False,
-        description="Never evict an `autoload` model once it is loaded, neither to make room nor for being idle.",
+        description="Never evict a loaded `autoload` model, neither to make room nor for being idle.",
     )
     replicas: Annotated[int, Settable.ALWAYS] = Field(
-        default=1, ge=1, le=256, description="Number of engines that serve the model."
+        default=1, ge=1, le=256, description="Engines that serve the model."
     )
     replica_max: Annotated[int | None, Settable.ALWAYS] = Field(
         default=None,
         ge=1,
         le=256,
-        description="Maximum number of replicas that a load may ask for; default: `replicas`. There is no automatic "
-        "scaling.",
+        description="Maximum replicas that a load may ask for; default: `replicas`. There is no automatic scaling.",
     )
     target_inflight: Annotated[int | None, Settable.ALWAYS] = Field(
         default=None,
         ge=1,
         le=4096,
-        description="Number of requests that one replica serves at a time; default: set by the backend.",
+        description="Requests that one replica serves at a time; default: set by the backend.",
     )
     queue_limit: Annotated[int | None, Settable.ALWAYS] = Field(
         default=None,
         ge=0,
         le=100_000,
-        description="Maximum number of requests that wait in the gateway, per replica; default: "
-        "ROUNDHOUSE_QUEUE_LIMIT, else 8 times `target_inflight`.",
+        description="Maximum requests that wait in the gateway, per replica; default: ROUNDHOUSE_QUEUE_LIMIT, else 8 "
+        "times `target_inflight`.",
     )
     session_cache: Annotated[int | None, Settable.ALWAYS] = Field(
         default=None,
         ge=0,
         le=4096,
-        description="Number of sessions whose computed state each replica keeps, at most what its engine can hold; "
-        "default: 4, or `target_inflight` where that is greater (`llama_cpp`: 0). 0: requests belong to no session.",
+        description="Sessions whose computed state each replica keeps, at most what its engine can hold; 0: requests "
+        "belong to no session; default: 4, or a greater `target_inflight` (`llama_cpp`: 0).",
     )
     aliases: Annotated[list[ModelName], Settable.ALWAYS] = Field(
         default_factory=list, description="Other names that clients may use for the model."
     )
     gpus: Annotated[Gpus | None, Settable.HOST_GPUS] = Field(
         default=None,
-        description="GPUs of one replica: a number of GPUs, or a list of their UUIDs or indices. 0: no GPU.",
+        description="GPUs of one replica: their number (0: no GPU), or a list of their UUIDs or indices.",
     )
     device: Annotated[Literal["auto", "cuda", "cpu"] | None, Settable.ALWAYS] = Field(
         default=None,
@@ -142,26 +140,26 @@ class Definition(BaseModel):
     vram_mib: Annotated[int | None, Settable.ALWAYS] = Field(
         default=None,
         ge=1,
-        description="Memory that one replica uses on each of its GPUs, in MiB; default: as observed or predicted, or "
-        "whole GPUs if neither is known.",
+        description="MiB that one replica uses on each of its GPUs; default: as observed or predicted, else whole "
+        "GPUs.",
     )
     memory_mib: Annotated[int | None, Settable.ALWAYS] = Field(
         default=None,
         ge=16,
-        description="Main memory of one replica in MiB: a hard limit for containers, and the amount that counts "
-        "against ROUNDHOUSE_ENGINES_MEMORY_MIB; default: as observed or predicted, without a limit.",
+        description="Main memory of one replica in MiB: a hard limit for containers, and what counts against "
+        "ROUNDHOUSE_ENGINES_MEMORY_MIB; default: as observed or predicted, without a limit.",
     )
     start_timeout_s: Annotated[float | None, Settable.ALWAYS] = Field(
         default=None,
         gt=0,
         le=86400,
-        description="Maximum seconds from an engine's start until it is ready; default: set by the backend.",
+        description="Maximum seconds until a started engine is ready; default: set by the backend.",
     )
     drain_timeout_s: Annotated[float | None, Settable.ALWAYS] = Field(
         default=None,
         ge=0,
         le=86400,
-        description="Seconds that running requests have to finish when an edit replaces a replica; default: "
+        description="Seconds for running requests to finish when an edit replaces a replica; default: "
         "ROUNDHOUSE_DRAIN_TIMEOUT_S.",
     )
     image: Annotated[str | None, Settable.FROM_FILES] = Field(
@@ -178,8 +176,8 @@ class Definition(BaseModel):
     )
     media_urls: Annotated[bool | None, Settable.FROM_FILES] = Field(
         default=None,
-        description="Whether requests may give images and sounds by `http` addresses, which the engine then fetches "
-        "from wherever it can reach; default: set by the backend, true for a remote model alone.",
+        description="Whether requests may give images and sounds by `http` addresses, which the engine fetches from "
+        "wherever it can reach; default: true for a remote model alone.",
     )
     multi_turn: Annotated[bool | None, Settable.ALWAYS] = Field(
         default=None,
@@ -193,7 +191,7 @@ class Definition(BaseModel):
     )
     structured_output: Annotated[bool | None, Settable.ALWAYS] = Field(
         default=None,
-        description="Whether answers can be constrained to JSON or to a JSON Schema; default: set by the backend.",
+        description="Whether answers can be constrained to JSON or a JSON Schema; default: set by the backend.",
     )
     matryoshka: Annotated[bool, Settable.ALWAYS] = Field(
         default=False,

@@ -34,8 +34,8 @@ def modes() -> list[tuple[str, ...]]:
 
 
 def api_rows() -> list[str]:
-    """One row per backend and mode: model, what is passed through, what is translated."""
-    rows = []
+    """Models, what is passed through, what is translated: one row for all backends and modes that have the same."""
+    names: dict[tuple[str, str], list[str]] = {}
     for backend, *mode in modes():
         made = route("m", apis=native_apis(backend, **dict.fromkeys(mode, True))).model_copy(
             update={"backend": backend}
@@ -46,8 +46,8 @@ def api_rows() -> list[str]:
             way = serving_option(path, _ANY, made)
             (passed if way.target is None else translated).append(f"`{path}`")
         name = f"`{backend}`" + "".join(f" with `{field}`" for field in mode)
-        rows.append(f"| {name} | {', '.join(passed)} | {', '.join(translated)} |")
-    return rows
+        names.setdefault((", ".join(passed), ", ".join(translated)), []).append(name)
+    return [f"| {', '.join(same)} | {passed} | {translated} |" for (passed, translated), same in names.items()]
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from controller.engines import ENGINES
 from controller.engines.base import Engine
 from controller.engines.load_fields import LoadField
 from controller.engines.options import Option, PathFlag, list_options
-from controller.schema.desired import Definition
+from controller.schema.desired import Definition, Settable
 from controller.schema.keys import KeyDefinition
 from controller.schema.tools import BUILTIN_TOOLS, FetchTool, FolderTool, McpServer, ToolLimits, WriteTool
 from controller.settings import ControllerSettings
@@ -31,9 +31,12 @@ from transfers.settings import TransfersSettings
 
 DOCS = Path(__file__).parents[2] / "docs"
 FIELDS = "| field | type | default | what it says |"
-COMMON_FIELDS = "| field | type | default | by request | what it says |"
-OPTIONS = "| option | flag | type | default | by request | what it says |"
-TYPES = {"string": "string", "integer": "whole number", "number": "number", "boolean": "true or false"}
+COMMON_FIELDS = "| field | type (default) | what it says |"
+OPTIONS = "| option, flag | type (default) | what it says |"
+LIMITS = "| by request | fields |"
+LOADS = "| fields | take |"
+SAME_OPTIONS = {"vllm": "vllm_serve"}
+"""Backends without a table of their own: every option of theirs is in the table of the other one."""
 
 
 def rows_of(page: str, heading: str) -> list[str]:
@@ -59,11 +62,10 @@ def field_rows(definition: type[BaseModel]) -> list[str]:
 
 
 def common_field_rows() -> list[str]:
-    """One row per field that all definitions have: name, type, default, what a request may say, description."""
+    """One row per field that all definitions have: name, type and default, description."""
     schemas: dict[str, Any] = Definition.model_json_schema()["properties"]
-    markers = read_markers(Definition)
     return [
-        row(f"`{name}`", type_words(schemas[name]), default_words(info), markers[name].value, info.description or "")
+        row(f"`{name}`", with_default(type_words(schemas[name]), info), info.description or "")
         for name, info in Definition.model_fields.items()
     ]
 
@@ -93,19 +95,34 @@ def own_field_rows(*declarations: type[ToolLimits]) -> list[str]:
 
 
 def option_rows(definition: type[Definition]) -> list[str]:
-    """One row per option of a backend: name, flag, type, default, what a request may say, description."""
+    """One row per option of a backend: name and flag, type and default, description."""
     schemas: dict[str, Any] = definition.model_json_schema()["properties"]
-    markers = read_markers(definition)
     return [
         row(
-            f"`{option.name}`",
-            f"`{option.flag.name}`" if option.flag is not None else "",
-            option_type(option, schemas[option.name]),
-            default_words(option.info),
-            markers[option.name].value,
+            f"`{option.name}`" + ("" if option.flag is None else f" `{option.flag.name}`"),
+            with_default(option_type(option, schemas[option.name]), option.info),
             option.info.description or "",
         )
         for option in list_options(definition)
+    ]
+
+
+def with_default(words: str, info: FieldInfo) -> str:
+    """A field's type with its default in parentheses; the type alone where there is no fixed default."""
+    default = default_words(info)
+    return f"{words} ({default})" if default else words
+
+
+def limit_rows() -> list[str]:
+    """One row per limit that a request has: its words, and the fields of all definitions that have it."""
+    found = {marker: dict[str, None]() for marker in Settable}
+    for definition in (Definition, *(engine.definition for engine in ENGINES.values())):
+        for name, marker in read_markers(definition).items():
+            found[marker][name] = None
+    return [
+        row(marker.value, ", ".join(f"`{name}`" for name in names))
+        for marker, names in found.items()
+        if marker is not Settable.ALWAYS
     ]
 
 
@@ -130,23 +147,21 @@ def backend_line(engine: Engine[Any]) -> str:
 
 
 def load_rows() -> list[str]:
-    """One row per field of a load: name, backends, values."""
-    fields = {field.name: field for engine in ENGINES.values() for field in engine.load_fields}
-    owners = {
-        name: ", ".join(f"`{each.name}`" for each in ENGINES.values() if any(f.name == name for f in each.load_fields))
-        for name in fields
-    }
-    return [row(f"`{name}`", owners[name], load_words(field)) for name, field in fields.items()]
+    """Fields of a load, and their values: one row for all fields that have the same."""
+    names: dict[str, dict[str, None]] = {}
+    for engine in ENGINES.values():
+        for field in engine.load_fields:
+            names.setdefault(load_words(field), {})[f"`{field.name}`"] = None
+    return [row(", ".join(same), words) for words, same in names.items()]
 
 
 def load_words(field: LoadField) -> str:
     """The values of one field of a load."""
-    limits, kind = field.constraint, {int: "whole number", float: "number", str: "text"}[value_type(field)]
+    limits, kind = field.constraint, {int: "integer", float: "number", str: "text"}[value_type(field)]
     words = f"`{limits.format}`" if kind == "text" and limits.format and not limits.examples else kind
     if kind == "text" and limits.allowed_values is not None:
         words = ", ".join(f"`{each}`" for each in limits.allowed_values) + (" or another" if field.open_values else "")
-    words += "" if limits.minimum is None else f" from {limits.minimum}"
-    words += "" if limits.maximum is None else f" to {limits.maximum}"
+    words = f"{words} {bound_words(limits.minimum, None, limits.maximum)}".rstrip()
     words += f" in steps of {limits.step}" if field.step_binds else ""
     return words + (", or null" if field.takes_null else "")
 
@@ -189,12 +204,16 @@ def _one_type(schema: dict[str, Any]) -> str:
     if schema["type"] == "object":
         values = [*schema.get("patternProperties", {}).values()] or [schema["additionalProperties"]]
         return f"mapping of {_many(values[0])}"
-    bounds = [
-        f"{words} {schema[key]:g}"
-        for key, words in (("minimum", "from"), ("exclusiveMinimum", "above"), ("maximum", "to"))
-        if key in schema
-    ]
-    return " ".join([TYPES[schema["type"]], *bounds])
+    bounds = bound_words(schema.get("minimum"), schema.get("exclusiveMinimum"), schema.get("maximum"))
+    return f"{schema['type']} {bounds}".rstrip()
+
+
+def bound_words(minimum: float | None, above: float | None, maximum: float | None) -> str:
+    """Bounds of a number, such as `1..256`, `≥1`, `>0 ≤86400`; empty: none."""
+    if minimum is not None and maximum is not None:
+        return f"{minimum:.12g}..{maximum:.12g}"
+    bounds = (("≥", minimum), (">", above), ("≤", maximum))
+    return " ".join(f"{sign}{bound:.12g}" for sign, bound in bounds if bound is not None)
 
 
 def _many(schema: Any) -> str:
@@ -202,7 +221,7 @@ def _many(schema: Any) -> str:
         return "anything"
     if "enum" in schema:
         return type_words(schema)
-    return f"{TYPES[schema['type']] if 'type' in schema else type_words(schema)}s"
+    return f"{schema['type'] if 'type' in schema else type_words(schema)}s"
 
 
 def _print(title: str, header: str, rows: Iterable[str]) -> None:
@@ -231,9 +250,11 @@ def write_table(page: str, heading: str, header: str, rows: Iterable[str]) -> No
 def write_models_page() -> None:
     """Write the tables of docs/models.md anew."""
     write_table("models.md", "Common fields", COMMON_FIELDS, common_field_rows())
+    write_table("models.md", "What a request may give", LIMITS, limit_rows())
     for engine in ENGINES.values():
-        write_table("models.md", engine.name, OPTIONS, option_rows(engine.definition))
-    write_table("models.md", "What a load may set", "| field | backend | takes |", load_rows())
+        if engine.name not in SAME_OPTIONS:
+            write_table("models.md", engine.name, OPTIONS, option_rows(engine.definition))
+    write_table("models.md", "What a load may set", LOADS, load_rows())
 
 
 def write_tools_page() -> None:

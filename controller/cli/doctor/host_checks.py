@@ -10,7 +10,7 @@ from controller.cli.doctor.facts import HostFacts
 from controller.cli.doctor.finding import Check, Finding, fault, warning
 
 OLDEST_DRIVER: Final = (525,)
-"""First driver for CUDA 12 (docs/gpu.md)."""
+"""First driver for CUDA 12 (docs/images.md)."""
 TOOLKIT_FIXES: Final = (
     ((1, 16, 2), "CVE-2024-0132"),
     ((1, 17, 4), "CVE-2025-23359"),

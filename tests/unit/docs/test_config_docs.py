@@ -11,9 +11,11 @@ from controller.schema.tools import FetchTool, FolderTool, McpServer, ToolLimits
 from tests.support.config_files import problems_of
 from tests.support.doc_tables import (
     DOCS,
+    SAME_OPTIONS,
     backend_line,
     common_field_rows,
     field_rows,
+    limit_rows,
     load_rows,
     option_rows,
     own_field_rows,
@@ -26,9 +28,17 @@ def test_common_fields() -> None:
     assert rows_of("models.md", "Common fields") == common_field_rows()
 
 
+def test_limits_of_requests() -> None:
+    assert rows_of("models.md", "What a request may give") == limit_rows()
+
+
 @pytest.mark.parametrize("name", ENGINES)
 def test_fields_of_a_backend(name: str) -> None:
-    assert rows_of("models.md", name) == option_rows(ENGINES[name].definition)
+    rows = option_rows(ENGINES[name].definition)
+    if name in SAME_OPTIONS:
+        assert set(rows) <= set(option_rows(ENGINES[SAME_OPTIONS[name]].definition))
+    else:
+        assert rows_of("models.md", name) == rows
     assert backend_line(ENGINES[name]) in (DOCS / "models.md").read_text()
 
 

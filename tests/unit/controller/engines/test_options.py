@@ -97,8 +97,8 @@ def test_a_declaration_counts_in_the_spec_hash_where_it_is_set() -> None:
 
 def test_a_declaration_is_a_row_of_the_docs_and_is_tried_by_the_tests() -> None:
     [row] = [row for row in option_rows(OneMore) if "llama_server_further" in row]
-    told = "whole number from 2 to 8 |  | yes | Steps at a time; default: 4."
-    assert row == f"| `llama_server_further` | `--further` | {told} |"
+    told = "integer 2..8 | Steps at a time; default: 4."
+    assert row == f"| `llama_server_further` `--further` | {told} |"
     assert "llama_server_further" in tried_options(OneMore)
     [option] = [each for each in list_options(OneMore) if each.name == "llama_server_further"]
     assert sample_value(option) == 3
