@@ -1,7 +1,7 @@
-"""The tables of docs/models.md, docs/tools.md, docs/keys.md, docs/settings.md and docs/cli.md as the code says them.
+"""The tables of docs/{models,tools,keys,settings,errors,cli}.md as the code says them.
 
 `python -m tests.support.doc_tables` prints those of the other pages, to be pasted; with `--write` it writes those of
-docs/models.md, docs/tools.md and docs/settings.md anew.
+docs/models.md, docs/tools.md, docs/settings.md and docs/errors.md anew.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from controller.engines.base import Engine
 from controller.engines.load_fields import LoadField
 from controller.engines.options import Option, PathFlag, list_options
 from controller.schema.desired import Definition
+from controller.schema.errors import ERROR_CODES
 from controller.schema.keys import KeyDefinition
 from controller.schema.tools import BUILTIN_TOOLS, FetchTool, FolderTool, McpServer, ToolLimits, WriteTool
 from controller.settings import ControllerSettings
@@ -33,6 +34,8 @@ DOCS = Path(__file__).parents[2] / "docs"
 FIELDS = "| field | type | default | what it says |"
 COMMON_FIELDS = "| field | type | default | by request | what it says |"
 OPTIONS = "| option | flag | type | default | by request | what it says |"
+ERRORS = "| code | status | retry | meaning |"
+RETRY = {True: "later", False: "no", None: ""}
 TYPES = {"string": "string", "integer": "whole number", "number": "number", "boolean": "true or false"}
 
 
@@ -156,6 +159,20 @@ def exit_rows() -> list[str]:
     return [row(f"`{code.value}`", code.name.lower(), code.meaning) for code in ExitCode]
 
 
+def error_types() -> list[str]:
+    """The types of errors, each once."""
+    return list(dict.fromkeys(entry.type for entry in ERROR_CODES.values()))
+
+
+def error_rows(error_type: str) -> list[str]:
+    """One row per error code of a type: code, status, whether a retry may succeed, meaning."""
+    return [
+        row(f"`{entry.code}`", str(entry.status), RETRY[entry.retry], entry.meaning)
+        for entry in ERROR_CODES.values()
+        if entry.type == error_type
+    ]
+
+
 def row(*cells: str) -> str:
     """A table's row."""
     return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
@@ -222,7 +239,7 @@ def write_table(page: str, heading: str, header: str, rows: Iterable[str]) -> No
     lines = path.read_text().splitlines(keepends=True)
     start = next(number for number, line in enumerate(lines) if re.fullmatch(rf"#+ {re.escape(heading)}\n", line))
     first = next(number for number in range(start, len(lines)) if lines[number].startswith("|"))
-    end = next(number for number in range(first, len(lines)) if not lines[number].startswith("|"))
+    end = next((number for number in range(first, len(lines)) if not lines[number].startswith("|")), len(lines))
     columns = header.count("|") - 1
     table = [header, f"|{' --- |' * columns}", *rows]
     path.write_text("".join((*lines[:first], *(f"{line}\n" for line in table), *lines[end:])))
@@ -255,6 +272,12 @@ def write_settings_page() -> None:
         write_table("settings.md", heading, "| variable | default | what it says |", setting_rows(settings))
 
 
+def write_errors_page() -> None:
+    """Write the tables of docs/errors.md anew."""
+    for each in error_types():
+        write_table("errors.md", each, ERRORS, error_rows(each))
+
+
 def print_others() -> None:
     """Print what is pasted into the pages by hand."""
     for engine in ENGINES.values():
@@ -268,5 +291,6 @@ if __name__ == "__main__":
         write_models_page()
         write_tools_page()
         write_settings_page()
+        write_errors_page()
     else:
         print_others()
