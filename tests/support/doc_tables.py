@@ -34,6 +34,14 @@ DOCS = Path(__file__).parents[2] / "docs"
 FIELDS = "| field | type | default | what it says |"
 COMMON_FIELDS = "| field | type | default | by request | what it says |"
 OPTIONS = "| option | flag | type | default | by request | what it says |"
+SHARED_SETTINGS = "| variable | read by | default | what it says |"
+SETTINGS: dict[str, type[BaseModel]] = {
+    "controller": ControllerSettings,
+    "gateway": GatewaySettings,
+    "retrieval": RetrievalSettings,
+    "transfers": TransfersSettings,
+}
+"""The programs' settings, by program."""
 ERRORS = "| code | status | retry | meaning |"
 RETRY = {True: "later", False: "no", None: ""}
 TYPES = {"string": "string", "integer": "whole number", "number": "number", "boolean": "true or false"}
@@ -118,12 +126,49 @@ def option_type(option: Option, schema: dict[str, Any]) -> str:
     return words.replace("string", "path") if isinstance(option.flag, PathFlag) else words
 
 
+def shared_setting_rows() -> list[str]:
+    """One row per setting that several programs read: variable, programs, default, description."""
+    return [
+        row(f"`ROUNDHOUSE_{name.upper()}`", ", ".join(readers), _defaults(readers), _description(readers))
+        for name, readers in _readers().items()
+        if len(readers) > 1
+    ]
+
+
 def setting_rows(settings: type[BaseModel]) -> list[str]:
-    """One row per setting: variable, default, description."""
+    """One row per setting that no other program reads: variable, default, description."""
+    readers = _readers()
     return [
         row(f"`ROUNDHOUSE_{name.upper()}`", default_words(info), info.description or "")
         for name, info in settings.model_fields.items()
+        if len(readers[name]) == 1
     ]
+
+
+def _readers() -> dict[str, dict[str, FieldInfo]]:
+    """The programs that read each setting, with its field there."""
+    found: dict[str, dict[str, FieldInfo]] = {}
+    for program, settings in SETTINGS.items():
+        for name, info in settings.model_fields.items():
+            found.setdefault(name, {})[program] = info
+    return found
+
+
+def _defaults(readers: dict[str, FieldInfo]) -> str:
+    """The default of the first program, and those of others where they differ."""
+    first, *others = readers.items()
+    different = [f"{name}: {default_words(info)}" for name, info in others if not _is_same(info, first[1])]
+    return "; ".join([default_words(first[1]), *different])
+
+
+def _is_same(info: FieldInfo, other: FieldInfo) -> bool:
+    return default_words(info).lower() == default_words(other).lower()
+
+
+def _description(readers: dict[str, FieldInfo]) -> str:
+    descriptions = {info.description for info in readers.values()}
+    assert len(descriptions) == 1, f"one setting, described in several ways: {descriptions}"
+    return descriptions.pop() or ""
 
 
 def backend_line(engine: Engine[Any]) -> str:
@@ -263,13 +308,11 @@ def write_tools_page() -> None:
 
 def write_settings_page() -> None:
     """Write the tables of docs/settings.md anew."""
-    for heading, settings in (
-        ("Controller", ControllerSettings),
-        ("Gateway", GatewaySettings),
-        ("Retrieval", RetrievalSettings),
-        ("Transfers", TransfersSettings),
-    ):
-        write_table("settings.md", heading, "| variable | default | what it says |", setting_rows(settings))
+    write_table("settings.md", "Several programs", SHARED_SETTINGS, shared_setting_rows())
+    for program, settings in SETTINGS.items():
+        write_table(
+            "settings.md", program.capitalize(), "| variable | default | what it says |", setting_rows(settings)
+        )
 
 
 def write_errors_page() -> None:
