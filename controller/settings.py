@@ -83,20 +83,23 @@ class ControllerSettings(BaseSettings):
 
     desired: Path = Field(Path("desired-state"), description="Folder of the desired-state files.")
     state: Path = Field(
-        Path("state"), description="Folder of the controller's own state. Only one controller at a time can use it."
+        Path("state"),
+        description="State folder: the controller's records and engines' logs, the gateway's "
+        "`responses.db` and identity, retrieval's catalog, original files and embedded vector "
+        "store. Only one program of each kind at a time can use it.",
     )
     models: _Folders = Field(
         "models",
         validate_default=True,
-        description="Folders with model files, comma-separated, read-only for engines. A relative `model_path` is "
-        "searched in each folder, in this order.",
+        description="Folders with model files, comma-separated, read-only for engines. A relative "
+        "`model_path` is searched in each, in this order. Downloads go into the first one.",
     )
     trusted_declarations: _Fields = Field(
         "",
         validate_default=True,
-        description="Fields of a model, comma-separated, such as `env,image`, that runtime declarations and loads may "
-        "give any value. By default they may not set what runs a program or names a file or an address; with a field "
-        "of that kind here, whoever has the scope `admin` can run code as the controller's user.",
+        description="Fields of a model, comma-separated, such as `env,image`, that runtime declarations "
+        "and loads may give any value. With a field that runs a program or names a file or an "
+        "address, the scope `admin` can run code as the controller's user.",
     )
     runtime: Literal["process", "docker", "auto"] = Field(
         "auto",
@@ -105,43 +108,46 @@ class ControllerSettings(BaseSettings):
     )
     retrieval: bool = Field(
         True,
-        description="Whether `roundhouse up` starts the retrieval program, which keeps documents and searches them.",
+        description="Whether documents and searches are served (`/v1/documents`, `/v1/search`, "
+        "`/v1/tenants`, `/v1/files`, `/v1/vector_stores`), by the retrieval program that "
+        "`roundhouse up` starts.",
     )
     downloads: Literal["on", "off"] | None = Field(
         None,
-        description="Whether models may be downloaded: `on` or `off`; default: `on` where keys are declared or the "
-        "gateway listens on loopback addresses alone, else `off`.",
+        description="Whether models may be downloaded: `on` or `off`; default: `on` where keys are "
+        "declared or the gateway listens on loopback alone, else `off`.",
     )
     transfers_url: str | None = Field(
         None,
-        description="Address of the transfers program, which downloads models: `http://host:port` or "
-        "`unix:/path/transfers.sock`; default: `transfers.sock` in the state folder.",
+        description="Address of the transfers program: `http://host:port` or `unix:/path/transfers.sock`; "
+        "default: `transfers.sock` in the state folder.",
     )
     transfers_token_file: Path | None = Field(
         None,
-        description="File with the token that the controller shows to a transfers program that listens on `host:port`. "
-        "Transfers creates the file.",
+        description="File with the token that the controller shows to a transfers program that listens on "
+        "`host:port`. Transfers creates the file.",
     )
     instance: str | None = Field(
         None,
         pattern=r"^[a-z0-9]{1,16}$",
-        description="Name of this installation in labels and container names; default: a random name, kept in the "
-        "state folder.",
+        description="Name of this installation in labels and container names; default: a random name, "
+        "kept in the state folder.",
     )
     controller_listen: str | None = Field(
         None,
-        description="Address at which the controller listens for gateways and the command line: `unix:<path>` or "
-        f"`host:port`; default: `unix:<state>/{SOCKET_NAME}`. Do not expose it to other users or networks.",
+        description="Address for gateways and the command line: `unix:<path>` or `host:port`; default: "
+        "`unix:<state>/controller.sock`. Do not expose it to other users or networks.",
     )
     gateway_token_file: Path | None = Field(
         None,
-        description="File with the token that gateways and the command line send to a controller that listens on "
-        "`host:port`. The controller creates the file if it is missing. Keep it in a folder that no other user can "
-        "enter.",
+        description="File with the token that gateways and the command line send to a controller that "
+        "listens on `host:port`. The controller creates the file; gateways read it for each "
+        "connection. Keep it in a folder that no other user can enter.",
     )
     host: str = Field(
         "127.0.0.1",
-        description="Addresses or names, comma-separated, that the gateway of `roundhouse up` listens on.",
+        description="Addresses or names, comma-separated, that the gateway listens on. A name means all "
+        "of its addresses on this machine.",
     )
     port: int = Field(8080, ge=0, le=65535, description="Port that the gateway listens on; 0: any free port.")
     image_llama_server: str = Field(
@@ -157,14 +163,13 @@ class ControllerSettings(BaseSettings):
     image_vllm: str = Field(
         "vllm/vllm-openai:v0.32.0",
         min_length=1,
-        description="Container image of vLLM's own server. It uses CUDA 13, for drivers from 580; for older drivers "
+        description="Container image of vLLM's own server, for drivers from 580 (CUDA 13); for older ones "
         "set `vllm/vllm-openai:v0.32.0-cu129`.",
     )
     image_controller: str = Field(
         "roundhouse/controller:latest",
         min_length=1,
-        description="Container image of the controller. A container of it reads GPU figures if the controller itself "
-        "cannot.",
+        description="Container image of the controller. A container of it reads GPU figures if the controller cannot.",
     )
     engines_network: str = Field(
         "roundhouse_engines", min_length=1, description="Full name of the Docker network that engines join."
@@ -173,24 +178,24 @@ class ControllerSettings(BaseSettings):
         None,
         gt=0,
         le=86400,
-        description="Maximum seconds from an engine's start until it is ready, for models without `start_timeout_s`; "
-        "default: set by the backend, usually 600.",
+        description="Maximum seconds from an engine's start until it is ready, for models without "
+        "`start_timeout_s`; default: the backend's, usually 600.",
     )
     drain_timeout_s: float = Field(
         300,
         ge=0,
         le=86400,
-        description="Seconds that running requests have to finish before a replica is stopped, for models without "
-        "`drain_timeout_s`.",
+        description="Seconds that running requests have to finish before a replica stops, for models "
+        "without `drain_timeout_s`.",
     )
     stop_timeout_s: float = Field(
-        30, ge=0, le=3600, description="Seconds between SIGTERM and SIGKILL when an engine is stopped."
+        30, ge=0, le=3600, description="Seconds between SIGTERM and SIGKILL when an engine stops."
     )
     swap_wait_s: float = Field(
         30,
         ge=0,
         le=86400,
-        description="Seconds that a request waits for memory held by an `autoload` model in use. After that, this "
+        description="Seconds that a request waits for memory of an `autoload` model in use. Then that "
         "model gets no new requests, so that it can be evicted.",
     )
     preflight_recheck_s: float = Field(
@@ -199,7 +204,7 @@ class ControllerSettings(BaseSettings):
     engines_memory_mib: int | None = Field(
         None,
         ge=1,
-        description="Main memory in MiB that all engines together may use; default: all memory of the machine.",
+        description="Main memory in MiB for all engines together; default: all memory of the machine.",
     )
     connect_timeout_s: float = Field(2, gt=0, description="Maximum seconds to connect to an engine.")
     probe_interval_s: float = Field(
@@ -208,32 +213,31 @@ class ControllerSettings(BaseSettings):
     resync_s: float = Field(
         10,
         gt=0,
-        description="Maximum seconds between two complete observations of engines and files, also if nothing has "
-        "changed.",
+        description="Maximum seconds between two complete observations of engines and files.",
     )
     docker_gone_s: float = Field(
         0,
         ge=0,
         le=86400,
-        description="Seconds without an answer at the Docker socket after which the controller exits with code 5; 0: "
-        "never. compose.yaml sets 30, because a container sees a newly created Docker socket only after a restart.",
+        description="Seconds without an answer at the Docker socket after which the controller exits with "
+        "code 5; 0: never. compose.yaml sets 30: a container sees a new Docker socket only "
+        "after a restart.",
     )
     history_entries: int = Field(
         10_000,
         ge=100,
         le=1_000_000,
-        description="Number of history entries to keep, and likewise of calls of tools, and of other events. They "
-        "survive restarts.",
+        description="Number of history entries to keep, and likewise of calls of tools, and of other events.",
     )
     engine_log_mib: int = Field(10, ge=1, description="Maximum size of each engine's log, in MiB.")
     log_mib: int = Field(
         10,
         ge=0,
-        description="Maximum size of the controller's own log in MiB, `logs/controller.log` in its state folder; 0: "
-        "no log file.",
+        description="Maximum size in MiB of the program's own log, `logs/<program>.log` in its state "
+        "folder; 0: no log file.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="Lowest severity that is logged."
+        "info", description="Lowest severity that is logged: debug, info, warning or error."
     )
     log_format: LogFormat = Field(
         "human", description="Form of log lines: `human`, or `json` for one JSON object per line."

@@ -28,8 +28,8 @@ class GatewaySettings(BaseSettings):
 
     host: str = Field(
         "127.0.0.1",
-        description="Addresses or names, comma-separated, that the gateway listens on. A name means all of its "
-        "addresses on this machine.",
+        description="Addresses or names, comma-separated, that the gateway listens on. A name means all "
+        "of its addresses on this machine.",
     )
     port: int = Field(8080, ge=0, le=65535, description="Port that the gateway listens on; 0: any free port.")
     controller_url: str = Field(
@@ -38,101 +38,100 @@ class GatewaySettings(BaseSettings):
     )
     gateway_token_file: Path | None = Field(
         None,
-        description="File with the token that the gateway sends to a controller at `http://host:port`. The controller "
-        "creates the file. The gateway reads it for each connection.",
+        description="File with the token that gateways and the command line send to a controller that "
+        "listens on `host:port`. The controller creates the file; gateways read it for each "
+        "connection. Keep it in a folder that no other user can enter.",
     )
     open: bool = Field(
         False,
-        description="Allow requests without keys on an address that is not loopback, while no keys are declared. "
-        "Everybody who can reach the address may then use the gateway.",
+        description="Allow requests without keys beyond loopback while no keys are declared. Everybody "
+        "who can reach the address may then use the gateway.",
     )
     open_admin: bool | None = Field(
         None,
-        description="Whether requests without keys may use admin routes while no keys are declared; default: true if "
-        "all addresses that the gateway listens on are loopback.",
+        description="Whether requests without keys may use admin routes while no keys are declared; "
+        "default: true if the gateway listens on loopback alone.",
     )
     admin_host: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
-        description="Addresses or names of this machine, comma-separated. Admin requests are accepted only on "
-        "connections to them, also with a key; empty: on all connections.",
+        description="Addresses or names of this machine, comma-separated. Admin requests are accepted "
+        "only on connections to them, also with a key; empty: on all.",
     )
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
-        description="Additional host names, comma-separated, that are accepted in Host and Origin headers while no "
+        description="Additional host names, comma-separated, accepted in Host and Origin headers while no "
         "keys are declared.",
     )
     mdns: bool = Field(
         True,
-        description="Advertise the gateway to the local network by mDNS (`_localllm._tcp`) if it listens on an address "
-        "that is not loopback.",
+        description="Advertise the gateway to the local network by mDNS (`_localllm._tcp`) if it listens "
+        "beyond loopback.",
     )
     advertise_address: Annotated[AdvertisedAddress | None, NoDecode] = Field(
         None,
-        description="IP address, or `address:port`, that the mDNS advert names; default: the addresses that the "
-        "gateway listens on, and in a container no advert.",
+        description="IP address, or `address:port`, of the mDNS advert; default: the addresses that the "
+        "gateway listens on, in a container no advert.",
     )
     metrics_key: str | None = Field(
         None,
         description="Key that `/metrics`, `/metrics/engines`, `/health` and `/health/ready` then need, as "
-        "`Authorization: Bearer`; a key with the scope `admin` opens them, too. Default: they are open, as "
-        "`/health/live` always is. Rather use a file.",
+        "`Authorization: Bearer`, or a key with the scope `admin`; default: they are open. "
+        "Rather use a file.",
         repr=False,
     )
     metrics_key_file: Path | None = Field(
         None,
-        description="File with that key, of 16 or more printable characters. It is read for each request, so that it "
-        "can be replaced.",
+        description="File with that key, of 16 or more printable characters. It is read for each request.",
     )
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
         description="Origins, comma-separated, whose web pages may read answers (CORS), such as "
-        "`https://chat.example`; `*`: all origins; empty: none.",
+        "`https://chat.example`; `*`: all; empty: none.",
     )
     tls_cert: Path | None = Field(
-        None, description="Certificate file (PEM, including its chain). If it is set, the gateway serves HTTPS."
+        None, description="Certificate file (PEM, with its chain). If it is set, the gateway serves HTTPS."
     )
     tls_key: Path | None = Field(None, description="Private key file of the certificate (PEM).")
     engine_state_routes: bool = Field(
         False,
-        description="Serve the routes that change or reveal an engine's inner state: /slots, POST /props, POST "
-        "/lora-adapters. If keys are declared, these routes need the scope `admin`.",
+        description="Serve the routes that change or reveal an engine's inner state (/slots, POST /props, "
+        "POST /lora-adapters). With keys they need the scope `admin`.",
     )
     state: Path = Field(
         Path("state"),
-        description="Folder of `responses.db`, which stores responses, conversations and chat completions, and of the "
-        "gateway's identity. Only one gateway at a time can use it.",
+        description="State folder: the controller's records and engines' logs, the gateway's "
+        "`responses.db` and identity, retrieval's catalog, original files and embedded vector "
+        "store. Only one program of each kind at a time can use it.",
     )
     responses_retention_h: float = Field(
         720,
         ge=0,
-        description="Hours for which responses, conversations and chat completions are stored after their creation or "
-        "last continuation; 0: nothing is stored.",
+        description="Hours for which responses, conversations and chat completions are kept after their "
+        "creation or last continuation; 0: nothing is stored.",
     )
     responses_max_mib: int = Field(
-        1024, ge=1, description="Maximum size of the stored data in MiB. The least recently used data is deleted first."
+        1024, ge=1, description="Maximum size of stored data in MiB. The least recently used is deleted first."
     )
     client_requests_per_minute: int | None = Field(
         None,
         ge=1,
-        description="Maximum requests per minute of one client while no keys are declared. A client is identified by "
-        "its `X-Client-Id` header, else by its `User-Agent`; default: no limit.",
+        description="Maximum requests per minute of one client (its `X-Client-Id` header, else its "
+        "`User-Agent`) while no keys are declared; default: no limit.",
     )
     client_tokens_per_minute: int | None = Field(
         None,
         ge=1,
-        description="Maximum tokens per minute of one client while no keys are declared, prompt and answer "
-        "together; default: no limit.",
+        description="Likewise, maximum tokens per minute, prompt and answer together; default: no limit.",
     )
     client_concurrency: int | None = Field(
         None,
         ge=1,
-        description="Maximum requests at a time of one client while no keys are declared, including waiting ones; "
-        "default: no limit.",
+        description="Likewise, maximum requests at a time, including waiting ones; default: no limit.",
     )
     queue_limit: int | None = Field(
         None,
         ge=0,
-        description="Maximum number of requests that wait per replica, for models without `queue_limit`; default: 8 "
+        description="Maximum requests that wait per replica, for models without `queue_limit`; default: 8 "
         "times `target_inflight`.",
     )
     max_header_kib: int = Field(
@@ -141,8 +140,8 @@ class GatewaySettings(BaseSettings):
     client_timeout_s: float = Field(
         60,
         gt=0,
-        description="Maximum seconds for a client to send its headers, to pause within its body, and to pause in "
-        "reading the answer.",
+        description="Maximum seconds for a client to send its headers, to pause within its body, and to "
+        "pause in reading the answer.",
     )
     keep_alive_s: float = Field(75, gt=0, description="Seconds that an idle connection stays open between requests.")
     max_body_mib: int = Field(
@@ -151,9 +150,9 @@ class GatewaySettings(BaseSettings):
     body_memory_mib: int = Field(
         512,
         ge=1,
-        description="Maximum MiB of large request bodies (above 256 KiB) in memory at a time, each as often as it is "
-        "held, until its engine answers and what is stored of it is written. Further bodies are read as memory becomes "
-        "free. Conversations of responses whose tools the gateway runs have half of it at most, until they end.",
+        description="Maximum MiB of large request bodies (above 256 KiB) in memory, each as often as it "
+        "is held, until its engine answers and what is stored of it is written. Further "
+        "bodies wait. Conversations of responses with tools have at most half of it.",
     )
     max_inputs: int = Field(
         2048,
@@ -169,36 +168,37 @@ class GatewaySettings(BaseSettings):
     max_tool_calls: int = Field(
         128,
         ge=1,
-        description="Maximum calls that the gateway runs after one round of a model; the model is told that further "
-        "ones were not run.",
+        description="Maximum calls that the gateway runs after one round of a model; the model is told "
+        "that further ones were not run.",
     )
     answer_buffer_mib: int = Field(
         16,
         ge=1,
-        description="Maximum MiB of a non-streaming answer that the gateway holds until it is complete, so that an "
-        "engine that fails midway yields an error. Longer answers are passed on as they arrive.",
+        description="Maximum MiB of a non-streaming answer that the gateway holds until it is complete, "
+        "so that an engine that fails midway yields an error. Longer answers are passed on as "
+        "they arrive.",
     )
     request_timeout_s: float = Field(
         1800,
         gt=0,
-        description="Maximum seconds from the first byte of a request to the last byte of its answer, including "
-        "the wait for a load.",
+        description="Maximum seconds from the first byte of a request to the last byte of its answer, a "
+        "wait for a load included.",
     )
     connect_timeout_s: float = Field(2, gt=0, description="Maximum seconds to connect to an engine.")
     heartbeat_s: float = Field(10, gt=0, description="Seconds without data in a stream until a comment is sent.")
     hold_headers_s: float = Field(
         10,
         gt=0,
-        description="Maximum seconds that the gateway holds a stream's headers until the engine sends data, so that "
-        "an early error can still have its own HTTP status.",
+        description="Maximum seconds that the gateway holds a stream's headers until the engine sends "
+        "data, so that an early error can have its own HTTP status.",
     )
     gather_after_s: float = Field(
         2,
         ge=0,
-        description="Threshold in seconds for non-streaming requests to llama-server. If the answer may take longer, "
-        "the gateway requests a stream and builds the answer from it, so that the engine stops when the client "
-        "disconnects. Shorter ones are requested directly, which costs half as much. The estimate uses the model's "
-        "past answers and the request's token limit. 0: always request a stream.",
+        description="Threshold in seconds for non-streaming requests to llama-server, estimated from past "
+        "answers and the token limit. Above it, the gateway requests a stream and builds the "
+        "answer from it, so that the engine stops when the client disconnects; a direct "
+        "request costs half as much. 0: always a stream.",
     )
     autoload_timeout_s: float = Field(
         600, gt=0, description="Maximum seconds that a request waits for an `autoload` model to load."
@@ -213,7 +213,7 @@ class GatewaySettings(BaseSettings):
         4096,
         ge=1,
         le=65536,
-        description="Maximum size in KiB of the buffer of one resumable stream (a request with `X-Conversation-Id`). "
+        description="Maximum KiB in memory of one resumable stream (a request with `X-Conversation-Id`). "
         "The oldest events are dropped first.",
     )
     stream_ttl_s: float = Field(300, gt=0, description="Seconds that a resumable stream is kept after its end.")
@@ -221,23 +221,22 @@ class GatewaySettings(BaseSettings):
     streams_max_mib: int = Field(
         256,
         ge=1,
-        description="Maximum size in MiB of all resumable streams together. Streams that ended longest ago are removed "
+        description="Maximum MiB of all resumable streams together. Those that ended longest ago go "
         "first; if none has ended, a new stream is refused.",
     )
     stream_files: bool = Field(
         True,
-        description="Also write resumable streams to files in the state folder (`streams/`), so that they survive a "
-        "crash of the gateway.",
+        description="Also write resumable streams to `streams/` in the state folder, so that they survive "
+        "a crash of the gateway.",
     )
     default_model: str | None = Field(
         None,
-        description="Model that `POST /health/warm` warms up if the request names none; default: the only one that is "
-        "declared.",
+        description="Model that `POST /health/warm` warms up if the request names none; default: the only "
+        "declared one.",
     )
     mcp: bool = Field(
         True,
-        description="Serve `/mcp`, by which agents list, load, unload and read models. It opens nothing that a key "
-        "does not open elsewhere.",
+        description="Serve `/mcp`, by which agents list, load, unload and read models, with their key's rights.",
     )
     page: bool = Field(True, description="Serve the web page at `/`. It holds no data and uses the public API.")
     page_folder: Path | None = Field(
@@ -245,8 +244,9 @@ class GatewaySettings(BaseSettings):
     )
     retrieval: bool = Field(
         True,
-        description="Whether documents and searches are served: `/v1/documents`, `/v1/search`, `/v1/tenants`, "
-        "`/v1/files` and `/v1/vector_stores`, which the retrieval program answers.",
+        description="Whether documents and searches are served (`/v1/documents`, `/v1/search`, "
+        "`/v1/tenants`, `/v1/files`, `/v1/vector_stores`), by the retrieval program that "
+        "`roundhouse up` starts.",
     )
     retrieval_url: str = Field(
         "unix:state/retrieval.sock",
@@ -254,25 +254,25 @@ class GatewaySettings(BaseSettings):
     )
     retrieval_token_file: Path | None = Field(
         None,
-        description="File with the token that retrieval and the gateway show to each other. Retrieval creates the "
-        "file; default: `retrieval-token` in the state folder.",
+        description="File with the token that retrieval and the gateway show to each other. Retrieval "
+        "creates the file; default: `retrieval-token` in the state folder.",
     )
     retrieval_concurrency: int = Field(
         8,
         ge=2,
         le=1024,
-        description="Maximum number of requests for embeddings and rankings that retrieval has at the gateway at a "
-        "time, waiting ones included. Half of them at most are for documents, the rest for searches.",
+        description="Maximum requests for embeddings and rankings that retrieval has at the gateway at a "
+        "time, waiting ones included. At most half of them are for documents.",
     )
     retrieval_max_file_mib: int = Field(64, ge=1, le=4096, description="Largest document in MiB.")
     log_mib: int = Field(
         10,
         ge=0,
-        description="Maximum size of the gateway's own log in MiB, `logs/gateway.log` in its state folder; 0: no log "
-        "file. Without a state folder there is none.",
+        description="Maximum size in MiB of the program's own log, `logs/<program>.log` in its state "
+        "folder; 0: no log file.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="Lowest severity that is logged."
+        "info", description="Lowest severity that is logged: debug, info, warning or error."
     )
     log_format: LogFormat = Field(
         "human", description="Form of log lines: `human`, or `json` for one JSON object per line."

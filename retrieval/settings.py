@@ -25,8 +25,9 @@ class RetrievalSettings(BaseSettings):
 
     state: Path = Field(
         Path("state"),
-        description="Folder in which retrieval keeps its data: the catalog, the original files, and the embedded "
-        "vector store. Only one retrieval program at a time can use it.",
+        description="State folder: the controller's records and engines' logs, the gateway's "
+        "`responses.db` and identity, retrieval's catalog, original files and embedded vector "
+        "store. Only one program of each kind at a time can use it.",
     )
     retrieval_listen: str = Field(
         "unix:state/retrieval.sock",
@@ -34,43 +35,46 @@ class RetrievalSettings(BaseSettings):
     )
     retrieval_token_file: Path | None = Field(
         None,
-        description="File with the token that retrieval and the gateway show to each other. Retrieval creates the "
-        "file; default: `retrieval-token` in the state folder.",
+        description="File with the token that retrieval and the gateway show to each other. Retrieval "
+        "creates the file; default: `retrieval-token` in the state folder.",
     )
     gateway_url: str = Field(
         "http://127.0.0.1:8080", description="Address of the gateway, which retrieval asks for embeddings and rankings."
     )
     qdrant_url: str | None = Field(
         None,
-        description="Address of a Qdrant server that holds the vectors, such as `http://qdrant:6333`; default: the "
-        "embedded Qdrant Edge in the state folder.",
+        description="Address of a Qdrant server for the vectors, such as `http://qdrant:6333`; default: "
+        "the embedded Qdrant Edge in the state folder.",
     )
     qdrant_api_key: str | None = Field(None, description="API key of the Qdrant server.", repr=False)
     retrieval_embedding_model: str | None = Field(
         None,
-        description="Name of the declared embedding model for searches by meaning; default: none, so that searches go "
-        "by words alone (BM25). After a change, `roundhouse rag reindex` makes new vectors.",
+        description="Name of the declared embedding model for searches by meaning; default: none, only "
+        "searches by words (BM25). After a change, run `roundhouse rag reindex`.",
     )
     retrieval_language: SearchLanguage = Field(
         "english",
-        description="Language of the documents, for the stop words and stems of searches by words: a name that Qdrant "
-        "knows, such as `german`; `none`: no stop words and stems, as for many languages at once. After a change, "
-        "`roundhouse rag reindex` makes the words anew.",
+        description="Language of the documents, for the stop words and stems of searches by words: a name "
+        "that Qdrant knows, such as `german`; `none`: neither, as for many languages at once. "
+        "After a change, run `roundhouse rag reindex`.",
     )
     retrieval_rerank_model: str | None = Field(
         None, description="Name of the declared rerank model for searches with `rerank`; default: none."
     )
     retrieval_query_prefix: str | None = Field(
-        None, description="Text in front of each query that is embedded; default: what the model's family wants."
+        None, description="Text in front of each embedded query; default: what the model's family wants."
     )
     retrieval_passage_prefix: str | None = Field(
-        None, description="Text in front of each passage that is embedded; default: what the model's family wants."
+        None, description="Text in front of each embedded passage; default: what the model's family wants."
     )
     retrieval_chunk_tokens: int = Field(
         400, ge=32, le=4096, description="Largest chunk of a document, in estimated tokens."
     )
     retrieval_chunk_overlap_tokens: int = Field(
-        60, ge=0, le=2048, description="Text that a chunk repeats of the one before, in estimated tokens."
+        60,
+        ge=0,
+        le=2048,
+        description="Text that a chunk repeats of the one before, in estimated tokens; at most half a chunk.",
     )
     retrieval_max_file_mib: int = Field(64, ge=1, le=4096, description="Largest document in MiB.")
     retrieval_parse_timeout_s: float = Field(120, gt=0, description="Most seconds for parsing a document.")
@@ -83,17 +87,18 @@ class RetrievalSettings(BaseSettings):
         8,
         ge=2,
         le=1024,
-        description="Maximum number of requests for embeddings and rankings that retrieval has at the gateway at a "
-        "time, waiting ones included. Half of them at most are for documents, the rest for searches.",
+        description="Maximum requests for embeddings and rankings that retrieval has at the gateway at a "
+        "time, waiting ones included. At most half of them are for documents.",
     )
-    log_level: str = Field("INFO", description="Level of the log: DEBUG, INFO, WARNING or ERROR.")
+    log_level: str = Field("INFO", description="Lowest severity that is logged: debug, info, warning or error.")
     log_format: LogFormat = Field(
         "human", description="Form of log lines: `human`, or `json` for one JSON object per line."
     )
     log_mib: int = Field(
         16,
         ge=0,
-        description="Maximum size of retrieval's own log in MiB, `logs/retrieval.log` in its state folder; 0: none.",
+        description="Maximum size in MiB of the program's own log, `logs/<program>.log` in its state "
+        "folder; 0: no log file.",
     )
 
     @field_validator("qdrant_url")

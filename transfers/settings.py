@@ -26,7 +26,9 @@ class TransfersSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="ROUNDHOUSE_", env_ignore_empty=True, extra="ignore", frozen=True)
 
     models: str = Field(
-        "models", description="Folders with model files, comma-separated. Downloads go into the first one."
+        "models",
+        description="Folders with model files, comma-separated, read-only for engines. A relative "
+        "`model_path` is searched in each, in this order. Downloads go into the first one.",
     )
     transfers_listen: str = Field(
         "unix:state/transfers.sock",
@@ -34,16 +36,16 @@ class TransfersSettings(BaseSettings):
     )
     transfers_token_file: Path | None = Field(
         None,
-        description="File with the token that the controller shows to a transfers program that listens on `host:port`. "
-        "Transfers creates the file.",
+        description="File with the token that the controller shows to a transfers program that listens on "
+        "`host:port`. Transfers creates the file.",
     )
     transfers_allow_hosts: str = Field(
         "",
-        description="Hosts, comma-separated, each with or without `:port`, that downloads may connect to wherever "
-        "their addresses are, also without encryption: mirrors and registries of your own network.",
+        description="Hosts, comma-separated, each with or without `:port`, that downloads may connect to "
+        "at any address, also without encryption: mirrors and registries of your own network.",
     )
     transfers_local_folders: str = Field(
-        "", description="Folders, comma-separated, from which `file:` references may take models; default: none."
+        "", description="Folders, comma-separated, for `file:` references; default: none."
     )
     transfers_parallel: int = Field(2, ge=1, le=16, description="Downloads that are made at the same time.")
     transfers_connections: int = Field(
@@ -61,10 +63,8 @@ class TransfersSettings(BaseSettings):
     hub_token: str | None = Field(
         None, description="Token for gated and private repositories of the hub. Rather use a file.", repr=False
     )
-    hub_token_file: Path | None = Field(
-        None, description="File with that token. It is read for each download, so that it can be replaced."
-    )
-    log_level: str = Field("INFO", description="Level of the log: DEBUG, INFO, WARNING or ERROR.")
+    hub_token_file: Path | None = Field(None, description="File with that token. It is read for each download.")
+    log_level: str = Field("INFO", description="Lowest severity that is logged: debug, info, warning or error.")
     log_format: LogFormat = Field(
         "human", description="Form of log lines: `human`, or `json` for one JSON object per line."
     )

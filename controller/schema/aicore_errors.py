@@ -14,7 +14,7 @@ AICORE_ERRORS: Final = (
         "AICORE_DOWNLOADABLE",
         503,
         _TYPE,
-        "The model of AICore can be downloaded to the device, and is not there yet.",
+        "AICore's model is not on the device; it can be downloaded.",
         ("Download the model on the device.", "Try again."),
     ),
     ErrorCode(
@@ -36,7 +36,7 @@ AICORE_ERRORS: Final = (
         "AICORE_BACKGROUND_BLOCKED",
         403,
         _TYPE,
-        "Android has put the app in the background during the request, and AICore serves apps in the foreground alone.",
+        "Android put the app in the background; AICore serves foreground apps alone.",
         ("Bring the app to the foreground on the device.", "Try again."),
     ),
     ErrorCode(
@@ -50,7 +50,7 @@ AICORE_ERRORS: Final = (
         "AICORE_UNKNOWN",
         503,
         _TYPE,
-        "AICore has a status that nobody knows, or its device does not answer.",
+        "AICore has an unknown status, or its device does not answer.",
         ("Look at `GET /v1/aicore/status?probe=all`.", "Look at the device."),
         retry=True,
     ),

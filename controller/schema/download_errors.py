@@ -15,7 +15,7 @@ DOWNLOAD_ERRORS: Final = (
         "reference_invalid",
         400,
         _REQUEST,
-        "The text is no reference of a model that can be downloaded.",
+        "The text is no reference of a downloadable model.",
         ("Write it as docs/transfers.md says, such as `hf:USER/REPO:Q4_K_M`.",),
     ),
     ErrorCode(
@@ -29,7 +29,7 @@ DOWNLOAD_ERRORS: Final = (
         "source_forbidden",
         403,
         _REQUEST,
-        "The source gives the files to known users alone, or not to the one of the token.",
+        "The source requires a login, or does not allow the token's user.",
         (
             "Accept the model's terms on its page, with the account of the token.",
             "Name a file with a token of that account in `ROUNDHOUSE_HUB_TOKEN_FILE`.",
@@ -39,7 +39,7 @@ DOWNLOAD_ERRORS: Final = (
         "source_address_refused",
         403,
         _REQUEST,
-        "The source's address, or one that it redirects to, is not on the public internet, or not encrypted.",
+        "The source's address, or that of a redirect, is not on the public internet, or not encrypted.",
         ("If the host is yours, name it in `ROUNDHOUSE_TRANSFERS_ALLOW_HOSTS`.",),
     ),
     ErrorCode(
@@ -54,7 +54,7 @@ DOWNLOAD_ERRORS: Final = (
         "source_mismatch",
         502,
         _SERVER,
-        "What came is not what the source had announced: another size, hash or revision.",
+        "Size, hash or revision differ from what the source announced.",
         ("Ask for the download again.", "If it happens again, the source or a proxy on the way changes the file."),
         retry=False,
     ),
@@ -62,7 +62,7 @@ DOWNLOAD_ERRORS: Final = (
         "models_disk_full",
         507,
         _SERVER,
-        "The disk of the models folder has no room for the download.",
+        "The models folder's disk has no room for the download.",
         ("Remove models with `roundhouse rm`, or enlarge the disk.", "Ask for the same download again: it goes on."),
     ),
     ErrorCode(
@@ -76,15 +76,14 @@ DOWNLOAD_ERRORS: Final = (
         "models_file_conflict",
         409,
         _REQUEST,
-        "The models folder has something else where a file of the download belongs, or a symbolic link on the way.",
+        "Something else is where a file of the download belongs, or a symbolic link is on the way.",
         ("Move away what is there; what `roundhouse pull` put there, `roundhouse rm` removes.",),
     ),
     ErrorCode(
         "models_file_kept",
         409,
         _REQUEST,
-        "The file was not put there by a download, was changed since, or belongs to a download that is under way: it "
-        "is not removed.",
+        "The file is not a download's, was changed since, or belongs to a running download, so it stays.",
         ("Cancel the download that is under way, or remove the file by hand, if nobody needs it.",),
     ),
     ErrorCode(
@@ -98,16 +97,14 @@ DOWNLOAD_ERRORS: Final = (
         "downloads_disabled",
         403,
         _REQUEST,
-        "This Roundhouse downloads no models: `ROUNDHOUSE_DOWNLOADS` is `off`, or it is not set while everybody who "
-        "reaches the gateway could order a download.",
+        "`ROUNDHOUSE_DOWNLOADS` is `off`, or unset while everybody who reaches the gateway could order a download.",
         ("Set `ROUNDHOUSE_DOWNLOADS=on`, and start Roundhouse again.", "Or declare keys: `roundhouse key new`."),
     ),
     ErrorCode(
         "transfers_unreachable",
         503,
         _SERVER,
-        "The program `transfers`, which downloads models, does not answer; it may be starting. Inference goes on "
-        "without it.",
+        "The program `transfers` does not answer; it may be starting.",
         (
             "Try again.",
             "`roundhouse up` restarts it by itself; `docker compose ps transfers` shows its state.",
@@ -119,7 +116,7 @@ DOWNLOAD_ERRORS: Final = (
         "models_file_in_use",
         409,
         _REQUEST,
-        "A model that is declared, or an engine that runs, uses the file.",
+        "A declared model or a running engine uses the file.",
         ("Take the model out of the files, or back with `roundhouse declarations rm`, and remove the file then.",),
     ),
 )

@@ -14,7 +14,7 @@ TOOL_ERRORS: Final = (
         "tool_arguments_invalid",
         400,
         _REQUEST,
-        "The arguments of the call do not fit the tool's JSON Schema, or those of a prompt what it takes.",
+        "The arguments do not fit the tool's JSON Schema, or the prompt.",
         (
             "Correct what `param` names; `definition` in GET /tools has the schema, GET /tools/servers what a prompt "
             "takes.",
@@ -24,14 +24,14 @@ TOOL_ERRORS: Final = (
         "tools_disabled",
         403,
         _REQUEST,
-        "No tool and no MCP server is declared in the desired state.",
+        "No tool and no MCP server is declared.",
         ("Declare tools under `tools` or `mcp_servers`, as docs/tools.md says.",),
     ),
     ErrorCode(
         "tool_not_allowed",
         403,
         _REQUEST,
-        "The key may not call the tool, or may not use the prompts or the resources of the MCP server.",
+        "The key may not use the tool, or the prompts or resources of the MCP server.",
         (
             "GET /tools lists what the key may call; name the tool in the key's `tools`, for prompts and resources of "
             "a server `SERVER__prompts/get` and `SERVER__resources/read`.",
@@ -41,7 +41,7 @@ TOOL_ERRORS: Final = (
         "tool_not_found",
         404,
         _REQUEST,
-        "No tool of the name is enabled, and no connected MCP server has it.",
+        "No enabled tool and no connected MCP server has the name.",
         ("GET /tools lists the names.",),
     ),
     ErrorCode(
@@ -69,8 +69,7 @@ TOOL_ERRORS: Final = (
         "tool_rounds_full",
         503,
         _SERVER,
-        "The conversations of responses whose tools the gateway runs, which it keeps while tools run, take all the "
-        "memory that they may have: half of `ROUNDHOUSE_BODY_MEMORY_MIB`.",
+        "Conversations of responses with tools take all of their memory, half of `ROUNDHOUSE_BODY_MEMORY_MIB`.",
         (
             "Try again when other responses have ended.",
             "Send a shorter conversation, lower `max_output_kib` of the tools, or raise `ROUNDHOUSE_BODY_MEMORY_MIB`.",
@@ -81,15 +80,14 @@ TOOL_ERRORS: Final = (
         "tool_failed",
         502,
         _SERVER,
-        "The tool could not be run: its MCP server is down or broke off, its answer is too large or cannot be read, or "
-        "its process ended at its limits.",
+        "The MCP server is down or broke off, the answer is too large or unreadable, or the process hit its limits.",
         ("Read the message; GET /tools/servers shows the state of MCP servers, with reasons for the scope `admin`.",),
     ),
     ErrorCode(
         "tool_timeout",
         504,
         _SERVER,
-        "The tool did not answer in time, and the call was ended. What it did until then is not undone.",
+        "The tool did not answer in time. Its effects until then stay.",
         ("Ask for less, or raise `timeout_s` of the tool or of its MCP server.",),
     ),
 )

@@ -1,7 +1,7 @@
-"""The tables of docs/models.md, docs/tools.md, docs/keys.md, docs/settings.md and docs/cli.md as the code says them.
+"""The tables of docs/{models,tools,keys,settings,errors,cli}.md as the code says them.
 
 `python -m tests.support.doc_tables` prints those of the other pages, to be pasted; with `--write` it writes those of
-docs/models.md, docs/tools.md and docs/settings.md anew.
+docs/models.md, docs/tools.md, docs/settings.md and docs/errors.md anew.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from controller.engines.base import Engine
 from controller.engines.load_fields import LoadField
 from controller.engines.options import Option, PathFlag, list_options
 from controller.schema.desired import Definition, Settable
+from controller.schema.errors import ERROR_CODES
 from controller.schema.keys import KeyDefinition
 from controller.schema.tools import BUILTIN_TOOLS, FetchTool, FolderTool, McpServer, ToolLimits, WriteTool
 from controller.settings import ControllerSettings
@@ -37,6 +38,16 @@ LIMITS = "| by request | fields |"
 LOADS = "| fields | take |"
 SAME_OPTIONS = {"vllm": "vllm_serve"}
 """Backends without a table of their own: every option of theirs is in the table of the other one."""
+SHARED_SETTINGS = "| variable | read by | default | what it says |"
+SETTINGS: dict[str, type[BaseModel]] = {
+    "controller": ControllerSettings,
+    "gateway": GatewaySettings,
+    "retrieval": RetrievalSettings,
+    "transfers": TransfersSettings,
+}
+"""The programs' settings, by program."""
+ERRORS = "| code | status | retry | meaning |"
+RETRY = {True: "later", False: "no", None: ""}
 
 
 def rows_of(page: str, heading: str) -> list[str]:
@@ -132,12 +143,49 @@ def option_type(option: Option, schema: dict[str, Any]) -> str:
     return words.replace("string", "path") if isinstance(option.flag, PathFlag) else words
 
 
+def shared_setting_rows() -> list[str]:
+    """One row per setting that several programs read: variable, programs, default, description."""
+    return [
+        row(f"`ROUNDHOUSE_{name.upper()}`", ", ".join(readers), _defaults(readers), _description(readers))
+        for name, readers in _readers().items()
+        if len(readers) > 1
+    ]
+
+
 def setting_rows(settings: type[BaseModel]) -> list[str]:
-    """One row per setting: variable, default, description."""
+    """One row per setting that no other program reads: variable, default, description."""
+    readers = _readers()
     return [
         row(f"`ROUNDHOUSE_{name.upper()}`", default_words(info), info.description or "")
         for name, info in settings.model_fields.items()
+        if len(readers[name]) == 1
     ]
+
+
+def _readers() -> dict[str, dict[str, FieldInfo]]:
+    """The programs that read each setting, with its field there."""
+    found: dict[str, dict[str, FieldInfo]] = {}
+    for program, settings in SETTINGS.items():
+        for name, info in settings.model_fields.items():
+            found.setdefault(name, {})[program] = info
+    return found
+
+
+def _defaults(readers: dict[str, FieldInfo]) -> str:
+    """The default of the first program, and those of others where they differ."""
+    first, *others = readers.items()
+    different = [f"{name}: {default_words(info)}" for name, info in others if not _is_same(info, first[1])]
+    return "; ".join([default_words(first[1]), *different])
+
+
+def _is_same(info: FieldInfo, other: FieldInfo) -> bool:
+    return default_words(info).lower() == default_words(other).lower()
+
+
+def _description(readers: dict[str, FieldInfo]) -> str:
+    descriptions = {info.description for info in readers.values()}
+    assert len(descriptions) == 1, f"one setting, described in several ways: {descriptions}"
+    return descriptions.pop() or ""
 
 
 def backend_line(engine: Engine[Any]) -> str:
@@ -169,6 +217,20 @@ def load_words(field: LoadField) -> str:
 def exit_rows() -> list[str]:
     """One row per exit code."""
     return [row(f"`{code.value}`", code.name.lower(), code.meaning) for code in ExitCode]
+
+
+def error_types() -> list[str]:
+    """The types of errors, each once."""
+    return list(dict.fromkeys(entry.type for entry in ERROR_CODES.values()))
+
+
+def error_rows(error_type: str) -> list[str]:
+    """One row per error code of a type: code, status, whether a retry may succeed, meaning."""
+    return [
+        row(f"`{entry.code}`", str(entry.status), RETRY[entry.retry], entry.meaning)
+        for entry in ERROR_CODES.values()
+        if entry.type == error_type
+    ]
 
 
 def row(*cells: str) -> str:
@@ -241,7 +303,7 @@ def write_table(page: str, heading: str, header: str, rows: Iterable[str]) -> No
     lines = path.read_text().splitlines(keepends=True)
     start = next(number for number, line in enumerate(lines) if re.fullmatch(rf"#+ {re.escape(heading)}\n", line))
     first = next(number for number in range(start, len(lines)) if lines[number].startswith("|"))
-    end = next(number for number in range(first, len(lines)) if not lines[number].startswith("|"))
+    end = next((number for number in range(first, len(lines)) if not lines[number].startswith("|")), len(lines))
     columns = header.count("|") - 1
     table = [header, f"|{' --- |' * columns}", *rows]
     path.write_text("".join((*lines[:first], *(f"{line}\n" for line in table), *lines[end:])))
@@ -267,13 +329,17 @@ def write_tools_page() -> None:
 
 def write_settings_page() -> None:
     """Write the tables of docs/settings.md anew."""
-    for heading, settings in (
-        ("Controller", ControllerSettings),
-        ("Gateway", GatewaySettings),
-        ("Retrieval", RetrievalSettings),
-        ("Transfers", TransfersSettings),
-    ):
-        write_table("settings.md", heading, "| variable | default | what it says |", setting_rows(settings))
+    write_table("settings.md", "Several programs", SHARED_SETTINGS, shared_setting_rows())
+    for program, settings in SETTINGS.items():
+        write_table(
+            "settings.md", program.capitalize(), "| variable | default | what it says |", setting_rows(settings)
+        )
+
+
+def write_errors_page() -> None:
+    """Write the tables of docs/errors.md anew."""
+    for each in error_types():
+        write_table("errors.md", each, ERRORS, error_rows(each))
 
 
 def print_others() -> None:
@@ -289,5 +355,6 @@ if __name__ == "__main__":
         write_models_page()
         write_tools_page()
         write_settings_page()
+        write_errors_page()
     else:
         print_others()

@@ -9,7 +9,7 @@ import pytest
 from controller.settings import ControllerSettings, SettingsError, load_settings
 from gateway.settings import GatewaySettings
 from retrieval.settings import RetrievalSettings
-from tests.support.doc_tables import rows_of, setting_rows
+from tests.support.doc_tables import SETTINGS, rows_of, setting_rows, shared_setting_rows
 
 
 @pytest.fixture(autouse=True)
@@ -19,13 +19,13 @@ def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_setting_is_documented() -> None:
-    assert rows_of("settings.md", "Controller") == setting_rows(ControllerSettings)
-    assert rows_of("settings.md", "Gateway") == setting_rows(GatewaySettings)
-    assert rows_of("settings.md", "Retrieval") == setting_rows(RetrievalSettings)
+    assert rows_of("settings.md", "Several programs") == shared_setting_rows()
+    for program, settings in SETTINGS.items():
+        assert rows_of("settings.md", program.capitalize()) == setting_rows(settings)
 
 
 def test_every_setting_is_described() -> None:
-    for settings in (ControllerSettings, GatewaySettings, RetrievalSettings):
+    for settings in SETTINGS.values():
         assert all(field.description for field in settings.model_fields.values())
 
 

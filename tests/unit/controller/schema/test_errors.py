@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
-from pathlib import Path
 
 import pytest
 
 from controller.schema.errors import ERROR_CODES, RoundhouseError
-
-DOCS = Path(__file__).parents[4] / "docs" / "errors.md"
-RETRY = {True: "later", False: "no", None: ""}
+from tests.support.doc_tables import error_rows, error_types, rows_of, rows_within
 
 
 def test_codes_and_statuses_are_pinned() -> None:
@@ -138,11 +134,13 @@ def test_codes_and_statuses_are_pinned() -> None:
     }
 
 
-def test_the_docs_hold_the_same_table() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| (\d+) \| (\w+) \| (\w*) \| (.+) \|$", DOCS.read_text(), re.MULTILINE)
-    assert rows == [
-        (entry.code, str(entry.status), entry.type, RETRY[entry.retry], entry.meaning) for entry in ERROR_CODES.values()
-    ]
+@pytest.mark.parametrize("error_type", error_types())
+def test_the_docs_hold_the_same_table(error_type: str) -> None:
+    assert rows_of("errors.md", error_type) == error_rows(error_type)
+
+
+def test_the_docs_hold_no_other_code() -> None:
+    assert len(rows_within("errors.md")) == len(ERROR_CODES)
 
 
 @pytest.mark.parametrize("code", ERROR_CODES)
