@@ -38,10 +38,10 @@ def see_process(process: GatewayProcess) -> bool | None:
 class GatewayPlace:
     """How a hub remembers, over restarts of the controller, which gateway it has accepted. `last`: the process that the
     controller before had accepted; None: none, or it has said goodbye. `remember` stores the accepted process for the
-    next controller. `see`: see `see_process`."""
+    next controller, and returns whether that is done; with each report it is tried again. `see`: see `see_process`."""
 
     last: GatewayProcess | None = None
-    remember: Callable[[GatewayProcess | None], None] = lambda _: None
+    remember: Callable[[GatewayProcess | None], bool] = lambda _: True
     see: Callable[[GatewayProcess], bool | None] = see_process
 
 
@@ -183,6 +183,8 @@ class GatewayHub:
         self._views[report.gateway_id] = GatewayView(report)
         if previous_view is None:
             self.forget_lost()  # its former selves
+        if report.gateway_id in self._links and not (report.draining or report.ending):
+            self._remember(process_of(report))  # nothing to do, but where the disk was full
         now = self._clock()
         for name, at in report.last_used.items():
             # Never in the future: a clock may have been set back.
@@ -248,9 +250,8 @@ class GatewayHub:
             self._remember(process_of(report))
 
     def _remember(self, process: GatewayProcess | None) -> None:
-        if process != self._remembered:
+        if process != self._remembered and self._place.remember(process):
             self._remembered = process
-            self._place.remember(process)
 
     def open_link(self, gateway_id: str) -> None:
         """Count a link that a gateway opened; it may have several. The first one calls `on_link`. Call `close_link`

@@ -122,6 +122,7 @@ class StateDir:
         self._is_new = is_new
         self._lock = lock
         self._unsaved_epoch: Epoch | None = None
+        self._is_gateway_unsaved = False
 
     @classmethod
     def open_folder(cls, folder: Path, instance: str | None = None) -> StateDir:
@@ -208,13 +209,18 @@ class StateDir:
             return None
         return None if stored is None else stored.process
 
-    def save_gateway(self, process: GatewayProcess | None) -> None:
-        """Store which gateway's process is taken. Blocks. A failed write is logged, and raises nothing: the next
-        controller then takes the gateway that asks first."""
+    def save_gateway(self, process: GatewayProcess | None) -> bool:
+        """Store which gateway's process is taken, and return whether that is done. Blocks. Failed writes in a row are
+        logged once, and raise nothing."""
         try:
             _write_file(self.folder / LAST_GATEWAY_NAME, LastGateway(process=process))
         except OSError as error:
-            log.warning("%s cannot be written: %s", self.folder / LAST_GATEWAY_NAME, error.strerror or error)
+            if not self._is_gateway_unsaved:
+                log.warning("%s cannot be written: %s", self.folder / LAST_GATEWAY_NAME, error.strerror or error)
+            self._is_gateway_unsaved = True
+            return False
+        self._is_gateway_unsaved = False
+        return True
 
     def close(self) -> None:
         """Give the lock of the folder back. Call it once: a second call raises OSError or closes another file."""

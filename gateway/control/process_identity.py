@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
@@ -63,10 +64,24 @@ def _count_start(folder: Path) -> GatewayFile:
             logger.warning("%s is damaged: this gateway has another id from now on", path)
             known = GatewayFile(id=_new_id(), epoch=0)
         counted = known.model_copy(update={"epoch": known.epoch + 1})
-        write_atomic(path, counted.model_dump_json().encode())
+        _write_count(path, counted.model_dump_json().encode())
     finally:
         os.close(lock)
     return counted
+
+
+def _write_count(path: Path, content: bytes) -> None:
+    """Replace the file, also on a full disk, where a new one finds no room: there the old one is written over."""
+    try:
+        write_atomic(path, content)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not path.exists():
+            raise
+        with path.open("r+b") as file:
+            file.write(content)
+            file.truncate()
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def _new_id() -> str:

@@ -184,9 +184,15 @@ class Host:
     def __init__(self) -> None:
         self.seen: dict[GatewayProcess, bool] = {}
         self.stored: list[GatewayProcess | None] = []
+        self.is_disk_full = False
+
+    def remember(self, process: GatewayProcess | None) -> bool:
+        if not self.is_disk_full:
+            self.stored.append(process)
+        return not self.is_disk_full
 
     def open_hub(self, now: list[float], last: GatewayProcess | None = None) -> GatewayHub:
-        place = GatewayPlace(last, self.stored.append, self.seen.get)
+        place = GatewayPlace(last, self.remember, self.seen.get)
         return GatewayHub("i", 3, wake=Counter(), clock=lambda: now[0], place=place)
 
 
@@ -235,6 +241,25 @@ def test_a_refused_gateway_is_taken_when_the_first_has_said_goodbye_or_is_seen_g
     host.seen[second] = False
     assert _connect(hub, _report(first)) is None
     assert [view.report.gateway_id for view in hub.views] == [first.name]
+
+
+def test_who_was_taken_on_a_full_disk_is_remembered_with_a_later_report() -> None:
+    now, host = [10.0], Host()
+    hub = host.open_hub(now, _process(1))
+    host.is_disk_full = True
+    assert _connect(hub, _report(_process(2))) is None
+    hub.take_report(_report(_process(2)))
+    assert host.stored == []
+    host.is_disk_full = False
+    hub.take_report(_report(_process(2), draining=True))
+    assert host.stored == []
+    hub.take_report(_report(_process(2)))
+    hub.take_report(_report(_process(2)))
+    assert host.stored == [_process(2)]
+    hub.take_report(_report(_process(2), draining=True, ending=True))
+    hub.close_link("gw-a.2")
+    hub.take_report(_report(_process(2)))
+    assert host.stored == [_process(2), None]
 
 
 def test_a_restarted_gateways_former_self_is_unknown_no_more() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.control.process_identity import take_identity
+from tests.support.small_disk import mount_small_disk
 
 
 def test_the_id_stays_and_starts_are_counted(tmp_path: Path) -> None:
@@ -20,6 +21,19 @@ def test_the_id_stays_and_starts_are_counted(tmp_path: Path) -> None:
     assert first.id == second.id
     assert take_identity(tmp_path).id != first.id
     assert (folder / "gateway.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_full_disk_changes_no_id(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with mount_small_disk(tmp_path / "state", 64) as disk:
+        epochs, ids = [], set()
+        for step in (disk.free, disk.free, disk.fill, disk.fill, disk.free):
+            step()
+            process = take_identity(disk.folder)
+            epochs.append(process.epoch)
+            ids.add(process.id)
+        assert (epochs, len(ids)) == ([1, 2, 3, 4, 5], 1)
+        assert [path.name for path in disk.folder.iterdir()] == ["gateway.json"]
+    assert not caplog.text
 
 
 def test_a_damaged_file_is_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
