@@ -31,7 +31,7 @@ Each fault says which requests it excuses: those inside what was killed, and tho
 Every other request must be answered rightly. After each fault everything declared runs again, each replica exactly
 once, and engines that the fault did not touch are the same processes or containers as before; `down` leaves nothing.
 The bounds of routing back are stated beside the times; they are meant for kills while nothing else is wrong, of who had
-run long enough that its start is not delayed.
+run long enough that its start is not delayed. The start of a container begins when Docker creates it.
 """
 RUNTIMES = ("process", "docker", "compose")
 KILLS = 200

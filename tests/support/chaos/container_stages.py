@@ -74,14 +74,14 @@ class ContainerHost:
 
     def _engine_of(self, container: Any) -> Engine:
         identity, state = labels.read_labels(container.labels).id, container.attrs["State"]
-        # Nine digits of a second are three more than Python reads.
-        started = datetime.fromisoformat(f"{state['StartedAt'][:26].rstrip('Z')}+00:00")
+        # A container's creation is a part of its start. Nine digits of a second are three more than Python reads.
+        created = datetime.fromisoformat(f"{container.attrs['Created'][:26].rstrip('Z')}+00:00")
         return Engine(
             name=container.name,
             model=identity.model,
             index=identity.index,
             identity=f"{container.id}/{state['StartedAt']}",
-            started_at=monotonic_of_unix(started.timestamp()),
+            started_at=monotonic_of_unix(created.timestamp()),
             pid=int(state["Pid"]),
             health_url=f"http://127.0.0.1:{ENGINE_PORT}/health",
         )

@@ -30,7 +30,7 @@ class Engine:
     identity: str
     """What a restart changes: pid and start time, or the container's id."""
     started_at: float
-    """By the monotonic clock."""
+    """By the monotonic clock: when its process began, or when its container was created."""
     pid: int
     """Of its first process, as this machine knows it."""
     health_url: str
