@@ -295,17 +295,17 @@ def _judge_part(survey: Survey, store: MutationStore, stop_at: float) -> list[st
     tests = sorted({file for path in survey.modules for file in survey.tests[path]})
     paths = {mutant.name: mutant.path for mutant in survey.left}
     began, count = time.time(), 0
+    known = store.read_lessons(survey.modules, tests)
 
     def on_event(event: dict[str, Any]) -> None:
         nonlocal began, count
         if event["event"] == "learned":
-            left_out = event["lessons"]["left_out"]
-            store.keep_lessons(survey.modules, tests, event["lessons"])
-            print(
-                f"{survey.package.name}: {len(event['lessons']['seconds'])} tests, {len(left_out)} left out", flush=True
-            )
-            for test, why in left_out.items():
-                print(f"  {test}: {why}", flush=True)
+            lessons = event["lessons"]
+            store.keep_lessons(survey.modules, tests, lessons)
+            count_of_tests = f"{len(lessons['seconds'])} tests{'' if event['complete'] else ' so far'}"
+            print(f"{survey.package.name}: {count_of_tests}, {len(lessons['left_out'])} left out", flush=True)
+            for test in sorted(set(lessons["left_out"]) - set(known["left_out"] if known else ())):
+                print(f"  {test}: {lessons['left_out'][test]}", flush=True)
         elif event["event"] == "started":
             print(f"{survey.package.name}: ready after {time.time() - began:.0f} s", flush=True)
             began = time.time()
@@ -320,7 +320,7 @@ def _judge_part(survey: Survey, store: MutationStore, stop_at: float) -> list[st
             sources,
             {path: survey.tests[path] for path in survey.modules},
             [mutant.name for mutant in survey.left],
-            store.read_lessons(survey.modules, tests),
+            known,
         )
         try:
             run_driver(Path(folder), batch, stop_at, on_event)

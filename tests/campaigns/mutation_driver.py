@@ -6,7 +6,7 @@ call its function until one fails.
 
 It says what it does in lines of JSON, each with `event`:
 
-- `learned`: `lessons`, which another run of the same content can be given
+- `learned`: `lessons`, which another run of the same content is given; `complete`: the time was not over before
 - `started`: it is learned, and mutants are judged from now on
 - `judged`: `name` of the mutant, `verdict`, `seconds`, and `by`, the test that failed, if one did
 - `stopped`: `left`, how many mutants were not judged when the time was over
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import resource
 import select
@@ -74,6 +75,17 @@ class Lessons:
     """Of each test, in the order in which they ran."""
     left_out: dict[str, str] = field(default_factory=dict)
     """Tests that judge nothing, and why."""
+    files: list[str] = field(default_factory=list)
+    """Test files that ran to their end."""
+    controlled: list[str] = field(default_factory=list)
+    """Halves of them that ran without a mutant, too."""
+    stop_at: float = field(default=math.inf, kw_only=True)
+    """Unix time."""
+    session: pytest.Session | None = field(default=None, kw_only=True)
+
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        """What is stopped when the time is over."""
+        self.session = session
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """How long each part of a test took, and whether it failed."""
@@ -88,11 +100,45 @@ class Lessons:
         state()._stats.clear()
         if self.seconds[nodeid] > LONGEST_TEST_S:
             self.left_out.setdefault(nodeid, f"it takes more than {LONGEST_TEST_S:g} s")
+        if time.time() > self.stop_at and self.session is not None:
+            self.session.shouldstop = "the time is over"
+
+    def take_up(self, known: Mapping[str, Any]) -> None:
+        """Go on with what another run learned."""
+        names = list(known["seconds"])
+        for function, numbers in known["tests"].items():
+            self.tests[function] += [names[number] for number in numbers]
+        self.seconds.update(known["seconds"])
+        self.left_out.update(known["left_out"])
+        self.files += known["files"]
+        self.controlled += known["controlled"]
+        mutation_plugin.called_on_import.update(known["on_import"])
+
+    def end_files(self, files: Sequence[str]) -> None:
+        """Keep what was learned of `files`, which were to run: of the one at which the time was over, nothing."""
+        was_stopped = self.session is not None and bool(self.session.shouldstop)
+        ran = list(dict.fromkeys(test.partition("::")[0] for test in self.seconds))
+        broken = ran[-1] if was_stopped and ran else None
+        seen = ran.index(broken) if broken is not None else len(ran)
+        done = {*ran[:seen], *(() if was_stopped else files)}
+        self.files += sorted(done - {*self.files})
+        for tests in self.tests.values():
+            tests[:] = [test for test in tests if test.partition("::")[0] != broken]
+        for by_test in (self.seconds, self.left_out):
+            for test in [test for test in by_test if test.partition("::")[0] == broken]:
+                del by_test[test]
 
     def to_json(self) -> dict[str, Any]:
-        """For another run."""
-        on_import = sorted(mutation_plugin.called_on_import)
-        return {"tests": self.tests, "seconds": self.seconds, "left_out": self.left_out, "on_import": on_import}
+        """For another run. `tests` has numbers of tests, in the order of `seconds`: a function may have thousands."""
+        numbers = {test: number for number, test in enumerate(self.seconds)}
+        return {
+            "tests": {function: [numbers[test] for test in tests] for function, tests in self.tests.items()},
+            "seconds": self.seconds,
+            "left_out": self.left_out,
+            "files": self.files,
+            "controlled": self.controlled,
+            "on_import": sorted(mutation_plugin.called_on_import),
+        }
 
 
 @dataclass
@@ -120,42 +166,47 @@ class Driver:
     scratch: Path
     lessons: Lessons = field(default_factory=Lessons)
 
-    def learn(self, known: Mapping[str, Any] | None) -> None:
-        """Run every test once; where that is known, only import them, as what is forked needs them imported."""
+    def learn(self, known: Mapping[str, Any] | None) -> bool:
+        """Run every test once that is not known. Where all are, only import them: what is forked needs that. False:
+        there was not the time."""
         set_mutant_under_test("stats")
         del os.environ["MUTANT_UNDER_TEST"]  # programs that tests start are as they are
-        words = ["--continue-on-collection-errors", "-m", MARKS, f"--basetemp={self.scratch / 'learn'}"]
-        files = sorted({file for files in self.files.values() for file in files})
         if known is not None:
-            pytest.main([*OPTIONS, *words, "--collect-only", *files])
-            self.lessons.tests.update(known["tests"])
-            self.lessons.seconds.update(known["seconds"])
-            self.lessons.left_out.update(known["left_out"])
-            mutation_plugin.called_on_import.update(known["on_import"])
-            return
-        pytest.main([*OPTIONS, *words, *files], plugins=[self.lessons])
-        if time.time() < self.stop_at and self._control():
-            self.tell({"event": "learned", "lessons": self.lessons.to_json()})
+            self.lessons.take_up(known)
+        files = sorted({file for files in self.files.values() for file in files})
+        new = [file for file in files if file not in self.lessons.files]
+        words = [*OPTIONS, "--continue-on-collection-errors", "-m", MARKS, f"--basetemp={self.scratch / 'learn'}"]
+        if new:
+            self.lessons.stop_at = self.stop_at
+            pytest.main([*words, *new], plugins=[self.lessons])
+            self.lessons.end_files(new)
+        else:
+            pytest.main([*words, "--collect-only", *files])
+        complete = {*files} <= {*self.lessons.files} and self._control()
+        self.tell({"event": "learned", "lessons": self.lessons.to_json(), "complete": complete})
+        return complete
 
     def _control(self) -> bool:
         """Run each test in a forked process without a mutant, every second one of a file at a time, as a mutant's tests
-        are not all of a file's either. False: there was no time for it."""
+        are not all of a file's either. False: there was not the time."""
         by_half: dict[str, list[str]] = defaultdict(list)
-        for number, test in enumerate(test for test in self.lessons.seconds if test not in self.lessons.left_out):
-            by_half[f"{CONTROL} {test.partition('::')[0]} {number % 2}"].append(test)
+        for number, test in enumerate(self.lessons.seconds):
+            if test not in self.lessons.left_out:
+                by_half[f"{CONTROL} {test.partition('::')[0]} {number % 2}"].append(test)
 
         def judged(name: str, verdict: str, seconds: float, by: str | None) -> Iterator[tuple[str, list[str]]]:
             del seconds
             tests = by_half[name]
             if verdict == SURVIVED:
+                self.lessons.controlled.append(name)
                 return
-            for test in [by] if by in tests else tests:
+            for test in [by] if by in tests else list(tests):
                 self.lessons.left_out[test] = f"{verdict} in a forked process without a mutant"
                 tests.remove(test)
             if tests:
                 yield name, tests
 
-        return not self._run(list(by_half.items()), judged)
+        return not self._run([job for job in by_half.items() if job[0] not in self.lessons.controlled], judged)
 
     def judge(self, names: Sequence[str]) -> None:
         """Judge mutants until the time is over."""
@@ -318,8 +369,8 @@ def main() -> None:
 
     scratch = Path(os.environ["TMPDIR"])
     driver = Driver(orders["tests"], orders["stop_at"], orders["workers"], tell, scratch)
-    driver.learn(orders["lessons"])
-    driver.judge(orders["names"])
+    if driver.learn(orders["lessons"]):
+        driver.judge(orders["names"])
     answers.close()
     os._exit(0)  # threads that a test left are not waited for
 

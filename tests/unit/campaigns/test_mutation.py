@@ -7,7 +7,8 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -31,7 +32,7 @@ from tests.campaigns.campaign_mutation import (
     read_pins,
     write_pins,
 )
-from tests.campaigns.mutation_driver import Driver
+from tests.campaigns.mutation_driver import Driver, Lessons
 from tests.campaigns.mutation_store import MutationStore, Result
 from tests.campaigns.mutation_tests import TestFiles
 from tests.campaigns.mutmut_run import Batch, Mutant, compare, mutate, read_functions, run_driver
@@ -137,7 +138,8 @@ def test_coroutines_and_generators_are_mutated_and_what_hangs_ends(tmp_path: Pat
     assert learned["lessons"]["left_out"] == {
         f"{TESTS_OF_IT}::test_what_fails_without_a_mutant": "it fails without a mutant"
     }
-    again, (_,) = judge_all(tmp_path / "again", Batch(batch.sources, batch.tests, [killed], learned["lessons"]))
+    assert learned["complete"]
+    again, _ = judge_all(tmp_path / "again", Batch(batch.sources, batch.tests, [killed], learned["lessons"]))
     assert again[killed]["verdict"] == "killed", "what was learned once need not be learned again"
 
 
@@ -176,6 +178,24 @@ def test_what_imports_a_module_is_nearer_than_what_mirrors_its_folder(tmp_path: 
     files = TestFiles(tmp_path)
     assert files.choose("a/b/one.py") == [imports, mirrors]
     assert files.choose("a/b/one.py", ["tests/integration"]) == [imports, mirrors, further]
+
+
+def test_learning_goes_on_with_the_file_at_which_the_time_was_over() -> None:
+    lessons = Lessons()
+    lessons.seconds.update({"a.py::one": 1.0, "b.py::one": 1.0, "b.py::two": 1.0})
+    lessons.left_out["b.py::two"] = "it fails"
+    lessons.tests["m.x_f"] += ["a.py::one", "b.py::one"]
+    lessons.session = cast("pytest.Session", SimpleNamespace(shouldstop="the time is over"))
+    lessons.end_files(["a.py", "b.py", "c.py"])
+    known = lessons.to_json()
+    assert (known["files"], list(known["seconds"]), known["left_out"]) == (["a.py"], ["a.py::one"], {})
+    assert known["tests"] == {"m.x_f": [0]}
+    later = Lessons()
+    later.take_up(known)
+    assert later.tests == lessons.tests
+    later.seconds["b.py::one"] = 1.0
+    later.end_files(["b.py", "c.py"])
+    assert later.files == ["a.py", "b.py", "c.py"], "c.py has no test"
 
 
 def test_the_tests_of_a_mutant_are_the_nearest_and_quickest_that_fit() -> None:
