@@ -265,13 +265,15 @@ def run(
             print(estimate(surveys, survey, os.cpu_count() or 1), flush=True)
             if time.time() >= stop_at:
                 break
-    pins = read_pins()
+    pins, equivalents = read_pins(), read_equivalents()
     if pin and sample >= SAMPLE:
-        pins = raise_pins(surveys, pins, read_equivalents(), current_commit())
+        pins = raise_pins(surveys, pins, equivalents, current_commit())
         write_pins(pins)
     for survey in surveys:
-        _write_survivors(survey, store.folder / "survivors" / f"{survey.package.name.replace('/', '.')}.txt")
-    outcome = judge(surveys, read_equivalents(), pins if sample >= SAMPLE else {})
+        path = store.folder / "survivors" / f"{survey.package.name.replace('/', '.')}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(f"{line}\n" for line in list_survivors(survey, equivalents)))
+    outcome = judge(surveys, equivalents, pins if sample >= SAMPLE else {})
     return Outcome(outcome.tables, [*failures, *outcome.failures], outcome.duration_s)
 
 
@@ -294,11 +296,11 @@ def _judge_part(survey: Survey, store: MutationStore, stop_at: float) -> list[st
     digests = {path: store.digest_files(survey.tests[path]) for path in survey.modules}
     tests = sorted({file for path in survey.modules for file in survey.tests[path]})
     paths = {mutant.name: mutant.path for mutant in survey.left}
-    began, count = time.time(), 0
+    began, done = time.time(), 0
     known = store.read_lessons(survey.modules, tests)
 
     def on_event(event: dict[str, Any]) -> None:
-        nonlocal began, count
+        nonlocal began, done
         if event["event"] == "learned":
             lessons = event["lessons"]
             store.keep_lessons(survey.modules, tests, lessons)
@@ -312,7 +314,7 @@ def _judge_part(survey: Survey, store: MutationStore, stop_at: float) -> list[st
         elif event["event"] == "judged":
             path = paths[event["name"]]
             survey.results[event["name"]] = store.add_result(path, digests[path], event)
-            count += 1
+            done += 1
 
     with tempfile.TemporaryDirectory(prefix="rh") as folder:
         sources = {path: store.read_mutated(path)[0] for path in survey.modules}
@@ -327,20 +329,17 @@ def _judge_part(survey: Survey, store: MutationStore, stop_at: float) -> list[st
         except RuntimeError as error:
             return [f"{survey.package.name}: {error}"]
     spent_min = (time.time() - began) / 60
-    print(f"{survey.package.name}: {count} judged in {spent_min:.1f} min, {count / spent_min:.0f} a minute", flush=True)
+    print(f"{survey.package.name}: {done} judged in {spent_min:.1f} min, {done / spent_min:.0f} a minute", flush=True)
     return []
 
 
-def _write_survivors(survey: Survey, path: Path) -> None:
-    """For who writes tests for them."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    survivors = sorted((mutant, verdict) for mutant, verdict in survey.judged if verdict not in FOUND)
-    path.write_text("".join(f"{describe(mutant, verdict)}\n" for mutant, verdict in survivors))
-
-
-def describe(mutant: Mutant, verdict: str) -> str:
-    """One line."""
-    return f"{mutant.path}:{mutant.line}: {verdict}: `{mutant.before}` as `{mutant.after}`"
+def list_survivors(survey: Survey, equivalents: Mapping[MutantKey, str]) -> list[str]:
+    """A line for each that is not excused: for who writes tests for them."""
+    return [
+        f"{mutant.path}:{mutant.line}: {verdict}: `{mutant.before}` as `{mutant.after}`"
+        for mutant, verdict in sorted(survey.judged)
+        if verdict not in FOUND and not is_wording(mutant) and key_of(mutant) not in equivalents
+    ]
 
 
 # The page

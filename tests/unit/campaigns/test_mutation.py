@@ -27,6 +27,7 @@ from tests.campaigns.campaign_mutation import (
     is_wording,
     judge,
     key_of,
+    list_survivors,
     raise_pins,
     read_equivalents,
     read_pins,
@@ -296,6 +297,14 @@ def test_the_score_is_of_those_judged_but_for_the_excused() -> None:
     survey = surveyed({**verdicts, mutant("y"): "timed out", mutant("z"): "untested"})
     row = row_of(judge([survey], {key_of(survivor): "they are never equal"}, {}))
     assert tuple(row.values()) == ("gateway/ingress", 6, 6, 6, 1, 1, 3, 1, 1, 1, 1, "50.0%", "none", "")
+
+
+def test_the_survivors_are_listed_but_for_the_excused() -> None:
+    survivor, other = mutant("return a <= b"), mutant("return a | b")
+    wording = mutant('say("XXone two threeXX")', 'say("one two three")')
+    survey = surveyed({survivor: "survived", other: "untested", wording: "survived", mutant("x"): "killed"})
+    line = f"{HOSTS}:7: untested: `return a < b` as `return a | b`"
+    assert list_survivors(survey, {key_of(survivor): "they are never equal"}) == [line]
 
 
 def test_a_package_that_is_not_judged_or_not_wholly_says_so() -> None:
