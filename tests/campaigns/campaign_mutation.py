@@ -26,10 +26,10 @@ argument, a value that is assigned or returned. A test must fail for each such m
 mutants are judged as `sample` says, chosen by the seed.
 
 The tests of a module are those that import it and those in the folder that mirrors its own, in tests/unit and
-tests/properties; for gateway/exchange, retrieval and transfers also those in tests/integration. Of them, those run that
-call the mutated function, for at most 20 s. Tests with marks (engines, slow, docker, embedded, vllm), of more than 5 s,
-or that fail in the copy of the repository without a mutant judge nothing. Properties run with 12 derandomized examples
-each.
+tests/properties; for gateway/exchange, gateway/streams, retrieval and transfers also those in tests/integration. Of
+them, those run that call the mutated function, for at most 20 s. Tests with marks (engines, slow, docker, embedded,
+vllm), of more than 5 s, or that fail in the copy of the repository without a mutant judge nothing. Properties run with
+12 derandomized examples each.
 
 `score`: killed and timed out, of those judged but for the excused. A test that takes 8 s and five times its usual time
 counts as failed (timed out). Untested: no test calls the function. Excused are survivors that change only the words of
@@ -67,7 +67,7 @@ PACKAGES = (
     Package("gateway/tenancy"),
     Package("gateway/routing"),
     Package("gateway/sessions"),
-    Package("gateway/streams"),
+    Package("gateway/streams", ("tests/integration/gateway",)),
     Package("gateway/ingress"),
     Package("retrieval/ingestion", ("tests/unit/retrieval", "tests/integration/retrieval")),
     Package("retrieval/search", ("tests/unit/retrieval", "tests/integration/retrieval")),

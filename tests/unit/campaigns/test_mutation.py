@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -33,7 +33,9 @@ from tests.campaigns.campaign_mutation import (
     read_pins,
     write_pins,
 )
-from tests.campaigns.mutation_driver import Driver, Lessons
+from tests.campaigns.mutation_driver import Driver
+from tests.campaigns.mutation_learning import Lessons
+from tests.campaigns.mutation_processes import Ended
 from tests.campaigns.mutation_store import MutationStore, Result
 from tests.campaigns.mutation_tests import TestFiles
 from tests.campaigns.mutmut_run import Batch, Mutant, compare, mutate, read_functions, run_driver
@@ -181,22 +183,24 @@ def test_what_imports_a_module_is_nearer_than_what_mirrors_its_folder(tmp_path: 
     assert files.choose("a/b/one.py", ["tests/integration"]) == [imports, mirrors, further]
 
 
-def test_learning_goes_on_with_the_file_at_which_the_time_was_over() -> None:
-    lessons = Lessons()
-    lessons.seconds.update({"a.py::one": 1.0, "b.py::one": 1.0, "b.py::two": 1.0})
-    lessons.left_out["b.py::two"] = "it fails"
-    lessons.tests["m.x_f"] += ["a.py::one", "b.py::one"]
-    lessons.session = cast("pytest.Session", SimpleNamespace(shouldstop="the time is over"))
-    lessons.end_files(["a.py", "b.py", "c.py"])
-    known = lessons.to_json()
-    assert (known["files"], list(known["seconds"]), known["left_out"]) == (["a.py"], ["a.py::one"], {})
-    assert known["tests"] == {"m.x_f": [0]}
-    later = Lessons()
-    later.take_up(known)
-    assert later.tests == lessons.tests
-    later.seconds["b.py::one"] = 1.0
-    later.end_files(["b.py", "c.py"])
-    assert later.files == ["a.py", "b.py", "c.py"], "c.py has no test"
+def test_learning_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    def end(lessons: Lessons, status: int, *lines: dict[str, Any]) -> list[str]:
+        [job, *_] = lessons.jobs(["a/test.py"], tmp_path)
+        record = tmp_path / f"{job.name.replace('/', '.')}.jsonl"
+        record.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return [job.name for job in lessons.on_end(Ended(job, status, "", 1.0), tmp_path)]
+
+    begun = {"test": "a/test.py::one"}
+    lessons, later = Lessons(), Lessons()
+    assert end(lessons, -14, begun) == ["a/test.py 0"], "the others run again"
+    assert lessons.left_out == {"a/test.py::one": "it hangs or ends its process without a mutant"}
+    assert not end(lessons, 0, {"test": "a/test.py::two", "seconds": 1.0, "failed": False, "functions": ["m.x_f"]})
+    later.take_up(lessons.to_json())
+    assert later == lessons
+    assert [job.name for job in later.jobs(["a/test.py", "b.py"], tmp_path)] == ["a/test.py 1", "b.py 0", "b.py 1"]
+    assert not end(later, 0, {"test": "a/test.py::three", "seconds": 6.0, "failed": False, "functions": ["m.x_f"]})
+    assert later.left_out["a/test.py::three"] == "it takes more than 5 s"
+    assert later.tests == {"m.x_f": ["a/test.py::two", "a/test.py::three"]}
 
 
 def test_the_tests_of_a_mutant_are_the_nearest_and_quickest_that_fit() -> None:
