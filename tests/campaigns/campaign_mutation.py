@@ -328,8 +328,10 @@ def _judge_part(survey: Survey, store: MutationStore, stop_at: float) -> list[st
             run_driver(Path(folder), batch, stop_at, on_event)
         except RuntimeError as error:
             return [f"{survey.package.name}: {error}"]
-    spent_min = (time.time() - began) / 60
-    print(f"{survey.package.name}: {done} judged in {spent_min:.1f} min, {done / spent_min:.0f} a minute", flush=True)
+    if done:
+        spent_min = (time.time() - began) / 60
+        rate = f"{done / spent_min:.0f} a minute"
+        print(f"{survey.package.name}: {done} judged in {spent_min:.1f} min, {rate}", flush=True)
     return []
 
 
@@ -390,7 +392,8 @@ def _row(survey: Survey, equivalents: Mapping[MutantKey, str], pin: Pin | None) 
     if not judged:
         return (name, len(survey.mutants), len(survey.sample), 0, *[""] * 6, listed, NOT_MEASURED, *pinned)
     so_far = " so far" if survey.left else ""
-    verdicts = [scores.verdicts[verdict] for verdict in (*FOUND, "survived", "untested")]
+    survived = scores.verdicts["survived"] + scores.verdicts["unclear"]
+    verdicts = [*(scores.verdicts[verdict] for verdict in FOUND), survived, scores.verdicts["untested"]]
     share = "none" if scores.per_cent is None else f"{scores.per_cent}%{so_far}"
     return (
         *(name, len(survey.mutants), len(survey.sample), judged, *verdicts),

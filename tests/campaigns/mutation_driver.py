@@ -30,7 +30,8 @@ from tests.campaigns import mutation_plugin
 from tests.campaigns.mutation_learning import MARKS, OPTIONS, Lessons, end_after
 from tests.campaigns.mutation_processes import Ended, Job, run_jobs
 
-KILLED, SURVIVED, TIMED_OUT, UNTESTED = "killed", "survived", "timed out", "untested"
+KILLED, SURVIVED, TIMED_OUT, UNTESTED, UNCLEAR = "killed", "survived", "timed out", "untested", "unclear"
+"""Unclear: pytest ended with an error of its own, and no test failed."""
 TESTS_S = 20.0
 """How long the tests of one mutant may take together, by what they took without one."""
 FIRST_S, FIRST_TESTS = 1.0, 40
@@ -42,7 +43,7 @@ def limit_of(seconds: float) -> float:
     return 8 + 5 * seconds
 
 
-@dataclass
+@dataclass(eq=False)
 class Driver:
     """One run."""
 
@@ -87,7 +88,7 @@ class Driver:
                 jobs.append(self._job(name, tests))
             else:
                 self._tell_verdict(name, UNTESTED)
-        if left := run_jobs(jobs, self.workers, self.stop_at, self.scratch, self._on_end):
+        if left := run_jobs(jobs, self.workers, self.stop_at, self.scratch, self.judge_end):
             self.tell({"event": "stopped", "left": left})
 
     def choose_tests(self, name: str) -> list[str]:
@@ -119,8 +120,9 @@ class Driver:
         def body(folder: Path, told: int) -> int:
             set_mutant_under_test(name)
             for batch in batches:
-                if pytest.main([*OPTIONS, "-x", f"--basetemp={folder}", *batch], plugins=[_Watch(seconds, told)]):
-                    return 1
+                words = [*OPTIONS, "-x", f"--basetemp={folder}", *batch]
+                if status := int(pytest.main(words, plugins=[_Watch(seconds, told)])):
+                    return status
             return 0
 
         return Job(name, body, 30 + 5 * sum(seconds[test] for test in tests))
@@ -136,10 +138,13 @@ class Driver:
         batches = (tests[:count], tests[count:])
         return [sorted(batch, key=lambda test: self.order.get(test, 0)) for batch in batches if batch]
 
-    def _on_end(self, ended: Ended) -> Iterator[Job]:
+    def judge_end(self, ended: Ended) -> Iterator[Job]:
+        """Say what became of a mutant. There is nothing further to run."""
         by = ended.told.partition("\n")[0] or None
         was_ended = ended.status in (-signal.SIGALRM, -signal.SIGKILL)
-        verdict = SURVIVED if not ended.status else TIMED_OUT if was_ended and by is None else KILLED
+        verdict = SURVIVED if not ended.status else TIMED_OUT if was_ended else UNCLEAR
+        if by is not None or ended.status == 1 or (ended.status < 0 and not was_ended):
+            verdict = KILLED
         self._tell_verdict(ended.job.name, verdict, ended.seconds, by)
         return iter(())
 
@@ -147,7 +152,7 @@ class Driver:
         self.tell({"event": "judged", "name": name, "verdict": verdict, "seconds": round(seconds, 2), "by": by})
 
 
-@dataclass
+@dataclass(eq=False)  # pytest needs a hash
 class _Watch:
     """pytest's plugin that ends the process where a test hangs, and says which test failed."""
 
@@ -162,6 +167,11 @@ class _Watch:
             return (yield)
         finally:
             end_after(0)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """A file that a mutant keeps from being imported."""
+        if report.failed:
+            os.write(self.told, f"{report.nodeid}\n".encode())
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """The first that fails; `-x` ends it then."""

@@ -17,6 +17,8 @@ from typing import NoReturn
 
 MEMORY_BYTES = 4 << 30
 """Of a process; one that fills a list for ever ends by it."""
+FAILED = 70
+"""The status of a process whose body raised something."""
 PATIENCE_S = 5.0
 """For what runs when the time is over; what takes longer is run another time."""
 
@@ -97,8 +99,8 @@ def _run_child(job: Job, scratch: Path, told: int) -> NoReturn:
         for stream in (0, 1, 2):
             os.dup2(nothing, stream)
         os._exit(job.body(scratch / str(os.getpid()), told))
-    except BaseException:
-        os._exit(1)
+    except BaseException:  # a mutant may raise anything, and nothing may return into the driver
+        os._exit(FAILED)
 
 
 def _end(handle: int, child: _Child, scratch: Path) -> Ended:

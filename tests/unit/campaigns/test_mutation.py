@@ -35,7 +35,7 @@ from tests.campaigns.campaign_mutation import (
 )
 from tests.campaigns.mutation_driver import Driver
 from tests.campaigns.mutation_learning import Lessons
-from tests.campaigns.mutation_processes import Ended
+from tests.campaigns.mutation_processes import FAILED, Ended, Job
 from tests.campaigns.mutation_store import MutationStore, Result
 from tests.campaigns.mutation_tests import TestFiles
 from tests.campaigns.mutmut_run import Batch, Mutant, compare, mutate, read_functions, run_driver
@@ -301,6 +301,25 @@ def test_the_score_is_of_those_judged_but_for_the_excused() -> None:
     survey = surveyed({**verdicts, mutant("y"): "timed out", mutant("z"): "untested"})
     row = row_of(judge([survey], {key_of(survivor): "they are never equal"}, {}))
     assert tuple(row.values()) == ("gateway/ingress", 6, 6, 6, 1, 1, 3, 1, 1, 1, 1, "50.0%", "none", "")
+
+
+@pytest.mark.parametrize(
+    ("status", "told", "expected"),
+    [
+        (0, "", "survived"),
+        (1, "a.py::test\n", "killed"),
+        (-14, "", "timed out"),
+        (-14, "a.py::test\n", "killed"),
+        (-11, "", "killed"),
+        (3, "", "unclear"),
+        (FAILED, "", "unclear"),
+    ],
+)
+def test_an_error_of_pytests_own_kills_nothing(status: int, told: str, expected: str) -> None:
+    said: list[dict[str, Any]] = []
+    driver = Driver({}, 0.0, 1, said.append, Path())
+    list(driver.judge_end(Ended(Job("a", lambda folder, told: 0, 1.0), status, told, 1.0)))
+    assert [event["verdict"] for event in said] == [expected]
 
 
 def test_the_survivors_are_listed_but_for_the_excused() -> None:
