@@ -21,8 +21,9 @@ PREFIX = "campaign_"
 """A campaign is a module `campaign_NAME` with `ABOUT`, a text, and `run(seed)`, which gives an Outcome. One that is
 tests with larger counts names their files in `TESTS`. One with options has `declare_options(parser)`, whose
 defaults are those of `run`. One that can be run on several runtimes names them in `RUNTIMES` and has an option
-`--runtime`; each run has a page of its own, NAME_RUNTIME. One whose page has another name has it in `PAGE`. In a
-command, `-` stands for `_` too."""
+`--runtime`; each run has a page of its own, NAME_RUNTIME. One whose page has another name has it in `PAGE`. One that
+goes on where the last run stopped names in `WAYS_TO_GO_ON` the options that its page leaves out: they say when, and
+not what. In a command, `-` stands for `_` too."""
 
 
 def campaign_names() -> list[str]:
@@ -57,14 +58,16 @@ def run_campaign(name: str, seed: int, options: Mapping[str, Any] | None = None)
     campaign = import_module(f"tests.campaigns.{PREFIX}{name}")
     commit, began = current_commit(), time.monotonic()
     outcome = campaign.run(seed, **(options or {}))
+    left_out = getattr(campaign, "WAYS_TO_GO_ON", ())
+    told = {name: value for name, value in (options or {}).items() if name not in left_out}
     return Run(
         name=_page_name(name, (options or {}).get("runtime")),
         about=campaign.ABOUT,
-        command=f'make campaign ARGS="{" ".join([name, f"--seed {seed}", *_words(options or {})])}"',
+        command=f'make campaign ARGS="{" ".join([name, f"--seed {seed}", *_words(told)])}"',
         commit=commit,
         day=datetime.now(UTC).date().isoformat(),
         seed=seed,
-        duration_s=time.monotonic() - began,
+        duration_s=time.monotonic() - began if outcome.duration_s is None else outcome.duration_s,
         machine=describe_machine(),
         outcome=outcome,
     )

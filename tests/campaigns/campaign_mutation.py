@@ -1,131 +1,107 @@
-"""Mutants of what decides: each must make a test fail, or be known to change nothing of substance."""
+"""Mutants of what decides: how many of them make a test fail, per package."""
 
 from __future__ import annotations
 
+import argparse
+import hashlib
+import os
 import re
 import tempfile
+import time
 import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from tests.campaigns.mutmut_run import KILLED, TIMED_OUT, Mutant, MutmutMissingError, run_mutmut
-from tests.campaigns.record import Outcome, Table
+from tests.campaigns.mutation_store import MutationStore, Result, cache_folder
+from tests.campaigns.mutation_tests import TestFiles
+from tests.campaigns.mutmut_run import Batch, Mutant, MutmutMissingError, run_driver
+from tests.campaigns.record import REPOSITORY, Outcome, Table, current_commit
 
 ABOUT = """
-mutmut changes the modules that decide, one expression at a time: a comparison's bound, an operator, a constant, an
-argument, a value that is assigned or returned. The module's own tests must fail for each. A mutant that survives is a
-failure of this campaign, unless it changes only the words of a message, or is listed with its reason in
-tests/campaigns/mutation_equivalents_*.toml: no test can or should tell it from the original. The score is of the
-rest. A mutant that runs into the limit of time counts as killed. Properties run with 12 derandomized examples each,
-so the seed changes nothing. Functions with decorators, and what is outside of functions, are not mutated.
+mutmut changes the packages that decide, one expression at a time: a comparison's bound, an operator, a constant, an
+argument, a value that is assigned or returned. A test must fail for each such mutant. Of each package at most so many
+mutants are judged as `sample` says, chosen by the seed.
+
+The tests of a module are those that import it and those in the folder that mirrors its own, in tests/unit and
+tests/properties; for gateway/exchange, gateway/streams, retrieval and transfers also those in tests/integration. Of
+them, those run that call the mutated function, for at most 20 s. Tests with marks (engines, slow, docker, embedded,
+vllm), of more than 5 s, or that fail in the copy of the repository without a mutant judge nothing. Properties run with
+12 derandomized examples each.
+
+`score`: killed and timed out, of those judged but for the excused. A test that takes 8 s and five times its usual time
+counts as failed (timed out). Untested: no test calls the function. Excused are survivors that change only the words of
+a message (`wording`), and those for which [mutation_equivalents_*.toml](../../tests/campaigns) gives the reason why no
+test can or should tell them from the original (`equivalent`; it has `listed` of them). Functions with decorators, and
+what is outside of functions, are not mutated. `pin`: a score that was reached
+([mutation_pins.toml](../../tests/campaigns/mutation_pins.toml)); a lower one is a failure.
+
+A run judges for `--minutes` (38) and goes on where the last one stopped. `--part PACKAGE` judges that package alone,
+`--next` the first that has mutants left, `--minutes 0` none. `--pin` raises the pins of complete packages. What is
+known is kept by content in `~/.cache/roundhouse/mutation`; `survivors/` there lists what no test noticed.
 """
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
-    """Modules that decide one thing, and the tests that judge their mutants."""
+class Package:
+    """One that decides."""
 
     name: str
-    modules: tuple[str, ...]
-    tests: tuple[str, ...]
+    """Its folder."""
+    more: tuple[str, ...] = ()
+    """Folders of tests that no import leads to: they reach the package through a whole program in their process."""
 
 
-SUBJECTS = (
-    Subject(
-        "plan",
-        (
-            "controller/planning/plan.py",
-            "controller/planning/model_turn.py",
-            "controller/planning/rolling.py",
-            "controller/planning/starting.py",
-        ),
-        (
-            "tests/unit/controller/planning/test_plan_rules.py",
-            "tests/unit/controller/status/test_model_status.py",
-            "tests/unit/controller/planning/test_eviction_rules.py",
-            "tests/properties/controller/planning/test_plan.py",
-        ),
-    ),
-    Subject(
-        "placement",
-        ("controller/planning/placement.py",),
-        (
-            "tests/unit/controller/planning/test_gpu_holders.py",
-            "tests/unit/controller/planning/test_placement_rules.py",
-            "tests/unit/controller/planning/test_placement_mig.py",
-            "tests/properties/controller/planning/test_placement.py",
-            "tests/properties/controller/planning/test_plan.py",
-        ),
-    ),
-    Subject(
-        "eviction",
-        ("controller/planning/eviction.py", "controller/planning/eviction_candidates.py"),
-        (
-            "tests/unit/controller/planning/test_eviction_candidates.py",
-            "tests/unit/controller/planning/test_eviction_decisions.py",
-            "tests/unit/controller/planning/test_eviction_rules.py",
-            "tests/properties/controller/planning/test_eviction.py",
-        ),
-    ),
-    Subject(
-        "admission",
-        ("gateway/admission/admission.py", "gateway/admission/model_queue.py", "gateway/admission/ticket.py"),
-        (
-            "tests/unit/gateway/admission/test_admission.py",
-            "tests/unit/gateway/admission/test_admission_failures.py",
-            "tests/unit/gateway/admission/test_fair_queue.py",
-            "tests/properties/gateway/admission/test_admission.py",
-            "tests/properties/gateway/admission/test_fair_queue.py",
-        ),
-    ),
-    Subject(
-        "fairness",
-        ("gateway/admission/fair_queue.py",),
-        (
-            "tests/unit/gateway/admission/test_fair_queue.py",
-            "tests/unit/gateway/admission/test_admission.py",
-            "tests/properties/gateway/admission/test_fair_queue.py",
-        ),
-    ),
-    Subject(
-        "limits",
-        ("gateway/tenancy/rate_limits.py",),
-        (
-            "tests/unit/gateway/tenancy/test_rate_limits.py",
-            "tests/unit/gateway/tenancy/test_estimated_tokens.py",
-            "tests/properties/gateway/tenancy/test_rate_limits.py",
-        ),
-    ),
-    Subject(
-        "openness",
-        (
-            "gateway/ingress/admin_gate.py",
-            "gateway/ingress/host_check.py",
-            "gateway/tenancy/api_keys.py",
-            "gateway/ingress/cors.py",
-        ),
-        (
-            "tests/unit/gateway/ingress/test_admin_gate.py",
-            "tests/unit/gateway/ingress/test_host_check.py",
-            "tests/unit/gateway/tenancy/test_api_keys.py",
-            "tests/unit/gateway/ingress/test_cors.py",
-        ),
-    ),
-    Subject(
-        "redaction",
-        ("controller/redaction/patterns.py", "controller/redaction/redactor.py"),
-        (
-            "tests/unit/controller/redaction/test_patterns.py",
-            "tests/unit/controller/redaction/test_redactor.py",
-            "tests/properties/controller/redaction/test_patterns.py",
-        ),
-    ),
+PACKAGES = (
+    Package("controller/planning"),
+    Package("controller/desired"),
+    Package("controller/config"),
+    Package("controller/status"),
+    Package("controller/sizing"),
+    Package("controller/redaction"),
+    Package("gateway/admission"),
+    Package("gateway/exchange", ("tests/integration/gateway",)),
+    Package("gateway/protocols"),
+    Package("gateway/tenancy"),
+    Package("gateway/routing"),
+    Package("gateway/sessions"),
+    Package("gateway/streams", ("tests/integration/gateway",)),
+    Package("gateway/ingress"),
+    Package("retrieval/ingestion", ("tests/unit/retrieval", "tests/integration/retrieval")),
+    Package("retrieval/search", ("tests/unit/retrieval", "tests/integration/retrieval")),
+    Package("retrieval/catalog", ("tests/unit/retrieval", "tests/integration/retrieval")),
+    Package("transfers/fetch", ("tests/unit/transfers", "tests/integration/transfers")),
 )
+SAMPLE = 600
+MINUTES = 38.0
+WAYS_TO_GO_ON = ("part", "next_part", "minutes", "pin")
+"""Options that decide what is judged when, and not what."""
 
 EQUIVALENTS = tuple(sorted(Path(__file__).parent.glob("mutation_equivalents_*.toml")))
+PINS = Path(__file__).with_name("mutation_pins.toml")
 MutantKey = tuple[str, str, str, str]
+FOUND = ("killed", "timed out")
+NOT_MEASURED = "not measured yet"
+COLUMNS = (
+    *("package", "mutants", "sample", "judged", "killed", "timed out", "survived", "untested"),
+    *("wording", "equivalent", "listed", "score", "pin", "commit of the pin"),
+)
+
+
+def declare_options(parser: argparse.ArgumentParser) -> None:
+    """What this campaign can be told besides its seed."""
+    names = [package.name for package in PACKAGES]
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--part", choices=names, metavar="PACKAGE", help="this package alone, as gateway/streams")
+    which.add_argument("--next", dest="next_part", action="store_true", help="the first package with mutants left")
+    parser.add_argument("--minutes", type=float, help=f"how long; 0: only write the page (default: {MINUTES:g})")
+    parser.add_argument("--sample", type=int, help=f"mutants of a package that are judged (default: {SAMPLE})")
+    parser.add_argument("--pin", action="store_true", help="raise the pins of complete packages")
+
+
+# What may survive
 
 
 def read_equivalents(paths: Sequence[Path] = EQUIVALENTS) -> dict[MutantKey, str]:
@@ -143,7 +119,6 @@ def key_of(mutant: Mutant) -> MutantKey:
     return mutant.path, mutant.function, mutant.before, mutant.after
 
 
-WORDING = "only the words of a message"
 _LITERAL = re.compile(r'"[^"]*"')
 
 
@@ -159,69 +134,294 @@ def is_wording(mutant: Mutant) -> bool:
     )
 
 
-def run(seed: int) -> Outcome:
-    """All subjects."""
-    del seed
-    mutants: list[Mutant] = []
-    for subject in SUBJECTS:
-        with tempfile.TemporaryDirectory(prefix="rh") as folder:
-            try:
-                mutants += run_mutmut(Path(folder), subject.modules, subject.tests)
-            except MutmutMissingError as missing:
-                return Outcome((), (str(missing),))
-    return judge(mutants, read_equivalents())
+# Pins
 
 
-def judge(mutants: Sequence[Mutant], equivalents: Mapping[MutantKey, str]) -> Outcome:
-    """The score per module. Failures: mutants that survived without a reason, reasons that no survivor has any more,
-    and a module without mutants."""
-    survivors = [mutant for mutant in mutants if mutant.verdict not in (KILLED, TIMED_OUT)]
-    reasons = {
-        mutant: WORDING if is_wording(mutant) else equivalents[key_of(mutant)]
-        for mutant in survivors
-        if is_wording(mutant) or key_of(mutant) in equivalents
-    }
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A package's score that must not be lowered."""
+
+    package: str
+    score: float
+    """Per cent."""
+    mutants: int
+    """How many were judged for it."""
+    commit: str
+
+
+def read_pins(text: str | None = None) -> dict[str, Pin]:
+    """By package. `text`: another text than the file's."""
+    entries = tomllib.loads(PINS.read_text() if text is None else text).get("pin", [])
+    return {entry["package"]: Pin(**entry) for entry in entries}
+
+
+def write_pins(pins: Mapping[str, Pin], path: Path = PINS) -> None:
+    """Replace what the file says below its heading."""
+    heading = [line for line in path.read_text().splitlines() if line.startswith("#")]
+    lines = [
+        f'\n[[pin]]\npackage = "{pin.package}"\nscore = {pin.score}\nmutants = {pin.mutants}\ncommit = "{pin.commit}"'
+        for pin in sorted(pins.values(), key=lambda pin: pin.package)
+    ]
+    path.write_text("\n".join([*heading, *lines]) + "\n")
+
+
+# What is known
+
+
+@dataclass(slots=True)
+class Survey:
+    """A package: its mutants, those that are to be judged, and what is known of them."""
+
+    package: Package
+    tests: dict[str, list[str]]
+    """By module's path: the files of its tests."""
+    mutants: list[Mutant]
+    sample: list[Mutant]
+    """In the order in which they are judged."""
+    results: dict[str, Result]
+    """By mutants' names: those of the sample that are judged."""
+
+    @property
+    def left(self) -> list[Mutant]:
+        """Those of the sample that are not judged yet."""
+        return [mutant for mutant in self.sample if mutant.name not in self.results]
+
+    @property
+    def modules(self) -> list[str]:
+        """The paths of the modules that have mutants in the sample."""
+        return sorted({mutant.path for mutant in self.sample})
+
+    @property
+    def judged(self) -> list[tuple[Mutant, str]]:
+        """Mutants of the sample and their verdicts."""
+        known = self.results
+        return [(mutant, known[mutant.name].verdict) for mutant in self.sample if mutant.name in known]
+
+
+def survey_package(package: Package, files: TestFiles, store: MutationStore, seed: int, sample: int) -> Survey:
+    """What there is, and what is known of it."""
+    paths = [str(path.relative_to(REPOSITORY)) for path in sorted((REPOSITORY / package.name).rglob("*.py"))]
+    by_path = {path: store.read_mutated(path)[1] for path in paths}
+    tests = {path: files.choose(path, package.more) for path, found in by_path.items() if found}
+    mutants = [mutant for found in by_path.values() for mutant in found]
+    chosen = choose_sample(mutants, seed, sample)
+    results: dict[str, Result] = {}
+    for path in sorted({mutant.path for mutant in chosen}):
+        results |= store.read_results(path, store.digest_files(tests[path]))
+    names = {mutant.name for mutant in chosen}
+    known = {name: result for name, result in results.items() if name in names}
+    return Survey(package, tests, mutants, chosen, known)
+
+
+def choose_sample(mutants: Sequence[Mutant], seed: int, count: int) -> list[Mutant]:
+    """By a number that a mutant gets from its content and the seed: a change elsewhere leaves it in, or out."""
+    twins: Counter[MutantKey] = Counter()
+    ranked: list[tuple[str, Mutant]] = []
+    for mutant in mutants:
+        key = key_of(mutant)
+        ranked.append((hashlib.sha256(repr((seed, key, twins[key])).encode()).hexdigest(), mutant))
+        twins[key] += 1
+    return [mutant for _, mutant in sorted(ranked)[:count]]
+
+
+def estimate(surveys: Sequence[Survey], survey: Survey, workers: int) -> str:
+    """How many mutants of a package there are, are judged, are left, and how long these take: as long as its others
+    took, else as those of all packages."""
+    own = [result.seconds for result in survey.results.values()]
+    seconds = own or [result.seconds for each in surveys for result in each.results.values()]
+    judged, left = len(survey.results), len(survey.left)
+    words = (
+        f"{survey.package.name}: {len(survey.mutants)} mutants, {judged} of {len(survey.sample)} judged, {left} left"
+    )
+    if not left or not sum(seconds):
+        return words
+    rate = len(seconds) / sum(seconds) * 60 * workers
+    return f"{words}: about {left / rate:.0f} min, at {rate:.0f} a minute{'' if own else ' (of all packages)'}"
+
+
+# A run
+
+
+def run(
+    seed: int,
+    *,
+    part: str | None = None,
+    next_part: bool = False,
+    minutes: float = MINUTES,
+    sample: int = SAMPLE,
+    pin: bool = False,
+) -> Outcome:
+    """Judge for so many minutes, and say what is known then."""
+    stop_at = time.time() + minutes * 60
+    try:
+        store = MutationStore(cache_folder())
+    except MutmutMissingError as missing:
+        return Outcome((), (str(missing),))
+    surveys = _survey_all(store, seed, sample)
+    failures: list[str] = []
+    if minutes:
+        for survey in _choose_parts(surveys, part, next_part):
+            failures += _judge_part(survey, store, stop_at)
+            print(estimate(surveys, survey, os.cpu_count() or 1), flush=True)
+            if time.time() >= stop_at:
+                break
+    pins, equivalents = read_pins(), read_equivalents()
+    if pin and sample >= SAMPLE:
+        pins = raise_pins(surveys, pins, equivalents, current_commit())
+        write_pins(pins)
+    for survey in surveys:
+        path = store.folder / "survivors" / f"{survey.package.name.replace('/', '.')}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(f"{line}\n" for line in list_survivors(survey, equivalents)))
+    outcome = judge(surveys, equivalents, pins if sample >= SAMPLE else {})
+    return Outcome(outcome.tables, [*failures, *outcome.failures], outcome.duration_s)
+
+
+def _survey_all(store: MutationStore, seed: int, sample: int) -> list[Survey]:
+    files = TestFiles()
+    surveys: list[Survey] = []
+    for package in PACKAGES:
+        surveys.append(survey_package(package, files, store, seed, sample))
+        print(estimate(surveys, surveys[-1], os.cpu_count() or 1), flush=True)
+    return surveys
+
+
+def _choose_parts(surveys: Sequence[Survey], part: str | None, next_part: bool) -> list[Survey]:
+    waiting = [survey for survey in surveys if survey.left and part in (None, survey.package.name)]
+    return waiting[:1] if next_part else waiting
+
+
+def _judge_part(survey: Survey, store: MutationStore, stop_at: float) -> list[str]:
+    """Judge what is left of a package, as far as the time goes. Gives what went wrong."""
+    digests = {path: store.digest_files(survey.tests[path]) for path in survey.modules}
+    tests = sorted({file for path in survey.modules for file in survey.tests[path]})
+    paths = {mutant.name: mutant.path for mutant in survey.left}
+    began, done = time.time(), 0
+    known = store.read_lessons(survey.modules, tests)
+
+    def on_event(event: dict[str, Any]) -> None:
+        nonlocal began, done
+        if event["event"] == "learned":
+            lessons = event["lessons"]
+            store.keep_lessons(survey.modules, tests, lessons)
+            count_of_tests = f"{len(lessons['seconds'])} tests{'' if event['complete'] else ' so far'}"
+            print(f"{survey.package.name}: {count_of_tests}, {len(lessons['left_out'])} left out", flush=True)
+            for test in sorted(set(lessons["left_out"]) - set(known["left_out"] if known else ())):
+                print(f"  {test}: {lessons['left_out'][test]}", flush=True)
+        elif event["event"] == "started":
+            print(f"{survey.package.name}: ready after {time.time() - began:.0f} s", flush=True)
+            began = time.time()
+        elif event["event"] == "judged":
+            path = paths[event["name"]]
+            survey.results[event["name"]] = store.add_result(path, digests[path], event)
+            done += 1
+
+    with tempfile.TemporaryDirectory(prefix="rh") as folder:
+        sources = {path: store.read_mutated(path)[0] for path in survey.modules}
+        batch = Batch(
+            sources,
+            {path: survey.tests[path] for path in survey.modules},
+            [mutant.name for mutant in survey.left],
+            known,
+        )
+        try:
+            run_driver(Path(folder), batch, stop_at, on_event)
+        except RuntimeError as error:
+            return [f"{survey.package.name}: {error}"]
+    if done:
+        spent_min = (time.time() - began) / 60
+        rate = f"{done / spent_min:.0f} a minute"
+        print(f"{survey.package.name}: {done} judged in {spent_min:.1f} min, {rate}", flush=True)
+    return []
+
+
+def list_survivors(survey: Survey, equivalents: Mapping[MutantKey, str]) -> list[str]:
+    """A line for each that is not excused: for who writes tests for them."""
+    return [
+        f"{mutant.path}:{mutant.line}: {verdict}: `{mutant.before}` as `{mutant.after}`"
+        for mutant, verdict in sorted(survey.judged)
+        if verdict not in FOUND and not is_wording(mutant) and key_of(mutant) not in equivalents
+    ]
+
+
+# The page
+
+
+def judge(surveys: Sequence[Survey], equivalents: Mapping[MutantKey, str], pins: Mapping[str, Pin]) -> Outcome:
+    """The score per package. Failures: a score below its pin, and a reason for a mutant that is killed or gone."""
     failures = [
-        f"{mutant.path}:{mutant.line}: {mutant.verdict}: {_code(mutant.before)} as {_code(mutant.after)}"
-        for mutant in survivors
-        if mutant not in reasons
+        f"{survey.package.name}: {scores.per_cent} %, below its pin of {pin.score} %"
+        for survey in surveys
+        if (pin := pins.get(survey.package.name)) is not None and not survey.left
+        if (scores := count(survey, equivalents)).per_cent is not None and scores.per_cent < pin.score
     ]
-    stale = set(equivalents) - {key_of(mutant) for mutant in survivors}
-    failures += [
-        f"{path}: {function}: listed as equivalent, but killed or gone: {_code(after)}"
-        for path, function, _, after in sorted(stale)
-    ]
-    modules = [module for subject in SUBJECTS for module in subject.modules]
-    failures += [f"{module}: no mutant" for module in modules if not any(each.path == module for each in mutants)]
-    columns = ("module", "mutants", "killed", "timed out", "survived", "of these wording", "equivalent", "score")
-    listed = [
-        (f"{each.path}:{each.line}", each.function, _code(each.before), _code(each.after), reason)
-        for each, reason in reasons.items()
-        if reason is not WORDING
-    ]
-    return Outcome(
-        (
-            Table("Score", columns, [score(module, mutants, reasons) for module in modules]),
-            Table("Equivalent mutants", ("where", "function", "before", "after", "reason"), listed),
-        ),
-        failures,
-    )
+    failures += find_stale(surveys, equivalents)
+    rows = [_row(survey, equivalents, pins.get(survey.package.name)) for survey in surveys]
+    spent_s = sum(result.seconds for survey in surveys for result in survey.results.values())
+    return Outcome((Table("Packages", COLUMNS, rows),), failures, spent_s / (os.cpu_count() or 1))
 
 
-def score(module: str, mutants: Sequence[Mutant], reasons: Mapping[Mutant, str]) -> tuple[object, ...]:
-    """One module's row."""
-    verdicts = Counter(mutant.verdict for mutant in mutants if mutant.path == module)
-    excused = [reason for mutant, reason in reasons.items() if mutant.path == module]
-    wording = excused.count(WORDING)
-    total, found = verdicts.total(), verdicts[KILLED] + verdicts[TIMED_OUT]
-    counted = total - len(excused)
-    share = f"{found / counted:.1%}" if counted else "none"
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Figures of one package."""
+
+    verdicts: Counter[str]
+    wording: int
+    equivalent: int
+
+    @property
+    def per_cent(self) -> float | None:
+        """The score, to a tenth, rounded down; None: there is nothing to count."""
+        counted = self.verdicts.total() - self.wording - self.equivalent
+        return sum(self.verdicts[verdict] for verdict in FOUND) * 1000 // counted / 10 if counted else None
+
+
+def count(survey: Survey, equivalents: Mapping[MutantKey, str]) -> Scores:
+    """One package's figures."""
+    survivors = [mutant for mutant, verdict in survey.judged if verdict not in FOUND]
+    wording = sum(map(is_wording, survivors))
+    equivalent = sum(key_of(mutant) in equivalents and not is_wording(mutant) for mutant in survivors)
+    return Scores(Counter(verdict for _, verdict in survey.judged), wording, equivalent)
+
+
+def _row(survey: Survey, equivalents: Mapping[MutantKey, str], pin: Pin | None) -> tuple[object, ...]:
+    scores = count(survey, equivalents)
+    pinned = (f"{pin.score}%", f"`{pin.commit}`") if pin is not None else ("none", "")
+    name, judged = survey.package.name, len(survey.results)
+    listed = sum(path.startswith(f"{name}/") for path, *_ in equivalents)
+    if not judged:
+        return (name, len(survey.mutants), len(survey.sample), 0, *[""] * 6, listed, NOT_MEASURED, *pinned)
+    so_far = " so far" if survey.left else ""
+    survived = scores.verdicts["survived"] + scores.verdicts["unclear"]
+    verdicts = [*(scores.verdicts[verdict] for verdict in FOUND), survived, scores.verdicts["untested"]]
+    share = "none" if scores.per_cent is None else f"{scores.per_cent}%{so_far}"
     return (
-        *(module, total, verdicts[KILLED], verdicts[TIMED_OUT], total - found, wording),
-        *(len(excused) - wording, share),
+        *(name, len(survey.mutants), len(survey.sample), judged, *verdicts),
+        *(scores.wording, scores.equivalent, listed, share, *pinned),
     )
 
 
-def _code(text: str) -> str:
-    """Code in a table's cell."""
-    return f"`{text.replace('|', chr(92) + '|')}`" if text else "nothing"
+def find_stale(surveys: Sequence[Survey], equivalents: Mapping[MutantKey, str]) -> list[str]:
+    """Reasons that no mutant needs: it is gone, or each that is like it was judged and is killed."""
+    alive: set[MutantKey] = set()
+    for survey in surveys:
+        killed = {mutant.name for mutant, verdict in survey.judged if verdict in FOUND}
+        alive |= {key_of(mutant) for mutant in survey.mutants if mutant.name not in killed}
+    covered = tuple(f"{survey.package.name}/" for survey in surveys)
+    return [
+        f"{path}: {function}: listed as equivalent, but killed or gone: {after}"
+        for path, function, before, after in sorted(equivalents)
+        if path.startswith(covered) and (path, function, before, after) not in alive
+    ]
+
+
+def raise_pins(
+    surveys: Sequence[Survey], pins: Mapping[str, Pin], equivalents: Mapping[MutantKey, str], commit: str
+) -> dict[str, Pin]:
+    """The pins, with those of complete packages that have none or reached more."""
+    raised = dict(pins)
+    for survey in surveys:
+        score, old = count(survey, equivalents).per_cent, pins.get(survey.package.name)
+        if not survey.left and score is not None and (old is None or score > old.score):
+            raised[survey.package.name] = Pin(survey.package.name, score, len(survey.results), commit)
+    return raised

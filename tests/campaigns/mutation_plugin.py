@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 import hypothesis
 import pytest
+from mutmut.mutation.trampoline import get_mutant_under_test
 from mutmut.state import state
 
 EXAMPLES = 12
 """Per property. A mutant is judged by a few hundred tests, thousands of times."""
-TESTS = ("tests.unit.", "tests.properties.", "tests.support.", "tests.fakes.")
-MODULES = ("controller.", "gateway.", "worker.")
+TESTS = ("tests.unit.", "tests.properties.", "tests.integration.", "tests.support.", "tests.fakes.")
+MODULES = ("common.", "controller.", "gateway.", "retrieval.", "transfers.", "worker.")
 
-_called_on_import: set[str] = set()
+called_on_import: set[str] = set()
 """Functions, by mutmut's names. Any test may use what they made. This is state of a process, as mutmut's own is, and
 what is forked has it."""
 
@@ -27,8 +27,8 @@ def pytest_configure() -> None:
     A mutant's process is forked with everything imported, and so with what was made on import, before there was a
     mutant. Tests are imported again; and all of ours, where a test's or a module's import called what is mutated.
     """
-    function = os.environ.get("MUTANT_UNDER_TEST", "").rpartition("__mutmut_")[0]
-    again = (*TESTS, *MODULES) if function in _called_on_import else TESTS
+    function = get_mutant_under_test().rpartition("__mutmut_")[0]
+    again = (*TESTS, *MODULES) if function in called_on_import else TESTS
     for name in [name for name in sys.modules if name.startswith(again)]:
         del sys.modules[name]
     hypothesis.settings.register_profile(
@@ -64,13 +64,7 @@ def _lessen(target: object, name: str) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """While mutmut learns which tests call which functions, take what was called by importing the tests."""
-    if os.environ.get("MUTANT_UNDER_TEST") == "stats":
-        _called_on_import.update(state()._stats)
+    """While it is learned which tests call which functions, take what was called by importing the tests."""
+    if get_mutant_under_test() == "stats":
+        called_on_import.update(state()._stats)
         state()._stats.clear()
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_teardown() -> None:
-    """mutmut takes what was called from the same set, a moment later, and empties it."""
-    state()._stats.update(_called_on_import)

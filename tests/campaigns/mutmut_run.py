@@ -1,41 +1,40 @@
-"""mutmut over a few modules, in a copy of the repository, and what became of each mutant.
+"""The mutants of a module, and a run that judges some of them in a copy of the repository.
 
-mutmut makes the mutants of every function, learns which tests call which function, and runs these tests in a process
-forked for each mutant, until one fails. It does not mutate what is outside of functions, nor decorated functions.
+mutmut makes the mutants of every function. It does not mutate what is outside of functions, nor decorated functions.
+`mutation_driver` judges them.
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import difflib
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
+
+import psutil
 
 from tests.campaigns.record import REPOSITORY
 from tests.support.campaign import CAMPAIGN_VARIABLE, SEED_VARIABLE
 
 INSTALL = "mutmut is not installed; `pip install 'mutmut>=3.8,<4'`, or `make install`, brings it"
+GRACE_S = 60.0
+"""How long after its time the driver may end by itself."""
 FOLDERS = ("common", "controller", "gateway", "retrieval", "transfers", "worker", "tests")
-_PLUGINS = ("pytest_asyncio.plugin", "pytest_timeout", "tests.campaigns.mutation_plugin")
-_WITHOUT = ("cacheprovider", "unraisableexception", "threadexception")
-PYTEST_OPTIONS = [
-    "--assert=plain",
-    *(word for name in _PLUGINS for word in ("-p", name)),
-    *(word for name in _WITHOUT for word in ("-p", f"no:{name}")),
-]
-"""A mutant's process starts pytest in 0.1 s with these alone, and in 0.3 s with every plugin that is installed."""
-KILLED, SURVIVED, TIMED_OUT, UNTESTED, UNCLEAR = "killed", "survived", "timed out", "untested", "unclear"
-VERDICTS = {0: SURVIVED, 1: KILLED, 3: KILLED, 5: UNTESTED, 33: UNTESTED, 36: TIMED_OUT, 255: TIMED_OUT}
-"""By the exit status that mutmut keeps: pytest's (3 is an error of pytest's own, which a mutant caused), its own, or a
-signal's. Without a limit to wall time's length a mutant that loops ends by SIGXCPU (24)."""
-CPU_LIMIT = (24, -24, 152)
+_SETTINGS = '\n[tool.mutmut]\nsource_paths = ["controller"]\nuse_git_change_detection = false\n'
+"""mutmut reads its settings in the working directory, and refuses to be asked for mutants without any."""
 
 
 class MutmutMissingError(Exception):
@@ -44,7 +43,7 @@ class MutmutMissingError(Exception):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Mutant:
-    """One mutant: where it is, what it changes, and what its tests said."""
+    """One mutant: where it is, and what it changes."""
 
     path: str
     line: int
@@ -53,59 +52,59 @@ class Mutant:
     before: str
     """The lines that are changed, each stripped, joined by a space; `after` alike."""
     after: str
-    verdict: str
+    name: str
+    """mutmut's: `gateway.routing.table.x_read__mutmut_3`."""
 
 
-def run_mutmut(folder: Path, modules: Sequence[str], tests: Sequence[str], only: Sequence[str] = ()) -> list[Mutant]:
-    """Judge the mutants of `modules` by `tests`, in `folder`, which must be empty. `only`: mutmut's names of mutants,
-    with `*`; the others are left out of the answer."""
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Mutants that are judged in one run."""
+
+    sources: Mapping[str, str]
+    """Each mutated module's path and its text with all of its mutants."""
+    tests: Mapping[str, Sequence[str]]
+    """The test files that judge each of these modules, the nearest first."""
+    names: Sequence[str]
+    """mutmut's names of the mutants, in the order in which they are judged."""
+    lessons: Mapping[str, Any] | None = None
+    """What an earlier run learned of the same modules and tests."""
+
+
+def require_mutmut() -> str:
+    """mutmut's version."""
     if find_spec("mutmut") is None:
         raise MutmutMissingError(INSTALL)
-    copy_repository(folder, modules, tests)
-    environment = {**os.environ, "CI": "true", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    for variable in (CAMPAIGN_VARIABLE, SEED_VARIABLE, "PYTHONPATH"):
-        environment.pop(variable, None)
-    # Not `python -m mutmut`: it warns of that itself.
-    command = [sys.executable, "-c", "from mutmut.__main__ import cli; cli()", "run", *only]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"mutmut ended with {done.returncode}:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
-    return sorted(mutant for module in modules for mutant in read_mutants(folder, module))
+    return version("mutmut")
 
 
-def copy_repository(folder: Path, modules: Sequence[str], tests: Sequence[str]) -> None:
-    """What the tests need, and mutmut's configuration, which it takes from pyproject.toml alone."""
-    for name in FOLDERS:
-        shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    settings = {
-        "source_paths": ["common", "controller", "gateway", "retrieval", "worker"],
-        "only_mutate": list(modules),
-        "pytest_add_cli_args": PYTEST_OPTIONS,
-        "pytest_add_cli_args_test_selection": list(tests),
-        "use_git_change_detection": False,
-    }
-    lines = (f"{name} = {json.dumps(value)}\n" for name, value in settings.items())
-    text = (REPOSITORY / "pyproject.toml").read_text() + "\n[tool.mutmut]\n" + "".join(lines)
-    (folder / "pyproject.toml").write_text(text)
+def module_of(path: str) -> str:
+    """A file's module, as an import names it."""
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
-def read_mutants(folder: Path, module: str) -> Iterator[Mutant]:
-    """The mutants of one module that were judged."""
-    mutated = folder / "mutants" / module
-    statuses: dict[str, int | None] = json.loads(mutated.with_name(f"{mutated.name}.meta").read_text())[
-        "exit_code_by_key"
-    ]
-    versions = read_functions(mutated.read_text())
-    first_lines = {name: line for name, (line, _) in read_functions((folder / module).read_text()).items()}
-    for name, status in statuses.items():
-        if status is None:
-            continue
-        mangled = name.rpartition(".")[2]
+# Mutants
+
+
+def mutate(path: str, source: str) -> tuple[str, list[Mutant]]:
+    """A module's text with all of its mutants, and these, in mutmut's order. `path` is relative to the repository."""
+    from mutmut.mutation.file_mutation import mutate_file_contents
+
+    with tempfile.TemporaryDirectory(prefix="rh") as folder, contextlib.chdir(folder):
+        Path("pyproject.toml").write_text(_SETTINGS)
+        mutated = mutate_file_contents(path, source)
+    return mutated.code, list(read_mutants(path, source, mutated.code, mutated.mutant_names))
+
+
+def read_mutants(path: str, source: str, code: str, names: Sequence[str]) -> Iterator[Mutant]:
+    """What each of mutmut's functions in `code` changes in `source`."""
+    versions = read_functions(code)
+    first_lines = {name: line for name, (line, _) in read_functions(source).items()}
+    module = module_of(path)
+    for mangled in names:
         original = mangled.rpartition("__mutmut_")[0]
         function = original.removeprefix("xǁ").replace("ǁ", ".") if "ǁ" in original else original.removeprefix("x_")
         offset, before, after = compare(versions[_key(f"{original}__mutmut_orig")][1], versions[_key(mangled)][1])
-        verdict = TIMED_OUT if status in CPU_LIMIT else VERDICTS.get(status, UNCLEAR)
-        yield Mutant(module, first_lines[function] + offset, function, before, after, verdict)
+        yield Mutant(path, first_lines[function] + offset, function, before, after, f"{module}.{mangled}")
 
 
 def _key(mangled: str) -> str:
@@ -137,6 +136,8 @@ def compare(original: Sequence[str], mutant: Sequence[str]) -> tuple[int, str, s
     changes = [
         step for step in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes() if step[0] != "equal"
     ]
+    if not changes:  # only spaces differ, inside of a text of several lines
+        return 0, "", ""
     start, end = changes[0][1], changes[-1][2]
     return start, " ".join(old[start:end]), " ".join(new[changes[0][3] : changes[-1][4]])
 
@@ -144,3 +145,82 @@ def compare(original: Sequence[str], mutant: Sequence[str]) -> tuple[int, str, s
 def _without_name(lines: Sequence[str]) -> list[str]:
     definition = lines[0].partition("(")
     return ["def (" + definition[2], *lines[1:]]
+
+
+# A run
+
+
+def run_driver(folder: Path, batch: Batch, stop_at: float, on_event: Callable[[dict[str, Any]], None]) -> None:
+    """Judge a batch in `folder`, which must be empty, until `stop_at` (Unix time). `on_event` gets what the driver
+    says, as it says it: `mutation_driver` has the forms."""
+    copy_repository(folder, batch.sources)
+    scratch = folder / "t"
+    scratch.mkdir()
+    environment = {**os.environ, "CI": "true", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "TMPDIR": str(scratch)}
+    for variable in (CAMPAIGN_VARIABLE, SEED_VARIABLE, "PYTHONPATH", "MUTANT_UNDER_TEST"):
+        environment.pop(variable, None)
+    orders = folder / "orders.json"
+    orders.write_text(
+        json.dumps(
+            {
+                "tests": {module_of(path): list(files) for path, files in batch.tests.items()},
+                "names": list(batch.names),
+                "lessons": batch.lessons,
+                "stop_at": stop_at,
+                "workers": os.cpu_count() or 1,
+            }
+        )
+    )
+    with (folder / "driver.log").open("w") as log:
+        driver = subprocess.Popen(
+            [sys.executable, "-m", "tests.campaigns.mutation_driver", str(orders)],
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            start_new_session=True,
+        )
+        watchdog = threading.Timer(max(stop_at - time.time(), 0) + GRACE_S, driver.kill)
+        watchdog.start()
+        try:
+            _listen(driver, stop_at, on_event)
+        except RuntimeError as error:
+            raise RuntimeError(f"{error}:\n{(folder / 'driver.log').read_text()[-3000:]}") from None
+        finally:
+            watchdog.cancel()
+            _end_session(driver)
+
+
+def _listen(driver: subprocess.Popen[str], stop_at: float, on_event: Callable[[dict[str, Any]], None]) -> None:
+    """Until the driver has ended."""
+    assert driver.stdout is not None
+    for line in driver.stdout:
+        on_event(json.loads(line))
+    if driver.wait() and time.time() < stop_at:
+        raise RuntimeError(f"the driver of mutants ended with {driver.returncode}")
+
+
+def _end_session(driver: subprocess.Popen[str]) -> None:
+    """End the driver, if it has not ended, and whatever it or a test left."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(ProcessLookupError, psutil.Error):
+            if os.getsid(process.pid) == driver.pid:
+                process.kill()
+    driver.wait()
+
+
+def copy_repository(folder: Path, sources: Mapping[str, str]) -> None:
+    """What the tests need, with the mutated modules in place of the repository's."""
+    folder.chmod(0o755)  # tests that are another user for a moment find it
+    for name in FOLDERS:
+        shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "node_modules"))
+    for path, code in sources.items():
+        (folder / path).write_text(code)
+    (folder / "pyproject.toml").write_text((REPOSITORY / "pyproject.toml").read_text() + _SETTINGS)
+
+
+def to_json(mutants: Sequence[Mutant]) -> list[dict[str, Any]]:
+    """For a file."""
+    return [asdict(mutant) for mutant in mutants]

@@ -34,6 +34,8 @@ class Outcome:
 
     tables: Sequence[Table]
     failures: Sequence[str] = field(default=())
+    duration_s: float | None = None
+    """How long it took, where that is more than the run itself: it took up what earlier runs had found."""
 
 
 @dataclass(frozen=True, slots=True)
