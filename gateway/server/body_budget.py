@@ -5,7 +5,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, Protocol
+
+
+def _call_both(first: Callable[[], None], second: Callable[[], None]) -> None:
+    first()
+    second()
 
 
 class Resize(Protocol):
@@ -94,12 +100,21 @@ class BodyBudget:
         self._let_in()
 
     def resize(self, reservation: BodyReservation, size: int, on_granted: Callable[[], None] | None = None) -> bool:
-        """Change a granted reservation to `size` bytes, and return whether that is done.
+        """Change a reservation to `size` bytes, and return whether that is done.
 
         Fewer bytes are done at once, and room is granted to those that wait, whose `on_granted` is called. For more,
         the reservation waits behind others that wait for more, and `on_granted` is called within a later `release` or
         `resize`; None: the bytes are taken already, and are granted at once.
+
+        A reservation that is not granted yet, of a body that came whole before there was room, keeps its place. With
+        `on_granted`, False is returned, and both that and its own are called within the call that grants it.
         """
+        if not reservation.is_granted:
+            reservation.size = reservation.wanted = size
+            if on_granted is not None:
+                reservation.on_granted = partial(_call_both, reservation.on_granted, on_granted)
+            self._let_in()
+            return on_granted is None
         if size > reservation.size and on_granted is not None:
             reservation.wanted, reservation.on_granted = size, on_granted
             self._growing.append(reservation)

@@ -119,6 +119,25 @@ def test_a_body_that_takes_more_goes_before_those_that_are_not_read(bodies: Bodi
     assert budget.used_bytes == 0
 
 
+def test_a_body_that_came_before_there_was_room_keeps_its_place(bodies: Bodies) -> None:
+    bodies.come("a", 8)
+    bodies.come("b", 4)
+    bodies.come("c", 1)
+    assert not bodies.budget.resize(bodies.rooms["b"], 5, lambda: bodies.let_in.append("b is decoded"))
+    assert (bodies.granted, bodies.let_in, bodies.budget.used_bytes) == ({"a"}, [], 8)
+    bodies.leave("a")
+    assert (bodies.let_in, bodies.budget.used_bytes) == (["b", "b is decoded", "c"], 6)
+    bodies.come("d", 9)
+    assert bodies.budget.resize(bodies.rooms["d"], 4)
+    assert (bodies.let_in[3:], bodies.budget.used_bytes) == (["d"], 10)
+    bodies.come("e", 9)
+    assert not bodies.budget.resize(bodies.rooms["e"], 9, lambda: bodies.let_in.append("e is decoded"))
+    bodies.leave("e")
+    for name in ("b", "c", "d"):
+        bodies.leave(name)
+    assert (bodies.let_in[4:], bodies.budget.used_bytes) == ([], 0)
+
+
 def test_bodies_that_all_wait_for_more_do_not_wait_for_each_other(bodies: Bodies) -> None:
     for name in ("a", "b", "c"):
         bodies.come(name, 3)
