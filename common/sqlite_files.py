@@ -17,6 +17,7 @@ _SIDE_FILES: Final = ("-wal", "-shm", "-journal")
 _DAMAGE_CODES: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _HOLD_POLL_S: Final = 0.05
 _LARGE_BYTES: Final = 64 * 1024
+"""Bytes of values above which `insert_rows` has SQLite give its copy of them back."""
 
 
 class NewerDatabaseError(sqlite3.DatabaseError):
@@ -111,12 +112,13 @@ def open_existing(path: Path, *, busy_s: float) -> sqlite3.Connection:
 
 def insert_rows(db: sqlite3.Connection, into: str, rows: Sequence[tuple[Any, ...]]) -> None:
     """Insert rows with one statement, which is faster than many: each releases Python's lock and waits for it again.
+    Large values do not stay in memory afterwards, as they would with `db.execute`.
 
     `into`: the statement as far as its columns, such as `INSERT INTO texts (version, text)`. `rows`: at least one, all
     of the same length. Blocks; raises sqlite3.Error if the database fails.
     """
     places = ", ".join([f"({', '.join('?' * len(rows[0]))})"] * len(rows))
-    statement = f"{into} SELECT * FROM (VALUES {places}) WHERE ?"  # noqa: S608 - ours
+    statement = f"{into} SELECT * FROM (VALUES {places}) WHERE ?"  # noqa: S608 - constants of ours; values are bound
     values = list(chain.from_iterable(rows))
     db.execute(statement, [*values, True])
     if sum(len(each) for each in values if isinstance(each, bytes | str)) > _LARGE_BYTES:

@@ -177,7 +177,8 @@ class GatewayHub:
     def take_report(self, report: GatewayReport) -> None:
         """Store a gateway's report, which replaces its previous one, and note when its models were last used.
 
-        Wakes the reconciler if the gateway is new or was lost, or if the report changes what is decided.
+        Wakes the reconciler if the gateway is new or was lost, or if the report changes what is decided. Blocks for a
+        write to the state folder only where who has the place could not be stored before.
         """
         previous_view = self._views.get(report.gateway_id)
         self._views[report.gateway_id] = GatewayView(report)

@@ -9,11 +9,6 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 
-def _call_both(first: Callable[[], None], second: Callable[[], None]) -> None:
-    first()
-    second()
-
-
 class Resize(Protocol):
     """Changes the room of one body. Made of `BodyBudget.resize`."""
 
@@ -164,3 +159,8 @@ class BodyBudget:
         reservation.is_granted = True
         self._granted_count += 1
         self.used_bytes += reservation.size
+
+
+def _call_both(first: Callable[[], None], second: Callable[[], None]) -> None:
+    first()
+    second()

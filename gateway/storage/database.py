@@ -121,8 +121,7 @@ class StateDatabase:
         clock: Callable[[], float],
         expiry_clock: Callable[[], float] | None = None,
     ) -> None:
-        """Open or create the file. Blocks. Responses that were running when it was last
-        closed become `failed`.
+        """Open or create the file. Blocks. Responses that were running when it was last closed become `failed`.
 
         `max_bytes`: maximum bytes of the file. `retention_s`: seconds that an object is stored after its last use.
         `clock`: Unix time in seconds that uses are stamped with. `expiry_clock`: Unix time in seconds by which objects

@@ -28,7 +28,6 @@ class TestFiles:
         """By test file: the modules that it imports, and the names in them."""
         return {file: read_imports(self.repository / file) for folder in FOLDERS for file in self.list_files(folder)}
 
-    @cache  # noqa: B019 - there is one of these, as long as the process
     def list_files(self, folder: str) -> list[str]:
         """The test files in a folder of the repository and below it, but for those that a mark leaves out."""
         found = sorted((self.repository / folder).rglob("test_*.py"))
@@ -56,6 +55,7 @@ def read_imports(path: Path) -> set[str]:
     return found
 
 
+@cache  # by path: each is read for many modules
 def read_marks(path: Path) -> set[str]:
     """The marks that a file gives to all of its tests."""
     for node in ast.parse(path.read_text()).body:

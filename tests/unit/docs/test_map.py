@@ -23,7 +23,7 @@ def test_each_program_has_five_sentences() -> None:
     section = re.search(r"^## The programs\n(.*?)(?=^## )", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     assert section is not None
     paragraphs = [each for each in section[1].split("\n\n") if each.strip().startswith("**")]
-    names = [re.match(r"\s*\*\*(?:The )?(\w+)\*\*", each)[1].lower() for each in paragraphs]  # type: ignore[index]
+    names = [name.lower() for each in paragraphs for name in re.findall(r"\A\s*\*\*(?:The )?(\w+)\*\*", each)]
     assert tuple(names) == PROGRAMS
     assert [len(re.findall(r"\.(?=\s|$)", each)) for each in paragraphs] == [5] * len(PROGRAMS)
 
