@@ -17,7 +17,6 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
 
 from controller.schema.errors import RoundhouseError
-from controller.schema.routing import ModelRoute
 from gateway.api.admin import name_actor
 from gateway.api.declare import ADMIN_SCOPE_CODES, ANY_OTHER, INGRESS_CODES, codes_paragraph, error_responses
 from gateway.api.models import ModelObject, list_models_seen
@@ -163,7 +162,7 @@ def _declare_events(app: FastAPI, live: LiveRoutes, events: ModelEventLog, heart
     async def follow(request: Request, last_event_id: Annotated[str | None, Header()] = None) -> StreamingResponse:
         live.check_table()
         after = events.last_id if last_event_id is None else events.read_id(last_event_id)
-        stream = follow_events(events, request.state.caller.may_see_model, after, heartbeat_s)
+        stream = follow_events(events, request.state.caller.may_see_name, after, heartbeat_s)
         return StreamingResponse(stream, media_type="text/event-stream", headers={"cache-control": "no-store"})
 
 
@@ -231,15 +230,15 @@ def _declare_downloads(app: FastAPI, changes: RouterChanges) -> None:
 
 
 async def follow_events(
-    log: ModelEventLog, may_see: Callable[[ModelRoute], bool], after: int | None, heartbeat_s: float
+    log: ModelEventLog, may_see_name: Callable[[str], bool], after: int | None, heartbeat_s: float
 ) -> AsyncIterator[bytes]:
     """Yield the server-sent events after the one with the id `after` (0: from the first on), and new ones until the log
     is closed.
 
-    Events of models for which `may_see` returns False are left out. Where the log no longer has some events, or may
-    lack some (`after` None: an id of another gateway process), one `models_reload` takes their place. A comment is
-    yielded at once in the beginning, and after each `heartbeat_s` seconds of silence. Close the iterator if it is not
-    read to its end: it listens to the log until then.
+    Events of models for none of whose names `may_see_name` returns True are left out. Where the log no longer has some
+    events, or may lack some (`after` None: an id of another gateway process), one `models_reload` takes their place. A
+    comment is yielded at once in the beginning, and after each `heartbeat_s` seconds of silence. Close the iterator if
+    it is not read to its end: it listens to the log until then.
     """
     changed = asyncio.Event()
     log.add_listener(changed.set)
@@ -252,7 +251,7 @@ async def follow_events(
                 new_events = [ModelEvent(log.last_id, "models_reload", ALL_MODELS)]
             for event in new_events:
                 after = event.id
-                if event.route is None or may_see(event.route):
+                if not event.names or any(map(may_see_name, event.names)):
                     yield f"id: {log.write_id(event)}\ndata: {json.dumps(event.describe())}\n\n".encode()
             if log.is_closed:
                 return

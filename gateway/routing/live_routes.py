@@ -61,7 +61,7 @@ class LiveRoutes:
         the stamp nor the instance of `table` is compared with the former table's: the caller has decided that it is to
         be applied (`control.link.judge_table`).
         """
-        self._current = routes = Routes.of(table)
+        self._current = routes = Routes.of(table, self._current)
         self.on_table(routes)
         self.on_models(routes.models)
         self.on_tools(routes)

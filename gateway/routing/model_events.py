@@ -63,14 +63,14 @@ class Change(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class ModelEvent:
     """One event of a `ModelEventLog`. `id` counts from 1 in each log, without gaps. `model`, `data`: as in `Change`.
-    `route`: the model after the change, or, if it was removed, before the change; None: the event is about the whole
-    list of models."""
+    `names`: the model's own and its aliases after the change, or, if it was removed, before the change; empty: the
+    event is about the whole list of models."""
 
     id: int
     event: EventName
     model: str
     data: Mapping[str, Any] | None = None
-    route: ModelRoute | None = None
+    names: tuple[str, ...] = ()
 
     def describe(self) -> dict[str, Any]:
         """Return the event as the JSON object that clients get: `model`, `event` and, unless it is None, `data`."""
@@ -213,8 +213,8 @@ class ModelEventLog:
         for event, model, data in changes:
             self.last_id += 1
             view = self.views.get(model) or before.get(model)
-            route = None if view is None else view.route
-            self._events.append(ModelEvent(self.last_id, event, model, data, route))
+            names = () if view is None else (view.route.name, *view.route.aliases)
+            self._events.append(ModelEvent(self.last_id, event, model, data, names))
         if changes:
             for listener in list(self._listeners):
                 listener()

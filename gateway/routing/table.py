@@ -36,12 +36,17 @@ class Routes:
     """A sentence for each other gateway that the controller refuses."""
 
     @classmethod
-    def of(cls, table: RoutingTable) -> Routes:
-        """Index a routing table. Nothing is raised for an alias that two models have: the later model gets it."""
-        models = {route.name: route for route in table.models}
-        replicas = [endpoint.replica for route in table.models for endpoint in route.endpoints]
+    def of(cls, table: RoutingTable, former: Routes | None = None) -> Routes:
+        """Index a routing table. Nothing is raised for an alias that two models have: the later model gets it.
+
+        `former`: the table before it. Models that are equal there stay the same objects, so that what is known of them
+        by identity (their engines' addresses, requests that wait) is neither made anew nor kept twice.
+        """
+        known = {} if former is None else former.models
+        models = {route.name: known[route.name] if known.get(route.name) == route else route for route in table.models}
+        replicas = [endpoint.replica for route in models.values() for endpoint in route.endpoints]
         replicas += [server.replica for server in table.mcp_servers if server.replica is not None]
-        aliases = {alias: route for route in table.models for alias in route.aliases}
+        aliases = {alias: route for route in models.values() for alias in route.aliases}
         return cls(
             instance=table.instance,
             stamp=table.stamp,

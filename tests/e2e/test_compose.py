@@ -79,7 +79,7 @@ async def test_a_backup_that_was_taken_while_it_runs_is_restored_into_empty_volu
     archive = ("--responses", "/responses", "/backups/roundhouse.tar.gz")
     compose_project.compose(*tool, "controller", "backup", *archive)
     assert "nothing would change" in compose_project.compose(*tool, "controller", "upgrade", "--check")
-    compose_project.down()
+    compose_project.remove()
 
     desired_state = compose_project.folder / "desired-state"
     (desired_state / "models.yaml").unlink()
@@ -91,7 +91,6 @@ async def test_a_backup_that_was_taken_while_it_runs_is_restored_into_empty_volu
     await until("the model is ready again", compose_project.loaded, 120)
     async with openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{compose_project.port}/v1", api_key="none") as client:
         assert (await client.responses.retrieve(kept.id)).output_text == kept.output_text != ""
-    compose_project.down()
 
 
 async def test_documents_are_kept_and_found(compose_project: ComposeProject) -> None:
@@ -111,7 +110,6 @@ async def test_documents_are_kept_and_found(compose_project: ComposeProject) -> 
         async with session.post(f"{base}/search", json={"query": "coal"}) as answer:
             [hit] = (await answer.json())["data"]
     assert (hit["document_id"], hit["text"]) == ("d", "Coal is in the shed.")
-    compose_project.down()
 
 
 async def test_the_core_needs_no_registry(compose_project: ComposeProject) -> None:

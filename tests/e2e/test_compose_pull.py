@@ -55,4 +55,3 @@ async def test_pull_fills_the_models_folder_with_its_owners_rights(
     async with aiohttp.ClientSession() as session, session.post(address, json=question) as answer:
         said = await answer.json()
     assert SENTENCE.startswith(said["choices"][0]["message"]["content"] or "nothing")
-    compose_project.down()

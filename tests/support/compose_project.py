@@ -111,6 +111,12 @@ class ComposeProject:
         self.compose("run", "--rm", "--no-deps", "--entrypoint", "roundhouse", "controller", "down")
         self.compose("down", "--volumes")
 
+    def remove(self) -> None:
+        """End everything and keep nothing, whatever state it is in."""
+        self.compose("stop", check=False)
+        self.runtime_fixture.remove_containers()
+        self.compose("down", "--volumes", check=False)
+
 
 @pytest.fixture
 def compose_project(folder: Path, clockwork: Path) -> Iterator[ComposeProject]:
@@ -125,6 +131,5 @@ def compose_project(folder: Path, clockwork: Path) -> Iterator[ComposeProject]:
     try:
         yield made
     finally:
-        made.compose("stop", check=False)
+        made.remove()
         runtime_fixture.close()
-        made.compose("down", "--volumes", check=False)

@@ -140,11 +140,16 @@ class DockerRuntimeFixture:
         mine = f"dev.roundhouse.instance={self.instance}"
         return [container.name or "" for container in self.client.containers.list(all=True, filters={"label": mine})]
 
-    def close(self) -> None:
-        """Remove whatever this test left: containers, volumes, networks."""
+    def remove_containers(self) -> None:
+        """Remove this test's engines, whether they run or not."""
         mine = f"dev.roundhouse.instance={self.instance}"
         for container in self.client.containers.list(all=True, filters={"label": mine}):
             container.remove(force=True)
+
+    def close(self) -> None:
+        """Remove whatever this test left: containers, volumes, networks."""
+        mine = f"dev.roundhouse.instance={self.instance}"
+        self.remove_containers()
         for volume in self.client.volumes.list(filters={"label": mine}):
             volume.remove(force=True)
         for network in self.client.networks.list(filters={"label": mine}):

@@ -54,3 +54,24 @@ def test_a_models_own_name_always_finds_it_and_every_alias_finds_some_owner(mode
         for alias in aliases:
             owner = routes.names[alias]
             assert owner.name == alias or alias in owner.aliases
+
+
+@settings(max_examples=campaign_count(50, 2_500))
+@given(
+    st.lists(st.dictionaries(st.sampled_from("abc"), st.lists(names, max_size=1).map(tuple)), min_size=2, max_size=4)
+)
+def test_a_model_that_is_as_it_was_stays_the_same_object(tables: list[dict[str, tuple[str, ...]]]) -> None:
+    before: Routes | None = None
+    for seq, models in enumerate(tables):
+        made = tuple(route(name, aliases=aliases) for name, aliases in models.items())
+        table = RoutingTable(instance="i", stamp=Stamp(epoch=1, seq=seq), models=made)
+        after = Routes.of(table, before)
+        assert (after.models, after.names, after.replicas) == (
+            Routes.of(table).models,
+            Routes.of(table).names,
+            Routes.of(table).replicas,
+        )
+        for name, model in after.models.items():
+            known = None if before is None else before.models.get(name)
+            assert (model is known) == (model == known)
+        before = after

@@ -41,6 +41,20 @@ def test_the_oldest_kept_event_bounds_what_can_be_resumed() -> None:
     assert log.list_after(0) is None
 
 
+def test_an_event_has_the_names_by_which_its_model_may_be_seen_and_nothing_else_of_it() -> None:
+    log = ModelEventLog("a1")
+    log.follow_table({"m": route("m", aliases=("n",))})
+    log.follow_table({})
+    told = [(each.event, each.names) for each in log.list_after(0) or ()]
+    of_model = ("m", "n")
+    assert told == [
+        ("models_reload", ()),
+        ("model_status", of_model),
+        ("model_remove", of_model),
+        ("models_reload", ()),
+    ]
+
+
 def test_an_id_is_read_by_the_log_that_wrote_it_alone() -> None:
     log, later = make_log(3), ModelEventLog("b2")
     for event in log.list_after(0) or ():
