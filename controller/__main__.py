@@ -17,6 +17,7 @@ import aiohttp
 
 from common.internal_server import ListeningServer, open_listener
 from common.line_writer import LineWriter, end_program, open_missing_streams
+from common.processes import return_freed_memory
 from common.program_address import split_listen_address
 from common.program_logs import configure_logging, keep_log_file
 from common.shared_token import SharedToken
@@ -42,6 +43,7 @@ def main() -> int:
         settings = load_settings()
     except SettingsError as error:
         return _fail(2, str(error))
+    return_freed_memory()
     configure_logging(settings.log_level, settings.log_format)
     for logger_name in ("watchfiles", "uvicorn.error"):
         logging.getLogger(logger_name).setLevel(logging.WARNING)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import functools
 import gc
 import logging
@@ -26,6 +25,7 @@ from pydantic import ValidationError
 from common.line_writer import LineWriter, end_program, open_missing_streams
 from common.lingering_app import LingeringApp
 from common.listening import ListenError, bind_listeners
+from common.processes import return_freed_memory
 from common.program_logs import configure_logging, keep_log_file
 from common.trusted_clock import TrustedClock
 from controller.schema.errors import RoundhouseError
@@ -41,10 +41,6 @@ EXIT_SETTINGS = 2
 EXIT_PORT = 3
 UNSENT_BYTES = 128 * 1024
 """Bytes of an answer that the operating system buffers per connection before they are sent."""
-MAPPED_BYTES = 1024 * 1024
-"""Blocks of memory from this size on are given back when they are freed. Smaller ones come and go too often."""
-_M_MMAP_THRESHOLD = -3
-"""Number of a parameter of `mallopt`, see its manual page."""
 BACKLOG = 2048
 """Connections that may wait to be accepted; uvicorn's default."""
 
@@ -219,13 +215,6 @@ def bind_client_listeners(hosts: Sequence[str], port: int) -> list[socket.socket
         # of them is sent: a client that reads slowly would seem to take nothing.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
     return listeners
-
-
-def return_freed_memory() -> None:
-    """Have glibc give each block of `MAPPED_BYTES` or more back to the system when it is freed. By default it keeps
-    ever larger ones, and so the room of large bodies stays with the process. Does nothing with another C library."""
-    with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, MAPPED_BYTES)
 
 
 def server_of(

@@ -20,6 +20,7 @@ from common.gateway_token import read_token
 from common.internal_server import ListeningServer, open_listener
 from common.line_writer import LineWriter, end_program, open_missing_streams
 from common.private_files import narrow_files
+from common.processes import return_freed_memory
 from common.program_address import split_listen_address
 from common.program_logs import configure_logging, keep_log_file
 from common.shared_token import SharedToken
@@ -54,6 +55,7 @@ def main() -> int:
         address = split_listen_address(settings.retrieval_listen)
     except (ValidationError, ValueError) as error:
         return _fail(EXIT_USAGE, _first_problem(error))
+    return_freed_memory()
     configure_logging(settings.log_level, settings.log_format)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     # The vector store makes its files by itself, and they hold what the documents say.

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from common.internal_server import ListeningServer, open_listener
 from common.line_writer import LineWriter, end_program, open_missing_streams
+from common.processes import return_freed_memory
 from common.program_address import split_listen_address
 from common.program_logs import configure_logging
 from common.shared_token import SharedToken
@@ -46,6 +47,7 @@ def main() -> int:
         address = _read_address(settings)
     except (ValidationError, ValueError) as error:
         return _fail(EXIT_USAGE, _first_problem(error))
+    return_freed_memory()
     configure_logging(settings.log_level, settings.log_format)
     for name in ("uvicorn.error", "httpx2", "httpcore2", "huggingface_hub"):
         logging.getLogger(name).setLevel(logging.WARNING)  # addresses behind redirects are signed: no line has them

@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from common.processes import return_freed_memory
 from retrieval.parsing.base import ParsingError, ParsingLimits
 from retrieval.parsing.chunking import cut_text
 from retrieval.parsing.extract import extract_file
@@ -43,6 +44,7 @@ def main() -> None:
     signal (SIGXCPU, SIGALRM), without an answer. Raises FrameError, KeyError, TypeError or ValueError for input that is
     no request.
     """
+    return_freed_memory()
     limits = ParsingLimits(**json.loads(sys.argv[1]))
     logging.disable()
     requests, answers = _take_pipes()

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
+from common.processes import return_freed_memory
 from retrieval.vector_store.bm25_options import Bm25Options, load_options
 from retrieval.vector_store.edge.frames import decode_vectors, encode_frame, encode_vector_text, read_frame
 from retrieval.vector_store.edge.process_end import die_with_parent
@@ -33,6 +34,7 @@ def main() -> None:
     with the error, and with `PANICKED` after a panic of Qdrant Edge.
     """
     folder, parent, bm25, create = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3]), sys.argv[4:]
+    return_freed_memory()
     die_with_parent(parent)
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints is no answer
