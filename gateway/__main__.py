@@ -56,10 +56,33 @@ class Server(uvicorn.Server):
         self, config: uvicorn.Config, gateway: Gateway, grace_s: float, certificate: TlsCertificate | None
     ) -> None:
         """`grace_s`: seconds that running requests have left after a signal. `certificate` None: serve HTTP."""
+        self._is_ending = False
+        self._end = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
         super().__init__(config)
         self._gateway = gateway
         self._grace_s = grace_s
         self._certificate = certificate
+
+    @property
+    def should_exit(self) -> bool:
+        """Whether the server is to end. Set it in any thread, or in a signal handler."""
+        return self._is_ending
+
+    @should_exit.setter
+    def should_exit(self, is_ending: bool) -> None:
+        self._is_ending = is_ending
+        if is_ending and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._end.set)
+
+    async def main_loop(self) -> None:
+        """Keep the date of answers until the server is to end. Called by uvicorn, whose own wakes ten times a second to
+        look for an end."""
+        self._loop = asyncio.get_running_loop()
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1):
+                    await self._end.wait()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen on `sockets`, over TLS if there is a certificate; plain HTTP is answered with `https_required` then.
@@ -82,14 +105,27 @@ class Server(uvicorn.Server):
         """
         self._gateway.begin_stop()
         end_timer = asyncio.get_running_loop().call_later(self._grace_s, self._gateway.end_all)
-        await super().shutdown(sockets)
+        for listener in (*self.servers, *(sockets or ())):
+            listener.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        try:
+            async with asyncio.timeout(math.ceil(self._grace_s) + 1):  # `end_all` has ended all that is well by then
+                await self._wait_for_requests()
+        except TimeoutError:
+            for task in self.server_state.tasks:
+                task.cancel()
         end_timer.cancel()
+        if not self.force_exit:
+            await self.lifespan.shutdown()
 
-    async def _wait_tasks_to_complete(self) -> None:
-        """Wait also for requests without a connection, such as background responses, which uvicorn does not know."""
-        await super()._wait_tasks_to_complete()
-        while self._gateway.is_busy and not self.force_exit:  # noqa: ASYNC110 - as uvicorn does
-            await asyncio.sleep(0.05)
+    async def _wait_for_requests(self) -> None:
+        """Wait also for requests without a connection, such as background responses."""
+        state = self.server_state
+        while (state.connections or state.tasks or self._gateway.is_busy) and not self.force_exit:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        for server in self.servers:
+            await server.wait_closed()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -247,8 +283,6 @@ def server_of(
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        # `Server.shutdown` has ended running requests one second before uvicorn cancels them.
-        timeout_graceful_shutdown=math.ceil(settings.shutdown_grace_s) + 1,
     )
     return Server(config, gateway, settings.shutdown_grace_s, certificate)
 

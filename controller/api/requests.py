@@ -67,7 +67,13 @@ def _documented_response(codes: list[str]) -> dict[str, Any]:
         code: {"value": RoundhouseError(code, ERROR_CODES[code].meaning).build_envelope("req-1").model_dump()}
         for code in codes
     }
-    return {"model": ErrorEnvelope, "description": text, "content": {"application/json": {"examples": examples}}}
+    content: dict[str, Any] = {"examples": examples}
+    if "internal_error" in codes:
+        # FastAPI builds a validator for each model of each route, which takes most of a start: one a route puts the
+        # schema into the document, and the other responses refer to it.
+        return {"model": ErrorEnvelope, "description": text, "content": {"application/json": content}}
+    content["schema"] = {"$ref": "#/components/schemas/ErrorEnvelope"}
+    return {"description": text, "content": {"application/json": content}}
 
 
 def declare_errors(app: FastAPI) -> None:

@@ -129,13 +129,17 @@ ADMIN: Final = (
 )
 """Error codes of the gateway itself, not the controller, on admin routes."""
 
+_ENVELOPE: Final = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorEnvelope"}}}
+"""Content of a response that is an error. Not FastAPI's `model`, which builds a validator for each response of each
+route (most of the time that a gateway took to start); `ANY_OTHER` alone has it, and so the document has the schema."""
+
 _OTHERS: Final[dict[int | str, dict[str, Any]]] = {
     "4XX": {
-        "model": ErrorEnvelope,
+        "content": _ENVELOPE,
         "description": "The engine refuses the request. The answer has the engine's own status and message.",
     },
     "5XX": {
-        "model": ErrorEnvelope,
+        "content": _ENVELOPE,
         "description": "The engine failed. The answer has the engine's own status and message.",
     },
 }
@@ -165,7 +169,7 @@ status and message. In a stream that has begun, an error is the last event befor
 def error_responses(*codes: str) -> dict[int | str, dict[str, Any]]:
     """Return the OpenAPI `responses` of a route that may answer with these error codes, by HTTP status, ascending.
 
-    Each has the error envelope as its model, and a description with one Markdown line per code. Empty without codes.
+    Each has the error envelope as its content, and a description with one Markdown line per code. Empty without codes.
 
     Raises:
         KeyError: a code is not in `ERROR_CODES`.
@@ -173,8 +177,8 @@ def error_responses(*codes: str) -> dict[int | str, dict[str, Any]]:
     entries = sorted((ERROR_CODES[code] for code in codes), key=lambda entry: (entry.status, entry.code))
     return {
         status: {
-            "model": ErrorEnvelope,
             "description": "\n".join(f"- `{entry.code}`: {entry.meaning}" for entry in group),
+            "content": _ENVELOPE,
         }
         for status, group in itertools.groupby(entries, key=lambda entry: entry.status)
     }

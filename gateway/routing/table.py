@@ -39,11 +39,11 @@ class Routes:
     def of(cls, table: RoutingTable, former: Routes | None = None) -> Routes:
         """Index a routing table. Nothing is raised for an alias that two models have: the later model gets it.
 
-        `former`: the table before it. Models that are equal there stay the same objects, so that what is known of them
-        by identity (their engines' addresses, requests that wait) is neither made anew nor kept twice.
+        `former`: the table before it. Models and endpoints that are equal there stay the same objects, so that what is
+        known of them by identity (an engine's address, heads of requests) is neither made anew nor kept twice.
         """
         known = {} if former is None else former.models
-        models = {route.name: known[route.name] if known.get(route.name) == route else route for route in table.models}
+        models = {route.name: _reuse_equals(known.get(route.name), route) for route in table.models}
         replicas = [endpoint.replica for route in models.values() for endpoint in route.endpoints]
         replicas += [server.replica for server in table.mcp_servers if server.replica is not None]
         aliases = {alias: route for route in models.values() for alias in route.aliases}
@@ -67,3 +67,13 @@ class Routes:
         """
         model_names = [route.name for route in self.models.values() if path in route.apis]
         return model_names[0] if len(model_names) == 1 else None
+
+
+def _reuse_equals(known: ModelRoute | None, route: ModelRoute) -> ModelRoute:
+    """Return `known` where it equals `route`, else `route` with those of its endpoints that equal known ones."""
+    if known is None:
+        return route
+    if known == route:
+        return known
+    endpoints = tuple(next((each for each in known.endpoints if each == new), new) for new in route.endpoints)
+    return route.model_copy(update={"endpoints": endpoints})

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.schema.routing import RoutingTable, Stamp
+from controller.schema.routing import ModelRoute, RoutingTable, Stamp
 from gateway.control.inflight import LEAVING_NAMED, InflightCounts
 from gateway.routing.table import Routes
 from tests.fakes.fake_controller import route
@@ -56,22 +58,24 @@ def test_a_models_own_name_always_finds_it_and_every_alias_finds_some_owner(mode
             assert owner.name == alias or alias in owner.aliases
 
 
+described = st.tuples(st.lists(names, max_size=1).map(tuple), st.lists(st.sampled_from(["http://p", "http://q"])))
+"""A model's aliases, and the addresses of its replicas."""
+
+
 @settings(max_examples=campaign_count(50, 2_500))
-@given(
-    st.lists(st.dictionaries(st.sampled_from("abc"), st.lists(names, max_size=1).map(tuple)), min_size=2, max_size=4)
-)
-def test_a_model_that_is_as_it_was_stays_the_same_object(tables: list[dict[str, tuple[str, ...]]]) -> None:
-    before: Routes | None = None
+@given(st.lists(st.dictionaries(st.sampled_from("abc"), described), min_size=2, max_size=4))
+def test_models_and_endpoints_that_are_as_they_were_stay_the_same_objects(tables: list[dict[str, Any]]) -> None:
+    before: Mapping[str, ModelRoute] = {}
+    former: Routes | None = None
     for seq, models in enumerate(tables):
-        made = tuple(route(name, aliases=aliases) for name, aliases in models.items())
+        made = tuple(route(name, urls, aliases=aliases) for name, (aliases, urls) in models.items())
         table = RoutingTable(instance="i", stamp=Stamp(epoch=1, seq=seq), models=made)
-        after = Routes.of(table, before)
-        assert (after.models, after.names, after.replicas) == (
-            Routes.of(table).models,
-            Routes.of(table).names,
-            Routes.of(table).replicas,
-        )
+        after, anew = Routes.of(table, former), Routes.of(table)
+        assert (after.models, after.names, after.replicas) == (anew.models, anew.names, anew.replicas)
         for name, model in after.models.items():
-            known = None if before is None else before.models.get(name)
+            known = before.get(name)
             assert (model is known) == (model == known)
-        before = after
+            known_endpoints = known.endpoints if known is not None else ()
+            for endpoint in model.endpoints:
+                assert endpoint not in known_endpoints or any(endpoint is each for each in known_endpoints)
+        before, former = after.models, after
