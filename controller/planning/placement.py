@@ -212,7 +212,7 @@ def place_or_wait(model: DesiredModel, observed: ObservedState, ledger: ClaimLed
 def explain_leaving(replicas: Iterable[ObservedReplica]) -> str:
     """Return the reason of a model that waits for the room of these replicas."""
     names = sorted({each.id.model for each in replicas})
-    return f"{WAITING_FOR_ROOM}: {' and '.join(names) or 'others'} {'are' if len(names) > 1 else 'is'} ending"
+    return f"{WAITING_FOR_ROOM}: {' and '.join(names) or 'others'} {'is' if len(names) == 1 else 'are'} ending"
 
 
 def place_replica(model: DesiredModel, observed: ObservedState, ledger: ClaimLedger) -> Placement | NoRoom:

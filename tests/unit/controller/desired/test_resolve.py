@@ -44,6 +44,50 @@ def test_the_file_rules_without_an_override() -> None:
     assert _resolved(_raw()).statement.kind == "file"
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("vram_mib", 1024), ("memory_mib", 512), ("idle_ttl_s", 60.0), ("min_residency_s", 7.0), ("pinned", True)],
+)
+def test_what_is_declared_is_what_is_planned_by(field: str, value: object) -> None:
+    wanted = _resolved(_raw(**{field: value}))
+    assert getattr(wanted, field) == value
+    assert wanted.in_files == wanted.definition
+
+
+def test_the_defaults_of_the_settings_are_those_of_fields_that_are_left_out() -> None:
+    raw = _raw()
+    declared = {"m": DeclaredModel(LlamaServerDefinition.model_validate(raw), raw, declared_since=1.0)}
+    defaults = Defaults(start_timeout_s=11.0, drain_timeout_s=12.0, swap_wait_s=13.0, preflight_recheck_s=14.0)
+    state = resolve_desired(declared, {}, {}, defaults, generation=3, paused=True)
+    model = state.models["m"]
+    assert (model.start_timeout_s, model.drain_timeout_s, model.image) == (11.0, 12.0, None)
+    assert (state.swap_wait_s, state.preflight_recheck_s, state.generation, state.paused) == (13.0, 14.0, 3, True)
+    own = _resolved(_raw(start_timeout_s=5.0, drain_timeout_s=0.0))
+    assert (own.start_timeout_s, own.drain_timeout_s) == (5.0, 0.0)
+    assert own.image == IMAGES["llama-server"]
+
+
+@pytest.mark.parametrize(
+    ("raw", "hold", "words"),
+    [
+        (_raw(), False, "unloaded by an operator"),
+        (_raw(autoload=True), False, "unloaded by an operator; the next request loads it"),
+        (_raw(autoload=True), True, "unloaded by an operator"),
+    ],
+)
+def test_an_unload_says_whether_a_request_ends_it(raw: dict[str, Any], hold: bool, words: str) -> None:
+    unloaded = _resolved(raw, _unload(raw, hold=hold, actor="an operator"))
+    assert unloaded.statement.reason == words
+    assert unloaded.autoload == ("next request" in words)
+
+
+def test_the_words_of_the_files() -> None:
+    assert _resolved(_raw()).statement.reason == "enabled in the files"
+    assert _resolved(_raw(enabled=False)).statement.reason == "enabled: false in the files"
+    asleep = _resolved(_raw(enabled=False, autoload=True))
+    assert asleep.statement.reason == "autoload: no request asked for it yet"
+
+
 def test_autoload_waits_for_demand() -> None:
     raw = _raw(enabled=False, autoload=True)
     assert _resolved(raw).replicas == 0

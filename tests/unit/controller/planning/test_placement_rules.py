@@ -9,7 +9,15 @@ import pytest
 
 from controller.engines.stub import StubDefinition
 from controller.gpus import Gpu, GpuProcess, UnreadGpu
-from controller.planning.placement import RELEASE_S, ClaimLedger, NoRoom, Placement, place_replica, requirement_of
+from controller.planning.placement import (
+    RELEASE_S,
+    ClaimLedger,
+    NoRoom,
+    Placement,
+    explain_leaving,
+    place_replica,
+    requirement_of,
+)
 from controller.state import (
     HOST,
     DesiredModel,
@@ -100,6 +108,20 @@ def test_what_a_gpu_gets_back_of_one_that_goes(
     observed = seen(B, replace(A, used_mib=used, processes=processes))
     ledger = ClaimLedger({"A": 100, HOST: 30}).copy_without_replicas([goes], observed)
     assert (ledger.claimed_mib, ledger.released_mib) == ({"A": 40, HOST: 20}, {"A": released, HOST: 10})
+
+
+def test_who_is_taken_away_leaves_no_more_and_the_others_do() -> None:
+    first, second = replica("a", {"A": 60}), replica("b", {"A": 40})
+    ledger = ClaimLedger({"A": 100}, leaving=(first, second))
+    assert ledger.copy_without_replicas([first], seen(A)).leaving == (second,)
+    assert ledger.leaving == (first, second)
+
+
+def test_the_words_for_who_leaves() -> None:
+    one, other = replica("a", {}), replace(replica("b", {}), id=ReplicaId("n", 0, "h", 1))
+    assert explain_leaving([one, one]) == "waiting for room: m is ending"
+    assert explain_leaving([other, one]) == "waiting for room: m and n are ending"
+    assert explain_leaving([]) == "waiting for room: others are ending"
 
 
 def test_of_one_that_is_being_stopped_more_is_released_than_its_processes_still_tell() -> None:
