@@ -39,6 +39,12 @@ does not count (`gpu_worker.py`, `init_device`), and libraries take workspaces a
 _VLLM_SLACK: Final = 100
 """One part in so many of the claim, for pieces that PyTorch's allocator cannot use: an H200 held 672 and 823 MiB beyond
 the shares of claims of 43,131 and 86,262 MiB."""
+_WIDE_BATCH: Final = 64
+"""Sequences at a time up to which vLLM's estimate of its CUDA graphs held on an H200 (within 180 MiB). It captures
+graphs for up to twice as many tokens, 512 at most."""
+_VLLM_WIDE_GRAPHS: Final = 512
+"""MiB by which the estimate is too low for more: with 256 sequences a model of 0.44 B held 719 MiB beyond its share
+after the load, where 64 sequences held 269."""
 _ESTIMATE_GRAPHS_ENV: Final = "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS"
 """0: CUDA graphs do not count in the share. By default they do, by an estimate (vLLM 0.21 and later)."""
 _VLLM_HOST: Final = 1700 * MIB
@@ -175,19 +181,23 @@ def predict_vllm(load: VllmLoad, artifacts: Mapping[str, Artifact]) -> Forecast:
     return Prediction(MemoryParts(-(-weights // parallel), cache, compute, overhead), host, gpus, required_share)
 
 
-def beside_share_mib(claim_mib: int, gpus: int, env: Mapping[str, str], *, eager: bool) -> int:
+def beside_share_mib(claim_mib: int, gpus: int, env: Mapping[str, str], *, sequences: int, eager: bool) -> int:
     """Return the MiB of a claim of `claim_mib` on each GPU that the share of vLLM must leave, so that vLLM holds no
     more than the claim after its longest prompt.
 
     These are the CUDA context, workspaces that grow, and an allowance of 1% of the claim; with several `gpus` the
-    communicators and buffers of NCCL and all-reduce, which exist before vLLM measures; and CUDA graphs where `env`
-    tells vLLM not to count them and `eager` is false.
+    communicators and buffers of NCCL and all-reduce, which exist before vLLM measures; and, unless `eager`, CUDA graphs
+    where `env` tells vLLM not to count them, and what vLLM's count misses of those for more than 64 `sequences` at a
+    time.
     """
     beside = _VLLM_BESIDE + -(-claim_mib // _VLLM_SLACK)
     if gpus > 1:
         beside += _VLLM_PARALLEL // MIB
-    counts_graphs = env.get(_ESTIMATE_GRAPHS_ENV, "1") != "0"
-    return beside if counts_graphs or eager else beside + _VLLM_GRAPHS // MIB
+    if eager:
+        return beside
+    if env.get(_ESTIMATE_GRAPHS_ENV, "1") == "0":
+        beside += _VLLM_GRAPHS // MIB
+    return beside if sequences <= _WIDE_BATCH else beside + _VLLM_WIDE_GRAPHS
 
 
 @dataclass(frozen=True, slots=True)

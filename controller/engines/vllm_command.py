@@ -47,7 +47,7 @@ def vllm_arguments(definition: VllmFields, ctx: RenderContext, inflight: int) ->
     if _needs_no_share(definition):
         args += (SHARE_FLAG, _NO_SHARE)
     elif definition.share_follows_vram:
-        beside_mib = _check_beside_share(definition)
+        beside_mib = _check_beside_share(definition, inflight)
         if ctx.gpus:
             args += (SHARE_FLAG, str(_claimed_share(ctx.gpus, beside_mib)))
     if definition.vllm_tool_call_parser:
@@ -110,11 +110,12 @@ def _needs_no_share(definition: VllmFields) -> bool:
     return is_sized_in_bytes and bool(definition.gpu_count)
 
 
-def _check_beside_share(definition: VllmFields) -> int:
-    """Return the MiB of `vram_mib` that the share leaves. Raises ValueError if that is all of it."""
+def _check_beside_share(definition: VllmFields, inflight: int) -> int:
+    """Return the MiB of `vram_mib` that the share leaves, at `inflight` sequences at a time. Raises ValueError if that
+    is all of it."""
     vram_mib = definition.vram_mib or 0
-    is_eager = bool(definition.vllm_enforce_eager)
-    beside_mib = beside_share_mib(vram_mib, definition.gpu_count or 1, definition.env, eager=is_eager)
+    gpu_count, is_eager = definition.gpu_count or 1, bool(definition.vllm_enforce_eager)
+    beside_mib = beside_share_mib(vram_mib, gpu_count, definition.env, sequences=inflight, eager=is_eager)
     if vram_mib <= beside_mib:
         raise ValueError(
             f"vram_mib: {vram_mib} MiB leave nothing for weights and KV cache, because vLLM takes up to {beside_mib} "

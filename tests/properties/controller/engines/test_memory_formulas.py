@@ -135,18 +135,24 @@ def test_blocks_are_ggml_s() -> None:
 
 
 @settings(max_examples=campaign_count(30, 2_000))
-@given(claim=st.integers(1, 200_000), spare=st.integers(0, 300_000), gpus=st.integers(1, 8), eager=st.booleans())
+@given(
+    claim=st.integers(1, 200_000),
+    spare=st.integers(0, 300_000),
+    gpus=st.integers(1, 8),
+    sequences=st.integers(1, 300),
+    eager=st.booleans(),
+)
 def test_the_share_of_vllm_and_what_is_beside_it_are_within_the_claim(
-    claim: int, spare: int, gpus: int, eager: bool
+    claim: int, spare: int, gpus: int, sequences: int, eager: bool
 ) -> None:
-    fields = {"backend": "vllm_serve", "model_path": "m", "gpus": gpus, "vram_mib": claim}
+    fields = {"backend": "vllm_serve", "model_path": "m", "gpus": gpus, "vram_mib": claim, "target_inflight": sequences}
     engine = ENGINES["vllm_serve"]
     definition = engine.definition.model_validate({**fields, "vllm_enforce_eager": eager})
     claimed = tuple(ClaimedGpu(f"GPU-{number}", claim, claim + spare + number) for number in range(gpus))
     root, cache = PurePosixPath("/models"), PurePosixPath("/cache")
     context = RenderContext("docker", "m", root, "0.0.0.0", 8000, cache, gpus=claimed)
-    beside = beside_share_mib(claim, gpus, {}, eager=eager)
-    assert beside <= beside_share_mib(claim + 1, gpus, {}, eager=eager)
+    beside = beside_share_mib(claim, gpus, {}, sequences=sequences, eager=eager)
+    assert beside <= beside_share_mib(claim + 1, gpus, {}, sequences=sequences + 1, eager=eager)
     if claim <= beside:
         with pytest.raises(ValueError, match=f"^vram_mib: {claim} MiB leave nothing .* up to {beside} MiB"):
             engine.render_command(definition, context)

@@ -146,8 +146,10 @@ def assert_same_values(definition: VllmFields, told: dict[str, Any], smallest_mi
             assert share == 0.92
         else:
             assert smallest_mib is not None
-            env, eager = definition.env, bool(definition.vllm_enforce_eager)
-            beside_mib = beside_share_mib(definition.vram_mib, definition.gpu_count, env, eager=eager)
+            sequences, eager = definition.target_inflight or 64, bool(definition.vllm_enforce_eager)
+            beside_mib = beside_share_mib(
+                definition.vram_mib, definition.gpu_count, definition.env, sequences=sequences, eager=eager
+            )
             most = (definition.vram_mib - beside_mib) / smallest_mib
             assert max(most - 0.0001, 0.00005) < share <= max(most, 0.0001)
     assert told["enable_auto_tool_choice"] == (definition.vllm_tool_call_parser is not None)
