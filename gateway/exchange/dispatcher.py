@@ -241,6 +241,7 @@ class InferenceDispatcher:
         self._keyless_warning.follow_keys(has_keys=not routes.keys.is_empty)
         services.limits.follow_keys(routes.keys, services.now())
         services.paces.keep_models(routes.models)
+        services.engines.refuse_absent(routes.replicas)
         grants = services.admission.apply_table(routes, services.now())
         services.turns.grant_slots(grants)
         for model in list(services.admission.depths):

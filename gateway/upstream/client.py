@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+from collections.abc import Collection
+from typing import NamedTuple
 
 from controller.schema.routing import Endpoint
 from gateway.upstream.connection import (
@@ -48,6 +50,9 @@ _MAX_HEADS = 64
 _LONGEST_KEPT_PATH = 64
 """Characters. Heads of longer paths, and of queries, are not kept: clients wrote them, and they do not recur."""
 _NEED_NO_BODY = ("GET", "DELETE")
+ABSENT_CONNECT_S = 0.1
+"""Seconds that a connection to a replica which has left the routing table may still take: one that drains accepts it
+within milliseconds."""
 
 
 class _EngineRoute:
@@ -60,6 +65,14 @@ class _EngineRoute:
         self.target = target
         self.origin = origin
         self.heads: dict[tuple[str, str], bytes] = {}
+
+
+class _Connecting(NamedTuple):
+    """A request whose connection is being opened."""
+
+    call: EngineCall
+    origin: Origin[EngineConnection]
+    replica: str
 
 
 class EngineClient:
@@ -82,8 +95,8 @@ class EngineClient:
         self._ssl_context = ssl_context
         self._pool: ConnectionPool[EngineConnection] = pool or ConnectionPool()
         self._routes: dict[int, _EngineRoute] = {}
-        self._connect_tasks: dict[asyncio.Task[None], Origin[EngineConnection]] = {}
-        """Running tasks that open a connection, and the origin that each connects to."""
+        self._connect_tasks: dict[asyncio.Task[None], _Connecting] = {}
+        """Running tasks that open a connection."""
         self._is_closed = False
 
     @property
@@ -148,8 +161,20 @@ class EngineClient:
         if idle_connections and not fresh:
             idle_connections.pop().send_request(call, head, body)
         else:
-            self._start_connecting(call, route.origin, head, body)
+            self._start_connecting(_Connecting(call, route.origin, endpoint.replica), head, body)
         return call
+
+    def refuse_absent(self, replicas: Collection[str]) -> None:
+        """Fail requests with `EngineRefusedError` whose connection to a replica that is not among `replicas` is still
+        being opened 0.1 s (`ABSENT_CONNECT_S`) later. Call it with the replicas of each new routing table.
+
+        The address of a container that has ended does not refuse connections: nothing answers there, or the next
+        container does, a second later.
+        """
+        loop = asyncio.get_running_loop()
+        for task, connecting in self._connect_tasks.items():
+            if connecting.replica not in replicas:
+                loop.call_later(ABSENT_CONNECT_S, self._refuse_connecting, task)
 
     async def close(self) -> None:
         """Cancel all requests without calling their listeners, and wait until all connections are closed.
@@ -165,15 +190,19 @@ class EngineClient:
             await asyncio.wait(tasks)
         await self._pool.close()
 
-    def _start_connecting(
-        self, call: EngineCall, origin: Origin[EngineConnection], head: bytes, body: RequestBody
-    ) -> None:
-        loop = asyncio.get_running_loop()
+    def _refuse_connecting(self, task: asyncio.Task[None]) -> None:
+        connecting = self._connect_tasks.get(task)
+        if connecting is not None and not task.done():
+            task.cancel()
+            connecting.call.fail_call(EngineRefusedError("it has ended"), None)
+
+    def _start_connecting(self, connecting: _Connecting, head: bytes, body: RequestBody) -> None:
+        loop, call = asyncio.get_running_loop(), connecting.call
         if self._is_closed:
             loop.call_soon(call.fail_call, EngineRefusedError("the gateway is stopping"), None)
             return
-        call.connect_task = task = loop.create_task(self._connect_and_send(call, origin, head, body))
-        self._connect_tasks[task] = origin
+        call.connect_task = task = loop.create_task(self._connect_and_send(call, connecting.origin, head, body))
+        self._connect_tasks[task] = connecting
         task.add_done_callback(self._connect_tasks.pop)
 
     async def _connect_and_send(
@@ -219,7 +248,7 @@ class EngineClient:
         if len(self._routes) >= _MAX_ROUTES:
             # Each routing table has new endpoint objects. Those of old tables, with their tokens, must not pile up.
             self._routes.clear()
-            self._pool.forget_unused(self._connect_tasks.values())
+            self._pool.forget_unused(each.origin for each in self._connect_tasks.values())
         target = target_of(endpoint)
         route = self._routes[id(endpoint)] = _EngineRoute(endpoint, target, self._pool.origin_of(target.address))
         return route

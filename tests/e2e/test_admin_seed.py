@@ -1,10 +1,14 @@
-"""Seed 001, "Runtime Admin API", walked section by section, through the gateway of a whole Roundhouse."""
+"""Seed 001, "Runtime Admin API", walked section by section, through the gateway of a whole Roundhouse.
+
+One Roundhouse serves all of these tests, in their order: the first two see it before anything was loaded.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator
+import tempfile
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,25 +22,31 @@ from tests.support.wait import until
 pytestmark = pytest.mark.engines
 
 
-@pytest.fixture
-async def walked(folder: Path, clockwork: Path) -> AsyncIterator[RoundhouseStack]:
+@pytest.fixture(scope="module")
+def walked(clockwork: Path) -> Iterator[RoundhouseStack]:
     """A Roundhouse on processes with a model of every backend, none of them loaded."""
+    root = Path(tempfile.mkdtemp(prefix="rh"))
     runtime_fixture = ProcessRuntimeFixture()
-    stack = RoundhouseStack(folder, runtime_fixture.runtime, runtime_fixture.env())
+    stack = RoundhouseStack(root, runtime_fixture.runtime, runtime_fixture.env())
     shutil.copy(clockwork, stack.models / GGUF)
     stack.declare(MODELS)
-    await stack.open()
+    asyncio.run(stack.open())
     try:
         yield stack
     finally:
-        await stack.close()
-    assert runtime_fixture.left(stack) == []
+        asyncio.run(stack.close())
+        assert runtime_fixture.left(stack) == []
+        shutil.rmtree(root, ignore_errors=True)
 
 
 @pytest.fixture
 async def admin(walked: RoundhouseStack) -> AsyncIterator[AdminApi]:
+    """Its admin API. What a test has loaded is unloaded after it."""
     async with AdminApi(walked.url) as api:
         yield api
+        for row in (await api.ask("GET", "models")).body["models"]:
+            if row["runtime_state"] != "unloaded":
+                assert (await api.unload(row["name"])).status == 200
 
 
 async def test_the_list_is_the_uis_source_of_truth(admin: AdminApi, walked: RoundhouseStack) -> None:
@@ -81,6 +91,21 @@ async def test_the_list_is_the_uis_source_of_truth(admin: AdminApi, walked: Roun
         "structured_output": True,
         "logprobs": True,
     }
+
+
+async def test_a_wrong_body_is_refused_as_the_seed_says_and_changes_nothing(admin: AdminApi) -> None:
+    for name, wrong, field in SCHEMA:
+        answer = await admin.load(name, wrong)
+        assert (answer.status, answer.code) == (422, "schema_violation"), (name, wrong, answer.body)
+        assert answer.body["error"]["param"] == field, (wrong, answer.body)
+    for name, wrong, field in VALUES:
+        answer = await admin.load(name, wrong)
+        assert (answer.status, answer.code) == (400, "invalid_load_request"), (name, wrong, answer.body)
+        assert answer.body["error"]["param"] == field, answer.body
+    assert (await admin.load("nobody")).code == "unknown_model"
+    assert (await admin.load("nobody", {"gguf_n_ctx": 1})).status == 404
+    for row in (await admin.ask("GET", "models")).body["models"]:
+        assert (row["runtime_state"], row["statement"]["kind"]) == ("unloaded", "file")
 
 
 # Request behavior by runtime state
@@ -168,21 +193,6 @@ async def test_llama_servers_example_is_taken_and_reaches_the_engine(admin: Admi
     assert "failed to create MTP context" in answer.body["error"]["message"]
     row = await admin.row("llama-server")
     assert (row["runtime_state"], row["load_override"]) == ("failed", body)
-
-
-async def test_a_wrong_body_is_refused_as_the_seed_says_and_changes_nothing(admin: AdminApi) -> None:
-    for name, wrong, field in SCHEMA:
-        answer = await admin.load(name, wrong)
-        assert (answer.status, answer.code) == (422, "schema_violation"), (name, wrong, answer.body)
-        assert answer.body["error"]["param"] == field, (wrong, answer.body)
-    for name, wrong, field in VALUES:
-        answer = await admin.load(name, wrong)
-        assert (answer.status, answer.code) == (400, "invalid_load_request"), (name, wrong, answer.body)
-        assert answer.body["error"]["param"] == field, answer.body
-    assert (await admin.load("nobody")).code == "unknown_model"
-    assert (await admin.load("nobody", {"gguf_n_ctx": 1})).status == 404
-    for row in (await admin.ask("GET", "models")).body["models"]:
-        assert (row["runtime_state"], row["statement"]["kind"]) == ("unloaded", "file")
 
 
 async def test_a_load_goes_through_its_states_and_is_idempotent(admin: AdminApi) -> None:

@@ -64,3 +64,6 @@ class FakeEngineClient:
         call = FakeEngineCall(listener, endpoint.replica, bytes(body))
         self.calls.append(call)
         return call
+
+    def refuse_absent(self, replicas: Any) -> None:
+        """Nothing: it opens no connection. See EngineClient."""

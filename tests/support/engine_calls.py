@@ -120,8 +120,8 @@ async def soon(what: str, look: Callable[[], Any]) -> None:
 
 
 def endpoint(base_url: str, **fields: Any) -> Endpoint:
-    """Where an engine is."""
-    return Endpoint(replica="m-0", base_url=base_url, **fields)
+    """Where an engine is: of the replica m-0, unless `fields` name another."""
+    return Endpoint(**{"replica": "m-0", "base_url": base_url} | fields)
 
 
 def post(

@@ -12,8 +12,9 @@ import pytest
 
 from controller.schema.routing import Endpoint
 from gateway.admission.circuit_breaker import LONGEST_PAUSE_S
-from tests.fakes.fake_scripted_engine import Script, ScriptedEngine, Then, script, scripted
-from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
+from tests.fakes.fake_controller import route
+from tests.fakes.fake_scripted_engine import Script, ScriptedEngine, Then, nobody_accepts, script, scripted
+from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
 from tests.support.api_families import FAMILIES, STREAMING, Family
 from tests.support.campaign import campaign_count
 from tests.support.gateway_rest import nothing_left
@@ -103,6 +104,23 @@ async def test_a_blocking_call_gets_no_heartbeat_and_its_deadline_in_its_form(
             error = (await answer.json())["error"]
             assert answer.status == 408
         assert (error["code"], error["status"]) == ("request_timeout", 408)
+
+
+@pytest.mark.parametrize("is_declared", [True, False])
+async def test_a_request_that_waits_at_an_address_that_is_silent_goes_on_once_its_replica_has_ended(
+    is_declared: bool,
+) -> None:
+    """As with a container that was killed: its address answers nothing, until another one has it."""
+    async with nobody_accepts() as silent, engines(1) as [engine], gateway_harness() as here:
+        await here.publish(route("m", [silent]))
+        waiting = asyncio.create_task(here.chat().__aenter__())
+        await until("it connects", lambda: here.services.engines.connecting_requests == 1)
+        [successor] = [each.model_copy(update={"replica": "m-1"}) for each in route("m", [engine.url]).endpoints]
+        await here.publish(*[route("m").model_copy(update={"endpoints": (successor,)})] if is_declared else [])
+        async with asyncio.timeout(20):  # a connection may take longer here
+            answered = await waiting
+        async with answered as answer:
+            assert answer.status == (200 if is_declared else 404), await answer.text()
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=str)

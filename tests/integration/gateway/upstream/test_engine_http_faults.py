@@ -202,3 +202,22 @@ def test_a_connection_that_never_comes_about(loop: str) -> None:
             assert "0.05 s" in str(got.failure)
 
     on(loop, scenario)
+
+
+@each_loop
+def test_a_connection_to_a_replica_that_has_left_the_table_is_not_waited_for(loop: str) -> None:
+    async def scenario() -> None:
+        async with nobody_accepts() as base_url, scripted() as engine, client_of(connect_timeout_s=30) as client:
+            stays, gone = post(client, endpoint(base_url)), post(client, endpoint(base_url, replica="m-1"))
+            cancelled = post(client, endpoint(base_url, replica="m-1"))
+            served = post(client, endpoint(engine.url, replica="m-1"))
+            client.refuse_absent({"m-0"})
+            cancelled.call.cancel()
+            assert await gone.outcome() == "EngineRefusedError"
+            assert str(gone.failure) == "it has ended"
+            assert await served.outcome() == "end", "it drains, and accepts at once"
+            await soon("the other one still connects", lambda: client.connecting_requests == 1)
+            assert (stays.told, cancelled.told) == ("", "")
+            stays.call.cancel()
+
+    on(loop, scenario)
