@@ -91,7 +91,7 @@ def test_an_h200_held_so_much_of_what_was_declared(
     and 64 at once. The last engine, another model, was seen after its load alone; the others grew by 580 at most."""
     share_then = round(int((declared - 768 - -(-declared // 100)) / H200_MIB * 10_000) / 10_000, 4)
     beside = (held if held is not None else loaded + 580) - share_then * H200_CUDA_MIB
-    fields = {"vram_mib": declared, "vllm_enforce_eager": eager, "target_inflight": sequences}
+    fields: dict[str, Any] = {"vram_mib": declared, "vllm_enforce_eager": eager, "target_inflight": sequences}
     [share] = _shares(_define(**fields), ClaimedGpu("GPU-a", declared, H200_MIB))
     assert float(share) * H200_CUDA_MIB + beside <= declared
 
