@@ -70,7 +70,8 @@ def parse_sources() -> dict[str, ast.Module]:
 
 def list_packages() -> list[str]:
     """Return the folder of every package, such as `gateway/exchange`."""
-    return [path.removesuffix("/__init__.py") for path in parse_sources() if path.endswith("/__init__.py")]
+    files = (path for program in PROGRAMS for path in sorted((ROOT / program).rglob("__init__.py")))
+    return [str(path.parent.relative_to(ROOT)) for path in files]
 
 
 def package_lines(program: str) -> list[str]:
