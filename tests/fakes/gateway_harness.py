@@ -21,6 +21,7 @@ from gateway.exchange.services import Services
 from gateway.settings import GatewaySettings
 from tests.fakes.fake_controller import DEADLINE_S, FakeController
 from tests.fakes.mock_engine import MockEngine
+from tests.support.http_client import HttpClient
 
 
 async def until(condition: Callable[[], bool], what: str = "condition") -> None:
@@ -65,7 +66,7 @@ async def server_running(settings: GatewaySettings) -> AsyncIterator[tuple[str, 
 
 
 @dataclass
-class GatewayHarness:
+class GatewayHarness(HttpClient):
     """What most tests need: a gateway that knows a controller, and a client of it."""
 
     controller: FakeController
@@ -96,18 +97,9 @@ class GatewayHarness:
         stamp = await self.controller.publish(*models, keys=keys, tools=tools, mcp_servers=mcp_servers)
         await self.controller.acknowledged(stamp)
 
-    def post(self, path: str, **fields: Any) -> Any:
-        """A request to the gateway; an async context manager, as aiohttp's."""
-        return self.client.post(self.url + path, json=fields)
-
-    def chat(self, model: str = "m", **fields: Any) -> Any:
-        """A chat completion; blocking unless `stream=True` is given."""
-        return self.post("/v1/chat/completions", model=model, messages=[{"role": "user", "content": "Hi"}], **fields)
-
     async def metrics(self) -> str:
         """The text of /metrics."""
-        async with self.client.get(self.url + "/metrics") as answer:
-            return await answer.text()
+        return str((await self.get("/metrics")).body)
 
     async def idle(self) -> None:
         """Wait until the gateway reports nothing inside and nothing queued."""

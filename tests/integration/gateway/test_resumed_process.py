@@ -193,7 +193,7 @@ async def test_a_response_in_the_background_is_read_on_after_a_kill(tmp_path: Pa
     async with engines(1) as (engine,):
         async with running(ROUNDHOUSE_STATE=str(tmp_path)) as (process, here):
             await here.publish(model_of(engine))
-            answer = await here.post("/v1/responses", model="m", **asked)
+            answer = await here.post("/v1/responses", model="m", **asked).__aenter__()
             sent = await answer.content.readuntil(b"\n\n")
             response_id = json.loads(sent.partition(b"data: ")[2])["response"]["id"]
             while sent.count(b"\n\n") < 30:

@@ -161,7 +161,7 @@ async def test_responses_that_continue_one_another_are_a_session(tmp_path: Path)
         assert [decision for decision, _, _ in told] == [None, "new", "reused", "reused"]
         for (_, prompt, _), (_, later, cached) in pairwise(told[1:]):
             assert later - cached <= later - prompt
-        conversation = {"conversation": (await (await here.post("/v1/conversations")).json())["id"]}
+        conversation = {"conversation": (await here.post("/v1/conversations")).body["id"]}
         decisions = []
         for number in range(3):
             async with here.post("/v1/responses", model="m", input=f"say {number}", **conversation) as answer:
