@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import aiohttp
 from aiohttp import web
-from yarl import URL
 
 from controller.schema.errors import ErrorBody, ErrorEnvelope
 from tests.fakes.fake_admin import Asked
 from tests.fakes.gateway_harness import GatewayHarness
-
-
-def ask(here: GatewayHarness, target: str, method: str = "GET", **more: Any) -> Any:
-    """A request whose target is sent as it is written."""
-    return here.client.request(method, URL(here.url + target, encoded=True), **more)
 
 
 async def error_of(answer: aiohttp.ClientResponse) -> ErrorBody:
@@ -28,7 +21,7 @@ async def error_of(answer: aiohttp.ClientResponse) -> ErrorBody:
 
 async def said(here: GatewayHarness, path: str = "/v1/admin/models") -> Asked:
     """What the controller sees of a request."""
-    async with ask(here, path) as answer:
+    async with here.get(path, encoded=True) as answer:
         assert answer.status == 200
         await answer.read()
     return here.controller.admin.asked[-1]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
+from multidict import CIMultiDictProxy
 from yarl import URL
 
 
@@ -18,7 +19,7 @@ class Reply:
     status: int
     body: Any
     """What JSON says; text of any other type."""
-    headers: Mapping[str, str]
+    headers: CIMultiDictProxy[str]
     content: bytes = b""
     """The body as it came."""
 
@@ -36,6 +37,12 @@ class Reply:
     def refusal(self) -> tuple[int, str]:
         """Status, and the error's code."""
         return self.status, self.code
+
+    @property
+    def success(self) -> Any:
+        """The body of a reply whose status must be 200."""
+        assert self.status == 200, self.body
+        return self.body
 
     @property
     def result(self) -> tuple[int, Any]:

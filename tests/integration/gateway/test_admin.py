@@ -15,7 +15,7 @@ from gateway.api import admin
 from gateway.settings import GatewaySettings
 from tests.fakes.gateway_harness import gateway_harness, serving
 from tests.support.controller_app import running
-from tests.support.forwarding import ask, error_of, said
+from tests.support.forwarding import error_of, said
 from tests.support.wait import until
 
 
@@ -23,7 +23,7 @@ from tests.support.wait import until
 async def test_every_method_is_passed_on_with_its_body(method: str) -> None:
     async with gateway_harness() as here:
         body = b'{"gguf_n_ctx": 8192}'
-        async with ask(here, "/v1/admin/models/m/load", method, data=body) as answer:
+        async with here.request(method, "/v1/admin/models/m/load", data=body) as answer:
             assert answer.status == 200
             assert await answer.read() == (b"" if method == "HEAD" else b'{"models": []}')
         seen = here.controller.admin.asked[0]
@@ -63,7 +63,7 @@ async def test_no_path_leads_out_of_the_admin_routes(target: str) -> None:
 async def test_the_controllers_own_routes_are_not_reached() -> None:
     async with gateway_harness() as here:
         for path in ("/internal/status", "/internal/link", "/v1/admin", "/v1/administer/x"):
-            async with ask(here, path) as answer:
+            async with here.get(path) as answer:
                 assert (await error_of(answer)).code == "unknown_route"
         assert not here.controller.admin.asked
 
@@ -85,7 +85,7 @@ async def test_of_the_clients_headers_only_these_are_passed_on() -> None:
         "x-forwarded-for": "10.0.0.1",
     }
     async with gateway_harness() as here:
-        async with ask(here, "/v1/admin/plan", "POST", data=b"{}", headers=passed | kept) as answer:
+        async with here.request("POST", "/v1/admin/plan", data=b"{}", headers=passed | kept) as answer:
             request_id = answer.headers["x-request-id"]
         seen = here.controller.admin.asked[0].headers
         assert passed.items() <= seen.items()
@@ -112,7 +112,7 @@ async def test_of_the_controllers_headers_only_these_come_back() -> None:
 
     async with gateway_harness() as here:
         here.controller.admin.answer = answer_so
-        async with ask(here, "/v1/admin/models", allow_redirects=False) as answer:
+        async with here.get("/v1/admin/models", allow_redirects=False) as answer:
             assert answer.status == 409
             assert passed.items() <= {name.lower(): value for name, value in answer.headers.items()}.items()
             assert "secret" not in str(answer.headers)
@@ -126,7 +126,7 @@ async def test_an_unchanged_list_has_no_body() -> None:
 
     async with gateway_harness() as here:
         here.controller.admin.answer = unchanged
-        async with ask(here, "/v1/admin/models", headers={"if-none-match": '"abc"'}) as answer:
+        async with here.get("/v1/admin/models", headers={"if-none-match": '"abc"'}) as answer:
             assert (answer.status, answer.headers["etag"], await answer.read()) == (304, '"abc"', b"")
 
 
@@ -138,10 +138,10 @@ async def test_a_body_that_is_too_long_is_refused_here(chunked: bool) -> None:
 
     async with gateway_harness() as here:
         long = parts() if chunked else b"x" * (1024 * 1024 + 1)
-        async with ask(here, "/v1/admin/plan", "POST", data=long) as answer:
+        async with here.request("POST", "/v1/admin/plan", data=long) as answer:
             assert (await error_of(answer)).code == "body_too_large"
         assert not here.controller.admin.asked
-        async with ask(here, "/v1/admin/plan", "POST", data=b"x" * (1024 * 1024)) as answer:
+        async with here.request("POST", "/v1/admin/plan", data=b"x" * (1024 * 1024)) as answer:
             assert answer.status == 200
         assert len(here.controller.admin.asked[0].body) == 1024 * 1024
 
@@ -153,7 +153,7 @@ async def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.M
         yield b"{"
         await asyncio.Event().wait()
 
-    async with gateway_harness() as here, ask(here, "/v1/admin/plan", "POST", data=never()) as answer:
+    async with gateway_harness() as here, here.request("POST", "/v1/admin/plan", data=never()) as answer:
         assert (await error_of(answer)).code == "request_timeout"
 
 
@@ -163,7 +163,7 @@ async def test_foreign_hosts_and_pages_are_refused() -> None:
             ({"host": "evil.example"}, "forbidden_host"),
             ({"origin": "https://evil.example"}, "forbidden_origin"),
         ):
-            async with ask(here, "/v1/admin/models/m/load", "POST", headers=headers) as answer:
+            async with here.request("POST", "/v1/admin/models/m/load", headers=headers) as answer:
                 assert (await error_of(answer)).code == code
         assert not here.controller.admin.asked
 

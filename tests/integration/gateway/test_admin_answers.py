@@ -13,7 +13,7 @@ from aiohttp import web
 from gateway.settings import GatewaySettings
 from tests.fakes.fake_controller import FakeController, route
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness, serving, until
-from tests.support.forwarding import ask, error_of, never, said
+from tests.support.forwarding import error_of, never, said
 
 EVENT = b"id: 1\nevent: state\ndata: {}\n\n"
 
@@ -22,7 +22,7 @@ EVENT = b"id: 1\nevent: state\ndata: {}\n\n"
 async def test_each_part_comes_at_once(content_type: str) -> None:
     async with gateway_harness() as here:
         here.controller.admin.answer = here.controller.admin.stream(content_type)
-        async with ask(here, "/v1/admin/events") as answer:
+        async with here.get("/v1/admin/events") as answer:
             assert answer.headers["content-type"] == content_type
             assert answer.headers["cache-control"] == "no-store"
             for number in range(3):
@@ -36,7 +36,7 @@ async def test_each_part_comes_at_once(content_type: str) -> None:
 async def test_headers_come_before_the_first_event() -> None:
     async with gateway_harness() as here:
         here.controller.admin.answer = here.controller.admin.stream("text/event-stream")
-        async with ask(here, "/v1/admin/events") as answer:
+        async with here.get("/v1/admin/events") as answer:
             assert (answer.status, answer.headers["x-accel-buffering"]) == (200, "no")
 
 
@@ -44,10 +44,10 @@ async def test_headers_come_before_the_first_event() -> None:
 async def test_a_client_that_leaves_closes_the_connection_to_the_controller(begun: bool) -> None:
     async with gateway_harness() as here:
         here.controller.admin.answer = here.controller.admin.stream("text/event-stream")
-        call = ask(here, "/v1/admin/events")
+        call = here.get("/v1/admin/events")
         if begun:
             here.controller.admin.parts.put_nowait(EVENT)
-            answer = await call
+            answer = await call.__aenter__()
             await answer.content.readexactly(len(EVENT))
             answer.close()
         else:
@@ -61,7 +61,7 @@ async def test_a_client_that_leaves_closes_the_connection_to_the_controller(begu
 async def test_a_controller_that_dies_ends_a_stream_of_events_with_an_event() -> None:
     async with gateway_harness() as here:
         here.controller.admin.answer = here.controller.admin.stream("text/event-stream")
-        async with ask(here, "/v1/admin/events") as answer:
+        async with here.get("/v1/admin/events") as answer:
             here.controller.admin.parts.put_nowait(EVENT + b"id: 2\nda")
             await answer.content.readexactly(len(EVENT))
             here.controller.admin.drop_connections()
@@ -84,7 +84,7 @@ async def test_a_controller_that_dies_leaves_any_other_answer_unfinished(length:
 
     async with gateway_harness() as here:
         here.controller.admin.answer = dies
-        async with ask(here, "/v1/admin/models/m/logs") as answer:
+        async with here.get("/v1/admin/models/m/logs") as answer:
             await answer.content.readexactly(7)
             here.controller.admin.drop_connections()
             with pytest.raises(aiohttp.ClientPayloadError):
@@ -94,7 +94,7 @@ async def test_a_controller_that_dies_leaves_any_other_answer_unfinished(length:
 async def test_a_controller_that_dies_before_it_answers() -> None:
     async with gateway_harness() as here:
         here.controller.admin.answer = never
-        call = asyncio.create_task(ask(here, "/v1/admin/models/m/load", "POST").__aenter__())
+        call = asyncio.create_task(here.request("POST", "/v1/admin/models/m/load").__aenter__())
         await until(lambda: here.controller.admin.running == 1)
         here.controller.admin.drop_connections()
         async with await call as answer:
@@ -108,7 +108,7 @@ async def test_without_a_controller_the_admin_routes_are_closed_and_inference_go
     async with gateway_harness() as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url]))
         await here.controller.stop()
-        async with ask(here, "/v1/admin/models") as answer:
+        async with here.get("/v1/admin/models") as answer:
             error = await error_of(answer)
             assert (answer.status, error.code, answer.headers["retry-after"]) == (503, "controller_unavailable", "5")
             assert error.next_steps

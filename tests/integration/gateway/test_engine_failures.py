@@ -34,11 +34,6 @@ def begun(family: Family) -> bytes:
     return head + b"%x\r\n%b\r\n" % (len(family.events[0]), family.events[0])
 
 
-def ask(here: GatewayHarness, family: Family, **fields: Any) -> Any:
-    """A request of the family, for the model `m`."""
-    return here.client.post(here.url + family.path, json=family.body("m", **fields))
-
-
 @contextlib.asynccontextmanager
 async def one_engine(
     family: Family, *scripts: Script, gathers: bool = False, slots: int = 1, **options: Any
@@ -57,7 +52,7 @@ async def test_a_stream_that_breaks_off_ends_with_the_familys_error(
     family: Family, then: Then, loop_clock: LoopClock
 ) -> None:
     async with one_engine(family, script(begun(family), then), request_timeout_s=DEADLINE_S) as (here, engine):
-        async with ask(here, family, stream=True) as answer:
+        async with here.post(family.path, family.body("m", stream=True)) as answer:
             assert answer.status == 200
             content = await answer.content.readany()
             if then == "stall":
@@ -75,7 +70,7 @@ async def test_heartbeats_stand_between_events(family: Family, loop_clock: LoopC
     half = family.events[1][:9]
     stalled = begun(family) + b"%x\r\n%b\r\n" % (len(half), half)
     async with one_engine(family, script(stalled, "stall"), request_timeout_s=DEADLINE_S, heartbeat_s=5) as (here, _):
-        async with ask(here, family, stream=True) as answer:
+        async with here.post(family.path, family.body("m", stream=True)) as answer:
             content = await answer.content.readany()
             await loop_clock.skip(DEADLINE_S + 5)
             content += await answer.read()
@@ -94,7 +89,7 @@ async def test_a_blocking_call_gets_no_heartbeat_and_its_deadline_in_its_form(
     stalled = begun(family) if gathers and family.streams else part
     times: dict[str, Any] = {"request_timeout_s": DEADLINE_S, "heartbeat_s": 5, "hold_headers_s": 5}
     async with one_engine(family, script(stalled, "stall"), gathers=gathers, **times) as (here, engine):
-        call = asyncio.create_task(ask(here, family).__aenter__())
+        call = asyncio.create_task(here.post(family.path, family.body("m")).__aenter__())
         await until("the engine has it", lambda: engine.requests)
         await loop_clock.skip(DEADLINE_S - 10)
         assert not call.done()
@@ -115,12 +110,12 @@ async def test_an_engine_that_is_gone_is_left_out_then_tried_and_let_in_again(
     gone = [script(b"", "close")] * 4
     async with one_engine(family, *gone, good, good) as (here, engine):
         for _ in range(2):
-            async with ask(here, family, stream=stream) as answer:
+            async with here.post(family.path, family.body("m", stream=stream)) as answer:
                 assert (answer.status, (await answer.json())["error"]["code"]) == (502, "engine_unreachable")
                 assert int(answer.headers["retry-after"]) >= 1
         assert len(engine.requests) == 3, "two tries, then the third failure in a row"
         await here.controller.report_where(lambda report: "m-0" in report.failed)
-        async with ask(here, family, stream=stream) as answer:
+        async with here.post(family.path, family.body("m", stream=stream)) as answer:
             error = (await answer.json())["error"]
             assert (answer.status, error["code"]) == (502, "engine_unreachable")
             assert "left out" in error["message"]
@@ -130,12 +125,12 @@ async def test_an_engine_that_is_gone_is_left_out_then_tried_and_let_in_again(
         clock.now += LONGEST_PAUSE_S
 
         async def lets_in() -> bool:
-            async with ask(here, family) as answer:
+            async with here.post(family.path, family.body("m")) as answer:
                 return bool(answer.status == 200)
 
         await until("it is tried, and is well", lets_in)
         await here.controller.report_where(lambda report: not report.failed)
-        async with ask(here, family) as answer:
+        async with here.post(family.path, family.body("m")) as answer:
             assert answer.status == 200
 
 
@@ -154,14 +149,14 @@ async def test_an_address_that_passed_to_another_engine_counts_as_refused(family
     async with scripted(*[REFUSES_TOKEN] * 9) as stranger, scripted(*[good] * 9) as engine, gateway_harness() as here:
         made = family.route("m", stranger.url, token="its own", target_inflight=1)
         await here.publish(made)
-        async with ask(here, family, stream=stream) as answer:
+        async with here.post(family.path, family.body("m", stream=stream)) as answer:
             assert (answer.status, (await answer.json())["error"]["code"]) == (502, "engine_unreachable")
         await here.controller.report_where(lambda report: "m-0" in report.failed)
 
         other = Endpoint.model_validate({"replica": "m-1", "base_url": engine.url, "token": "another"})
         await here.publish(made.model_copy(update={"endpoints": (*made.endpoints, other)}))
         for _ in range(4):
-            async with ask(here, family) as answer:
+            async with here.post(family.path, family.body("m")) as answer:
                 assert answer.status == 200, "it went to the one that is well"
         await nothing_left(here)
 
@@ -171,7 +166,7 @@ async def test_the_401_of_a_remote_is_its_answer() -> None:
         made = CHAT.route("m", elsewhere.url, token="sk-1")
         endpoints = (made.endpoints[0].model_copy(update={"remote": True}),)
         await here.publish(made.model_copy(update={"endpoints": endpoints}))
-        async with ask(here, CHAT) as answer:
+        async with here.post(CHAT.path, CHAT.body("m")) as answer:
             error = (await answer.json())["error"]
         assert (error["code"], len(elsewhere.requests)) == ("engine_error", 1)
         assert "Invalid API Key" in error["message"]
@@ -196,14 +191,17 @@ async def test_an_engine_that_closes_after_each_stream_without_a_word_is_well(
 
 
 async def _text(here: GatewayHarness, *, stream: bool) -> tuple[int, bytes]:
-    async with ask(here, CHAT, stream=stream) as answer:
+    async with here.post(CHAT.path, CHAT.body("m", stream=stream)) as answer:
         return answer.status, await answer.read()
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=str)
 async def test_an_answer_longer_than_the_buffer_breaks_off_visibly(family: Family) -> None:
     part = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 9000000\r\n\r\n" + b"x" * 3_000_000
-    async with one_engine(family, script(part, "close"), answer_buffer_mib=1) as (here, _), ask(here, family) as answer:
+    async with (
+        one_engine(family, script(part, "close"), answer_buffer_mib=1) as (here, _),
+        here.post(family.path, family.body("m")) as answer,
+    ):
         if family.is_translated:  # which needs the whole of it
             assert (answer.status, family.error_in(await answer.read())["code"]) == (502, "engine_disconnected")
             return

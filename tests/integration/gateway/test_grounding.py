@@ -14,6 +14,7 @@ from anthropic.types import CitationsSearchResultLocation, TextBlock
 from tests.fakes.fake_controller import route
 from tests.fakes.fake_retrieval import FakeRetrieval, fake_retrieval, hit
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
+from tests.support.http_client import PendingReply
 
 CHAT = "/v1/chat/completions"
 MESSAGES: list[dict[str, Any]] = [
@@ -40,17 +41,15 @@ async def grounded() -> AsyncIterator[tuple[GatewayHarness, Any, FakeRetrieval]]
             yield here, engine, retrieval
 
 
-async def ask(here: GatewayHarness, **fields: Any) -> tuple[int, Any]:
-    """Status and JSON of a blocking answer."""
-    body = {"model": "m", "messages": MESSAGES, **fields}
-    async with here.client.post(here.url + CHAT, json=body, headers={"x-client-id": "alice"}) as answer:
-        return answer.status, await answer.json()
+def chat(here: GatewayHarness, **fields: Any) -> PendingReply:
+    """Alice's question."""
+    return here.post(CHAT, {"model": "m", "messages": MESSAGES, **fields}, headers={"x-client-id": "alice"})
 
 
 async def test_an_answer_cites_the_passages_that_it_used() -> None:
     async with grounded() as (here, engine, retrieval):
-        status, answer = await ask(here, rag={"top_k": 3, "filter": {"lang": "en"}})
-        assert status == 200
+        reply = await chat(here, rag={"top_k": 3, "filter": {"lang": "en"}})
+        assert reply.status == 200
         assert retrieval.searches == [
             ("alice", {"query": "Where is the coal?", "top_k": 3, "filter": {"lang": "en"}, "rerank": False})
         ]
@@ -62,7 +61,7 @@ async def test_an_answer_cites_the_passages_that_it_used() -> None:
         assert "[3] d3.md, page 7\nThe shed." in question
         assert question.endswith("Question:\n\nWhere is the coal?")
 
-        message = answer["choices"][0]["message"]
+        message = reply.body["choices"][0]["message"]
         text = message["content"]
         assert [text[each["start_index"] : each["end_index"]] for each in message["annotations"]] == ["[1]", "[3]"]
         assert [each["document_id"] for each in message["annotations"]] == ["d1", "d3"]
@@ -79,7 +78,7 @@ async def test_an_answer_cites_the_passages_that_it_used() -> None:
             "page": 7,
             "score": pytest.approx(1 / 3),
         }
-        assert [source["number"] for source in answer["sources"]] == [1, 2, 3]
+        assert [source["number"] for source in reply.body["sources"]] == [1, 2, 3]
 
 
 async def test_a_stream_ends_with_its_citations() -> None:
@@ -103,8 +102,8 @@ async def test_a_stream_ends_with_its_citations() -> None:
 async def test_passages_fit_the_tokens_that_are_left_for_them() -> None:
     async with grounded() as (here, engine, retrieval):
         retrieval.hits = [hit(1, "x" * 150), hit(2, "y" * 60), hit(3, "z")]
-        status, answer = await ask(here, rag={"max_tokens": 50})
-        assert (status, [source["number"] for source in answer["sources"]]) == (200, [1])
+        reply = await chat(here, rag={"max_tokens": 50})
+        assert (reply.status, [source["number"] for source in reply.body["sources"]]) == (200, [1])
         assert "yyy" not in json.dumps(engine.requests[0].body)
 
 
@@ -123,11 +122,11 @@ async def test_without_hits_or_with_false_the_question_stays_as_it_was() -> None
     async with grounded() as (here, engine, retrieval):
         retrieval.hits = []
         for rag in (True, False, None):
-            status, answer = await ask(here, rag=rag)
-            assert status == 200
+            reply = await chat(here, rag=rag)
+            assert reply.status == 200
             assert engine.requests[-1].body["messages"] == MESSAGES
             assert "rag" not in engine.requests[-1].body
-            assert answer.get("sources", []) == []
+            assert reply.body.get("sources", []) == []
         assert len(retrieval.searches) == 1
 
 
@@ -142,26 +141,24 @@ async def test_without_hits_or_with_false_the_question_stays_as_it_was() -> None
 )
 async def test_a_wrong_field_is_named_and_nothing_is_asked(rag: Any, param: str) -> None:
     async with grounded() as (here, engine, retrieval):
-        status, answer = await ask(here, rag=rag)
-        assert (status, answer["error"]["code"], answer["error"]["param"]) == (400, "invalid_request", param)
-        status, answer = await ask(here, rag=True, messages=[{"role": "system", "content": "x"}])
-        assert (status, answer["error"]["param"]) == (400, "messages")
+        reply = await chat(here, rag=rag)
+        assert (reply.status, reply.code, reply.error["param"]) == (400, "invalid_request", param)
+        reply = await chat(here, rag=True, messages=[{"role": "system", "content": "x"}])
+        assert (reply.status, reply.error["param"]) == (400, "messages")
         assert (engine.requests, retrieval.searches) == ([], [])
 
 
 async def test_retrievals_own_error_is_the_answer() -> None:
     async with grounded() as (here, engine, retrieval):
         retrieval.error = (400, {"code": "invalid_request", "message": "`filter`: is wrong.", "param": "filter"})
-        status, answer = await ask(here, rag=True)
-        assert (status, answer["error"]["param"]) == (400, "rag.filter")
+        reply = await chat(here, rag=True)
+        assert (reply.status, reply.error["param"]) == (400, "rag.filter")
         retrieval.error = (503, {"code": "embedding_unavailable", "message": "It is away.", "param": None})
-        status, answer = await ask(here, rag=True)
-        assert (status, answer["error"]["code"]) == (503, "embedding_unavailable")
+        assert (await chat(here, rag=True)).refusal == (503, "embedding_unavailable")
         assert engine.requests == []
     async with gateway_harness(retrieval=False) as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url]))
-        status, answer = await ask(here, rag=True)
-        assert (status, answer["error"]["code"]) == (403, "retrieval_disabled")
+        assert (await chat(here, rag=True)).refusal == (403, "retrieval_disabled")
 
 
 async def test_messages_cite_passages_as_anthropics_client_expects_it() -> None:
@@ -218,7 +215,7 @@ async def test_passages_take_a_quarter_of_a_models_context_at_most() -> None:
     async with grounded() as (here, engine, retrieval):
         await here.publish(route("m", [engine.url], apis=(CHAT,), context_length=400))
         retrieval.hits = [hit(1, "x" * 300), hit(2, "y" * 200)]
-        status, answer = await ask(here, rag=True)
-        assert (status, [source["number"] for source in answer["sources"]]) == (200, [1])
-        status, answer = await ask(here, rag={"max_tokens": 130})
-        assert (status, [source["number"] for source in answer["sources"]]) == (200, [1, 2])
+        reply = await chat(here, rag=True)
+        assert (reply.status, [source["number"] for source in reply.body["sources"]]) == (200, [1])
+        reply = await chat(here, rag={"max_tokens": 130})
+        assert (reply.status, [source["number"] for source in reply.body["sources"]]) == (200, [1, 2])

@@ -34,12 +34,6 @@ def chat_messages() -> list[dict[str, Any]]:
     return [{"role": "user", "content": [{"type": "text", "text": CODE}, picture]}]
 
 
-async def post(here: GatewayHarness, path: str, body: bytes) -> tuple[int, Any]:
-    """Status and JSON of the answer."""
-    async with here.client.post(here.url + path, data=body, headers={"content-type": "application/json"}) as answer:
-        return answer.status, await answer.json()
-
-
 @pytest.mark.parametrize("kind", ["as it is", "renamed", "gathered", "chunked"])
 async def test_an_engine_gets_what_the_client_sent(kind: str) -> None:
     fields = {"model": "m", "messages": chat_messages(), "max_tokens": 4}
@@ -56,7 +50,7 @@ async def test_an_engine_gets_what_the_client_sent(kind: str) -> None:
             async with here.client.post(here.url + CHAT, data=parts()) as answer:
                 assert answer.status == 200, await answer.text()
         else:
-            assert (await post(here, CHAT, body))[0] == 200
+            assert (await here.post(CHAT, body)).status == 200
         [request] = engine.requests
         if kind in ("as it is", "chunked"):
             assert request.raw == body
@@ -79,8 +73,8 @@ async def test_a_translation_moves_what_it_does_not_read() -> None:
     fields = {"model": "m", "system": CODE, "messages": messages, "max_tokens": 4}
     async with gateway_harness() as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url], capabilities=EYES, apis=(CHAT,)))
-        status, answer = await post(here, "/v1/messages", json.dumps(fields).encode())
-        assert status == 200, answer
+        reply = await here.post("/v1/messages", json.dumps(fields).encode())
+        assert reply.status == 200, reply.body
         sent = engine.requests[0].body["messages"]
         assert sent[0]["content"] == CODE
         assert json.loads(sent[2]["tool_calls"][0]["function"]["arguments"]) == call["input"]
@@ -96,14 +90,14 @@ async def test_a_response_is_stored_and_told_whole() -> None:
     fields = {"model": "m", "instructions": CODE, "input": [{"role": "user", "content": content}], "store": True}
     async with gateway_harness() as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url], capabilities=EYES, apis=(CHAT,)))
-        status, response = await post(here, "/v1/responses", json.dumps(fields).encode())
-        assert status == 200, response
-        assert response["instructions"] == CODE
+        reply = await here.post("/v1/responses", json.dumps(fields).encode())
+        assert reply.status == 200, reply.body
+        assert reply.body["instructions"] == CODE
         sent = engine.requests[0].body["messages"]
         assert sent[0]["content"] == CODE
         assert sent[1]["content"][0] == {"type": "image_url", "image_url": {"url": image_url()}}
         assert sent[1]["content"][1] == {"type": "text", "text": CODE}
-        async with here.client.get(f"{here.url}/v1/responses/{response['id']}/input_items") as listed:
+        async with here.client.get(f"{here.url}/v1/responses/{reply.body['id']}/input_items") as listed:
             [item] = (await listed.json())["data"]
         assert [part.get("image_url") or part["text"] for part in item["content"]] == [image_url(), CODE]
 
@@ -114,7 +108,7 @@ async def test_another_replica_gets_the_whole_body_too() -> None:
         broken.breaks_all = True
         await here.publish(route("m", [broken.url, engine.url], capabilities=EYES))
         for _ in range(2):
-            assert (await post(here, CHAT, body))[0] == 200
+            assert (await here.post(CHAT, body)).status == 200
         assert [request.raw for request in engine.requests] == [body, body]
 
 
@@ -124,8 +118,8 @@ async def test_an_engine_may_answer_before_it_has_read_the_body() -> None:
     async with scripted(script(refusal, early=True), script(refusal, early=True)) as engine, gateway_harness() as here:
         await here.publish(route("m", [engine.url]))
         for _ in range(2):
-            status, answer = await post(here, CHAT, body)
-            assert (status, answer["error"]["status"]) == (413, 413)
+            reply = await here.post(CHAT, body)
+            assert (reply.status, reply.error["status"]) == (413, 413)
         assert engine.connections == 2, "the rest of a body must not come before the next request"
         await nothing_left(here)
 
@@ -139,10 +133,10 @@ async def test_a_body_waits_unread_while_there_is_no_room_for_it() -> None:
     ):
         await here.publish(route("m", [engine.url], capabilities=EYES))
         budget = _budget(here)
-        first = asyncio.create_task(post(here, CHAT, body))
+        first = asyncio.ensure_future(here.post(CHAT, body))
         await until(lambda: engine.running == 1, "the first is at the engine")
         assert budget.used_bytes == len(body)
-        others = [asyncio.create_task(post(here, CHAT, body)) for _ in range(2)]
+        others = [asyncio.ensure_future(here.post(CHAT, body)) for _ in range(2)]
         leaving = asyncio.create_task(impatient.post(here.url + CHAT, data=body))
         await until(lambda: len(budget._waiting) == 3, "the others wait")
         leaving.cancel()
@@ -150,7 +144,7 @@ async def test_a_body_waits_unread_while_there_is_no_room_for_it() -> None:
             assert small.status == 200, "it needs no room"
         assert engine.running == 1
         engine.release.set()
-        assert [status for status, _ in await asyncio.gather(first, *others)] == [200] * 3
+        assert [reply.status for reply in await asyncio.gather(first, *others)] == [200] * 3
         await until(lambda: budget.used_bytes == 0, "all of it is free again")
         assert not budget._waiting
         await nothing_left(here)
@@ -188,7 +182,7 @@ async def test_others_have_their_turn_while_a_body_is_read(monkeypatch: pytest.M
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": IMAGE * 4}]}).encode()
     async with gateway_harness() as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url]))
-        assert (await post(here, CHAT, body))[0] == 200
+        assert (await here.post(CHAT, body)).status == 200
     assert in_turn
     assert max(in_turn) <= TURN_BYTES + 256 * 1024
 

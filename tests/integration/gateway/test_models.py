@@ -41,17 +41,10 @@ def seeing(**fields: Any) -> ModelRoute:
     )
 
 
-async def get(here: GatewayHarness, path: str) -> Any:
-    """The JSON of a GET."""
-    async with here.client.get(here.url + path) as answer:
-        assert answer.status == 200
-        return await answer.json()
-
-
 async def test_everything_that_is_told_of_a_model() -> None:
     async with gateway_harness() as here:
         await here.publish(seeing(), route("b", state=ModelState.UNLOADED, apis=()))
-        listed = await get(here, "/v1/models")
+        listed = (await here.get("/v1/models")).success
         one, other = listed["data"]
         served = one.pop("apis")
         assert one == {
@@ -93,9 +86,9 @@ async def test_everything_that_is_told_of_a_model() -> None:
             "object": "list", "has_more": False, "first_id": "org/m:8b", "last_id": "b"
         }  # fmt: skip
         for name in ("org/m:8b", "m", "gpt-4o"):
-            assert await get(here, f"/v1/models/{name}") == one | {"apis": served}, "under its own name"
+            assert (await here.get(f"/v1/models/{name}")).success == one | {"apis": served}, "under its own name"
         await here.publish()
-        assert await get(here, "/v1/models") == {
+        assert (await here.get("/v1/models")).success == {
             "object": "list", "data": [], "has_more": False, "first_id": None, "last_id": None
         }  # fmt: skip
 
@@ -109,22 +102,22 @@ async def test_why_a_model_is_not_loaded_is_told_without_paths_and_addresses() -
             waiting.model_copy(update={"reason": "no room for /srv/x", "backend": "vllm"}),
             route("c").model_copy(update={"last_error": told, "reason": "before", "backend": "openai_remote"}),
         )
-        listed = (await get(here, "/v1/models"))["data"]
+        listed = (await here.get("/v1/models")).success["data"]
         assert [(each["reason"], each["autoload"], each["continues_answers"]) for each in listed] == [
             ("it ended: cannot open [path] at [address]", False, False),
             ("no room for [path]", True, True),
             (None, False, False),
         ]
         for each in listed:
-            assert (await get(here, f"/v1/models/{each['id']}/status"))["reason"] == each["reason"]
-            assert (await get(here, f"/v1/models/{each['id']}"))["reason"] == each["reason"]
+            assert (await here.get(f"/v1/models/{each['id']}/status")).success["reason"] == each["reason"]
+            assert (await here.get(f"/v1/models/{each['id']}")).success["reason"] == each["reason"]
 
 
 async def test_the_list_of_llama_servers_router() -> None:
     async with gateway_harness() as here:
         await here.publish(seeing(), *(route(f"m-{state}", state=state) for state in ModelState))
-        own = {model["id"]: model for model in (await get(here, "/v1/models"))["data"]}
-        listed = await get(here, "/models")
+        own = {model["id"]: model for model in (await here.get("/v1/models")).success["data"]}
+        listed = (await here.get("/models")).success
         assert listed["object"] == "list"
         for model in listed["data"]:
             assert model == own[model["id"]]

@@ -96,12 +96,6 @@ async def here(servers: dict[str, Worker]) -> AsyncIterator[GatewayHarness]:
         yield built
 
 
-async def ask(here: GatewayHarness, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
-    """Status and JSON of an answer."""
-    async with here.client.request(method, here.url + path, json=body, headers=headers) as answer:
-        return answer.status, await answer.json()
-
-
 def known(value: Any) -> Any:
     """An answer without the values that no two answers have in common; thoughts under both of their names."""
     if isinstance(value, dict):
@@ -154,29 +148,29 @@ async def test_an_answer_is_the_engines_own(
 ) -> None:
     own_status, own = servers[name].ask("POST", path, {"model": f"inner-{name}", **fields})
     for called in (name, f"alias-of-{name}"):
-        status, made = await ask(here, "POST", path, {"model": called, **fields})
-        assert status == own_status
-        if status < 400:
-            assert known(made) == known(json.loads(own))
+        made = await here.post(path, {"model": called, **fields})
+        assert made.status == own_status
+        if made.status < 400:
+            assert known(made.body) == known(json.loads(own))
         else:
-            assert made["error"]["message"] == json.loads(own)["error"]["message"]
-            assert made["error"]["code"] == "engine_error"
+            assert made.error["message"] == json.loads(own)["error"]["message"]
+            assert made.code == "engine_error"
 
 
 async def test_the_cases_are_what_they_seem(here: GatewayHarness) -> None:
-    _, chat = await ask(here, "POST", "/v1/chat/completions", {"model": "plain", **HI})
+    chat = (await here.post("/v1/chat/completions", {"model": "plain", **HI})).body
     assert chat["choices"][0]["message"]["content"] == SENTENCE
     tools: Fields = {"tools": [TOOL], "tool_choice": "required"}
-    _, called = await ask(here, "POST", "/v1/chat/completions", {"model": "caller", **HI, **tools})
+    called = (await here.post("/v1/chat/completions", {"model": "caller", **HI, **tools})).body
     message = called["choices"][0]["message"]
     assert (message["reasoning_content"], message["content"]) == (THOUGHT, SPOKEN)
     assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == {"city": "Paris"}
-    _, counted = await ask(here, "POST", "/v1/messages/count_tokens", {"model": "plain", **LETTER})
+    counted = (await here.post("/v1/messages/count_tokens", {"model": "plain", **LETTER})).body
     assert counted["input_tokens"] > 0
-    _, tokens = await ask(here, "POST", "/tokenize", {"model": "plain", "content": " fox"})
-    _, text = await ask(here, "POST", "/detokenize", {"model": "plain", **tokens})
+    tokens = (await here.post("/tokenize", {"model": "plain", "content": " fox"})).body
+    text = (await here.post("/detokenize", {"model": "plain", **tokens})).body
     assert text["content"] == " fox"
-    _, ranked = await ask(here, "POST", "/v1/rerank", {"model": "ranks", "query": "a", "documents": ["a", "b"]})
+    ranked = (await here.post("/v1/rerank", {"model": "ranks", "query": "a", "documents": ["a", "b"]})).body
     assert {result["index"] for result in ranked["results"]} == {0, 1}
 
 
@@ -205,30 +199,30 @@ async def test_what_has_no_body_is_named_in_the_query(
     here: GatewayHarness, servers: dict[str, Worker], path: str
 ) -> None:
     for name in ("plain", "alias-of-plain"):
-        status, told = await ask(here, "GET", f"{path}?model={name}")
+        reply = await here.get(f"{path}?model={name}")
         expected = known(json.loads(servers["plain"].ask("GET", path)[1]))
         if path == "/props":
             expected["ui"] = True
-        assert (status, known(told)) == (200, expected)
-    status, told = await ask(here, "GET", path)
+        assert (reply.status, known(reply.body)) == (200, expected)
+    reply = await here.get(path)
     if path == "/props":
-        assert (status, told["role"]) == (200, "router")
+        assert (reply.status, reply.body["role"]) == (200, "router")
         return
-    assert (status, told["error"]["code"], told["error"]["param"]) == (400, "invalid_request", "model")
-    assert "?model=NAME" in told["error"]["message"]
-    assert (await ask(here, "GET", f"{path}?model=nobody"))[1]["error"]["code"] == "unknown_model"
+    assert (reply.status, reply.code, reply.error["param"]) == (400, "invalid_request", "model")
+    assert "?model=NAME" in reply.error["message"]
+    assert (await here.get(f"{path}?model=nobody")).code == "unknown_model"
 
 
 async def test_without_a_model_the_only_one_that_has_the_route_is_meant(
     here: GatewayHarness, servers: dict[str, Worker]
 ) -> None:
-    assert (await ask(here, "POST", "/infill", GAP))[1]["error"]["code"] == "invalid_request", "two have it"
+    assert (await here.post("/infill", GAP)).code == "invalid_request", "two have it"
     await here.publish(model(servers, "caller"), model(servers, "vectors"))
-    assert (await ask(here, "POST", "/infill", GAP))[0] == 200
-    assert (await ask(here, "POST", "/infill?model=alias-of-caller", GAP))[0] == 200
+    assert (await here.post("/infill", GAP)).status == 200
+    assert (await here.post("/infill?model=alias-of-caller", GAP)).status == 200
     await here.publish(model(servers, "plain"))
-    assert (await ask(here, "GET", "/props"))[1]["role"] == "router", "as in llama-server's router mode, also for one"
-    assert "tokens" in (await ask(here, "POST", "/tokenize", {"content": "a"}))[1]
+    assert (await here.get("/props")).body["role"] == "router", "as in llama-server's router mode, also for one"
+    assert "tokens" in (await here.post("/tokenize", {"content": "a"})).body
 
 
 @pytest.mark.parametrize(
@@ -279,9 +273,9 @@ async def test_an_engines_state_is_not_to_be_had_by_default(
     here: GatewayHarness, method: str, path: str, body: Any
 ) -> None:
     named = f"{path}{'&' if '?' in path else '?'}model=plain"
-    status, told = await ask(here, method, named, body)
-    assert (status, told["error"]["code"]) == (403, "route_disabled")
-    assert "ROUNDHOUSE_ENGINE_STATE_ROUTES" in " ".join(told["error"]["next_steps"])
+    reply = await here.request(method, named, body)
+    assert reply.refusal == (403, "route_disabled")
+    assert "ROUNDHOUSE_ENGINE_STATE_ROUTES" in " ".join(reply.error["next_steps"])
 
 
 @pytest.mark.parametrize(("method", "path", "body"), STATE)
@@ -291,17 +285,16 @@ async def test_an_engines_state_is_for_admins(servers: dict[str, Worker], method
         keys = (key("user", "inference"), key("boss", "admin"), key("both", "admin", "inference"))
         table = await here.controller.publish(model(servers, "plain"), keys=keys)
         await here.controller.acknowledged(table)
-        assert (await ask(here, method, named, body))[1]["error"]["code"] == "invalid_api_key"
-        user = await ask(here, method, named, body, authorization="Bearer user")
-        assert (user[0], user[1]["error"]["code"]) == (403, "scope_required")
+        assert (await here.request(method, named, body)).code == "invalid_api_key"
+        assert (await here.request(method, named, body, key="user")).refusal == (403, "scope_required")
         for admin in ("boss", "both"):
-            status, told = await ask(here, method, named, body, authorization=f"Bearer {admin}")
-            assert status == servers["plain"].ask(method, path, body)[0] == 200
+            reply = await here.request(method, named, body, key=admin)
+            assert reply.status == servers["plain"].ask(method, path, body)[0] == 200
         if path == "/slots":
-            assert [slot["id"] for slot in told] == [0, 1, 2, 3]
+            assert [slot["id"] for slot in reply.body] == [0, 1, 2, 3]
         chat = {"model": "plain", **HI}
-        boss = await ask(here, "POST", "/v1/chat/completions", chat, authorization="Bearer boss")
-        assert boss[1]["error"]["code"] == "scope_required", "neither scope holds the other"
+        boss = await here.post("/v1/chat/completions", chat, key="boss")
+        assert boss.code == "scope_required", "neither scope holds the other"
 
 
 async def test_nothing_of_a_client_that_goes_away_stays(here: GatewayHarness) -> None:
