@@ -17,6 +17,7 @@ from tests.fakes.fake_controller import route
 from tests.fakes.fake_tool_model import Call, Fields, Move, ToolModel, tool_model
 from tests.fakes.fake_tool_servers import FakeServers, FakeTool, install
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness, until
+from tests.support.http_client import PendingReply
 
 CHAT = "/v1/chat/completions"
 RESPONSES = "/v1/responses"
@@ -39,15 +40,15 @@ class Loop:
     release: asyncio.Event = field(default_factory=asyncio.Event)
     """Set: calls of `weather__wait` end."""
 
-    def ask(self, *, tools: Any = None, **fields: Any) -> Any:
-        """A response by POST; an async context manager, as aiohttp's."""
-        asked = {"model": "m", "input": "Weather?", "tools": [WEATHER] if tools is None else tools, **fields}
-        return self.here.post(RESPONSES, **asked)
+    def post(self, *, tools: Any = None, **fields: Any) -> PendingReply:
+        """A response by POST."""
+        body = {"model": "m", "input": "Weather?", "tools": [WEATHER] if tools is None else tools, **fields}
+        return self.here.post(RESPONSES, body)
 
     async def create(self, *, tools: Any = None, **fields: Any) -> Any:
         """A response by OpenAI's client."""
-        asked = {"model": "m", "input": "Weather?", "tools": [WEATHER] if tools is None else tools, **fields}
-        return await self.client.responses.create(**asked)
+        body = {"model": "m", "input": "Weather?", "tools": [WEATHER] if tools is None else tools, **fields}
+        return await self.client.responses.create(**body)
 
     def messages(self, at: int = -1) -> list[Fields]:
         """What the engine was sent."""

@@ -42,7 +42,7 @@ HOSTS: Final = (
 )
 
 
-def told(answer: Answer) -> tuple[int, str]:
+def status_and_message(answer: Answer) -> tuple[int, str]:
     """Status, and the message of a refusal; those of the MCP library are plain text."""
     if answer.status < 400:
         return answer.status, ""
@@ -69,7 +69,7 @@ async def test_no_host_changes_a_verdict(who: str) -> None:
                 if host not in WELL_FORMED_HOSTS and not is_open:
                     assert (answer.status, answer.error["code"]) == (400, "invalid_request"), (method, path, host)
                     continue
-                assert told(answer) == told(plain), (method, path, host)
+                assert status_and_message(answer) == status_and_message(plain), (method, path, host)
 
 
 @pytest.mark.parametrize("is_open", [False, True])

@@ -25,7 +25,7 @@ async def waiting(here: GatewayHarness, count: int = 1) -> None:
     assert set(report.demand) == {"m"}
 
 
-def ask(here: GatewayHarness, **fields: Any) -> asyncio.Task[Any]:
+def start_chat(here: GatewayHarness, **fields: Any) -> asyncio.Task[Any]:
     """A chat completion under way."""
     return asyncio.create_task(here.chat(**fields).__aenter__())
 
@@ -34,7 +34,7 @@ def ask(here: GatewayHarness, **fields: Any) -> asyncio.Task[Any]:
 async def test_demand_goes_up_and_the_request_is_answered_once_the_model_is_loaded(state: ModelState) -> None:
     async with gateway_harness() as here, engines(1) as (engine,):
         await here.publish(unloaded(state))
-        call = ask(here, model="alias")
+        call = start_chat(here, model="alias")
         await waiting(here)
         async with here.client.get(here.url + "/health") as answer:
             assert (await answer.json())["queue_depth"] == 1
@@ -52,7 +52,7 @@ async def test_demand_goes_up_and_the_request_is_answered_once_the_model_is_load
 async def test_many_wait_and_all_are_answered() -> None:
     async with gateway_harness(queue_limit=20) as here, engines(2) as both:
         await here.publish(unloaded())
-        calls = [ask(here, stream=number % 2 == 0) for number in range(20)]
+        calls = [start_chat(here, stream=number % 2 == 0) for number in range(20)]
         await waiting(here, 20)
         await here.publish(route("m", [engine.url for engine in both], autoload=True))
         for call in calls:
@@ -65,7 +65,7 @@ async def test_many_wait_and_all_are_answered() -> None:
 async def test_a_load_that_fails_is_told_with_its_reason() -> None:
     async with gateway_harness() as here:
         await here.publish(unloaded())
-        call = ask(here)
+        call = start_chat(here)
         await waiting(here)
         await here.publish(unloaded(ModelState.FAILED, last_error="not a GGUF file"))
         async with await call as answer:
@@ -86,7 +86,7 @@ async def test_a_failed_model_does_not_make_clients_wait_but_the_demand_is_known
 async def test_a_model_that_vanishes_while_waited_for() -> None:
     async with gateway_harness() as here:
         await here.publish(unloaded())
-        call = ask(here)
+        call = start_chat(here)
         await waiting(here)
         await here.publish()
         async with await call as answer:
@@ -109,7 +109,7 @@ async def test_the_wait_is_bounded() -> None:
 async def test_a_client_that_leaves_waits_no_longer(stream: bool) -> None:
     async with gateway_harness() as here, engines(1) as (engine,):
         await here.publish(unloaded())
-        call = ask(here, stream=stream)
+        call = start_chat(here, stream=stream)
         await waiting(here)
         call.cancel()
         await here.controller.report_where(lambda report: not report.queued)
@@ -147,7 +147,7 @@ async def test_a_stream_that_waits_in_vain_is_told_in_the_stream() -> None:
 async def test_a_replica_lost_while_retrying_waits_for_the_next_one() -> None:
     async with gateway_harness() as here, engines(2) as (first, second):
         await here.publish(route("m", [first.url], autoload=True))
-        call = ask(here, fault="hold")
+        call = start_chat(here, fault="hold")
         await until(lambda: first.running == 1)
         await here.publish(unloaded(ModelState.LOADING))
         await first.stop()
@@ -161,7 +161,7 @@ async def test_a_replica_lost_while_retrying_waits_for_the_next_one() -> None:
 async def queued_then(here: GatewayHarness, *tables: ModelRoute, stream: bool = False) -> asyncio.Task[Any]:
     """A request that waits for an unloaded model while these tables come."""
     await here.publish(unloaded())
-    call = ask(here, stream=stream)
+    call = start_chat(here, stream=stream)
     await waiting(here)
     for table in tables:
         await here.publish(table)
@@ -239,7 +239,7 @@ async def test_a_client_that_asks_is_told_how_far_the_load_is() -> None:
 async def test_who_did_not_ask_or_does_not_stream_is_told_nothing_of_a_load() -> None:
     async with gateway_harness() as here, engines(1) as (engine,):
         await here.publish(unloaded())
-        quiet = ask(here, stream=True)
+        quiet = start_chat(here, stream=True)
         blocking = asyncio.create_task(ask_for_progress(here, stream=False).__aenter__())
         await waiting(here, 2)
         await here.publish(unloaded(ModelState.LOADING, progress=0.5))

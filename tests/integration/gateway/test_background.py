@@ -106,14 +106,8 @@ async def test_what_waits_is_queued_and_what_may_not_wait_is_refused_at_once() -
 async def test_a_thousand_at_once_are_no_more_than_may_wait() -> None:
     async with site(m={"target_inflight": 4, "queue_limit": 20}) as here:
         asked = {"model": "m", "input": "x", "background": True, "fault": "hold"}
-        statuses = []
-
-        async def ask() -> None:
-            async with here.here.post("/v1/responses", **asked) as answer:
-                statuses.append(answer.status)
-                await answer.read()
-
-        await asyncio.gather(*(ask() for _ in range(1000)))
+        replies = await asyncio.gather(*(here.here.post("/v1/responses", asked) for _ in range(1000)))
+        statuses = [reply.status for reply in replies]
         assert {status: statuses.count(status) for status in set(statuses)} == {200: 24, 429: 976}
         assert len(here.running) == 24
         here.engine.release.set()
@@ -241,7 +235,7 @@ async def test_every_state_suits_the_published_schemas(loop_clock: LoopClock) ->
     async with site(m=ONE_SLOT, request_timeout_s=30) as here:
         url = here.here.url + "/v1/responses"
 
-        async def told(response_id: str, method: str = "GET", more: str = "") -> Any:
+        async def read(response_id: str, method: str = "GET", more: str = "") -> Any:
             async with here.here.client.request(method, f"{url}/{response_id}{more}") as answer:
                 assert answer.content_type == "application/json"
                 return await answer.json()
@@ -256,20 +250,20 @@ async def test_every_state_suits_the_published_schemas(loop_clock: LoopClock) ->
         running, waiting = ids
         await until(lambda: here.engine.running == 1, "it runs")
         for response_id in (running, waiting):
-            found = await told(response_id)
+            found = await read(response_id)
             seen[found["status"]] = found
-        cancelled = await told(waiting, "POST", "/cancel")
+        cancelled = await read(waiting, "POST", "/cancel")
         seen[cancelled["status"]] = cancelled
         await loop_clock.skip(35)
         await here.over(running)
-        failed = await told(running)
+        failed = await read(running)
         seen[failed["status"]] = failed
         assert set(seen) == {"queued", "in_progress", "cancelled", "failed"}
         for response in seen.values():
             check_response(response)
             assert response["metadata"] == {"a": "b"}
         made = await here.make(previous_response_id=(await here.make()).id)
-        for item in (await told(made.id, more="/input_items"))["data"]:
+        for item in (await read(made.id, more="/input_items"))["data"]:
             ResponseItemList.model_validate_json(
                 json.dumps({"object": "list", "data": [item], "first_id": "", "last_id": "", "has_more": False}),
                 strict=True,

@@ -17,6 +17,7 @@ from gateway.admission.ticket import Ticket
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.gateway_rest import nothing_left
+from tests.support.http_client import HttpClient
 from tests.support.llama_servers import needed, started
 from tests.support.llama_slots import make_endless
 from tests.support.queueing import key
@@ -72,13 +73,10 @@ async def engine(tmp_path: Path) -> AsyncIterator[Worker]:
         yield await asyncio.to_thread(worker.ready)
 
 
-async def ask(here: GatewayHarness, session: aiohttp.ClientSession, who: str) -> int:
+async def chat(here: GatewayHarness, session: aiohttp.ClientSession, who: str) -> int:
     """One request, to the end: its status."""
-    body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": TOKENS[who]}
-    headers = {"authorization": f"Bearer secret-{who}"}
-    async with session.post(f"{here.url}/v1/chat/completions", json=body, headers=headers) as answer:
-        await answer.read()
-        return answer.status
+    reply = await HttpClient(here.url, session).chat(max_tokens=TOKENS[who], key=f"secret-{who}")
+    return reply.status
 
 
 def depth(here: GatewayHarness) -> int:
@@ -95,7 +93,7 @@ async def test_tenants_that_wait_get_the_same_slot_seconds(engine: Worker, ledge
         await here.publish(loading, keys=keys)
         tasks: list[asyncio.Task[int]] = []
         for who, count in REQUESTS.items():  # all of Alice's first: by first come, first served, they were served first
-            tasks.extend(asyncio.create_task(ask(here, session, who)) for _ in range(count))
+            tasks.extend(asyncio.create_task(chat(here, session, who)) for _ in range(count))
             await until(f"{len(tasks)} wait", lambda: depth(here) == len(tasks))
         address = f"http://127.0.0.1:{engine.port}"
         await here.publish(route("m", [address], token=TOKEN, target_inflight=SLOTS, queue_limit=500), keys=keys)

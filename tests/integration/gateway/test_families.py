@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import aiohttp
@@ -17,6 +17,7 @@ from tests.fakes.fake_scripted_engine import Script, ScriptedEngine, script, scr
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.api_families import FAMILIES, STREAMING, Family
 from tests.support.gateway_rest import nothing_left
+from tests.support.http_client import HttpClient
 from tests.support.loop_clock import LoopClock, loop_clock
 from tests.support.wait import until
 
@@ -53,23 +54,23 @@ async def one_slot(
         await nothing_left(here)
 
 
-async def ask(here: GatewayHarness, family: Family, **fields: Any) -> tuple[int, dict[str, str], bytes]:
+async def send(here: GatewayHarness, family: Family, **fields: Any) -> tuple[int, Mapping[str, str], bytes]:
     """Status, headers and body of one answer; on a connection of its own."""
-    url, body = here.url + family.path, family.body("m", **fields)
-    async with aiohttp.ClientSession() as client, client.post(url, json=body) as answer:
-        return answer.status, {name.lower(): value for name, value in answer.headers.items()}, await answer.read()
+    async with aiohttp.ClientSession() as client:
+        reply = await HttpClient(here.url, client).post(family.path, family.body("m", **fields))
+        return reply.status, reply.headers, reply.content
 
 
 async def takes_the_slot(here: GatewayHarness, family: Family, engine: ScriptedEngine) -> asyncio.Task[Any]:
     """A request that the engine does not answer."""
-    task = asyncio.create_task(ask(here, family, stream=family.streams))
+    task = asyncio.create_task(send(here, family, stream=family.streams))
     await until("the engine has it", lambda: len(engine.requests) == 1)
     return task
 
 
 async def waits(here: GatewayHarness, family: Family, **fields: Any) -> asyncio.Task[Any]:
     """A request that stands in the queue."""
-    task = asyncio.create_task(ask(here, family, **fields))
+    task = asyncio.create_task(send(here, family, **fields))
 
     async def stands() -> bool:
         async with here.client.get(f"{here.url}/health") as answer:
@@ -132,7 +133,7 @@ async def test_a_full_queue_refuses_in_the_familys_form(family: Family) -> None:
     async with one_slot(family, STALL, whole(family)) as (here, engine):
         first = await takes_the_slot(here, family, engine)
         second = await waits(here, family)
-        status, headers, body = await ask(here, family, stream=family.streams)
+        status, headers, body = await send(here, family, stream=family.streams)
         error = family.error_in(body)
         assert (status, error["code"], error["status"]) == (429, "queue_full", 429)
         assert int(headers["retry-after"]) >= 1
@@ -163,7 +164,7 @@ async def test_an_error_of_the_engine_keeps_its_status_and_message(family: Famil
     head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
     async with one_slot(family, *[script(head % len(said) + said)] * 2) as (here, _):
         for streams in {False, family.streams}:
-            status, _, body = await ask(here, family, stream=streams)
+            status, _, body = await send(here, family, stream=streams)
             error = family.error_in(body)
             assert (status, error["message"], error["status"]) == (400, "no such slot", 400)
 
@@ -176,7 +177,7 @@ async def test_an_error_of_the_engine_in_a_stream_is_told_in_the_familys_form(fa
     events = family.events[0] + said
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
     async with one_slot(family, script(head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(events), events))) as (here, _):
-        status, headers, body = await ask(here, family, stream=True)
+        status, headers, body = await send(here, family, stream=True)
         assert status == 200
         assert body.startswith(family.begins)
         assert family.last_error(body)["message"] == "out of cells"

@@ -42,15 +42,15 @@ async def full_site(folder: Path) -> AsyncIterator[tuple[Site, SmallDisk]]:
             await nothing_left(here.here)
 
 
-def asked(path: str, said: str = LARGE, **fields: Any) -> dict[str, Any]:
+def body_of(path: str, said: str = LARGE, **fields: Any) -> dict[str, Any]:
     said_fields = {"messages": [{"role": "user", "content": said}], "store": True} if path == CHAT else {"input": said}
     return {"model": "m", **said_fields, **fields}
 
 
 async def post(here: Site, path: str, said: str = LARGE, **fields: Any) -> tuple[int, bytes]:
     """Status and body of the answer."""
-    async with here.here.post(path, **asked(path, said, **fields)) as answer:
-        return answer.status, await answer.read()
+    reply = await here.here.post(path, body_of(path, said, **fields))
+    return reply.status, reply.content
 
 
 def find_object(path: str, body: bytes) -> dict[str, Any]:
@@ -71,9 +71,9 @@ def events_told(body: bytes) -> list[Any]:
 
 
 async def is_found(here: Site, path: str, object_id: str) -> bool:
-    async with here.here.client.get(f"{here.here.url}{path}/{object_id}") as answer:
-        assert answer.status in (200, 404)
-        return answer.status == 200
+    reply = await here.here.get(f"{path}/{object_id}")
+    assert reply.status in (200, 404)
+    return reply.status == 200
 
 
 # On a full disk
@@ -99,7 +99,7 @@ async def test_on_a_full_disk_the_end_says_that_nothing_is_stored(path: str, *, 
 
 async def test_the_official_client_reads_a_stream_that_is_not_stored(tmp_path: Path) -> None:
     async with full_site(tmp_path) as (here, _):
-        stream = await here.client.chat.completions.create(**asked(CHAT, stream=True))
+        stream = await here.client.chat.completions.create(**body_of(CHAT, stream=True))
         chunks = [chunk async for chunk in stream]
         assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices).strip() == TEXT
         assert (chunks[-1].choices, chunks[-1].model_extra) == ([], {"store": False})
@@ -214,7 +214,7 @@ def held_ends(here: Site) -> int:
 @pytest.mark.parametrize("headers", [{}, {"X-Conversation-Id": "talk"}], ids=["plain", "resumable"])
 async def test_a_stream_ends_when_it_is_stored_and_holds_no_slot_until_then(path: str, headers: dict[str, str]) -> None:
     async with site(m=ONE_SLOT) as here:
-        url, body = here.here.url + path, asked(path, "x", stream=True)
+        url, body = here.here.url + path, body_of(path, "x", stream=True)
         async with here.held_store(), here.here.client.post(url, json=body, headers=headers) as answer:
             await until("its end is held", lambda: held_ends(here) == 1)
             async with here.here.chat() as other:  # there is one slot

@@ -32,8 +32,7 @@ SCOPES = ("inference", "admin")
 def post(here: GatewayHarness, body: dict[str, Any], session: str | None = None, secret: str | None = None) -> Any:
     """One message; an async context manager, as aiohttp's."""
     headers = {**HEADERS, **({} if session is None else {"mcp-session-id": session})}
-    headers |= {} if secret is None else {"authorization": f"Bearer {secret}"}
-    return here.client.post(f"{here.url}/mcp", json=body, headers=headers)
+    return here.post("/mcp", body, key=secret, headers=headers)
 
 
 async def shake_hands(here: GatewayHarness, secret: str | None = None) -> str:
@@ -59,7 +58,7 @@ async def cancel(here: GatewayHarness, session: str | None, request: object = 1,
         assert (answer.status, await answer.read()) == (202, b"")
 
 
-async def asked(here: GatewayHarness, count: int) -> None:
+async def until_called(here: GatewayHarness, count: int) -> None:
     """Wait until so many calls have asked the controller, which never answers."""
     await until("the controller is asked", lambda: here.controller.admin.running == count)
 
@@ -70,7 +69,7 @@ async def test_a_client_cancels_its_call_and_stays(generation: Generation) -> No
         here.controller.admin.answer = never
         async with mcp_client(here.url, generation=generation) as client:
             calling = asyncio.create_task(client.call_tool("get_plan", {}))
-            await asked(here, 1)
+            await until_called(here, 1)
             calling.cancel()
             await until("the call is over", lambda: here.controller.admin.cancelled == 1)
             assert await list_names(client) == INFERENCE_TOOLS + ADMIN_TOOLS
@@ -81,7 +80,7 @@ async def test_a_cancelled_call_is_answered_as_the_library_does() -> None:
         here.controller.admin.answer = never
         session = await shake_hands(here)
         calling = asyncio.create_task(call(here, session, id="a"))
-        await asked(here, 1)
+        await until_called(here, 1)
         await cancel(here, session, "a")
         assert await calling == {
             "jsonrpc": "2.0", "id": "a", "error": {"code": -32800, "message": "Request cancelled"},
@@ -97,7 +96,7 @@ async def test_each_client_cancels_its_own_calls_alone() -> None:
         first, second = [await shake_hands(here, "secret-one") for _ in range(2)]
         assert first != second
         calls = [asyncio.create_task(call(here, session, "secret-one")) for session in (first, second)]
-        await asked(here, 2)
+        await until_called(here, 2)
         await cancel(here, first, secret="secret-two")
         await cancel(here, first, request=2, secret="secret-one")
         await cancel(here, first, request="1", secret="secret-one")
@@ -119,8 +118,8 @@ async def test_an_id_serves_again_after_its_call() -> None:
         here.controller.admin.answer = never
         for _ in range(2):
             calling = asyncio.create_task(call(here, session))
-            await asked(here, 1)
+            await until_called(here, 1)
             await cancel(here, session)
             assert (await calling)["error"]["code"] == -32800
-            await asked(here, 0)
+            await until_called(here, 0)
             await cancel(here, session)

@@ -17,6 +17,7 @@ from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.engine_calls import on
 from tests.support.forwarding import error_of, never
+from tests.support.http_client import PendingReply
 from tests.support.leftovers import leftovers_of
 from tests.support.mcp_clients import (
     ADMIN_TOOLS,
@@ -43,9 +44,9 @@ CLIENTS = 30
 MANY_LOOKS = 20
 
 
-def post(here: GatewayHarness, body: bytes, **headers: str) -> Any:
-    """One message by hand; an async context manager, as aiohttp's."""
-    return here.client.post(f"{here.url}/mcp", data=body, headers=HEADERS | headers)
+def post(here: GatewayHarness, body: bytes, **headers: str) -> PendingReply:
+    """One message by hand."""
+    return here.post("/mcp", body, headers=HEADERS | headers)
 
 
 def calls_of(here: GatewayHarness) -> Any:
@@ -222,17 +223,16 @@ def _connections(here: GatewayHarness) -> int:
 def test_an_answered_call_leaves_nothing_in_cycles() -> None:
     bodies = (LIST, json.dumps(message("tools/call", name="list_models", arguments={})).encode(), b"{", b"{}")
 
-    async def ask(here: GatewayHarness) -> None:
+    async def call_each(here: GatewayHarness) -> None:
         for body in bodies:
-            async with post(here, body) as answer:
-                await answer.read()
+            await post(here, body)
 
     async def scenario() -> None:
         async with gateway_harness() as here:
             await here.publish(route("m"))
-            await ask(here)
+            await call_each(here)
             with leftovers_of(*PACKAGES) as left:
-                await ask(here)
+                await call_each(here)
             assert not left
 
     on("uvloop", scenario)

@@ -44,20 +44,17 @@ async def here(servers: dict[str, Worker]) -> AsyncIterator[GatewayHarness]:
         yield built
 
 
-async def ask(here: GatewayHarness, model: str, asked: Fields) -> Fields:
+async def create(here: GatewayHarness, model: str, asked: Fields) -> Fields:
     """A blocking answer."""
-    async with here.post("/v1/messages", model=model, **asked) as answer:
-        assert answer.status == 200, await answer.text()
-        fields: Fields = await answer.json()
-        return fields
+    message: Fields = (await here.post("/v1/messages", model=model, **asked)).success
+    return message
 
 
 async def stream(here: GatewayHarness, model: str, asked: Fields) -> bytes:
     """A stream."""
-    async with here.post("/v1/messages", model=model, stream=True, **asked) as answer:
-        assert answer.status == 200, await answer.text()
-        sent: bytes = await answer.read()
-        return sent
+    reply = await here.post("/v1/messages", model=model, stream=True, **asked)
+    assert reply.status == 200, reply.body
+    return reply.content
 
 
 def visible(message: Fields) -> Fields:
@@ -74,7 +71,7 @@ def events_of(stream: bytes) -> list[Fields]:
     return [json.loads(line[6:]) for line in stream.split(b"\n") if line.startswith(b"data: ")]
 
 
-def said(stream: bytes) -> dict[str, str]:
+def text_by_kind(stream: bytes) -> dict[str, str]:
     """What its deltas say, kind by kind."""
     deltas = [event["delta"] for event in events_of(stream) if event["type"] == "content_block_delta"]
     kinds = ("thinking", "text", "partial_json")
@@ -106,12 +103,12 @@ SAME: list[tuple[str, Fields]] = [
 
 async def test_both_ways_come_to_the_same(here: GatewayHarness) -> None:
     for model, asked in SAME:
-        native, ours = await ask(here, f"native-{model}", asked), await ask(here, model, asked)
+        native, ours = await create(here, f"native-{model}", asked), await create(here, model, asked)
         checked_message(native)
         checked_message(ours)
         assert visible(ours) == visible(native), asked
         checked_events(told := await stream(here, model, asked))
-        assert said(told) == said(await stream(here, f"native-{model}", asked)), asked
+        assert text_by_kind(told) == text_by_kind(await stream(here, f"native-{model}", asked)), asked
 
 
 @pytest.mark.parametrize("model", ["plain", "caller"])
@@ -135,7 +132,7 @@ async def test_what_llama_servers_own_lose(here: GatewayHarness) -> None:
     learned."""
 
     async def last_block(model: str, **more: Any) -> Any:
-        return (await ask(here, model, {**COLD, **more}))["content"][-1]
+        return (await create(here, model, {**COLD, **more}))["content"][-1]
 
     named: Fields = {"tools": [WEATHER, SUM], "tool_choice": {"type": "tool", "name": "get_weather"}}
     assert (await last_block("caller", **named))["name"] == "get_weather"
@@ -147,8 +144,8 @@ async def test_what_llama_servers_own_lose(here: GatewayHarness) -> None:
     assert (await last_block("plain", **form))["text"].startswith("{")
     assert (await last_block("native-plain", **form))["text"].startswith("The quick")
     stop = {**COLD, "stop_sequences": ["fox"]}
-    assert visible(await ask(here, "plain", stop))["ended"] == ("stop_sequence", "fox")
-    assert visible(await ask(here, "native-plain", stop))["ended"] == ("end_turn", "fox")
+    assert visible(await create(here, "plain", stop))["ended"] == ("stop_sequence", "fox")
+    assert visible(await create(here, "native-plain", stop))["ended"] == ("end_turn", "fox")
     begun: Fields = {"messages": [*HI, {"role": "assistant", "content": "The quick"}]}
     assert (await last_block("plain", **begun))["text"].startswith(" brown")
     assert (await last_block("native-plain", **begun))["text"].startswith("The quick brown")

@@ -94,7 +94,7 @@ async def here(backend: str, engine: Worker) -> AsyncIterator[GatewayHarness]:
         yield built
 
 
-def said(path: str, answer: Any) -> str:
+def text_of(path: str, answer: Any) -> str:
     """The text of a blocking answer."""
     if path == RESPONSES:
         return "".join(part["text"] for item in answer["output"] for part in item["content"])
@@ -107,7 +107,7 @@ async def test_it_is_followed(here: GatewayHarness) -> None:
         async with here.post(path, model="m", **ASKED[path], **fields) as answer:
             told = await answer.json()
             assert answer.status == 200, (path, fields, told)
-        assert said(path, told) == expected, (path, fields)
+        assert text_of(path, told) == expected, (path, fields)
 
 
 async def test_it_is_followed_in_a_stream(here: GatewayHarness) -> None:
@@ -130,6 +130,6 @@ async def test_an_answer_goes_on_past_its_end(here: GatewayHarness) -> None:
     for path in (CHAT, COMPLETIONS):
         async with here.post(path, model="m", ignore_eos=True, **ASKED[path]) as answer:
             told = await answer.json()
-        assert said(path, told).startswith(SENTENCE)
+        assert text_of(path, told).startswith(SENTENCE)
         assert (told["choices"][0]["finish_reason"], told["usage"]["completion_tokens"]) == ("length", 40)
         assert COMPLETION_TOKENS < 40

@@ -43,13 +43,13 @@ def model_at(url: str, *, kv_cache_tokens: int | None = CONTEXT, **fields: Any) 
     return made.model_copy(update={"endpoints": (endpoint.model_copy(update={"kv_cache_tokens": kv_cache_tokens}),)})
 
 
-def answered(status: int, body: bytes) -> Script:
+def scripted_reply(status: int, body: bytes) -> Script:
     """A blocking answer of a scripted engine."""
     head = f"HTTP/1.1 {status} X\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     return script(head.encode() + body)
 
 
-async def ask(
+async def send(
     here: GatewayHarness, *, path: str = "/v1/chat/completions", content: str = "Hi", **fields: Any
 ) -> tuple[int, Any, Any]:
     """Status, headers, and the body, or a stream's error, None where it has none."""
@@ -70,11 +70,11 @@ async def test_a_refusal_before_the_first_byte_is_asked_again_by_the_gateway(str
     body = json.dumps(ANSWER).encode()
     stream_answer = script(STREAM_HEAD + EVENT + b"data: [DONE]\n\n", "close")
     async with (
-        scripted(answered(500, EXHAUSTED), stream_answer if stream else answered(200, body)) as engine,
+        scripted(scripted_reply(500, EXHAUSTED), stream_answer if stream else scripted_reply(200, body)) as engine,
         gateway_harness() as here,
     ):
         await here.publish(model_at(engine.url))
-        status, _, told = await ask(here, stream=stream)
+        status, _, told = await send(here, stream=stream)
         assert (status, None if stream else told["usage"]["completion_tokens"]) == (200, None if stream else 2)
         assert len(engine.requests) == 2
         assert 'roundhouse_gateway_retries_total{model="m"} 1.0' in await here.metrics()
@@ -82,28 +82,28 @@ async def test_a_refusal_before_the_first_byte_is_asked_again_by_the_gateway(str
 
 async def test_the_second_try_of_a_stale_connection_counts_as_a_retry_too() -> None:
     body = json.dumps(ANSWER).encode()
-    scripts = answered(200, body), script(b"", "close"), answered(500, EXHAUSTED), answered(200, body)
+    scripts = scripted_reply(200, body), script(b"", "close"), scripted_reply(500, EXHAUSTED), scripted_reply(200, body)
     async with scripted(*scripts) as engine, gateway_harness() as here:
         await here.publish(model_at(engine.url))
-        assert [(await ask(here))[0] for _ in range(2)] == [200, 200]
+        assert [(await send(here))[0] for _ in range(2)] == [200, 200]
         assert len(engine.requests) == 4
         assert 'roundhouse_gateway_retries_total{model="m"} 2.0' in await here.metrics()
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_where_the_cache_is_not_known_a_refusal_says_to_come_again(stream: bool) -> None:
-    async with scripted(answered(500, EXHAUSTED)) as engine, gateway_harness() as here:
+    async with scripted(scripted_reply(500, EXHAUSTED)) as engine, gateway_harness() as here:
         await here.publish(model_at(engine.url, kv_cache_tokens=None))
-        status, headers, body = await ask(here, stream=stream)
+        status, headers, body = await send(here, stream=stream)
         assert (status, body["error"]["code"]) == (503, "kv_cache_exhausted")
         assert headers["retry-after"] == "5"
         assert len(engine.requests) == 1
 
 
 async def test_a_request_that_had_all_of_the_cache_is_not_asked_again() -> None:
-    async with scripted(*[answered(500, EXHAUSTED)] * 9) as engine, gateway_harness() as here:
+    async with scripted(*[scripted_reply(500, EXHAUSTED)] * 9) as engine, gateway_harness() as here:
         await here.publish(model_at(engine.url))
-        status, headers, body = await ask(here)
+        status, headers, body = await send(here)
         assert (status, body["error"]["code"]) == (503, "kv_cache_exhausted")
         assert headers["retry-after"] == "5"
         assert len(engine.requests) <= 4
@@ -143,9 +143,9 @@ async def test_the_model_may_say_what_the_error_says(path: str) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_error_that_quotes_the_client_is_passed_on(stream: bool) -> None:
     quoting = json.dumps({"error": {"message": "Unknown role", "value": TEXT.decode()}}).encode()
-    async with scripted(answered(400, quoting)) as engine, gateway_harness() as here:
+    async with scripted(scripted_reply(400, quoting)) as engine, gateway_harness() as here:
         await here.publish(model_at(engine.url))
-        status, _, body = await ask(here, stream=stream)
+        status, _, body = await send(here, stream=stream)
         assert (status, body["error"]["message"]) == (400, "Unknown role")
         assert len(engine.requests) == 1
 
@@ -155,7 +155,7 @@ async def test_a_gathered_error_that_quotes_the_client_is_passed_on() -> None:
     failing = script(STREAM_HEAD + b"data: " + quoting + b"\n\n", "close")
     async with scripted(failing) as engine, gateway_harness(gather_after_s=0) as here:
         await here.publish(model_at(engine.url, notices_leaving=False))
-        status, _, body = await ask(here)
+        status, _, body = await send(here)
         assert (status, body["error"]["message"]) == (400, "Unknown role")
         assert len(engine.requests) == 1
 
@@ -185,7 +185,7 @@ async def test_a_gathered_answer_is_sent_again_before_a_stream_ends() -> None:
         await here.publish(model_at(engine.url, kv_cache_tokens=1024, notices_leaving=False))
         async with here.chat(stream=True) as stream:
             await stream.content.readuntil(b"\n\n")
-            gathered = asyncio.create_task(ask(here))
+            gathered = asyncio.create_task(send(here))
             await until("both are inside", lambda: len(engine.requests) == 2)
             await _answer_until_asked_again(engine, stream)
             engine.say(EVENT * 300 + b"data: [DONE]\n\n")
@@ -241,7 +241,7 @@ async def shared(tmp_path: Path) -> AsyncIterator[Shared]:
 @pytest.mark.engines
 @pytest.mark.embedded
 async def test_requests_that_fit_alone_and_not_together_are_all_answered(shared: Shared) -> None:
-    answers = await asyncio.gather(*(ask(shared.here, max_tokens=1500) for _ in range(4)))
+    answers = await asyncio.gather(*(send(shared.here, max_tokens=1500) for _ in range(4)))
     assert [status for status, _, _ in answers] == [200] * 4
     assert [body["usage"]["completion_tokens"] for _, _, body in answers] == [1500] * 4
 
@@ -267,11 +267,11 @@ async def test_clients_of_mixed_lengths_get_no_500(shared: Shared, seed: int, re
 def _ask_kind(here: GatewayHarness, kind: str, dice: random.Random) -> Any:
     stream = dice.random() < 0.5
     if kind == "short":
-        return ask(here, max_tokens=dice.randint(1, 40), stream=stream)
+        return send(here, max_tokens=dice.randint(1, 40), stream=stream)
     if kind == "middle":
-        return ask(here, content="word " * dice.randint(1, 60), max_tokens=dice.randint(100, 400), stream=stream)
+        return send(here, content="word " * dice.randint(1, 60), max_tokens=dice.randint(100, 400), stream=stream)
     if kind == "long":
-        return ask(here, max_tokens=dice.randint(1000, 1800), stream=stream)
+        return send(here, max_tokens=dice.randint(1000, 1800), stream=stream)
     if kind == "prompt":
-        return ask(here, content="The quick brown fox " * dice.randint(20, 150), max_tokens=100, stream=stream)
-    return ask(here)
+        return send(here, content="The quick brown fox " * dice.randint(20, 150), max_tokens=100, stream=stream)
+    return send(here)

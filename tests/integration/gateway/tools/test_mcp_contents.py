@@ -59,7 +59,7 @@ async def offering(here: GatewayHarness, server: FakeMcpServer, **fields: Any) -
     await connected(here)
 
 
-async def ask(here: GatewayHarness, kind: str) -> tuple[int, Any]:
+async def read(here: GatewayHarness, kind: str) -> tuple[int, Any]:
     """Read the prompt or the resource."""
     if kind == "prompts/get":
         return await get_prompt(here, "fake", "ask", city="Bonn")
@@ -212,14 +212,14 @@ async def test_a_server_that_is_down(kind: str, monkeypatch: pytest.MonkeyPatch)
     async with fake_mcp_server() as server, gateway_harness() as here:
         server.answers = {"prompts/get": says("Rain?"), "resources/read": holds({"uri": "file:///a", "text": "coal"})}
         await here.publish(mcp_servers=(McpServerRoute(name="fake", url=None, reason="it is not loaded"),))
-        assert refusal(await ask(here, kind)) == (502, "tool_failed", None)
+        assert refusal(await read(here, kind)) == (502, "tool_failed", None)
         await offering(here, server)
         await server.stop()
-        assert refusal(await ask(here, kind)) == (502, "tool_failed", None)
+        assert refusal(await read(here, kind)) == (502, "tool_failed", None)
         await down(here)
         await server.start()
         await connected(here)
-        assert (await ask(here, kind))[0] == 200
+        assert (await read(here, kind))[0] == 200
 
 
 @BOTH
@@ -235,7 +235,7 @@ async def test_a_server_that_was_started_anew_is_connected_again(kind: str) -> N
         server.answers[kind] = of_session
         await offering(here, server)
         server.forget_session()
-        assert (await ask(here, kind))[0] == 200
+        assert (await read(here, kind))[0] == 200
         assert server.methods.count("initialize") == 2
 
 
@@ -245,7 +245,7 @@ async def test_a_server_that_never_answers_is_timed_out(kind: str, monkeypatch: 
     async with fake_mcp_server() as server, gateway_harness() as here:
         server.answers[kind] = never
         await offering(here, server, timeout_s=1.0)
-        answers = await asyncio.gather(*(ask(here, kind) for _ in range(40)))
+        answers = await asyncio.gather(*(read(here, kind) for _ in range(40)))
         assert [refusal(each) for each in answers] == [(504, "tool_timeout", None)] * 40
         await until("it is told", lambda: "notifications/cancelled" in server.methods)
         await until("the requests are given up", lambda: not server.open_calls)
@@ -256,7 +256,7 @@ async def test_a_client_that_leaves_ends_its_request(kind: str) -> None:
     async with fake_mcp_server() as server, gateway_harness() as here:
         server.answers[kind] = never
         await offering(here, server, timeout_s=600.0, replica="rh-test-mcp-fake-0")
-        waiting = asyncio.create_task(ask(here, kind))
+        waiting = asyncio.create_task(read(here, kind))
         report = await here.controller.report_where(lambda report: bool(report.inflight))
         assert report.inflight == {"rh-test-mcp-fake-0": 1}, "a drain of the replica waits for it"
         waiting.cancel()
@@ -271,7 +271,7 @@ async def test_a_stop_ends_requests(kind: str) -> None:
     async with fake_mcp_server() as server, gateway_harness() as here:
         server.answers[kind] = never
         await offering(here, server, timeout_s=600.0)
-        waiting = asyncio.create_task(ask(here, kind))
+        waiting = asyncio.create_task(read(here, kind))
         await until("the server is asked", lambda: kind in server.methods)
         assert here.server is not None
         here.server._gateway.posted_calls.end_all()
@@ -284,7 +284,7 @@ async def test_an_answer_of_100_mb_is_refused(kind: str) -> None:
         part = b"x" * 1024 * 1024
         server.answers[kind] = stream_of(part, 100, "application/json", b'{"jsonrpc": "2.0", "result": {"contents": "')
         await offering(here, server)
-        status, told = await ask(here, kind)
+        status, told = await read(here, kind)
         assert (status, told["error"]["code"]) == (502, "tool_failed")
         assert "the answer is larger than 1048576 bytes: ask for less, or declare" in told["error"]["message"]
         assert (await connected(here))["state"] == "connected", "the connection stays"
@@ -304,7 +304,7 @@ async def test_an_answer_that_is_none(kind: str, answer: Answer) -> None:
     async with fake_mcp_server() as server, gateway_harness() as here:
         server.answers[kind] = answer
         await offering(here, server)
-        assert refusal(await ask(here, kind)) == (502, "tool_failed", None)
+        assert refusal(await read(here, kind)) == (502, "tool_failed", None)
 
 
 @pytest.mark.parametrize("code", [-32602, -32002, -32601])

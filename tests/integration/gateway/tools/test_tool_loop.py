@@ -66,7 +66,7 @@ async def test_a_call_is_run_and_the_model_answers_with_its_result() -> None:
 
 async def test_a_stream_is_one_and_suits_openais_types() -> None:
     async with looping(Move("I look.", [Call("weather__get", BONN)], "Hm."), SAYS) as loop:
-        async with loop.ask(stream=True) as answer:
+        async with loop.post(stream=True) as answer:
             assert (answer.status, answer.content_type) == (200, "text/event-stream")
             stream = await answer.read()
         response = folded(stream)
@@ -136,7 +136,7 @@ async def test_built_in_tools_are_the_server_roundhouse() -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_call_that_fails_is_told_to_the_model(called: Call, kind: str, told: str, stream: bool) -> None:
     async with looping(Move(calls=[called]), SAYS) as loop:
-        async with loop.ask(stream=stream) as answer:
+        async with loop.post(stream=stream) as answer:
             content = await answer.read()
         response = folded(content) if stream else json.loads(content)
         check_response(response)
@@ -150,7 +150,7 @@ async def test_a_call_that_fails_is_told_to_the_model(called: Call, kind: str, t
 
 async def test_two_calls_of_one_round_run_at_once() -> None:
     async with looping(Move(calls=[Call("weather__wait", BONN), Call("weather__wait", {"city": "Ulm"})]), SAYS) as loop:
-        async with loop.ask(stream=True) as answer:
+        async with loop.post(stream=True) as answer:
             await loop.until_in_tool(2)
             assert loop.model.running == 0
             loop.release.set()
@@ -219,7 +219,7 @@ async def test_an_approval_is_refused(stream: bool) -> None:
     async with looping(ASKS, SAYS) as loop:
         asked = await loop.create(tools=[APPROVED])
         refused = {"type": "mcp_approval_response", "approval_request_id": asked.output[1].id, "approve": False}
-        async with loop.ask(input=[refused], previous_response_id=asked.id, tools=[APPROVED], stream=stream) as answer:
+        async with loop.post(input=[refused], previous_response_id=asked.id, tools=[APPROVED], stream=stream) as answer:
             content = await answer.read()
         response = folded(content) if stream else json.loads(content)
         assert [item["type"] for item in response["output"]] == ["message"]
@@ -298,7 +298,7 @@ async def test_in_the_background() -> None:
         assert [event.sequence_number for event in events] == list(range(len(events)))
         assert "response.mcp_call.completed" in [event.type for event in events]
 
-        async with loop.ask(background=True, stream=True) as answer:
+        async with loop.post(background=True, stream=True) as answer:
             sent = await answer.read()
         response = folded(sent)
         async with loop.here.client.get(f"{loop.here.url}{RESPONSES}/{response['id']}?stream=true") as again:
@@ -334,7 +334,7 @@ async def test_files_are_searched_beside() -> None:
         retrieval.stores = {"vs": [file_hit(1, "Bonn is on the Rhine.")]}
         async with looping(ASKS, Move("It rains [1]."), retrieval_url=retrieval.url) as loop:
             search: Fields = {"type": "file_search", "vector_store_ids": ["vs"]}
-            async with loop.ask(tools=[search, WEATHER], stream=True) as answer:
+            async with loop.post(tools=[search, WEATHER], stream=True) as answer:
                 response = folded(await answer.read())
             assert [item["type"] for item in response["output"]] == [
                 *("file_search_call", "mcp_list_tools", "mcp_call", "message")
@@ -356,7 +356,7 @@ async def test_tools_of_servers_count_as_the_prompts() -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_engine_that_refuses_the_first_round_is_told_as_ever(stream: bool) -> None:
     async with looping(Move(error="too hot")) as loop:
-        async with loop.ask(stream=stream) as answer:
+        async with loop.post(stream=stream) as answer:
             told = await answer.json()
         assert (answer.status, told["error"]["message"]) == (400, "too hot")
         await nothing_left(loop.here)
@@ -364,11 +364,11 @@ async def test_an_engine_that_refuses_the_first_round_is_told_as_ever(stream: bo
 
 async def test_an_engine_that_refuses_a_later_round() -> None:
     async with looping(ASKS, Move(error="too hot")) as loop:
-        async with loop.ask(stream=True) as answer:
+        async with loop.post(stream=True) as answer:
             response = folded(await answer.read())
         assert (response["status"], response["error"]["message"]) == ("failed", "too hot")
         assert [item["type"] for item in response["output"]] == ["mcp_list_tools", "mcp_call"]
-        async with loop.ask() as answer:
+        async with loop.post() as answer:
             assert (answer.status, (await answer.json())["error"]["message"]) == (400, "too hot")
         await nothing_left(loop.here)
 
@@ -376,7 +376,7 @@ async def test_an_engine_that_refuses_a_later_round() -> None:
 async def test_a_model_that_is_not_loaded_is_told_as_ever() -> None:
     async with looping(SAYS, m={"state": "unloaded"}) as loop:
         for stream in (False, True):
-            async with loop.ask(stream=stream) as answer:
+            async with loop.post(stream=stream) as answer:
                 told = await answer.json()
             assert (answer.status, told["error"]["code"]) == (503, "model_not_loaded")
             assert told["error"]["request_id"] == answer.headers["x-request-id"]

@@ -61,7 +61,7 @@ async def test_a_client_that_leaves_cancels_the_round(stream: bool) -> None:
 
 
 async def read(loop: Loop, **fields: Any) -> bytes:
-    async with loop.ask(**fields) as answer:
+    async with loop.post(**fields) as answer:
         content: bytes = await answer.read()
         return content
 
@@ -165,7 +165,7 @@ async def test_a_delete_stops_a_stream_in_the_middle_of_a_tool() -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_time_of_the_request_ends_a_tool(stream: bool) -> None:
     async with looping(HANGS, SAYS, request_timeout_s=1) as loop:
-        async with loop.ask(stream=stream) as answer:
+        async with loop.post(stream=stream) as answer:
             content = await answer.read()
             if stream:
                 response = folded(content)

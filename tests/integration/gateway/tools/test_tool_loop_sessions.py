@@ -29,14 +29,11 @@ PARIS: Fields = {"type": "object", "properties": {"city": {"enum": ["Paris"]}}, 
 LONG = "How is the weather? " + "hello " * 200
 
 
-async def ask(loop: Loop, headers: dict[str, str] | None = None, **fields: Any) -> tuple[str | None, Fields]:
+async def create(loop: Loop, headers: dict[str, str] | None = None, **fields: Any) -> tuple[str | None, Fields]:
     """`X-Session`, and the response."""
     body = {"model": "m", "input": "Weather?", "tools": [WEATHER], **fields}
-    async with loop.here.client.post(loop.here.url + RESPONSES, json=body, headers=headers) as answer:
-        told: Fields = {} if fields.get("stream") else await answer.json()
-        await answer.read()
-        assert answer.status == 200, told
-        return answer.headers.get("x-session"), told
+    reply = await loop.here.post(RESPONSES, body, headers=headers)
+    return reply.headers.get("x-session"), reply.success
 
 
 def slots_of(loop: Loop) -> list[int | None]:
@@ -64,7 +61,7 @@ async def turns_of(loop: Loop) -> list[str]:
 )
 async def test_all_rounds_are_turns_of_one_session(headers: dict[str, str], fields: dict[str, Any]) -> None:
     async with looping(ASKS, ASKS, SAYS, m=SESSIONS) as loop:
-        decision, _ = await ask(loop, headers, **fields)
+        decision, _ = await create(loop, headers, **fields)
         assert decision == "new", "that of the first round"
         assert slots_of(loop) == [3, 3, 3]
         assert await turns_of(loop) == [
@@ -76,9 +73,9 @@ async def test_all_rounds_are_turns_of_one_session(headers: dict[str, str], fiel
 async def test_a_response_that_continues_it_is_of_the_same_session() -> None:
     """Two calls, one after the other, are read back as they were asked, or the session would be rebuilt."""
     async with looping(ASKS, ASKS, SAYS, ASKS, SAYS, m=SESSIONS) as loop:
-        first, response = await ask(loop)
-        second, later = await ask(loop, input="And now?", previous_response_id=response["id"])
-        third, _ = await ask(loop, input="So?", previous_response_id=later["id"], tools=[])
+        first, response = await create(loop)
+        second, later = await create(loop, input="And now?", previous_response_id=response["id"])
+        third, _ = await create(loop, input="So?", previous_response_id=later["id"], tools=[])
         assert [first, second, third] == ["new", "reused", "reused"]
         assert slots_of(loop) == [3] * 6
         assert [each["role"] for each in loop.messages()] == [
@@ -90,7 +87,7 @@ async def test_a_response_that_continues_it_is_of_the_same_session() -> None:
 async def test_a_conversation_is_the_session() -> None:
     async with looping(ASKS, SAYS, ASKS, SAYS, m=SESSIONS) as loop:
         conversation = (await loop.client.conversations.create()).id
-        decisions = [(await ask(loop, conversation=conversation))[0] for _ in range(2)]
+        decisions = [(await create(loop, conversation=conversation))[0] for _ in range(2)]
         assert decisions == ["new", "reused"]
         assert slots_of(loop) == [3] * 4
 
@@ -108,13 +105,13 @@ async def test_a_session_over_websocket() -> None:
 
 async def test_two_loops_are_two_sessions() -> None:
     async with looping(ASKS, SAYS, ASKS, SAYS, m=SESSIONS) as loop:
-        assert [(await ask(loop))[0] for _ in range(2)] == ["new", "new"]
+        assert [(await create(loop))[0] for _ in range(2)] == ["new", "new"]
         assert slots_of(loop) == [3, 3, 2, 2]
 
 
 async def test_a_model_without_sessions_tells_nothing() -> None:
     async with looping(ASKS, SAYS) as loop:
-        assert (await ask(loop, session_id="s"))[0] is None
+        assert (await create(loop, session_id="s"))[0] is None
         assert slots_of(loop) == [None, None]
         assert [request.get("session_id") for request in loop.model.requests] == ["s", "s"], "passed on as ever"
 
