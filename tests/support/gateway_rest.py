@@ -18,8 +18,7 @@ async def nothing_left(here: GatewayHarness) -> None:
 
     async def look() -> bool:
         metrics = await here.metrics()
-        async with here.client.get(f"{here.url}/health") as answer:
-            health = await answer.json()
+        health = (await here.get("/health")).body
         busy = 'roundhouse_gateway_engine_connections{state="busy"} 0.0' not in metrics
         return not (
             shows_requests(metrics)

@@ -21,6 +21,7 @@ from tests.fakes.fake_controller import route
 from tests.fakes.fake_holding_engine import HoldingEngine, holding
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.gateway_rest import nothing_left
+from tests.support.http_client import HttpClient
 from tests.support.wait import until
 
 SLOTS = 4
@@ -96,15 +97,14 @@ class Queue:
 
     def send(self, tag: str, who: str | None = None, **fields: Any) -> Client:
         """A client, with a connection of its own, and the key of that name."""
-        client = self.clients[tag] = Client(tag, asyncio.create_task(self._ask(tag, who, fields)))
+        client = self.clients[tag] = Client(tag, asyncio.create_task(self._chat(tag, who, fields)))
         return client
 
-    async def _ask(self, tag: str, who: str | None, fields: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
-        body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "tag": tag, **fields}
-        headers = {"connection": "close"} | ({"authorization": f"Bearer secret-{who}"} if who else {})
-        url = f"{self.here.url}/v1/chat/completions"
-        async with self.sessions.post(url, json=body, headers=headers) as answer:
-            return answer.status, {name.lower(): value for name, value in answer.headers.items()}, await answer.read()
+    async def _chat(self, tag: str, who: str | None, fields: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
+        client = HttpClient(self.here.url, self.sessions)
+        key = f"secret-{who}" if who else None
+        reply = await client.chat(**{"tag": tag, **fields}, key=key, headers={"connection": "close"})
+        return reply.status, {name.lower(): value for name, value in reply.headers.items()}, reply.content
 
     async def enter(self, tag: str, who: str | None = None, **fields: Any) -> Client:
         """A client that gets a slot at once."""
@@ -151,8 +151,7 @@ class Queue:
 
     async def depth(self) -> int:
         """How many wait, as /health says."""
-        async with self.here.client.get(f"{self.here.url}/health") as answer:
-            return int((await answer.json())["queue_depth"])
+        return int((await self.here.get("/health")).body["queue_depth"])
 
     async def depth_is(self, count: int) -> None:
         """Wait until so many wait."""

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from yarl import URL
-
 from tests.fakes.gateway_harness import GatewayHarness
 from tests.support.wait import until
 
 
 async def call_tool(here: GatewayHarness, tool: str, secret: str | None = None, **params: Any) -> tuple[int, Any]:
     """Status and JSON of the answer. `secret`: of the key that is shown; None: none is."""
-    headers = {} if secret is None else {"authorization": f"Bearer {secret}"}
-    body = {"tool": tool, "params": params}
-    async with here.client.post(f"{here.url}/tools", json=body, headers=headers) as answer:
-        return answer.status, await answer.json()
+    return (await here.post("/tools", {"tool": tool, "params": params}, key=secret)).result
 
 
 async def call_text(here: GatewayHarness, tool: str, **params: Any) -> str:
@@ -42,11 +37,8 @@ async def call_code(here: GatewayHarness, tool: str, secret: str | None = None, 
 
 async def list_tools(here: GatewayHarness, secret: str | None = None) -> list[Any]:
     """The answer of GET /tools."""
-    headers = {} if secret is None else {"authorization": f"Bearer {secret}"}
-    async with here.client.get(f"{here.url}/tools", headers=headers) as answer:
-        assert answer.status == 200, await answer.text()
-        listed: list[Any] = await answer.json()
-        return listed
+    listed: list[Any] = (await here.get("/tools", key=secret)).success
+    return listed
 
 
 async def list_names(here: GatewayHarness, secret: str | None = None) -> list[str]:
@@ -56,29 +48,23 @@ async def list_names(here: GatewayHarness, secret: str | None = None) -> list[st
 
 async def list_servers(here: GatewayHarness, secret: str | None = None) -> dict[str, Any]:
     """The answer of GET /tools/servers, by the servers' names."""
-    headers = {} if secret is None else {"authorization": f"Bearer {secret}"}
-    async with here.client.get(f"{here.url}/tools/servers", headers=headers) as answer:
-        assert answer.status == 200, await answer.text()
-        return {each["server"]: each for each in await answer.json()}
+    return {each["server"]: each for each in (await here.get("/tools/servers", key=secret)).success}
 
 
 async def get_prompt(
     here: GatewayHarness, server: str, name: str, secret: str | None = None, /, **arguments: Any
 ) -> tuple[int, Any]:
     """Status and JSON of a prompt of a server. `name` stands in the address as it is."""
-    return await _ask_server(here, f"{server}/prompts/{name}", {"arguments": arguments}, secret)
+    return await _post(here, f"{server}/prompts/{name}", {"arguments": arguments}, secret)
 
 
 async def read_resource(here: GatewayHarness, server: str, uri: Any, secret: str | None = None) -> tuple[int, Any]:
     """Status and JSON of a resource of a server."""
-    return await _ask_server(here, f"{server}/resources/read", {"uri": uri}, secret)
+    return await _post(here, f"{server}/resources/read", {"uri": uri}, secret)
 
 
-async def _ask_server(here: GatewayHarness, path: str, body: Any, secret: str | None) -> tuple[int, Any]:
-    headers = {} if secret is None else {"authorization": f"Bearer {secret}"}
-    url = URL(f"{here.url}/tools/servers/{path}", encoded=True)
-    async with here.client.post(url, json=body, headers=headers) as answer:
-        return answer.status, await answer.json()
+async def _post(here: GatewayHarness, path: str, body: Any, secret: str | None) -> tuple[int, Any]:
+    return (await here.request("POST", f"/tools/servers/{path}", body, key=secret, encoded=True)).result
 
 
 async def connected(here: GatewayHarness, name: str = "fake") -> dict[str, Any]:

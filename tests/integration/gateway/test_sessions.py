@@ -103,7 +103,7 @@ async def test_a_replica_killed_in_the_middle_of_a_turn(tmp_path: Path) -> None:
         assert [(await talk.turn()).decision for _ in range(3)] == ["new", "reused", "reused"]
         (home,) = [engine for engine in engines if engine.figure("prompt_tokens_total") > 100]
         talk.fields |= {"stream": True, "ignore_eos": True, "max_tokens": 4_000}
-        async with talk.ask() as answer:
+        async with talk.post() as answer:
             assert answer.headers["x-session"] == "reused"
             assert await answer.content.readany()
             home.process.kill()
