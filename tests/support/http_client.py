@@ -24,6 +24,11 @@ class Reply:
     """The body as it came."""
 
     @property
+    def text(self) -> str:
+        """The body, not decoded further."""
+        return self.content.decode()
+
+    @property
     def error(self) -> Any:
         """The error that it is: its fields."""
         return self.body["error"]

@@ -112,8 +112,7 @@ async def test_without_a_controller_the_admin_routes_are_closed_and_inference_go
             error = await error_of(answer)
             assert (answer.status, error.code, answer.headers["retry-after"]) == (503, "controller_unavailable", "5")
             assert error.next_steps
-        async with here.chat() as answer:
-            assert answer.status == 200
+        assert (await here.chat()).status == 200
         await here.controller.start()
         assert (await said(here)).method == "GET"
 
@@ -149,8 +148,7 @@ async def test_many_follow_at_once_and_inference_goes_on(kind: str, tmp_path: An
         here = GatewayHarness(controller, url, client)
         await here.publish(route("m", [engine.url]))
         followers = [await client.get(url + "/v1/admin/events") for _ in range(150)]
-        async with here.chat() as answer:
-            assert answer.status == 200
+        assert (await here.chat()).status == 200
         for follower in followers:
             follower.close()
         await until(lambda: controller.admin.running == 0)

@@ -87,8 +87,7 @@ async def test_its_errors_are_carried_through(code: int, status: int, error: str
         assert (warm.status, warm.body["status"]) == (503, "aicore_not_ready")
         assert warm.body["aicore_status"] == told["aicore_status"]
         phone.code, phone.is_backgrounded = 3, True
-        async with here.chat("nano") as answer:
-            assert (answer.status, (await answer.json())["error"]["code"]) == (403, "AICORE_BACKGROUND_BLOCKED")
+        assert (await here.chat("nano")).refusal == (403, "AICORE_BACKGROUND_BLOCKED")
 
 
 async def test_it_is_warmed_up_and_measured(tmp_path: Path) -> None:
@@ -100,8 +99,7 @@ async def test_it_is_warmed_up_and_measured(tmp_path: Path) -> None:
         assert result.body["total_tokens"] == 6, "words, as it counts no tokens"
         assert (await here.get("/v1/aicore/benchmark")).result == (200, result.body)
         assert (await here.get("/v1/models/nano/benchmark")).result == (200, result.body)
-        async with here.chat("nano") as answered:
-            assert (await answered.json())["choices"][0]["message"]["content"] == "Hi! How can I help?"
+        assert (await here.chat("nano")).body["choices"][0]["message"]["content"] == "Hi! How can I help?"
         assert phone.asked[-1][1]["model"] == MODEL
 
 

@@ -36,8 +36,7 @@ async def test_demand_goes_up_and_the_request_is_answered_once_the_model_is_load
         await here.publish(unloaded(state))
         call = start_chat(here, model="alias")
         await waiting(here)
-        async with here.client.get(here.url + "/health") as answer:
-            assert (await answer.json())["queue_depth"] == 1
+        assert (await here.get("/health")).body["queue_depth"] == 1
         await here.publish(unloaded(ModelState.LOADING))
         assert not call.done()
         await here.publish(route("m", [engine.url], autoload=True, aliases=("alias",)))
@@ -78,8 +77,7 @@ async def test_a_load_that_fails_is_told_with_its_reason() -> None:
 async def test_a_failed_model_does_not_make_clients_wait_but_the_demand_is_known() -> None:
     async with gateway_harness() as here:
         await here.publish(unloaded(ModelState.FAILED, last_error="no"))
-        async with here.chat() as answer:
-            assert (await answer.json())["error"]["code"] == "model_failed"
+        assert (await here.chat()).code == "model_failed"
         await here.controller.report_where(lambda report: set(report.demand) == {"m"})
 
 
@@ -114,8 +112,7 @@ async def test_a_client_that_leaves_waits_no_longer(stream: bool) -> None:
         call.cancel()
         await here.controller.report_where(lambda report: not report.queued)
         await here.publish(route("m", [engine.url], autoload=True))
-        async with here.chat() as answer:
-            assert answer.status == 200
+        assert (await here.chat()).status == 200
         assert len(engine.requests) == 1, "only the second client's"
 
 

@@ -125,13 +125,11 @@ async def test_an_engine_that_is_gone_is_left_out_then_tried_and_let_in_again(
         clock.now += LONGEST_PAUSE_S
 
         async def lets_in() -> bool:
-            async with here.post(family.path, family.body("m")) as answer:
-                return bool(answer.status == 200)
+            return bool((await here.post(family.path, family.body("m"))).status == 200)
 
         await until("it is tried, and is well", lets_in)
         await here.controller.report_where(lambda report: not report.failed)
-        async with here.post(family.path, family.body("m")) as answer:
-            assert answer.status == 200
+        assert (await here.post(family.path, family.body("m"))).status == 200
 
 
 REFUSES_TOKEN = script(
@@ -149,15 +147,13 @@ async def test_an_address_that_passed_to_another_engine_counts_as_refused(family
     async with scripted(*[REFUSES_TOKEN] * 9) as stranger, scripted(*[good] * 9) as engine, gateway_harness() as here:
         made = family.route("m", stranger.url, token="its own", target_inflight=1)
         await here.publish(made)
-        async with here.post(family.path, family.body("m", stream=stream)) as answer:
-            assert (answer.status, (await answer.json())["error"]["code"]) == (502, "engine_unreachable")
+        assert (await here.post(family.path, family.body("m", stream=stream))).refusal == (502, "engine_unreachable")
         await here.controller.report_where(lambda report: "m-0" in report.failed)
 
         other = Endpoint.model_validate({"replica": "m-1", "base_url": engine.url, "token": "another"})
         await here.publish(made.model_copy(update={"endpoints": (*made.endpoints, other)}))
         for _ in range(4):
-            async with here.post(family.path, family.body("m")) as answer:
-                assert answer.status == 200, "it went to the one that is well"
+            assert (await here.post(family.path, family.body("m"))).status == 200, "it went to the one that is well"
         await nothing_left(here)
 
 
@@ -166,8 +162,7 @@ async def test_the_401_of_a_remote_is_its_answer() -> None:
         made = CHAT.route("m", elsewhere.url, token="sk-1")
         endpoints = (made.endpoints[0].model_copy(update={"remote": True}),)
         await here.publish(made.model_copy(update={"endpoints": endpoints}))
-        async with here.post(CHAT.path, CHAT.body("m")) as answer:
-            error = (await answer.json())["error"]
+        error = (await here.post(CHAT.path, CHAT.body("m"))).error
         assert (error["code"], len(elsewhere.requests)) == ("engine_error", 1)
         assert "Invalid API Key" in error["message"]
 

@@ -38,7 +38,7 @@ async def read_refusal(here: GatewayHarness, path: str, key: str | None = None, 
     """The text of the refusal of a request."""
     reply = await here.post(path, {"model": "m"} | REQUESTS[path] | fields, key=key)
     assert reply.status == 503
-    return reply.content.decode()
+    return reply.text
 
 
 def check_is_hidden(text: str) -> None:
@@ -87,12 +87,12 @@ async def test_what_is_stored_for_a_tenant_holds_no_path_whoever_asked() -> None
         await here.controller.report_where(lambda report: report.queued == {"m": 1})
         await here.publish(FAILED, keys=KEYS)
         await here.idle()
-        check_is_hidden((await here.get(f"/v1/responses/{response_id}", key=BOSS)).content.decode())
+        check_is_hidden((await here.get(f"/v1/responses/{response_id}", key=BOSS)).text)
 
 
 async def wait_for_load(here: GatewayHarness, key: str, *, stream: bool) -> str:
     """What a chat is answered, as a whole or as a stream."""
-    return (await here.chat(stream=stream, key=key)).content.decode()
+    return (await here.chat(stream=stream, key=key)).text
 
 
 @pytest.mark.parametrize(
@@ -123,10 +123,10 @@ async def test_lists_of_models_tell_the_reason_without_paths() -> None:
         for path in ("/v1/models", "/models", "/v1/models/m"):
             reply = await here.get(path)
             assert reply.status == 200
-            check_is_hidden(reply.content.decode())
+            check_is_hidden(reply.text)
 
 
 async def test_health_tells_everybody_the_reason_without_paths() -> None:
     async with gateway_harness() as here:
         await here.publish(FAILED)
-        check_is_hidden((await here.get("/health")).content.decode())
+        check_is_hidden((await here.get("/health")).text)

@@ -73,8 +73,7 @@ async def waits(here: GatewayHarness, family: Family, **fields: Any) -> asyncio.
     task = asyncio.create_task(send(here, family, **fields))
 
     async def stands() -> bool:
-        async with here.client.get(f"{here.url}/health") as answer:
-            return bool((await answer.json())["queue_depth"] == 1)
+        return bool((await here.get("/health")).body["queue_depth"] == 1)
 
     await until("it waits", stands)
     return task

@@ -80,8 +80,7 @@ async def test_a_remote_reads_its_files_itself() -> None:
         await here.here.publish(remote.model_copy(update={"backend": "openai_remote"}))
         file = {"type": "file", "file": {"file_id": "file-1"}}
         messages = [{"role": "user", "content": [file]}]
-        async with here.here.post("/v1/chat/completions", model="r", messages=messages) as answer:
-            assert answer.status == 200
+        assert (await here.here.post("/v1/chat/completions", model="r", messages=messages)).status == 200
         assert here.engine.requests[-1].body["messages"] == messages
         await here.client.responses.create(model="r", input=asked_with(FILE))
         assert NAMED in text_sent(here), "what is translated has its text"

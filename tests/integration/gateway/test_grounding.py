@@ -200,8 +200,7 @@ async def test_a_message_without_rag_has_no_citations() -> None:
     async with grounded() as (here, engine, retrieval):
         body: dict[str, Any] = {"model": "m", "max_tokens": 50, "messages": MESSAGES[1:]}
         for rag in ({}, {"rag": False}):
-            async with here.client.post(here.url + "/v1/messages", json=body | rag) as answer:
-                message = await answer.json()
+            message = (await here.post("/v1/messages", body | rag)).body
             assert "sources" not in message
             assert "citations" not in message["content"][0]
             assert "rag" not in engine.requests[-1].body

@@ -120,8 +120,7 @@ async def test_metrics_and_state_can_have_a_key(is_file: bool, tmp_path: Path) -
         assert await statuses(here, METRICS_KEY) == {200}
         found = {who: await statuses(here, bearer(who)) for who in ("admin", "all", "inference", "expired", "nobody")}
         assert found == {"admin": {200}, "all": {200}, "inference": {403}, "expired": {401}, "nobody": {401}}
-        async with here.client.get(here.url + "/v1/models", headers=METRICS_KEY) as answer:
-            assert answer.status == 401, "it opens nothing else"
+        assert (await here.get("/v1/models", headers=METRICS_KEY)).status == 401, "it opens nothing else"
         if is_file:
             (tmp_path / "key").write_text("another-key-of-the-metrics\n")
             assert await statuses(here, METRICS_KEY) == {401}

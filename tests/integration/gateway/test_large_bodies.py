@@ -97,8 +97,7 @@ async def test_a_response_is_stored_and_told_whole() -> None:
         assert sent[0]["content"] == CODE
         assert sent[1]["content"][0] == {"type": "image_url", "image_url": {"url": image_url()}}
         assert sent[1]["content"][1] == {"type": "text", "text": CODE}
-        async with here.client.get(f"{here.url}/v1/responses/{reply.body['id']}/input_items") as listed:
-            [item] = (await listed.json())["data"]
+        [item] = (await here.get(f"/v1/responses/{reply.body['id']}/input_items")).body["data"]
         assert [part.get("image_url") or part["text"] for part in item["content"]] == [image_url(), CODE]
 
 
@@ -140,8 +139,7 @@ async def test_a_body_waits_unread_while_there_is_no_room_for_it() -> None:
         leaving = asyncio.create_task(impatient.post(here.url + CHAT, data=body))
         await until(lambda: len(budget._waiting) == 3, "the others wait")
         leaving.cancel()
-        async with here.chat() as small:
-            assert small.status == 200, "it needs no room"
+        assert (await here.chat()).status == 200, "it needs no room"
         assert engine.running == 1
         engine.release.set()
         assert [reply.status for reply in await asyncio.gather(first, *others)] == [200] * 3

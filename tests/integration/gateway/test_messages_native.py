@@ -119,10 +119,10 @@ async def test_both_ways_count_the_same(here: GatewayHarness, model: str) -> Non
         {"messages": HI, "system": "Be kind."},
         {"messages": conversation, "tools": [WEATHER]},
     ):
-        counts = []
-        for name in (model, f"native-{model}"):
-            async with here.post("/v1/messages/count_tokens", model=name, **asked) as answer:
-                counts.append((answer.status, await answer.json()))
+        counts = [
+            (await here.post("/v1/messages/count_tokens", model=name, **asked)).result
+            for name in (model, f"native-{model}")
+        ]
         assert counts[0] == counts[1]
         assert counts[0][1].keys() == {"input_tokens"}
 

@@ -182,10 +182,8 @@ async def test_what_open_webui_and_openais_client_ask_of_either_address(base: st
         assert {request.path.removeprefix("/v1") for request in engine.requests} == {
             "/chat/completions", "/completions", "/embeddings"
         }  # fmt: skip
-        async with here.client.get(f"{here.url}{base}/health") as answer:
-            assert (await answer.json())["service"] == "roundhouse"
-        async with here.client.post(f"{here.url}{base}/reranking", json={"model": "m"}) as answer:
-            assert (await answer.json())["error"]["param"] == "documents", "as /v1/rerank"
+        assert (await here.get(f"{base}/health")).body["service"] == "roundhouse"
+        assert (await here.post(f"{base}/reranking", {"model": "m"})).error["param"] == "documents", "as /v1/rerank"
 
 
 async def test_both_sdks_list_and_retrieve() -> None:

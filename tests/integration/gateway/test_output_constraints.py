@@ -111,8 +111,7 @@ async def test_it_is_followed(here: GatewayHarness) -> None:
 
 
 async def test_it_is_followed_in_a_stream(here: GatewayHarness) -> None:
-    async with here.chat(stream=True, max_tokens=40, guided_choice=["yes"]) as answer:
-        events = (await answer.text()).split("\n\n")
+    events = (await here.chat(stream=True, max_tokens=40, guided_choice=["yes"])).text.split("\n\n")
     parts = [json.loads(event.removeprefix("data: ")) for event in events if event.startswith("data: {")]
     assert "".join(part["choices"][0]["delta"].get("content") or "" for part in parts if part["choices"]) == "yes"
 
@@ -128,8 +127,7 @@ async def test_what_cannot_be_had_is_refused(here: GatewayHarness) -> None:
 
 async def test_an_answer_goes_on_past_its_end(here: GatewayHarness) -> None:
     for path in (CHAT, COMPLETIONS):
-        async with here.post(path, model="m", ignore_eos=True, **ASKED[path]) as answer:
-            told = await answer.json()
+        told = (await here.post(path, model="m", ignore_eos=True, **ASKED[path])).body
         assert text_of(path, told).startswith(SENTENCE)
         assert (told["choices"][0]["finish_reason"], told["usage"]["completion_tokens"]) == ("length", 40)
         assert COMPLETION_TOKENS < 40

@@ -71,8 +71,7 @@ async def test_the_same_events_during_and_after_as_its_own_client_got() -> None:
             later = await read(here, response_id, f"stream=true&starting_after={number}")
             assert later == b"".join(parts[number + 1 :]) + DONE
         assert await read(here, response_id, "stream=true&starting_after=999999") == DONE
-        async with here.here.client.get(f"{here.here.url}/v1/stream/{response_id}?from=7") as answer:
-            assert await answer.read() == first[7:]
+        assert (await here.here.get(f"/v1/stream/{response_id}?from=7")).content == first[7:]
         # Its stream is kept no longer, and the stored response is asked.
         here.streams.remove_response_stream(ANONYMOUS, response_id)
         for number in range(len(parts)):
@@ -108,8 +107,7 @@ async def test_one_that_was_made_without_a_stream_is_told_in_one_piece(fields: F
         made = await here.make(background=True, **fields)
         live = await read(here, made.id)
         await here.over(made.id)
-        async with here.here.client.get(f"{here.here.url}/v1/responses/{made.id}") as answer:
-            assert folded(live) == await answer.json()
+        assert folded(live) == (await here.here.get(f"/v1/responses/{made.id}")).body
         assert events_in(live)[-1]["type"] == last
         if last == "response.completed":
             assert await read(here, made.id) == live

@@ -211,8 +211,6 @@ async def test_a_response_in_the_background_is_read_on_after_a_kill(tmp_path: Pa
             for number in (0, 20):
                 async with here.client.get(f"{url}{number}") as answer:
                     assert await answer.read() == b"".join(events[number + 1 :])
-            async with here.client.get(f"{here.url}/v1/responses/{response_id}") as answer:
-                assert (await answer.json())["status"] == "failed"
-            async with here.client.delete(f"{here.url}/v1/responses/{response_id}") as answer:
-                assert answer.status == 200
+            assert (await here.get(f"/v1/responses/{response_id}")).body["status"] == "failed"
+            assert (await here.request("DELETE", f"/v1/responses/{response_id}")).status == 200
             assert (await read_again(here, stream_id=response_id)).status == 404
