@@ -303,8 +303,7 @@ async def test_anothers_state_is_as_if_there_was_none(is_running: bool) -> None:
         made: dict[str, Any] = {"model": "org/m", "input": "Hi", "background": is_running}
         if is_running:
             made["fault"] = "hold"
-        async with here.client.post(here.url + "/v1/responses", json=made, headers=bearer("all")) as answer:
-            response_id = (await answer.json())["id"]
+        response_id = (await here.post("/v1/responses", made, key="secret-all")).body["id"]
         if is_running:
             await until("the engine works on it", lambda: engine.running == 1)
         engine_requests = len(engine.requests)

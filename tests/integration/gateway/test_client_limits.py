@@ -51,13 +51,11 @@ async def test_routes_of_the_framework_count_too_and_reading_does_not(clock: Clo
         for _ in range(3):
             async with here.client.get(f"{here.url}/v1/models", headers=headers) as answer:
                 assert (answer.status, answer.headers["x-ratelimit-remaining-requests"]) == (200, "1")
-        async with here.client.delete(f"{here.url}/v1/responses/resp_x", headers=headers) as answer:
-            assert answer.status == 404
+        assert (await here.request("DELETE", "/v1/responses/resp_x", headers=headers)).status == 404
         async with here.client.delete(f"{here.url}/v1/responses/resp_x", headers=headers) as answer:
             assert (answer.status, answer.headers["x-ratelimit-client"]) == (429, "a")
         for path in ("/health", "/metrics"):
-            async with here.client.get(here.url + path, headers=headers) as answer:
-                assert answer.status == 200
+            assert (await here.get(path, headers=headers)).status == 200
 
 
 async def test_tokens_per_minute_are_limited_as_a_keys() -> None:

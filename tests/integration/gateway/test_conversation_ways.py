@@ -89,16 +89,14 @@ async def test_a_response_in_the_background_adds_to_a_conversation_and_tells_its
             assert here.engine.running == 1
             [first] = events_in(own_events + b"data: [DONE]\n\n")[:1]
             response_id = first["response"]["id"]
-            async with here.here.client.get(f"{here.here.url}/v1/responses/{response_id}?stream=true") as answer:
-                told = await answer.read()
+            told = (await here.here.get(f"/v1/responses/{response_id}?stream=true")).content
             assert told == own_events + b"data: [DONE]\n\n"
             assert folded(told)["conversation"] == {"id": made}
             assert await listed(here, made) == ["zero", "one", TEXT]
             here.engine.release.set()
             await own.read()
         await until("it is over", lambda: not here.engine.running)
-        async with here.here.client.get(f"{here.here.url}/v1/responses/{response_id}?stream=true") as answer:
-            assert await answer.read() == told
+        assert (await here.here.get(f"/v1/responses/{response_id}?stream=true")).content == told
 
 
 async def test_a_conversation_is_compacted_and_stays_as_it_is() -> None:

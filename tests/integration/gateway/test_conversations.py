@@ -317,8 +317,7 @@ async def test_a_request_names_one_past_only() -> None:
         assert await refusal(here.make([], conversation=made.id)) == (400, "invalid_request", "input")
         assert await refusal(here.make("x", conversation="conv_none")) == NOT_CONTINUABLE
         assert await refusal(here.make("x", conversation="conv\x00")) == NOT_CONTINUABLE
-        async with here.here.client.post(here.here.url + "/v1/conversations", data=b"[1") as answer:
-            assert (answer.status, (await answer.json())["error"]["code"]) == (400, "invalid_json")
+        assert (await here.here.request("POST", "/v1/conversations", data=b"[1")).refusal == (400, "invalid_json")
 
 
 async def test_of_another_tenant_nothing_is_told_apart_from_nothing() -> None:

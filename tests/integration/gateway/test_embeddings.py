@@ -158,8 +158,7 @@ async def test_no_other_dimensions_than_its_own_elsewhere(embed: Embed, kind: st
 
 
 async def test_tokens_in_place_of_a_text(here: GatewayHarness, embed: Embed) -> None:
-    async with here.post("/tokenize", model="fixed", content=TEXTS[0], add_special=True) as answer:
-        tokens = (await answer.json())["tokens"]
+    tokens = (await here.post("/tokenize", model="fixed", content=TEXTS[0], add_special=True)).body["tokens"]
     by_text = vectors(await embed(model="fixed", input=TEXTS[0]))
     assert alike(vectors(await embed(model="fixed", input=tokens)), by_text)
     assert alike(vectors(await embed(model="fixed", input=[tokens, tokens])), by_text * 2)

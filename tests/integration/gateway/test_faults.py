@@ -25,8 +25,7 @@ async def test_replicas_share_the_work() -> None:
         await here.publish(route("m", [engine.url for engine in three]))
         for number in range(9):
             messages = [{"role": "user", "content": f"Hi {number}"}]
-            async with here.post("/v1/chat/completions", model="m", messages=messages) as answer:
-                assert answer.status == 200
+            assert (await here.post("/v1/chat/completions", model="m", messages=messages)).status == 200
         assert [len(engine.requests) for engine in three] == [3, 3, 3]
 
 
@@ -35,8 +34,7 @@ async def test_a_conversation_goes_where_its_beginning_is_cached() -> None:
         await here.publish(route("m", [engine.url for engine in three]))
         messages = [{"role": "user", "content": "Hi"}]
         for turn in range(4):
-            async with here.post("/v1/chat/completions", model="m", messages=messages) as answer:
-                assert answer.status == 200
+            assert (await here.post("/v1/chat/completions", model="m", messages=messages)).status == 200
             messages += [{"role": "assistant", "content": "Ho"}, {"role": "user", "content": f"{turn}"}]
         assert sorted(len(engine.requests) for engine in three) == [0, 0, 4]
 
@@ -57,8 +55,7 @@ async def test_a_response_goes_where_its_beginning_is_cached() -> None:
         await here.publish(route("m", [engine.url for engine in three]))
         items = [{"role": "user", "content": "Hi"}]
         for turn in range(4):
-            async with here.post("/v1/responses", model="m", input=items) as answer:
-                assert answer.status == 200
+            assert (await here.post("/v1/responses", model="m", input=items)).status == 200
             items += [{"role": "assistant", "content": "Ho"}, {"role": "user", "content": f"{turn}"}]
         assert sorted(len(engine.requests) for engine in three) == [0, 0, 4]
 
@@ -69,8 +66,7 @@ async def test_the_replica_with_less_inside_gets_the_next_request() -> None:
         async with here.chat(stream=True, fault="pause_until_release") as held:
             await held.content.readany()
             for _ in range(3):
-                async with here.chat() as answer:
-                    assert answer.status == 200
+                assert (await here.chat()).status == 200
             busy.release.set()
             await held.read()
         assert (len(busy.requests), len(free.requests)) == (1, 3)
@@ -113,15 +109,13 @@ async def test_a_loaded_model_without_a_ready_replica() -> None:
 async def test_a_kept_connection_gone_stale_costs_one_more_try_on_a_fresh_one(stream: bool) -> None:
     async with gateway_harness() as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url]))
-        async with here.chat() as answer:
-            assert answer.status == 200
+        assert (await here.chat()).status == 200
         async with here.chat(stream=stream, fault="die_before_answer") as answer:
             assert answer.status == 502
         assert len(engine.requests) == 3, "broke on the kept connection, then on a fresh one, then no more"
         assert engine.connections == 2
         await here.controller.report_where(lambda report: "m-0" in report.failed)
-        async with here.chat() as answer:
-            assert answer.status == 200
+        assert (await here.chat()).status == 200
         await here.controller.report_where(lambda report: not report.failed)
 
 
@@ -143,8 +137,7 @@ async def test_however_many_kept_connections_are_stale_one_more_try_is_enough() 
 async def test_a_request_whose_kept_connection_breaks_goes_to_another_replica(stream: bool) -> None:
     async with gateway_harness() as here, engines(2) as (dying, healthy):
         await here.publish(route("m", [dying.url, healthy.url]))
-        async with here.chat() as answer:
-            assert answer.status == 200
+        assert (await here.chat()).status == 200
         assert (dying.connections, healthy.connections) == (1, 0)
         dying.breaks_all = True
         async with here.chat(stream=stream) as answer:
@@ -157,8 +150,7 @@ async def test_a_request_whose_kept_connection_breaks_goes_to_another_replica(st
 async def test_a_request_whose_kept_connection_breaks_waits_for_another_replica_that_is_full() -> None:
     async with gateway_harness() as here, engines(2) as (dying, healthy):
         await here.publish(route("m", [dying.url, healthy.url], target_inflight=1))
-        async with here.chat() as answer:
-            assert answer.status == 200
+        assert (await here.chat()).status == 200
         held = asyncio.create_task(hold_slot(here).__aenter__())
         await until(lambda: healthy.running == 1)
         dying.breaks_all = True
@@ -179,13 +171,11 @@ def hold_slot(here: GatewayHarness) -> Any:
 async def test_a_request_without_a_slot_whose_kept_connection_breaks_goes_to_a_busier_replica() -> None:
     async with gateway_harness() as here, engines(2) as (dying, healthy):
         await here.publish(route("m", [dying.url, healthy.url]))
-        async with here.chat() as answer:
-            assert answer.status == 200
+        assert (await here.chat()).status == 200
         held = asyncio.create_task(hold_slot(here).__aenter__())
         await until(lambda: healthy.running == 1)
         dying.breaks_all = True
-        async with here.post("/tokenize", model="m", content="Hi") as answer:
-            assert answer.status == 200
+        assert (await here.post("/tokenize", model="m", content="Hi")).status == 200
         assert (len(dying.requests), len(healthy.requests)) == (2, 2)
         healthy.release.set()
         async with await held as answer:
@@ -196,8 +186,7 @@ async def test_an_engine_that_vanishes_while_idle_and_is_back_loses_no_request()
     async with gateway_harness() as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url]))
         for _ in range(5):
-            async with here.chat() as answer:
-                assert answer.status == 200
+            assert (await here.chat()).status == 200
             engine.drop_connections()
 
 
@@ -224,8 +213,7 @@ async def test_a_blocking_answer_that_is_none_becomes_an_envelope(fault: str, st
         await here.publish(route("m", [engine.url for engine in both]))
         assert await code_of(here, fault=fault) == (status, code)
         assert sum(len(engine.requests) for engine in both) == 1, "a part of an answer had come: no second try"
-        async with here.chat() as answer:
-            assert answer.status == 200
+        assert (await here.chat()).status == 200
 
 
 @pytest.mark.parametrize(
@@ -324,8 +312,8 @@ async def test_an_engine_killed_under_load_costs_no_request_that_had_no_byte() -
 
         async def client() -> None:
             for _ in range(each):
-                async with here.chat() as answer:
-                    statuses.append(answer.status)
+                reply = await here.chat()
+                statuses.append(reply.status)
 
         clients = [asyncio.create_task(client()) for _ in range(8)]
         await until(lambda: len(victim.requests) > 20)

@@ -13,9 +13,7 @@ async def test_only_answers_that_may_take_long_are_gathered() -> None:
         await here.publish(route("m", [engine.url]).model_copy(update={"notices_leaving": False}))
 
         async def is_gathered(**fields: Any) -> bool:
-            async with here.chat(**fields) as answer:
-                assert answer.status == 200, await answer.text()
-                assert (await answer.json())["choices"][0]["message"]["content"]
+            assert (await here.chat(**fields)).success["choices"][0]["message"]["content"]
             return engine.requests[-1].body.get("stream") is True
 
         assert await is_gathered(), "nothing is known of the model's answers yet"

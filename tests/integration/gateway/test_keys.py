@@ -250,8 +250,7 @@ async def test_on_an_address_that_others_reach_keys_are_required() -> None:
         assert not engine.client_requests
         await here.publish(model, keys=(key("all", scopes=BOTH),))
         headers = bearer("all") | {"host": "any.example", "origin": "https://any.example"}
-        async with here.client.get(here.url + "/v1/models", headers=headers) as answer:
-            assert answer.status == 200, "who has a key may come by any name"
+        assert (await here.get("/v1/models", headers=headers)).status == 200, "who has a key may come by any name"
 
 
 async def test_an_open_gateway_serves_by_its_address_without_keys() -> None:
@@ -259,8 +258,7 @@ async def test_an_open_gateway_serves_by_its_address_without_keys() -> None:
         await here.publish(route("m", [engine.url]))
         async with here.chat() as answer:
             assert (answer.status, answer.headers["x-client-id"][:7]) == (200, "Python/")
-        async with here.client.get(here.url + "/v1/models", headers={"host": "evil.example"}) as answer:
-            assert answer.status == 403
+        assert (await here.get("/v1/models", headers={"host": "evil.example"})).status == 403
 
 
 async def test_a_host_that_is_no_host_is_no_failure() -> None:
@@ -279,6 +277,5 @@ async def test_a_host_that_is_no_host_is_no_failure() -> None:
 
 async def test_the_actor_without_keys_is_the_address() -> None:
     async with gateway_harness() as here:
-        async with here.client.post(here.url + "/v1/admin/plan", json={}, headers=bearer("alice")) as answer:
-            assert answer.status == 200
+        assert (await here.post("/v1/admin/plan", {}, key="secret-alice")).status == 200
         assert here.controller.admin.asked[0].headers["x-roundhouse-actor"] == "api 127.0.0.1"

@@ -56,8 +56,7 @@ async def test_a_drained_replica_is_reported_until_its_last_request_is_done() ->
             stamp = await here.controller.publish(old_route.model_copy(update={"endpoints": (renamed,)}))
             report = await here.controller.acknowledged(stamp)
             assert report.inflight == {"m-0": 1}, "no longer routed to, still counted"
-            async with here.chat() as other:
-                assert other.status == 200
+            assert (await here.chat()).status == 200
             old.release.set()
             await answer.read()
         report = await here.controller.report_where(lambda report: not report.inflight)
@@ -97,8 +96,7 @@ async def test_after_an_acknowledgement_no_request_goes_by_an_older_table() -> N
 
         async def client() -> None:
             while not stop:
-                async with here.chat() as answer:
-                    assert answer.status == 200
+                assert (await here.chat()).status == 200
 
         clients = [asyncio.create_task(client()) for _ in range(8)]
         for turn in range(campaign_count(3, 100)):
@@ -125,8 +123,7 @@ async def test_changes_share_a_report(monkeypatch: pytest.MonkeyPatch) -> None:
         await here.publish(route("m", [engine.url]))
         start = len(here.controller.reports)
         for _ in range(100):
-            async with here.chat() as answer:
-                assert answer.status == 200
+            assert (await here.chat()).status == 200
         assert len(here.controller.reports) == start
         await here.publish(route("m", [engine.url]))
         assert set(here.controller.reports[-1].last_used) == {"m"}
@@ -155,8 +152,7 @@ async def test_requests_go_on_with_the_controller_dead_and_it_is_found_again() -
         assert await controller_word(here) == "connected"
         await here.controller.stop()
         await until_word(here, "lost")
-        async with here.chat() as answer:
-            assert answer.status == 200
+        assert (await here.chat()).status == 200
         assert "roundhouse_gateway_link_up 0.0" in await here.metrics()
         here.controller.reports.clear()
         await here.controller.start()
@@ -171,13 +167,11 @@ async def test_a_gateway_that_starts_first_waits_for_its_controller(tmp_path: Pa
     async with serving(settings) as url, aiohttp.ClientSession() as client, engines(1) as (engine,):
         here = GatewayHarness(controller, url, client)
         assert await controller_word(here) == "never"
-        async with here.chat() as answer:
-            assert (await answer.json())["error"]["code"] == "controller_unavailable"
+        assert (await here.chat()).code == "controller_unavailable"
         await controller.start(tmp_path / "c.sock")
         await until(lambda: bool(controller.reports), "the gateway connects")
         await here.publish(route("m", [engine.url]))
-        async with here.chat() as answer:
-            assert answer.status == 200
+        assert (await here.chat()).status == 200
         await controller.stop()
 
 
@@ -210,14 +204,12 @@ async def test_another_instance_is_believed_after_a_reconnection_and_not_before(
         foreign = here.controller.table(route("b"))
         await here.controller.send(foreign.model_dump_json())
         await until(lambda: "of another instance" in caplog.text)
-        async with here.client.get(here.url + "/v1/models/a") as answer:
-            assert answer.status == 200
+        assert (await here.get("/v1/models/a")).status == 200
         await here.controller.stop()
         here.controller.reports.clear()
         await here.controller.start()
         await here.controller.acknowledged(foreign.stamp)
-        async with here.client.get(here.url + "/v1/models/b") as answer:
-            assert answer.status == 200
+        assert (await here.get("/v1/models/b")).status == 200
 
 
 async def test_a_table_of_a_newer_schema_is_refused_and_the_last_one_stays(caplog: pytest.LogCaptureFixture) -> None:
@@ -228,8 +220,7 @@ async def test_a_table_of_a_newer_schema_is_refused_and_the_last_one_stays(caplo
         await here.controller.send("not JSON")
         await here.controller.send('{"kind": "something new"}')
         await until(lambda: "schema version 99" in caplog.text and "unreadable" in caplog.text)
-        async with here.chat() as answer:
-            assert answer.status == 200
+        assert (await here.chat()).status == 200
         await here.publish(route("m", [engine.url]))
 
 
@@ -238,11 +229,9 @@ async def test_tokens_are_in_no_log_and_no_answer(caplog: pytest.LogCaptureFixtu
     async with gateway_harness() as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url], token="very-secret-token"))
         await engine.stop()
-        async with here.chat() as answer:
-            text = await answer.text()
+        text = (await here.chat()).text
         for path in ("/health", "/metrics", "/v1/models"):
-            async with here.client.get(here.url + path) as answer:
-                text += await answer.text()
+            text += (await here.get(path)).text
         assert "very-secret-token" not in text + caplog.text
 
 
@@ -268,15 +257,13 @@ async def test_a_refused_gateway_serves_nothing_says_why_and_is_taken_later(
                 error = (await answer.json())["error"]
                 assert (answer.status, error["code"]) == (503, "controller_unavailable"), "also by the table it had"
                 assert error["message"] == f"G{hidden}."
-            async with here.client.get(here.url + "/health") as answer:
-                assert (await answer.json())["degraded"] == [{"part": "controller", "reason": f"g{hidden}"}]
+            assert (await here.get("/health")).body["degraded"] == [{"part": "controller", "reason": f"g{hidden}"}]
             assert "roundhouse_gateway_link_up 0.0" in await here.metrics()
             engine.release.set()
             assert b"[DONE]" in await running.read(), "what runs goes on"
         await here.controller.refuse(None)
         await until_word(here, "connected")
-        async with here.chat() as answer:
-            assert answer.status == 200
+        assert (await here.chat()).status == 200
 
 
 async def test_health_names_the_gateways_that_are_refused_for_this_one() -> None:
@@ -286,8 +273,7 @@ async def test_health_names_the_gateways_that_are_refused_for_this_one() -> None
         )
         await here.controller.send(table.model_dump_json())
         await here.controller.acknowledged(table.stamp)
-        async with here.client.get(here.url + "/health") as answer:
-            health = await answer.json()
+        health = (await here.get("/health")).body
         assert (health["status"], health["controller"]) == ("degraded", "connected")
         assert health["degraded"] == [{"part": "gateway", "reason": "gw-b at [address] is refused"}]
 

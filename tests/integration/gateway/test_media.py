@@ -193,8 +193,7 @@ async def test_the_lists_say_what_each_model_takes(here: GatewayHarness, engine:
     seen = ["text", "image"]
     wanted = {"seeing": seen, "blind": ["text"], "hearing": [*seen, "audio"], "fetching": seen}
     for path in ("/v1/models", "/models"):
-        async with here.client.get(here.url + path) as answer:
-            listed = (await answer.json())["data"]
+        listed = (await here.get(path)).body["data"]
         assert {model["id"]: model["architecture"]["input_modalities"] for model in listed} == wanted
         assert all(model["architecture"]["output_modalities"] == ["text"] for model in listed)
     props = json.loads(engine.ask("GET", "/props")[1])["modalities"]
@@ -285,8 +284,7 @@ async def test_a_broken_image_is_the_client_s_error_in_every_api(here: GatewayHa
         told = (answer.status, error["code"], error["type"], error["message"])
         assert told == (400, "engine_error", "invalid_request_error", "Failed to load image or audio file"), path
     # The engine goes on.
-    async with here.chat("seeing") as answer:
-        assert (await answer.json())["choices"][0]["message"]["content"] == SENTENCE
+    assert (await here.chat("seeing")).body["choices"][0]["message"]["content"] == SENTENCE
 
 
 SOUNDS = [(make_sound(30_000), BRIGHT), (make_sound(300), BRIGHT), (make_sound(0), DARK)]

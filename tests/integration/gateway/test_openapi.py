@@ -53,10 +53,7 @@ async def test_the_document_passes_a_validator_and_generated_requests_find_nothi
             route("loading"),
             keys=(key("all", scopes=both), key("inference"), key("other", scopes=both, models=("x",))),
         )
-        async with here.client.get(
-            here.url + "/openapi.json", headers={"authorization": "Bearer secret-all"}
-        ) as answer:
-            document = await answer.json()
+        document = (await here.get("/openapi.json", key="secret-all")).body
         OpenAPIV31SpecValidator(document).validate()
         known = {
             name: iter([await stored_object(here, *made) for _ in range(STORED)])
@@ -75,8 +72,7 @@ async def test_the_document_passes_a_validator_and_generated_requests_find_nothi
 async def stored_object(here: GatewayHarness, path: str, fields: dict[str, Any]) -> str:
     """The id of one that is made there."""
     headers = {"authorization": "Bearer secret-all"}
-    async with here.client.post(here.url + path, json=fields, headers=headers) as answer:
-        return str((await answer.json())["id"])
+    return str((await here.post(path, fields, headers=headers)).body["id"])
 
 
 async def ask_endless(here: GatewayHarness, document: dict[str, Any]) -> str:

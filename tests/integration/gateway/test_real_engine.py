@@ -154,8 +154,7 @@ async def test_a_real_stream_that_is_left_counts_what_came_and_the_engines_metri
         r'^roundhouse_gateway_unreported_tokens_total\{model="demo"\} (\S+)$', await here.metrics(), re.MULTILINE
     )
     assert found is not None
-    async with here.client.get(f"{here.url}/metrics/engines") as page:
-        text = await page.text()
+    text = (await here.get("/metrics/engines")).text
     told = re.search(r'^llamacpp:tokens_predicted_total\{model="demo",replica="demo-0"\} (\S+)$', text, re.MULTILINE)
     assert told is not None, text
     counted = float(found[1])

@@ -204,8 +204,7 @@ async def test_what_it_takes_reaches_the_engine_as_it_came(fields: dict[str, Any
     async with gateway_harness() as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url], capabilities=TAKES_ALL))
         raw = json.dumps({"model": "m", "messages": []} | fields).encode()
-        async with here.client.post(here.url + "/v1/chat/completions", data=raw) as answer:
-            assert answer.status == 200
+        assert (await here.request("POST", "/v1/chat/completions", data=raw)).status == 200
         assert engine.requests[0].raw == raw
 
 
@@ -216,8 +215,7 @@ async def test_a_word_about_thinking_reaches_the_engine_in_its_own_words(thinkin
     async with gateway_harness() as here, engines(1) as (engine,):
         made = route("m", [engine.url], capabilities=TAKES_ALL)
         await here.publish(made.model_copy(update={"thinking_control": "chat_template_kwargs"}))
-        async with here.post("/v1/chat/completions", model="m", messages=[], thinking=thinking) as answer:
-            assert answer.status == 200
+        assert (await here.post("/v1/chat/completions", model="m", messages=[], thinking=thinking)).status == 200
         assert json.loads(engine.requests[0].raw) == {"model": "m", "messages": [], **told}
 
 

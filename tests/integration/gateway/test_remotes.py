@@ -143,8 +143,7 @@ async def test_a_request_that_fails_has_the_remote_asked_at_once() -> None:
         there = Endpoint(replica="m", base_url=engine.url + "/v1", api_prefix="", remote=True)
         await here.publish(probed.model_copy(update={"state": ModelState.LOADED, "endpoints": (there,)}))
         await until(lambda: far.asked >= 1, "it is asked")
-        async with here.chat() as answer:
-            assert answer.status == 200
+        assert (await here.chat()).status == 200
         asked = far.asked  # and now not for a minute
         async with here.chat(fault="error_json") as answer:
             assert answer.status == 500

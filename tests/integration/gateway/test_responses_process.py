@@ -78,8 +78,7 @@ async def test_what_was_told_to_its_end_survives_a_kill_at_once(number: int, tmp
         async with process_site(tmp_path, engine) as (_, here):
             for (path, _stream), body in zip(kinds, bodies, strict=True):
                 [told_id, *_] = re.findall(r'"id":\s?"((?:chatcmpl-|resp_)[^"]+)"', body)
-                async with here.here.client.get(f"{here.here.url}{path}/{told_id}") as answer:
-                    assert answer.status == 200, (path, body)
+                assert (await here.here.get(f"{path}/{told_id}")).status == 200, (path, body)
 
 
 async def test_a_stop_lets_what_is_in_the_background_finish(tmp_path: Path) -> None:

@@ -58,8 +58,7 @@ async def test_without_the_header_nothing_is_kept() -> None:
         async with here.chat(stream=True) as answer:
             assert "x-stream-file" not in answer.headers
             await answer.read()
-        async with here.chat(stream=False) as answer:
-            await answer.read()
+        await here.chat(stream=False)
         assert 'roundhouse_gateway_streams{state="ended"} 0.0' in await here.metrics()
 
 
@@ -150,17 +149,14 @@ async def test_a_slash_in_the_id_and_the_query_form() -> None:
             assert answer.status == 200
             sent = await answer.read()
         assert (await read_again(here, stream_id=stream_id)).body == sent
-        async with here.client.get(f"{here.url}/v1/stream/{stream_id}") as answer:
-            assert await answer.read() == sent
+        assert (await here.get(f"/v1/stream/{stream_id}")).content == sent
         query = {"conv_id": stream_id, "from": "0"}
-        async with here.client.get(f"{here.url}/v1/stream", params=query) as answer:
-            assert await answer.read() == sent
+        assert (await here.get("/v1/stream", params=query)).content == sent
         [found] = await look_up(here, "conv")
         assert found["conversation_id"] == stream_id
         assert (found["is_done"], found["total_bytes"], found["state"]) == (True, len(sent), "done")
         assert await look_up(here, "other", "con") == []
-        async with here.client.delete(f"{here.url}/v1/stream", params={"conv_id": stream_id}) as answer:
-            assert answer.status == 204
+        assert (await here.request("DELETE", "/v1/stream", params={"conv_id": stream_id})).status == 204
         assert (await read_again(here, stream_id=stream_id)).status == 404
 
 
@@ -173,8 +169,7 @@ async def test_ids_for_event_source() -> None:
         offsets = [int(event.split("\nid: ")[1]) for event in events]
         assert offsets[-1] == len(sent)
         last_event_id = {"Last-Event-ID": str(offsets[4])}
-        async with here.client.get(f"{here.url}/v1/stream/{ID}?from=3", headers=last_event_id) as answer:
-            assert await answer.read() == sent[offsets[4] :]
+        assert (await here.get(f"/v1/stream/{ID}?from=3", headers=last_event_id)).content == sent[offsets[4] :]
 
 
 async def test_wrong_offsets_are_refused() -> None:

@@ -81,8 +81,7 @@ async def test_a_client_that_leaves_ends_its_upload(tmp_path: Path) -> None:
         )
         await writer.drain()
         writer.close()
-        async with here.client.get(f"{here.url}/v1/documents") as answer:
-            assert (await answer.json())["data"] == []
+        assert (await here.get("/v1/documents")).body["data"] == []
         assert await reader.read() == b""
         assert list(retrieval.retrieval.originals.list_originals()) == []
 
@@ -90,5 +89,4 @@ async def test_a_client_that_leaves_ends_its_upload(tmp_path: Path) -> None:
 async def test_turned_off_it_is_said(tmp_path: Path) -> None:
     async with gateway_harness(retrieval=False) as here:
         for method, path in (("GET", "/v1/documents"), ("POST", "/v1/search"), ("GET", "/v1/files")):
-            async with here.client.request(method, here.url + path) as answer:
-                assert (answer.status, (await answer.json())["error"]["code"]) == (403, "retrieval_disabled")
+            assert (await here.request(method, path)).refusal == (403, "retrieval_disabled")

@@ -106,17 +106,14 @@ async def test_load_and_unload_are_asked_of_the_controller() -> None:
     async with gateway_harness() as here:
         await here.publish(route("org/m:Q4", aliases=("short",), state=ModelState.UNLOADED))
         for step, expected in (("load", {}), ("unload", {"hold": False})):
-            async with here.post(f"/models/{step}", model="short") as answer:
-                assert (answer.status, await answer.json()) == (200, {"success": True})
+            assert (await here.post(f"/models/{step}", model="short")).result == (200, {"success": True})
             asked = changes_asked(here)[-1]
             assert (asked.method, asked.target) == ("POST", f"/v1/admin/models/org/m%3AQ4/{step}?wait=false")
             assert asked.headers["x-roundhouse-actor"] == "api 127.0.0.1"
             assert json.loads(asked.body) == expected
-        async with here.post("/models/load", model="nobody") as answer:
-            assert (answer.status, (await answer.json())["error"]["code"]) == (404, "unknown_model")
+        assert (await here.post("/models/load", model="nobody")).refusal == (404, "unknown_model")
         await here.controller.stop()
-        async with here.post("/models/load", model="short") as answer:
-            assert (answer.status, (await answer.json())["error"]["code"]) == (503, "controller_unavailable")
+        assert (await here.post("/models/load", model="short")).refusal == (503, "controller_unavailable")
 
 
 @pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain", "application/json", None])
@@ -154,8 +151,7 @@ async def test_a_body_needs_no_content_type(kind: str | None) -> None:
 async def test_a_body_that_names_no_model_changes_nothing(path: str, body: bytes, status: int, code: str) -> None:
     async with gateway_harness() as here:
         await here.publish(route("m", state=ModelState.UNLOADED))
-        async with here.client.post(here.url + path, data=body) as answer:
-            assert (answer.status, (await answer.json())["error"]["code"]) == (status, code)
+        assert (await here.request("POST", path, data=body)).refusal == (status, code)
         assert not changes_asked(here)
 
 
@@ -183,8 +179,7 @@ async def test_a_download_is_told_from_its_order_to_its_end() -> None:
     async with with_downloads() as (here, fake):
         await here.publish(route("m"))
         async with following(here) as reader:
-            async with here.post("/models", model=name) as answer:
-                assert (answer.status, await answer.json()) == (200, {"success": True})
+            assert (await here.post("/models", model=name)).result == (200, {"success": True})
             declared, ordered = changes_asked(here)[-2:]
             assert (declared.method, declared.target) == ("PUT", "/v1/admin/declarations/models/user/tiny-GGUF%3AQ8_0")
             # A download loads nothing: a request, or a load, does.
@@ -222,13 +217,11 @@ async def test_unload_cancels_a_download_and_the_same_order_goes_on_with_it() ->
         async with following(here) as reader:
             fake.show(download("downloading", 1))
             assert [(await reader.next() or {})["event"] for _ in range(2)] == ["model_status", "download_progress"]
-            async with here.post("/models/unload", model=unloaded.name) as answer:
-                assert answer.status == 200
+            assert (await here.post("/models/unload", model=unloaded.name)).status == 200
             assert [each.target.rpartition("/")[2] for each in changes_asked(here)] == ["unload?wait=false", "dl_1"]
             fake.show(download("cancelled", 1))
             assert [(await reader.next() or {})["event"] for _ in range(2)] == ["download_failed", "model_status"]
-        async with here.post("/models", model=unloaded.name) as answer:
-            assert answer.status == 200
+        assert (await here.post("/models", model=unloaded.name)).status == 200
         asked = changes_asked(here)[-1]
         assert (asked.target, json.loads(asked.body)) == ("/v1/admin/downloads", {"reference": PINNED})
 
@@ -236,11 +229,9 @@ async def test_unload_cancels_a_download_and_the_same_order_goes_on_with_it() ->
 async def test_what_cannot_be_downloaded_is_not_declared() -> None:
     async with with_downloads() as (here, fake):
         await here.publish(route("m"))
-        async with here.post("/models", model="m") as answer:
-            assert (answer.status, (await answer.json())["error"]["code"]) == (409, "state_conflict")
+        assert (await here.post("/models", model="m")).refusal == (409, "state_conflict")
         fake.refusals["POST /v1/admin/downloads"] = RoundhouseError("models_disk_full", "It needs 5 GiB.")
-        async with here.post("/models", model="user/tiny-GGUF") as answer:
-            assert (answer.status, (await answer.json())["error"]["code"]) == (507, "models_disk_full")
+        assert (await here.post("/models", model="user/tiny-GGUF")).refusal == (507, "models_disk_full")
         last = changes_asked(here)[-1]
         assert (last.method, last.target) == ("DELETE", "/v1/admin/declarations/models/user/tiny-GGUF")
 
@@ -263,11 +254,9 @@ async def test_a_model_is_deleted_unless_it_is_loaded_or_not_ours() -> None:
             ("files", "declared_in_files"),
             ("nobody", "unknown_model"),
         ):
-            async with here.client.delete(f"{here.url}/models", params={"model": model}) as answer:
-                assert (await answer.json())["error"]["code"] == code
+            assert (await here.request("DELETE", "/models", params={"model": model})).code == code
         assert [each.target for each in changes_asked(here)] == ["/v1/admin/declarations/models/files"]
-        async with here.client.delete(f"{here.url}/models", params={"model": "m"}) as answer:
-            assert (answer.status, await answer.json()) == (200, {"success": True})
+        assert (await here.request("DELETE", "/models", params={"model": "m"})).result == (200, {"success": True})
         dropped, removed = changes_asked(here)[-2:]
         assert dropped.target == "/v1/admin/declarations/models/m"
         assert (removed.method, removed.target) == ("DELETE", f"/v1/admin/models/files?model={quote(PINNED, safe='')}")
@@ -294,8 +283,7 @@ async def test_props_without_a_model_are_the_routers() -> None:
     async with gateway_harness() as here:
         await here.publish(route("m", autoload=True))
         for query in ("", "?autoload=false", "?model="):
-            async with here.client.get(f"{here.url}/props{query}") as answer:
-                props = await answer.json()
+            props = (await here.get(f"/props{query}")).body
             assert (props["role"], props["models_autoload"]) == ("router", True)
 
 
@@ -305,7 +293,6 @@ async def test_autoload_false_loads_nothing() -> None:
         for query in ("autoload=false", "x=1&autoload=0"):
             async with here.post(f"/v1/chat/completions?{query}", model="m", messages=[]) as answer:
                 assert (answer.status, (await answer.json())["error"]["code"]) == (503, "model_not_loaded")
-        async with here.client.get(f"{here.url}/props?model=m&autoload=false") as answer:
-            assert (answer.status, (await answer.json())["error"]["code"]) == (503, "model_not_loaded")
+        assert (await here.get("/props?model=m&autoload=false")).refusal == (503, "model_not_loaded")
         report = await here.controller.report_where(lambda _: True)
         assert report.demand == {}

@@ -156,8 +156,7 @@ async def every_route(here: GatewayHarness) -> list[Route]:
     names = ("hub", "journal", "admin_service", "declaration_service", "logs", "downloads", "model_files")
     parts: Any = SimpleNamespace(**dict.fromkeys(names))
     here.controller.admin.document = create_app(parts, CollectorRegistry()).openapi()
-    async with here.client.get(here.url + "/openapi.json", headers=bearer("all")) as answer:
-        paths = (await answer.json())["paths"]
+    paths = (await here.get("/openapi.json", key="secret-all")).body["paths"]
     found = {(one.method, one.path): one for one in inference_routes()}
     for path, item in paths.items():
         for method in (name.upper() for name in item if name in ("get", "post", "put", "patch", "delete")):

@@ -31,9 +31,7 @@ async def error_of(answer: aiohttp.ClientResponse) -> Any:
 async def test_blocking_answers_come_through_unchanged() -> None:
     async with gateway_harness() as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url]))
-        async with here.chat(temperature=0.5, unknown_field={"model": "x"}) as answer:
-            assert answer.status == 200
-            body = await answer.json()
+        body = (await here.chat(temperature=0.5, unknown_field={"model": "x"})).success
         assert body["choices"][0]["message"]["content"] == TEXT
         sent = engine.requests[0].body
         assert sent["temperature"] == 0.5
@@ -43,8 +41,7 @@ async def test_blocking_answers_come_through_unchanged() -> None:
 async def test_completions_and_embeddings() -> None:
     async with gateway_harness() as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url]))
-        async with here.post("/v1/completions", model="m", prompt="Hi") as answer:
-            assert (await answer.json())["choices"][0]["text"] == TEXT
+        assert (await here.post("/v1/completions", model="m", prompt="Hi")).body["choices"][0]["text"] == TEXT
         async with here.post("/v1/embeddings", model="m", input="Hi") as answer:
             assert (await answer.json())["data"][0]["embedding"] == [0.25, -0.5, 1.0]
         assert [request.path for request in engine.requests] == ["/v1/completions", "/v1/embeddings"]
@@ -87,10 +84,8 @@ async def test_every_answer_has_an_id_of_its_own() -> None:
         await here.publish(route("m", [engine.url]))
         seen = set()
         for path in ("/health", "/metrics", "/v1/models", "/v1/models/m", "/openapi.json", "/nowhere"):
-            async with here.client.get(here.url + path) as answer:
-                seen.add(answer.headers["x-request-id"])
-        async with here.chat() as answer:
-            seen.add(answer.headers["x-request-id"])
+            seen.add((await here.get(path)).headers["x-request-id"])
+        seen.add((await here.chat()).headers["x-request-id"])
         async with here.chat(stream=True) as answer:
             seen.add(answer.headers["x-request-id"])
         assert len(seen) == 8
@@ -100,8 +95,7 @@ async def test_an_alias_reaches_the_engine_by_the_name_it_knows() -> None:
     async with gateway_harness() as here, engines(1) as (engine,):
         await here.publish(route("org/model:8b", [engine.url], aliases=("small", "default"), served_name="inner"))
         for name in ("small", "org/model:8b"):
-            async with here.chat(name) as answer:
-                assert answer.status == 200
+            assert (await here.chat(name)).status == 200
         assert [request.body["model"] for request in engine.requests] == ["inner", "inner"]
 
 
@@ -110,8 +104,7 @@ async def test_a_remote_whose_base_url_holds_the_prefix() -> None:
         table = route("m", [engine.url + "/openai/v1"])
         endpoint = table.endpoints[0].model_copy(update={"api_prefix": ""})
         await here.publish(table.model_copy(update={"endpoints": (endpoint,)}))
-        async with here.chat() as answer:
-            assert answer.status == 200
+        assert (await here.chat()).status == 200
         assert engine.requests[0].path == "/openai/v1/chat/completions"
 
 
@@ -121,8 +114,7 @@ async def test_models_are_listed_loaded_or_not() -> None:
             route("org/a:8b", aliases=("a",), state=ModelState.LOADED, apis=("/v1/chat/completions",)),
             route("b", state=ModelState.FAILED),
         )
-        async with here.client.get(here.url + "/v1/models") as answer:
-            listed = await answer.json()
+        listed = (await here.get("/v1/models")).body
         assert listed["object"] == "list"
         assert [(one["id"], one["state"], one["aliases"]) for one in listed["data"]] == [
             ("org/a:8b", "loaded", ["a"]),
@@ -130,8 +122,7 @@ async def test_models_are_listed_loaded_or_not() -> None:
         ]
         assert {"object": "model", "created": 1700000000, "owned_by": "roundhouse"}.items() <= listed["data"][0].items()
         for name in ("org/a:8b", "a"):
-            async with here.client.get(f"{here.url}/v1/models/{name}") as answer:
-                assert await answer.json() == listed["data"][0]
+            assert (await here.get(f"/v1/models/{name}")).body == listed["data"][0]
         async with here.client.get(here.url + "/v1/models/c") as answer:
             assert (await error_of(answer)).code == "unknown_model"
 
@@ -143,16 +134,13 @@ async def test_before_the_first_table_there_are_no_models_and_the_process_is_hea
             assert answer.headers["retry-after"] == "5"
         async with here.client.get(here.url + "/v1/models") as answer:
             assert (await error_of(answer)).code == "controller_unavailable"
-        async with here.client.get(here.url + "/health") as answer:
-            assert answer.status == 200
-            assert (await answer.json())["engines"] == []
+        assert (await here.get("/health")).success["engines"] == []
 
 
 async def test_health_says_what_is_loaded() -> None:
     async with gateway_harness(retrieval=False) as here, engines(2) as both:
         await here.publish(route("m", [engine.url for engine in both]))
-        async with here.client.get(here.url + "/health") as answer:
-            health = await answer.json()
+        health = (await here.get("/health")).body
         assert health.pop("version")
         assert health.pop("engines") == [
             {
@@ -286,8 +274,7 @@ async def test_foreign_hosts_and_origins_are_refused_everywhere_but_on_health_an
                 async with here.client.request(method, here.url + path, headers=headers) as answer:
                     assert (await error_of(answer)).code == code
             for path in ("/health", "/metrics"):
-                async with here.client.get(here.url + path, headers=headers) as answer:
-                    assert answer.status == 200
+                assert (await here.get(path, headers=headers)).status == 200
 
 
 async def test_the_openapi_document_describes_the_routes() -> None:
@@ -372,9 +359,7 @@ CONTROLLERS = {
 
 async def test_the_controllers_part_of_the_document_is_kept_while_it_is_away() -> None:
     async def paths() -> set[str]:
-        async with here.client.get(here.url + "/openapi.json") as answer:
-            assert answer.status == 200
-            return set((await answer.json())["paths"])
+        return set((await here.get("/openapi.json")).success["paths"])
 
     async with gateway_harness() as here:
         own = await paths()

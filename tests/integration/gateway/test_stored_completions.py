@@ -141,8 +141,7 @@ async def test_the_list_is_paged_ordered_and_filtered() -> None:
         await completions.delete(made[1])
         assert await listed(metadata={"odd": "1"}) == []
         assert await refusal(completions.list(after=made[1])) == NO_CURSOR
-        async with here.here.client.get(f"{here.here.url}/v1/chat/completions?limit=1") as answer:
-            fields = await answer.json()
+        fields = (await here.here.get("/v1/chat/completions?limit=1")).body
         assert (fields["object"], fields["first_id"], fields["last_id"]) == ("list", made[0], made[0])
 
 

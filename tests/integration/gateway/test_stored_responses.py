@@ -103,8 +103,7 @@ async def test_items_are_listed_the_oldest_or_the_newest_first() -> None:
         assert await texts(limit=1) == ["three", "two", TEXT, "one"], "page by page"
         page = await here.client.responses.input_items.list(second.id, limit=3, order="asc")
         assert (len(page.data), page.has_more, page.data[1].id) == (3, True, first.output[0].id)
-        async with here.here.client.get(f"{here.here.url}/v1/responses/{second.id}/input_items?limit=2") as answer:
-            listed = await answer.json()
+        listed = (await here.here.get(f"/v1/responses/{second.id}/input_items?limit=2")).body
         assert (listed["object"], listed["has_more"]) == ("list", True)
         assert (listed["first_id"], listed["last_id"]) == (listed["data"][0]["id"], listed["data"][1]["id"])
 

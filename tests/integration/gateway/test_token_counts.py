@@ -81,8 +81,7 @@ async def counted(here: GatewayHarness, **fields: Any) -> int:
 )
 async def test_as_many_as_the_chat_itself_is_told_to_have(here: GatewayHarness, fields: dict[str, Any]) -> None:
     body = {"model": "m", **HI} | fields | {"max_tokens": 1, "stream": False}
-    async with here.post(CHAT, **body) as answer:
-        used = (await answer.json())["usage"]["prompt_tokens"]
+    used = (await here.post(CHAT, **body)).body["usage"]["prompt_tokens"]
     assert await counted(here, **fields) == used
 
 

@@ -304,8 +304,7 @@ def test_it_reports_what_it_applies(engine: VllmWorker) -> None:
 async def test_the_gateway_serves_its_metrics_under_the_names_that_dashboards_use(here: GatewayHarness) -> None:
     used = {name for each in list_expressions() for name in re.findall(r"vllm:\w+", each.expr)}
     assert used
-    async with here.client.get(f"{here.url}/metrics/engines") as answer:
-        page = await answer.text()
+    page = (await here.get("/metrics/engines")).text
     served = {
         name
         for name, labels in re.findall(r"^(vllm:\w+)\{(.*)\} ", page, re.MULTILINE)

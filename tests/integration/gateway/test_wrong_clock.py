@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import openai
 import pytest
@@ -34,8 +33,7 @@ async def site(folder: Path, clock: ShiftedClock, engine: MockEngine) -> AsyncIt
 
 async def clock_reasons(here: GatewayHarness) -> list[str]:
     """What /health says of the clock."""
-    async with here.client.get(here.url + "/health") as answer:
-        health: Any = await answer.json()
+    health = (await here.get("/health")).body
     return [part["reason"] for part in health["degraded"] if part["part"] == "clock"]
 
 
@@ -78,8 +76,7 @@ async def test_a_jump_and_back_erases_nothing_and_a_confirmed_one_does(tmp_path:
             clock.set_shift(40 * DAY)
             await until_clock(here.here, is_held=True)
             for was_held in (True, False):
-                async with here.here.post("/v1/clock/confirm") as answer:
-                    assert await answer.json() == {"object": "clock", "was_held": was_held}
+                assert (await here.here.post("/v1/clock/confirm")).body == {"object": "clock", "was_held": was_held}
             assert await clock_reasons(here.here) == []
         async with site(folder, clock, engine) as here:
             clock.set_shift(0)

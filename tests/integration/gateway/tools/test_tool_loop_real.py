@@ -75,8 +75,7 @@ async def test_a_model_calls_and_goes_on(here: GatewayHarness, servers: FakeServ
 
 async def test_the_engine_finds_the_first_round_in_its_cache(here: GatewayHarness, servers: FakeServers) -> None:
     asked: Fields = {**COLD, "tools": [WEATHER], "store": False}
-    async with here.post("/v1/responses", **asked) as answer:
-        usage = (await answer.json())["usage"]
+    usage = (await here.post("/v1/responses", **asked)).body["usage"]
     assert usage["input_tokens_details"]["cached_tokens"] > usage["input_tokens"] // 3
 
 

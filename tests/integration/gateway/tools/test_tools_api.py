@@ -263,8 +263,7 @@ async def test_inference_goes_on_beside_calls(tmp_path: Path) -> None:
         await here.publish(route("m", [engine.url]), tools=tools)
         waiting = asyncio.create_task(call_tool(here, "search_files", text="(a+)+$", regex=True))
         await until(lambda: bool(_job_processes()), "the call runs")
-        async with here.chat() as answer:
-            assert answer.status == 200
+        assert (await here.chat()).status == 200
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
 
