@@ -81,7 +81,7 @@ async def guarded() -> AsyncIterator[tuple[GatewayHarness, MockEngine]]:
 
 def reached(here: GatewayHarness, engine: MockEngine) -> tuple[int, int]:
     """How many requests have come to the engine, and to the controller."""
-    return len(engine.client_requests), len(here.controller.admin.asked)
+    return len(engine.client_requests), len(here.controller.admin.requests)
 
 
 def some_of(items: Sequence[Item], turn: int, who: str) -> Sequence[Item]:
@@ -101,18 +101,18 @@ class Asker:
         self._stack = stack
         self._clients: dict[int, RawClient] = {}
 
-    async def ask(self, method: str, target: str, who: str) -> Answer:
+    async def request(self, method: str, target: str, who: str) -> Answer:
         """One whole answer."""
-        (answer,) = await self.ask_all([(method, target, b"localhost")], who)
+        (answer,) = await self.request_all([(method, target, b"localhost")], who)
         return answer
 
-    async def ask_all(self, asked: Sequence[tuple[str, str, bytes]], who: str) -> list[Answer]:
+    async def request_all(self, asked: Sequence[tuple[str, str, bytes]], who: str) -> list[Answer]:
         """The whole answers to requests of this method, target and Host."""
-        lanes = [self._ask_in_lane(lane, asked[lane :: self.LANES], who) for lane in range(self.LANES)]
+        lanes = [self._request_in_lane(lane, asked[lane :: self.LANES], who) for lane in range(self.LANES)]
         by_lane = await asyncio.gather(*lanes)
         return [by_lane[number % self.LANES][number // self.LANES] for number in range(len(asked))]
 
-    async def _ask_in_lane(self, lane: int, asked: Sequence[tuple[str, str, bytes]], who: str) -> list[Answer]:
+    async def _request_in_lane(self, lane: int, asked: Sequence[tuple[str, str, bytes]], who: str) -> list[Answer]:
         answers = []
         for method, target, host in asked:
             client = self._clients.get(lane)

@@ -24,22 +24,22 @@ class AdminApi:
     async def __aexit__(self, *_: object) -> None:
         await self.session.close()
 
-    async def ask(self, method: str, path: str, body: object = None, **query: object) -> Reply:
+    async def request(self, method: str, path: str, body: object = None, **query: object) -> Reply:
         """One request below `/v1/admin`; `body` as JSON, bytes as they are."""
         params = {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in query.items()}
         return await self._client.request(method, f"/v1/admin/{path}", body, params=params)
 
     async def load(self, name: str, body: object = None, **query: object) -> Reply:
         """`POST models/{name}/load`."""
-        return await self.ask("POST", f"models/{quote(name, safe='/:@')}/load", body, **query)
+        return await self.request("POST", f"models/{quote(name, safe='/:@')}/load", body, **query)
 
     async def unload(self, name: str, body: object = None, **query: object) -> Reply:
         """`POST models/{name}/unload`."""
-        return await self.ask("POST", f"models/{quote(name, safe='/:@')}/unload", body, **query)
+        return await self.request("POST", f"models/{quote(name, safe='/:@')}/unload", body, **query)
 
     async def row(self, name: str) -> dict[str, Any]:
         """One model's row, from the list."""
-        listed = await self.ask("GET", "models")
+        listed = await self.request("GET", "models")
         assert listed.status == 200, listed.body
         found: dict[str, Any] = next(each for each in listed.body["models"] if each["name"] == name)
         return found
@@ -64,5 +64,5 @@ class AdminApi:
 
     async def transitions(self, model: str, after: int) -> list[str]:
         """The states that the model went through since that event, as the events tell."""
-        entries = (await self.ask("GET", "history", model=model, kind="state", limit=500)).body["entries"]
+        entries = (await self.request("GET", "history", model=model, kind="state", limit=500)).body["entries"]
         return [entry["details"]["to"] for entry in reversed(entries) if entry["id"] > after]

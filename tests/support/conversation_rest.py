@@ -48,7 +48,7 @@ def rest(here: Site, key: str | None = None) -> Rest:
     return Rest(here, None if key is None else f"secret-{key}")
 
 
-def said(text: str, role: str = "user", **fields: Any) -> Fields:
+def message(text: str, role: str = "user", **fields: Any) -> Fields:
     """A message. `fields`: more of it, such as `id` and `parent_id`."""
     return {"type": "message", "role": role, "content": text, **fields}
 

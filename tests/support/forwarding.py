@@ -8,7 +8,7 @@ import aiohttp
 from aiohttp import web
 
 from controller.schema.errors import ErrorBody, ErrorEnvelope
-from tests.fakes.fake_admin import Asked
+from tests.fakes.fake_admin import ReceivedRequest
 from tests.fakes.gateway_harness import GatewayHarness
 
 
@@ -19,12 +19,12 @@ async def error_of(answer: aiohttp.ClientResponse) -> ErrorBody:
     return error
 
 
-async def said(here: GatewayHarness, path: str = "/v1/admin/models") -> Asked:
+async def received(here: GatewayHarness, path: str = "/v1/admin/models") -> ReceivedRequest:
     """What the controller sees of a request."""
     async with here.get(path, encoded=True) as answer:
         assert answer.status == 200
         await answer.read()
-    return here.controller.admin.asked[-1]
+    return here.controller.admin.requests[-1]
 
 
 async def never(_: web.Request) -> web.Response:

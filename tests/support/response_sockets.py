@@ -40,7 +40,7 @@ class Socket:
             events.append(await self.event())
         return events
 
-    async def ask(self, text: str = "Hi", **fields: Any) -> Fields:
+    async def create(self, text: str = "Hi", **fields: Any) -> Fields:
         """The response to this, or the error that it is refused with."""
         await self.send(input=text, **fields)
         last = (await self.turn())[-1]

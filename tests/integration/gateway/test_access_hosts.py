@@ -60,10 +60,10 @@ async def test_no_host_changes_a_verdict(who: str) -> None:
         asker = Asker(here, stack)
         for turn, (method, path) in enumerate(sorted(routes)):
             refusal = verdict(find_expected(method, path.replace("%0a", "\n")), who)
-            plain = await asker.ask(method, path, who)
+            plain = await asker.request(method, path, who)
             assert refusal == ((plain.status, plain.error["code"]) if plain.status in (401, 403) else None), path
             hosts = some_of(HOSTS, turn, who)
-            answers = await asker.ask_all([(method, path, host) for host in hosts], who)
+            answers = await asker.request_all([(method, path, host) for host in hosts], who)
             for host, answer in zip(hosts, answers, strict=True):
                 is_open = find_expected(method, path.replace("%0a", "\n")) in ("open", "metrics")
                 if host not in WELL_FORMED_HOSTS and not is_open:
@@ -82,14 +82,14 @@ async def test_without_keys_an_odd_host_is_foreign_on_every_route(is_open: bool)
             asker = Asker(here, stack)
             for declared_method, path in list_expected():
                 method = {"*": "POST", "HEAD": "GET"}.get(declared_method, declared_method)
-                answers = await asker.ask_all([(method, filled_in(path), host) for host in odd], "")
+                answers = await asker.request_all([(method, filled_in(path), host) for host in odd], "")
                 for host, answer in zip(odd, answers, strict=True):
                     if find_expected(method, filled_in(path)) in ("open", "metrics"):
                         assert answer.status == 200, (path, host)
                     else:
                         assert (answer.status, answer.error["code"]) == (403, "forbidden_host"), (path, host)
         assert not engine.client_requests
-        assert not here.controller.admin.asked
+        assert not here.controller.admin.requests
 
 
 @pytest.mark.parametrize("control", [b"\0", b"\x01", b"\x0b", b"\x1f", b"\x7f", b"\r", b"\n"])
@@ -100,4 +100,4 @@ async def test_a_host_with_a_control_character_is_no_request(control: bytes) -> 
                 client.write(f"GET {path} HTTP/1.1\r\n".encode() + b"host: local" + control + b"host\r\n\r\n")
                 assert (await client.answer()).status == 400
         assert not engine.client_requests
-        assert not here.controller.admin.asked
+        assert not here.controller.admin.requests

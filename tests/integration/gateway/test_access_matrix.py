@@ -191,7 +191,7 @@ async def test_what_is_no_method_reaches_nothing(method: str) -> None:
                 client.write(f"{method} {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode("latin-1"))
                 assert (await client.answer()).status == 400
         assert not engine.client_requests
-        assert not here.controller.admin.asked
+        assert not here.controller.admin.requests
 
 
 def spellings(path: str) -> list[tuple[str, str]]:
@@ -251,7 +251,7 @@ async def test_no_spelling_of_a_path_goes_around_a_scope(who: str) -> None:
             known = [each for each in known if (method, each[1]) != ENDLESS or verdict(find_expected(*ENDLESS), who)]
             spelled = some_of(known, turn, who)
             before = reached(here, engine)
-            answers = await asker.ask_all([(method, target, b"localhost") for target, _ in spelled], who)
+            answers = await asker.request_all([(method, target, b"localhost") for target, _ in spelled], who)
             let_in: list[Access] = []
             for (target, read_path), answer in zip(spelled, answers, strict=True):
                 access = find_expected(method, read_path)
@@ -274,7 +274,7 @@ async def test_no_spelling_of_a_path_goes_around_a_scope(who: str) -> None:
 async def test_an_answer_names_the_path_that_was_judged(target: str, read_path: str) -> None:
     """And not what is left of it in a URL that is put together and taken apart again."""
     async with guarded() as (here, _), contextlib.AsyncExitStack() as stack:
-        answer = await Asker(here, stack).ask("GET", target, "all")
+        answer = await Asker(here, stack).request("GET", target, "all")
         assert (answer.status, answer.error["message"]) == (404, f"There is no {read_path}.")
 
 

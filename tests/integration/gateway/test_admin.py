@@ -15,7 +15,7 @@ from gateway.api import admin
 from gateway.settings import GatewaySettings
 from tests.fakes.gateway_harness import gateway_harness, serving
 from tests.support.controller_app import running
-from tests.support.forwarding import error_of, said
+from tests.support.forwarding import error_of, received
 from tests.support.wait import until
 
 
@@ -26,7 +26,7 @@ async def test_every_method_is_passed_on_with_its_body(method: str) -> None:
         async with here.request(method, "/v1/admin/models/m/load", data=body) as answer:
             assert answer.status == 200
             assert await answer.read() == (b"" if method == "HEAD" else b'{"models": []}')
-        seen = here.controller.admin.asked[0]
+        seen = here.controller.admin.requests[0]
         assert (seen.method, seen.target, seen.body) == (method, "/v1/admin/models/m/load", body)
 
 
@@ -42,7 +42,7 @@ async def test_every_method_is_passed_on_with_its_body(method: str) -> None:
 )
 async def test_path_and_query_stay_as_they_were_written(target: str) -> None:
     async with gateway_harness() as here:
-        assert (await said(here, target)).target == target
+        assert (await received(here, target)).target == target
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ async def test_no_path_leads_out_of_the_admin_routes(target: str) -> None:
         writer.close()
         assert answer.startswith(b"HTTP/1.1 404 ")
         assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "unknown_route"
-        assert not here.controller.admin.asked
+        assert not here.controller.admin.requests
 
 
 async def test_the_controllers_own_routes_are_not_reached() -> None:
@@ -65,7 +65,7 @@ async def test_the_controllers_own_routes_are_not_reached() -> None:
         for path in ("/internal/status", "/internal/link", "/v1/admin", "/v1/administer/x"):
             async with here.get(path) as answer:
                 assert (await error_of(answer)).code == "unknown_route"
-        assert not here.controller.admin.asked
+        assert not here.controller.admin.requests
 
 
 async def test_of_the_clients_headers_only_these_are_passed_on() -> None:
@@ -87,12 +87,12 @@ async def test_of_the_clients_headers_only_these_are_passed_on() -> None:
     async with gateway_harness() as here:
         async with here.request("POST", "/v1/admin/plan", data=b"{}", headers=passed | kept) as answer:
             request_id = answer.headers["x-request-id"]
-        seen = here.controller.admin.asked[0].headers
+        seen = here.controller.admin.requests[0].headers
         assert passed.items() <= seen.items()
         assert "secret" not in str(seen)
         assert (seen["x-roundhouse-actor"], seen["x-request-id"]) == ("api 127.0.0.1", request_id)
         assert "x-forwarded-for" not in seen
-        assert "content-type" not in (await said(here)).headers, "none was sent"
+        assert "content-type" not in (await received(here)).headers, "none was sent"
 
 
 async def test_of_the_controllers_headers_only_these_come_back() -> None:
@@ -140,10 +140,10 @@ async def test_a_body_that_is_too_long_is_refused_here(chunked: bool) -> None:
         long = parts() if chunked else b"x" * (1024 * 1024 + 1)
         async with here.request("POST", "/v1/admin/plan", data=long) as answer:
             assert (await error_of(answer)).code == "body_too_large"
-        assert not here.controller.admin.asked
+        assert not here.controller.admin.requests
         async with here.request("POST", "/v1/admin/plan", data=b"x" * (1024 * 1024)) as answer:
             assert answer.status == 200
-        assert len(here.controller.admin.asked[0].body) == 1024 * 1024
+        assert len(here.controller.admin.requests[0].body) == 1024 * 1024
 
 
 async def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +165,7 @@ async def test_foreign_hosts_and_pages_are_refused() -> None:
         ):
             async with here.request("POST", "/v1/admin/models/m/load", headers=headers) as answer:
                 assert (await error_of(answer)).code == code
-        assert not here.controller.admin.asked
+        assert not here.controller.admin.requests
 
 
 @pytest.mark.parametrize("body", [b'{"replicas": "\xff"}', b"[" * 100_000, b'{"replicas": ' + b"9" * 5_000 + b"}"])

@@ -13,7 +13,7 @@ from aiohttp import web
 from gateway.settings import GatewaySettings
 from tests.fakes.fake_controller import FakeController, route
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness, serving, until
-from tests.support.forwarding import error_of, never, said
+from tests.support.forwarding import error_of, never, received
 
 EVENT = b"id: 1\nevent: state\ndata: {}\n\n"
 
@@ -101,7 +101,7 @@ async def test_a_controller_that_dies_before_it_answers() -> None:
             error = await error_of(answer)
             assert (error.code, answer.headers["retry-after"]) == ("controller_unavailable", "5")
             assert "may have taken" in error.message
-        assert len(here.controller.admin.asked) == 1, "it is not sent twice"
+        assert len(here.controller.admin.requests) == 1, "it is not sent twice"
 
 
 async def test_without_a_controller_the_admin_routes_are_closed_and_inference_goes_on() -> None:
@@ -114,7 +114,7 @@ async def test_without_a_controller_the_admin_routes_are_closed_and_inference_go
             assert error.next_steps
         assert (await here.chat()).status == 200
         await here.controller.start()
-        assert (await said(here)).method == "GET"
+        assert (await received(here)).method == "GET"
 
 
 @pytest.mark.parametrize("kind", ["unix", "tcp"])

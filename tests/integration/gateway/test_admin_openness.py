@@ -99,10 +99,10 @@ async def test_without_keys_admin_routes_are_open_where_the_setting_says_so(
         codes = await admin_codes(here)
         if is_open:
             assert not codes & set(REFUSALS)
-            assert here.controller.admin.asked
+            assert here.controller.admin.requests
         else:
             assert codes == {"admin_closed"}
-            assert not here.controller.admin.asked
+            assert not here.controller.admin.requests
         assert await inference_at(here) == "status 200"
         assert await code_of(here, "GET", "/v1/models") == "status 200"
         assert await code_of(here, "GET", "/health") == "status 200"
@@ -132,7 +132,7 @@ async def test_admin_requests_are_taken_at_the_addresses_meant_for_them_alone(ke
     async with gateway(host=f"{MEANT},{OTHER}", admin_host=(MEANT,)) as here:
         await here.publish(keys=keys)
         assert not await admin_codes(here, at=MEANT, headers=headers) & set(REFUSALS)
-        here.controller.admin.asked.clear()
+        here.controller.admin.requests.clear()
         assert await admin_codes(here, at=OTHER, headers=headers) == {"admin_not_here"}
         for lie in (MEANT, f"{MEANT}:80", "localhost"):
             forwarded = {"x-forwarded-for": MEANT, "forwarded": f"for={MEANT};host={MEANT}", "x-forwarded-host": MEANT}
@@ -141,7 +141,7 @@ async def test_admin_requests_are_taken_at_the_addresses_meant_for_them_alone(ke
         for method in ("GET", "DELETE", "PUT", "PATCH"):
             assert await code_of(here, method, "/v1/admin/models", at=OTHER, headers=headers) == "admin_not_here"
             assert await code_of(here, method, "/v1/%61dmin/models", at=OTHER, headers=headers) == "admin_not_here"
-        assert not here.controller.admin.asked
+        assert not here.controller.admin.requests
         assert not await admin_codes(here, at=MEANT, headers=headers, local_addr=(OTHER, 0)) & set(REFUSALS)
 
 

@@ -63,7 +63,7 @@ async def test_the_status_is_the_devices(code: int, word: str, tmp_path: Path) -
             },
         )
         assert (await here.get("/v1/aicore/status?probe=all")).body["probes"][0]["preference"] == "FAST"
-        assert phone.asked[-1][0].endswith("?probe=all")
+        assert phone.requests[-1][0].endswith("?probe=all")
         reply = await here.get("/v1/aicore/status?probe=some")
         assert (reply.status, reply.error["param"]) == (400, "probe")
 
@@ -100,7 +100,7 @@ async def test_it_is_warmed_up_and_measured(tmp_path: Path) -> None:
         assert (await here.get("/v1/aicore/benchmark")).result == (200, result.body)
         assert (await here.get("/v1/models/nano/benchmark")).result == (200, result.body)
         assert (await here.chat("nano")).body["choices"][0]["message"]["content"] == "Hi! How can I help?"
-        assert phone.asked[-1][1]["model"] == MODEL
+        assert phone.requests[-1][1]["model"] == MODEL
 
 
 async def test_the_event_loop_goes_on_while_a_result_is_written(

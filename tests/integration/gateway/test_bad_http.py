@@ -173,7 +173,7 @@ async def test_an_admin_body_with_a_content_coding_is_not_decoded_anywhere() -> 
     async with one_model() as (here, _), raw(here) as client:
         client.write(request("POST", "/v1/admin/plan", ZIPPED, ["content-encoding: gzip"]))
         await client.answer()
-        asked = here.controller.admin.asked[-1]
+        asked = here.controller.admin.requests[-1]
         assert asked.body == ZIPPED
         assert "content-encoding" not in asked.headers
 
@@ -267,7 +267,7 @@ async def test_a_wish_for_another_protocol_is_ignored(wish: tuple[str, ...]) -> 
                 statuses = [(await client.answer(number)).status for number in (1, 2, 3, 4)]
                 assert statuses == [200] * 4, client.received
         assert [seen.raw for seen in engine.requests] == [BODY] * 4
-        assert [asked.body for asked in here.controller.admin.asked] == [b'{"a":1}'] * 2
+        assert [asked.body for asked in here.controller.admin.requests] == [b'{"a":1}'] * 2
 
 
 async def test_requests_sent_without_waiting_are_answered_in_order() -> None:

@@ -205,7 +205,7 @@ def test_no_prompt_is_refused_that_the_engine_finds_to_fit(engine: Engine, tmp_p
         parts = [dice.choice(PARTS) * dice.randint(1, 200) for _ in range(dice.randint(1, 9))]
         messages = [{"role": dice.choice(["user", "user", "assistant", "system"]), "content": part} for part in parts]
         fields: dict[str, Any] = {"messages": [*messages, *HI]}
-        status, told = engine.workers["plain"].ask("POST", "/v1/chat/completions/input_tokens", fields)
+        status, told = engine.workers["plain"].request("POST", "/v1/chat/completions/input_tokens", fields)
         assert status == 200, told
         tokens = json.loads(told)["input_tokens"]
         asked = InferenceRequest(json.dumps(fields).encode(), fields, "m", stream=False, wants_usage=False)
@@ -214,7 +214,7 @@ def test_no_prompt_is_refused_that_the_engine_finds_to_fit(engine: Engine, tmp_p
 
 def test_every_engine_tells_its_context_length(engine: Engine) -> None:
     for name, each in engine.workers.items():
-        assert parse_figures(MODELS_PATH, each.ask("GET", MODELS_PATH)[1]).context_length == CONTEXT, name
+        assert parse_figures(MODELS_PATH, each.request("GET", MODELS_PATH)[1]).context_length == CONTEXT, name
 
 
 async def test_thoughts_of_earlier_answers_reach_the_template_by_either_name(engine: Engine, sdk: Sdk) -> None:

@@ -176,7 +176,7 @@ async def test_what_the_engine_refuses_it_refuses_in_its_own_words(
     here: GatewayHarness, engines: dict[str, Worker]
 ) -> None:
     said = {"messages": [{"role": "user", "content": "Hi"}], "grammar": "root ::= broken"}
-    own = json.loads(engines["plain"].ask("POST", CHAT, said)[1])["error"]
+    own = json.loads(engines["plain"].request("POST", CHAT, said)[1])["error"]
     async with here.post("/v1/completions", model="over-chat", prompt="Hi", grammar="root ::= broken") as answer:
         error = (await answer.json())["error"]
     assert (answer.status, error["message"], error["code"]) == (400, own["message"], "engine_error")

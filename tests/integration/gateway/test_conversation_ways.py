@@ -32,9 +32,9 @@ async def listed(here: Site, conversation_id: str) -> list[str]:
 async def test_over_websocket_responses_add_to_a_conversation() -> None:
     async with site() as here, socket(here.here) as client:
         made = await new_conversation(here, "zero")
-        first = await client.ask("one", conversation=made, store=False)
+        first = await client.create("one", conversation=made, store=False)
         assert first["conversation"] == {"id": made}
-        await client.ask("two", conversation={"id": made})
+        await client.create("two", conversation={"id": made})
         assert [text for role, text in here.messages() if role == "user"] == ["zero", "one", "two"]
         assert await listed(here, made) == ["zero", "one", TEXT, "two", TEXT]
         await nothing_left(here.here)
@@ -43,8 +43,8 @@ async def test_over_websocket_responses_add_to_a_conversation() -> None:
 async def test_over_websocket_what_was_made_in_a_conversation_is_continued_without_it() -> None:
     async with site() as here, socket(here.here) as client:
         made = await new_conversation(here, "zero")
-        first = await client.ask("one", conversation=made, store=False)
-        second = await client.ask("two", previous_response_id=first["id"])
+        first = await client.create("one", conversation=made, store=False)
+        second = await client.create("two", previous_response_id=first["id"])
         assert [role for role, _ in here.messages()] == ["user", "user", "assistant", "user"]
         assert await listed(here, made) == ["zero", "one", TEXT]
         await here.client.conversations.delete(made)
@@ -55,11 +55,11 @@ async def test_over_websocket_what_was_made_in_a_conversation_is_continued_witho
 async def test_over_websocket_without_generation_the_input_is_added() -> None:
     async with site() as here, socket(here.here) as client:
         made = await new_conversation(here)
-        assert (await client.ask("one", conversation=made, generate=False))["output"] == []
+        assert (await client.create("one", conversation=made, generate=False))["output"] == []
         await client.send(input=[], conversation=await new_conversation(here), generate=False)
         assert (await client.turn())[-1]["type"] == "response.completed"
         assert not here.engine.requests
-        await client.ask("two", conversation=made)
+        await client.create("two", conversation=made)
         assert here.messages() == [("user", "one"), ("user", "two")]
 
 
@@ -73,7 +73,7 @@ async def test_over_websocket_a_conversation_is_locked_for_others() -> None:
         assert (told["error"]["code"], "retry-after" in told["headers"]) == ("conversation_locked", True)
         here.engine.release.set()
         await client.turn()
-        assert (await other.ask("two", conversation=made))["status"] == "completed"
+        assert (await other.create("two", conversation=made))["status"] == "completed"
         assert await listed(here, made) == ["one", TEXT, "two", TEXT]
 
 

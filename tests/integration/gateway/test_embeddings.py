@@ -118,7 +118,7 @@ def alike(some: list[list[float]], others: list[list[float]]) -> bool:
 
 
 async def test_one_and_many_as_base64_and_as_floats(embed: Embed, engine: Worker, kind: str) -> None:
-    told = json.loads(engine.ask("POST", "/v1/embeddings", {"input": TEXTS, "encoding_format": "float"})[1])
+    told = json.loads(engine.request("POST", "/v1/embeddings", {"input": TEXTS, "encoding_format": "float"})[1])
     own = [item["embedding"] for item in told["data"]]
     for encoding in (openai.omit, "base64", "float"):  # the SDK asks for base64 where nothing is said
         many = vectors(await embed(model="fixed", input=TEXTS, encoding_format=encoding))

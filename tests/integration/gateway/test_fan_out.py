@@ -117,7 +117,7 @@ class Real:
 
     async def own(self, path: str, model: str = "m", **fields: Any) -> Any:
         """The engine's own answer to the same."""
-        status, body = await asyncio.to_thread(self.engines[model].ask, "POST", path, {"temperature": 0, **fields})
+        status, body = await asyncio.to_thread(self.engines[model].request, "POST", path, {"temperature": 0, **fields})
         assert status == 200, body
         return json.loads(body)
 

@@ -184,13 +184,13 @@ async def test_a_failure_that_is_known_here_alone_can_be_deleted(tmp_path: Path)
 
 async def test_over_websocket_what_is_not_stored_is_said_and_goes_on_from_memory(tmp_path: Path) -> None:
     async with full_site(tmp_path) as (here, disk), socket(here.here) as client:
-        first = await client.ask(LARGE)
+        first = await client.create(LARGE)
         assert (first["status"], first["store"]) == ("completed", False)
         assert not await is_found(here, RESPONSES, first["id"])
-        unanswered = await client.ask(LARGE, generate=False)
+        unanswered = await client.create(LARGE, generate=False)
         assert unanswered["store"] is False
         disk.free()
-        second = await client.ask("on", previous_response_id=unanswered["id"])
+        second = await client.create("on", previous_response_id=unanswered["id"])
         assert (second["status"], second["store"]) == ("completed", True)
         assert here.messages() == [("user", LARGE), ("user", "on")]
         assert len(await items_of(here, second["id"])) == 2, "stored with what it continues"

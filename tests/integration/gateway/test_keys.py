@@ -123,7 +123,7 @@ async def test_before_the_first_table_nobody_is_let_in() -> None:
             else:
                 assert (status, json.loads(text)["error"]["code"]) == (503, "controller_unavailable"), asked
                 assert headers["retry-after"] == "5"
-        assert not here.controller.admin.asked
+        assert not here.controller.admin.requests
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ async def test_without_keys_foreign_hosts_and_pages_are_refused_on_every_route(
             else:
                 assert (status, json.loads(text)["error"]["code"]) == (403, code), asked
         assert not engine.client_requests
-        assert not here.controller.admin.asked
+        assert not here.controller.admin.requests
         for asked in routes:
             status, _, _ = await ask_route(here, asked, [("origin", "http://localhost:3000")])
             is_there = asked.kind != "absent" and asked.absent_code is None and asked.away_code is None
@@ -202,7 +202,7 @@ async def test_with_keys_a_request_names_one_host_on_every_route() -> None:
                         assert (answer.status, answer.error["code"]) == (400, "invalid_request"), (name, asked)
                         assert "Host" in answer.error["message"]
         assert not engine.client_requests
-        assert not here.controller.admin.asked
+        assert not here.controller.admin.requests
 
 
 async def test_with_keys_any_one_host_will_do() -> None:
@@ -278,4 +278,4 @@ async def test_a_host_that_is_no_host_is_no_failure() -> None:
 async def test_the_actor_without_keys_is_the_address() -> None:
     async with gateway_harness() as here:
         assert (await here.post("/v1/admin/plan", {}, key="secret-alice")).status == 200
-        assert here.controller.admin.asked[0].headers["x-roundhouse-actor"] == "api 127.0.0.1"
+        assert here.controller.admin.requests[0].headers["x-roundhouse-actor"] == "api 127.0.0.1"

@@ -37,7 +37,7 @@ STATE = {name: value for name, value in ROW.items() if name not in ("load_recomm
 
 def targets(here: GatewayHarness) -> list[tuple[str, str]]:
     """What the controller was asked so far, without `/v1/admin/`."""
-    return [(each.method, each.target.removeprefix("/v1/admin/")) for each in here.controller.admin.asked]
+    return [(each.method, each.target.removeprefix("/v1/admin/")) for each in here.controller.admin.requests]
 
 
 @pytest.mark.parametrize("generation", GENERATIONS)
@@ -77,7 +77,7 @@ async def test_a_key_sees_and_calls_what_its_scopes_open(secret: str, tools: lis
                 result = await client.call_tool(name, arguments.get(name, {}))
                 refused = result.is_error and result.structured_content["error"]["code"] == "scope_required"
                 assert refused is (name not in tools), name
-        asked = bool(here.controller.admin.asked)
+        asked = bool(here.controller.admin.requests)
         assert asked is (secret != "inference"), "what is refused does not reach the controller"
 
 
@@ -92,7 +92,7 @@ async def test_without_a_key_of_the_gateway_nothing_is_told(secret: str | None) 
         for asked in ("tools/list", "tools/call", "initialize"):
             async with here.client.post(f"{here.url}/mcp", json=message(asked), headers=headers) as answer:
                 assert (answer.status, (await error_of(answer)).code) == (401, "invalid_api_key")
-        assert not here.controller.admin.asked
+        assert not here.controller.admin.requests
 
 
 async def test_where_nobody_may_administer_only_tools_of_inference_are_told() -> None:
@@ -144,7 +144,7 @@ async def test_each_admin_tool_asks_one_route_of_the_controller() -> None:
             ("GET", "plan"),
             ("POST", "downloads"),
         ]
-        asked = here.controller.admin.asked
+        asked = here.controller.admin.requests
         assert [json.loads(each.body) for each in asked if each.method == "POST"] == [
             {"gguf_n_ctx": 8, "replicas": 2},
             {"hold": False},
@@ -194,7 +194,7 @@ async def test_wrong_arguments_are_named(tool: str, arguments: dict[str, Any], p
     async with gateway_harness() as here, mcp_client(here.url) as client:
         error = await call_failing(client, tool, **arguments)
         assert (error["code"], error["param"]) == ("invalid_request", param)
-        assert not here.controller.admin.asked
+        assert not here.controller.admin.requests
 
 
 async def test_errors_of_the_controller_keep_their_code() -> None:

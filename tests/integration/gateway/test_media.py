@@ -196,7 +196,7 @@ async def test_the_lists_say_what_each_model_takes(here: GatewayHarness, engine:
         listed = (await here.get(path)).body["data"]
         assert {model["id"]: model["architecture"]["input_modalities"] for model in listed} == wanted
         assert all(model["architecture"]["output_modalities"] == ["text"] for model in listed)
-    props = json.loads(engine.ask("GET", "/props")[1])["modalities"]
+    props = json.loads(engine.request("GET", "/props")[1])["modalities"]
     assert (props["vision"], props["audio"]) == (True, True)
 
 

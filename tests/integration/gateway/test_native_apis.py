@@ -146,7 +146,7 @@ CASES: list[tuple[str, str, Fields]] = [
 async def test_an_answer_is_the_engines_own(
     here: GatewayHarness, servers: dict[str, Worker], name: str, path: str, fields: Fields
 ) -> None:
-    own_status, own = servers[name].ask("POST", path, {"model": f"inner-{name}", **fields})
+    own_status, own = servers[name].request("POST", path, {"model": f"inner-{name}", **fields})
     for called in (name, f"alias-of-{name}"):
         made = await here.post(path, {"model": called, **fields})
         assert made.status == own_status
@@ -200,7 +200,7 @@ async def test_what_has_no_body_is_named_in_the_query(
 ) -> None:
     for name in ("plain", "alias-of-plain"):
         reply = await here.get(f"{path}?model={name}")
-        expected = known(json.loads(servers["plain"].ask("GET", path)[1]))
+        expected = known(json.loads(servers["plain"].request("GET", path)[1]))
         if path == "/props":
             expected["ui"] = True
         assert (reply.status, known(reply.body)) == (200, expected)
@@ -289,7 +289,7 @@ async def test_an_engines_state_is_for_admins(servers: dict[str, Worker], method
         assert (await here.request(method, named, body, key="user")).refusal == (403, "scope_required")
         for admin in ("boss", "both"):
             reply = await here.request(method, named, body, key=admin)
-            assert reply.status == servers["plain"].ask(method, path, body)[0] == 200
+            assert reply.status == servers["plain"].request(method, path, body)[0] == 200
         if path == "/slots":
             assert [slot["id"] for slot in reply.body] == [0, 1, 2, 3]
         chat = {"model": "plain", **HI}

@@ -87,7 +87,7 @@ async def test_the_engine_has_what_was_sent_before(
     async with gateway_harness() as here:
         await here.publish(made.model_copy(update={"backend": backend}))
         session = await play_session(here, AGENTS[name](SCALE), "m", TURNS)
-    block = re.search(r'vllm:cache_config_info\{.*?block_size="(\d+)"', worker.ask("GET", "/metrics")[1])
+    block = re.search(r'vllm:cache_config_info\{.*?block_size="(\d+)"', worker.request("GET", "/metrics")[1])
     blocks = f", in blocks of {block[1]} tokens" if block else ""
     record_figure(record_property, f"{name}, {backend}{blocks}", str(session))
     assert min(session.shares[1:]) >= LEAST_SHARE, str(session)

@@ -26,7 +26,7 @@ async def command(url: str, *words: str) -> int:
 
 
 async def read_documents(retrieval: RetrievalHarness) -> list[dict[str, Any]]:
-    answer = await retrieval.ask("GET", "/v1/documents?limit=100", tenant="me")
+    answer = await retrieval.request("GET", "/v1/documents?limit=100", tenant="me")
     return sorted(
         ({name: each[name] for name in FIELDS} for each in answer.json()["data"]), key=lambda each: each["id"]
     )
@@ -36,8 +36,8 @@ async def fill(url: str, retrieval: RetrievalHarness) -> None:
     """Documents of each kind: a text, files with and without names, twice the same content, one that fails."""
     await retrieval.add("A fox.", "text", tenant="me", metadata={"lang": "en", "tags": ["a", "b"]})
     await retrieval.add("A fox.", "same", tenant="me", filename='größe" 1.txt', chunking={"max_tokens": 64})
-    await retrieval.ask("POST", "/v1/documents", {"text": "bad", "id": "fails"}, tenant="me")
-    await retrieval.ask("GET", "/v1/documents/fails/events", tenant="me")
+    await retrieval.request("POST", "/v1/documents", {"text": "bad", "id": "fails"}, tenant="me")
+    await retrieval.request("GET", "/v1/documents/fails/events", tenant="me")
     async with aiohttp.ClientSession(headers={"x-client-id": "me"}) as session:
         for name in ("", "plan.html"):
             form = aiohttp.FormData()
@@ -87,7 +87,7 @@ async def test_an_export_that_was_broken_off_goes_on(tmp_path: Path, capsys: pyt
             with pytest.raises(KeyboardInterrupt):
                 await export_documents(client, file, break_off)
         assert not file.exists()
-        await retrieval.ask("DELETE", "/v1/documents/d0", tenant="me")
+        await retrieval.request("DELETE", "/v1/documents/d0", tenant="me")
         await retrieval.add("Another fox.", "d1", tenant="me")
         assert await command(here.url, "export", str(file), "--json") == ExitCode.DONE
         exported = json.loads(capsys.readouterr().out)
@@ -110,7 +110,7 @@ async def test_documents_that_are_replaced_and_deleted_meanwhile(tmp_path: Path)
         async with RagClient(here.url, "me", verifies=True) as client:
             listed = [document async for document in client.list_documents()]
             await retrieval.add("A new fox.", "d1", tenant="me")
-            await retrieval.ask("DELETE", "/v1/documents/d2", tenant="me")
+            await retrieval.request("DELETE", "/v1/documents/d2", tenant="me")
 
             async def stale() -> Any:
                 for document in listed:
@@ -127,7 +127,7 @@ async def test_a_damaged_file_is_told_and_the_rest_stays(tmp_path: Path, capsys:
         await retrieval.add("A fox.", "d", tenant="me")
         assert await command(here.url, "export", str(file)) == ExitCode.DONE
         file.write_bytes(file.read_bytes().replace(b"A fox.", b"B fox."))
-        await retrieval.ask("DELETE", "/v1/documents/d", tenant="me")
+        await retrieval.request("DELETE", "/v1/documents/d", tenant="me")
         assert await command(here.url, "import", str(file)) == ExitCode.FAILED
         assert "the original of d is not what its hash says" in capsys.readouterr().err
         assert await read_documents(retrieval) == []

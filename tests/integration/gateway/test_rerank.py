@@ -133,7 +133,7 @@ async def ranked(here: GatewayHarness, path: str = "/v1/rerank", **fields: Any) 
 
 @pytest.mark.parametrize("path", PATHS)
 async def test_the_engines_scores_the_best_first(here: GatewayHarness, engine: Worker, path: str) -> None:
-    own = json.loads(engine.ask("POST", "/v1/rerank", {"query": QUERY, "documents": DOCUMENTS})[1])
+    own = json.loads(engine.request("POST", "/v1/rerank", {"query": QUERY, "documents": DOCUMENTS})[1])
     scores = {result["index"]: result["relevance_score"] for result in own["results"]}
     assert len(set(scores.values())) > 3, "the demo model tells documents apart"
     assert max(scores.values()) > 1, "logits, no probabilities"

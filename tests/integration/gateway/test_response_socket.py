@@ -57,11 +57,11 @@ async def test_websocket_response() -> None:
 
 async def test_websocket_sequential_responses() -> None:
     async with site() as here, socket(here.here) as client:
-        first, second = await client.ask("first"), await client.ask("second")
+        first, second = await client.create("first"), await client.create("second")
         assert (first["status"], second["status"]) == ("completed", "completed")
         assert here.messages() == [("user", "second")]
         async with socket(here.here, "/responses") as another:
-            assert (await another.ask("as with /v1"))["status"] == "completed"
+            assert (await another.create("as with /v1"))["status"] == "completed"
         await client.send(input="third")
         await client.send(input="fourth")
         assert [(await client.turn())[0]["sequence_number"] for _ in range(2)] == [0, 0]
@@ -71,22 +71,22 @@ async def test_websocket_sequential_responses() -> None:
 @pytest.mark.parametrize("stored", [True, False])
 async def test_websocket_continuation(stored: bool) -> None:
     async with site(responses_retention_h=24 if stored else 0) as here, socket(here.here) as client:
-        first = await client.ask("one", store=False)
-        second = await client.ask("two", store=False, previous_response_id=first["id"])
+        first = await client.create("one", store=False)
+        second = await client.create("two", store=False, previous_response_id=first["id"])
         assert (second["status"], second["previous_response_id"], second["store"]) == ("completed", first["id"], False)
         said = first["output"][0]["content"][0]["text"]
         assert here.messages() == [("user", "one"), ("assistant", said), ("user", "two")]
-        again = await client.ask("x", store=False, previous_response_id=first["id"])
+        again = await client.create("x", store=False, previous_response_id=first["id"])
         assert again["code"] == NOT_FOUND, "another was made since"
 
 
 async def test_websocket_reconnect_store_false_recovery() -> None:
     async with site() as here:
         async with socket(here.here) as client:
-            first = await client.ask(store=False)
+            first = await client.create(store=False)
         async with socket(here.here) as client:
-            assert (await client.ask(store=False, previous_response_id=first["id"]))["code"] == NOT_FOUND
-            assert (await client.ask(store=False))["status"] == "completed"
+            assert (await client.create(store=False, previous_response_id=first["id"]))["code"] == NOT_FOUND
+            assert (await client.create(store=False))["status"] == "completed"
 
 
 async def test_websocket_previous_response_not_found() -> None:
@@ -104,12 +104,12 @@ async def test_websocket_failed_continuation_evicts_cache() -> None:
     async with site() as here, socket(here.here) as client:
         failures: list[Fields] = [{"input": orphan}, *faults]
         for failing in failures:
-            first = await client.ask(store=False)
+            first = await client.create(store=False)
             await client.send(store=False, previous_response_id=first["id"], **failing)
             last = (await client.turn())[-1]
             assert last["type"] == "error" or last["response"]["status"] == "failed"
-            assert (await client.ask(store=False, previous_response_id=first["id"]))["code"] == NOT_FOUND
-        assert (await client.ask(store=False))["status"] == "completed"
+            assert (await client.create(store=False, previous_response_id=first["id"]))["code"] == NOT_FOUND
+        assert (await client.create(store=False))["status"] == "completed"
 
 
 async def test_websocket_compact_new_chain() -> None:
@@ -134,14 +134,14 @@ async def test_websocket_generate_false() -> None:
         assert events[-1]["response"]["output"] == []
         assert not here.engine.requests
         warm = events[-1]["response"]["id"]
-        second = await client.ask("two", previous_response_id=warm)
+        second = await client.create("two", previous_response_id=warm)
         assert here.messages() == [("user", "one"), ("user", "two")]
         await client.send(input=[], generate=False, store=False)
         empty = (await client.turn())[-1]["response"]["id"]
-        assert (await client.ask("three", previous_response_id=empty))["status"] == "completed"
+        assert (await client.create("three", previous_response_id=empty))["status"] == "completed"
         assert here.messages() == [("user", "three")]
         for value in (7, 0, 1, "true"):
-            assert (await client.ask("x", generate=value))["param"] == "generate"
+            assert (await client.create("x", generate=value))["param"] == "generate"
         found = await here.client.responses.retrieve(warm)
         assert (found.status, second["status"]) == ("completed", "completed")
 
@@ -162,9 +162,9 @@ async def test_the_sdk_talks_to_it() -> None:
 
 async def test_what_is_stored_there_is_stored_whole() -> None:
     async with site() as here, socket(here.here) as client:
-        first = await client.ask("one", store=False)
-        second = await client.ask("two", previous_response_id=first["id"])
-        third = await client.ask("three", previous_response_id=second["id"])
+        first = await client.create("one", store=False)
+        second = await client.create("two", previous_response_id=first["id"])
+        third = await client.create("three", previous_response_id=second["id"])
         assert len(here.messages()) == 5
         fourth = await here.make("four", previous_response_id=third["id"])
         assert [text for role, text in here.messages() if role == "user"] == ["one", "two", "three", "four"]
@@ -174,7 +174,7 @@ async def test_what_is_stored_there_is_stored_whole() -> None:
         reference = {"type": "item_reference", "id": second["output"][0]["id"]}
         await client.send(input=[{"role": "user", "content": "five"}, reference], previous_response_id=fourth.id)
         assert (await client.turn())[-1]["response"]["status"] == "completed"
-        recent = await client.ask("six", store=False)
+        recent = await client.create("six", store=False)
         reference = {"type": "item_reference", "id": recent["output"][0]["id"]}
         await client.send(input=[reference, {"role": "user", "content": "x"}], previous_response_id=recent["id"])
         assert (await client.turn())[-1]["response"]["status"] == "completed"
@@ -199,7 +199,7 @@ async def test_what_is_no_request_is_refused_and_the_next_is_served() -> None:
             await client.connection.send(message)
             [told] = await client.turn()
             assert (told["error"]["code"], told["error"]["param"]) == (code, param)
-        assert (await client.ask(stream=False))["status"] == "completed"
+        assert (await client.create(stream=False))["status"] == "completed"
 
 
 async def test_messages_that_cannot_be() -> None:
@@ -243,16 +243,16 @@ async def test_keys_hold() -> None:
         assert await refused(here, authorization="Bearer wrong") == (401, "invalid_api_key")
         assert await refused(here, x_api_key="secret-b") == (403, "scope_required")
         async with socket(here.here, authorization="Bearer secret-a") as client:
-            assert (await client.ask())["status"] == "completed"
-            assert (await client.ask(model="other"))["code"] == "model_not_allowed"
+            assert (await client.create())["status"] == "completed"
+            assert (await client.create(model="other"))["code"] == "model_not_allowed"
         async with socket(here.here, x_api_key="secret-gone") as client:
-            mine = await client.ask()
+            mine = await client.create()
             await here.here.publish(route("m", [here.engine.url]), keys=keys[:2])
             await client.send(input="x")
             [told] = await client.turn()
             assert (told["status"], told["error"]["code"]) == (401, "invalid_api_key")
         async with socket(here.here, x_api_key="secret-a") as client:
-            assert (await client.ask(previous_response_id=mine["id"]))["code"] == NOT_FOUND
+            assert (await client.create(previous_response_id=mine["id"]))["code"] == NOT_FOUND
 
 
 async def test_hosts_and_origins_hold() -> None:
@@ -260,7 +260,7 @@ async def test_hosts_and_origins_hold() -> None:
         assert await refused(here, origin="https://evil.example") == (403, "forbidden_origin")
         assert await refused(here, origin="null") == (403, "forbidden_origin")
         async with socket(here.here, origin=here.here.url) as client:
-            assert (await client.ask())["status"] == "completed"
+            assert (await client.create())["status"] == "completed"
         async with raw(here.here) as client:
             wish = ("upgrade: websocket", "connection: upgrade", "sec-websocket-version: 13", KEY)
             client.write(request("GET", "/v1/responses", headers=wish).replace(b"localhost", b"evil.example"))
@@ -353,7 +353,7 @@ async def test_a_client_is_pinged_and_one_that_is_mute_is_cut_off(loop_clock: Lo
         async with socket(here.here) as client:
             for _ in range(3):
                 await loop_clock.skip(PING_S + 1)
-                assert (await client.ask())["status"] == "completed"
+                assert (await client.create())["status"] == "completed"
         async with raw(here.here) as mute:
             mute.write(request("GET", "/v1/responses", headers=(*HANDSHAKE, KEY)))
             assert (await mute.read_bytes()).startswith(b"HTTP/1.1 101 Switching")
@@ -411,7 +411,7 @@ async def test_many_at_once_are_none_mixed_up() -> None:
                 before: Fields = {}
                 for number in range(3):
                     previous = {"previous_response_id": before["id"]} if before else {}
-                    before = await client.ask(f"{name}-{number}", store=False, **previous)
+                    before = await client.create(f"{name}-{number}", store=False, **previous)
                     assert before["status"] == "completed"
 
         await asyncio.gather(*(talk(f"c{number}") for number in range(3)))

@@ -14,7 +14,7 @@ import pytest
 
 from controller.schema.errors import RoundhouseError
 from controller.schema.status import ModelState
-from tests.fakes.fake_admin import Asked
+from tests.fakes.fake_admin import ReceivedRequest
 from tests.fakes.fake_controller import route
 from tests.fakes.fake_downloads import PINNED, FakeDownloads, download
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
@@ -97,9 +97,9 @@ async def test_a_stop_ends_readers() -> None:
         assert await reader.next() is None
 
 
-def changes_asked(here: GatewayHarness) -> list[Asked]:
+def changes_asked(here: GatewayHarness) -> list[ReceivedRequest]:
     """What the controller was asked to change so far."""
-    return [each for each in here.controller.admin.asked if each.method != "GET"]
+    return [each for each in here.controller.admin.requests if each.method != "GET"]
 
 
 async def test_load_and_unload_are_asked_of_the_controller() -> None:

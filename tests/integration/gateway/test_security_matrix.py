@@ -295,7 +295,7 @@ async def test_without_a_good_key_nothing_is_reached_but_health_and_metrics(capl
                 else:
                     check_refusal(asked, said, 401, "invalid_api_key", who)
         assert not engine.client_requests
-        assert not here.controller.admin.asked
+        assert not here.controller.admin.requests
         assert "secret-" not in await here.metrics() + caplog.text
         assert not any(each.sha256 in caplog.text for each in KEYS)
 
@@ -326,7 +326,7 @@ async def test_no_other_spelling_of_a_path_is_outside_the_gate() -> None:
                 status, _, text = await ask(here, asked, {}, spelling)
                 assert (status, json.loads(text)["error"]["code"]) == (401, "invalid_api_key"), (asked, spelling)
         assert not engine.client_requests
-        assert not here.controller.admin.asked
+        assert not here.controller.admin.requests
 
 
 @pytest.mark.parametrize("who", ["all", "inference", "admin", "other", "nothing", "alias", "pattern"])
@@ -334,7 +334,7 @@ async def test_a_key_opens_what_it_says_and_no_more(who: str, caplog: pytest.Log
     is_admin = any(each.name == who and "admin" in each.scopes for each in KEYS)
     async with guarded(*KEYS) as (here, engine):
         for asked in await every_route(here):
-            before = len(engine.client_requests), len(here.controller.admin.asked)
+            before = len(engine.client_requests), len(here.controller.admin.requests)
             status, code = verdict(asked, who)
             for headers in (bearer(who), {"x-api-key": f"secret-{who}"}, bearer(who) | {"x-api-key": f"secret-{who}"}):
                 said = await ask(here, asked, headers)
@@ -352,13 +352,13 @@ async def test_a_key_opens_what_it_says_and_no_more(who: str, caplog: pytest.Log
                     assert said[1]["x-client-id"] == who
             open_ = 0 if code else 3
             assert len(engine.client_requests) - before[0] == open_ * asked.engine_requests, asked
-            actors = [passed.headers["x-roundhouse-actor"] for passed in here.controller.admin.asked[before[1] :]]
+            actors = [passed.headers["x-roundhouse-actor"] for passed in here.controller.admin.requests[before[1] :]]
             assert actors == open_ * asked.list_actors(who, is_admin=is_admin), asked
         for seen in engine.client_requests:
             assert seen.headers["authorization"] == "Bearer replica-token"
             assert not {"x-api-key", "cookie"} & seen.headers.keys()
             assert "secret-" not in str(seen.headers)
-        for passed in here.controller.admin.asked:
+        for passed in here.controller.admin.requests:
             assert "secret-" not in str(passed.headers)
         assert "secret-" not in await here.metrics() + caplog.text
 

@@ -249,14 +249,14 @@ def test_what_the_controller_reads(engine: VllmWorker) -> None:
     probe = ENGINES["vllm"].describe_probe(
         ENGINES["vllm"].definition.model_validate({"backend": "vllm", "model_path": "m"})
     )
-    assert engine.ask("POST", probe.ready_path, probe.ready_body)[0] == 200
+    assert engine.request("POST", probe.ready_path, probe.ready_body)[0] == 200
     assert probe.template_path is not None
     renderings = [
-        judge_rendering(*engine.ask("POST", probe.template_path, body)) for body in (LATE_SYSTEM, LEADING_SYSTEM)
+        judge_rendering(*engine.request("POST", probe.template_path, body)) for body in (LATE_SYSTEM, LEADING_SYSTEM)
     ]
     assert renderings == ["refused", "taken"]
     assert probe.metrics_path is not None
-    figures = engine.ask("GET", probe.metrics_path)[1]
+    figures = engine.request("GET", probe.metrics_path)[1]
     assert metric_sum(figures, probe.busy_metrics) == 0
     for name in (*probe.busy_metrics, *probe.progress_metrics):
         assert metric_sum(figures, [name]) is not None, name
@@ -269,7 +269,7 @@ def test_what_the_controller_reads(engine: VllmWorker) -> None:
     for path in ENGINES["vllm"].list_apis(
         ENGINES["vllm"].definition.model_validate({"backend": "vllm", "model_path": "m"})
     ):
-        assert engine.ask("POST", path, {})[0] == 400, path
+        assert engine.request("POST", path, {})[0] == 400, path
 
 
 def test_it_reports_what_it_applies(engine: VllmWorker) -> None:
@@ -278,7 +278,7 @@ def test_it_reports_what_it_applies(engine: VllmWorker) -> None:
     declared = vllm.definition.model_validate(fields)
     applied = AppliedFigures()
     for path in vllm.describe_probe(declared).figure_paths:
-        applied = applied.merge_figures(parse_figures(path, engine.ask("GET", path)[1]))
+        applied = applied.merge_figures(parse_figures(path, engine.request("GET", path)[1]))
     assert applied.context_length == CONTEXT
     assert applied.kv_cache_bytes == ON_CPU["vllm_kv_cache_memory_bytes"]
     assert applied.speculates is None, "it does not, and does not say so"

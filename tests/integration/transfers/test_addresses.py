@@ -117,7 +117,7 @@ def test_the_address_that_was_checked_is_connected_to_and_the_name_not_resolved_
     options = make_options(resolver)
     with pytest.raises(httpx2.ConnectError):
         ask("https://hub.example/", options)
-    assert resolver.asked == ["hub.example"]
+    assert resolver.queries == ["hub.example"]
     assert connected == [PUBLIC, OTHER_PUBLIC]
     with pytest.raises(AddressRefusedError):
         ask("https://hub.example/", options)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.scripted_models import CHAT, USER, told
+from tests.support.scripted_models import CHAT, USER, post
 from tests.support.worker_engines import Fleet, fleet_in
 from tests.support.worker_process import Worker
 from worker.clockwork import COMPLETION_TOKENS, SENTENCE
@@ -26,14 +26,14 @@ def endless(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def said(worker: Worker, **fields: object) -> str:
-    answer = told(worker, "/v1/completions", prompt="<|assistant|>", **fields)
+    answer = post(worker, "/v1/completions", prompt="<|assistant|>", **fields)
     text: str = answer["choices"][0]["text"]
     return text
 
 
 def test_a_folder_without_a_chat_template_completes_texts_alone(endless: Worker) -> None:
     assert said(endless, max_tokens=3) == "The quick brown"
-    status, body = endless.ask("POST", CHAT, {"messages": USER})
+    status, body = endless.request("POST", CHAT, {"messages": USER})
     assert (status, json.loads(body)["error"]["param"]) == (400, "messages")
     assert "send its prompt to /v1/completions" in body
 

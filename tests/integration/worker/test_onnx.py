@@ -54,7 +54,7 @@ def test_tokens_are_the_text_that_they_stand_for(worker: Worker) -> None:
     words = VOCABULARY.index("hello"), VOCABULARY.index("world")
     answer = worker.openai().embeddings.create(model="any", input=[words, (VOCABULARY.index("[CLS]"), *words)])
     assert close(answer.data, [VECTORS[0]] * 2)
-    status, body = worker.ask("POST", "/v1/embeddings", {"input": [VOCABULARY.index("[SEP]")]})
+    status, body = worker.request("POST", "/v1/embeddings", {"input": [VOCABULARY.index("[SEP]")]})
     assert (status, json.loads(body)["error"]["param"]) == (400, "input"), "which is no text"
 
 

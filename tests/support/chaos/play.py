@@ -186,7 +186,7 @@ class Chaos:
     async def ask_admin(self, method: str, path: str, body: object = None, **query: object) -> Reply | None:
         """One request to the admin API; None where nobody answers it now."""
         try:
-            reply = await self.admin.ask(method, path, body, **query)
+            reply = await self.admin.request(method, path, body, **query)
         except (aiohttp.ClientError, TimeoutError):
             return None
         return None if reply.status == 503 else reply

@@ -345,9 +345,9 @@ def test_the_engine_answers_what_it_is_said_to_offer(start: Start, models: Path,
     server = start(models / "caller.gguf", "--chat-template-file", str(models / "caller.jinja"), *flags)
     for path in LlamaServer().list_apis(definition):
         method, body = EXAMPLES[path]
-        assert server.ask(method, path, body)[0] == 200, path
+        assert server.request(method, path, body)[0] == 200, path
     probe = LlamaServer().describe_probe(definition)
-    assert server.ask("POST", probe.ready_path, probe.ready_body)[0] == 200, "it would never be loaded"
+    assert server.request("POST", probe.ready_path, probe.ready_body)[0] == 200, "it would never be loaded"
     for path in {"/v1/embeddings", "/v1/rerank"} - set(LlamaServer().list_apis(definition)):
         if (mode, path) != ("reranking", "/v1/embeddings"):  # it answers, with nothing but zeros
-            assert server.ask("POST", path, EXAMPLES[path][1])[0] in (400, 501), path
+            assert server.request("POST", path, EXAMPLES[path][1])[0] in (400, 501), path

@@ -62,7 +62,9 @@ async def here(made: dict[str, Worker]) -> AsyncIterator[GatewayHarness]:
 
 def own(made: dict[str, Worker], fields: Fields, *, stream: bool = False) -> str:
     """llama-server's own answer, asked directly."""
-    status, body = made[fields["model"]].ask("POST", "/v1/responses", {"temperature": 0, **fields, "stream": stream})
+    status, body = made[fields["model"]].request(
+        "POST", "/v1/responses", {"temperature": 0, **fields, "stream": stream}
+    )
     assert status == 200, body
     return body
 
@@ -171,7 +173,7 @@ async def test_what_llama_servers_own_get_wrong(here: GatewayHarness, made: dict
         assert json.loads(await ours(here, chosen))["output"][-1]["name"] == name
     assert len(set(called)) == 1
 
-    status, body = made["plain"].ask("POST", "/v1/responses", {"input": "Hi", "previous_response_id": "resp_0"})
+    status, body = made["plain"].request("POST", "/v1/responses", {"input": "Hi", "previous_response_id": "resp_0"})
     assert status == 400, body
     custom = {"model": "plain", "input": "Hi", "tools": [{"type": "web_search"}]}
     assert "web_search" not in own(made, custom)

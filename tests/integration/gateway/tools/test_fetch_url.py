@@ -209,7 +209,7 @@ async def test_other_hosts_are_never_asked(url: str, connected: list[str]) -> No
     resolver = Resolver([PUBLIC])
     await refusal(url, "example.org", "*.example.org", resolver=resolver)
     assert connected == []
-    assert resolver.asked == []
+    assert resolver.queries == []
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ async def test_the_address_that_was_checked_is_connected_to(connected: list[str]
     resolver = Resolver([PUBLIC], ["127.0.0.1"])
     await refusal("https://a.example.org/", "*.example.org", resolver=resolver)
     assert connected == [PUBLIC]
-    assert resolver.asked == ["a.example.org"]
+    assert resolver.queries == ["a.example.org"]
 
 
 @pytest.mark.parametrize(

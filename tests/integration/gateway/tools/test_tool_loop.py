@@ -310,10 +310,10 @@ async def test_over_websocket() -> None:
         await client.send(input="Weather?", tools=[WEATHER], store=False)
         first = (await client.turn())[-1]["response"]
         assert [item["type"] for item in first["output"]] == ["mcp_list_tools", "mcp_call", "message"]
-        second = await client.ask("And?", previous_response_id=first["id"], tools=[WEATHER], store=False)
+        second = await client.create("And?", previous_response_id=first["id"], tools=[WEATHER], store=False)
         assert [item["type"] for item in second["output"]] == ["message"]
         assert call_and_result(loop) == ([("weather__get", json.dumps(BONN))], ["Rain in Bonn"])
-        empty = await client.ask("Later", tools=[WEATHER], generate=False)
+        empty = await client.create("Later", tools=[WEATHER], generate=False)
         assert (empty["status"], empty["output"]) == ("completed", [])
 
 

@@ -94,8 +94,8 @@ async def test_a_conversation_is_the_session() -> None:
 
 async def test_a_session_over_websocket() -> None:
     async with looping(ASKS, SAYS, ASKS, SAYS, m=SESSIONS) as loop, socket(loop.here) as client:
-        first = await client.ask("Weather?", tools=[WEATHER], store=False)
-        await client.ask("And?", previous_response_id=first["id"], tools=[WEATHER], store=False)
+        first = await client.create("Weather?", tools=[WEATHER], store=False)
+        await client.create("And?", previous_response_id=first["id"], tools=[WEATHER], store=False)
         assert slots_of(loop) == [3] * 4
         assert await turns_of(loop) == [
             'roundhouse_gateway_session_turns_total{decision="new",model="m"} 1.0',

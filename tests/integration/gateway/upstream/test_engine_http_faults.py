@@ -149,7 +149,7 @@ def test_an_endpoint_that_cannot_be_used_is_refused_without_its_secrets(base_url
             cancelled = post(client, endpoint(base_url))
             cancelled.call.cancel()
             await post(client, endpoint(base_url)).outcome()
-            assert cancelled.told == ""
+            assert cancelled.ending == ""
 
     on("uvloop", scenario)
 

@@ -124,7 +124,7 @@ class Bench:
         }
         return (
             (store._jobs_asked, store._bytes_asked, len(parts.responses._running)),
-            (len(self.engine.requests), self.engine.connections, len(self.here.controller.admin.asked)),
+            (len(self.engine.requests), self.engine.connections, len(self.here.controller.admin.requests)),
             (accounts, len(parts.exchanges), dict(parts.lines._clients)),
         )
 
