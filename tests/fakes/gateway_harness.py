@@ -76,7 +76,7 @@ class GatewayHarness(HttpClient):
     """None: the gateway is a process of its own."""
 
     @property
-    def gateway(self) -> Gateway:
+    def app(self) -> Gateway:
         """The gateway itself, for who looks inside."""
         assert self.server is not None, "the gateway is a process of its own"
         return self.server._gateway
@@ -84,7 +84,7 @@ class GatewayHarness(HttpClient):
     @property
     def services(self) -> Services:
         """What its exchanges share."""
-        return self.gateway.inference._services
+        return self.app.inference._services
 
     async def publish(
         self,
@@ -122,10 +122,10 @@ async def gateway_harness(*, with_table: bool = True, **settings: Any) -> AsyncI
             aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client,
         ):
             await until(lambda: bool(controller.reports), "the gateway connects")
-            here = GatewayHarness(controller, url, client, server)
+            gateway = GatewayHarness(controller, url, client, server)
             if with_table:
-                await here.publish()
-            yield here
+                await gateway.publish()
+            yield gateway
     finally:
         await controller.stop()
 

@@ -74,14 +74,14 @@ def verdict(access: Access, who: str) -> tuple[int, str] | None:
 @contextlib.asynccontextmanager
 async def guarded() -> AsyncIterator[tuple[GatewayHarness, MockEngine]]:
     """A gateway with the keys, the model `org/m`, and a tool: without any, routes of tools refuse everybody."""
-    async with gateway_harness(engine_state_routes=True) as here, engines(1) as (engine,):
-        await here.publish(route("org/m", [engine.url]), keys=KEYS, tools=(ToolRoute(name="current_time"),))
-        yield here, engine
+    async with gateway_harness(engine_state_routes=True) as gateway, engines(1) as (engine,):
+        await gateway.publish(route("org/m", [engine.url]), keys=KEYS, tools=(ToolRoute(name="current_time"),))
+        yield gateway, engine
 
 
-def reached(here: GatewayHarness, engine: MockEngine) -> tuple[int, int]:
+def reached(gateway: GatewayHarness, engine: MockEngine) -> tuple[int, int]:
     """How many requests have come to the engine, and to the controller."""
-    return len(engine.client_requests), len(here.controller.admin.requests)
+    return len(engine.client_requests), len(gateway.controller.admin.requests)
 
 
 def some_of(items: Sequence[Item], turn: int, who: str) -> Sequence[Item]:
@@ -96,8 +96,8 @@ class Asker:
 
     LANES = 8
 
-    def __init__(self, here: GatewayHarness, stack: contextlib.AsyncExitStack) -> None:
-        self._here = here
+    def __init__(self, gateway: GatewayHarness, stack: contextlib.AsyncExitStack) -> None:
+        self._here = gateway
         self._stack = stack
         self._clients: dict[int, RawClient] = {}
 

@@ -131,10 +131,10 @@ async def _served_agent(
         worker.ready()
         async with (
             recording(f"http://127.0.0.1:{worker.port}") as recorder,
-            gateway_harness(request_timeout_s=3600) as here,
+            gateway_harness(request_timeout_s=3600) as gateway,
         ):
-            await here.publish(route_to(MODEL, recorder.url, context))
-            yield worker, recorder, here.url
+            await gateway.publish(route_to(MODEL, recorder.url, context))
+            yield worker, recorder, gateway.url
 
 
 def route_to(name: str, url: str, context: int) -> ModelRoute:

@@ -15,14 +15,14 @@ Fields = dict[str, Any]
 class Rest:
     """Requests below /v1/conversations of one gateway."""
 
-    here: Site
+    site: Site
     key: str | None = None
     """Secret of the key; None: without one."""
 
     def request(self, method: str, path: str, **fields: Any) -> PendingReply:
         """A request; a GET is without a body."""
         body = None if method == "GET" else fields
-        return self.here.here.request(method, f"/v1/conversations{path}", body, key=self.key)
+        return self.site.gateway.request(method, f"/v1/conversations{path}", body, key=self.key)
 
     async def get(self, path: str) -> Any:
         """What it reads."""

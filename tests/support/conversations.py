@@ -28,7 +28,7 @@ class Turn(NamedTuple):
 class Conversation:
     """One client's conversation with model `m`, by chat completions, that answers `SENTENCE`."""
 
-    here: GatewayHarness
+    gateway: GatewayHarness
     name: str
     fields: dict[str, Any] = field(default_factory=dict)
     """Of every request: `session_id`, or nothing."""
@@ -41,7 +41,7 @@ class Conversation:
         """Send the next turn's request."""
         content = f"{self.name} {len(self.messages)} " + "hello " * self.words
         self.messages.append({"role": "user", "content": content})
-        return self.here.chat(messages=self.messages, temperature=0, headers=self.headers, **self.fields)
+        return self.gateway.chat(messages=self.messages, temperature=0, headers=self.headers, **self.fields)
 
     async def turn(self) -> Turn:
         """Say something and have it answered."""
@@ -55,7 +55,7 @@ class Conversation:
         return Turn(reply.headers.get("x-session"), usage["prompt_tokens"], cached)
 
 
-async def disturb(here: GatewayHarness, count: int, round_: int = 0) -> None:
+async def disturb(gateway: GatewayHarness, count: int, round_: int = 0) -> None:
     """Have so many other conversations begin, one after the other."""
     for number in range(count):
-        await Conversation(here, f"{round_}.{number} other").turn()
+        await Conversation(gateway, f"{round_}.{number} other").turn()

@@ -19,12 +19,12 @@ async def error_of(answer: aiohttp.ClientResponse) -> ErrorBody:
     return error
 
 
-async def received(here: GatewayHarness, path: str = "/v1/admin/models") -> ReceivedRequest:
+async def received(gateway: GatewayHarness, path: str = "/v1/admin/models") -> ReceivedRequest:
     """What the controller sees of a request."""
-    async with here.get(path, encoded=True) as answer:
+    async with gateway.get(path, encoded=True) as answer:
         assert answer.status == 200
         await answer.read()
-    return here.controller.admin.requests[-1]
+    return gateway.controller.admin.requests[-1]
 
 
 async def never(_: web.Request) -> web.Response:

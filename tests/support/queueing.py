@@ -90,7 +90,7 @@ class Client:
 class Queue:
     """A gateway, its model `m`, and the engine behind it."""
 
-    here: GatewayHarness
+    gateway: GatewayHarness
     engine: HoldingEngine
     clients: dict[str, Client] = field(default_factory=dict)
     sessions: aiohttp.ClientSession = field(init=False)
@@ -101,7 +101,7 @@ class Queue:
         return client
 
     async def _chat(self, tag: str, who: str | None, fields: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
-        client = HttpClient(self.here.url, self.sessions)
+        client = HttpClient(self.gateway.url, self.sessions)
         key = f"secret-{who}" if who else None
         reply = await client.chat(**{"tag": tag, **fields}, key=key, headers={"connection": "close"})
         return reply.status, {name.lower(): value for name, value in reply.headers.items()}, reply.content
@@ -151,7 +151,7 @@ class Queue:
 
     async def depth(self) -> int:
         """How many wait, as /health says."""
-        return int((await self.here.get("/health")).body["queue_depth"])
+        return int((await self.gateway.get("/health")).body["queue_depth"])
 
     async def depth_is(self, count: int) -> None:
         """Wait until so many wait."""
@@ -164,9 +164,9 @@ class Queue:
     async def empty(self) -> None:
         """Wait until nobody is inside or waits, by /metrics, by /health, by the engine, and in what is reported."""
 
-        await nothing_left(self.here)
+        await nothing_left(self.gateway)
         await until("the engine holds nobody", lambda: not self.engine.inside)
-        await self.here.idle()
+        await self.gateway.idle()
 
 
 @contextlib.asynccontextmanager
@@ -175,9 +175,9 @@ async def queue_at(
 ) -> AsyncIterator[Queue]:
     """A gateway in front of `engine`, with these models and keys. Whoever still waits at the end goes."""
     connector = aiohttp.TCPConnector(limit=0)
-    async with gateway_harness(**settings) as here, aiohttp.ClientSession(connector=connector) as sessions:
-        await here.controller.acknowledged(await here.controller.publish(*models, keys=keys))
-        made = Queue(here, engine)
+    async with gateway_harness(**settings) as gateway, aiohttp.ClientSession(connector=connector) as sessions:
+        await gateway.controller.acknowledged(await gateway.controller.publish(*models, keys=keys))
+        made = Queue(gateway, engine)
         made.sessions = sessions
         try:
             yield made

@@ -38,18 +38,18 @@ def nano(phone: FakePhone) -> ModelRoute:
 @asynccontextmanager
 async def site(tmp_path: Path) -> AsyncIterator[tuple[GatewayHarness, FakePhone]]:
     """A gateway with the phone."""
-    async with fake_phone() as phone, gateway_harness(state=tmp_path, retrieval=False) as here:
-        await here.publish(nano(phone), route("other"))
-        yield here, phone
+    async with fake_phone() as phone, gateway_harness(state=tmp_path, retrieval=False) as gateway:
+        await gateway.publish(nano(phone), route("other"))
+        yield gateway, phone
 
 
 @pytest.mark.parametrize(
     ("code", "word"), [(3, "available"), (2, "downloadable"), (1, "downloading"), (0, "unavailable")]
 )
 async def test_the_status_is_the_devices(code: int, word: str, tmp_path: Path) -> None:
-    async with site(tmp_path) as (here, phone):
+    async with site(tmp_path) as (gateway, phone):
         phone.code = code
-        reply = await here.get("/v1/aicore/status")
+        reply = await gateway.get("/v1/aicore/status")
         assert reply.result == (
             200,
             {
@@ -62,9 +62,9 @@ async def test_the_status_is_the_devices(code: int, word: str, tmp_path: Path) -
                 "manufacturer": "Google",
             },
         )
-        assert (await here.get("/v1/aicore/status?probe=all")).body["probes"][0]["preference"] == "FAST"
+        assert (await gateway.get("/v1/aicore/status?probe=all")).body["probes"][0]["preference"] == "FAST"
         assert phone.requests[-1][0].endswith("?probe=all")
-        reply = await here.get("/v1/aicore/status?probe=some")
+        reply = await gateway.get("/v1/aicore/status?probe=some")
         assert (reply.status, reply.error["param"]) == (400, "probe")
 
 
@@ -73,33 +73,33 @@ async def test_the_status_is_the_devices(code: int, word: str, tmp_path: Path) -
     [(2, 503, "AICORE_DOWNLOADABLE"), (1, 425, "AICORE_DOWNLOADING"), (0, 503, "AICORE_UNAVAILABLE")],
 )
 async def test_its_errors_are_carried_through(code: int, status: int, error: str, tmp_path: Path) -> None:
-    async with site(tmp_path) as (here, phone):
+    async with site(tmp_path) as (gateway, phone):
         phone.code = code
         for stream in (False, True):
-            async with here.chat("nano", stream=stream) as answer:
+            async with gateway.chat("nano", stream=stream) as answer:
                 told = (await answer.json())["error"]
                 assert (answer.status, told["code"], told["type"]) == (status, error, "aicore_unavailable")
                 assert told["aicore_status"] in ("downloadable", "downloading", "unavailable")
                 assert told["actionable"]
                 assert told["next_steps"]
-        assert (await here.request("POST", "/v1/aicore/benchmark")).code == error
-        warm = await here.request("POST", "/health/warm?model=nano")
+        assert (await gateway.request("POST", "/v1/aicore/benchmark")).code == error
+        warm = await gateway.request("POST", "/health/warm?model=nano")
         assert (warm.status, warm.body["status"]) == (503, "aicore_not_ready")
         assert warm.body["aicore_status"] == told["aicore_status"]
         phone.code, phone.is_backgrounded = 3, True
-        assert (await here.chat("nano")).refusal == (403, "AICORE_BACKGROUND_BLOCKED")
+        assert (await gateway.chat("nano")).refusal == (403, "AICORE_BACKGROUND_BLOCKED")
 
 
 async def test_it_is_warmed_up_and_measured(tmp_path: Path) -> None:
-    async with site(tmp_path) as (here, phone):
-        assert (await here.get("/v1/aicore/benchmark")).refusal == (404, "benchmark_not_found")
-        assert (await here.request("POST", "/health/warm?model=nano")).status == 200
-        result = await here.post("/v1/aicore/benchmark", {"prompts": ["Say hi."], "warmup": 0})
+    async with site(tmp_path) as (gateway, phone):
+        assert (await gateway.get("/v1/aicore/benchmark")).refusal == (404, "benchmark_not_found")
+        assert (await gateway.request("POST", "/health/warm?model=nano")).status == 200
+        result = await gateway.post("/v1/aicore/benchmark", {"prompts": ["Say hi."], "warmup": 0})
         assert (result.status, result.body["model_id"]) == (200, "nano")
         assert result.body["total_tokens"] == 6, "words, as it counts no tokens"
-        assert (await here.get("/v1/aicore/benchmark")).result == (200, result.body)
-        assert (await here.get("/v1/models/nano/benchmark")).result == (200, result.body)
-        assert (await here.chat("nano")).body["choices"][0]["message"]["content"] == "Hi! How can I help?"
+        assert (await gateway.get("/v1/aicore/benchmark")).result == (200, result.body)
+        assert (await gateway.get("/v1/models/nano/benchmark")).result == (200, result.body)
+        assert (await gateway.chat("nano")).body["choices"][0]["message"]["content"] == "Hi! How can I help?"
         assert phone.requests[-1][1]["model"] == MODEL
 
 
@@ -114,46 +114,46 @@ async def test_the_event_loop_goes_on_while_a_result_is_written(
         write_atomic(*arguments, **options)
 
     monkeypatch.setattr(benchmark_results, "write_atomic", slow)
-    async with site(tmp_path) as (here, _):
-        result = await here.post("/v1/aicore/benchmark", {"prompts": ["Say hi."], "warmup": 0})
+    async with site(tmp_path) as (gateway, _):
+        result = await gateway.post("/v1/aicore/benchmark", {"prompts": ["Say hi."], "warmup": 0})
         assert result.status == 200
-        assert (await here.get("/v1/aicore/benchmark")).result == (200, result.body)
+        assert (await gateway.get("/v1/aicore/benchmark")).result == (200, result.body)
     assert went_on.is_set()
 
 
 async def test_health_has_a_block_of_it(tmp_path: Path) -> None:
-    async with site(tmp_path) as (here, phone):
-        server: Any = here.server
+    async with site(tmp_path) as (gateway, phone):
+        server: Any = gateway.server
         probe = server._gateway.health.aicore
         probe.latest = await probe.ask(nano(phone))
-        health = (await here.get("/health")).body
+        health = (await gateway.get("/health")).body
         expected = {"status_code": 3, "status": "available", "model_id": "nano", "is_default": True}
         assert health["aicore"] == expected
         phone.is_broken = True
         probe.latest = await probe.ask(nano(phone))
-        health = (await here.get("/health")).body
+        health = (await gateway.get("/health")).body
         assert (health["aicore"]["status_code"], health["aicore"]["status"]) == (None, "unknown")
         assert health["aicore"]["error"]
-        assert (await here.get("/v1/aicore/status")).refusal == (503, "AICORE_UNKNOWN")
+        assert (await gateway.get("/v1/aicore/status")).refusal == (503, "AICORE_UNKNOWN")
 
 
 async def test_without_such_a_model_there_is_no_aicore(tmp_path: Path) -> None:
-    async with gateway_harness(state=tmp_path, retrieval=False) as here:
-        await here.publish(route("m", backend="litert_lm", state=ModelState.FAILED, last_error="no delegate"))
+    async with gateway_harness(state=tmp_path, retrieval=False) as gateway:
+        await gateway.publish(route("m", backend="litert_lm", state=ModelState.FAILED, last_error="no delegate"))
         for method, path in (("GET", "status"), ("GET", "benchmark"), ("POST", "benchmark")):
-            assert (await here.request(method, f"/v1/aicore/{path}")).refusal == (503, "AICORE_UNAVAILABLE")
-        assert (await here.get("/health")).body["aicore"] is None
-        async with here.chat("m") as refused:
+            assert (await gateway.request(method, f"/v1/aicore/{path}")).refusal == (503, "AICORE_UNAVAILABLE")
+        assert (await gateway.get("/health")).body["aicore"] is None
+        async with gateway.chat("m") as refused:
             error = (await refused.json())["error"]
         assert (refused.status, error["code"]) == (503, "LITERT_INIT_FAILED")
         assert "no delegate" in error["message"]
 
 
 async def test_the_phone_that_is_away_is_unknown(tmp_path: Path) -> None:
-    async with gateway_harness(state=tmp_path, retrieval=False) as here:
+    async with gateway_harness(state=tmp_path, retrieval=False) as gateway:
         away = FakePhone(url="http://127.0.0.1:9/v1")
-        await here.publish(nano(away))
-        assert (await here.get("/v1/aicore/status")).refusal == (503, "AICORE_UNKNOWN")
+        await gateway.publish(nano(away))
+        assert (await gateway.get("/v1/aicore/status")).refusal == (503, "AICORE_UNKNOWN")
 
 
 async def test_an_answer_in_pieces_is_whole_and_one_without_an_end_is_none() -> None:

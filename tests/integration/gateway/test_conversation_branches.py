@@ -147,7 +147,7 @@ async def test_below_an_unknown_item_nothing_is_made_or_written(parent_id: Any, 
 
 
 async def test_in_the_background_and_over_websocket_it_means_the_same() -> None:
-    async with site() as here, socket(here.here) as client:
+    async with site() as here, socket(here.gateway) as client:
         asking = rest(here)
         made = await begin(asking)
         late = await here.make([], conversation=at(made, "a"), background=True)

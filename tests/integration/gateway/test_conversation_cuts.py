@@ -124,9 +124,9 @@ async def test_of_a_stream_that_was_stopped_the_page_adds_what_it_has() -> None:
         asking = rest(here)
         made = await asking.post("", items=[message("Hi", id="q")])
         fields = {"conversation": made["id"], "fault": "pause_until_release", "after": 3, "input": []}
-        async with open_stream(here.here, path=RESPONSES, **fields) as answer:
+        async with open_stream(here.gateway, path=RESPONSES, **fields) as answer:
             sent = await until_said(answer, WORDS[2])
-            assert await stop(here.here) == 204
+            assert await stop(here.gateway) == 204
             sent += await answer.content.read()
         partial = deltas(sent)
         assert partial.split() == WORDS[:3]
@@ -148,14 +148,14 @@ async def test_of_a_gateway_that_died_the_stream_has_what_the_page_adds(tmp_path
         async with process_site(tmp_path, engine) as (process, here):
             made = await rest(here).post("", items=[message("Hi", id="q")])
             fields = {"conversation": made["id"], "fault": "pause_until_release", "after": 3, "input": []}
-            async with open_stream(here.here, path=RESPONSES, **fields) as answer:
+            async with open_stream(here.gateway, path=RESPONSES, **fields) as answer:
                 sent = await until_said(answer, WORDS[2])
                 process.kill()
                 await process.wait()
         async with process_site(tmp_path, engine) as (_, here):
-            await here.here.publish(route("m", [engine.url]))
+            await here.gateway.publish(route("m", [engine.url]))
             asking = rest(here)
-            read = await read_again(here.here)
+            read = await read_again(here.gateway)
             assert (read.body[: len(sent)], read.state) == (sent, "cut")
             partial = deltas(read.body)
             assert partial.split() == WORDS[:3]

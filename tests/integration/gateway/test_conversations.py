@@ -139,7 +139,7 @@ async def test_one_response_at_a_time_adds_to_a_conversation() -> None:
             items.delete(zero.id, conversation_id=made.id),
         ):
             assert await refusal(asking) == LOCKED
-        async with here.here.post("/v1/responses", model="m", input="x", conversation=made.id) as answer:
+        async with here.gateway.post("/v1/responses", model="m", input="x", conversation=made.id) as answer:
             assert answer.headers["retry-after"]
         # Reading it, counting with it, naming it and another one are free.
         assert await texts(here.client, made.id) == ["zero"]
@@ -301,7 +301,7 @@ async def test_items_are_referred_to_and_copied_by_their_ids() -> None:
     ],
 )
 async def test_what_no_conversation_may_hold_is_refused_at_its_place(fields: dict[str, Any], place: str) -> None:
-    async with site() as here, here.here.post("/v1/conversations", **fields) as answer:
+    async with site() as here, here.gateway.post("/v1/conversations", **fields) as answer:
         error = (await answer.json())["error"]
         assert (answer.status, error["code"], error["param"]) == (400, "invalid_request", place)
 
@@ -317,7 +317,7 @@ async def test_a_request_names_one_past_only() -> None:
         assert await refusal(here.make([], conversation=made.id)) == (400, "invalid_request", "input")
         assert await refusal(here.make("x", conversation="conv_none")) == NOT_CONTINUABLE
         assert await refusal(here.make("x", conversation="conv\x00")) == NOT_CONTINUABLE
-        assert (await here.here.request("POST", "/v1/conversations", data=b"[1")).refusal == (400, "invalid_json")
+        assert (await here.gateway.request("POST", "/v1/conversations", data=b"[1")).refusal == (400, "invalid_json")
 
 
 async def test_of_another_tenant_nothing_is_told_apart_from_nothing() -> None:

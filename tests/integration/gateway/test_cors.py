@@ -17,10 +17,10 @@ ROUTES = ("/v1/chat/completions", "/v1/messages", "/v1/models", "/v1/admin/plan"
 ALLOW = "access-control-allow-origin"
 
 
-async def send(here: GatewayHarness, method: str, path: str, origin: str | None, **more: Any) -> Reply:
+async def send(gateway: GatewayHarness, method: str, path: str, origin: str | None, **more: Any) -> Reply:
     """A request of a page of that origin."""
     headers = ({"origin": origin} if origin else {}) | more.pop("headers", {})
-    return await here.request(method, path, headers=headers, **more)
+    return await gateway.request(method, path, headers=headers, **more)
 
 
 def preflight(method: str = "POST", *names: str) -> dict[str, str]:
@@ -32,11 +32,11 @@ def preflight(method: str = "POST", *names: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("path", ROUTES)
 async def test_off_nothing_is_said_and_no_question_is_answered(path: str) -> None:
-    async with gateway_harness() as here:
-        for origin in (None, here.url):
-            reply = await send(here, "GET", path, origin)
+    async with gateway_harness() as gateway:
+        for origin in (None, gateway.url):
+            reply = await send(gateway, "GET", path, origin)
             assert not [name for name in reply.headers if name.lower().startswith("access-control-")]
-        reply = await send(here, "OPTIONS", path, CHAT, headers=preflight())
+        reply = await send(gateway, "OPTIONS", path, CHAT, headers=preflight())
         assert reply.refusal == (403, "forbidden_origin")
         assert ALLOW not in reply.headers
 
@@ -44,24 +44,24 @@ async def test_off_nothing_is_said_and_no_question_is_answered(path: str) -> Non
 @pytest.mark.parametrize("path", ROUTES)
 @pytest.mark.parametrize("with_keys", [False, True])
 async def test_a_question_before_the_request_is_answered_without_a_key(path: str, with_keys: bool) -> None:
-    async with gateway_harness(cors_origins=(CHAT,)) as here:
-        await here.publish(route("m"), keys=(key("alice"),) if with_keys else ())
+    async with gateway_harness(cors_origins=(CHAT,)) as gateway:
+        await gateway.publish(route("m"), keys=(key("alice"),) if with_keys else ())
         names = ("authorization", "content-type", "x-stainless-lang")
-        reply = await send(here, "OPTIONS", path, CHAT, headers=preflight("POST", *names))
+        reply = await send(gateway, "OPTIONS", path, CHAT, headers=preflight("POST", *names))
         assert (reply.status, reply.headers[ALLOW], reply.headers["vary"]) == (204, CHAT, "origin")
         assert reply.headers["access-control-allow-headers"] == ", ".join(names)
         assert "POST" in reply.headers["access-control-allow-methods"]
         assert "access-control-allow-credentials" not in reply.headers
-        reply = await send(here, "OPTIONS", path, "https://evil.example", headers=preflight())
+        reply = await send(gateway, "OPTIONS", path, "https://evil.example", headers=preflight())
         assert reply.status == (401 if with_keys else 403)
         assert ALLOW not in reply.headers
-        reply = await send(here, "OPTIONS", path, CHAT)
+        reply = await send(gateway, "OPTIONS", path, CHAT)
         assert reply.status != 204, "that is no question"
 
 
 async def test_answers_of_every_kind_may_be_read_by_named_origins_alone() -> None:
-    async with gateway_harness(cors_origins=(CHAT, "http://localhost:3000")) as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]), keys=(key("alice", scopes=("inference", "admin")),))
+    async with gateway_harness(cors_origins=(CHAT, "http://localhost:3000")) as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]), keys=(key("alice", scopes=("inference", "admin")),))
         bearer = {"authorization": "Bearer secret-alice"}
         kinds: list[tuple[int, str, str, dict[str, Any]]] = [
             (200, "POST", "/v1/chat/completions", {"headers": bearer, "data": chat_body()}),
@@ -79,7 +79,7 @@ async def test_answers_of_every_kind_may_be_read_by_named_origins_alone() -> Non
         ]
         for status, method, path, more in kinds:
             for origin in (CHAT, "http://localhost:3000", "https://evil.example", None):
-                reply = await send(here, method, path, origin, **more)
+                reply = await send(gateway, method, path, origin, **more)
                 assert reply.status == status, (method, path)
                 is_named = origin in (CHAT, "http://localhost:3000")
                 assert reply.headers.getall(ALLOW, []) == ([origin] if is_named else []), (method, path, origin)
@@ -89,18 +89,18 @@ async def test_answers_of_every_kind_may_be_read_by_named_origins_alone() -> Non
 
 
 async def test_a_star_is_every_origin() -> None:
-    async with gateway_harness(cors_origins=("*",)) as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]))
+    async with gateway_harness(cors_origins=("*",)) as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]))
         for method, path, more in (("POST", "/v1/chat/completions", {"data": chat_body()}), ("GET", "/v1/models", {})):
-            reply = await send(here, method, path, "https://any.example", **more)
+            reply = await send(gateway, method, path, "https://any.example", **more)
             assert (reply.status, reply.headers[ALLOW]) == (200, "*")
             assert "access-control-allow-credentials" not in reply.headers
-        reply = await send(here, "OPTIONS", "/v1/models", "null", headers=preflight("GET"))
+        reply = await send(gateway, "OPTIONS", "/v1/models", "null", headers=preflight("GET"))
         assert (reply.status, reply.headers[ALLOW]) == (204, "*")
 
 
 async def test_a_question_cannot_put_words_into_the_answer() -> None:
-    async with gateway_harness(cors_origins=(CHAT,)) as here, raw(here) as client:
+    async with gateway_harness(cors_origins=(CHAT,)) as gateway, raw(gateway) as client:
         for number, names in enumerate(("x\tset-cookie: a", "\x80", "a" * 3000, "a;b"), 1):
             asking = [
                 f"origin: {CHAT}",
@@ -112,4 +112,4 @@ async def test_a_question_cannot_put_words_into_the_answer() -> None:
             assert answer.status == 204
             assert answer["access-control-allow-headers"].startswith("authorization, ")
         client.close()
-        await spotless(here)
+        await spotless(gateway)

@@ -34,9 +34,9 @@ REQUESTS: dict[str, dict[str, Any]] = {
 }
 
 
-async def read_refusal(here: GatewayHarness, path: str, key: str | None = None, **fields: Any) -> str:
+async def read_refusal(gateway: GatewayHarness, path: str, key: str | None = None, **fields: Any) -> str:
     """The text of the refusal of a request."""
-    reply = await here.post(path, {"model": "m"} | REQUESTS[path] | fields, key=key)
+    reply = await gateway.post(path, {"model": "m"} | REQUESTS[path] | fields, key=key)
     assert reply.status == 503
     return reply.text
 
@@ -54,21 +54,21 @@ def check_is_hidden(text: str) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_inference_key_is_told_the_reason_without_paths(path: str, stream: bool) -> None:
     """And without the lines of the engine's log, which who may administer is told."""
-    async with gateway_harness() as here:
+    async with gateway_harness() as gateway:
         for failed in (FAILED, OF_OLDER_CONTROLLER):
-            await here.publish(failed, keys=KEYS)
-            check_is_hidden(await read_refusal(here, path, USER, stream=stream))
-            assert WHOLE in json.loads(await read_refusal(here, path, BOSS, stream=stream))["error"]["message"]
+            await gateway.publish(failed, keys=KEYS)
+            check_is_hidden(await read_refusal(gateway, path, USER, stream=stream))
+            assert WHOLE in json.loads(await read_refusal(gateway, path, BOSS, stream=stream))["error"]["message"]
 
 
 async def test_so_is_one_that_waited_for_the_load() -> None:
-    async with gateway_harness(hold_headers_s=0.05) as here:
+    async with gateway_harness(hold_headers_s=0.05) as gateway:
         for shown in (USER, BOSS):
             for stream in (False, True):
-                await here.publish(WAITING, keys=KEYS)
-                call = asyncio.create_task(wait_for_load(here, shown, stream=stream))
-                await here.controller.report_where(lambda report: report.queued == {"m": 1})
-                await here.publish(FAILED, keys=KEYS)
+                await gateway.publish(WAITING, keys=KEYS)
+                call = asyncio.create_task(wait_for_load(gateway, shown, stream=stream))
+                await gateway.controller.report_where(lambda report: report.queued == {"m": 1})
+                await gateway.publish(FAILED, keys=KEYS)
                 text = await call
                 assert "model_failed" in text
                 if shown is USER:
@@ -76,23 +76,23 @@ async def test_so_is_one_that_waited_for_the_load() -> None:
                 else:
                     assert REASON in text
                     assert "srv main" in text
-                await here.idle()
+                await gateway.idle()
 
 
 async def test_what_is_stored_for_a_tenant_holds_no_path_whoever_asked() -> None:
-    async with gateway_harness() as here:
-        await here.publish(WAITING, keys=KEYS)
+    async with gateway_harness() as gateway:
+        await gateway.publish(WAITING, keys=KEYS)
         body = {"model": "m", "input": "Hi", "background": True}
-        response_id = (await here.post("/v1/responses", body, key=BOSS)).body["id"]
-        await here.controller.report_where(lambda report: report.queued == {"m": 1})
-        await here.publish(FAILED, keys=KEYS)
-        await here.idle()
-        check_is_hidden((await here.get(f"/v1/responses/{response_id}", key=BOSS)).text)
+        response_id = (await gateway.post("/v1/responses", body, key=BOSS)).body["id"]
+        await gateway.controller.report_where(lambda report: report.queued == {"m": 1})
+        await gateway.publish(FAILED, keys=KEYS)
+        await gateway.idle()
+        check_is_hidden((await gateway.get(f"/v1/responses/{response_id}", key=BOSS)).text)
 
 
-async def wait_for_load(here: GatewayHarness, key: str, *, stream: bool) -> str:
+async def wait_for_load(gateway: GatewayHarness, key: str, *, stream: bool) -> str:
     """What a chat is answered, as a whole or as a stream."""
-    return (await here.chat(stream=stream, key=key)).text
+    return (await gateway.chat(stream=stream, key=key)).text
 
 
 @pytest.mark.parametrize(
@@ -108,9 +108,9 @@ async def wait_for_load(here: GatewayHarness, key: str, *, stream: bool) -> str:
 async def test_without_keys_it_is_told_to_those_to_whom_administration_is_open(
     settings: dict[str, Any], is_shown: bool
 ) -> None:
-    async with gateway_harness(**settings) as here:
-        await here.publish(FAILED)
-        text = await read_refusal(here, "/v1/chat/completions")
+    async with gateway_harness(**settings) as gateway:
+        await gateway.publish(FAILED)
+        text = await read_refusal(gateway, "/v1/chat/completions")
         if is_shown:
             assert REASON in text
         else:
@@ -118,15 +118,15 @@ async def test_without_keys_it_is_told_to_those_to_whom_administration_is_open(
 
 
 async def test_lists_of_models_tell_the_reason_without_paths() -> None:
-    async with gateway_harness() as here:
-        await here.publish(FAILED)
+    async with gateway_harness() as gateway:
+        await gateway.publish(FAILED)
         for path in ("/v1/models", "/models", "/v1/models/m"):
-            reply = await here.get(path)
+            reply = await gateway.get(path)
             assert reply.status == 200
             check_is_hidden(reply.text)
 
 
 async def test_health_tells_everybody_the_reason_without_paths() -> None:
-    async with gateway_harness() as here:
-        await here.publish(FAILED)
-        check_is_hidden((await here.get("/health")).text)
+    async with gateway_harness() as gateway:
+        await gateway.publish(FAILED)
+        check_is_hidden((await gateway.get("/health")).text)

@@ -73,32 +73,32 @@ async def engine(tmp_path: Path) -> AsyncIterator[Worker]:
         yield await asyncio.to_thread(worker.ready)
 
 
-async def chat(here: GatewayHarness, session: aiohttp.ClientSession, who: str) -> int:
+async def chat(gateway: GatewayHarness, session: aiohttp.ClientSession, who: str) -> int:
     """One request, to the end: its status."""
-    reply = await HttpClient(here.url, session).chat(max_tokens=TOKENS[who], key=f"secret-{who}")
+    reply = await HttpClient(gateway.url, session).chat(max_tokens=TOKENS[who], key=f"secret-{who}")
     return reply.status
 
 
-def depth(here: GatewayHarness) -> int:
+def depth(gateway: GatewayHarness) -> int:
     """How many wait."""
-    assert here.server is not None
-    return here.server._gateway.inference._services.admission.depths.get("m", 0)
+    assert gateway.server is not None
+    return gateway.server._gateway.inference._services.admission.depths.get("m", 0)
 
 
 async def test_tenants_that_wait_get_the_same_slot_seconds(engine: Worker, ledger: Ledger) -> None:
     keys = (key("alice"), key("bob"))
     loading = route("m", state=ModelState.LOADING, autoload=True, target_inflight=SLOTS, queue_limit=500)
     connector = aiohttp.TCPConnector(limit=0)
-    async with gateway_harness() as here, aiohttp.ClientSession(connector=connector) as session:
-        await here.publish(loading, keys=keys)
+    async with gateway_harness() as gateway, aiohttp.ClientSession(connector=connector) as session:
+        await gateway.publish(loading, keys=keys)
         tasks: list[asyncio.Task[int]] = []
         for who, count in REQUESTS.items():  # all of Alice's first: by first come, first served, they were served first
-            tasks.extend(asyncio.create_task(chat(here, session, who)) for _ in range(count))
-            await until(f"{len(tasks)} wait", lambda: depth(here) == len(tasks))
+            tasks.extend(asyncio.create_task(chat(gateway, session, who)) for _ in range(count))
+            await until(f"{len(tasks)} wait", lambda: depth(gateway) == len(tasks))
         address = f"http://127.0.0.1:{engine.port}"
-        await here.publish(route("m", [address], token=TOKEN, target_inflight=SLOTS, queue_limit=500), keys=keys)
+        await gateway.publish(route("m", [address], token=TOKEN, target_inflight=SLOTS, queue_limit=500), keys=keys)
         assert set(await asyncio.gather(*tasks)) == {200}
-        await nothing_left(here)
+        await nothing_left(gateway)
     assert len(ledger.gaps) > SLOTS
     # When a tenant last had its turn it had not had more than the other one, but for what each had inside then, which
     # is charged with what is expected; since then its own that were inside came out. Each time that is a request per

@@ -59,10 +59,10 @@ TOO_MUCH: list[tuple[str, dict[str, Any], str]] = [
 
 
 async def test_each_array_is_bounded_and_the_refusal_names_it() -> None:
-    async with gateway_harness(max_inputs=8, max_choices=3, max_images=3) as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url], capabilities=EYES))
+    async with gateway_harness(max_inputs=8, max_choices=3, max_images=3) as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url], capabilities=EYES))
         for path, fields, param in TOO_MUCH:
-            async with here.post(path, model="m", **fields) as answer:
+            async with gateway.post(path, model="m", **fields) as answer:
                 error = (await answer.json())["error"]
                 assert answer.status == 400, (path, error)
             assert f"`{param}` must " in error["message"]
@@ -76,8 +76,8 @@ async def test_each_array_is_bounded_and_the_refusal_names_it() -> None:
 
 
 async def test_what_is_one_input_is_not_counted_as_many() -> None:
-    async with gateway_harness(max_inputs=8, max_images=3) as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url], capabilities=EYES))
+    async with gateway_harness(max_inputs=8, max_images=3) as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url], capabilities=EYES))
         words = [{"role": "user", "content": [{"type": "text", "text": "{}"}] * 40}]
         for path, fields in (
             ("/v1/completions", {"prompt": [1] * 9}),
@@ -85,7 +85,7 @@ async def test_what_is_one_input_is_not_counted_as_many() -> None:
             ("/v1/completions", {"prompt": MANY[:8]}),
             ("/v1/chat/completions", {"messages": words}),
         ):
-            async with here.post(path, model="m", **fields) as answer:
+            async with gateway.post(path, model="m", **fields) as answer:
                 assert answer.status == 200, await answer.text()
 
 
@@ -108,12 +108,12 @@ class Real:
     """A gateway in front of llama-servers of four slots: `m` generates for as long as it is asked to, `vectors`
     embeds."""
 
-    here: GatewayHarness
+    gateway: GatewayHarness
     engines: dict[str, Worker]
 
     async def post(self, path: str, model: str = "m", who: str = "alice", **fields: Any) -> Any:
         """The body that the gateway answers."""
-        return (await self.here.post(path, {"model": model, **fields}, key=f"secret-{who}")).success
+        return (await self.gateway.post(path, {"model": model, **fields}, key=f"secret-{who}")).success
 
     async def own(self, path: str, model: str = "m", **fields: Any) -> Any:
         """The engine's own answer to the same."""
@@ -146,11 +146,11 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Work
 
 @pytest.fixture
 async def real(servers: dict[str, Worker]) -> AsyncIterator[Real]:
-    async with gateway_harness() as here:
+    async with gateway_harness() as gateway:
         how: Any = {"token": TOKEN, "target_inflight": SLOTS, "max_choices": SLOTS, "notices_leaving": False}
         routes = [route(name, [f"http://127.0.0.1:{each.port}"], **how) for name, each in servers.items()]
-        await here.publish(*routes, keys=(key("alice"), key("bob")))
-        yield Real(here, servers)
+        await gateway.publish(*routes, keys=(key("alice"), key("bob")))
+        yield Real(gateway, servers)
 
 
 PROMPTS = ["<|assistant|>", "<|assistant|>The", "<|assistant|>The quick", "Hi"] * 3
@@ -213,7 +213,7 @@ async def test_two_thousand_prompts_stop_when_their_client_leaves(real: Real) ->
     fields = {"model": "m", "prompt": ["Hi"] * 2000, "max_tokens": 300, "ignore_eos": True}
     headers = {"authorization": "Bearer secret-alice"}
     async with aiohttp.ClientSession(headers=headers) as leaving:
-        call = asyncio.create_task(leaving.post(real.here.url + "/v1/completions", json=fields).__aenter__())
+        call = asyncio.create_task(leaving.post(real.gateway.url + "/v1/completions", json=fields).__aenter__())
         await until("the engine works", lambda: real.figure("requests_processing") == SLOTS)
         assert real.figure("requests_deferred") == 0
         call.cancel()
@@ -221,7 +221,7 @@ async def test_two_thousand_prompts_stop_when_their_client_leaves(real: Real) ->
     assert answer["usage"]["completion_tokens"] == 2
     await until("the engine is idle", lambda: real.figure("requests_processing") == 0, 20)
     assert real.figure("requests_deferred") == 0
-    await nothing_left(real.here)
+    await nothing_left(real.gateway)
 
 
 @pytest.mark.embedded
@@ -233,7 +233,7 @@ async def test_another_tenant_is_served_while_a_large_request_runs(real: Real) -
         assert answer["usage"]["completion_tokens"] == 2
     assert not large.done()
     assert len((await large)["choices"]) == 60
-    await nothing_left(real.here)
+    await nothing_left(real.gateway)
 
 
 # Pieces that fail.
@@ -241,27 +241,27 @@ async def test_another_tenant_is_served_while_a_large_request_runs(real: Real) -
 
 async def test_a_piece_that_fails_ends_the_request_with_its_error() -> None:
     bad = {"fault": "error_html"}
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url], target_inflight=2))
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url], target_inflight=2))
         for stream in (False, True):
-            async with here.post("/v1/completions", model="m", prompt=MANY, stream=stream, **bad) as answer:
+            async with gateway.post("/v1/completions", model="m", prompt=MANY, stream=stream, **bad) as answer:
                 error = (await answer.json())["error"]
                 assert (answer.status, error["code"]) == (500, "engine_error")
             fields = {"prompt": MANY, "stream": stream, "fault": "error_event" if stream else "die_mid_body"}
-            async with here.post("/v1/completions", model="m", **fields) as answer:
+            async with gateway.post("/v1/completions", model="m", **fields) as answer:
                 text = await answer.text()
                 assert ("out of cells" if stream else "engine_disconnected") in text
-        await nothing_left(here)
+        await nothing_left(gateway)
 
 
 async def test_a_full_queue_refuses_a_request_and_not_its_later_pieces() -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url], target_inflight=1, queue_limit=1))
-        first = asyncio.ensure_future(here.post("/v1/completions", model="m", prompt="Hi", fault="hold"))
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url], target_inflight=1, queue_limit=1))
+        first = asyncio.ensure_future(gateway.post("/v1/completions", model="m", prompt="Hi", fault="hold"))
         await until("it is inside", lambda: engine.running == 1)
-        second = asyncio.ensure_future(here.post("/v1/completions", model="m", prompt=MANY))
-        await until("it waits", lambda: here.services.admission.depths.get("m") == 1)
-        refused = await here.post("/v1/completions", model="m", prompt=MANY)
+        second = asyncio.ensure_future(gateway.post("/v1/completions", model="m", prompt=MANY))
+        await until("it waits", lambda: gateway.services.admission.depths.get("m") == 1)
+        refused = await gateway.post("/v1/completions", model="m", prompt=MANY)
         assert refused.refusal == (429, "queue_full")
         assert refused.headers["x-queue-depth"] == "3"
         assert "retry-after" in refused.headers
@@ -270,24 +270,24 @@ async def test_a_full_queue_refuses_a_request_and_not_its_later_pieces() -> None
         completion = (await second).success
         assert len(completion["choices"]) == len(MANY)
         assert completion["usage"]["completion_tokens"] == len(MANY) * len(engine.words)
-        await nothing_left(here)
+        await nothing_left(gateway)
 
 
 async def test_an_engine_of_one_answer_per_request_is_asked_for_one_prompt_at_a_time() -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url], max_choices=1, served_name="inner"))
-        completion = (await here.post("/v1/completions", model="m", prompt=["a", [1, 2]])).success
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url], max_choices=1, served_name="inner"))
+        completion = (await gateway.post("/v1/completions", model="m", prompt=["a", [1, 2]])).success
         assert [each["index"] for each in completion["choices"]] == [0, 1]
         assert [request.body["prompt"] for request in engine.client_requests] == ["a", [1, 2]]
-        await here.post("/v1/completions", model="m", prompt=["a"])
+        await gateway.post("/v1/completions", model="m", prompt=["a"])
         assert engine.client_requests[-1].body["prompt"] == ["a"]
 
 
 async def test_tokens_of_all_pieces_count_for_the_key() -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url], target_inflight=2), keys=(key("a", tokens_per_minute=10_000),))
-        reply = await here.post("/v1/completions", {"model": "m", "prompt": MANY}, key="secret-a")
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url], target_inflight=2), keys=(key("a", tokens_per_minute=10_000),))
+        reply = await gateway.post("/v1/completions", {"model": "m", "prompt": MANY}, key="secret-a")
         used = reply.body["usage"]["total_tokens"]
-        left = int((await here.get("/v1/models", key="secret-a")).headers["x-ratelimit-remaining-tokens"])
+        left = int((await gateway.get("/v1/models", key="secret-a")).headers["x-ratelimit-remaining-tokens"])
         assert used > 9 * len(engine.words)
         assert 0 <= left - (10_000 - used) < 300  # it comes back by the second

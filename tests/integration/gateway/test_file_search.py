@@ -29,16 +29,16 @@ async def searching() -> AsyncIterator[tuple[GatewayHarness, Any, FakeRetrieval]
     async with fake_retrieval() as retrieval:
         shed, tea, page = file_hit(1, "Coal is in the shed."), file_hit(2, "Tea."), file_hit(3, "The shed.", page=7)
         retrieval.stores = {"vs_a": [shed, page], "vs_b": [tea, shed.model_copy(update={"score": 0.2})]}
-        async with gateway_harness(retrieval_url=retrieval.url) as here, engines(1) as (engine,):
+        async with gateway_harness(retrieval_url=retrieval.url) as gateway, engines(1) as (engine,):
             engine.words = ANSWER.split()
-            await here.publish(route("m", [engine.url], apis=(CHAT,)))
-            yield here, engine, retrieval
+            await gateway.publish(route("m", [engine.url], apis=(CHAT,)))
+            yield gateway, engine, retrieval
 
 
-def sdk(here: GatewayHarness) -> openai.AsyncOpenAI:
+def sdk(gateway: GatewayHarness) -> openai.AsyncOpenAI:
     """OpenAI's client, as `alice`."""
     headers = {"x-client-id": "alice"}
-    return openai.AsyncOpenAI(api_key="none", base_url=here.url + "/v1", max_retries=0, default_headers=headers)
+    return openai.AsyncOpenAI(api_key="none", base_url=gateway.url + "/v1", max_retries=0, default_headers=headers)
 
 
 def asked(**more: Any) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def parts_of(response: Any) -> tuple[ResponseFileSearchToolCall, ResponseOutputT
 
 
 async def test_the_model_gets_the_passages_and_its_answer_cites_them() -> None:
-    async with searching() as (here, engine, retrieval), sdk(here) as client:
+    async with searching() as (gateway, engine, retrieval), sdk(gateway) as client:
         response = await client.responses.create(**asked(include=["file_search_call.results"]))
         call, part = parts_of(response)
         assert (call.status, call.queries) == ("completed", [QUESTION])
@@ -92,7 +92,7 @@ async def test_the_model_gets_the_passages_and_its_answer_cites_them() -> None:
 
 
 async def test_a_stream_tells_of_the_search_and_of_each_citation() -> None:
-    async with searching() as (here, _, __), sdk(here) as client:
+    async with searching() as (gateway, _, __), sdk(gateway) as client:
         async with client.responses.stream(**asked()) as stream:
             events = [event async for event in stream]
             final = await stream.get_final_response()
@@ -114,7 +114,7 @@ async def test_a_stream_tells_of_the_search_and_of_each_citation() -> None:
 
 
 async def test_a_later_turn_searches_for_the_last_question() -> None:
-    async with searching() as (here, engine, retrieval), sdk(here) as client:
+    async with searching() as (gateway, engine, retrieval), sdk(gateway) as client:
         first = await client.responses.create(**asked())
         second = await client.responses.create(**asked(input="And tea?", previous_response_id=first.id))
         parts_of(second)
@@ -151,7 +151,7 @@ async def test_a_later_turn_searches_for_the_last_question() -> None:
     ],
 )
 async def test_the_tool_choice_decides_whether_files_are_searched(choice: Any, searches: bool) -> None:
-    async with searching() as (here, engine, retrieval), sdk(here) as client:
+    async with searching() as (gateway, engine, retrieval), sdk(gateway) as client:
         response = await client.responses.create(**asked(tools=[TOOL, FUNCTION], tool_choice=choice))
         assert bool(retrieval.file_searches) == searches
         assert [each.type for each in response.output] == [*["file_search_call"] * searches, "message"]
@@ -162,7 +162,7 @@ async def test_the_tool_choice_decides_whether_files_are_searched(choice: Any, s
 
 
 async def test_what_cannot_be_searched_is_refused_before_the_engine_is_asked() -> None:
-    async with searching() as (here, engine, _), sdk(here) as client:
+    async with searching() as (gateway, engine, _), sdk(gateway) as client:
         wrong: list[tuple[list[dict[str, Any]], str]] = [
             ([{"type": "file_search"}], "tools[0].vector_store_ids"),
             ([FUNCTION, {**TOOL, "vector_store_ids": []}], "tools[1].vector_store_ids"),
@@ -180,15 +180,15 @@ async def test_what_cannot_be_searched_is_refused_before_the_engine_is_asked() -
         assert engine.requests == []
         response = await client.responses.create(**asked(input=[{"role": "system", "content": "Hi"}]))
         assert [each.type for each in response.output] == ["message"], "no question, no search"
-    async with gateway_harness(retrieval=False) as here, engines(1) as (engine,), sdk(here) as client:
-        await here.publish(route("m", [engine.url], apis=(CHAT,)))
+    async with gateway_harness(retrieval=False) as gateway, engines(1) as (engine,), sdk(gateway) as client:
+        await gateway.publish(route("m", [engine.url], apis=(CHAT,)))
         with pytest.raises(openai.PermissionDeniedError) as disabled:
             await client.responses.create(**asked())
         assert disabled.value.code == "retrieval_disabled"
 
 
 async def test_a_response_in_the_background_searches_too() -> None:
-    async with searching() as (here, _, __), sdk(here) as client:
+    async with searching() as (gateway, _, __), sdk(gateway) as client:
         events = [event async for event in await client.responses.create(**asked(background=True, stream=True))]
         response = await client.responses.retrieve(events[-1].response.id)
         again = [event async for event in await client.responses.retrieve(response.id, stream=True)]
@@ -198,12 +198,12 @@ async def test_a_response_in_the_background_searches_too() -> None:
 
 
 async def test_a_client_that_leaves_during_the_search_leaves_nothing_behind() -> None:
-    async with searching() as (here, engine, retrieval):
+    async with searching() as (gateway, engine, retrieval):
         retrieval.gate = asyncio.Event()
-        request = asyncio.ensure_future(here.client.post(here.url + "/v1/responses", json=asked()))
+        request = asyncio.ensure_future(gateway.client.post(gateway.url + "/v1/responses", json=asked()))
         await until(lambda: len(retrieval.file_searches) == 2, "it searches")
         request.cancel()
-        server: Any = here.server
+        server: Any = gateway.server
         exchanges = server._gateway.inference._services.exchanges
         await until(lambda: not exchanges, "it is over")
         retrieval.gate.set()

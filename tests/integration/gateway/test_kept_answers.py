@@ -39,7 +39,7 @@ async def full_site(folder: Path) -> AsyncIterator[tuple[Site, SmallDisk]]:
             await here.make()
             disk.fill()
             yield here, disk
-            await nothing_left(here.here)
+            await nothing_left(here.gateway)
 
 
 def body_of(path: str, said: str = LARGE, **fields: Any) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def body_of(path: str, said: str = LARGE, **fields: Any) -> dict[str, Any]:
 
 async def post(here: Site, path: str, said: str = LARGE, **fields: Any) -> tuple[int, bytes]:
     """Status and body of the answer."""
-    reply = await here.here.post(path, body_of(path, said, **fields))
+    reply = await here.gateway.post(path, body_of(path, said, **fields))
     return reply.status, reply.content
 
 
@@ -71,7 +71,7 @@ def events_told(body: bytes) -> list[Any]:
 
 
 async def is_found(here: Site, path: str, object_id: str) -> bool:
-    reply = await here.here.get(f"{path}/{object_id}")
+    reply = await here.gateway.get(f"{path}/{object_id}")
     assert reply.status in (200, 404)
     return reply.status == 200
 
@@ -159,7 +159,7 @@ async def test_on_a_full_disk_a_response_in_the_background_fails_and_stays_so(
         _, body = await begun
         if stream:
             assert [each["type"] for each in events_told(body)[-2:]] == ["error", "response.failed"]
-            async with here.here.client.get(f"{here.here.url}{RESPONSES}/{response_id}?stream=true") as answer:
+            async with here.gateway.client.get(f"{here.gateway.url}{RESPONSES}/{response_id}?stream=true") as answer:
                 assert events_told(await answer.read()) == events_told(body)
         assert list(here.running) == [response_id], "it is known here alone"
         disk.free()
@@ -183,7 +183,7 @@ async def test_a_failure_that_is_known_here_alone_can_be_deleted(tmp_path: Path)
 
 
 async def test_over_websocket_what_is_not_stored_is_said_and_goes_on_from_memory(tmp_path: Path) -> None:
-    async with full_site(tmp_path) as (here, disk), socket(here.here) as client:
+    async with full_site(tmp_path) as (here, disk), socket(here.gateway) as client:
         first = await client.create(LARGE)
         assert (first["status"], first["store"]) == ("completed", False)
         assert not await is_found(here, RESPONSES, first["id"])
@@ -205,7 +205,7 @@ async def items_of(here: Site, response_id: str) -> list[Any]:
 
 def held_ends(here: Site) -> int:
     """Answers whose end waits for the store."""
-    server: Any = here.here.server
+    server: Any = here.gateway.server
     exchanges = server._gateway.inference._services.exchanges
     return sum(each.stored_end is not None and each.stored_end.is_holding for each in exchanges)
 
@@ -214,17 +214,17 @@ def held_ends(here: Site) -> int:
 @pytest.mark.parametrize("headers", [{}, {"X-Conversation-Id": "talk"}], ids=["plain", "resumable"])
 async def test_a_stream_ends_when_it_is_stored_and_holds_no_slot_until_then(path: str, headers: dict[str, str]) -> None:
     async with site(m=ONE_SLOT) as here:
-        url, body = here.here.url + path, body_of(path, "x", stream=True)
-        async with here.held_store(), here.here.client.post(url, json=body, headers=headers) as answer:
+        url, body = here.gateway.url + path, body_of(path, "x", stream=True)
+        async with here.held_store(), here.gateway.client.post(url, json=body, headers=headers) as answer:
             await until("its end is held", lambda: held_ends(here) == 1)
-            async with here.here.chat() as other:  # there is one slot
+            async with here.gateway.chat() as other:  # there is one slot
                 assert other.status == 200
                 assert "store" not in await other.json()
             assert held_ends(here) == 1
             here.let_go()
             told = find_object(path, await answer.read())
         assert await is_found(here, path, told["id"])
-        await nothing_left(here.here)
+        await nothing_left(here.gateway)
 
 
 @PATHS
@@ -251,7 +251,7 @@ async def test_a_store_that_hangs_holds_no_answer_and_stores_nothing_later(
             told = find_object(path, body)
             assert (status, told["store"]) == (200, False)
         assert not await is_found(here, path, told["id"])
-        assert "roundhouse_gateway_store_failures_total 1.0" in await here.here.metrics()
+        assert "roundhouse_gateway_store_failures_total 1.0" in await here.gateway.metrics()
 
 
 async def test_a_write_that_hangs_and_lands_later_is_taken_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,7 +293,7 @@ async def test_a_client_that_leaves_before_the_end_has_what_it_asked_for_stored(
             await until("its end is held", lambda: held_ends(here) == 1)
             await stream.close()
         assert (await here.over(response_id)).status == "completed"
-        await nothing_left(here.here)
+        await nothing_left(here.gateway)
 
 
 @STREAMS
@@ -301,7 +301,7 @@ async def test_a_stop_that_waits_no_longer_ends_what_waits_for_the_store(*, stre
     async with site() as here, here.held_store():
         asking = asyncio.create_task(post(here, RESPONSES, "x", stream=stream))
         await until("its end is held", lambda: held_ends(here) == 1)
-        server: Any = here.here.server
+        server: Any = here.gateway.server
         server._gateway.inference.end_all()
         status, body = await asking
         assert (status, find_object(RESPONSES, body)["store"]) == (200, False)

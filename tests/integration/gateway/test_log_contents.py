@@ -50,29 +50,29 @@ def lines_of(log: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
 
 async def test_no_prompt_is_ever_logged(log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     faults = ("", "busy", "error_html", "die_before_answer", "die_mid_stream", "die_mid_body", "garbage", "end_early")
-    async with gateway_harness() as here, engines(2) as (engine, other):
+    async with gateway_harness() as gateway, engines(2) as (engine, other):
         engine.words = [SECRET]  # an engine repeats what it was asked
-        await here.publish(route("m", [engine.url]), route("n", [other.url, "http://127.0.0.1:1"]))
+        await gateway.publish(route("m", [engine.url]), route("n", [other.url, "http://127.0.0.1:1"]))
         for path, fields in BODIES.items():
             for stream in (False, True):
                 for fault in faults:
                     body = json.dumps({"model": "m", "stream": stream, "fault": fault, **fields}).encode()
-                    await here.request("POST", path, data=body)
+                    await gateway.request("POST", path, data=body)
             for body in BROKEN:
-                await here.request("POST", path, data=body)
-        async with here.chat(stream=True, fault="pause_until_release", after=1) as answer:
+                await gateway.request("POST", path, data=body)
+        async with gateway.chat(stream=True, fault="pause_until_release", after=1) as answer:
             await answer.content.readany()
-        await here.idle()
+        await gateway.idle()
 
         def fail(_self: object, *_: object) -> None:
             raise ValueError("a fault of the gateway's own")
 
         monkeypatch.setattr(OpenAIStream, "feed_data", fail)
-        await here.request(
+        await gateway.request(
             "POST", "/v1/completions", data=json.dumps({"model": "m", "stream": True, "prompt": SECRET}).encode()
         )
         monkeypatch.setattr(EngineStage, "send_attempt", fail)
-        await here.request(
+        await gateway.request(
             "POST", "/v1/chat/completions", data=json.dumps({"model": "m", "messages": MESSAGES}).encode()
         )
     lines = lines_of(log)
@@ -81,11 +81,11 @@ async def test_no_prompt_is_ever_logged(log: pytest.LogCaptureFixture, monkeypat
 
 
 async def test_each_line_about_a_request_has_its_id(log: pytest.LogCaptureFixture) -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]), route("gone", ["http://127.0.0.1:1"]))
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]), route("gone", ["http://127.0.0.1:1"]))
         ids = []
         for model, fault in (("m", "die_before_answer"), ("m", "garbage"), ("gone", "")):
-            async with here.chat(model, fault=fault) as answer:
+            async with gateway.chat(model, fault=fault) as answer:
                 await answer.read()
                 ids.append(answer.headers["x-request-id"])
         await until(lambda: len(log.records) >= 3, "each of them is logged")

@@ -31,7 +31,7 @@ NOT_FOUND = (404, "response_not_found", "response_id")
 
 async def read(here: Site, response_id: str, query: str = "stream=true") -> bytes:
     """The whole stream."""
-    async with here.here.client.get(f"{here.here.url}/v1/responses/{response_id}?{query}") as answer:
+    async with here.gateway.client.get(f"{here.gateway.url}/v1/responses/{response_id}?{query}") as answer:
         assert (answer.status, answer.content_type) == (200, "text/event-stream")
         return await answer.read()
 
@@ -39,7 +39,7 @@ async def read(here: Site, response_id: str, query: str = "stream=true") -> byte
 async def begun(here: Site, **fields: Any) -> str:
     """The id of a new stream in the background whose client has left."""
     asked = {"model": "m", "input": "x", "stream": True, "background": True, **fields}
-    async with here.here.client.post(here.here.url + "/v1/responses", json=asked) as answer:
+    async with here.gateway.client.post(here.gateway.url + "/v1/responses", json=asked) as answer:
         line = (await answer.content.readuntil(b"\n\n")).partition(b"data: ")[2]
         response_id: str = json.loads(line)["response"]["id"]
         return response_id
@@ -55,7 +55,7 @@ def is_followed(here: Site, response_id: str) -> bool:
 async def test_the_same_events_during_and_after_as_its_own_client_got() -> None:
     async with site() as here:
         asked = {"model": "m", "input": "x", "stream": True, "background": True, "fault": "pause_until_release"}
-        async with here.here.client.post(here.here.url + "/v1/responses", json=asked) as own:
+        async with here.gateway.client.post(here.gateway.url + "/v1/responses", json=asked) as own:
             await until("it runs", lambda: here.running)
             [response_id] = here.running
             reading = asyncio.create_task(read(here, response_id))
@@ -71,13 +71,13 @@ async def test_the_same_events_during_and_after_as_its_own_client_got() -> None:
             later = await read(here, response_id, f"stream=true&starting_after={number}")
             assert later == b"".join(parts[number + 1 :]) + DONE
         assert await read(here, response_id, "stream=true&starting_after=999999") == DONE
-        assert (await here.here.get(f"/v1/stream/{response_id}?from=7")).content == first[7:]
+        assert (await here.gateway.get(f"/v1/stream/{response_id}?from=7")).content == first[7:]
         # Its stream is kept no longer, and the stored response is asked.
         here.streams.remove_response_stream(ANONYMOUS, response_id)
         for number in range(len(parts)):
             later = await read(here, response_id, f"stream=true&starting_after={number}")
             assert later == b"".join(parts[number + 1 :]) + DONE
-        await nothing_left(here.here)
+        await nothing_left(here.gateway)
 
 
 async def test_it_is_followed_from_the_middle_by_the_sdk() -> None:
@@ -107,7 +107,7 @@ async def test_one_that_was_made_without_a_stream_is_told_in_one_piece(fields: F
         made = await here.make(background=True, **fields)
         live = await read(here, made.id)
         await here.over(made.id)
-        assert folded(live) == (await here.here.get(f"/v1/responses/{made.id}")).body
+        assert folded(live) == (await here.gateway.get(f"/v1/responses/{made.id}")).body
         assert events_in(live)[-1]["type"] == last
         if last == "response.completed":
             assert await read(here, made.id) == live
@@ -142,7 +142,7 @@ async def test_a_reader_that_takes_nothing_holds_nothing_back() -> None:
         here.engine.words = ["x" * 20_000] * 200
         response_id = await begun(here, fault="pause_until_release")
         path = f"/v1/responses/{response_id}?stream=true"
-        async with raw(here.here, receive_bytes=4096) as client:
+        async with raw(here.gateway, receive_bytes=4096) as client:
             client.write(request("GET", path))
             await until("it is read", lambda: is_followed(here, response_id))
             here.engine.release.set()

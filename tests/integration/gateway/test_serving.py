@@ -29,9 +29,9 @@ async def error_of(answer: aiohttp.ClientResponse) -> Any:
 
 
 async def test_blocking_answers_come_through_unchanged() -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]))
-        body = (await here.chat(temperature=0.5, unknown_field={"model": "x"})).success
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]))
+        body = (await gateway.chat(temperature=0.5, unknown_field={"model": "x"})).success
         assert body["choices"][0]["message"]["content"] == TEXT
         sent = engine.requests[0].body
         assert sent["temperature"] == 0.5
@@ -39,10 +39,10 @@ async def test_blocking_answers_come_through_unchanged() -> None:
 
 
 async def test_completions_and_embeddings() -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]))
-        assert (await here.post("/v1/completions", model="m", prompt="Hi")).body["choices"][0]["text"] == TEXT
-        async with here.post("/v1/embeddings", model="m", input="Hi") as answer:
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]))
+        assert (await gateway.post("/v1/completions", model="m", prompt="Hi")).body["choices"][0]["text"] == TEXT
+        async with gateway.post("/v1/embeddings", model="m", input="Hi") as answer:
             assert (await answer.json())["data"][0]["embedding"] == [0.25, -0.5, 1.0]
         assert [request.path for request in engine.requests] == ["/v1/completions", "/v1/embeddings"]
 
@@ -50,11 +50,11 @@ async def test_completions_and_embeddings() -> None:
 async def test_credentials_stay_here_and_the_replicas_own_token_is_sent() -> None:
     mine = {"authorization": "Bearer client-secret", "x-api-key": "client-secret", "cookie": "client-secret=1"}
     trace = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
-    async with gateway_harness() as here, engines(2) as (guarded, plain):
-        await here.publish(route("guarded", [guarded.url], token="replica-token"), route("plain", [plain.url]))
+    async with gateway_harness() as gateway, engines(2) as (guarded, plain):
+        await gateway.publish(route("guarded", [guarded.url], token="replica-token"), route("plain", [plain.url]))
         for model in ("guarded", "plain"):
-            request = here.client.post(
-                f"{here.url}/v1/chat/completions", json={"model": model, "messages": []}, headers=mine | trace
+            request = gateway.client.post(
+                f"{gateway.url}/v1/chat/completions", json={"model": model, "messages": []}, headers=mine | trace
             )
             async with request as answer:
                 assert answer.status == 200
@@ -70,51 +70,51 @@ async def test_credentials_stay_here_and_the_replicas_own_token_is_sent() -> Non
 
 
 async def test_headers_of_the_engine_stay_there() -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]))
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]))
         for stream in (False, True):
-            async with here.chat(stream=stream) as answer:
+            async with gateway.chat(stream=stream) as answer:
                 await answer.read()
                 for name in ("set-cookie", "access-control-allow-origin", "server"):
                     assert name not in answer.headers
 
 
 async def test_every_answer_has_an_id_of_its_own() -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]))
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]))
         seen = set()
         for path in ("/health", "/metrics", "/v1/models", "/v1/models/m", "/openapi.json", "/nowhere"):
-            seen.add((await here.get(path)).headers["x-request-id"])
-        seen.add((await here.chat()).headers["x-request-id"])
-        async with here.chat(stream=True) as answer:
+            seen.add((await gateway.get(path)).headers["x-request-id"])
+        seen.add((await gateway.chat()).headers["x-request-id"])
+        async with gateway.chat(stream=True) as answer:
             seen.add(answer.headers["x-request-id"])
         assert len(seen) == 8
 
 
 async def test_an_alias_reaches_the_engine_by_the_name_it_knows() -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("org/model:8b", [engine.url], aliases=("small", "default"), served_name="inner"))
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("org/model:8b", [engine.url], aliases=("small", "default"), served_name="inner"))
         for name in ("small", "org/model:8b"):
-            assert (await here.chat(name)).status == 200
+            assert (await gateway.chat(name)).status == 200
         assert [request.body["model"] for request in engine.requests] == ["inner", "inner"]
 
 
 async def test_a_remote_whose_base_url_holds_the_prefix() -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
+    async with gateway_harness() as gateway, engines(1) as (engine,):
         table = route("m", [engine.url + "/openai/v1"])
         endpoint = table.endpoints[0].model_copy(update={"api_prefix": ""})
-        await here.publish(table.model_copy(update={"endpoints": (endpoint,)}))
-        assert (await here.chat()).status == 200
+        await gateway.publish(table.model_copy(update={"endpoints": (endpoint,)}))
+        assert (await gateway.chat()).status == 200
         assert engine.requests[0].path == "/openai/v1/chat/completions"
 
 
 async def test_models_are_listed_loaded_or_not() -> None:
-    async with gateway_harness() as here:
-        await here.publish(
+    async with gateway_harness() as gateway:
+        await gateway.publish(
             route("org/a:8b", aliases=("a",), state=ModelState.LOADED, apis=("/v1/chat/completions",)),
             route("b", state=ModelState.FAILED),
         )
-        listed = (await here.get("/v1/models")).body
+        listed = (await gateway.get("/v1/models")).body
         assert listed["object"] == "list"
         assert [(one["id"], one["state"], one["aliases"]) for one in listed["data"]] == [
             ("org/a:8b", "loaded", ["a"]),
@@ -122,25 +122,25 @@ async def test_models_are_listed_loaded_or_not() -> None:
         ]
         assert {"object": "model", "created": 1700000000, "owned_by": "roundhouse"}.items() <= listed["data"][0].items()
         for name in ("org/a:8b", "a"):
-            assert (await here.get(f"/v1/models/{name}")).body == listed["data"][0]
-        async with here.client.get(here.url + "/v1/models/c") as answer:
+            assert (await gateway.get(f"/v1/models/{name}")).body == listed["data"][0]
+        async with gateway.client.get(gateway.url + "/v1/models/c") as answer:
             assert (await error_of(answer)).code == "unknown_model"
 
 
 async def test_before_the_first_table_there_are_no_models_and_the_process_is_healthy() -> None:
-    async with gateway_harness(with_table=False) as here:
-        async with here.chat() as answer:
+    async with gateway_harness(with_table=False) as gateway:
+        async with gateway.chat() as answer:
             assert (await error_of(answer)).code == "controller_unavailable"
             assert answer.headers["retry-after"] == "5"
-        async with here.client.get(here.url + "/v1/models") as answer:
+        async with gateway.client.get(gateway.url + "/v1/models") as answer:
             assert (await error_of(answer)).code == "controller_unavailable"
-        assert (await here.get("/health")).success["engines"] == []
+        assert (await gateway.get("/health")).success["engines"] == []
 
 
 async def test_health_says_what_is_loaded() -> None:
-    async with gateway_harness(retrieval=False) as here, engines(2) as both:
-        await here.publish(route("m", [engine.url for engine in both]))
-        health = (await here.get("/health")).body
+    async with gateway_harness(retrieval=False) as gateway, engines(2) as both:
+        await gateway.publish(route("m", [engine.url for engine in both]))
+        health = (await gateway.get("/health")).body
         assert health.pop("version")
         assert health.pop("engines") == [
             {
@@ -178,9 +178,9 @@ async def test_health_says_what_is_loaded() -> None:
 async def test_a_model_that_is_not_loaded_is_refused_with_its_reason(
     state: ModelState, code: str, stream: bool
 ) -> None:
-    async with gateway_harness() as here:
-        await here.publish(route("m", state=state, last_error="no such file"))
-        async with here.chat(stream=stream) as answer:
+    async with gateway_harness() as gateway:
+        await gateway.publish(route("m", state=state, last_error="no such file"))
+        async with gateway.chat(stream=stream) as answer:
             error = await error_of(answer)
             assert (error.code, error.param) == (code, "model")
             assert "no such file" in error.message
@@ -199,32 +199,32 @@ UNKNOWN_ROUTES = (
 
 
 async def test_refusals_that_never_reach_an_engine() -> None:
-    async with gateway_harness(max_body_mib=1) as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url], apis=("/v1/embeddings",)))
-        async with here.chat("nobody") as answer:
+    async with gateway_harness(max_body_mib=1) as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url], apis=("/v1/embeddings",)))
+        async with gateway.chat("nobody") as answer:
             assert (await error_of(answer)).code == "unknown_model"
-        async with here.chat("m") as answer:
+        async with gateway.chat("m") as answer:
             error = await error_of(answer)
             assert error.code == "not_supported"
             assert "/v1/embeddings" in error.message
-        async with here.client.post(here.url + "/v1/embeddings", data=b'{"model": "m",}') as answer:
+        async with gateway.client.post(gateway.url + "/v1/embeddings", data=b'{"model": "m",}') as answer:
             error = await error_of(answer)
             assert error.code == "invalid_json"
             assert "line 1 column 15" in error.message
-        async with here.client.get(here.url + "/v1/embeddings") as answer:
+        async with gateway.client.get(gateway.url + "/v1/embeddings") as answer:
             assert (await error_of(answer)).code == "method_not_allowed"
             assert answer.headers["allow"] == "POST"
         # Some fit the path of a stored response, which says nothing of other methods.
         for method, path in UNKNOWN_ROUTES:
-            async with here.client.request(method, here.url + path) as answer:
+            async with gateway.client.request(method, gateway.url + path) as answer:
                 assert (await error_of(answer)).code == "unknown_route", path
         assert engine.requests == []
 
 
 async def test_a_body_over_the_limit_is_refused_before_it_is_read() -> None:
-    async with gateway_harness(max_body_mib=1) as here:
-        await here.publish(route("m"))
-        host, port = here.url.removeprefix("http://").split(":")
+    async with gateway_harness(max_body_mib=1) as gateway:
+        await gateway.publish(route("m"))
+        host, port = gateway.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1048577\r\n\r\n")
         head = await reader.readuntil(b"\r\n\r\n")
@@ -237,24 +237,24 @@ async def test_a_body_of_unannounced_length_is_counted() -> None:
         for _ in range(17):
             yield b" " * 65536
 
-    async with gateway_harness(max_body_mib=1) as here:
-        await here.publish(route("m"))
-        async with here.client.post(here.url + "/v1/chat/completions", data=parts()) as answer:
+    async with gateway_harness(max_body_mib=1) as gateway:
+        await gateway.publish(route("m"))
+        async with gateway.client.post(gateway.url + "/v1/chat/completions", data=parts()) as answer:
             assert (await error_of(answer)).code == "body_too_large"
 
 
 async def test_a_large_body_and_a_large_answer_pass() -> None:
-    async with gateway_harness(answer_buffer_mib=1) as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]))
-        async with here.chat(image="x" * 3_000_000, fault="huge", bytes=5_000_000) as answer:
+    async with gateway_harness(answer_buffer_mib=1) as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]))
+        async with gateway.chat(image="x" * 3_000_000, fault="huge", bytes=5_000_000) as answer:
             assert answer.status == 200
             assert len(await answer.read()) == 5_000_000
         assert len(engine.requests[0].body["image"]) == 3_000_000
 
 
 async def test_what_is_no_http_is_answered_with_the_envelope() -> None:
-    async with gateway_harness() as here:
-        host, port = here.url.removeprefix("http://").split(":")
+    async with gateway_harness() as gateway:
+        host, port = gateway.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"what is this\r\n\r\n")
         answer = await reader.read()
@@ -264,21 +264,21 @@ async def test_what_is_no_http_is_answered_with_the_envelope() -> None:
 
 
 async def test_foreign_hosts_and_origins_are_refused_everywhere_but_on_health_and_metrics() -> None:
-    async with gateway_harness() as here:
-        await here.publish(route("m"))
+    async with gateway_harness() as gateway:
+        await gateway.publish(route("m"))
         for headers, code in (
             ({"host": "evil.example"}, "forbidden_host"),
             ({"origin": "https://evil.example"}, "forbidden_origin"),
         ):
             for method, path in (("GET", "/v1/models"), ("POST", "/v1/chat/completions"), ("GET", "/openapi.json")):
-                async with here.client.request(method, here.url + path, headers=headers) as answer:
+                async with gateway.client.request(method, gateway.url + path, headers=headers) as answer:
                     assert (await error_of(answer)).code == code
             for path in ("/health", "/metrics"):
-                assert (await here.get(path, headers=headers)).status == 200
+                assert (await gateway.get(path, headers=headers)).status == 200
 
 
 async def test_the_openapi_document_describes_the_routes() -> None:
-    async with gateway_harness() as here, here.client.get(here.url + "/openapi.json") as answer:
+    async with gateway_harness() as gateway, gateway.client.get(gateway.url + "/openapi.json") as answer:
         document = await answer.json()
     assert set(document["paths"]) == {
         "/v1/chat/completions",
@@ -359,16 +359,16 @@ CONTROLLERS = {
 
 async def test_the_controllers_part_of_the_document_is_kept_while_it_is_away() -> None:
     async def paths() -> set[str]:
-        return set((await here.get("/openapi.json")).success["paths"])
+        return set((await gateway.get("/openapi.json")).success["paths"])
 
-    async with gateway_harness() as here:
+    async with gateway_harness() as gateway:
         own = await paths()
-        here.controller.admin.document = CONTROLLERS
+        gateway.controller.admin.document = CONTROLLERS
         whole = await paths()
         assert whole == own | {"/v1/admin/models"}
-        here.controller.admin.document = {"paths": "broken"}
+        gateway.controller.admin.document = {"paths": "broken"}
         assert await paths() == whole
-        here.controller.admin.document = CONTROLLERS | {"paths": {"/v1/admin/plan": {}}}
+        gateway.controller.admin.document = CONTROLLERS | {"paths": {"/v1/admin/plan": {}}}
         assert await paths() == own | {"/v1/admin/plan"}, "another version came"
-        await here.controller.stop()
+        await gateway.controller.stop()
         assert await paths() == own | {"/v1/admin/plan"}

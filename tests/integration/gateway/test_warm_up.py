@@ -18,10 +18,10 @@ CHAT = "/v1/chat/completions"
 
 
 async def test_a_warm_up_waits_for_one_token() -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url], apis=(CHAT,), aliases=("em",)))
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url], apis=(CHAT,), aliases=("em",)))
         for query in ("", "?model=m", "?model=em"):
-            reply = await here.request("POST", f"/health/warm{query}")
+            reply = await gateway.request("POST", f"/health/warm{query}")
             assert (reply.status, reply.body.pop("ms") >= 0) == (200, True)
             assert reply.body == {"model": "m", "status": "warm", "engine_loaded": True}
         assert [(each.path, each.body["max_tokens"]) for each in engine.requests] == [(CHAT, 1)] * 3
@@ -29,55 +29,55 @@ async def test_a_warm_up_waits_for_one_token() -> None:
 
 @pytest.mark.parametrize("api", ["/v1/completions", "/v1/embeddings", "/v1/rerank"])
 async def test_it_asks_by_an_api_that_the_model_has(api: str) -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url], apis=(api,)))
-        assert (await here.request("POST", "/health/warm")).status == 200
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url], apis=(api,)))
+        assert (await gateway.request("POST", "/health/warm")).status == 200
         assert [each.path for each in engine.requests] == [api]
 
 
 async def test_which_model_is_warmed_up() -> None:
-    async with gateway_harness(default_model="b") as here, engines(1) as (engine,):
-        await here.publish(route("a", [engine.url], apis=(CHAT,)), route("b", [engine.url], apis=(CHAT,)))
-        assert (await here.request("POST", "/health/warm")).body["model"] == "b"
-        assert (await here.request("POST", "/health/warm?model=a")).body["model"] == "a"
-        assert (await here.request("POST", "/health/warm?model=c")).refusal == (404, "unknown_model")
-    async with gateway_harness() as here:
-        await here.publish(route("a"), route("b"))
-        reply = await here.request("POST", "/health/warm")
+    async with gateway_harness(default_model="b") as gateway, engines(1) as (engine,):
+        await gateway.publish(route("a", [engine.url], apis=(CHAT,)), route("b", [engine.url], apis=(CHAT,)))
+        assert (await gateway.request("POST", "/health/warm")).body["model"] == "b"
+        assert (await gateway.request("POST", "/health/warm?model=a")).body["model"] == "a"
+        assert (await gateway.request("POST", "/health/warm?model=c")).refusal == (404, "unknown_model")
+    async with gateway_harness() as gateway:
+        await gateway.publish(route("a"), route("b"))
+        reply = await gateway.request("POST", "/health/warm")
         assert (reply.status, reply.error["param"]) == (400, "model")
 
 
 async def test_a_model_that_does_not_answer_is_told() -> None:
-    async with gateway_harness() as here, holding() as engine:
+    async with gateway_harness() as gateway, holding() as engine:
         out = route("out", state=ModelState.UNLOADED)
-        await here.publish(route("m", [engine.url], apis=(CHAT,)), route("gone", ["http://127.0.0.1:9"]), out)
-        reply = await here.request("POST", "/health/warm?model=out")
+        await gateway.publish(route("m", [engine.url], apis=(CHAT,)), route("gone", ["http://127.0.0.1:9"]), out)
+        reply = await gateway.request("POST", "/health/warm?model=out")
         assert (reply.status, reply.body["status"], reply.body["code"]) == (503, "error", "model_not_loaded")
-        reply = await here.request("POST", "/health/warm?model=gone")
+        reply = await gateway.request("POST", "/health/warm?model=gone")
         assert (reply.status, reply.body["status"], reply.body["code"]) == (503, "error", "engine_unreachable")
-        reply = await here.request("POST", "/health/warm?model=m&timeout_s=0.2")
+        reply = await gateway.request("POST", "/health/warm?model=m&timeout_s=0.2")
         assert (reply.status, reply.body["status"]) == (504, "timeout")
         await until(lambda: bool(engine.left), "its request has ended")
 
 
 async def test_a_warm_up_is_one_request_of_a_key() -> None:
     keys = (key("a", concurrency=1, requests_per_minute=1), key("other", models=("x",)))
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url], apis=(CHAT,)), keys=keys)
-        assert (await here.request("POST", "/health/warm")).status == 401
-        assert (await here.request("POST", "/health/warm", key="secret-a")).status == 200
-        assert (await here.request("POST", "/health/warm", key="secret-a")).status == 429
-        reply = await here.request("POST", "/health/warm?model=m", key="secret-other")
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url], apis=(CHAT,)), keys=keys)
+        assert (await gateway.request("POST", "/health/warm")).status == 401
+        assert (await gateway.request("POST", "/health/warm", key="secret-a")).status == 200
+        assert (await gateway.request("POST", "/health/warm", key="secret-a")).status == 429
+        reply = await gateway.request("POST", "/health/warm?model=m", key="secret-other")
         assert reply.refusal == (403, "model_not_allowed")
 
 
 async def test_a_benchmark_is_measured_and_kept(tmp_path: Path) -> None:
     async with engines(1) as (engine,):
-        async with gateway_harness(state=tmp_path) as here:
-            await here.publish(route("org/m", [engine.url], apis=(CHAT,)))
-            assert (await here.get("/v1/models/org/m/benchmark")).refusal == (404, "benchmark_not_found")
+        async with gateway_harness(state=tmp_path) as gateway:
+            await gateway.publish(route("org/m", [engine.url], apis=(CHAT,)))
+            assert (await gateway.get("/v1/models/org/m/benchmark")).refusal == (404, "benchmark_not_found")
             body = {"prompts": ["Say hi.", "Count to ten."], "warmup": 1, "max_tokens": 5}
-            result = await here.post("/v1/models/org/m/benchmark", body)
+            result = await gateway.post("/v1/models/org/m/benchmark", body)
             assert result.status == 200
             assert [each.body["messages"][0]["content"] for each in engine.requests] == [
                 "Say hi.",
@@ -93,21 +93,23 @@ async def test_a_benchmark_is_measured_and_kept(tmp_path: Path) -> None:
             assert (result.body["model_id"], result.body["total_tokens"]) == ("org/m", 10)
             assert result.body["warmup_runs"] == 1
             assert all(each["ttft_ms"] <= each["inference_ms"] for each in result.body["results"])
-            assert (await here.get("/v1/models/org/m/benchmark")).result == (200, result.body)
-            status = (await here.request("POST", "/v1/models/org/m/benchmark")).status
+            assert (await gateway.get("/v1/models/org/m/benchmark")).result == (200, result.body)
+            status = (await gateway.request("POST", "/v1/models/org/m/benchmark")).status
             assert status == 200, "all of the request may be left out"
             wrong: dict[str, Any]
             for wrong in ({"prompts": []}, {"prompts": [""]}, {"warmup": "x"}, {"colour": 1}):
-                assert (await here.post("/v1/models/org/m/benchmark", wrong)).refusal == (400, "invalid_request"), wrong
-            result = (await here.get("/v1/models/org/m/benchmark")).body
-        async with gateway_harness(state=tmp_path) as here:
-            await here.publish(
+                assert (await gateway.post("/v1/models/org/m/benchmark", wrong)).refusal == (400, "invalid_request"), (
+                    wrong
+                )
+            result = (await gateway.get("/v1/models/org/m/benchmark")).body
+        async with gateway_harness(state=tmp_path) as gateway:
+            await gateway.publish(
                 route("org/m", state=ModelState.FAILED), route("vectors", [engine.url], apis=("/v1/embeddings",))
             )
-            assert (await here.get("/v1/models/org/m/benchmark")).result == (200, result), "as before the restart"
-            assert (await here.request("POST", "/v1/models/org/m/benchmark")).refusal == (503, "model_failed")
-            assert (await here.get("/v1/models/org/m/benchmark")).result == (200, result)
-            assert (await here.request("POST", "/v1/models/vectors/benchmark")).refusal == (501, "not_supported")
+            assert (await gateway.get("/v1/models/org/m/benchmark")).result == (200, result), "as before the restart"
+            assert (await gateway.request("POST", "/v1/models/org/m/benchmark")).refusal == (503, "model_failed")
+            assert (await gateway.get("/v1/models/org/m/benchmark")).result == (200, result)
+            assert (await gateway.request("POST", "/v1/models/vectors/benchmark")).refusal == (501, "not_supported")
 
 
 @pytest.mark.parametrize(
@@ -121,34 +123,34 @@ async def test_a_benchmark_is_measured_and_kept(tmp_path: Path) -> None:
     ],
 )
 async def test_the_status_of_a_model(state: ModelState, autoload: bool, code: int, word: str) -> None:
-    async with gateway_harness() as here:
-        await here.publish(route("org/m", state=state, autoload=autoload, reason="It rests."))
-        reply = await here.get("/v1/models/org/m/status")
+    async with gateway_harness() as gateway:
+        await gateway.publish(route("org/m", state=state, autoload=autoload, reason="It rests."))
+        reply = await gateway.get("/v1/models/org/m/status")
         assert (reply.status, reply.body["status_code"], reply.body["status"]) == (200, code, word)
         assert reply.body["available"] == (code == 3)
         assert (reply.body["model_id"], reply.body["state"]) == ("org/m", state)
 
 
 async def test_the_status_of_a_failed_model_tells_no_address() -> None:
-    async with gateway_harness() as here:
+    async with gateway_harness() as gateway:
         error = "the engine at http://10.1.2.3:8000/health does not answer"
-        await here.publish(route("m", state=ModelState.FAILED, last_error=error))
-        assert (await here.get("/v1/models/m/status")).body["reason"] == "the engine at [address] does not answer"
+        await gateway.publish(route("m", state=ModelState.FAILED, last_error=error))
+        assert (await gateway.get("/v1/models/m/status")).body["reason"] == "the engine at [address] does not answer"
 
 
 async def test_a_model_of_that_whole_name_goes_first() -> None:
-    async with gateway_harness() as here:
-        await here.publish(route("m"), route("m/status"), route("x/benchmark"))
+    async with gateway_harness() as gateway:
+        await gateway.publish(route("m"), route("m/status"), route("x/benchmark"))
         for name in ("m/status", "x/benchmark"):
-            assert (await here.get(f"/v1/models/{name}")).body["id"] == name
-        assert (await here.get("/v1/models/m")).body["id"] == "m"
-        assert (await here.get("/v1/models/m/status/status")).body["model_id"] == "m/status"
+            assert (await gateway.get(f"/v1/models/{name}")).body["id"] == name
+        assert (await gateway.get("/v1/models/m")).body["id"] == "m"
+        assert (await gateway.get("/v1/models/m/status/status")).body["model_id"] == "m/status"
 
 
 async def test_a_client_that_leaves_ends_its_benchmark() -> None:
-    async with gateway_harness() as here, holding() as engine:
-        await here.publish(route("m", [engine.url], apis=(CHAT,)))
-        request = asyncio.ensure_future(here.request("POST", "/v1/models/m/benchmark"))
+    async with gateway_harness() as gateway, holding() as engine:
+        await gateway.publish(route("m", [engine.url], apis=(CHAT,)))
+        request = asyncio.ensure_future(gateway.request("POST", "/v1/models/m/benchmark"))
         await until(lambda: bool(engine.inside), "it is asked")
         request.cancel()
         await until(lambda: bool(engine.left), "its request has ended")

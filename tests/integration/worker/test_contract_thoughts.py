@@ -219,6 +219,6 @@ async def _judge(worker: Worker, engine: WorkerEngine, kind: str) -> None:
         apis=declared.list_apis(definition),
         capabilities=declared.derive_capabilities(definition),
     )
-    async with gateway_harness() as here:
-        await here.publish(made.model_copy(update={"backend": engine.name}))
-        assert (await judge_streams(here, "m", *([WEATHER] if kind == "reasoning" else [])))[0] == kind
+    async with gateway_harness() as gateway:
+        await gateway.publish(made.model_copy(update={"backend": engine.name}))
+        assert (await judge_streams(gateway, "m", *([WEATHER] if kind == "reasoning" else [])))[0] == kind

@@ -63,12 +63,12 @@ async def test_through_the_gateway(worker: Worker) -> None:
         ENGINES["onnx"].definition.model_validate({"model_path": "m.onnx"})
     )
     async with (
-        gateway_harness() as here,
-        openai.AsyncOpenAI(base_url=here.url + "/v1", api_key="any", max_retries=0) as client,
+        gateway_harness() as gateway,
+        openai.AsyncOpenAI(base_url=gateway.url + "/v1", api_key="any", max_retries=0) as client,
     ):
         common: dict[str, Any] = {"token": TOKEN, "apis": ("/v1/embeddings",), "capabilities": capabilities}
         urls = [f"http://127.0.0.1:{worker.port}"]
-        await here.publish(route("demo", urls, **common), route("short", urls, shortens_embeddings=True, **common))
+        await gateway.publish(route("demo", urls, **common), route("short", urls, shortens_embeddings=True, **common))
         for encoding in (None, "float"):
             fields: Any = {"encoding_format": encoding} if encoding else {}
             answer = await client.embeddings.create(model="demo", input=TEXTS, **fields)

@@ -28,7 +28,7 @@ def decide(body: Fields) -> Move:
 
 def budget_of(loop: Loop) -> BodyBudget:
     """The gateway's."""
-    return loop.here.gateway.inference.body_budget
+    return loop.gateway.app.inference.body_budget
 
 
 async def refused(loop: Loop, **fields: Any) -> tuple[int, str, str | None]:
@@ -59,7 +59,7 @@ async def test_of_fifty_large_conversations_as_many_are_held_as_have_room() -> N
         for each in answers:
             await (await each).read()
         assert sorted([(await each).status for each in answers]) == [200] * 2 + [503] * 48
-        await nothing_left(loop.here)
+        await nothing_left(loop.gateway)
         await until(lambda: budget_of(loop).used_bytes == 0, "nothing is held any more")
         assert (await loop.create(input=LARGE)).output_text == "It rains in Bonn."
 
@@ -75,7 +75,7 @@ async def test_a_refusal_says_how_much_there_is() -> None:
         for fields in ({"stream": True}, {"background": True}):
             assert await refused(loop, **fields) == (503, "tool_rounds_full", "5")
         assert not loop.model.requests
-        await nothing_left(loop.here)
+        await nothing_left(loop.gateway)
         assert budget_of(loop).used_bytes == 0
 
 
@@ -99,7 +99,7 @@ async def test_what_tools_say_makes_a_conversation_grow() -> None:
         assert [item["type"] for item in response["output"]] == ["mcp_list_tools", *["mcp_call"] * 12]
         async with loop.post() as answer:
             assert (await answer.json())["output"][-1]["type"] == "message"
-        await nothing_left(loop.here)
+        await nothing_left(loop.gateway)
         await until(lambda: budget_of(loop).used_bytes == 0, "nothing is held any more")
 
 

@@ -30,9 +30,9 @@ ENGINES = (
 
 async def counted(loop: Loop, names: tuple[str, ...]) -> dict[tuple[str, ...], float]:
     """The samples of these names that are not 0, by name and the values of their labels but `model` and `route`."""
-    await nothing_left(loop.here)
+    await nothing_left(loop.gateway)
     samples: dict[tuple[str, ...], float] = {}
-    for family in text_string_to_metric_families(await loop.here.metrics()):
+    for family in text_string_to_metric_families(await loop.gateway.metrics()):
         for sample in family.samples:
             name = sample.name.removeprefix("roundhouse_gateway_")
             if name in names and sample.value:
@@ -44,7 +44,7 @@ async def counted(loop: Loop, names: tuple[str, ...]) -> dict[tuple[str, ...], f
 def post(loop: Loop, **fields: Any) -> PendingReply:
     """A response for the client `app` with the key `a`."""
     body = {"model": "m", "input": "Weather?", "tools": [WEATHER], **fields}
-    return loop.here.post(RESPONSES, body, key="secret-a", headers={"user-agent": "app"})
+    return loop.gateway.post(RESPONSES, body, key="secret-a", headers={"user-agent": "app"})
 
 
 KEYS = (key("a", tools=["weather__*"]),)

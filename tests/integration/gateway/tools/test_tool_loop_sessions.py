@@ -32,7 +32,7 @@ LONG = "How is the weather? " + "hello " * 200
 async def create(loop: Loop, headers: dict[str, str] | None = None, **fields: Any) -> tuple[str | None, Fields]:
     """`X-Session`, and the response."""
     body = {"model": "m", "input": "Weather?", "tools": [WEATHER], **fields}
-    reply = await loop.here.post(RESPONSES, body, headers=headers)
+    reply = await loop.gateway.post(RESPONSES, body, headers=headers)
     return reply.headers.get("x-session"), reply.success
 
 
@@ -43,8 +43,8 @@ def slots_of(loop: Loop) -> list[int | None]:
 
 async def turns_of(loop: Loop) -> list[str]:
     """The samples of sessions' turns."""
-    await nothing_left(loop.here)
-    told = (await loop.here.metrics()).splitlines()
+    await nothing_left(loop.gateway)
+    told = (await loop.gateway.metrics()).splitlines()
     return sorted(line for line in told if line.startswith("roundhouse_gateway_session_turns_total"))
 
 
@@ -93,7 +93,7 @@ async def test_a_conversation_is_the_session() -> None:
 
 
 async def test_a_session_over_websocket() -> None:
-    async with looping(ASKS, SAYS, ASKS, SAYS, m=SESSIONS) as loop, socket(loop.here) as client:
+    async with looping(ASKS, SAYS, ASKS, SAYS, m=SESSIONS) as loop, socket(loop.gateway) as client:
         first = await client.create("Weather?", tools=[WEATHER], store=False)
         await client.create("And?", previous_response_id=first["id"], tools=[WEATHER], store=False)
         assert slots_of(loop) == [3] * 4
@@ -119,7 +119,7 @@ async def test_a_model_without_sessions_tells_nothing() -> None:
 async def test_an_answer_without_rounds_says_nothing_of_a_session() -> None:
     async with looping(Move(error="too hot"), m={**SESSIONS, "state": "unloaded"}) as loop:
         body = {"model": "m", "input": "Weather?", "tools": [WEATHER], "session_id": "s"}
-        async with loop.here.post(RESPONSES, **body) as answer:
+        async with loop.gateway.post(RESPONSES, **body) as answer:
             assert (answer.status, answer.headers.get("x-session")) == (503, None)
 
 
@@ -139,34 +139,34 @@ async def agents(folder: Path, count: int) -> AsyncIterator[tuple[GatewayHarness
             workers.append(stack.enter_context(agent_engine("embedded", place, "--cache-ram", "0")))
         for worker in workers:
             worker.ready()
-        here = await stack.enter_async_context(gateway_harness())
+        gateway = await stack.enter_async_context(gateway_harness())
         urls = [f"http://127.0.0.1:{worker.port}" for worker in workers]
         made = route("m", urls, token=TOKEN, served_name="inner-agent", apis=("/v1/chat/completions",), **SESSIONS)
-        await here.publish(made.model_copy(update={"backend": "llama_server"}))
+        await gateway.publish(made.model_copy(update={"backend": "llama_server"}))
         others = iter(range(1000))
 
         async def sunny(call: ToolCall) -> ToolResult:
             for _ in range(2 * SLOTS):
                 said = f"{next(others)} other " + "hello " * 50
                 messages = [{"role": "user", "content": said}]
-                async with here.post("/v1/chat/completions", model="m", messages=messages, max_tokens=1) as answer:
+                async with gateway.post("/v1/chat/completions", model="m", messages=messages, max_tokens=1) as answer:
                     assert answer.status == 200, await answer.text()
             return ToolResult(f"sunny in {call.arguments['city']}")
 
-        install(here, FakeTool("weather__get", sunny, PARIS))
-        yield here, workers
+        install(gateway, FakeTool("weather__get", sunny, PARIS))
+        yield gateway, workers
 
 
 @pytest.mark.engines
 @pytest.mark.embedded
 @pytest.mark.parametrize("count", [1, 2])
 async def test_the_second_round_finds_the_first_in_the_engines_cache(tmp_path: Path, count: int) -> None:
-    async with agents(tmp_path, count) as (here, _):
+    async with agents(tmp_path, count) as (gateway, _):
         decisions, prompts, evaluated = [], [], []
         previous: Fields = {}
         for number in range(2):
             asked = {"model": "m", "input": f"{number} {LONG}", "tools": [WEATHER], "temperature": 0, **previous}
-            async with here.post(RESPONSES, **asked) as answer:
+            async with gateway.post(RESPONSES, **asked) as answer:
                 response = await answer.json()
                 assert answer.status == 200, response
             assert [item["type"] for item in response["output"]][-2:] == ["mcp_call", "message"]
