@@ -247,7 +247,7 @@ async def play_session(gateway: GatewayHarness, agent: CodingAgent, model: str, 
     session = Session()
     answers: list[str] = []
     for _ in range(turns):
-        async with gateway.client.post(gateway.url + agent.path, json=agent.build_request(model, answers)) as answer:
+        async with gateway.post(agent.path, agent.build_request(model, answers)) as answer:
             stream = await answer.text()
             assert answer.status == 200, stream
         text, prompt_tokens, cached_tokens = agent.read_answer(stream)

@@ -51,7 +51,7 @@ async def streamed(
 ) -> bytes:
     """The whole stream."""
     asked = {"model": model, "stream": True, **fields}
-    async with gateway.client.post(gateway.url + path, json=asked, headers=headers) as answer:
+    async with gateway.post(path, asked, headers=headers) as answer:
         content: bytes = await answer.read()
         assert answer.status == 200, content
         return content

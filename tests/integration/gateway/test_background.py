@@ -174,9 +174,7 @@ async def test_a_request_that_is_refused_is_refused_at_once() -> None:
 async def test_it_counts_as_any_other() -> None:
     async with site(keys=(key("a", concurrency=1),)) as here:
         made = await here.make(background=True, fault="hold")
-        async with here.gateway.client.get(
-            f"{here.gateway.url}/v1/models", headers={"x-api-key": "secret-a"}
-        ) as answer:
+        async with here.gateway.get("/v1/models", headers={"x-api-key": "secret-a"}) as answer:
             assert answer.status == 429, "it has the key's one place"
         here.engine.release.set()
         await until(lambda: not here.running, "it is over")

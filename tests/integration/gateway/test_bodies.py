@@ -59,7 +59,7 @@ async def sent(made: dict[str, Any], path: str, raw: bytes) -> bytes:
     async with gateway_harness() as gateway, engines(1) as (engine,):
         await gateway.publish(table(engine.url, **made))
         headers = {"content-type": "application/json"}
-        async with gateway.client.post(gateway.url + path, data=raw, headers=headers) as answer:
+        async with gateway.request("POST", path, headers=headers, data=raw) as answer:
             assert answer.status in (200, 502), await answer.text()
             await answer.read()
         assert engine.requests[0].path == path

@@ -68,9 +68,7 @@ async def test_a_body_that_the_framework_reads_is_refused_by_its_own_code(
 ) -> None:
     async with gateway_harness(max_body_mib=1) as gateway:
         await gateway.publish(route("m"))
-        async with gateway.client.post(
-            gateway.url + target, data=body, headers={"content-type": "application/json"}
-        ) as got:
+        async with gateway.request("POST", target, headers={"content-type": "application/json"}, data=body) as got:
             assert (got.status, (await got.json())["error"]["code"]) == (status, code)
 
 

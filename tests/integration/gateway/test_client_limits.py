@@ -49,10 +49,10 @@ async def test_routes_of_the_framework_count_too_and_reading_does_not(clock: Clo
         await gateway.publish(route("m"))
         headers = {"x-client-id": "a"}
         for _ in range(3):
-            async with gateway.client.get(f"{gateway.url}/v1/models", headers=headers) as answer:
+            async with gateway.get("/v1/models", headers=headers) as answer:
                 assert (answer.status, answer.headers["x-ratelimit-remaining-requests"]) == (200, "1")
         assert (await gateway.request("DELETE", "/v1/responses/resp_x", headers=headers)).status == 404
-        async with gateway.client.delete(f"{gateway.url}/v1/responses/resp_x", headers=headers) as answer:
+        async with gateway.request("DELETE", "/v1/responses/resp_x", headers=headers) as answer:
             assert (answer.status, answer.headers["x-ratelimit-client"]) == (429, "a")
         for path in ("/health", "/metrics"):
             assert (await gateway.get(path, headers=headers)).status == 200
@@ -97,5 +97,5 @@ async def test_they_are_off_by_default_and_do_not_hold_for_keys() -> None:
         asked = {"model": "m", "messages": HI}
         headers = {"authorization": "Bearer secret-a", "x-client-id": "b"}
         for _ in range(3):
-            async with gateway.client.post(gateway.url + "/v1/chat/completions", json=asked, headers=headers) as answer:
+            async with gateway.post("/v1/chat/completions", asked, headers=headers) as answer:
                 assert (answer.status, answer.headers["x-client-id"]) == (200, "a")

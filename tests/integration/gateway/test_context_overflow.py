@@ -23,7 +23,7 @@ async def test_a_refusal_takes_nothing_of_its_key_s_tokens_in_whatever_form_it_i
         await gateway.publish(route("m", [engine.url]), keys=(key("a", tokens_per_minute=LIMIT),))
         body: dict[str, Any] = {"model": "m", "input": "x" * 9000, "stream": stream}
         headers = {"authorization": "Bearer secret-a"}
-        async with gateway.client.post(f"{gateway.url}/v1/responses", json=body, headers=headers) as answer:
+        async with gateway.post("/v1/responses", body, headers=headers) as answer:
             said = await answer.read()
             assert (answer.status, b"However, your messages resulted in 9000 tokens" in said) == (
                 200 if stream else 400,
@@ -31,6 +31,6 @@ async def test_a_refusal_takes_nothing_of_its_key_s_tokens_in_whatever_form_it_i
             )
             assert int(answer.headers["x-ratelimit-remaining-tokens"]) < LIMIT - 2000, "estimated"
         body["model"] = "nobody"
-        async with gateway.client.post(f"{gateway.url}/v1/responses", json=body, headers=headers) as answer:
+        async with gateway.post("/v1/responses", body, headers=headers) as answer:
             assert json.loads(await answer.read())["error"]["code"] == "unknown_model"
             assert answer.headers["x-ratelimit-remaining-tokens"] == str(LIMIT)

@@ -81,9 +81,7 @@ async def test_a_response_in_the_background_adds_to_a_conversation_and_tells_its
     async with site() as here:
         made = await new_conversation(here, "zero")
         asked = {"model": "m", "input": "one", "stream": True, "background": True, "conversation": made}
-        async with here.gateway.client.post(
-            here.gateway.url + "/v1/responses", json={**asked, "fault": "late_end"}
-        ) as own:
+        async with here.gateway.post("/v1/responses", {**asked, "fault": "late_end"}) as own:
             own_events = b""
             while b"response.completed" not in own_events:
                 own_events += await own.content.readuntil(b"\n\n")

@@ -55,7 +55,7 @@ async def test_an_error_answer(family: Family) -> None:
     async with scripted(*(refusal(body) for body in bodies)) as engine, gateway_harness() as gateway:
         await gateway.publish(family.route("m", engine.url))
         for body in bodies:
-            async with gateway.client.post(gateway.url + family.path, json=family.body("m")) as answer:
+            async with gateway.post(family.path, family.body("m")) as answer:
                 told = await answer.read()
                 assert answer.status == 500, body
                 family.error_in(told)
@@ -73,7 +73,7 @@ async def test_an_error_event(family: Family, stream: bool) -> None:
     async with scripted(*(broken_stream(family, event) for event in data)) as engine, gateway_harness() as gateway:
         await gateway.publish(family.route("m", engine.url).model_copy(update={"notices_leaving": False}))
         for event in data:
-            async with gateway.client.post(gateway.url + family.path, json=family.body("m", stream=stream)) as answer:
+            async with gateway.post(family.path, family.body("m", stream=stream)) as answer:
                 told = await answer.read()
                 assert answer.status == (200 if stream else 500), event
                 (family.last_error if stream else family.error_in)(told)
@@ -100,7 +100,7 @@ async def test_an_engine_that_cannot_be_reached_is_not_named() -> None:
         await gateway.publish(made.model_copy(update={"endpoints": tuple(endpoints)}))
         for takes_slot in (True, False):
             path = "/v1/chat/completions" if takes_slot else "/v1/chat/completions/input_tokens"
-            async with gateway.client.post(gateway.url + path, json=FAMILIES[0].body("m")) as answer:
+            async with gateway.post(path, FAMILIES[0].body("m")) as answer:
                 told = await answer.text()
                 assert (answer.status, json.loads(told)["error"]["code"]) == (502, "engine_unreachable")
                 assert REPLICA not in told

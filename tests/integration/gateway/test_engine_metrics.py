@@ -24,7 +24,7 @@ def answer(body: bytes, status: bytes = b"200 OK") -> bytes:
 
 async def read_page(gateway: GatewayHarness) -> str:
     """The gateway's page of engines' metrics."""
-    async with gateway.client.get(f"{gateway.url}/metrics/engines") as response:
+    async with gateway.get("/metrics/engines") as response:
         assert response.status == 200
         assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
         return await response.text()

@@ -276,7 +276,7 @@ async def test_counters_return_to_zero_after_a_storm() -> None:
         await until(lambda: all(engine.running == 0 for engine in three), "no engine works for nobody")
         for engine in three:
             await engine.stop()
-        async with gateway.client.get(gateway.url + "/health") as answer:
+        async with gateway.get("/health") as answer:
             assert {engine["inflight"] for engine in (await answer.json())["engines"]} == {0}
         await until_metric(gateway, 'roundhouse_gateway_inflight{model="m"} 0.0')
 

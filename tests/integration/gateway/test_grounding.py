@@ -84,7 +84,7 @@ async def test_an_answer_cites_the_passages_that_it_used() -> None:
 async def test_a_stream_ends_with_its_citations() -> None:
     async with grounded() as (gateway, _, __):
         body = {"model": "m", "messages": MESSAGES, "rag": True, "stream": True}
-        async with gateway.client.post(gateway.url + CHAT, json=body) as answer:
+        async with gateway.post(CHAT, body) as answer:
             assert answer.status == 200
             events = [line[6:] for line in (await answer.text()).splitlines() if line.startswith("data: ")]
         assert events[-1] == "[DONE]"
@@ -112,7 +112,7 @@ async def test_halves_of_surrogate_pairs_are_no_text_to_search_for() -> None:
         messages = [{"role": "user", "content": "hi \ud800"}]
         body = json.dumps({"model": "m", "messages": messages, "rag": {"filter": {"a": "\udfff"}}})
         headers = {"content-type": "application/json"}
-        async with gateway.client.post(gateway.url + CHAT, data=body, headers=headers) as answer:
+        async with gateway.request("POST", CHAT, headers=headers, data=body) as answer:
             assert answer.status == 200, await answer.text()
         [(_, search)] = retrieval.searches
         assert search["query"] == "hi ?"
@@ -204,7 +204,7 @@ async def test_a_message_without_rag_has_no_citations() -> None:
             assert "sources" not in message
             assert "citations" not in message["content"][0]
             assert "rag" not in engine.requests[-1].body
-        async with gateway.client.post(gateway.url + "/v1/messages", json=body | {"rag": "yes"}) as answer:
+        async with gateway.post("/v1/messages", body | {"rag": "yes"}) as answer:
             error = (await answer.json())["error"]
         assert (answer.status, error["param"]) == (400, "rag")
         assert retrieval.searches == []

@@ -159,7 +159,7 @@ async def test_on_a_full_disk_a_response_in_the_background_fails_and_stays_so(
         _, body = await begun
         if stream:
             assert [each["type"] for each in events_told(body)[-2:]] == ["error", "response.failed"]
-            async with here.gateway.client.get(f"{here.gateway.url}{RESPONSES}/{response_id}?stream=true") as answer:
+            async with here.gateway.get(f"{RESPONSES}/{response_id}?stream=true") as answer:
                 assert events_told(await answer.read()) == events_told(body)
         assert list(here.running) == [response_id], "it is known here alone"
         disk.free()

@@ -47,7 +47,7 @@ async def test_an_engine_gets_what_the_client_sent(kind: str) -> None:
                 for start in range(0, len(body), 70_000):
                     yield body[start : start + 70_000]
 
-            async with gateway.client.post(gateway.url + CHAT, data=parts()) as answer:
+            async with gateway.request("POST", CHAT, data=parts()) as answer:
                 assert answer.status == 200, await answer.text()
         else:
             assert (await gateway.post(CHAT, body)).status == 200

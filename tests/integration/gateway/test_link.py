@@ -23,7 +23,7 @@ from tests.support.campaign import campaign_count
 
 async def controller_word(gateway: GatewayHarness) -> str:
     """What /health says of the controller."""
-    async with gateway.client.get(gateway.url + "/health") as answer:
+    async with gateway.get("/health") as answer:
         word: str = (await answer.json())["controller"]
         return word
 
@@ -182,7 +182,7 @@ async def test_an_older_table_is_ignored(caplog: pytest.LogCaptureFixture) -> No
         older = RoutingTable(instance="test", stamp=Stamp(epoch=0, seq=99), models=(route("c"),))
         await gateway.controller.send(older.model_dump_json())
         await gateway.controller.acknowledged(current)
-        async with gateway.client.get(gateway.url + "/v1/models") as answer:
+        async with gateway.get("/v1/models") as answer:
             assert [model["id"] for model in (await answer.json())["data"]] == ["a", "b"]
 
 
@@ -191,7 +191,7 @@ async def test_a_newer_controller_of_the_same_house_is_followed() -> None:
         await gateway.publish(route("a"))
         gateway.controller.epoch, gateway.controller.seq = 2, 0
         await gateway.publish(route("b"))
-        async with gateway.client.get(gateway.url + "/v1/models") as answer:
+        async with gateway.get("/v1/models") as answer:
             assert [model["id"] for model in (await answer.json())["data"]] == ["b"]
 
 

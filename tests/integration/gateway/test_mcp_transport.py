@@ -90,7 +90,7 @@ async def test_what_is_no_message_is_refused(body: bytes, headers: dict[str, str
 async def test_other_methods_are_refused_and_notifications_taken() -> None:
     async with gateway_harness() as gateway:
         for method in ("GET", "DELETE", "PUT"):
-            async with gateway.client.request(method, f"{gateway.url}/mcp", headers=HEADERS) as answer:
+            async with gateway.request(method, "/mcp", headers=HEADERS) as answer:
                 assert (answer.status, (await error_of(answer)).code) == (405, "method_not_allowed")
                 assert answer.headers["allow"] == "POST"
         async with post(gateway, b'{"jsonrpc": "2.0", "method": "notifications/initialized"}') as answer:
@@ -109,7 +109,7 @@ async def test_a_body_beyond_the_limit_is_refused() -> None:
             assert answer.status == 200
         async with post(gateway, LIST + b" " * (MAX_BODY_BYTES - len(LIST) + 1)) as answer:
             assert (answer.status, (await error_of(answer)).code) == (413, "body_too_large")
-        async with gateway.client.post(f"{gateway.url}/mcp", data=parts(), headers=HEADERS) as answer:
+        async with gateway.request("POST", "/mcp", headers=HEADERS, data=parts()) as answer:
             assert (answer.status, (await error_of(answer)).code) == (413, "body_too_large")
 
 

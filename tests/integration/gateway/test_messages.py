@@ -320,7 +320,7 @@ async def test_every_event_is_as_published(gateway: GatewayHarness) -> None:
     headers = {"anthropic-version": "2023-06-01", "anthropic-beta": "a-2025-01-01,b-2026-01-01", "x-api-key": "whoever"}
     for asked in STREAMS:
         body = {"max_tokens": 60, "messages": HI, "temperature": 0, "stream": True, **asked}
-        async with gateway.client.post(f"{gateway.url}/v1/messages?beta=true", json=body, headers=headers) as answer:
+        async with gateway.post("/v1/messages?beta=true", body, headers=headers) as answer:
             assert (answer.status, answer.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
             assert checked_events(await answer.read())[-1] == {"type": "message_stop"}
 

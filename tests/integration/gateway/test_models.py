@@ -139,7 +139,7 @@ async def probe(gateway: GatewayHarness, base: str, bearer: str | None) -> tuple
     `data`, of each that has an `id` that, and `name`, or the id where there is none.
     """
     headers = {"Content-Type": "application/json"} | ({} if bearer is None else {"Authorization": f"Bearer {bearer}"})
-    async with gateway.client.get(f"{gateway.url}{base}/models", headers=headers) as answer:
+    async with gateway.get(f"{base}/models", headers=headers) as answer:
         told = await answer.json()
         if answer.status != 200:
             assert told["error"]["message"]
@@ -170,7 +170,7 @@ async def test_what_open_webui_and_openais_client_ask_of_either_address(base: st
     async with gateway_harness() as gateway, engines(1) as (engine,):
         await gateway.publish(route("m", [engine.url]))
         asked = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
-        async with gateway.client.post(f"{gateway.url}{base}/chat/completions", json=asked) as answer:
+        async with gateway.post(f"{base}/chat/completions", asked) as answer:
             assert (answer.status, answer.content_type) == (200, "text/event-stream")
         async with openai.AsyncOpenAI(base_url=gateway.url + base, api_key="none", max_retries=0) as client:
             assert (await client.models.retrieve("m")).id == "m"

@@ -178,7 +178,7 @@ async def test_the_cases_are_what_they_seem(gateway: GatewayHarness) -> None:
 async def test_streams_pass_to_their_end(gateway: GatewayHarness, path: str) -> None:
     fields = {"/v1/completions": {**BEGUN, "max_tokens": 80}, "/infill": GAP, "/completion": {**BEGUN, "n_predict": 80}}
     body = {"model": "caller", "stream": True, **fields.get(path, LETTER)}
-    async with gateway.client.post(gateway.url + path, json=body) as answer:
+    async with gateway.post(path, body) as answer:
         assert answer.status == 200
         assert answer.headers["content-type"].startswith("text/event-stream")
         assert answer.headers["x-queue-position"] == "1"
@@ -244,7 +244,7 @@ async def test_without_a_model_the_only_one_that_has_the_route_is_meant(
 async def test_what_the_engine_does_not_offer_is_said_in_the_apis_form(
     gateway: GatewayHarness, name: str, path: str, fields: Fields, stream: bool
 ) -> None:
-    async with gateway.client.post(gateway.url + path, json={"model": name, "stream": stream, **fields}) as answer:
+    async with gateway.post(path, {"model": name, "stream": stream, **fields}) as answer:
         told = await answer.json()
     error = told["error"]
     entry = ERROR_CODES["not_supported"]

@@ -79,9 +79,7 @@ async def ask_endless(gateway: GatewayHarness, document: dict[str, Any]) -> str:
     """Compare the head of the endless answer with the document; its path."""
     documented = document["paths"][ENDLESS]["get"]["responses"]
     for secret, status in (("all", 200), ("nobody", 401)):
-        async with gateway.client.get(
-            gateway.url + ENDLESS, headers={"authorization": f"Bearer secret-{secret}"}
-        ) as answer:
+        async with gateway.get(ENDLESS, key=f"secret-{secret}") as answer:
             assert answer.status == status
             assert list(documented[str(status)]["content"]) == [answer.content_type]
     return ENDLESS

@@ -58,7 +58,7 @@ async def gateway(engine: Worker) -> AsyncIterator[GatewayHarness]:
 async def stream(gateway: GatewayHarness, path: str, headers: dict[str, str], **fields: Any) -> tuple[list[Any], bytes]:
     """What the comments of a stream tell, and the stream without them."""
     body = {"model": "m", "stream": True, "temperature": 0, **FAMILIES[path], **fields}
-    async with gateway.client.post(gateway.url + path, json=body, headers=headers) as answer:
+    async with gateway.post(path, body, headers=headers) as answer:
         assert answer.status == 200
         parts = (await answer.read()).split(b"\n\n")
     start = b": progress "

@@ -29,7 +29,7 @@ SCHEMA: dict[str, Any] = {"type": "object", "properties": {}}
 async def refusal(gateway: GatewayHarness, **fields: Any) -> tuple[int, dict[str, str], ErrorBody]:
     """Status, headers and error of a refused chat."""
     body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]} | fields
-    async with gateway.client.post(gateway.url + "/v1/chat/completions", json=body) as answer:
+    async with gateway.post("/v1/chat/completions", body) as answer:
         return answer.status, dict(answer.headers), ErrorEnvelope.model_validate(await answer.json()).error
 
 
@@ -81,7 +81,7 @@ async def test_a_call_that_the_engine_cannot_be_made_to_make_loads_nothing(path:
     async with gateway_harness() as gateway:
         await gateway.publish(route("m", state=ModelState.UNLOADED, autoload=True, capabilities=cannot))
         body = {"model": "m"} | messages | fields
-        async with gateway.client.post(gateway.url + path, json=body) as answer:
+        async with gateway.post(path, body) as answer:
             assert answer.status == 400
             assert "cannot be made to call a tool" in (await answer.json())["error"]["message"]
         assert not any(report.demand for report in gateway.controller.reports), "it was asked for"
@@ -95,23 +95,21 @@ async def test_a_prompt_that_cannot_fit_takes_no_slot(stream: bool) -> None:
         assert (status, error.code, error.param) == (400, "context_length_exceeded", "messages")
         assert (headers["x-should-retry"], "x-queue-position" in headers) == ("false", False)
         asked = {"model": "m", "max_tokens": 5, "stream": stream, "messages": says("x" * 60_000)}
-        async with gateway.client.post(gateway.url + "/v1/messages", json=asked) as answer:
+        async with gateway.post("/v1/messages", asked) as answer:
             assert (answer.status, (await answer.json())["error"]["message"]) == (
                 400,
                 f"prompt is too long: {-(-60_000 // 13)} tokens > 4096 maximum",
             )
         body = {"model": "m", "input": "x" * 60_000, "stream": stream}
-        async with gateway.client.post(gateway.url + "/v1/responses", json=body) as answer:
+        async with gateway.post("/v1/responses", body) as answer:
             assert answer.status == (200 if stream else 400)
             assert b'"code":"context_length_exceeded"' in (await answer.read()).replace(b'": "', b'":"')
         assert not engine.requests
         # It may be counted, and one that fits goes in.
         count = {"model": "m", "messages": says("x" * 60_000)}
-        async with gateway.client.post(gateway.url + "/v1/chat/completions/input_tokens", json=count):
+        async with gateway.post("/v1/chat/completions/input_tokens", count):
             assert len(engine.requests) == 1
-        async with gateway.client.post(
-            gateway.url + "/v1/chat/completions", json=count | {"messages": says("x" * 50_000)}
-        ):
+        async with gateway.post("/v1/chat/completions", count | {"messages": says("x" * 50_000)}):
             assert len(engine.requests) == 2
 
 

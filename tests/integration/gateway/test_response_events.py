@@ -31,7 +31,7 @@ NOT_FOUND = (404, "response_not_found", "response_id")
 
 async def read(here: Site, response_id: str, query: str = "stream=true") -> bytes:
     """The whole stream."""
-    async with here.gateway.client.get(f"{here.gateway.url}/v1/responses/{response_id}?{query}") as answer:
+    async with here.gateway.get(f"/v1/responses/{response_id}?{query}") as answer:
         assert (answer.status, answer.content_type) == (200, "text/event-stream")
         return await answer.read()
 
@@ -39,7 +39,7 @@ async def read(here: Site, response_id: str, query: str = "stream=true") -> byte
 async def begun(here: Site, **fields: Any) -> str:
     """The id of a new stream in the background whose client has left."""
     asked = {"model": "m", "input": "x", "stream": True, "background": True, **fields}
-    async with here.gateway.client.post(here.gateway.url + "/v1/responses", json=asked) as answer:
+    async with here.gateway.post("/v1/responses", asked) as answer:
         line = (await answer.content.readuntil(b"\n\n")).partition(b"data: ")[2]
         response_id: str = json.loads(line)["response"]["id"]
         return response_id
@@ -55,7 +55,7 @@ def is_followed(here: Site, response_id: str) -> bool:
 async def test_the_same_events_during_and_after_as_its_own_client_got() -> None:
     async with site() as here:
         asked = {"model": "m", "input": "x", "stream": True, "background": True, "fault": "pause_until_release"}
-        async with here.gateway.client.post(here.gateway.url + "/v1/responses", json=asked) as own:
+        async with here.gateway.post("/v1/responses", asked) as own:
             await until("it runs", lambda: here.running)
             [response_id] = here.running
             reading = asyncio.create_task(read(here, response_id))

@@ -99,7 +99,7 @@ def seen(response: Fields) -> Fields:
 async def streamed(gateway: GatewayHarness, headers: dict[str, str] | None = None, **fields: Any) -> Fields:
     """The response of a stream, off the wire, its events checked."""
     body = {**COLD, **fields, "stream": True}
-    async with gateway.client.post(f"{gateway.url}/v1/responses", json=body, headers=headers) as answer:
+    async with gateway.post("/v1/responses", body, headers=headers) as answer:
         assert (answer.status, answer.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
         return folded(await answer.read(), is_open=headers is not None)
 

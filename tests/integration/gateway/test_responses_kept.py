@@ -119,7 +119,7 @@ async def test_what_is_nested_too_deeply_is_told_and_harms_nobody(caplog: pytest
         for depth in range(900, 1000):
             deep = '{"a":' * depth + "1" + "}" * depth
             body = f'{{"model": "m", "input": [{{"role": "user", "content": "x", "more": {deep}}}]}}'
-            async with here.gateway.client.post(here.gateway.url + "/v1/responses", data=body) as answer:
+            async with here.gateway.request("POST", "/v1/responses", data=body) as answer:
                 answers.append((answer.status, (await answer.json()).get("id")))
         statuses = [status for status, _ in answers]
         assert set(statuses) == {200, 400}
@@ -165,11 +165,11 @@ async def test_every_answer_about_stored_responses_is_the_tables_own() -> None:
             ("POST", "/v1/responses/resp_x/cancel"),
             ("GET", "/v1/responses/resp_x/input_items"),
         ):
-            async with here.gateway.client.request(method, here.gateway.url + path) as answer:
+            async with here.gateway.request(method, path) as answer:
                 error = (await answer.json())["error"]
                 assert error["next_steps"] == list(ERROR_CODES["response_not_found"].next_steps)
                 assert answer.headers["x-should-retry"] == "false"
-        async with here.gateway.client.put(f"{here.gateway.url}/v1/responses/resp_1") as answer:
+        async with here.gateway.request("PUT", "/v1/responses/resp_1") as answer:
             assert (answer.status, answer.headers["allow"]) == (405, "DELETE, GET")
 
 
@@ -179,8 +179,6 @@ async def test_open_responses_is_asked_for_by_a_header() -> None:
         for header in ({}, {"OpenResponses-Version": "2026-04-24"}):
             text_format = {"type": "json_schema", "name": "n", "schema": {"type": "object"}}
             asked = {"model": "m", "input": "x", "text": {"format": text_format}}
-            async with here.gateway.client.post(
-                here.gateway.url + "/v1/responses", json=asked, headers=header
-            ) as answer:
+            async with here.gateway.post("/v1/responses", asked, headers=header) as answer:
                 names[bool(header)] = json.loads(await answer.text())["text"]["format"]["schema"]
         assert names == {False: {"type": "object"}, True: None}

@@ -195,7 +195,7 @@ async def test_a_bad_id_is_refused() -> None:
         await gateway.publish(route("m", [engine.url]))
         async with open_stream(gateway, "x" * 513) as answer:
             assert (answer.status, (await answer.json())["error"]["param"]) == (400, "X-Conversation-Id")
-        async with gateway.client.get(gateway.url + "/v1/stream") as answer:
+        async with gateway.get("/v1/stream") as answer:
             assert (answer.status, (await answer.json())["error"]["param"]) == (400, "conv_id")
         for wrong in ({}, {"conversation_ids": "x"}, {"conversation_ids": [1]}, {"conversation_ids": ["x"] * 1001}):
             async with gateway.post("/v1/streams/lookup", **wrong) as answer:
@@ -271,7 +271,7 @@ async def test_an_id_of_another_tenant_takes_as_long_as_none() -> None:
             for number in range(2 * campaign_count(150, 1000)):
                 name = ("conv-1", "conv-2")[(number ^ number >> 1) & 1]
                 began = time.perf_counter()
-                async with gateway.client.request(method, gateway.url + path + name) as answer:
+                async with gateway.request(method, path + name) as answer:
                     await answer.read()
                 times[name].append(time.perf_counter() - began)
                 assert answer.status == 404
@@ -291,15 +291,11 @@ async def test_a_body_without_a_model_is_for_the_one_that_the_id_names() -> None
         await gateway.publish(route("m", [engine.url]), route("n", [engine.url]))
         for fields in ({}, {"padding": "x" * 600_000}):
             body = {"messages": [{"role": "user", "content": "Hi"}], **fields}
-            async with gateway.client.post(
-                gateway.url + CHAT, json=body, headers={"X-Conversation-Id": "conv::n"}
-            ) as answer:
+            async with gateway.post(CHAT, body, headers={"X-Conversation-Id": "conv::n"}) as answer:
                 assert answer.status == 200, await answer.read()
             assert engine.requests[-1].body["model"] == "n"
             assert engine.requests[-1].body.get("padding") == fields.get("padding")
-            async with gateway.client.post(
-                gateway.url + CHAT, json=body, headers={"X-Conversation-Id": "conv"}
-            ) as answer:
+            async with gateway.post(CHAT, body, headers={"X-Conversation-Id": "conv"}) as answer:
                 assert (answer.status, (await answer.json())["error"]["param"]) == (400, "model")
         async with open_stream(gateway, "conv::n", model="m") as answer:
             await answer.read()

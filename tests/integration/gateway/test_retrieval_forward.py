@@ -40,16 +40,16 @@ async def test_a_download_is_called_by_a_name_without_a_path(tmp_path: Path) -> 
     name = "../a\\x\0\u202efdp.txt"
     async with retrieval_gateway(tmp_path) as (gateway, _):
         made = {"text": "A fox.", "filename": name}
-        async with gateway.client.post(f"{gateway.url}/v1/documents", json=made) as answer:
+        async with gateway.post("/v1/documents", made) as answer:
             document = await answer.json()
             assert answer.status < 300, document
         form = aiohttp.FormData({"purpose": "assistants"}, quote_fields=False)
         form.add_field("file", b"A fox.", filename="a/b\u202ec.txt")
-        async with gateway.client.post(f"{gateway.url}/v1/files", data=form) as answer:
+        async with gateway.request("POST", "/v1/files", data=form) as answer:
             file = await answer.json()
             assert file["filename"] == "bc.txt"
         for path, shown in ((f"/v1/documents/{document['id']}", "xfdp.txt"), (f"/v1/files/{file['id']}", "bc.txt")):
-            async with gateway.client.get(f"{gateway.url}{path}/content") as answer:
+            async with gateway.get(f"{path}/content") as answer:
                 assert answer.headers["content-disposition"] == f'attachment; filename="{shown}"'
 
 
@@ -58,14 +58,14 @@ async def test_a_document_that_is_too_large_is_refused(tmp_path: Path) -> None:
         for size in (1024 * 1024 + 1, 20 * 1024 * 1024):
             form = aiohttp.FormData()
             form.add_field("file", b"x" * size, filename="x.txt")
-            async with gateway.client.post(f"{gateway.url}/v1/documents", data=form) as answer:
+            async with gateway.request("POST", "/v1/documents", data=form) as answer:
                 assert answer.status == 413, await answer.text()
         assert list(retrieval.retrieval.originals.list_originals()) == []
 
 
 async def test_another_token_is_told_as_what_it_is(tmp_path: Path) -> None:
     async with retrieval_gateway(tmp_path, gateway_token="another-token-than-that") as (gateway, _):
-        async with gateway.client.get(f"{gateway.url}/v1/documents") as answer:
+        async with gateway.get("/v1/documents") as answer:
             error = (await answer.json())["error"]
         assert (answer.status, error["code"]) == (503, "retrieval_unavailable")
         assert "refuses the gateway's token" in error["message"]

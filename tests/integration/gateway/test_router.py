@@ -43,7 +43,7 @@ class Reader:
 async def following(gateway: GatewayHarness, after: str | None = None) -> AsyncIterator[Reader]:
     """A reader whose stream has begun."""
     headers = {} if after is None else {"last-event-id": after}
-    async with gateway.client.get(f"{gateway.url}/models/sse", headers=headers) as answer:
+    async with gateway.get("/models/sse", headers=headers) as answer:
         assert answer.status == 200
         assert answer.headers["content-type"].startswith("text/event-stream")
         assert await answer.content.readline() == b": ok\n"
@@ -168,7 +168,7 @@ async def with_downloads() -> AsyncIterator[tuple[GatewayHarness, FakeDownloads]
 
 async def status_of(gateway: GatewayHarness, model: str, path: str = "/models") -> dict[str, Any]:
     """The status of a model as the list has it."""
-    async with gateway.client.get(f"{gateway.url}{path}") as answer:
+    async with gateway.get(path) as answer:
         assert answer.status == 200
         [status] = [each["status"] for each in (await answer.json())["data"] if each["id"] == model]
     return dict(status)
@@ -267,7 +267,7 @@ async def test_the_list_has_command_lines_and_reads_the_files_where_asked() -> N
         own = route("own", source=PINNED, is_runtime_declared=True)
         failed_route = route("n", state=ModelState.FAILED, exit_code=-9)
         await gateway.publish(route("m"), failed_route, own, route("files", source=PINNED))
-        async with gateway.client.get(f"{gateway.url}/models") as answer:
+        async with gateway.get("/models") as answer:
             removable = {each["id"]: each["can_remove"] for each in (await answer.json())["data"]}
         assert removable == {"files": False, "m": False, "n": False, "own": True}
         assert (await status_of(gateway, "m"))["args"] == ["llama-server", "--port", "1"]

@@ -370,7 +370,7 @@ async def test_streams_are_refused_with_a_status_and_not_in_a_stream() -> None:
                 continue
             body = json.loads(asked.body) | {"stream": True}
             for who, status in (("nobody", 401), ("admin", 403), ("other", 403), ("all", 200)):
-                async with gateway.client.post(gateway.url + asked.target, json=body, headers=bearer(who)) as answer:
+                async with gateway.post(asked.target, body, headers=bearer(who)) as answer:
                     assert answer.status == status, (asked.path, who)
                     is_stream = answer.content_type == "text/event-stream"
                     assert is_stream is (status == 200)
@@ -429,7 +429,7 @@ async def test_models_are_listed_for_whom_they_are() -> None:
     async with guarded(*KEYS) as (gateway, _):
         for who, names in (("all", ["org/m", "x"]), ("other", ["x"]), ("alias", ["org/m"]), ("nothing", [])):
             for path in ("/v1/models", "/models"):
-                async with gateway.client.get(gateway.url + path, headers=bearer(who)) as answer:
+                async with gateway.get(path, headers=bearer(who)) as answer:
                     assert [one["id"] for one in (await answer.json())["data"]] == names, (who, path)
 
 
@@ -438,9 +438,7 @@ async def test_what_a_key_is_not_for_cannot_be_told_from_its_alias() -> None:
     async with guarded(*KEYS) as (gateway, _):
         for name in ("org/m", "an-alias", "a-n"):
             body: dict[str, Any] = {"model": name, "messages": []}
-            async with gateway.client.post(
-                gateway.url + "/v1/chat/completions", json=body, headers=bearer("other")
-            ) as answer:
+            async with gateway.post("/v1/chat/completions", body, key="secret-other") as answer:
                 text = await answer.text()
                 assert answer.status == 403
                 assert "org/m" not in text

@@ -123,7 +123,7 @@ async def test_models_are_listed_loaded_or_not() -> None:
         assert {"object": "model", "created": 1700000000, "owned_by": "roundhouse"}.items() <= listed["data"][0].items()
         for name in ("org/a:8b", "a"):
             assert (await gateway.get(f"/v1/models/{name}")).body == listed["data"][0]
-        async with gateway.client.get(gateway.url + "/v1/models/c") as answer:
+        async with gateway.get("/v1/models/c") as answer:
             assert (await error_of(answer)).code == "unknown_model"
 
 
@@ -132,7 +132,7 @@ async def test_before_the_first_table_there_are_no_models_and_the_process_is_hea
         async with gateway.chat() as answer:
             assert (await error_of(answer)).code == "controller_unavailable"
             assert answer.headers["retry-after"] == "5"
-        async with gateway.client.get(gateway.url + "/v1/models") as answer:
+        async with gateway.get("/v1/models") as answer:
             assert (await error_of(answer)).code == "controller_unavailable"
         assert (await gateway.get("/health")).success["engines"] == []
 
@@ -207,16 +207,16 @@ async def test_refusals_that_never_reach_an_engine() -> None:
             error = await error_of(answer)
             assert error.code == "not_supported"
             assert "/v1/embeddings" in error.message
-        async with gateway.client.post(gateway.url + "/v1/embeddings", data=b'{"model": "m",}') as answer:
+        async with gateway.request("POST", "/v1/embeddings", data=b'{"model": "m",}') as answer:
             error = await error_of(answer)
             assert error.code == "invalid_json"
             assert "line 1 column 15" in error.message
-        async with gateway.client.get(gateway.url + "/v1/embeddings") as answer:
+        async with gateway.get("/v1/embeddings") as answer:
             assert (await error_of(answer)).code == "method_not_allowed"
             assert answer.headers["allow"] == "POST"
         # Some fit the path of a stored response, which says nothing of other methods.
         for method, path in UNKNOWN_ROUTES:
-            async with gateway.client.request(method, gateway.url + path) as answer:
+            async with gateway.request(method, path) as answer:
                 assert (await error_of(answer)).code == "unknown_route", path
         assert engine.requests == []
 
@@ -239,7 +239,7 @@ async def test_a_body_of_unannounced_length_is_counted() -> None:
 
     async with gateway_harness(max_body_mib=1) as gateway:
         await gateway.publish(route("m"))
-        async with gateway.client.post(gateway.url + "/v1/chat/completions", data=parts()) as answer:
+        async with gateway.request("POST", "/v1/chat/completions", data=parts()) as answer:
             assert (await error_of(answer)).code == "body_too_large"
 
 
@@ -271,14 +271,14 @@ async def test_foreign_hosts_and_origins_are_refused_everywhere_but_on_health_an
             ({"origin": "https://evil.example"}, "forbidden_origin"),
         ):
             for method, path in (("GET", "/v1/models"), ("POST", "/v1/chat/completions"), ("GET", "/openapi.json")):
-                async with gateway.client.request(method, gateway.url + path, headers=headers) as answer:
+                async with gateway.request(method, path, headers=headers) as answer:
                     assert (await error_of(answer)).code == code
             for path in ("/health", "/metrics"):
                 assert (await gateway.get(path, headers=headers)).status == 200
 
 
 async def test_the_openapi_document_describes_the_routes() -> None:
-    async with gateway_harness() as gateway, gateway.client.get(gateway.url + "/openapi.json") as answer:
+    async with gateway_harness() as gateway, gateway.get("/openapi.json") as answer:
         document = await answer.json()
     assert set(document["paths"]) == {
         "/v1/chat/completions",

@@ -123,7 +123,7 @@ async def test_items_are_listed_the_oldest_or_the_newest_first() -> None:
 async def test_a_list_that_cannot_be_is_refused(query: str, place: str) -> None:
     async with site() as here:
         made = await here.make()
-        async with here.gateway.client.get(f"{here.gateway.url}/v1/responses/{made.id}/input_items?{query}") as answer:
+        async with here.gateway.get(f"/v1/responses/{made.id}/input_items?{query}") as answer:
             error = (await answer.json())["error"]
             assert (answer.status, error["code"], error["param"]) == (400, "invalid_request", place)
             assert error["request_id"] == answer.headers["x-request-id"]
@@ -158,7 +158,7 @@ async def test_what_is_deleted_is_gone_and_what_went_on_from_it_ends() -> None:
     async with site() as here:
         first = await here.make("one")
         second = await here.make("two", previous_response_id=first.id)
-        async with here.gateway.client.delete(f"{here.gateway.url}/v1/responses/{first.id}") as answer:
+        async with here.gateway.request("DELETE", f"/v1/responses/{first.id}") as answer:
             assert await answer.json() == {"id": first.id, "object": "response", "deleted": True}
         responses = here.client.responses
         for asking in (

@@ -301,7 +301,7 @@ async def test_in_the_background() -> None:
         async with loop.post(background=True, stream=True) as answer:
             sent = await answer.read()
         response = folded(sent)
-        async with loop.gateway.client.get(f"{loop.gateway.url}{RESPONSES}/{response['id']}?stream=true") as again:
+        async with loop.gateway.get(f"{RESPONSES}/{response['id']}?stream=true") as again:
             assert events_in(await again.read() + b"data: [DONE]\n\n" * 0) == events_in(sent)
 
 
@@ -411,7 +411,7 @@ async def test_clients_are_kept_waiting_by_comments_while_a_tool_runs() -> None:
     async with looping(HANGS, SAYS, heartbeat_s=0.1) as loop:
         headers = {"x-progress": "true"}
         asked = {"model": "m", "input": "x", "tools": [WEATHER], "stream": True}
-        async with loop.gateway.client.post(loop.gateway.url + RESPONSES, json=asked, headers=headers) as answer:
+        async with loop.gateway.post(RESPONSES, asked, headers=headers) as answer:
             stream = b""
             while b"mcp_call_arguments.done" not in stream or not stream.endswith(b": ka\n\n"):
                 stream += await answer.content.readany()

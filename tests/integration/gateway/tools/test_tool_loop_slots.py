@@ -58,7 +58,7 @@ async def test_the_key_pays_for_all_rounds_once(stream: bool, clock: Clock) -> N
     async with looping(ASKS, ASKS, SAYS, keys=keys) as loop:
         headers = {"authorization": "Bearer secret-a"}
         asked = {"model": "m", "input": "x", "tools": [WEATHER], "stream": stream}
-        async with loop.gateway.client.post(loop.gateway.url + RESPONSES, json=asked, headers=headers) as answer:
+        async with loop.gateway.post(RESPONSES, asked, headers=headers) as answer:
             await answer.read()
             assert answer.status == 200
         assert len(loop.model.requests) == 3
@@ -91,7 +91,7 @@ async def test_one_that_is_refused_pays_nothing() -> None:
     async with looping(SAYS, keys=keys, m={"state": "unloaded"}) as loop:
         headers = {"authorization": "Bearer secret-a"}
         asked = {"model": "m", "input": "x", "tools": [WEATHER]}
-        async with loop.gateway.client.post(loop.gateway.url + RESPONSES, json=asked, headers=headers) as answer:
+        async with loop.gateway.post(RESPONSES, asked, headers=headers) as answer:
             assert (answer.status, answer.headers["x-ratelimit-limit-tokens"]) == (503, "1000")
         usage = await loop.spent("a")
         assert (usage.token_bucket.level, usage.request_bucket.level) == (1000, 10)

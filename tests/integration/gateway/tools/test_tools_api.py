@@ -102,7 +102,7 @@ async def test_the_time_is_told_in_a_zone() -> None:
 async def test_a_body_of_another_form_is_refused(body: str, code: str, param: str | None) -> None:
     async with gateway_harness() as gateway:
         await gateway.publish(tools=(CALCULATE,))
-        async with gateway.client.post(f"{gateway.url}/tools", data=body) as answer:
+        async with gateway.request("POST", "/tools", data=body) as answer:
             error = (await answer.json())["error"]
         assert (answer.status, error["code"], error["param"]) == (400, code, param)
 
@@ -149,7 +149,7 @@ async def test_without_keys_a_client_searches_its_own_documents() -> None:
     async with fake_retrieval() as retrieval, gateway_harness(retrieval_url=retrieval.url) as gateway:
         await gateway.publish(tools=(ToolRoute(name="search_documents"),))
         body = {"tool": "search_documents", "params": {"query": "coal"}}
-        async with gateway.client.post(f"{gateway.url}/tools", json=body, headers={"x-client-id": "bob"}) as answer:
+        async with gateway.post("/tools", body, headers={"x-client-id": "bob"}) as answer:
             assert await answer.json() == {"plain_text_response": "No passage fits."}
         assert [tenant for tenant, _ in retrieval.searches] == ["bob"]
 
