@@ -93,14 +93,14 @@ async def test_many_aborted_streams_are_counted_to_the_token_and_block_nobody(re
         await gateway.publish(route("m", [engine.url], target_inflight=AT_ONCE))
         is_over = asyncio.Event()
 
-        async def ask_whether_ready() -> int:
+        async def read_readiness() -> int:
             asked = 0
             while not is_over.is_set():
                 assert (await gateway.get("/health/ready")).status == 200
                 asked += 1
             return asked
 
-        asking = asyncio.create_task(ask_whether_ready())
+        asking = asyncio.create_task(read_readiness())
         limit = asyncio.Semaphore(AT_ONCE)
 
         async def leave(words: int) -> None:

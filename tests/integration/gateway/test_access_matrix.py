@@ -138,7 +138,7 @@ ANY_KEY = {*((method, "/openapi.json") for method in METHODS), ("POST", "/mcp")}
 """What any key opens; other paths that demand any key are no routes."""
 
 
-async def ask_as(gateway: GatewayHarness, method: str, path: str, who: str) -> tuple[int, str, bool]:
+async def request_as(gateway: GatewayHarness, method: str, path: str, who: str) -> tuple[int, str, bool]:
     """Status and text of an answer, and whether it says how to come in."""
     url = URL(f"{gateway.url}{path}?model=org%2Fm", encoded=True)
     body = None if method in ("GET", "HEAD", "TRACE") else BODY
@@ -148,7 +148,7 @@ async def ask_as(gateway: GatewayHarness, method: str, path: str, who: str) -> t
         return answer.status, text, "www-authenticate" in answer.headers
 
 
-def asks_controller(method: str, path: str, access: Access) -> int:
+def reaches_controller(method: str, path: str, access: Access) -> int:
     """How many requests of all keys together the controller gets."""
     let_in = [scopes for scopes in OPENS.values() if access in scopes]
     if path.startswith("/v1/admin/"):
@@ -165,7 +165,7 @@ async def test_every_method_and_path_with_every_sort_of_key() -> None:
                 access = find_expected(method, path)
                 before = reached(gateway, engine)
                 # All at once: on a busy machine each round trip waits for its turn.
-                answers = await asyncio.gather(*(ask_as(gateway, method, path, who) for who in OPENS))
+                answers = await asyncio.gather(*(request_as(gateway, method, path, who) for who in OPENS))
                 for who, (status, text, says_how) in zip(OPENS, answers, strict=True):
                     cell = (method, path, who, status, text)
                     refusal = verdict(access, who)
@@ -181,7 +181,7 @@ async def test_every_method_and_path_with_every_sort_of_key() -> None:
                 to_engine, to_controller = (
                     now - then for now, then in zip(reached(gateway, engine), before, strict=True)
                 )
-                assert to_controller == asks_controller(method, path, access), (method, path)
+                assert to_controller == reaches_controller(method, path, access), (method, path)
                 assert to_engine in ((0, let_in) if access in BOTH else (0,)), (method, path)
 
 
@@ -310,7 +310,7 @@ async def test_anothers_state_is_as_if_there_was_none(is_running: bool) -> None:
             await until("the engine works on it", lambda: engine.running == 1)
         engine_requests = len(engine.requests)
 
-        async def told(asked_id: str) -> list[Any]:
+        async def read_each(asked_id: str) -> list[Any]:
             answers = []
             for method, path, body in stateful_requests(asked_id):
                 async with gateway.request(method, path, body or None, key="secret-stranger") as answer:
@@ -319,8 +319,8 @@ async def test_anothers_state_is_as_if_there_was_none(is_running: bool) -> None:
                     answers.append((method, answer.status, json.loads(text)["error"]["code"], text, names))
             return answers
 
-        of_nobody = await told(NO_RESPONSE)
-        assert await told(response_id) == of_nobody
+        of_nobody = await read_each(NO_RESPONSE)
+        assert await read_each(response_id) == of_nobody
         assert [one[1:3] for one in of_nobody[:4]] == [(404, "response_not_found")] * 4
         assert {one[1:3] for one in of_nobody[4:]} == {(400, "previous_response_not_found")}
         assert len(engine.requests) == engine_requests

@@ -205,7 +205,7 @@ async def test_a_stream_that_has_begun_to_wait_is_told_of_the_unload_in_the_stre
         assert (error["code"], events[1]) == ("model_unloading", "data: [DONE]")
 
 
-def ask_for_progress(gateway: GatewayHarness, *, stream: bool) -> Any:
+def start_with_progress(gateway: GatewayHarness, *, stream: bool) -> Any:
     """A chat completion whose client wants to know how far the load is."""
     body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "stream": stream}
     return gateway.client.post(f"{gateway.url}/v1/chat/completions", json=body, headers={"X-Load-Progress": "true"})
@@ -214,7 +214,7 @@ def ask_for_progress(gateway: GatewayHarness, *, stream: bool) -> Any:
 async def test_a_client_that_asks_is_told_how_far_the_load_is() -> None:
     async with gateway_harness() as gateway, engines(1) as (engine,):
         await gateway.publish(unloaded())
-        async with ask_for_progress(gateway, stream=True) as answer:
+        async with start_with_progress(gateway, stream=True) as answer:
             assert answer.status == 200
             told = [await answer.content.readuntil(b"\n\n")]
             await gateway.publish(unloaded(ModelState.LOADING))
@@ -237,7 +237,7 @@ async def test_who_did_not_ask_or_does_not_stream_is_told_nothing_of_a_load() ->
     async with gateway_harness() as gateway, engines(1) as (engine,):
         await gateway.publish(unloaded())
         quiet = start_chat(gateway, stream=True)
-        blocking = asyncio.create_task(ask_for_progress(gateway, stream=False).__aenter__())
+        blocking = asyncio.create_task(start_with_progress(gateway, stream=False).__aenter__())
         await waiting(gateway, 2)
         await gateway.publish(unloaded(ModelState.LOADING, progress=0.5))
         await gateway.publish(route("m", [engine.url], autoload=True))

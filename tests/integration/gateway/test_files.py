@@ -23,7 +23,7 @@ NAMED = f"Text of the file a.pdf:\n\n{TEXT}"
 FILE: dict[str, Any] = {"type": "input_file", "filename": "a.pdf", "file_data": PDF}
 
 
-def asked_with(*parts: Any) -> list[Any]:
+def input_of(*parts: Any) -> list[Any]:
     return [{"role": "user", "content": [{"type": "input_text", "text": "What is it?"}, *parts]}]
 
 
@@ -35,14 +35,14 @@ def text_sent(here: Site) -> str:
 
 async def test_of_responses() -> None:
     async with site() as here, socket(here.gateway) as client:
-        first = await here.client.responses.create(model="m", input=asked_with(FILE))
+        first = await here.client.responses.create(model="m", input=input_of(FILE))
         assert text_sent(here) == f"What is it?\n{NAMED}"
         await here.make("Go on.", previous_response_id=first.id)
         assert here.messages()[0] == ("user", f"What is it?\n{NAMED}"), "as it was"
-        await client.send(input=asked_with(FILE))
+        await client.send(input=input_of(FILE))
         assert (await client.turn())[-1]["response"]["status"] == "completed"
         assert text_sent(here) == f"What is it?\n{NAMED}"
-        made = await here.client.responses.create(model="m", input=asked_with(FILE), background=True)
+        made = await here.client.responses.create(model="m", input=input_of(FILE), background=True)
         assert (await here.over(made.id)).status == "completed"
         await nothing_left(here.gateway)
 
@@ -82,7 +82,7 @@ async def test_a_remote_reads_its_files_itself() -> None:
         messages = [{"role": "user", "content": [file]}]
         assert (await here.gateway.post("/v1/chat/completions", model="r", messages=messages)).status == 200
         assert here.engine.requests[-1].body["messages"] == messages
-        await here.client.responses.create(model="r", input=asked_with(FILE))
+        await here.client.responses.create(model="r", input=input_of(FILE))
         assert NAMED in text_sent(here), "what is translated has its text"
 
 
@@ -96,7 +96,7 @@ async def test_what_is_refused() -> None:
             ({"type": "input_file", "file_id": "f"}, "invalid_request", "file_id"),
             ({"type": "input_file", "file_data": "data:image/png;base64,aGk="}, "modality_unsupported", "file_data"),
         ):
-            asking = here.client.responses.create(model="m", input=asked_with(part))
+            asking = here.client.responses.create(model="m", input=input_of(part))
             assert await refusal(asking) == (400, code, f"{at}.{place}")
         assert not here.engine.requests
         await nothing_left(here.gateway)
@@ -111,7 +111,7 @@ async def test_a_process_that_cannot_be_started_is_told_in_the_familys_envelope(
         source = {"type": "base64", "media_type": "application/pdf", "data": PDF.partition(",")[2]}
         for path, fields in (
             ("/v1/chat/completions", {"messages": [{"role": "user", "content": [file]}]}),
-            ("/v1/responses", {"input": asked_with(FILE)}),
+            ("/v1/responses", {"input": input_of(FILE)}),
             (
                 "/v1/messages",
                 {"max_tokens": 5, "messages": [{"role": "user", "content": [{"type": "document", "source": source}]}]},
@@ -130,11 +130,11 @@ async def test_who_leaves_or_is_stopped_ends_the_reading() -> None:
         services = server._gateway.inference._services
         object.__setattr__(services, "documents", DocumentReader(WAITS))
 
-        asking = asyncio.ensure_future(here.gateway.post("/v1/responses", model="m", input=asked_with(FILE)))
+        asking = asyncio.ensure_future(here.gateway.post("/v1/responses", model="m", input=input_of(FILE)))
         await until("it is read", count_running)
         asking.cancel()
         await until("it is ended", lambda: not count_running())
-        asking = asyncio.ensure_future(here.gateway.post("/v1/responses", model="m", input=asked_with(FILE)))
+        asking = asyncio.ensure_future(here.gateway.post("/v1/responses", model="m", input=input_of(FILE)))
         await until("it is read", count_running)
         server.should_exit = True
         assert (await asking).status == 503

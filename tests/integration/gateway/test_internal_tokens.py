@@ -71,13 +71,13 @@ async def test_a_program_opens_to_its_own_token_alone(program: Program, tmp_path
         for header, text in [*shown, (None, None)]:
             headers = [] if header is None or text is None else [(header.header.encode(), TOKENS[text.name].encode())]
             reached.clear()
-            status = await ask(check, method, path, headers)
+            status = await check_request(check, method, path, headers)
             is_shown = header is text is OWN[program]
             is_let_in = path in OPEN_PATHS[program] or is_shown
             assert (len(reached), status) == ((1, None) if is_let_in else (0, 401)), (method, path, headers)
 
 
-async def ask(check: Any, method: str, path: str, headers: list[tuple[bytes, bytes]]) -> int | None:
+async def check_request(check: Any, method: str, path: str, headers: list[tuple[bytes, bytes]]) -> int | None:
     """Status of the refusal; None: the request was passed on."""
     sent: list[MutableMapping[str, Any]] = []
 

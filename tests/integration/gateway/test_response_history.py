@@ -70,17 +70,17 @@ async def test_the_table_may_change_while_the_history_loads() -> None:
     async with site(m={"aliases": ("alias",)}) as here, engines(1) as (other,):
         first = await here.make()
 
-        async def ask() -> Any:
+        async def create() -> Any:
             return await here.client.responses.create(model="alias", input="two", previous_response_id=first.id)
 
         async with here.held_store():
-            moved = asyncio.create_task(ask())
+            moved = asyncio.create_task(create())
             await until(lambda: here.store.waiting_count == 2, "it loads")
             await here.gateway.publish(route("m", [other.url]), route("n", [here.engine.url], aliases=("alias",)))
         await moved
         assert len(other.requests) == 1, "the model that was meant, at its new place"
         async with here.held_store():
-            lost = asyncio.create_task(refusal(ask()))
+            lost = asyncio.create_task(refusal(create()))
             await until(lambda: here.store.waiting_count == 2, "it loads")
             await here.gateway.publish()
         assert await lost == (404, "unknown_model", "model")

@@ -252,7 +252,7 @@ async def guarded(*keys: Key, **settings: Any) -> AsyncIterator[tuple[GatewayHar
         yield gateway, engine
 
 
-async def ask(gateway: GatewayHarness, asked: Route, headers: Any, target: str | None = None) -> tuple[int, Any, str]:
+async def send(gateway: GatewayHarness, asked: Route, headers: Any, target: str | None = None) -> tuple[int, Any, str]:
     """Status, headers and text."""
     url = gateway.url + (target or asked.target)
     sent = CIMultiDict(headers)
@@ -289,7 +289,7 @@ async def test_without_a_good_key_nothing_is_reached_but_health_and_metrics(capl
         assert sum(one.kind == "admin" for one in routes) > 10
         for asked in routes:
             for who, headers in NOBODY.items():
-                said = await ask(gateway, asked, headers)
+                said = await send(gateway, asked, headers)
                 if asked.kind == "ungated":
                     assert said[0] == 200, (asked, who)
                 else:
@@ -323,7 +323,7 @@ async def test_no_other_spelling_of_a_path_is_outside_the_gate() -> None:
             if asked.kind == "ungated":
                 spellings = spellings[1:]
             for spelling in spellings:
-                status, _, text = await ask(gateway, asked, {}, spelling)
+                status, _, text = await send(gateway, asked, {}, spelling)
                 assert (status, json.loads(text)["error"]["code"]) == (401, "invalid_api_key"), (asked, spelling)
         assert not engine.client_requests
         assert not gateway.controller.admin.requests
@@ -337,7 +337,7 @@ async def test_a_key_opens_what_it_says_and_no_more(who: str, caplog: pytest.Log
             before = len(engine.client_requests), len(gateway.controller.admin.requests)
             status, code = verdict(asked, who)
             for headers in (bearer(who), {"x-api-key": f"secret-{who}"}, bearer(who) | {"x-api-key": f"secret-{who}"}):
-                said = await ask(gateway, asked, headers)
+                said = await send(gateway, asked, headers)
                 if code is not None:
                     check_refusal(asked, said, status, code, who)
                 elif asked.kind == "absent":
@@ -392,14 +392,14 @@ async def test_a_keys_limits_hold_on_every_route(limit: dict[str, int], words: s
         routes = await every_route(gateway)
         await use_up(gateway, engine, stack, holds="concurrency" in limit)
         for asked in routes:
-            said = await ask(gateway, asked, bearer("limited"))
+            said = await send(gateway, asked, bearer("limited"))
             if asked.kind == "ungated":
                 assert said[0] == 200
                 continue
             is_read = asked.api is None and asked.method == "GET" and "concurrency" not in limit
             if is_read or asked.path.startswith("/v1/stream"):
                 assert said[0] != 429, "reading takes nothing of these, nor does what is about a stream that is counted"
-                assert (await ask(gateway, asked, bearer("all")))[0] == said[0]
+                assert (await send(gateway, asked, bearer("all")))[0] == said[0]
                 continue
             check_refusal(asked, said, 429, "rate_limit_exceeded", "limited")
             assert words in said[2]
@@ -407,7 +407,7 @@ async def test_a_keys_limits_hold_on_every_route(limit: dict[str, int], words: s
             assert int(said[1]["retry-after"]) >= 1
             for name in ("requests", "tokens"):
                 assert (f"x-ratelimit-remaining-{name}" in said[1]) is (f"{name}_per_minute" in limit)
-            assert (await ask(gateway, asked, bearer("all")))[0] != 429, asked
+            assert (await send(gateway, asked, bearer("all")))[0] != 429, asked
         others = sum(asked.engine_requests for asked in await every_route(gateway))
         assert len(engine.client_requests) == 1 + others, "those of the other key"
         assert "secret-" not in await gateway.metrics()

@@ -254,7 +254,7 @@ async def test_clients_of_mixed_lengths_get_no_500(shared: Shared, seed: int, re
     kinds = [*("long",) * (clients // 4), *("prompt",) * (clients // 6), *("middle",) * (clients // 4), "endless"]
     kinds += ["short"] * (clients - len(kinds))
     dice.shuffle(kinds)
-    answers = await asyncio.gather(*(_ask_kind(shared.gateway, kind, dice) for kind in kinds))
+    answers = await asyncio.gather(*(_send_kind(shared.gateway, kind, dice) for kind in kinds))
     statuses = Counter(status for status, _, _ in answers)
     errors = [told for _, _, told in answers if told and "code" in told]
     record_figure(record_property, "requests of mixed lengths to a llama-server of 4,096 tokens", clients)
@@ -263,7 +263,7 @@ async def test_clients_of_mixed_lengths_get_no_500(shared: Shared, seed: int, re
     assert not errors
 
 
-def _ask_kind(gateway: GatewayHarness, kind: str, dice: random.Random) -> Any:
+def _send_kind(gateway: GatewayHarness, kind: str, dice: random.Random) -> Any:
     stream = dice.random() < 0.5
     if kind == "short":
         return send(gateway, max_tokens=dice.randint(1, 40), stream=stream)

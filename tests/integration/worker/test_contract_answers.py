@@ -136,21 +136,21 @@ def test_a_stop_string_ends_the_answer_and_the_work(worker: Worker, engine: Work
 
 @each_engine(lambda engine: engine.samples and not engine.own_surface)
 def test_sampling_fields_reach_the_engine(worker: Worker, engine: WorkerEngine) -> None:
-    def said(**fields: Any) -> str:
+    def complete(**fields: Any) -> str:
         wild = {"temperature": 1000, "top_p": 1, "max_tokens": CUT_TOKENS, **engine.wild}
         text: str = choice(worker, **{**wild, **fields})["message"]["content"]
         return text
 
-    assert said(top_k=1) == said(top_p=0.001) == said(temperature=0) == CUT
-    assert len({said() for _ in range(3)}) == 3, "without a seed every answer has its own"
+    assert complete(top_k=1) == complete(top_p=0.001) == complete(temperature=0) == CUT
+    assert len({complete() for _ in range(3)}) == 3, "without a seed every answer has its own"
     if "seed" in engine.samples:
-        assert said(seed=1) == said(seed=1) != said(seed=2)
+        assert complete(seed=1) == complete(seed=1) != complete(seed=2)
     if "min_p" in engine.samples:  # where the next word is four times as likely as any other token
-        assert said(temperature=30, min_p=0.9) == CUT != said(temperature=30)
+        assert complete(temperature=30, min_p=0.9) == CUT != complete(temperature=30)
     long = {"max_tokens": 60, "seed": 1}
     for field in ("repeat_penalty", "presence_penalty"):
         if {field, "seed"} <= engine.samples:
-            assert said(**long, **{field: 1e6}) != said(**long), field
+            assert complete(**long, **{field: 1e6}) != complete(**long), field
 
 
 @each_engine(lambda engine: engine.context is not None and engine.chats)

@@ -162,7 +162,7 @@ def check(answer: Answer) -> None:
     assert not [value for name, value in answer.headers if name == "x-injected" or "\r" in value or "\n" in value]
 
 
-def ask(body: Any) -> bytes:
+def build_request(body: Any) -> bytes:
     """A chat with that body."""
     return request(body=json.dumps(body).encode(), headers=[KEY])
 
@@ -173,7 +173,9 @@ def ask(body: Any) -> bytes:
 @example([(request("GET", "/" + "a" * 5000), []), (VALID[0], [])], [], "stall")
 @example([(VALID[0], []), (request("POST", "/" + "a" * 5000, b"{}"), []), (VALID[0], [])], [], "stall")
 @example([(VALID[10], []), (VALID[11], []), (VALID[2], [])], [], "stall")
-@example([(ask([]), []), (ask(None), []), (ask({"model": "m", "stream": 1}), [])], [], "close")
+@example(
+    [(build_request([]), []), (build_request(None), []), (build_request({"model": "m", "stream": 1}), [])], [], "close"
+)
 def test_any_bytes_any_cuts_any_ending(
     bench: Bench, requests: list[tuple[bytes, list[Edit]]], places: list[int], end: End
 ) -> None:
