@@ -76,16 +76,15 @@ async def test_its_errors_are_carried_through(code: int, status: int, error: str
     async with site(tmp_path) as (gateway, phone):
         phone.code = code
         for stream in (False, True):
-            async with gateway.chat("nano", stream=stream) as answer:
-                told = (await answer.json())["error"]
-                assert (answer.status, told["code"], told["type"]) == (status, error, "aicore_unavailable")
-                assert told["aicore_status"] in ("downloadable", "downloading", "unavailable")
-                assert told["actionable"]
-                assert told["next_steps"]
+            reply = await gateway.chat("nano", stream=stream)
+            assert (reply.status, reply.code, reply.error["type"]) == (status, error, "aicore_unavailable")
+            assert reply.error["aicore_status"] in ("downloadable", "downloading", "unavailable")
+            assert reply.error["actionable"]
+            assert reply.error["next_steps"]
         assert (await gateway.request("POST", "/v1/aicore/benchmark")).code == error
         warm = await gateway.request("POST", "/health/warm?model=nano")
         assert (warm.status, warm.body["status"]) == (503, "aicore_not_ready")
-        assert warm.body["aicore_status"] == told["aicore_status"]
+        assert warm.body["aicore_status"] == reply.error["aicore_status"]
         phone.code, phone.is_backgrounded = 3, True
         assert (await gateway.chat("nano")).refusal == (403, "AICORE_BACKGROUND_BLOCKED")
 
@@ -143,10 +142,9 @@ async def test_without_such_a_model_there_is_no_aicore(tmp_path: Path) -> None:
         for method, path in (("GET", "status"), ("GET", "benchmark"), ("POST", "benchmark")):
             assert (await gateway.request(method, f"/v1/aicore/{path}")).refusal == (503, "AICORE_UNAVAILABLE")
         assert (await gateway.get("/health")).body["aicore"] is None
-        async with gateway.chat("m") as refused:
-            error = (await refused.json())["error"]
-        assert (refused.status, error["code"]) == (503, "LITERT_INIT_FAILED")
-        assert "no delegate" in error["message"]
+        reply = await gateway.chat("m")
+        assert reply.refusal == (503, "LITERT_INIT_FAILED")
+        assert "no delegate" in reply.error["message"]
 
 
 async def test_the_phone_that_is_away_is_unknown(tmp_path: Path) -> None:

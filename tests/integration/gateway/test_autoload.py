@@ -95,12 +95,11 @@ async def test_a_model_that_vanishes_while_waited_for() -> None:
 async def test_the_wait_is_bounded() -> None:
     async with gateway_harness(autoload_timeout_s=0.2) as gateway:
         await gateway.publish(unloaded())
-        async with gateway.chat() as answer:
-            assert answer.status == 503
-            error = (await answer.json())["error"]
-            assert answer.headers["retry-after"] == "5"
-        assert error["code"] == "model_loading"
-        assert "0.2 s" in error["message"]
+        reply = await gateway.chat()
+        assert reply.status == 503
+        assert reply.headers["retry-after"] == "5"
+        assert reply.code == "model_loading"
+        assert "0.2 s" in reply.error["message"]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -169,9 +169,8 @@ async def test_what_a_chat_cannot_answer_is_refused(
     gateway: GatewayHarness, fields: dict[str, Any], stream: bool
 ) -> None:
     body = {"model": "over-chat", "prompt": "Hi", "stream": stream} | fields
-    async with gateway.post("/v1/completions", **body) as answer:
-        error = (await answer.json())["error"]
-    assert (answer.status, error["code"], error["param"]) == (400, "invalid_request", next(iter(fields)))
+    reply = await gateway.post("/v1/completions", **body)
+    assert (reply.status, reply.code, reply.error["param"]) == (400, "invalid_request", next(iter(fields)))
 
 
 async def test_what_the_engine_refuses_it_refuses_in_its_own_words(
@@ -179,6 +178,5 @@ async def test_what_the_engine_refuses_it_refuses_in_its_own_words(
 ) -> None:
     said = {"messages": [{"role": "user", "content": "Hi"}], "grammar": "root ::= broken"}
     own = json.loads(engines["plain"].request("POST", CHAT, said)[1])["error"]
-    async with gateway.post("/v1/completions", model="over-chat", prompt="Hi", grammar="root ::= broken") as answer:
-        error = (await answer.json())["error"]
-    assert (answer.status, error["message"], error["code"]) == (400, own["message"], "engine_error")
+    reply = await gateway.post("/v1/completions", model="over-chat", prompt="Hi", grammar="root ::= broken")
+    assert (reply.status, reply.error["message"], reply.code) == (400, own["message"], "engine_error")

@@ -62,16 +62,15 @@ async def test_each_array_is_bounded_and_the_refusal_names_it() -> None:
     async with gateway_harness(max_inputs=8, max_choices=3, max_images=3) as gateway, engines(1) as (engine,):
         await gateway.publish(route("m", [engine.url], capabilities=EYES))
         for path, fields, param in TOO_MUCH:
-            async with gateway.post(path, model="m", **fields) as answer:
-                error = (await answer.json())["error"]
-                assert answer.status == 400, (path, error)
-            assert f"`{param}` must " in error["message"]
-            assert any(f"at most {most}" in error["message"] for most in (8, 3))
-            assert any(count in error["message"] for count in ("has 9", "is 4", "are 4"))
+            reply = await gateway.post(path, model="m", **fields)
+            assert reply.status == 400, (path, reply.error)
+            assert f"`{param}` must " in reply.error["message"]
+            assert any(f"at most {most}" in reply.error["message"] for most in (8, 3))
+            assert any(count in reply.error["message"] for count in ("has 9", "is 4", "are 4"))
             if path == "/v1/messages":
-                assert error["type"] == "invalid_request_error"
+                assert reply.error["type"] == "invalid_request_error"
             else:
-                assert (error["code"], error["param"]) == ("invalid_request", param)
+                assert (reply.code, reply.error["param"]) == ("invalid_request", param)
         assert engine.client_requests == []
 
 
@@ -244,9 +243,8 @@ async def test_a_piece_that_fails_ends_the_request_with_its_error() -> None:
     async with gateway_harness() as gateway, engines(1) as (engine,):
         await gateway.publish(route("m", [engine.url], target_inflight=2))
         for stream in (False, True):
-            async with gateway.post("/v1/completions", model="m", prompt=MANY, stream=stream, **bad) as answer:
-                error = (await answer.json())["error"]
-                assert (answer.status, error["code"]) == (500, "engine_error")
+            reply = await gateway.post("/v1/completions", model="m", prompt=MANY, stream=stream, **bad)
+            assert reply.refusal == (500, "engine_error")
             fields = {"prompt": MANY, "stream": stream, "fault": "error_event" if stream else "die_mid_body"}
             async with gateway.post("/v1/completions", model="m", **fields) as answer:
                 text = await answer.text()

@@ -117,9 +117,8 @@ async def test_a_process_that_cannot_be_started_is_told_in_the_familys_envelope(
                 {"max_tokens": 5, "messages": [{"role": "user", "content": [{"type": "document", "source": source}]}]},
             ),
         ):
-            async with here.gateway.post(path, model="m", stream=stream, **fields) as answer:
-                error = (await answer.json())["error"]
-                assert (answer.status, error["code"], bool(error["message"])) == (500, "internal_error", True), path
+            reply = await here.gateway.post(path, model="m", stream=stream, **fields)
+            assert (reply.status, reply.code, bool(reply.error["message"])) == (500, "internal_error", True), path
         assert not here.engine.requests
         await nothing_left(here.gateway)
 

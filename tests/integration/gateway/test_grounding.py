@@ -204,9 +204,8 @@ async def test_a_message_without_rag_has_no_citations() -> None:
             assert "sources" not in message
             assert "citations" not in message["content"][0]
             assert "rag" not in engine.requests[-1].body
-        async with gateway.post("/v1/messages", body | {"rag": "yes"}) as answer:
-            error = (await answer.json())["error"]
-        assert (answer.status, error["param"]) == (400, "rag")
+        reply = await gateway.post("/v1/messages", body | {"rag": "yes"})
+        assert (reply.status, reply.error["param"]) == (400, "rag")
         assert retrieval.searches == []
 
 

@@ -253,10 +253,9 @@ async def test_a_refused_gateway_serves_nothing_says_why_and_is_taken_later(
             assert [record.message for record in caplog.records if reason in record.message] == [
                 f"{reason}; asking again every 0.02 s"
             ]
-            async with gateway.chat() as answer:
-                error = (await answer.json())["error"]
-                assert (answer.status, error["code"]) == (503, "controller_unavailable"), "also by the table it had"
-                assert error["message"] == f"G{hidden}."
+            reply = await gateway.chat()
+            assert reply.refusal == (503, "controller_unavailable"), "also by the table it had"
+            assert reply.error["message"] == f"G{hidden}."
             assert (await gateway.get("/health")).body["degraded"] == [{"part": "controller", "reason": f"g{hidden}"}]
             assert "roundhouse_gateway_link_up 0.0" in await gateway.metrics()
             engine.release.set()

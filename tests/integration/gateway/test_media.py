@@ -183,10 +183,9 @@ async def test_what_is_counted_is_what_the_engine_makes_of_an_image_and_not_its_
 async def test_a_model_without_a_projector_takes_no_images(
     gateway: GatewayHarness, path: str, body: dict[str, Any], place: str, stream: bool
 ) -> None:
-    async with gateway.post(path, model="blind", stream=stream, **body) as answer:
-        error = (await answer.json())["error"]
-    assert (answer.status, error["code"], error["param"]) == (400, "modality_unsupported", place)
-    assert error["message"] == "The model 'blind' takes no image; it takes text."
+    reply = await gateway.post(path, model="blind", stream=stream, **body)
+    assert (reply.status, reply.code, reply.error["param"]) == (400, "modality_unsupported", place)
+    assert reply.error["message"] == "The model 'blind' takes no image; it takes text."
 
 
 async def test_the_lists_say_what_each_model_takes(gateway: GatewayHarness, engine: Worker) -> None:
@@ -245,11 +244,10 @@ async def test_an_address_is_fetched_by_a_model_that_declares_it_and_by_no_other
         ),
     ]
     for path, body, place in requests:
-        async with gateway.post(path, model="hearing", **body) as answer:
-            error = (await answer.json())["error"]
-        assert (answer.status, error["code"]) == (400, "invalid_request"), path
-        assert error["param"] == f"{place}[0].content[0]"
-        assert error["message"] == (
+        reply = await gateway.post(path, model="hearing", **body)
+        assert reply.refusal == (400, "invalid_request"), path
+        assert reply.error["param"] == f"{place}[0].content[0]"
+        assert reply.error["message"] == (
             "The model 'hearing' fetches no addresses: send the data itself, as base64 or as a `data:` URL."
         )
     assert asked == []
@@ -281,9 +279,8 @@ async def test_a_broken_image_is_the_client_s_error_in_every_api(
         ("/v1/responses", {"input": user(response_content(image))}),
         ("/v1/messages", {"max_tokens": 9, "messages": user(message_content(image))}),
     ):
-        async with gateway.post(path, model="seeing", stream=stream, **body) as answer:
-            error = (await answer.json())["error"]
-        told = (answer.status, error["code"], error["type"], error["message"])
+        reply = await gateway.post(path, model="seeing", stream=stream, **body)
+        told = (reply.status, reply.code, reply.error["type"], reply.error["message"])
         assert told == (400, "engine_error", "invalid_request_error", "Failed to load image or audio file"), path
     # The engine goes on.
     assert (await gateway.chat("seeing")).body["choices"][0]["message"]["content"] == SENTENCE

@@ -119,10 +119,9 @@ async def test_it_is_followed_in_a_stream(gateway: GatewayHarness) -> None:
 async def test_what_cannot_be_had_is_refused(gateway: GatewayHarness) -> None:
     for path, fields, code, param in REFUSED:
         for stream in (False, True):
-            async with gateway.post(path, model="m", stream=stream, **ASKED[path], **fields) as answer:
-                error = (await answer.json())["error"]
-                assert answer.status == 400, (path, fields, error)
-            assert not code or (error["code"], error["param"]) == (code, param), (path, fields, error)
+            reply = await gateway.post(path, model="m", stream=stream, **ASKED[path], **fields)
+            assert reply.status == 400, (path, fields, reply.error)
+            assert not code or (reply.code, reply.error["param"]) == (code, param), (path, fields, reply.error)
 
 
 async def test_an_answer_goes_on_past_its_end(gateway: GatewayHarness) -> None:

@@ -179,9 +179,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 async def test_what_is_wrong_is_told_with_its_place(gateway: GatewayHarness, path: str) -> None:
     for fields, param in WRONG:
         body = {"model": "ranks", "query": QUERY, "documents": DOCUMENTS} | fields
-        async with gateway.post(path, **body) as answer:
-            error = (await answer.json())["error"]
-        assert (answer.status, error["code"], error["param"]) == (400, "invalid_request", param)
+        reply = await gateway.post(path, **body)
+        assert (reply.status, reply.code, reply.error["param"]) == (400, "invalid_request", param)
 
 
 async def test_tokens_are_counted(gateway: GatewayHarness) -> None:

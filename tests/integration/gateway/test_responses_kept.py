@@ -165,10 +165,9 @@ async def test_every_answer_about_stored_responses_is_the_tables_own() -> None:
             ("POST", "/v1/responses/resp_x/cancel"),
             ("GET", "/v1/responses/resp_x/input_items"),
         ):
-            async with here.gateway.request(method, path) as answer:
-                error = (await answer.json())["error"]
-                assert error["next_steps"] == list(ERROR_CODES["response_not_found"].next_steps)
-                assert answer.headers["x-should-retry"] == "false"
+            reply = await here.gateway.request(method, path)
+            assert reply.error["next_steps"] == list(ERROR_CODES["response_not_found"].next_steps)
+            assert reply.headers["x-should-retry"] == "false"
         async with here.gateway.request("PUT", "/v1/responses/resp_1") as answer:
             assert (answer.status, answer.headers["allow"]) == (405, "DELETE, GET")
 

@@ -65,11 +65,10 @@ async def test_a_document_that_is_too_large_is_refused(tmp_path: Path) -> None:
 
 async def test_another_token_is_told_as_what_it_is(tmp_path: Path) -> None:
     async with retrieval_gateway(tmp_path, gateway_token="another-token-than-that") as (gateway, _):
-        async with gateway.get("/v1/documents") as answer:
-            error = (await answer.json())["error"]
-        assert (answer.status, error["code"]) == (503, "retrieval_unavailable")
-        assert "refuses the gateway's token" in error["message"]
-        assert answer.headers["retry-after"] == "5"
+        reply = await gateway.get("/v1/documents")
+        assert reply.refusal == (503, "retrieval_unavailable")
+        assert "refuses the gateway's token" in reply.error["message"]
+        assert reply.headers["retry-after"] == "5"
 
 
 async def test_a_client_that_leaves_ends_its_upload(tmp_path: Path) -> None:

@@ -123,10 +123,9 @@ async def test_items_are_listed_the_oldest_or_the_newest_first() -> None:
 async def test_a_list_that_cannot_be_is_refused(query: str, place: str) -> None:
     async with site() as here:
         made = await here.make()
-        async with here.gateway.get(f"/v1/responses/{made.id}/input_items?{query}") as answer:
-            error = (await answer.json())["error"]
-            assert (answer.status, error["code"], error["param"]) == (400, "invalid_request", place)
-            assert error["request_id"] == answer.headers["x-request-id"]
+        reply = await here.gateway.get(f"/v1/responses/{made.id}/input_items?{query}")
+        assert (reply.status, reply.code, reply.error["param"]) == (400, "invalid_request", place)
+        assert reply.error["request_id"] == reply.headers["x-request-id"]
 
 
 async def test_items_are_referred_to_by_their_ids() -> None:

@@ -103,6 +103,5 @@ async def test_thinking_is_told_to_the_engine_as_in_a_chat(gateway: GatewayHarne
 async def test_what_a_chat_would_be_refused_for_is_refused(
     gateway: GatewayHarness, fields: Any, code: str, param: str
 ) -> None:
-    async with gateway.post(COUNT, **{"model": "m", **HI} | fields) as answer:
-        error = (await answer.json())["error"]
-    assert (answer.status, error["code"], error["param"]) == (400, code, param)
+    reply = await gateway.post(COUNT, **{"model": "m", **HI} | fields)
+    assert (reply.status, reply.code, reply.error["param"]) == (400, code, param)
