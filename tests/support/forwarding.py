@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import asyncio
 
-import aiohttp
 from aiohttp import web
 
 from controller.schema.errors import ErrorBody, ErrorEnvelope
 from tests.fakes.fake_admin import ReceivedRequest
 from tests.fakes.gateway_harness import GatewayHarness
+from tests.support.http_client import Reply
 
 
-async def error_of(answer: aiohttp.ClientResponse) -> ErrorBody:
+def error_of(reply: Reply) -> ErrorBody:
     """The envelope's inner object, which has the answer's id."""
-    error = ErrorEnvelope.model_validate(await answer.json()).error
-    assert (error.status, error.request_id) == (answer.status, answer.headers["x-request-id"])
+    error = ErrorEnvelope.model_validate(reply.body).error
+    assert (error.status, error.request_id) == (reply.status, reply.headers["x-request-id"])
     return error
 
 
 async def received(gateway: GatewayHarness, path: str = "/v1/admin/models") -> ReceivedRequest:
     """What the controller sees of a request."""
-    async with gateway.get(path, encoded=True) as answer:
-        assert answer.status == 200
-        await answer.read()
+    assert (await gateway.get(path, encoded=True)).status == 200
     return gateway.controller.admin.requests[-1]
 
 

@@ -16,6 +16,7 @@ from gateway.settings import GatewaySettings
 from tests.fakes.gateway_harness import gateway_harness, serving
 from tests.support.controller_app import running
 from tests.support.forwarding import error_of, received
+from tests.support.http_client import read_reply
 from tests.support.wait import until
 
 
@@ -63,8 +64,7 @@ async def test_no_path_leads_out_of_the_admin_routes(target: str) -> None:
 async def test_the_controllers_own_routes_are_not_reached() -> None:
     async with gateway_harness() as gateway:
         for path in ("/internal/status", "/internal/link", "/v1/admin", "/v1/administer/x"):
-            async with gateway.get(path) as answer:
-                assert (await error_of(answer)).code == "unknown_route"
+            assert error_of(await gateway.get(path)).code == "unknown_route"
         assert not gateway.controller.admin.requests
 
 
@@ -138,8 +138,7 @@ async def test_a_body_that_is_too_long_is_refused_here(chunked: bool) -> None:
 
     async with gateway_harness() as gateway:
         long = parts() if chunked else b"x" * (1024 * 1024 + 1)
-        async with gateway.request("POST", "/v1/admin/plan", data=long) as answer:
-            assert (await error_of(answer)).code == "body_too_large"
+        assert error_of(await gateway.request("POST", "/v1/admin/plan", data=long)).code == "body_too_large"
         assert not gateway.controller.admin.requests
         async with gateway.request("POST", "/v1/admin/plan", data=b"x" * (1024 * 1024)) as answer:
             assert answer.status == 200
@@ -154,7 +153,7 @@ async def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.M
         await asyncio.Event().wait()
 
     async with gateway_harness() as gateway, gateway.request("POST", "/v1/admin/plan", data=never()) as answer:
-        assert (await error_of(answer)).code == "request_timeout"
+        assert error_of(await read_reply(answer)).code == "request_timeout"
 
 
 async def test_foreign_hosts_and_pages_are_refused() -> None:
@@ -163,8 +162,7 @@ async def test_foreign_hosts_and_pages_are_refused() -> None:
             ({"host": "evil.example"}, "forbidden_host"),
             ({"origin": "https://evil.example"}, "forbidden_origin"),
         ):
-            async with gateway.request("POST", "/v1/admin/models/m/load", headers=headers) as answer:
-                assert (await error_of(answer)).code == code
+            assert error_of(await gateway.request("POST", "/v1/admin/models/m/load", headers=headers)).code == code
         assert not gateway.controller.admin.requests
 
 
@@ -183,5 +181,5 @@ async def test_a_body_that_the_controller_cannot_read_is_told_in_its_words(tmp_p
         await until("the gateway has a table", has_table)
         path, headers = f"{url}/v1/admin/models/m/load", {"content-type": "application/json"}
         async with client.post(path, data=body, headers=headers) as answer:
-            error = await error_of(answer)
+            error = error_of(await read_reply(answer))
         assert (error.code, error.message) == ("schema_violation", "The body is not JSON that can be read.")

@@ -14,6 +14,7 @@ from gateway.settings import GatewaySettings
 from tests.fakes.fake_controller import FakeController, route
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness, serving, until
 from tests.support.forwarding import error_of, never, received
+from tests.support.http_client import read_reply
 
 EVENT = b"id: 1\nevent: state\ndata: {}\n\n"
 
@@ -98,7 +99,7 @@ async def test_a_controller_that_dies_before_it_answers() -> None:
         await until(lambda: gateway.controller.admin.running == 1)
         gateway.controller.admin.drop_connections()
         async with await call as answer:
-            error = await error_of(answer)
+            error = error_of(await read_reply(answer))
             assert (error.code, answer.headers["retry-after"]) == ("controller_unavailable", "5")
             assert "may have taken" in error.message
         assert len(gateway.controller.admin.requests) == 1, "it is not sent twice"
@@ -108,10 +109,10 @@ async def test_without_a_controller_the_admin_routes_are_closed_and_inference_go
     async with gateway_harness() as gateway, engines(1) as (engine,):
         await gateway.publish(route("m", [engine.url]))
         await gateway.controller.stop()
-        async with gateway.get("/v1/admin/models") as answer:
-            error = await error_of(answer)
-            assert (answer.status, error.code, answer.headers["retry-after"]) == (503, "controller_unavailable", "5")
-            assert error.next_steps
+        reply = await gateway.get("/v1/admin/models")
+        error = error_of(reply)
+        assert (reply.status, error.code, reply.headers["retry-after"]) == (503, "controller_unavailable", "5")
+        assert error.next_steps
         assert (await gateway.chat()).status == 200
         await gateway.controller.start()
         assert (await received(gateway)).method == "GET"
@@ -122,9 +123,11 @@ async def test_a_gateway_that_never_had_a_controller(kind: str, tmp_path: Any) -
     where = f"unix:{tmp_path / 'c.sock'}" if kind == "unix" else "http://127.0.0.1:9"
     async with serving(GatewaySettings(controller_url=where)) as url, aiohttp.ClientSession() as client:
         async with client.get(url + "/v1/admin/models") as answer:
-            assert (await error_of(answer)).code == "controller_unavailable"
+            assert error_of(await read_reply(answer)).code == "controller_unavailable"
         async with client.get(url + "/openapi.json") as answer:
-            assert (await error_of(answer)).code == "controller_unavailable", "whether there are keys is not known"
+            assert error_of(await read_reply(answer)).code == "controller_unavailable", (
+                "whether there are keys is not known"
+            )
         if kind == "unix":
             controller = FakeController()
             await controller.start(tmp_path / "c.sock")
@@ -179,5 +182,5 @@ async def test_a_stop_ends_a_load_that_is_waited_for_when_the_grace_is_over() ->
             call = asyncio.create_task(client.post(url + "/v1/admin/models/m/load"))
             await until(lambda: controller.admin.running == 1)
         async with await call as answer:
-            assert (await error_of(answer)).code == "gateway_stopping"
+            assert error_of(await read_reply(answer)).code == "gateway_stopping"
     await controller.stop()

@@ -90,8 +90,8 @@ async def test_without_a_key_of_the_gateway_nothing_is_told(secret: str | None) 
                 await client.list_tools()
         headers = HEADERS if secret is None else {**HEADERS, "authorization": f"Bearer {secret}"}
         for asked in ("tools/list", "tools/call", "initialize"):
-            async with gateway.post("/mcp", message(asked), headers=headers) as answer:
-                assert (answer.status, (await error_of(answer)).code) == (401, "invalid_api_key")
+            reply = await gateway.post("/mcp", message(asked), headers=headers)
+            assert (reply.status, error_of(reply).code) == (401, "invalid_api_key")
         assert not gateway.controller.admin.requests
 
 

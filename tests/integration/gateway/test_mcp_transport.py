@@ -81,18 +81,17 @@ def say_loading(gateway: GatewayHarness) -> None:
 )
 async def test_what_is_no_message_is_refused(body: bytes, headers: dict[str, str], status: int, code: int) -> None:
     async with gateway_harness() as gateway:
-        async with post(gateway, body, **headers) as answer:
-            assert (answer.status, (await answer.json())["error"]["code"]) == (status, code)
-        async with post(gateway, LIST) as answer:
-            assert len((await answer.json())["result"]["tools"]) == len(INFERENCE_TOOLS + ADMIN_TOOLS)
+        reply = await post(gateway, body, **headers)
+        assert (reply.status, reply.error["code"]) == (status, code)
+        assert len((await post(gateway, LIST)).body["result"]["tools"]) == len(INFERENCE_TOOLS + ADMIN_TOOLS)
 
 
 async def test_other_methods_are_refused_and_notifications_taken() -> None:
     async with gateway_harness() as gateway:
         for method in ("GET", "DELETE", "PUT"):
-            async with gateway.request(method, "/mcp", headers=HEADERS) as answer:
-                assert (answer.status, (await error_of(answer)).code) == (405, "method_not_allowed")
-                assert answer.headers["allow"] == "POST"
+            reply = await gateway.request(method, "/mcp", headers=HEADERS)
+            assert (reply.status, error_of(reply).code) == (405, "method_not_allowed")
+            assert reply.headers["allow"] == "POST"
         async with post(gateway, b'{"jsonrpc": "2.0", "method": "notifications/initialized"}') as answer:
             assert (answer.status, await answer.read()) == (202, b"")
         async with post(gateway, LIST, **{"content-type": "text/plain"}) as answer:
@@ -105,12 +104,11 @@ async def test_a_body_beyond_the_limit_is_refused() -> None:
             yield b" " * 1024
 
     async with gateway_harness() as gateway:
-        async with post(gateway, LIST + b" " * (MAX_BODY_BYTES - len(LIST))) as answer:
-            assert answer.status == 200
-        async with post(gateway, LIST + b" " * (MAX_BODY_BYTES - len(LIST) + 1)) as answer:
-            assert (answer.status, (await error_of(answer)).code) == (413, "body_too_large")
-        async with gateway.request("POST", "/mcp", headers=HEADERS, data=parts()) as answer:
-            assert (answer.status, (await error_of(answer)).code) == (413, "body_too_large")
+        assert (await post(gateway, LIST + b" " * (MAX_BODY_BYTES - len(LIST)))).status == 200
+        reply = await post(gateway, LIST + b" " * (MAX_BODY_BYTES - len(LIST) + 1))
+        assert (reply.status, error_of(reply).code) == (413, "body_too_large")
+        reply = await gateway.request("POST", "/mcp", headers=HEADERS, data=parts())
+        assert (reply.status, error_of(reply).code) == (413, "body_too_large")
 
 
 @pytest.mark.parametrize(
@@ -122,8 +120,9 @@ async def test_a_body_beyond_the_limit_is_refused() -> None:
     ],
 )
 async def test_pages_of_others_are_refused(headers: dict[str, str], code: str) -> None:
-    async with gateway_harness() as gateway, post(gateway, LIST, **headers) as answer:
-        assert (answer.status, (await error_of(answer)).code) == (403, code)
+    async with gateway_harness() as gateway:
+        reply = await post(gateway, LIST, **headers)
+        assert (reply.status, error_of(reply).code) == (403, code)
 
 
 async def test_calls_count_for_the_limits_of_their_key() -> None:
@@ -131,10 +130,10 @@ async def test_calls_count_for_the_limits_of_their_key() -> None:
         await gateway.publish(route("m"), keys=(key("k", requests_per_minute=2),))
         own = {"authorization": "Bearer secret-k"}
         for left in (1, 0):
-            async with post(gateway, LIST, **own) as answer:
-                assert (answer.status, answer.headers["x-ratelimit-remaining-requests"]) == (200, str(left))
-        async with post(gateway, LIST, **own) as answer:
-            assert (answer.status, (await error_of(answer)).code) == (429, "rate_limit_exceeded")
+            reply = await post(gateway, LIST, **own)
+            assert (reply.status, reply.headers["x-ratelimit-remaining-requests"]) == (200, str(left))
+        reply = await post(gateway, LIST, **own)
+        assert (reply.status, error_of(reply).code) == (429, "rate_limit_exceeded")
 
 
 async def test_admin_tools_are_for_connections_to_the_admin_address() -> None:

@@ -6,25 +6,25 @@ import asyncio
 import json
 from typing import Any
 
-import aiohttp
 import pytest
 
-from controller.schema.errors import ERROR_CODES, ErrorEnvelope
+from controller.schema.errors import ERROR_CODES, ErrorBody, ErrorEnvelope
 from controller.schema.status import ModelState
 from retrieval.schema.routes import ROUTES
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import engines, gateway_harness
 from tests.fakes.mock_engine import WORDS
+from tests.support.http_client import Reply
 
 TEXT = " ".join(WORDS)
 
 
-async def error_of(answer: aiohttp.ClientResponse) -> Any:
+def error_of(reply: Reply) -> ErrorBody:
     """The envelope's inner object; asserts that it is the table's, and complete."""
-    error = ErrorEnvelope.model_validate(await answer.json()).error
+    error = ErrorEnvelope.model_validate(reply.body).error
     entry = ERROR_CODES[error.code]
-    assert (answer.status, error.status, error.type) == (entry.status, entry.status, entry.type)
-    assert error.request_id == answer.headers["x-request-id"]
+    assert (reply.status, error.status, error.type) == (entry.status, entry.status, entry.type)
+    assert error.request_id == reply.headers["x-request-id"]
     return error
 
 
@@ -123,17 +123,15 @@ async def test_models_are_listed_loaded_or_not() -> None:
         assert {"object": "model", "created": 1700000000, "owned_by": "roundhouse"}.items() <= listed["data"][0].items()
         for name in ("org/a:8b", "a"):
             assert (await gateway.get(f"/v1/models/{name}")).body == listed["data"][0]
-        async with gateway.get("/v1/models/c") as answer:
-            assert (await error_of(answer)).code == "unknown_model"
+        assert error_of(await gateway.get("/v1/models/c")).code == "unknown_model"
 
 
 async def test_before_the_first_table_there_are_no_models_and_the_process_is_healthy() -> None:
     async with gateway_harness(with_table=False) as gateway:
-        async with gateway.chat() as answer:
-            assert (await error_of(answer)).code == "controller_unavailable"
-            assert answer.headers["retry-after"] == "5"
-        async with gateway.get("/v1/models") as answer:
-            assert (await error_of(answer)).code == "controller_unavailable"
+        reply = await gateway.chat()
+        assert error_of(reply).code == "controller_unavailable"
+        assert reply.headers["retry-after"] == "5"
+        assert error_of(await gateway.get("/v1/models")).code == "controller_unavailable"
         assert (await gateway.get("/health")).success["engines"] == []
 
 
@@ -180,11 +178,11 @@ async def test_a_model_that_is_not_loaded_is_refused_with_its_reason(
 ) -> None:
     async with gateway_harness() as gateway:
         await gateway.publish(route("m", state=state, last_error="no such file"))
-        async with gateway.chat(stream=stream) as answer:
-            error = await error_of(answer)
-            assert (error.code, error.param) == (code, "model")
-            assert "no such file" in error.message
-            assert ("x-should-retry" in answer.headers) is (code in ("model_not_loaded", "model_failed"))
+        reply = await gateway.chat(stream=stream)
+        error = error_of(reply)
+        assert (error.code, error.param) == (code, "model")
+        assert "no such file" in error.message
+        assert ("x-should-retry" in reply.headers) is (code in ("model_not_loaded", "model_failed"))
 
 
 UNKNOWN_ROUTES = (
@@ -201,23 +199,19 @@ UNKNOWN_ROUTES = (
 async def test_refusals_that_never_reach_an_engine() -> None:
     async with gateway_harness(max_body_mib=1) as gateway, engines(1) as (engine,):
         await gateway.publish(route("m", [engine.url], apis=("/v1/embeddings",)))
-        async with gateway.chat("nobody") as answer:
-            assert (await error_of(answer)).code == "unknown_model"
-        async with gateway.chat("m") as answer:
-            error = await error_of(answer)
-            assert error.code == "not_supported"
-            assert "/v1/embeddings" in error.message
-        async with gateway.request("POST", "/v1/embeddings", data=b'{"model": "m",}') as answer:
-            error = await error_of(answer)
-            assert error.code == "invalid_json"
-            assert "line 1 column 15" in error.message
-        async with gateway.get("/v1/embeddings") as answer:
-            assert (await error_of(answer)).code == "method_not_allowed"
-            assert answer.headers["allow"] == "POST"
+        assert error_of(await gateway.chat("nobody")).code == "unknown_model"
+        error = error_of(await gateway.chat("m"))
+        assert error.code == "not_supported"
+        assert "/v1/embeddings" in error.message
+        error = error_of(await gateway.request("POST", "/v1/embeddings", data=b'{"model": "m",}'))
+        assert error.code == "invalid_json"
+        assert "line 1 column 15" in error.message
+        reply = await gateway.get("/v1/embeddings")
+        assert error_of(reply).code == "method_not_allowed"
+        assert reply.headers["allow"] == "POST"
         # Some fit the path of a stored response, which says nothing of other methods.
         for method, path in UNKNOWN_ROUTES:
-            async with gateway.request(method, path) as answer:
-                assert (await error_of(answer)).code == "unknown_route", path
+            assert error_of(await gateway.request(method, path)).code == "unknown_route", path
         assert engine.requests == []
 
 
@@ -239,8 +233,7 @@ async def test_a_body_of_unannounced_length_is_counted() -> None:
 
     async with gateway_harness(max_body_mib=1) as gateway:
         await gateway.publish(route("m"))
-        async with gateway.request("POST", "/v1/chat/completions", data=parts()) as answer:
-            assert (await error_of(answer)).code == "body_too_large"
+        assert error_of(await gateway.request("POST", "/v1/chat/completions", data=parts())).code == "body_too_large"
 
 
 async def test_a_large_body_and_a_large_answer_pass() -> None:
@@ -271,8 +264,7 @@ async def test_foreign_hosts_and_origins_are_refused_everywhere_but_on_health_an
             ({"origin": "https://evil.example"}, "forbidden_origin"),
         ):
             for method, path in (("GET", "/v1/models"), ("POST", "/v1/chat/completions"), ("GET", "/openapi.json")):
-                async with gateway.request(method, path, headers=headers) as answer:
-                    assert (await error_of(answer)).code == code
+                assert error_of(await gateway.request(method, path, headers=headers)).code == code
             for path in ("/health", "/metrics"):
                 assert (await gateway.get(path, headers=headers)).status == 200
 
