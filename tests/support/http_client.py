@@ -20,7 +20,7 @@ class Reply:
     body: Any
     """What JSON says; text of any other type."""
     headers: CIMultiDictProxy[str]
-    content: bytes = b""
+    content: bytes
     """The body as it came."""
 
     @property
@@ -116,20 +116,11 @@ class HttpClient:
         """As `request`."""
         return self.request("GET", path, **options)
 
-    def post(
-        self,
-        path: str,
-        body: Any = None,
-        *,
-        key: Any = None,
-        headers: Any = None,
-        **fields: Any,
-    ) -> PendingReply:
+    def post(self, path: str, body: Any = None, *, key: Any = None, headers: Any = None, **fields: Any) -> PendingReply:
         """As `request`. `fields`: those of the body, where none is given."""
         return self.request("POST", path, fields if body is None else body, key=key, headers=headers)
 
     def chat(self, model: str = "m", **fields: Any) -> PendingReply:
         """A chat completion; blocking unless `stream=True` is given."""
-        return self.post(
-            "/v1/chat/completions", **{"model": model, "messages": [{"role": "user", "content": "Hi"}], **fields}
-        )
+        plain = {"model": model, "messages": [{"role": "user", "content": "Hi"}]}
+        return self.post("/v1/chat/completions", **{**plain, **fields})
