@@ -71,8 +71,7 @@ async def test_the_document_passes_a_validator_and_generated_requests_find_nothi
 
 async def stored_object(gateway: GatewayHarness, path: str, fields: dict[str, Any]) -> str:
     """The id of one that is made there."""
-    headers = {"authorization": "Bearer secret-all"}
-    return str((await gateway.post(path, fields, headers=headers)).body["id"])
+    return str((await gateway.post(path, fields, key="secret-all")).body["id"])
 
 
 async def ask_endless(gateway: GatewayHarness, document: dict[str, Any]) -> str:
