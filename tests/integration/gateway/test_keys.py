@@ -12,7 +12,7 @@ import pytest
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import engines, gateway_harness
 from tests.integration.gateway.test_security_matrix import BOTH, DOWNLOADED, TOOLS, bearer, every_route
-from tests.integration.gateway.test_security_matrix import ask as ask_route
+from tests.integration.gateway.test_security_matrix import send as send_route
 from tests.support.queueing import Clock, clock, key
 from tests.support.raw_http import RawClient, chat_body, raw, request, spotless
 from tests.support.wait import until
@@ -117,7 +117,7 @@ async def test_before_the_first_table_nobody_is_let_in() -> None:
         routes = await every_route(another)
     async with gateway_harness(with_table=False) as gateway:
         for asked in routes:
-            status, headers, text = await ask_route(gateway, asked, bearer("all"))
+            status, headers, text = await send_route(gateway, asked, bearer("all"))
             if asked.kind == "ungated" and asked.path != "/health/ready":
                 assert status == 200
             else:
@@ -143,7 +143,7 @@ async def test_without_keys_foreign_hosts_and_pages_are_refused_on_every_route(
         await gateway.publish(route("org/m", [engine.url], aliases=("a-n",)), DOWNLOADED, tools=TOOLS)
         routes = await every_route(gateway)
         for asked in routes:
-            status, _, text = await ask_route(gateway, asked, [header])
+            status, _, text = await send_route(gateway, asked, [header])
             if asked.kind == "ungated":
                 assert status == 200
             else:
@@ -151,7 +151,7 @@ async def test_without_keys_foreign_hosts_and_pages_are_refused_on_every_route(
         assert not engine.client_requests
         assert not gateway.controller.admin.requests
         for asked in routes:
-            status, _, _ = await ask_route(gateway, asked, [("origin", "http://localhost:3000")])
+            status, _, _ = await send_route(gateway, asked, [("origin", "http://localhost:3000")])
             is_there = asked.kind != "absent" and asked.absent_code is None and asked.away_code is None
             assert (status == 200) is is_there, asked
 
@@ -242,7 +242,7 @@ async def test_on_an_address_that_others_reach_keys_are_required() -> None:
         await gateway.publish(model)
         for headers in ({}, bearer("all"), {"host": "localhost"}):
             for asked in routes:
-                status, _, text = await ask_route(gateway, asked, headers)
+                status, _, text = await send_route(gateway, asked, headers)
                 if asked.kind == "ungated":
                     assert status == 200
                 else:
