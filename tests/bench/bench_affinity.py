@@ -58,7 +58,7 @@ class Seen:
 
 
 async def _converse(
-    here: GatewayHarness, names: itertools.count[int], seen: Seen, pause_s: float, *, has_session: bool
+    gateway: GatewayHarness, names: itertools.count[int], seen: Seen, pause_s: float, *, has_session: bool
 ) -> None:
     """Hold one conversation after the other until the time is over."""
     while time.perf_counter() < seen.ends_at:
@@ -67,18 +67,20 @@ async def _converse(
         for turn in range(TURNS):
             said.append({"role": "user", "content": f"{turn} " + "hello " * TURN_WORDS})
             fields = {"session_id": name} if has_session else {}
-            if not await _ask(here, said, fields, seen):
+            if not await _ask(gateway, said, fields, seen):
                 return
             if pause_s:
                 await asyncio.sleep(random.expovariate(1 / pause_s))
 
 
-async def _ask(here: GatewayHarness, said: list[dict[str, str]], fields: dict[str, str], seen: Seen) -> bool:
+async def _ask(gateway: GatewayHarness, said: list[dict[str, str]], fields: dict[str, str], seen: Seen) -> bool:
     """Have one turn answered; False: the time is over."""
     body = {"messages": said, "max_tokens": ANSWER_TOKENS, "stream": True, **fields}
     usage: dict[str, Any] = {}
     asked_at, first_at, text = time.perf_counter(), 0.0, ""
-    async with here.post("/v1/chat/completions", model="m", stream_options={"include_usage": True}, **body) as answer:
+    async with gateway.post(
+        "/v1/chat/completions", model="m", stream_options={"include_usage": True}, **body
+    ) as answer:
         assert answer.status == 200, await answer.text()
         async for line in answer.content:
             if not line.startswith(b"data: {"):
@@ -101,15 +103,15 @@ async def _ask(here: GatewayHarness, said: list[dict[str, str]], fields: dict[st
 async def _measure(kind: str, names: itertools.count[int], pause_s: float, *, has_session: bool) -> Seen:
     """Measure one way, with engines and a gateway that have seen nothing."""
     command = [sys.executable, "-m", "tests.bench.batching_engine", kind, str(REPLICAS)]
-    async with process(command, out=asyncio.subprocess.PIPE) as engines, gateway_harness() as here:
+    async with process(command, out=asyncio.subprocess.PIPE) as engines, gateway_harness() as gateway:
         assert engines.stdout is not None
         ports = [int(await engines.stdout.readline()) for _ in range(REPLICAS)]
-        await here.publish(_model(kind, ports))
+        await gateway.publish(_model(kind, ports))
         begins_at = time.perf_counter() + WARM_UP_S
         seen = Seen(begins_at, begins_at + SECONDS)
         async with asyncio.TaskGroup() as group:
             for _ in range(CONVERSATIONS):
-                group.create_task(_converse(here, names, seen, pause_s, has_session=has_session))
+                group.create_task(_converse(gateway, names, seen, pause_s, has_session=has_session))
     return seen
 
 

@@ -284,11 +284,11 @@ async def _ask_chats(port: int, questions: Any, count: int) -> list[float]:
 
 async def _add_all(here: RetrievalHarness, texts: Sequence[str]) -> None:
     for number, text in enumerate(texts):
-        answer = await here.ask("POST", "/v1/documents", {"text": text, "id": f"d{number}"})
+        answer = await here.request("POST", "/v1/documents", {"text": text, "id": f"d{number}"})
         assert answer.status_code == 202, answer.text
 
     async def are_ready() -> bool:
-        states = (await here.ask("GET", "/v1/retrieval", is_admin=True)).json()["versions"]
+        states = (await here.request("GET", "/v1/retrieval", is_admin=True)).json()["versions"]
         assert not states.get("failed"), states
         return bool(states.get("ready", 0) > len(texts))
 

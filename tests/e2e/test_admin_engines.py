@@ -67,7 +67,7 @@ async def test_a_load_with_values_changes_the_engine_and_not_the_definition(
             for replica in loaded.body["replica_details"]
         }
         stack.kill("controller", signal.SIGKILL)
-        away = await admin.ask("GET", "models")
+        away = await admin.request("GET", "models")
         assert (away.status, away.code) == (503, "controller_unavailable")
         assert (await admin.chat("m")).status == 200
         stack.start("controller")
@@ -78,7 +78,7 @@ async def test_a_load_with_values_changes_the_engine_and_not_the_definition(
             each["name"]: runtime_fixture.identity(stack, each["name"]) for each in again["replica_details"]
         } == before
         # And the way back to the files ends it.
-        assert (await admin.ask("DELETE", "models/m/override")).status == 200
+        assert (await admin.request("DELETE", "models/m/override")).status == 200
         back = await admin.state("m", "unloaded")
         assert (back["statement"]["kind"], back["load_override"]) == ("file", {})
 
@@ -98,7 +98,7 @@ async def test_another_context_is_tried_on_a_model_that_serves_and_taken_back(
         assert (restarted.status, restarted.body["runtime_state"]) == (200, "loaded"), restarted.body
         await until("what drained is gone", lambda: _is_at_rest(admin, "m", 2))
         assert await _context_length(stack, runtime_fixture, "m") == {2048}
-        assert (await admin.ask("DELETE", "models/m/override")).status == 200
+        assert (await admin.request("DELETE", "models/m/override")).status == 200
         await until("the files rule again", lambda: _is_at_rest(admin, "m", 2))
         assert await _context_length(stack, runtime_fixture, "m") == {1024}
         await load.more(3)
@@ -113,7 +113,7 @@ async def _is_at_rest(admin: AdminApi, name: str, replicas: int) -> bool:
 
 async def _is_back(admin: AdminApi) -> bool:
     """Whether the controller answers, and the gateway's link to it is up."""
-    listed = await admin.ask("GET", "models")
+    listed = await admin.request("GET", "models")
     return listed.status == 200 and listed.body["models"][0]["queue_depth"] is not None
 
 
@@ -151,7 +151,7 @@ async def test_two_loads_at_once_start_one_engine(stack: RoundhouseStack, runtim
         first, second = await asyncio.gather(admin.load("m"), admin.load("m"))
         assert (first.status, second.status) == (200, 200)
         assert len(runtime_fixture.left(stack)) == 1
-        starts = (await admin.ask("GET", "history", kind="action", model="m")).body["entries"]
+        starts = (await admin.request("GET", "history", kind="action", model="m")).body["entries"]
         assert [entry["details"]["action"] for entry in starts].count("start") == 1
 
 

@@ -90,7 +90,7 @@ async def test_events_are_told_as_they_happen_and_resumed_over_a_restart(stack: 
 
 
 async def _answers(admin: AdminApi) -> bool:
-    return (await admin.ask("GET", "models")).status == 200
+    return (await admin.request("GET", "models")).status == 200
 
 
 async def test_history_says_who_changed_what(stack: RoundhouseStack, runtime_fixture: RuntimeFixture) -> None:
@@ -104,7 +104,7 @@ async def test_history_says_who_changed_what(stack: RoundhouseStack, runtime_fix
         assert (await admin.unload("m")).status == 200
         stack.declare({"m": STUB | {"enabled": True, "replicas": 2}})
         await admin.state("m", "loaded")
-        entries = (await admin.ask("GET", "history", model="m")).body["entries"]
+        entries = (await admin.request("GET", "history", model="m")).body["entries"]
         assert [entry["kind"] for entry in entries] == ["file", "statement", "failure"]
         edit, unload, crash = entries
         assert edit["details"]["fields"] == [{"field": "replicas", "before": None, "after": 2}]
@@ -114,9 +114,9 @@ async def test_history_says_who_changed_what(stack: RoundhouseStack, runtime_fix
             "engine",
             True,
         )
-        page = (await admin.ask("GET", "history", model="m", limit=1)).body
+        page = (await admin.request("GET", "history", model="m", limit=1)).body
         assert page["entries"] == entries[:1]
-        rest = (await admin.ask("GET", "history", model="m", before=page["next_before"])).body
+        rest = (await admin.request("GET", "history", model="m", before=page["next_before"])).body
         assert rest == {"entries": entries[1:], "next_before": None}
 
 
@@ -126,15 +126,15 @@ async def test_logs_are_those_of_running_engines_and_of_the_last_one_that_ended(
     stack.declare({"m": STUB | {"replicas": 2, "stub_load_s": 0.1}, "broken": HIDDEN})
     await stack.open()
     async with AdminApi(stack.url) as admin:
-        assert (await admin.ask("GET", "models/m/logs")).body == ""
+        assert (await admin.request("GET", "models/m/logs")).body == ""
         row = (await admin.load("m")).body
         names = [each["name"] for each in row["replica_details"]]
-        both = (await admin.ask("GET", "models/m/logs", lines=5)).body
+        both = (await admin.request("GET", "models/m/logs", lines=5)).body
         assert {line.split(" | ")[0] for line in both.splitlines()} == set(names)
-        one = (await admin.ask("GET", "models/m/logs", replica=names[0], lines=1)).body
+        one = (await admin.request("GET", "models/m/logs", replica=names[0], lines=1)).body
         assert len(one.splitlines()) == 1
         assert " | " not in one
-        foreign = await admin.ask("GET", "models/broken/logs", replica=names[0])
+        foreign = await admin.request("GET", "models/broken/logs", replica=names[0])
         assert (foreign.status, foreign.code) == (404, "unknown_replica")
         async with admin.session.get(
             f"{stack.url}/v1/admin/models/broken/logs", params={"follow": "true"}
@@ -147,7 +147,7 @@ async def test_logs_are_those_of_running_engines_and_of_the_last_one_that_ended(
                     break
         assert b"cannot log in with *** to the hub" in read
         assert (await admin.unload("broken")).status == 200
-        kept = (await admin.ask("GET", "models/broken/logs")).body
+        kept = (await admin.request("GET", "models/broken/logs")).body
         assert "cannot log in with *** to the hub" in kept
 
 
@@ -159,7 +159,7 @@ async def test_logs_are_followed_over_an_unload_and_a_load(stack: RoundhouseStac
         first = (await admin.load("m")).body["replica_details"][0]["name"]
         url = f"{stack.url}/v1/admin/models/m/logs?follow=true"
         async with admin.session.get(url) as followed, asyncio.timeout(60):
-            lines = (await admin.ask("GET", "models/m/logs")).body
+            lines = (await admin.request("GET", "models/m/logs")).body
             read = await followed.content.readexactly(len(lines))
             assert (await admin.unload("m")).status == 200
             again = (await admin.load("m")).body["replica_details"][0]["name"]
@@ -184,7 +184,7 @@ async def test_a_dry_run_tells_what_an_edit_does_and_does_nothing(
         "new": {"model_path": "clockwrok.gguf"},
     }
     async with AdminApi(stack.url) as admin:
-        run = (await admin.ask("POST", "plan", {"files": {"models.yaml": json.dumps({"models": proposed})}})).body
+        run = (await admin.request("POST", "plan", {"files": {"models.yaml": json.dumps({"models": proposed})}})).body
         assert (run["ok"], run["problems"]) == (True, [])
         changes = {change["model"]: change for change in run["changes"]}
         assert {name: (each["change"], each["effect"]) for name, each in changes.items()} == {
@@ -201,15 +201,17 @@ async def test_a_dry_run_tells_what_an_edit_does_and_does_nothing(
         [blocked] = run["plan"]["blocked"]
         assert blocked["model"] == "new"
         assert 'did you mean "clockwork.gguf"?' in blocked["reason"]
-        broken = (await admin.ask("POST", "plan", {"files": {"models.yaml": "models:\n  m:\n    replica: 2\n"}})).body
+        broken = (
+            await admin.request("POST", "plan", {"files": {"models.yaml": "models:\n  m:\n    replica: 2\n"}})
+        ).body
         assert (broken["ok"], broken["changes"], broken["plan"]) == (False, [], None)
         assert {(each["line"], each["field"]) for each in broken["problems"]} == {
             (2, "models.m"),
             (3, "models.m.replica"),
         }
-        assert {row["name"] for row in (await admin.ask("GET", "models")).body["models"]} == models.keys()
-        assert (await admin.ask("GET", "plan")).body["actions"] == []
-        wrong = await admin.ask("POST", "plan", {"files": {"../etc/passwd": "x"}})
+        assert {row["name"] for row in (await admin.request("GET", "models")).body["models"]} == models.keys()
+        assert (await admin.request("GET", "plan")).body["actions"] == []
+        wrong = await admin.request("POST", "plan", {"files": {"../etc/passwd": "x"}})
         assert (wrong.status, wrong.code) == (400, "invalid_request")
     assert (await stack.loaded("m"))["m"].replicas[0].name == replica
 
@@ -221,13 +223,13 @@ async def test_drift_is_what_runs_differently_and_nothing_else(
     await stack.open()
     await stack.loaded("m")
     async with AdminApi(stack.url) as admin:
-        assert (await admin.ask("GET", "drift")).body["items"] == []
+        assert (await admin.request("GET", "drift")).body["items"] == []
         before = (await admin.load("other")).body["statement"]["since"]
-        [stated] = (await admin.ask("GET", "drift")).body["items"]
+        [stated] = (await admin.request("GET", "drift")).body["items"]
         assert (stated["model"], stated["kind"], stated["since"]) == ("other", "statement", before)
-        assert (await admin.ask("DELETE", "models/other/override")).status == 200
+        assert (await admin.request("DELETE", "models/other/override")).status == 200
         await admin.state("other", "unloaded")
-        assert (await admin.ask("GET", "drift")).body["items"] == []
+        assert (await admin.request("GET", "drift")).body["items"] == []
 
 
 @pytest.mark.parametrize("runtime_fixture", ["process"], indirect=True)
@@ -240,9 +242,9 @@ async def test_what_an_engine_applied_otherwise_is_drift_an_event_and_part_of_it
         told = await events.next()
         details = {"field": "target_inflight", "declared": 100, "applied": 64}
         assert (told["model"], told["details"]) == ("m", details | {"replica": told["details"]["replica"]})
-        [row] = (await admin.ask("GET", "models")).body["models"]
+        [row] = (await admin.request("GET", "models")).body["models"]
         assert row["drift"] == [told["message"]]
-        items = (await admin.ask("GET", "drift")).body["items"]
+        items = (await admin.request("GET", "drift")).body["items"]
         [item] = [each for each in items if each["kind"] == "applied"]
         assert (item["replica"], item["field"]) == (told["details"]["replica"], "target_inflight")
         assert (item["declared"], item["running"]) == (100, 64)
@@ -266,12 +268,12 @@ async def test_secrets_are_told_to_nobody(stack: RoundhouseStack) -> None:
         await until("the edit is known", lambda: _has_edit(admin))
         told = [
             *[
-                (await admin.ask("GET", path)).body
+                (await admin.request("GET", path)).body
                 for path in ("models", "plan", "drift", "gpu-memory", "models/m/logs")
             ],
-            (await admin.ask("GET", "history", limit=500)).body,
-            (await admin.ask("GET", "events", after=0, for_s=0.5)).body,
-            (await admin.ask("POST", "plan", {"files": {"zz.yaml": proposed}})).body,
+            (await admin.request("GET", "history", limit=500)).body,
+            (await admin.request("GET", "events", after=0, for_s=0.5)).body,
+            (await admin.request("POST", "plan", {"files": {"zz.yaml": proposed}})).body,
             (await admin.chat("m")).body,
             (await admin.chat("remote")).body,
             await stack.get("/internal/status"),
@@ -284,4 +286,4 @@ async def test_secrets_are_told_to_nobody(stack: RoundhouseStack) -> None:
 
 
 async def _has_edit(admin: AdminApi) -> bool:
-    return bool((await admin.ask("GET", "history", model="m", kind="file")).body["entries"])
+    return bool((await admin.request("GET", "history", model="m", kind="file")).body["entries"])

@@ -44,13 +44,13 @@ async def admin(walked: RoundhouseStack) -> AsyncIterator[AdminApi]:
     """Its admin API. What a test has loaded is unloaded after it."""
     async with AdminApi(walked.url) as api:
         yield api
-        for row in (await api.ask("GET", "models")).body["models"]:
+        for row in (await api.request("GET", "models")).body["models"]:
             if row["runtime_state"] != "unloaded":
                 assert (await api.unload(row["name"])).status == 200
 
 
 async def test_the_list_is_the_uis_source_of_truth(admin: AdminApi, walked: RoundhouseStack) -> None:
-    listed = await admin.ask("GET", "models")
+    listed = await admin.request("GET", "models")
     assert listed.status == 200
     rows = {row["name"]: row for row in listed.body["models"]}
     assert rows.keys() == MODELS.keys()
@@ -104,7 +104,7 @@ async def test_a_wrong_body_is_refused_as_the_seed_says_and_changes_nothing(admi
         assert answer.body["error"]["param"] == field, answer.body
     assert (await admin.load("nobody")).code == "unknown_model"
     assert (await admin.load("nobody", {"gguf_n_ctx": 1})).status == 404
-    for row in (await admin.ask("GET", "models")).body["models"]:
+    for row in (await admin.request("GET", "models")).body["models"]:
         assert (row["runtime_state"], row["statement"]["kind"]) == ("unloaded", "file")
 
 
@@ -151,7 +151,7 @@ async def test_a_present_key_rules_also_when_it_is_null_and_the_definition_stays
 
 
 async def test_gpu_memory_is_what_there_is_or_why_there_is_none(admin: AdminApi) -> None:
-    memory = (await admin.ask("GET", "gpu-memory")).body
+    memory = (await admin.request("GET", "gpu-memory")).body
     added = {"driver_version", "cuda_version", "unread_gpus"}
     assert memory.keys() - added == {"gpus", "models", "error"}
     if memory["gpus"]:
@@ -196,7 +196,7 @@ async def test_llama_servers_example_is_taken_and_reaches_the_engine(admin: Admi
 
 
 async def test_a_load_goes_through_its_states_and_is_idempotent(admin: AdminApi) -> None:
-    start = (await admin.ask("GET", "models")).body["last_event_id"]
+    start = (await admin.request("GET", "models")).body["last_event_id"]
     first = await admin.load("stub", {"replicas": 3})
     assert first.status == 200
     row = first.body
@@ -219,7 +219,7 @@ async def test_a_load_goes_through_its_states_and_is_idempotent(admin: AdminApi)
 
 
 async def test_a_failed_load_keeps_its_error_and_may_be_loaded_again(admin: AdminApi) -> None:
-    start = (await admin.ask("GET", "models")).body["last_event_id"]
+    start = (await admin.request("GET", "models")).body["last_event_id"]
     failed = await admin.load("broken")
     assert (failed.status, failed.code, failed.headers["x-should-retry"]) == (503, "model_failed", "false")
     assert "the seed wants a failure" in failed.body["error"]["message"]
@@ -238,7 +238,7 @@ async def test_an_unload_waits_for_running_requests_and_takes_no_new_ones(
     loaded = await admin.load("stub", {"replicas": 2})
     assert loaded.status == 200
     engines = [each["name"] for each in loaded.body["replica_details"]]
-    start = (await admin.ask("GET", "models")).body["last_event_id"]
+    start = (await admin.request("GET", "models")).body["last_event_id"]
     async with admin.stream("stub", max_tokens=150) as running:
         await running.content.readline()
         async with ProcessRuntimeFixture().paused(walked, engines):

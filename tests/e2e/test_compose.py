@@ -43,7 +43,7 @@ async def test_compose_serves_survives_its_controller_and_leaves_nothing(compose
     before = compose_project.engines()
     assert len(before) == 2
     async with AdminApi(f"http://127.0.0.1:{compose_project.port}") as admin:
-        rows = (await admin.ask("GET", "models")).body["models"]
+        rows = (await admin.request("GET", "models")).body["models"]
         assert [row["runtime_state"] for row in rows] == ["loaded"] * len(rows) != []
     async with openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{compose_project.port}/v1", api_key="none") as client:
         answer = await client.chat.completions.create(model="chat", messages=HELLO)

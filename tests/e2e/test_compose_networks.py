@@ -253,7 +253,7 @@ async def test_what_each_part_holds_and_reaches(compose_project: ComposeProject,
         assert from_gateway["outside"] != NO_WAY
 
     async with AdminApi(f"http://127.0.0.1:{compose_project.port}") as admin:
-        assert (await admin.ask("GET", "models")).status == 200
+        assert (await admin.request("GET", "models")).status == 200
 
 
 async def check_mcp_server(project: ComposeProject, parts: Parts) -> None:

@@ -38,7 +38,7 @@ async def test_from_the_first_answer_to_the_commit(tmp_path: Path) -> None:
     await stack.open()
     try:
         async with AdminApi(stack.url) as admin:
-            made = await admin.ask("PUT", "declarations/models/by/hand", STUB)
+            made = await admin.request("PUT", "declarations/models/by/hand", STUB)
             assert (made.status, made.body["kind"], made.body["name"]) == (201, "models", "by/hand")
             model = (await stack.loaded("by/hand"))["by/hand"]
             engine = runtime.identity(stack, model.replicas[0].name)
@@ -50,9 +50,9 @@ async def test_from_the_first_answer_to_the_commit(tmp_path: Path) -> None:
                 return answer.status == 200 and bool(said["choices"][0]["message"]["content"] == "one two three")
 
             await until("it answers", answered)
-            assert (await admin.ask("GET", "models/by/hand")).body["declared_by"] == "runtime"
-            assert (await admin.ask("PUT", "declarations/models/in-file", STUB)).code == "declared_in_files"
-            drift = (await admin.ask("GET", "drift")).body["items"]
+            assert (await admin.request("GET", "models/by/hand")).body["declared_by"] == "runtime"
+            assert (await admin.request("PUT", "declarations/models/in-file", STUB)).code == "declared_in_files"
+            drift = (await admin.request("GET", "drift")).body["items"]
             assert [(each["model"], each["kind"]) for each in drift if each["kind"] == "declaration"] == [
                 ("by/hand", "declaration")
             ]
@@ -65,11 +65,11 @@ async def test_from_the_first_answer_to_the_commit(tmp_path: Path) -> None:
             (stack.desired / "more.yaml").write_text(exported)
 
             async def is_of_the_files() -> bool:
-                return bool((await admin.ask("GET", "models/by/hand")).body.get("declared_by") == "files")
+                return bool((await admin.request("GET", "models/by/hand")).body.get("declared_by") == "files")
 
             await until("the files declare it", is_of_the_files)
-            assert (await admin.ask("GET", "declarations")).body == {"models": {}, "keys": {}, "problems": []}
-            history = (await admin.ask("GET", "history")).body["entries"]
+            assert (await admin.request("GET", "declarations")).body == {"models": {}, "keys": {}, "problems": []}
+            history = (await admin.request("GET", "history")).body["entries"]
             assert "the runtime declaration of by/hand has ended: the files declare it" in [
                 each["message"] for each in history
             ]
@@ -97,23 +97,23 @@ async def _try_attacks(admin: AdminApi, evil: Path, bait: Path) -> None:
         "vllm_trust_remote_code": {"backend": "vllm", "model_path": "m", "vllm_trust_remote_code": True},
         "vllm_speculative_model": {"backend": "vllm", "model_path": "m", "vllm_speculative_model": str(evil)},
     }.items():
-        refused = await admin.ask("PUT", "declarations/models/evil", fields)
+        refused = await admin.request("PUT", "declarations/models/evil", fields)
         assert (refused.status, refused.code) == (400, "invalid_declaration"), (field, refused.body)
         assert f"models.evil.{field.strip()}" in refused.body["error"]["message"]
-        planned = await admin.ask("POST", "plan", {"models": {"evil": fields}})
+        planned = await admin.request("POST", "plan", {"models": {"evil": fields}})
         assert (planned.status, planned.body["ok"]) == (200, False), field
         assert f"models.evil.{field.strip()}" in [each["field"] for each in planned.body["problems"]]
     for value in (str(evil), "os.path", "user/repo"):
         values = {"vllm_speculative_method": "draft_model", "vllm_speculative_model": value}
         for refused in (
             await admin.load("draft", values, wait=False),
-            await admin.ask("POST", "plan", {"loads": {"other-name": {"values": values}}}),
+            await admin.request("POST", "plan", {"loads": {"other-name": {"values": values}}}),
         ):
             assert (refused.status, refused.code) == (400, "invalid_load_request"), refused.body
             assert "vllm_speculative_model" in refused.body["error"]["message"]
     refused = await admin.load("draft", {"vllm_speculative_method": "custom_class"}, wait=False)
     assert (refused.status, refused.code) == (400, "invalid_load_request")
-    assert "evil" not in [each["name"] for each in (await admin.ask("GET", "models")).body["models"]]
+    assert "evil" not in [each["name"] for each in (await admin.request("GET", "models")).body["models"]]
     assert not (evil / "ran").exists()
 
 
@@ -132,10 +132,10 @@ async def test_no_request_runs_code_or_reads_a_file_with_and_without_keys(folder
             await _try_attacks(admin, evil, bait)
             secret = "rh-" + "x" * 43
             key = {"sha256": hashlib.sha256(secret.encode()).hexdigest(), "scopes": ["admin"]}
-            assert (await admin.ask("PUT", "declarations/keys/operator", key)).status == 201
+            assert (await admin.request("PUT", "declarations/keys/operator", key)).status == 201
 
             async def is_closed() -> bool:
-                return (await admin.ask("GET", "models")).status == 401
+                return (await admin.request("GET", "models")).status == 401
 
             await until("the gateway wants a key", is_closed)
             admin.session.headers["authorization"] = f"Bearer {secret}"

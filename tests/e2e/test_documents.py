@@ -57,7 +57,7 @@ async def yard(folder: Path, clockwork: Path) -> AsyncIterator[RoundhouseStack]:
         await stack.close()
 
 
-async def ask(stack: RoundhouseStack, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
+async def request(stack: RoundhouseStack, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
     """Status and JSON of an answer of the gateway."""
     url = stack.url + path
     async with aiohttp.ClientSession() as session, session.request(method, url, json=body, headers=headers) as answer:
@@ -68,7 +68,7 @@ async def add(stack: RoundhouseStack, document_id: str, text: str, **headers: st
     """Add a document, as soon as retrieval answers."""
 
     async def is_added() -> bool:
-        status, answer = await ask(
+        status, answer = await request(
             stack, "POST", "/v1/documents?wait=true", {"text": text, "id": document_id}, **headers
         )
         assert status in (200, 503), answer
@@ -79,7 +79,7 @@ async def add(stack: RoundhouseStack, document_id: str, text: str, **headers: st
 
 async def find(stack: RoundhouseStack, query: str, **fields: Any) -> list[str]:
     """Ids of the documents of the hits."""
-    status, answer = await ask(stack, "POST", "/v1/search", {"query": query, **fields})
+    status, answer = await request(stack, "POST", "/v1/search", {"query": query, **fields})
     assert status == 200, answer
     return [hit["document_id"] for hit in answer["data"]]
 
@@ -87,7 +87,7 @@ async def find(stack: RoundhouseStack, query: str, **fields: Any) -> list[str]:
 async def test_documents_are_embedded_by_an_engine_and_survive_deaths(yard: RoundhouseStack) -> None:
     await add(yard, "yard", NOTES)
     await add(yard, "kitchen", "Tea and bread are in the kitchen.")
-    status, answer = await ask(yard, "POST", "/v1/search", {"query": "Coal is stored beside the shed."})
+    status, answer = await request(yard, "POST", "/v1/search", {"query": "Coal is stored beside the shed."})
     assert (status, answer["mode"], answer["embedding_model"]) == (200, "hybrid", "embed")
     best = answer["data"][0]
     assert best["document_id"] == "yard"
@@ -97,7 +97,7 @@ async def test_documents_are_embedded_by_an_engine_and_survive_deaths(yard: Roun
 
     # It dies alone, and what it had accepted is there again.
     yard.kill("retrieval")
-    status, answer = await ask(yard, "POST", "/v1/search", {"query": "coal"})
+    status, answer = await request(yard, "POST", "/v1/search", {"query": "coal"})
     assert (status, answer["error"]["code"]) == (503, "retrieval_unavailable")
     async with openai.AsyncOpenAI(base_url=f"{yard.url}/v1", api_key="none", max_retries=0) as client:
         chat = await client.chat.completions.create(model="chat", messages=[{"role": "user", "content": "Hello"}])
@@ -105,13 +105,13 @@ async def test_documents_are_embedded_by_an_engine_and_survive_deaths(yard: Roun
     yard.start("retrieval")
 
     async def is_back() -> bool:
-        status, _ = await ask(yard, "POST", "/v1/search", {"query": "coal"})
+        status, _ = await request(yard, "POST", "/v1/search", {"query": "coal"})
         return status == 200
 
     await until("retrieval answers again", is_back)
     assert await find(yard, "coal", mode="sparse") == ["yard"]
     # Without the engine, words are searched still.
-    status, _ = await ask(yard, "POST", "/v1/admin/models/embed/unload")
+    status, _ = await request(yard, "POST", "/v1/admin/models/embed/unload")
     assert status == 200
     await until("the engine is gone", lambda: _is_unavailable(yard))
     assert await find(yard, "tea", mode="sparse") == ["kitchen"]
@@ -124,24 +124,24 @@ async def test_accents_that_are_too_long_for_the_engine_cost_their_document_noth
     accents = "e" + "\u0301" * campaign_count(2_000, 500_000)
     await add(yard, "first", "Tea and bread are in the kitchen.")
     text = f"The turntable moves the engines.\n\n{accents}\n\nCoal is stored beside the shed."
-    status, document = await ask(yard, "POST", "/v1/documents", {"text": text, "id": "odd"})
+    status, document = await request(yard, "POST", "/v1/documents", {"text": text, "id": "odd"})
     assert status == 202, document
 
     async def is_done() -> bool:
         nonlocal document
-        _, document = await ask(yard, "GET", "/v1/documents/odd")
+        _, document = await request(yard, "GET", "/v1/documents/odd")
         return document["status"] in ("ready", "failed")
 
     await until("the document is embedded", is_done, campaign_count(60, 1200))
     assert (document["status"], document["error"], document["notice"]) == ("ready", None, None)
-    status, answer = await ask(yard, "POST", "/v1/search", {"query": accents[:100], "mode": "dense", "top_k": 50})
+    status, answer = await request(yard, "POST", "/v1/search", {"query": accents[:100], "mode": "dense", "top_k": 50})
     texts = [hit["text"] for hit in answer["data"]]
     assert any(accents[1:100] in text for text in texts), "its vectors are there"
     assert await find(yard, "turntable", mode="sparse") == await find(yard, "coal", mode="sparse") == ["odd"]
 
 
 async def _is_unavailable(yard: RoundhouseStack) -> bool:
-    status, answer = await ask(yard, "POST", "/v1/search", {"query": "tea"})
+    status, answer = await request(yard, "POST", "/v1/search", {"query": "tea"})
     return status == 503 and answer["error"]["code"] == "embedding_unavailable"
 
 
@@ -157,27 +157,27 @@ async def test_keys_keep_tenants_apart_and_admins_see_all(yard: RoundhouseStack)
         return {"Authorization": f"Bearer secret-{name}"}
 
     async def is_closed() -> bool:
-        return (await ask(yard, "GET", "/v1/documents"))[0] == 401
+        return (await request(yard, "GET", "/v1/documents"))[0] == 401
 
     await until("the keys are in force", is_closed)
     await add(yard, "d", "A fox of bob.", **bearer("bob"))
     for name, text in (("alice", "A fox without a key."), ("bob", "A fox of bob.")):
         # A header does not change a key's tenant.
         headers = {**bearer(name), "X-Client-Id": "alice", "x-roundhouse-tenant": "alice", "x-roundhouse-admin": "1"}
-        status, answer = await ask(yard, "POST", "/v1/search", {"query": "fox", "mode": "sparse"}, **headers)
+        status, answer = await request(yard, "POST", "/v1/search", {"query": "fox", "mode": "sparse"}, **headers)
         assert (status, [hit["text"] for hit in answer["data"]]) == (200, [text])
-        _, own = await ask(yard, "GET", "/v1/tenants", **headers)
+        _, own = await request(yard, "GET", "/v1/tenants", **headers)
         assert [each["id"] for each in own["data"]] == [name]
-        status, answer = await ask(yard, "GET", "/v1/retrieval", **headers)
+        status, answer = await request(yard, "GET", "/v1/retrieval", **headers)
         assert (status, answer["error"]["code"]) == (403, "scope_required")
-    status, answer = await ask(yard, "DELETE", "/v1/tenants/alice", **bearer("bob"))
+    status, answer = await request(yard, "DELETE", "/v1/tenants/alice", **bearer("bob"))
     assert (status, answer["error"]["code"]) == (404, "tenant_not_found")
-    _, everybody = await ask(yard, "GET", "/v1/tenants", **bearer("boss"))
+    _, everybody = await request(yard, "GET", "/v1/tenants", **bearer("boss"))
     assert [each["id"] for each in everybody["data"]] == ["alice", "bob"]
-    status, answer = await ask(yard, "GET", "/v1/retrieval", **bearer("boss"))
+    status, answer = await request(yard, "GET", "/v1/retrieval", **bearer("boss"))
     assert (status, answer["index"]["embedding_model"], answer["needs_reindex"]) == (200, "embed", False)
     # The token of retrieval is nobody's to guess, and opens nothing to others.
-    status, answer = await ask(yard, "GET", "/v1/documents", **{"x-roundhouse-retrieval-token": "x" * 32})
+    status, answer = await request(yard, "GET", "/v1/documents", **{"x-roundhouse-retrieval-token": "x" * 32})
     assert (status, answer["error"]["code"]) == (401, "invalid_api_key")
 
 
@@ -201,10 +201,12 @@ async def test_the_openai_sdk_and_the_command_line(yard: RoundhouseStack, tmp_pa
         assert (call["type"], message["type"], result["filename"]) == ("file_search_call", "message", "notes.md")
         assert NOTES.encode()[result["start"] : result["end"]].decode() == result["text"]
         # Another client has no such vector store.
-        status, answer = await ask(yard, "POST", "/v1/responses", {"model": "chat", **asked}, **{"X-Client-Id": "eve"})
+        status, answer = await request(
+            yard, "POST", "/v1/responses", {"model": "chat", **asked}, **{"X-Client-Id": "eve"}
+        )
         assert (status, answer["error"]["code"]) == (404, "vector_store_not_found")
     body = {"model": "chat", "max_tokens": 60, "messages": [{"role": "user", "content": "first document"}], "rag": True}
-    status, answer = await ask(yard, "POST", "/v1/messages", body)
+    status, answer = await request(yard, "POST", "/v1/messages", body)
     assert (status, [each["document_id"] for each in answer["sources"]]) == (200, ["first"])
 
     (tmp_path / "docs").mkdir()

@@ -38,15 +38,15 @@ class Client:
 
     async def post(self, path: str, **fields: Any) -> tuple[int, Any]:
         """Status and JSON of the answer."""
-        return await self._ask("POST", path, json=fields)
+        return await self._request("POST", path, json=fields)
 
     async def put_list(self, path: str, value: list[Any]) -> tuple[int, Any]:
         """As `post`, with a list as the body."""
-        return await self._ask("POST", path, json=value)
+        return await self._request("POST", path, json=value)
 
     async def get(self, path: str) -> tuple[int, Any]:
         """Status and JSON of the answer."""
-        return await self._ask("GET", path)
+        return await self._request("GET", path)
 
     async def scales(self, choice: str = "") -> tuple[str, list[float]]:
         """The name of the replica that answers, and the scales of its adapters, of `tuned`."""
@@ -84,7 +84,7 @@ class Client:
             "/completion": native["content"],
         }
 
-    async def _ask(self, method: str, path: str, **options: Any) -> tuple[int, Any]:
+    async def _request(self, method: str, path: str, **options: Any) -> tuple[int, Any]:
         async with (
             aiohttp.ClientSession(timeout=TIMEOUT) as session,
             session.request(method, f"{self._stack.url}{path}", **options) as answer,

@@ -80,14 +80,14 @@ def _session() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None))
 
 
-async def ask(session: aiohttp.ClientSession, stack: RoundhouseStack, who: str, **fields: Any) -> tuple[int, Any, str]:
+async def chat(session: aiohttp.ClientSession, stack: RoundhouseStack, who: str, **fields: Any) -> tuple[int, Any, str]:
     """Status, headers and text of a chat."""
     url, body = f"{stack.url}/v1/chat/completions", HI | fields
     async with session.post(url, json=body, headers=_headers(who)) as answer:
         return answer.status, answer.headers, await answer.text()
 
 
-def said(text: str, *, stream: bool) -> str:
+def text_of(text: str, *, stream: bool) -> str:
     """What a whole answer says."""
     if not stream:
         return str(json.loads(text)["choices"][0]["message"]["content"])
@@ -135,9 +135,9 @@ class Served:
         """One that asks again when it has its answer. Three of four are Alice's."""
         who, stream = ("bob" if number % 4 == 3 else "alice"), bool(number // 4 % 2)
         for turn in itertools.count():
-            status, headers, text = await ask(session, stack, who, model="chat", stream=stream, max_tokens=TOKENS)
+            status, headers, text = await chat(session, stack, who, model="chat", stream=stream, max_tokens=TOKENS)
             assert status == 200, text
-            assert said(text, stream=stream) == SENTENCE
+            assert text_of(text, stream=stream) == SENTENCE
             self.answers += 1
             position, depth = int(headers["x-queue-position"]), int(headers["x-queue-depth"])
             assert 1 <= position <= depth <= 1 + CLIENTS
@@ -152,7 +152,7 @@ async def test_two_hundred_clients_share_four_slots(stack: RoundhouseStack) -> N
     served = Served()
     async with slots_of(stack, "chat") as slots, _session() as session:
         holding = [
-            asyncio.create_task(ask(session, stack, who, model="chat", stream=True, max_tokens=ENDLESS))
+            asyncio.create_task(chat(session, stack, who, model="chat", stream=True, max_tokens=ENDLESS))
             for who in ("alice", "bob") * 2
         ]
         await until("four are inside", lambda: _busy(slots, SLOTS))
@@ -190,7 +190,7 @@ async def test_beyond_the_bound_and_after_a_storm(stack: RoundhouseStack) -> Non
     fields = {"model": "long", "max_tokens": ENDLESS}
     async with slots_of(stack, "long") as slots, _session() as session, slots.watched() as most:
         tasks = [
-            asyncio.create_task(ask(session, stack, ("alice", "bob")[n % 2], **fields, stream=bool(n // 2 % 2)))
+            asyncio.create_task(chat(session, stack, ("alice", "bob")[n % 2], **fields, stream=bool(n // 2 % 2)))
             for n in range(CLIENTS)
         ]
         await until("all but those who fit are refused", lambda: sum(map(_over, tasks)) == CLIENTS - SLOTS - WAITING)
@@ -206,9 +206,9 @@ async def test_beyond_the_bound_and_after_a_storm(stack: RoundhouseStack) -> Non
         await asyncio.gather(*tasks, return_exceptions=True)
         await slots.idle()
         await nothing_left(stack)
-        again = [ask(session, stack, who, model="long", max_tokens=TOKENS) for who in ("alice", "bob") * 2]
+        again = [chat(session, stack, who, model="long", max_tokens=TOKENS) for who in ("alice", "bob") * 2]
         for status, _, text in await asyncio.gather(*again):
-            assert (status, said(text, stream=False)) == (200, SENTENCE)
+            assert (status, text_of(text, stream=False)) == (200, SENTENCE)
         # Deferred there may be some: who left has given up the slot, and the engine has not seen it for a moment.
         assert most.looks
         assert max(most.slots, most.processing) <= SLOTS
@@ -228,7 +228,7 @@ async def _storm(stack: RoundhouseStack, session: aiohttp.ClientSession, dice: r
 
     async def leaving(number: int) -> None:
         who, model = dice.choice(["alice", "bob"]), dice.choice(["chat", "long"])
-        call = ask(session, stack, who, model=model, max_tokens=ENDLESS, stream=dice.random() < 0.5)
+        call = chat(session, stack, who, model=model, max_tokens=ENDLESS, stream=dice.random() < 0.5)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(call, dice.uniform(0, 1.5))
 

@@ -54,7 +54,7 @@ async def test_what_an_engine_takes_is_observed_and_remembered(
         stack.start("controller")
 
         async def is_back() -> bool:
-            return (await admin.ask("GET", "models")).status == 200
+            return (await admin.request("GET", "models")).status == 200
 
         await until("the controller is back", is_back)
         row = await admin.row("m")

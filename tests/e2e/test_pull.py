@@ -53,7 +53,7 @@ def make_stack(folder: Path, runtime: RuntimeFixture, endpoint: str) -> Roundhou
     return RoundhouseStack(folder, runtime.runtime, {**runtime.env(), **settings})
 
 
-async def ask(stack: RoundhouseStack, model: str) -> str | None:
+async def chat(stack: RoundhouseStack, model: str) -> str | None:
     """The start of a model's answer; None: it does not answer with status 200."""
     question = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8}
     async with (
@@ -81,8 +81,8 @@ async def test_a_source_alone_brings_a_model_up_and_an_edit_of_it_rolls_over(
     try:
         await stack.open()
         first = (await stack.loaded("fetched"))["fetched"].replicas[0]
-        await until("it answers", lambda: ask(stack, "fetched"))
-        assert SENTENCE.startswith(await ask(stack, "fetched") or "nothing")
+        await until("it answers", lambda: chat(stack, "fetched"))
+        assert SENTENCE.startswith(await chat(stack, "fetched") or "nothing")
         assert (stack.models / REPO / FILE).read_bytes() == clockwork.read_bytes()
 
         # What is here needs neither hub nor `transfers`.
@@ -101,7 +101,7 @@ async def test_a_source_alone_brings_a_model_up_and_an_edit_of_it_rolls_over(
             return model.state is ModelState.LOADED and any("downloaded" in each for each in model.blocked)
 
         await stack.model_where("fetched", waits, "it waits for the new revision")
-        assert await ask(stack, "fetched") is not None
+        assert await chat(stack, "fetched") is not None
         stack.start("transfers")
 
         def has_rolled(model: ModelStatus) -> bool:
@@ -124,8 +124,8 @@ async def test_pull_declares_and_it_answers(folder: Path, hub: FakeHub) -> None:
         done = await asyncio.to_thread(run_command, stack, "pull", f"{REPO}:Q4_K_M", "--as", "mine", "--declare")
         assert done.returncode == 0, done.stderr
         await stack.loaded("mine")
-        await until("it answers", lambda: ask(stack, "mine"))
-        assert SENTENCE.startswith(await ask(stack, "mine") or "nothing")
+        await until("it answers", lambda: chat(stack, "mine"))
+        assert SENTENCE.startswith(await chat(stack, "mine") or "nothing")
         exported = await asyncio.to_thread(run_command, stack, "declarations", "export")
         [repository] = hub.repositories.values()
         assert f"source: {SOURCE}@{repository.head}" in exported.stdout
@@ -153,7 +153,7 @@ async def test_without_a_network_the_rest_is_served_and_it_is_said_what_cannot(f
     try:
         await stack.open()
         await stack.loaded("talker")
-        assert await ask(stack, "talker") == "Hello."
+        assert await chat(stack, "talker") == "Hello."
 
         def has_failed(model: ModelStatus) -> bool:
             return model.state is ModelState.FAILED and "cannot be downloaded" in (model.last_error or "")

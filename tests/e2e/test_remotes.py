@@ -108,7 +108,7 @@ async def test_the_controller_asks_no_remote_a_gateway_does(tmp_path: Path) -> N
             down = await stack.model_where("far", lambda model: model.state is ModelState.FAILED, "it is down")
             assert down.last_error == f"{remote.url}/models answers HTTP 503"
             assert down.retry_at is not None
-            status, headers = await _ask(stack)
+            status, headers = await _chat(stack)
             assert (status, "x-should-retry" in headers, "retry-after" in headers) == (503, False, True)
             remote.status = 200
             await stack.model_where("far", lambda model: model.state is ModelState.LOADED, "it is back")
@@ -188,7 +188,7 @@ async def _states_while_limited(stack: RoundhouseStack, remote: Elsewhere) -> se
     return states
 
 
-async def _ask(stack: RoundhouseStack) -> tuple[int, set[str]]:
+async def _chat(stack: RoundhouseStack) -> tuple[int, set[str]]:
     """Status of a chat with `far`, and the names of the answer's headers."""
     body = {"model": "far", "messages": [{"role": "user", "content": "Hi"}]}
     async with (

@@ -42,13 +42,13 @@ async def test_no_engine_takes_the_name_of_an_earlier_one_and_each_log_is_one_en
         stack.start("controller")
 
         async def answers() -> bool:
-            return (await admin.ask("GET", "models")).status == 200
+            return (await admin.request("GET", "models")).status == 200
 
         await until("the controller is back", answers)
         assert (await admin.load("m")).status == 200
         names.append(await _sole_name(stack))
         assert len(set(names)) == len(names), names
-        logs = [(await admin.ask("GET", "models/m/logs", replica=name, lines=1000)).body for name in names]
+        logs = [(await admin.request("GET", "models/m/logs", replica=name, lines=1000)).body for name in names]
         assert [log.count("loading: 10 %") for log in logs] == [1] * len(names), logs
 
 

@@ -53,7 +53,7 @@ class Page:
         self._url = url
         self._json = {"Content-Type": "application/json", "Origin": url, "Sec-Fetch-Site": "same-origin"}
 
-    async def ask(self, method: str, path: str, body: Any = None, *, bare: bool = False) -> tuple[int, Any]:
+    async def request(self, method: str, path: str, body: Any = None, *, bare: bool = False) -> tuple[int, Any]:
         """Status and JSON of an answer; `bare`: without the header of JSON."""
         data = None if body is None else json.dumps(body)
         headers = {} if bare else self._json
@@ -64,20 +64,20 @@ class Page:
     async def read_props(self, model: str | None = None) -> tuple[int, Any]:
         """`PropsService.fetch` and `fetchForModel`."""
         query = "" if model is None else f"model={quote(model, safe='')}&"
-        return await self.ask("GET", f"/props?{query}autoload=false", bare=True)
+        return await self.request("GET", f"/props?{query}autoload=false", bare=True)
 
     async def list_models(self) -> dict[str, Any]:
         """`ModelsService.list`, by id."""
-        status, answer = await self.ask("GET", "/v1/models")
+        status, answer = await self.request("GET", "/v1/models")
         assert status == 200
         return {each["id"]: each for each in answer["data"]}
 
     async def change(self, method: str, path: str, model: str) -> None:
         """A load, an unload, a download or a removal, each of which answers before it is done."""
         if method == "DELETE":
-            done = await self.ask(method, f"{path}?model={quote(model, safe='')}")
+            done = await self.request(method, f"{path}?model={quote(model, safe='')}")
         else:
-            done = await self.ask(method, path, {"model": model})
+            done = await self.request(method, path, {"model": model})
         assert done == (200, {"success": True})
 
     @asynccontextmanager
@@ -183,7 +183,7 @@ def stack(hub: FakeHub) -> Iterator[RoundhouseStack]:
 async def refuse_files(page: Page, hub: FakeHub) -> None:
     """Let the hub refuse the file of the next download for some tries, once the download has begun."""
     before = len(hub.requests)
-    await page.ask("POST", "/v1/admin/downloads/inspect", {"reference": DOWNLOADED})
+    await page.request("POST", "/v1/admin/downloads/inspect", {"reference": DOWNLOADED})
     looked = sum(each.server == "storage" for each in hub.requests[before:])
     hub.faults.add(Fault("status", skip=looked, times=5))
 
@@ -266,19 +266,19 @@ async def test_the_page_streams_reads_again_and_stops(page: Page) -> None:
     assert len(timings) > 5
     assert {"prompt_n", "prompt_ms", "predicted_n", "predicted_ms", "cache_n"} <= timings[-1].keys()
     # Another tab finds the stream, and reads it from a byte on.
-    status, found = await page.ask("POST", "/v1/streams/lookup", {"conversation_ids": [conversation, "unknown"]})
+    status, found = await page.request("POST", "/v1/streams/lookup", {"conversation_ids": [conversation, "unknown"]})
     assert (status, [each["conversation_id"] for each in found]) == (200, [conversation])
     assert (found[0]["is_done"], found[0]["total_bytes"]) == (True, len(sent))
     assert found[0]["started_at"] <= found[0]["completed_at"]
     assert await page.read_again(conversation, 100) == (200, sent[100:])
-    assert (await page.ask("DELETE", f"/v1/stream?conv_id={quote(conversation, safe='')}", bare=True))[0] == 204
+    assert (await page.request("DELETE", f"/v1/stream?conv_id={quote(conversation, safe='')}", bare=True))[0] == 204
     assert (await page.read_again(conversation, 0))[0] == 404
 
 
 async def test_the_page_reads_a_prompt_ahead_of_the_next_question(page: Page) -> None:
     # `ChatService.preEncode`, which asks for no token.
     body = {"messages": [{"content": "Hello", "role": "user"}], "n_predict": 0, "stream": False, "model": "first"}
-    status, answer = await page.ask("POST", "/v1/chat/completions", body)
+    status, answer = await page.request("POST", "/v1/chat/completions", body)
     assert (status, answer["usage"]["prompt_tokens"] > 0) == (200, True)
 
 
@@ -299,7 +299,7 @@ async def test_the_page_downloads_a_model_and_removes_it(page: Page, stack: Roun
         async with page.chat(f"c::{DOWNLOADED}", model=DOWNLOADED) as answer:
             assert answer.status == 200
             assert b"fox" in await answer.read()
-        status, refused = await page.ask("DELETE", f"/models?model={quote(DOWNLOADED, safe='')}")
+        status, refused = await page.request("DELETE", f"/models?model={quote(DOWNLOADED, safe='')}")
         assert (status, refused["error"]["code"]) == (409, "state_conflict")
         await page.change("POST", "/models/unload", DOWNLOADED)
         await stack.model_where(DOWNLOADED, lambda each: each.state is ModelState.UNLOADED, "it is unloaded")
@@ -339,10 +339,10 @@ async def test_the_page_pauses_a_download_and_cancels_it(page: Page, stack: Roun
 async def test_what_the_page_does_without_is_refused_with_a_message(
     page: Page, method: str, path: str, body: Any, status: int
 ) -> None:
-    answered, refused = await page.ask(method, path, body)
+    answered, refused = await page.request(method, path, body)
     assert answered == status
     assert refused["error"]["message"]
 
 
 async def test_the_page_is_told_that_there_are_no_tools(page: Page) -> None:
-    assert await page.ask("GET", "/tools", None) == (200, [])
+    assert await page.request("GET", "/tools", None) == (200, [])

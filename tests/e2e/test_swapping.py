@@ -47,7 +47,7 @@ def loads(stack: RoundhouseStack, *models: str) -> int:
     return sum(stack.log("controller").count(f"start {model}/0") for model in models or ("one", "two"))
 
 
-async def ask(session: aiohttp.ClientSession, stack: RoundhouseStack, model: str, **fields: Any) -> str:
+async def chat(session: aiohttp.ClientSession, stack: RoundhouseStack, model: str, **fields: Any) -> str:
     """The answer's text, or its error's code."""
     body = {"model": model, "messages": [{"role": "user", "content": "Hi"}], **fields}
     async with session.post(f"{stack.url}/v1/chat/completions", json=body) as answer:
@@ -65,7 +65,7 @@ async def test_mixed_requests_are_answered_with_few_loads(stack: RoundhouseStack
     async with aiohttp.ClientSession(timeout=TIMEOUT) as session:
 
         async def client() -> list[str]:
-            return [await ask(session, stack, model) for model in left]
+            return [await chat(session, stack, model) for model in left]
 
         answers = await asyncio.gather(*(client() for _ in range(8)))
     assert [text for each in answers for text in each] == [SENTENCE] * count
@@ -77,7 +77,7 @@ async def test_all_at_once_each_is_loaded_once(stack: RoundhouseStack) -> None:
     stack.declare(TWO)
     await stack.open()
     async with aiohttp.ClientSession(timeout=TIMEOUT) as session:
-        asked = (ask(session, stack, model) for model in ("one", "two") * 20)
+        asked = (chat(session, stack, model) for model in ("one", "two") * 20)
         assert await asyncio.gather(*asked) == [SENTENCE] * 40
     assert loads(stack) == 2
 
@@ -90,7 +90,7 @@ async def test_a_busy_model_is_not_stopped_and_the_other_one_gets_its_turn(stack
         body = {"model": "long", "messages": [{"role": "user", "content": "Hi"}], "stream": True, "max_tokens": 12_000}
         async with session.post(f"{stack.url}/v1/chat/completions", json=body) as answer:
             assert answer.status == 200
-            other = asyncio.create_task(ask(session, stack, "two"))
+            other = asyncio.create_task(chat(session, stack, "two"))
             later = asyncio.create_task(_ask_once_it_drains(session, stack, "long"))
             finishes, events = "", 0
             async for line in answer.content:
@@ -125,7 +125,7 @@ async def test_what_a_killed_gateway_was_using_makes_room_once_its_engine_says_t
         stack.start("gateway")
         await stack.gateway_connected()
         # Far less than the ten minutes for which a lost gateway counts as one that may be back.
-        assert await ask(session, stack, "two") == SENTENCE
+        assert await chat(session, stack, "two") == SENTENCE
     resting = await stack.model("long")
     assert resting is not None
     assert (resting.state, resting.statement.reason) == (
@@ -141,14 +141,14 @@ async def test_what_waits_says_why_and_a_client_that_leaves_stops_no_load(stack:
     await stack.loaded("pinned")
     async with aiohttp.ClientSession(timeout=TIMEOUT) as session:
         # What is enabled in the files and not loaded on demand goes for nobody.
-        assert await ask(session, stack, "slow") == "model_failed"
+        assert await chat(session, stack, "slow") == "model_failed"
         slow_status = await stack.model("slow")
         assert slow_status is not None
         assert slow_status.last_error == "needs 600 MiB of main memory; free: 400 of the 1000 MiB that engines may take"
         stack.declare({"slow": slow | {"enabled": False}})
         await stack.gone("pinned")
-        leaving = asyncio.create_task(ask(session, stack, "slow"))
-        staying = asyncio.create_task(ask(session, stack, "slow"))
+        leaving = asyncio.create_task(chat(session, stack, "slow"))
+        staying = asyncio.create_task(chat(session, stack, "slow"))
         await stack.model_where(
             "slow", lambda model: model.state is ModelState.LOADING and model.replicas != [], "starts"
         )
@@ -161,7 +161,7 @@ async def test_what_nobody_uses_rests_and_comes_back(stack: RoundhouseStack) -> 
     stack.declare({"one": ON_DEMAND | {"idle_ttl_s": 1.0}})
     await stack.open()
     async with aiohttp.ClientSession(timeout=TIMEOUT) as session:
-        assert await ask(session, stack, "one") == SENTENCE
+        assert await chat(session, stack, "one") == SENTENCE
         resting = await stack.model_where("one", lambda model: model.state is ModelState.UNLOADED, "rests")
         assert resting.statement.reason == "not used for 1 s; the next request loads it"
         stack.kill("controller")
@@ -170,7 +170,7 @@ async def test_what_nobody_uses_rests_and_comes_back(stack: RoundhouseStack) -> 
         again = await stack.model("one")
         assert again is not None
         assert again.state is ModelState.UNLOADED
-        assert await ask(session, stack, "one") == SENTENCE
+        assert await chat(session, stack, "one") == SENTENCE
     assert loads(stack, "one") == 2
 
 
@@ -178,20 +178,20 @@ async def test_paused_nothing_rests(stack: RoundhouseStack) -> None:
     stack.declare({"one": ON_DEMAND | {"idle_ttl_s": 1.0}})
     await stack.open()
     async with aiohttp.ClientSession(timeout=TIMEOUT) as session:
-        assert await ask(session, stack, "one") == SENTENCE
+        assert await chat(session, stack, "one") == SENTENCE
         await stack.post("/internal/pause", {"paused": True})
         await until("it should rest", lambda: _plans(stack, "drain"))
         status = await stack.model("one")
         assert status is not None
         assert status.state is ModelState.LOADED
-        assert await ask(session, stack, "one") == SENTENCE
+        assert await chat(session, stack, "one") == SENTENCE
         await stack.post("/internal/pause", {"paused": False})
         await stack.model_where("one", lambda model: model.state is ModelState.UNLOADED, "rests")
 
 
 async def _ask_once_it_drains(session: aiohttp.ClientSession, stack: RoundhouseStack, model: str) -> None:
     await until("it should drain", lambda: _plans(stack, "drain"))
-    await ask(session, stack, model, max_tokens=5)
+    await chat(session, stack, model, max_tokens=5)
 
 
 async def _plans(stack: RoundhouseStack, kind: str) -> bool:

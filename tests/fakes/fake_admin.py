@@ -13,7 +13,7 @@ Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclass(frozen=True)
-class Asked:
+class ReceivedRequest:
     """One request as it came."""
 
     method: str
@@ -26,12 +26,12 @@ class Asked:
 class FakeAdmin:
     """Everything under `/v1/admin/`, and `/openapi.json`."""
 
-    asked: list[Asked] = field(default_factory=list)
+    requests: list[ReceivedRequest] = field(default_factory=list)
     answer: Answer | None = None
     """Gives the answer to everything; None: a small JSON object."""
     downloads: Answer | None = None
     """Gives the answers to what every gateway asks about downloads by itself; None: downloads are switched off. Such
-    requests are not in `asked`, those of clients are."""
+    requests are not in `requests`, those of clients are."""
     document: dict[str, Any] | None = None
     """None: there is none."""
     running: int = 0
@@ -67,7 +67,7 @@ class FakeAdmin:
         if _is_of_the_feed(request):
             return await self.downloads(request) if self.downloads else web.json_response({}, status=403)
         headers = {name.lower(): value for name, value in request.headers.items()}
-        self.asked.append(Asked(request.method, request.raw_path, headers, await request.read()))
+        self.requests.append(ReceivedRequest(request.method, request.raw_path, headers, await request.read()))
         transport = cast("asyncio.Transport", request.transport)
         self._open.add(transport)
         self.running += 1

@@ -110,7 +110,7 @@ class FakeControlApi:
         self.url = f"unix:{socket}"
         self.status = status(model("chat"))
         self.plan: PlanView | None = PlanView(generation=3)
-        self.asked: list[tuple[str, Any]] = []
+        self.requests: list[tuple[str, Any]] = []
         self.raw: web.Response | None = None
         """Answered to everything, where it is set."""
         self.actors: list[str] = []
@@ -175,26 +175,26 @@ class FakeControlApi:
         return await handler(request)
 
     async def _status(self, _request: web.Request) -> web.Response:
-        self.asked.append(("status", None))
+        self.requests.append(("status", None))
         return self.raw or _json(self.status.model_dump_json())
 
     async def _plan(self, _request: web.Request) -> web.Response:
-        self.asked.append(("plan", None))
+        self.requests.append(("plan", None))
         if self.plan is None:
             return _error("controller_unavailable", "the controller has not made its first observation yet")
         return self.raw or _json(self.plan.model_dump_json())
 
     async def _pause(self, request: web.Request) -> web.Response:
-        self.asked.append(("pause", await request.json()))
+        self.requests.append(("pause", await request.json()))
         return self.raw or _json(self.status.model_dump_json())
 
     async def _shutdown(self, request: web.Request) -> web.Response:
-        self.asked.append(("shutdown", await request.json()))
+        self.requests.append(("shutdown", await request.json()))
         self.changed.set()
         return self.raw or web.json_response({"stop_engines": True}, status=202)
 
     async def _dry_run(self, request: web.Request) -> web.Response:
-        self.asked.append(("dry_run", await request.json()))
+        self.requests.append(("dry_run", await request.json()))
         return _json(self.dry_run.model_dump_json())
 
     async def _drift(self, _request: web.Request) -> web.Response:
@@ -204,19 +204,19 @@ class FakeControlApi:
         return _json(self.memory.model_dump_json())
 
     async def _models(self, _request: web.Request) -> web.Response:
-        self.asked.append(("models", None))
+        self.requests.append(("models", None))
         newest = max((each.id for each in self.journal), default=0)
         return _json(listed(*self.rows, last_event_id=newest, **self.trouble).model_dump_json())
 
     async def _model(self, request: web.Request) -> web.Response:
-        self.asked.append(("model", request.match_info["name"]))
+        self.requests.append(("model", request.match_info["name"]))
         found = self._find(request)
         return _unknown(request) if found is None else _json(found.model_dump_json())
 
     async def _move(self, request: web.Request) -> web.Response:
         verb = request.match_info["verb"]
         question = {"name": request.match_info["name"], **request.query, "body": await request.json()}
-        self.asked.append((verb, question))
+        self.requests.append((verb, question))
         if self.refusal is not None:
             return _refused(self.refusal)
         if self._find(request) is None:
@@ -236,12 +236,12 @@ class FakeControlApi:
         return _json(found.model_dump_json(), 200 if is_done else 202)
 
     async def _reset(self, request: web.Request) -> web.Response:
-        self.asked.append(("reset", request.match_info["name"]))
+        self.requests.append(("reset", request.match_info["name"]))
         found = self._find(request)
         return _unknown(request) if found is None else _json(found.model_dump_json())
 
     async def _history(self, request: web.Request) -> web.Response:
-        self.asked.append(("history", dict(request.query)))
+        self.requests.append(("history", dict(request.query)))
         before = int(request.query.get("before", "1000000"))
         most = min(self.page, int(request.query["limit"]))
         older = [
@@ -256,7 +256,7 @@ class FakeControlApi:
         return _json(History(entries=page, next_before=more).model_dump_json())
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
-        self.asked.append(("events", {**request.query, "last": request.headers.get("Last-Event-ID")}))
+        self.requests.append(("events", {**request.query, "last": request.headers.get("Last-Event-ID")}))
         if self.refusal is not None:
             return _refused(self.refusal)
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
@@ -272,7 +272,7 @@ class FakeControlApi:
         return response
 
     async def _logs(self, request: web.Request) -> web.StreamResponse:
-        self.asked.append(("logs", {"name": request.match_info["name"], **request.query}))
+        self.requests.append(("logs", {"name": request.match_info["name"], **request.query}))
         if self.refusal is not None:
             return _refused(self.refusal)
         response = web.StreamResponse(headers={"content-type": "text/plain; charset=utf-8"})

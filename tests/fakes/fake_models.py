@@ -24,13 +24,13 @@ class FakeModels:
     """Texts with this word are too long, whatever their length."""
     dimension: int = 26
     """Numbers per vector, at most 26."""
-    asked: list[tuple[str, list[str], bool]] = field(default_factory=list)
+    requests: list[tuple[str, list[str], bool]] = field(default_factory=list)
     gate: asyncio.Event | None = None
     """Where it is set, embeddings in the background wait for it, if one of their texts has the word `gated`."""
     gated: str = ""
 
     async def embed_texts(self, model: str, texts: Sequence[str], *, is_background: bool) -> list[Sequence[float]]:
-        self.asked.append((model, list(texts), is_background))
+        self.requests.append((model, list(texts), is_background))
         if is_background and self.gate is not None and any(self.gated in text for text in texts):
             await self.gate.wait()
         if self.away:

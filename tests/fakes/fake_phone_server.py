@@ -35,7 +35,7 @@ class FakePhone:
     is_backgrounded: bool = False
     is_broken: bool = False
     """Its SDK throws, so that there is no status."""
-    asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    requests: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     """Path and query, and body, of each request but probes of its health."""
 
     @web.middleware
@@ -54,7 +54,7 @@ class FakePhone:
 
     async def tell_status(self, request: web.Request) -> web.Response:
         """Answer `/v1/aicore/status`."""
-        self.asked.append((request.path_qs, {}))
+        self.requests.append((request.path_qs, {}))
         if self.is_broken:
             error = {"message": "The service is not installed", "type": "server_error", "code": 500}
             return web.json_response({"error": error}, status=500)
@@ -74,7 +74,7 @@ class FakePhone:
     async def complete(self, request: web.Request) -> web.StreamResponse:
         """Answer a chat completion."""
         body = await request.json()
-        self.asked.append((request.path_qs, body))
+        self.requests.append((request.path_qs, body))
         if self.is_backgrounded:
             return _refuse(403, "AICORE_BACKGROUND_BLOCKED", "The app was backgrounded (ErrorCode 30).", "available")
         if self.code != 3:

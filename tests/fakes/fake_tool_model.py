@@ -35,7 +35,7 @@ class Call:
 class Move:
     """What the model does in one request: think, say and call."""
 
-    said: str = ""
+    text: str = ""
     calls: Sequence[Call] = ()
     thought: str = ""
     finish: str | None = None
@@ -127,7 +127,7 @@ def _whole(move: Move) -> Fields:
         {"id": f"{move.mark}c{n}", "type": "function", "function": {"name": call.name, "arguments": call.text}}
         for n, call in enumerate(move.calls)
     ]
-    message = {"role": "assistant", "content": move.said, **({"tool_calls": calls} if calls else {})}
+    message = {"role": "assistant", "content": move.text, **({"tool_calls": calls} if calls else {})}
     return {
         "id": f"{move.mark}x",
         "choices": [{"index": 0, "message": message, "finish_reason": _finish(move)}],
@@ -137,7 +137,7 @@ def _whole(move: Move) -> Fields:
 
 def _events(move: Move) -> list[Fields]:
     deltas: list[Fields] = [{"reasoning_content": move.thought}] if move.thought else []
-    deltas += [{"content": word} for word in re.findall(r"\S+\s*", move.said)]
+    deltas += [{"content": word} for word in re.findall(r"\S+\s*", move.text)]
     for number, call in enumerate(move.calls):
         half = len(call.text) // 2
         named = {"name": call.name, "arguments": call.text[:half]}

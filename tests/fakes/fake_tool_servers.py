@@ -96,8 +96,8 @@ class _Counted:
             servers.running -= 1
 
 
-def install(here: GatewayHarness, *tools: FakeTool) -> FakeServers:
+def install(gateway: GatewayHarness, *tools: FakeTool) -> FakeServers:
     """Put these tools in the place of the gateway's servers."""
-    runner: Any = here.gateway.tool_runner
+    runner: Any = gateway.app.tool_runner
     servers = runner._servers = FakeServers(list(tools))
     return servers

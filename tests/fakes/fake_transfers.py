@@ -66,7 +66,7 @@ class FakeTransfers:
         self.sources: dict[str, FakeSource] = {}
         """By canonical reference."""
         self.downloads: dict[str, Download] = {}
-        self.asked: list[tuple[str, str]] = []
+        self.requests: list[tuple[str, str]] = []
         """Method and path of each request."""
         self.ranges: list[RangeOrder] = []
         self.refusal: RoundhouseError | None = None
@@ -171,7 +171,7 @@ class FakeTransfers:
         return Starlette(routes=routes, exception_handlers={RoundhouseError: _answer_error})
 
     def _note(self, request: Request) -> None:
-        self.asked.append((request.method, request.url.path))
+        self.requests.append((request.method, request.url.path))
         if self.refusal is not None:
             raise self.refusal
 

@@ -21,6 +21,7 @@ from gateway.exchange.services import Services
 from gateway.settings import GatewaySettings
 from tests.fakes.fake_controller import DEADLINE_S, FakeController
 from tests.fakes.mock_engine import MockEngine
+from tests.support.http_client import HttpClient
 
 
 async def until(condition: Callable[[], bool], what: str = "condition") -> None:
@@ -65,7 +66,7 @@ async def server_running(settings: GatewaySettings) -> AsyncIterator[tuple[str, 
 
 
 @dataclass
-class GatewayHarness:
+class GatewayHarness(HttpClient):
     """What most tests need: a gateway that knows a controller, and a client of it."""
 
     controller: FakeController
@@ -75,7 +76,7 @@ class GatewayHarness:
     """None: the gateway is a process of its own."""
 
     @property
-    def gateway(self) -> Gateway:
+    def app(self) -> Gateway:
         """The gateway itself, for who looks inside."""
         assert self.server is not None, "the gateway is a process of its own"
         return self.server._gateway
@@ -83,7 +84,7 @@ class GatewayHarness:
     @property
     def services(self) -> Services:
         """What its exchanges share."""
-        return self.gateway.inference._services
+        return self.app.inference._services
 
     async def publish(
         self,
@@ -96,18 +97,9 @@ class GatewayHarness:
         stamp = await self.controller.publish(*models, keys=keys, tools=tools, mcp_servers=mcp_servers)
         await self.controller.acknowledged(stamp)
 
-    def post(self, path: str, **fields: Any) -> Any:
-        """A request to the gateway; an async context manager, as aiohttp's."""
-        return self.client.post(self.url + path, json=fields)
-
-    def chat(self, model: str = "m", **fields: Any) -> Any:
-        """A chat completion; blocking unless `stream=True` is given."""
-        return self.post("/v1/chat/completions", model=model, messages=[{"role": "user", "content": "Hi"}], **fields)
-
     async def metrics(self) -> str:
         """The text of /metrics."""
-        async with self.client.get(self.url + "/metrics") as answer:
-            return await answer.text()
+        return str((await self.get("/metrics")).body)
 
     async def idle(self) -> None:
         """Wait until the gateway reports nothing inside and nothing queued."""
@@ -130,10 +122,10 @@ async def gateway_harness(*, with_table: bool = True, **settings: Any) -> AsyncI
             aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client,
         ):
             await until(lambda: bool(controller.reports), "the gateway connects")
-            here = GatewayHarness(controller, url, client, server)
+            gateway = GatewayHarness(controller, url, client, server)
             if with_table:
-                await here.publish()
-            yield here
+                await gateway.publish()
+            yield gateway
     finally:
         await controller.stop()
 

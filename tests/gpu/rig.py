@@ -212,7 +212,7 @@ class Rig:
     async def load(self, name: str) -> Loaded:
         """Load a declared model. Raises StepFailedError with its own reason, NotTriedError where it does not fit."""
         async with self.admin() as admin:
-            row = (await admin.ask("GET", f"models/{name}")).body
+            row = (await admin.request("GET", f"models/{name}")).body
         predicted, source = int(row["vram_estimate_mib"] or 0), str(row["vram_estimate_source"])
         began = time.monotonic()
         await self.begin_load(name)
@@ -268,7 +268,7 @@ class Rig:
     async def failures(self, name: str) -> list[str]:
         """Why a model's engines ended or did not start, the newest first."""
         async with self.admin() as admin:
-            entries = (await admin.ask("GET", "history", model=name, kind="failure")).body["entries"]
+            entries = (await admin.request("GET", "history", model=name, kind="failure")).body["entries"]
         return [str(entry["message"]) for entry in entries]
 
     def engine_log(self, name: str) -> str:

@@ -74,14 +74,14 @@ def verdict(access: Access, who: str) -> tuple[int, str] | None:
 @contextlib.asynccontextmanager
 async def guarded() -> AsyncIterator[tuple[GatewayHarness, MockEngine]]:
     """A gateway with the keys, the model `org/m`, and a tool: without any, routes of tools refuse everybody."""
-    async with gateway_harness(engine_state_routes=True) as here, engines(1) as (engine,):
-        await here.publish(route("org/m", [engine.url]), keys=KEYS, tools=(ToolRoute(name="current_time"),))
-        yield here, engine
+    async with gateway_harness(engine_state_routes=True) as gateway, engines(1) as (engine,):
+        await gateway.publish(route("org/m", [engine.url]), keys=KEYS, tools=(ToolRoute(name="current_time"),))
+        yield gateway, engine
 
 
-def reached(here: GatewayHarness, engine: MockEngine) -> tuple[int, int]:
+def reached(gateway: GatewayHarness, engine: MockEngine) -> tuple[int, int]:
     """How many requests have come to the engine, and to the controller."""
-    return len(engine.client_requests), len(here.controller.admin.asked)
+    return len(engine.client_requests), len(gateway.controller.admin.requests)
 
 
 def some_of(items: Sequence[Item], turn: int, who: str) -> Sequence[Item]:
@@ -96,23 +96,23 @@ class Asker:
 
     LANES = 8
 
-    def __init__(self, here: GatewayHarness, stack: contextlib.AsyncExitStack) -> None:
-        self._here = here
+    def __init__(self, gateway: GatewayHarness, stack: contextlib.AsyncExitStack) -> None:
+        self._here = gateway
         self._stack = stack
         self._clients: dict[int, RawClient] = {}
 
-    async def ask(self, method: str, target: str, who: str) -> Answer:
+    async def request(self, method: str, target: str, who: str) -> Answer:
         """One whole answer."""
-        (answer,) = await self.ask_all([(method, target, b"localhost")], who)
+        (answer,) = await self.request_all([(method, target, b"localhost")], who)
         return answer
 
-    async def ask_all(self, asked: Sequence[tuple[str, str, bytes]], who: str) -> list[Answer]:
+    async def request_all(self, asked: Sequence[tuple[str, str, bytes]], who: str) -> list[Answer]:
         """The whole answers to requests of this method, target and Host."""
-        lanes = [self._ask_in_lane(lane, asked[lane :: self.LANES], who) for lane in range(self.LANES)]
+        lanes = [self._request_in_lane(lane, asked[lane :: self.LANES], who) for lane in range(self.LANES)]
         by_lane = await asyncio.gather(*lanes)
         return [by_lane[number % self.LANES][number // self.LANES] for number in range(len(asked))]
 
-    async def _ask_in_lane(self, lane: int, asked: Sequence[tuple[str, str, bytes]], who: str) -> list[Answer]:
+    async def _request_in_lane(self, lane: int, asked: Sequence[tuple[str, str, bytes]], who: str) -> list[Answer]:
         answers = []
         for method, target, host in asked:
             client = self._clients.get(lane)

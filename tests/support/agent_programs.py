@@ -70,7 +70,7 @@ class AgentRun:
 
     code: int | None
     """None: it did not end in time, and was killed."""
-    said: str
+    output: str
     """What it wrote, standard error last."""
 
 

@@ -242,12 +242,12 @@ class Session:
         return f"{counts}; cached from the second turn on: {min(shares):.1%} to {max(shares):.1%}"
 
 
-async def play_session(here: GatewayHarness, agent: CodingAgent, model: str, turns: int) -> Session:
+async def play_session(gateway: GatewayHarness, agent: CodingAgent, model: str, turns: int) -> Session:
     """Ask so many times, each time with what was answered before."""
     session = Session()
     answers: list[str] = []
     for _ in range(turns):
-        async with here.client.post(here.url + agent.path, json=agent.build_request(model, answers)) as answer:
+        async with gateway.post(agent.path, agent.build_request(model, answers)) as answer:
             stream = await answer.text()
             assert answer.status == 200, stream
         text, prompt_tokens, cached_tokens = agent.read_answer(stream)

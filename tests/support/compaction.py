@@ -63,7 +63,7 @@ class CompactionRun:
     @property
     def has_gone_on(self) -> bool:
         """It went on from its summary to the end of its task."""
-        return self.summaries > 0 and DONE in self.run.said
+        return self.summaries > 0 and DONE in self.run.output
 
     @property
     def tokens(self) -> list[int]:
@@ -75,7 +75,7 @@ class CompactionRun:
         """How it ended, in words."""
         if self.has_gone_on:
             return "compacts and goes on to the end of its task"
-        told = _TOLD.findall(self.run.said)
+        told = _TOLD.findall(self.run.output)
         words = f", saying: {told[-1][:_SHOWN]}" if told else ""
         if self.run.code is None:
             return f"had not ended when its time was over{words}"
@@ -101,9 +101,9 @@ async def count_first_request(agent: CodingAgent, clients: ForeignClients, folde
 
 def _count_tokens(worker: Worker, fields: dict[str, Any]) -> int:
     asked = {"messages": fields["messages"], "tools": fields["tools"]}
-    prompt = json.loads(worker.ask("POST", "/apply-template", asked)[1])["prompt"]
+    prompt = json.loads(worker.request("POST", "/apply-template", asked)[1])["prompt"]
     content = {"content": prompt, "add_special": True, "parse_special": True}
-    return len(json.loads(worker.ask("POST", "/tokenize", content)[1])["tokens"])
+    return len(json.loads(worker.request("POST", "/tokenize", content)[1])["tokens"])
 
 
 async def play_compaction(
@@ -131,10 +131,10 @@ async def _served_agent(
         worker.ready()
         async with (
             recording(f"http://127.0.0.1:{worker.port}") as recorder,
-            gateway_harness(request_timeout_s=3600) as here,
+            gateway_harness(request_timeout_s=3600) as gateway,
         ):
-            await here.publish(route_to(MODEL, recorder.url, context))
-            yield worker, recorder, here.url
+            await gateway.publish(route_to(MODEL, recorder.url, context))
+            yield worker, recorder, gateway.url
 
 
 def route_to(name: str, url: str, context: int) -> ModelRoute:

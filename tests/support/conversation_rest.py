@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from tests.support.http_client import PendingReply
 from tests.support.response_state import Site
 
 Fields = dict[str, Any]
@@ -14,42 +15,32 @@ Fields = dict[str, Any]
 class Rest:
     """Requests below /v1/conversations of one gateway."""
 
-    here: Site
+    site: Site
     key: str | None = None
     """Secret of the key; None: without one."""
 
-    async def ask(self, method: str, path: str, **fields: Any) -> tuple[int, Any]:
-        """Status and decoded body."""
-        headers = {} if self.key is None else {"Authorization": f"Bearer {self.key}"}
-        harness = self.here.here
-        url = f"{harness.url}/v1/conversations{path}"
+    def request(self, method: str, path: str, **fields: Any) -> PendingReply:
+        """A request; a GET is without a body."""
         body = None if method == "GET" else fields
-        async with harness.client.request(method, url, headers=headers, json=body) as answer:
-            return answer.status, await answer.json()
-
-    async def told(self, method: str, path: str, **fields: Any) -> Any:
-        """The body of an answer that is no error."""
-        status, body = await self.ask(method, path, **fields)
-        assert status == 200, body
-        return body
+        return self.site.gateway.request(method, f"/v1/conversations{path}", body, key=self.key)
 
     async def get(self, path: str) -> Any:
         """What it reads."""
-        return await self.told("GET", path)
+        return (await self.request("GET", path)).success
 
     async def post(self, path: str, **fields: Any) -> Any:
-        """What it made or changed."""
-        return await self.told("POST", path, **fields)
+        """What it created or changed."""
+        return (await self.request("POST", path, **fields)).success
 
     async def delete(self, path: str) -> Any:
-        """What is said of the deletion."""
-        return await self.told("DELETE", path)
+        """The reply to the deletion."""
+        return (await self.request("DELETE", path)).success
 
     async def refused(self, method: str, path: str, **fields: Any) -> tuple[int, str, str | None]:
         """Status, code and place of the error."""
-        status, body = await self.ask(method, path, **fields)
-        assert "error" in body, body
-        return status, body["error"]["code"], body["error"]["param"]
+        reply = await self.request(method, path, **fields)
+        assert "error" in reply.body, reply.body
+        return reply.status, reply.code, reply.error["param"]
 
 
 def rest(here: Site, key: str | None = None) -> Rest:
@@ -57,7 +48,7 @@ def rest(here: Site, key: str | None = None) -> Rest:
     return Rest(here, None if key is None else f"secret-{key}")
 
 
-def said(text: str, role: str = "user", **fields: Any) -> Fields:
+def message(text: str, role: str = "user", **fields: Any) -> Fields:
     """A message. `fields`: more of it, such as `id` and `parent_id`."""
     return {"type": "message", "role": role, "content": text, **fields}
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from tests.fakes.gateway_harness import GatewayHarness
+from tests.support.http_client import PendingReply
 from worker.clockwork import SENTENCE
 
 
@@ -27,7 +28,7 @@ class Turn(NamedTuple):
 class Conversation:
     """One client's conversation with model `m`, by chat completions, that answers `SENTENCE`."""
 
-    here: GatewayHarness
+    gateway: GatewayHarness
     name: str
     fields: dict[str, Any] = field(default_factory=dict)
     """Of every request: `session_id`, or nothing."""
@@ -36,27 +37,25 @@ class Conversation:
     """Of each message."""
     messages: list[dict[str, str]] = field(default_factory=list)
 
-    def ask(self) -> Any:
-        """Return the next turn's request, a context manager as aiohttp's."""
-        said = f"{self.name} {len(self.messages)} " + "hello " * self.words
-        self.messages.append({"role": "user", "content": said})
-        body = {"model": "m", "messages": self.messages, "temperature": 0, **self.fields}
-        return self.here.client.post(self.here.url + "/v1/chat/completions", json=body, headers=self.headers)
+    def post(self) -> PendingReply:
+        """Send the next turn's request."""
+        content = f"{self.name} {len(self.messages)} " + "hello " * self.words
+        self.messages.append({"role": "user", "content": content})
+        return self.gateway.chat(messages=self.messages, temperature=0, headers=self.headers, **self.fields)
 
     async def turn(self) -> Turn:
         """Say something and have it answered."""
-        async with self.ask() as answer:
-            told = await answer.json()
-            assert answer.status == 200, told
-            decision = answer.headers.get("x-session")
-        text = told["choices"][0]["message"]["content"]
+        reply = await self.post()
+        completion = reply.success
+        text = completion["choices"][0]["message"]["content"]
         assert text == SENTENCE
         self.messages.append({"role": "assistant", "content": text})
-        usage = told["usage"]
-        return Turn(decision, usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"])
+        usage = completion["usage"]
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        return Turn(reply.headers.get("x-session"), usage["prompt_tokens"], cached)
 
 
-async def disturb(here: GatewayHarness, count: int, round_: int = 0) -> None:
+async def disturb(gateway: GatewayHarness, count: int, round_: int = 0) -> None:
     """Have so many other conversations begin, one after the other."""
     for number in range(count):
-        await Conversation(here, f"{round_}.{number} other").turn()
+        await Conversation(gateway, f"{round_}.{number} other").turn()

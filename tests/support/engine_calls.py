@@ -60,7 +60,7 @@ class Recorder:
         return b"".join(self.parts)
 
     @property
-    def told(self) -> str:
+    def ending(self) -> str:
         """The outcome in a word: the failure's class or `end`; empty while there is none."""
         return type(self.failure).__name__ if self.failure is not None else "end" if self.ended else ""
 
@@ -90,15 +90,15 @@ class Recorder:
         self.over.set()
 
     def _expect(self, what: str, holds: bool) -> None:
-        if not holds or self.told:
-            self.violations.append(f"{what} after {self.told or self.status}")
+        if not holds or self.ending:
+            self.violations.append(f"{what} after {self.ending or self.status}")
 
     async def outcome(self) -> str:
-        """Wait for the end. Returns `told`."""
+        """Wait for the end. Returns `ending`."""
         async with asyncio.timeout(PATIENCE_S):
             await self.over.wait()
         assert self.violations == []
-        return self.told
+        return self.ending
 
 
 async def well_after(engine: ScriptedEngine, client: EngineClient) -> None:
@@ -133,7 +133,7 @@ def post(
         where, "POST", "/v1/chat/completions", b"x-request-id: req-1\r\n", body, recorder, fresh=fresh
     )
     assert not recorder.status, "nothing is told from inside send"
-    assert not recorder.told, "nothing is told from inside send"
+    assert not recorder.ending, "nothing is told from inside send"
     return recorder
 
 

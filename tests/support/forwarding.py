@@ -3,35 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
-import aiohttp
 from aiohttp import web
-from yarl import URL
 
 from controller.schema.errors import ErrorBody, ErrorEnvelope
-from tests.fakes.fake_admin import Asked
+from tests.fakes.fake_admin import ReceivedRequest
 from tests.fakes.gateway_harness import GatewayHarness
+from tests.support.http_client import Reply
 
 
-def ask(here: GatewayHarness, target: str, method: str = "GET", **more: Any) -> Any:
-    """A request whose target is sent as it is written."""
-    return here.client.request(method, URL(here.url + target, encoded=True), **more)
-
-
-async def error_of(answer: aiohttp.ClientResponse) -> ErrorBody:
+def error_of(reply: Reply) -> ErrorBody:
     """The envelope's inner object, which has the answer's id."""
-    error = ErrorEnvelope.model_validate(await answer.json()).error
-    assert (error.status, error.request_id) == (answer.status, answer.headers["x-request-id"])
+    error = ErrorEnvelope.model_validate(reply.body).error
+    assert (error.status, error.request_id) == (reply.status, reply.headers["x-request-id"])
     return error
 
 
-async def said(here: GatewayHarness, path: str = "/v1/admin/models") -> Asked:
+async def received(gateway: GatewayHarness, path: str = "/v1/admin/models") -> ReceivedRequest:
     """What the controller sees of a request."""
-    async with ask(here, path) as answer:
-        assert answer.status == 200
-        await answer.read()
-    return here.controller.admin.asked[-1]
+    assert (await gateway.get(path, encoded=True)).status == 200
+    return gateway.controller.admin.requests[-1]
 
 
 async def never(_: web.Request) -> web.Response:

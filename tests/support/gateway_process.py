@@ -64,12 +64,12 @@ async def running(**settings: str) -> AsyncIterator[tuple[asyncio.subprocess.Pro
             await controller.stop()
 
 
-async def refused(here: GatewayHarness) -> None:
+async def refused(gateway: GatewayHarness) -> None:
     """Wait until the gateway accepts no new connection."""
     async with asyncio.timeout(60):
         while True:
             try:
-                async with aiohttp.ClientSession() as fresh, fresh.get(here.url + "/health"):
+                async with aiohttp.ClientSession() as fresh, fresh.get(gateway.url + "/health"):
                     pass
             except aiohttp.ClientConnectorError:
                 return

@@ -13,13 +13,12 @@ def shows_requests(metrics: str) -> bool:
     return re.search(r"^roundhouse_gateway_(inflight|queued)\{.*\} (?!0\.0$)", metrics, re.MULTILINE) is not None
 
 
-async def nothing_left(here: GatewayHarness) -> None:
+async def nothing_left(gateway: GatewayHarness) -> None:
     """Wait until nothing is inside or waits, and no connection to an engine is in use, by /metrics and by /health."""
 
     async def look() -> bool:
-        metrics = await here.metrics()
-        async with here.client.get(f"{here.url}/health") as answer:
-            health = await answer.json()
+        metrics = await gateway.metrics()
+        health = (await gateway.get("/health")).body
         busy = 'roundhouse_gateway_engine_connections{state="busy"} 0.0' not in metrics
         return not (
             shows_requests(metrics)

@@ -137,7 +137,7 @@ def _request(
     return "\r\n".join([*lines, "", ""]).encode("latin-1") + sent
 
 
-async def _ask(target: Target, rng: random.Random, request: bytes) -> bytes:
+async def _send(target: Target, rng: random.Random, request: bytes) -> bytes:
     """Send and wait for the beginning of the answer."""
     async with _connected(target, rng) as connection:
         await connection.send(request)
@@ -198,7 +198,7 @@ async def huge_headers(target: Target, rng: random.Random) -> None:
         headers = tuple(f"x-{_word(rng)}-{number}: {number}" for number in range(2000))
     else:
         headers = (f"x-{_word(rng)}: {_word(rng) * 1000}"[:30_000],)
-    await _ask(target, rng, _request(target, _chat(rng), headers=headers))
+    await _send(target, rng, _request(target, _chat(rng), headers=headers))
 
 
 async def bad_http(target: Target, rng: random.Random) -> None:
@@ -213,7 +213,7 @@ async def bad_http(target: Target, rng: random.Random) -> None:
                 del data[at : at + rng.randrange(1, 9)]
             case _:
                 data[at:at] = data[at : at + rng.randrange(1, 40)]
-    await _ask(
+    await _send(
         target, rng, rng.choice((bytes(data), rng.randbytes(200), b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"))
     )
 
@@ -233,19 +233,19 @@ async def bad_json(target: Target, rng: random.Random) -> None:
             b"",
         )
     )
-    await _ask(target, rng, _request(target, body, path=rng.choice((CHAT, MESSAGES, RESPONSES, "/v1/embeddings"))))
+    await _send(target, rng, _request(target, body, path=rng.choice((CHAT, MESSAGES, RESPONSES, "/v1/embeddings"))))
 
 
 async def unknown_model(target: Target, rng: random.Random) -> None:
     """A model that never was, by a name that never comes again."""
-    await _ask(target, rng, _request(target, _chat(rng, _word(rng, rng.choice((24, 2000))))))
+    await _send(target, rng, _request(target, _chat(rng, _word(rng, rng.choice((24, 2000))))))
 
 
 async def unknown_key(target: Target, rng: random.Random) -> None:
     """A key that never was."""
     secret = f"sk-{rng.randbytes(rng.randrange(1, 64)).hex()}"
     headers = (f"x-api-key: {_word(rng)}",) if rng.random() < 0.3 else ()
-    await _ask(target, rng, _request(target, _chat(rng), secret=secret, headers=headers))
+    await _send(target, rng, _request(target, _chat(rng), secret=secret, headers=headers))
 
 
 async def unknown_host(target: Target, rng: random.Random) -> None:
@@ -254,7 +254,7 @@ async def unknown_host(target: Target, rng: random.Random) -> None:
     headers = (f"origin: https://{_word(rng)}.example",) if rng.random() < 0.5 else ()
     method, path = rng.choice((("POST", CHAT), ("GET", "/v1/models"), ("OPTIONS", CHAT)))
     body: Any = _chat(rng) if method == "POST" else b""
-    await _ask(target, rng, _request(target, body, method=method, path=path, host=host, headers=headers))
+    await _send(target, rng, _request(target, body, method=method, path=path, host=host, headers=headers))
 
 
 async def unknown_path(target: Target, rng: random.Random) -> None:
@@ -272,7 +272,7 @@ async def unknown_path(target: Target, rng: random.Random) -> None:
         )
     )
     method = rng.choice(("GET", "GET", "GET", "DELETE", "PUT", _word(rng).upper()))
-    await _ask(target, rng, _request(target, method=method, path=path))
+    await _send(target, rng, _request(target, method=method, path=path))
 
 
 async def new_prefix(target: Target, rng: random.Random) -> None:
@@ -282,7 +282,7 @@ async def new_prefix(target: Target, rng: random.Random) -> None:
         for number in range(rng.randrange(1, 41))
     ]
     fields = {"prompt_cache_key": _word(rng), "user": _word(rng), "metadata": {_word(rng): _word(rng)}}
-    await _ask(target, rng, _request(target, {"model": MODEL, "messages": turns, **fields}))
+    await _send(target, rng, _request(target, {"model": MODEL, "messages": turns, **fields}))
 
 
 async def stored_response(target: Target, rng: random.Random) -> None:
@@ -290,7 +290,7 @@ async def stored_response(target: Target, rng: random.Random) -> None:
     body: dict[str, Any] = {"model": MODEL, "input": _word(rng, 2000), "store": True}
     if rng.random() < 0.2:
         body["background"] = True
-    answer = await _ask(target, rng, _request(target, body, path=RESPONSES))
+    answer = await _send(target, rng, _request(target, body, path=RESPONSES))
     begin = answer.find(b'"id":"resp_')
     if begin < 0:
         begin = answer.find(b'"id": "resp_')
@@ -299,10 +299,10 @@ async def stored_response(target: Target, rng: random.Random) -> None:
     made = answer[begin:].split(b'"')[3].decode()
     path = f"{RESPONSES}/{made}"
     again = {"model": MODEL, "input": _word(rng), "previous_response_id": made}
-    await _ask(target, rng, _request(target, again, path=RESPONSES))
-    await _ask(target, rng, _request(target, method="GET", path=path))
+    await _send(target, rng, _request(target, again, path=RESPONSES))
+    await _send(target, rng, _request(target, method="GET", path=path))
     if rng.random() < 0.5:
-        await _ask(target, rng, _request(target, method="DELETE", path=path))
+        await _send(target, rng, _request(target, method="DELETE", path=path))
 
 
 async def refused_body(target: Target, rng: random.Random) -> None:
@@ -314,14 +314,14 @@ async def refused_body(target: Target, rng: random.Random) -> None:
     else:
         unknown = f"resp_{rng.randbytes(24).hex()}"
         body, path = {"model": MODEL, "input": text, "previous_response_id": unknown}, RESPONSES
-    await _ask(target, rng, _request(target, body, path=path))
+    await _send(target, rng, _request(target, body, path=path))
 
 
 async def long_words(target: Target, rng: random.Random) -> None:
     """A query that its engine is asked with, and a name of the client's own, as long as they may be."""
     query, agent = (f"{_word(rng)}{'x' * rng.randrange(10_000)}" for _ in range(2))
     path, headers = f"{TOKENIZE}?{query}={query}", (f"user-agent: {agent}",)
-    await _ask(target, rng, _request(target, {"model": MODEL, "content": "x"}, path=path, headers=headers))
+    await _send(target, rng, _request(target, {"model": MODEL, "content": "x"}, path=path, headers=headers))
 
 
 async def oversized_body(target: Target, rng: random.Random) -> None:
@@ -348,7 +348,7 @@ async def upgrade(target: Target, rng: random.Random) -> None:
         f"sec-websocket-key: {_word(rng)}",
     )
     path = rng.choice((CHAT, "/v1/realtime", "/internal/link", f"/{_word(rng)}"))
-    await _ask(target, rng, _request(target, method="GET", path=path, headers=headers))
+    await _send(target, rng, _request(target, method="GET", path=path, headers=headers))
 
 
 async def never_reads(target: Target, rng: random.Random) -> None:
@@ -377,7 +377,7 @@ async def dying_engine(target: Target, rng: random.Random) -> None:
 async def huge_answer(target: Target, rng: random.Random) -> None:
     """A long answer, whole or broken off by its engine, of which the client reads the beginning."""
     body = _chat(rng, fault="huge", bytes=rng.randrange(300_000, 1_500_000), dies=rng.random() < 0.5)
-    await _ask(target, rng, _request(target, body))
+    await _send(target, rng, _request(target, body))
 
 
 async def pipelined(target: Target, rng: random.Random) -> None:

@@ -61,9 +61,9 @@ async def kill_in_the_middle(folder: Path, engine: MockEngine, streams: int, see
     """Kill a gateway in the middle of so many streams of all families, half of which have a second reader, and a
     quarter of which have lost their client. Then ask another gateway for them."""
     drawn, seen = random.Random(seed), KilledRound(streams)
-    async with running(ROUNDHOUSE_STATE=str(folder)) as (process, here):
-        await here.publish(model_of(engine))
-        tasks = [asyncio.create_task(_read_stream(here, number, drawn, seen)) for number in range(streams)]
+    async with running(ROUNDHOUSE_STATE=str(folder)) as (process, gateway):
+        await gateway.publish(model_of(engine))
+        tasks = [asyncio.create_task(_read_stream(gateway, number, drawn, seen)) for number in range(streams)]
         least = drawn.randint(1, 40)
         await until(
             lambda: len(seen.readers) >= streams and all(each.parts >= least for each in seen.readers), "all are read"
@@ -71,10 +71,10 @@ async def kill_in_the_middle(folder: Path, engine: MockEngine, streams: int, see
         process.kill()
         await process.wait()
         await asyncio.gather(*tasks)
-    async with running(ROUNDHOUSE_STATE=str(folder)) as (_, here):
-        await here.publish(model_of(engine))
+    async with running(ROUNDHOUSE_STATE=str(folder)) as (_, gateway):
+        await gateway.publish(model_of(engine))
         for number in range(streams):
-            seen.reads[_name(number)] = await read_again(here, stream_id=_name(number))
+            seen.reads[_name(number)] = await read_again(gateway, stream_id=_name(number))
     return seen
 
 
@@ -82,24 +82,24 @@ def _name(number: int) -> str:
     return f"conv-{number}"
 
 
-async def _read_stream(here: GatewayHarness, number: int, drawn: random.Random, seen: KilledRound) -> None:
+async def _read_stream(gateway: GatewayHarness, number: int, drawn: random.Random, seen: KilledRound) -> None:
     path = _PATHS[number % len(_PATHS)]
     fields = {_LIMITS.get(path, "max_tokens"): _LONG} | ({"store": False} if path == "/v1/responses" else {})
-    answer = await open_stream(here, _name(number), path, **fields)
+    answer = await open_stream(gateway, _name(number), path, **fields)
     assert answer.status == 200, await answer.read()
     async with asyncio.TaskGroup() as group:
         if drawn.random() < 0.25:
             await answer.content.readany()
             answer.close()
-            group.create_task(_follow(here, number, seen))
+            group.create_task(_follow(gateway, number, seen))
             return
         group.create_task(_receive(answer, CutReader(_name(number)), seen))
         if drawn.random() < 0.5:
-            group.create_task(_follow(here, number, seen))
+            group.create_task(_follow(gateway, number, seen))
 
 
-async def _follow(here: GatewayHarness, number: int, seen: KilledRound) -> None:
-    answer = await here.client.get(f"{here.url}/v1/stream/{_name(number)}")
+async def _follow(gateway: GatewayHarness, number: int, seen: KilledRound) -> None:
+    answer = await gateway.client.get(f"{gateway.url}/v1/stream/{_name(number)}")
     await _receive(answer, CutReader(_name(number)), seen)
 
 

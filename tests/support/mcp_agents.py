@@ -74,7 +74,7 @@ class ClaudeOperator:
             ("unload", "key operator 127.0.0.1 by mcp"),
             ("load", "key operator 127.0.0.1 by mcp"),
         ]
-        assert (run.code, DONE in run.said) == (0, True), run.said[-2000:]
+        assert (run.code, DONE in run.output) == (0, True), run.output[-2000:]
 
     async def check_reader(self) -> None:
         """With a key that may not operate: it is offered two tools, sees its own models, and cannot call others."""
@@ -89,7 +89,7 @@ class ClaudeOperator:
         row = await self._site.stack.model("clock")
         assert row is not None
         assert not row.replicas
-        assert (run.code, DONE in run.said) == (0, True), run.said[-2000:]
+        assert (run.code, DONE in run.output) == (0, True), run.output[-2000:]
 
     def _last_request(self) -> dict[str, Any]:
         return next(body for body in reversed(self._site.model.requests) if results_of(body))

@@ -80,11 +80,11 @@ HEADERS: Final = {"accept": "application/json, text/event-stream", "content-type
 """What each request must have."""
 
 
-def answer_rows(here: GatewayHarness, *states: str, **more: Any) -> None:
+def answer_rows(gateway: GatewayHarness, *states: str, **more: Any) -> None:
     """Let the controller answer rows with these states, one after the other; the last one for ever."""
     left = list(states)
 
     async def answer(_: web.Request) -> web.Response:
         return web.json_response(ROW | more | {"runtime_state": left.pop(0) if len(left) > 1 else left[0]})
 
-    here.controller.admin.answer = answer
+    gateway.controller.admin.answer = answer

@@ -69,11 +69,11 @@ async def messages_gateway(
     models = [model for name, server in servers.items() for model in routes_of(name, server)]
     if worker is not None:
         models.append(route("worker", [f"http://127.0.0.1:{worker.port}"], served_name="inner", apis=TRANSLATED))
-    async with gateway_harness() as here:
-        await here.publish(*models)
-        yield here
+    async with gateway_harness() as gateway:
+        await gateway.publish(*models)
+        yield gateway
 
 
-def client_of(here: GatewayHarness, key: str = "none") -> anthropic.AsyncAnthropic:
+def client_of(gateway: GatewayHarness, key: str = "none") -> anthropic.AsyncAnthropic:
     """The SDK as anybody uses it, without retries."""
-    return anthropic.AsyncAnthropic(base_url=here.url, api_key=key, max_retries=0)
+    return anthropic.AsyncAnthropic(base_url=gateway.url, api_key=key, max_retries=0)

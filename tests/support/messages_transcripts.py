@@ -32,7 +32,7 @@ COUNTED = {
 }
 
 
-def asked(engine: ModelRoute = LLAMA_SERVER, **fields: Any) -> InferenceRequest:
+def request_of(engine: ModelRoute = LLAMA_SERVER, **fields: Any) -> InferenceRequest:
     """A request that was checked."""
     request = parse_request(json.dumps({**ASKED, **fields}).encode(), may_stream=True)
     request.id = "req-7"
@@ -54,7 +54,7 @@ def call(index: int, arguments: str, name: str | None = None) -> Delta:
 
 def streamed(*chunks: bytes, usage: Fields | None = USAGE, done: bytes = b"data: [DONE]\n\n", **fields: Any) -> bytes:
     """What the client gets of the engine's events."""
-    events = MESSAGES_VIA_CHAT.open_stream(asked(stream=True, **fields))
+    events = MESSAGES_VIA_CHAT.open_stream(request_of(stream=True, **fields))
     told = (
         b"" if usage is None else b"data: " + json.dumps({"id": "x", "choices": [], "usage": usage}).encode() + b"\n\n"
     )
@@ -108,7 +108,7 @@ TEXT: Fields = {"type": "text", "text": ""}
 THINKING: Fields = {"type": "thinking", "thinking": "", "signature": ""}
 
 
-def said(out: bytes) -> list[str]:
+def texts_of(out: bytes) -> list[str]:
     """The parts of the text and of the thoughts, which a signature ends."""
     deltas = [each["delta"] for each in checked_events(out) if each["type"] == "content_block_delta"]
     return [delta.get("text") or delta.get("thinking") or "" for delta in deltas]

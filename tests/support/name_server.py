@@ -16,11 +16,11 @@ class Resolver:
 
     def __init__(self, *answers: Sequence[str]) -> None:
         self.answers = list(answers)
-        self.asked: list[str] = []
+        self.queries: list[str] = []
 
     def __call__(self, host: str, _port: int) -> Sequence[str]:
-        self.asked.append(host)
-        return self.answers[min(len(self.asked), len(self.answers)) - 1]
+        self.queries.append(host)
+        return self.answers[min(len(self.queries), len(self.answers)) - 1]
 
 
 @pytest.fixture

@@ -23,17 +23,17 @@ OPENAI_WORDS = re.compile(
 ANTHROPIC_WORDS = re.compile(r"prompt is too long: (\d+) tokens > (\d+) maximum")
 
 
-async def check_overflow(here: GatewayHarness, model: str, length: int, context: int) -> None:
+async def check_overflow(gateway: GatewayHarness, model: str, length: int, context: int) -> None:
     """Send `length` letters, each of which is a token of the test's model, to one of `context` tokens."""
     text = "x" * length
-    await _check_openai(here, model, text, context)
-    await _check_langchain(here, model, text)
-    await _check_anthropic(here, model, text, context)
+    await _check_openai(gateway, model, text, context)
+    await _check_langchain(gateway, model, text)
+    await _check_anthropic(gateway, model, text, context)
 
 
-async def _check_openai(here: GatewayHarness, model: str, text: str, context: int) -> None:
+async def _check_openai(gateway: GatewayHarness, model: str, text: str, context: int) -> None:
     messages: Any = [{"role": "user", "content": text}]
-    async with openai.AsyncOpenAI(base_url=f"{here.url}/v1", api_key="none", max_retries=0) as client:
+    async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
         asks: list[Callable[[], Awaitable[Any]]] = [
             lambda: client.chat.completions.create(model=model, messages=messages),
             lambda: client.chat.completions.create(model=model, messages=messages, stream=True),
@@ -57,11 +57,11 @@ async def _collect_events(client: openai.AsyncOpenAI, model: str, text: str, eve
         events.append(event.type)  # noqa: PERF401 - what came before the error counts
 
 
-async def _check_langchain(here: GatewayHarness, model: str, text: str) -> None:
+async def _check_langchain(gateway: GatewayHarness, model: str, text: str) -> None:
     for by_responses in (False, True):
         chat = ChatOpenAI(
             model=model,
-            base_url=f"{here.url}/v1",
+            base_url=f"{gateway.url}/v1",
             api_key=pydantic.SecretStr("none"),
             max_retries=0,
             use_responses_api=by_responses,
@@ -72,9 +72,9 @@ async def _check_langchain(here: GatewayHarness, model: str, text: str) -> None:
             [part async for part in chat.astream(text)]
 
 
-async def _check_anthropic(here: GatewayHarness, model: str, text: str, context: int) -> None:
+async def _check_anthropic(gateway: GatewayHarness, model: str, text: str, context: int) -> None:
     messages: Any = [{"role": "user", "content": text}]
-    async with anthropic.AsyncAnthropic(base_url=here.url, api_key="none", max_retries=0) as client:
+    async with anthropic.AsyncAnthropic(base_url=gateway.url, api_key="none", max_retries=0) as client:
         for streams in (False, True):
             with pytest.raises(anthropic.BadRequestError) as refused:
                 await client.messages.create(model=model, messages=messages, max_tokens=5, stream=streams)

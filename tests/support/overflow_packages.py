@@ -28,10 +28,10 @@ async def probe_packages(clients: ForeignClients, folder: Path) -> Mapping[str, 
     make_model(folder / "plain.gguf")
     with llama_servers.started("binary", folder, MODEL, folder / "plain.gguf", token=TOKEN) as worker:
         worker.ready()
-        async with gateway_harness() as here:
+        async with gateway_harness() as gateway:
             made = route_to(MODEL, f"http://127.0.0.1:{worker.port}", CONTEXT)
-            await here.publish(made.model_copy(update={"longest_token": max(map(len, SPECIAL))}))
-            return {who: await _probe(clients, here.url, letters) for who, letters in REFUSERS.items()}
+            await gateway.publish(made.model_copy(update={"longest_token": max(map(len, SPECIAL))}))
+            return {who: await _probe(clients, gateway.url, letters) for who, letters in REFUSERS.items()}
 
 
 async def _probe(clients: ForeignClients, url: str, letters: int) -> Mapping[str, str]:

@@ -41,18 +41,18 @@ class PrometheusServer:
 
     async def query(self, expr: str) -> list[dict[str, Any]]:
         """Return the vector that `expr` has now. Fails where Prometheus refuses it."""
-        return await self._ask("query", {"query": expr})
+        return await self._query("query", {"query": expr})
 
     async def query_range(self, expr: str, start: float, end: float, step: float) -> list[dict[str, Any]]:
         """Return the matrix of `expr` between two Unix times, every `step` seconds."""
-        return await self._ask("query_range", {"query": expr, "start": start, "end": end, "step": step})
+        return await self._query("query_range", {"query": expr, "start": start, "end": end, "step": step})
 
     async def list_rules(self) -> list[dict[str, Any]]:
         """Return the rules of all groups, with their health."""
         async with self.client.get(f"{self.url}/api/v1/rules") as answer:
             return [rule for group in (await answer.json())["data"]["groups"] for rule in group["rules"]]
 
-    async def _ask(self, path: str, parameters: Mapping[str, str | float]) -> list[dict[str, Any]]:
+    async def _query(self, path: str, parameters: Mapping[str, str | float]) -> list[dict[str, Any]]:
         async with self.client.get(f"{self.url}/api/v1/{path}", params=parameters) as answer:
             said = await answer.json()
         assert said["status"] == "success", f"{parameters}: {said}"

@@ -21,6 +21,7 @@ from tests.fakes.fake_controller import route
 from tests.fakes.fake_holding_engine import HoldingEngine, holding
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.gateway_rest import nothing_left
+from tests.support.http_client import HttpClient
 from tests.support.wait import until
 
 SLOTS = 4
@@ -89,22 +90,21 @@ class Client:
 class Queue:
     """A gateway, its model `m`, and the engine behind it."""
 
-    here: GatewayHarness
+    gateway: GatewayHarness
     engine: HoldingEngine
     clients: dict[str, Client] = field(default_factory=dict)
     sessions: aiohttp.ClientSession = field(init=False)
 
     def send(self, tag: str, who: str | None = None, **fields: Any) -> Client:
         """A client, with a connection of its own, and the key of that name."""
-        client = self.clients[tag] = Client(tag, asyncio.create_task(self._ask(tag, who, fields)))
+        client = self.clients[tag] = Client(tag, asyncio.create_task(self._chat(tag, who, fields)))
         return client
 
-    async def _ask(self, tag: str, who: str | None, fields: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
-        body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "tag": tag, **fields}
-        headers = {"connection": "close"} | ({"authorization": f"Bearer secret-{who}"} if who else {})
-        url = f"{self.here.url}/v1/chat/completions"
-        async with self.sessions.post(url, json=body, headers=headers) as answer:
-            return answer.status, {name.lower(): value for name, value in answer.headers.items()}, await answer.read()
+    async def _chat(self, tag: str, who: str | None, fields: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
+        client = HttpClient(self.gateway.url, self.sessions)
+        key = f"secret-{who}" if who else None
+        reply = await client.chat(**{"tag": tag, **fields}, key=key, headers={"connection": "close"})
+        return reply.status, {name.lower(): value for name, value in reply.headers.items()}, reply.content
 
     async def enter(self, tag: str, who: str | None = None, **fields: Any) -> Client:
         """A client that gets a slot at once."""
@@ -151,8 +151,7 @@ class Queue:
 
     async def depth(self) -> int:
         """How many wait, as /health says."""
-        async with self.here.client.get(f"{self.here.url}/health") as answer:
-            return int((await answer.json())["queue_depth"])
+        return int((await self.gateway.get("/health")).body["queue_depth"])
 
     async def depth_is(self, count: int) -> None:
         """Wait until so many wait."""
@@ -165,9 +164,9 @@ class Queue:
     async def empty(self) -> None:
         """Wait until nobody is inside or waits, by /metrics, by /health, by the engine, and in what is reported."""
 
-        await nothing_left(self.here)
+        await nothing_left(self.gateway)
         await until("the engine holds nobody", lambda: not self.engine.inside)
-        await self.here.idle()
+        await self.gateway.idle()
 
 
 @contextlib.asynccontextmanager
@@ -176,9 +175,9 @@ async def queue_at(
 ) -> AsyncIterator[Queue]:
     """A gateway in front of `engine`, with these models and keys. Whoever still waits at the end goes."""
     connector = aiohttp.TCPConnector(limit=0)
-    async with gateway_harness(**settings) as here, aiohttp.ClientSession(connector=connector) as sessions:
-        await here.controller.acknowledged(await here.controller.publish(*models, keys=keys))
-        made = Queue(here, engine)
+    async with gateway_harness(**settings) as gateway, aiohttp.ClientSession(connector=connector) as sessions:
+        await gateway.controller.acknowledged(await gateway.controller.publish(*models, keys=keys))
+        made = Queue(gateway, engine)
         made.sessions = sessions
         try:
             yield made

@@ -159,9 +159,9 @@ class RawClient:
 
 
 @contextlib.asynccontextmanager
-async def raw(here: GatewayHarness, *, receive_bytes: int | None = None) -> AsyncIterator[RawClient]:
+async def raw(gateway: GatewayHarness, *, receive_bytes: int | None = None) -> AsyncIterator[RawClient]:
     """A connection to the gateway. `receive_bytes` is the kernel's buffer of what is not read yet."""
-    address = urlsplit(here.url)
+    address = urlsplit(gateway.url)
     sock = socket.socket()
     if receive_bytes is not None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
@@ -194,9 +194,9 @@ def request(
     return "\r\n".join([*lines, "", ""]).encode("latin-1") + sent
 
 
-async def spotless(here: GatewayHarness) -> None:
+async def spotless(gateway: GatewayHarness) -> None:
     """Nothing is left of any client: no exchange, no count, no connection but kept ones to engines."""
-    server = here.server
+    server = gateway.server
     assert server is not None
     parts = server._gateway.inference._services
     await until("no connection of a client is left", lambda: not server.server_state.connections)

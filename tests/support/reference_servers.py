@@ -278,7 +278,7 @@ class ReferenceServers:
         log = await self.client.get("/v1/admin/models/mcp:filesystem/logs")
         assert "Secure MCP Filesystem Server running on stdio" in log
 
-    async def _ask(self, **fields: Any) -> Any:
+    async def _request(self, **fields: Any) -> Any:
         """A response of the model, which calls `time` until it may no more."""
         async with openai.AsyncOpenAI(base_url=f"{self.stack.url}/v1", api_key="none", max_retries=0) as client:
             asked: dict[str, Any] = {
@@ -294,12 +294,12 @@ class ReferenceServers:
             return [event async for event in await client.responses.create(**asked)]
 
     async def _check_responses(self) -> None:
-        response = await self._ask()
+        response = await self._request()
         assert [item.type for item in response.output] == ["mcp_list_tools", "mcp_call", "message"]
         assert json.loads(response.output[1].output)["timezone"] == "UTC"
 
     async def _check_stream(self) -> None:
-        events = await self._ask(stream=True)
+        events = await self._request(stream=True)
         kinds = [event.type for event in events]
         wanted = ["mcp_list_tools.completed", "mcp_call.in_progress", "mcp_call_arguments.done", "mcp_call.completed"]
         steps = [kinds.index(f"response.{kind}") for kind in wanted]
@@ -308,14 +308,14 @@ class ReferenceServers:
 
     async def _check_approval(self) -> None:
         tools = [{"type": "mcp", "server_label": "time"}]
-        first = await self._ask(tools=tools)
+        first = await self._request(tools=tools)
         assert [item.type for item in first.output] == ["mcp_list_tools", "mcp_approval_request"]
         approval = {
             "type": "mcp_approval_response",
             "approval_request_id": first.output[-1].id,
             "approve": True,
         }
-        second = await self._ask(tools=tools, previous_response_id=first.id, input=[approval])
+        second = await self._request(tools=tools, previous_response_id=first.id, input=[approval])
         assert [item.type for item in second.output] == ["mcp_call", "message"]
         assert json.loads(second.output[0].output)["timezone"] == "UTC"
 

@@ -40,7 +40,7 @@ class Socket:
             events.append(await self.event())
         return events
 
-    async def ask(self, text: str = "Hi", **fields: Any) -> Fields:
+    async def create(self, text: str = "Hi", **fields: Any) -> Fields:
         """The response to this, or the error that it is refused with."""
         await self.send(input=text, **fields)
         last = (await self.turn())[-1]
@@ -49,9 +49,9 @@ class Socket:
 
 
 @contextlib.asynccontextmanager
-async def socket(here: GatewayHarness, path: str = "/v1/responses", **headers: str) -> AsyncIterator[Socket]:
+async def socket(gateway: GatewayHarness, path: str = "/v1/responses", **headers: str) -> AsyncIterator[Socket]:
     """A connection to the gateway. Headers: their names with `_` for `-`."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    url = here.url.replace("http", "ws", 1) + path
+    url = gateway.url.replace("http", "ws", 1) + path
     async with connect(url, additional_headers=named, ping_interval=None, max_size=None) as connection:
         yield Socket(connection)

@@ -29,7 +29,7 @@ OVER = ("completed", "incomplete", "failed", "cancelled")
 class Site:
     """One gateway with the model `m`."""
 
-    here: GatewayHarness
+    gateway: GatewayHarness
     engine: MockEngine
     client: openai.AsyncOpenAI
     let_go: Callable[[], None] = lambda: None
@@ -38,21 +38,21 @@ class Site:
     @property
     def store(self) -> StateStore:
         """The store, whose thread may be held."""
-        server: Any = self.here.server
+        server: Any = self.gateway.server
         store: StateStore = server._gateway.inference._services.responses._store
         return store
 
     @property
     def running(self) -> dict[str, Any]:
         """Responses that are being made and may be asked for."""
-        server: Any = self.here.server
+        server: Any = self.gateway.server
         running: dict[str, Any] = server._gateway.inference._services.responses._running
         return running
 
     @property
     def streams(self) -> ResumableStreams:
         """The gateway's resumable streams."""
-        return streams_of(self.here)
+        return streams_of(self.gateway)
 
     async def make(self, said: Any = "Hi", **fields: Any) -> Response:
         """A response, blocking. What the SDK does not know reaches the engine: see MockEngine."""
@@ -98,11 +98,11 @@ async def site(
     *more: ModelRoute, keys: tuple[Key, ...] = (), m: dict[str, Any] | None = None, **settings: Any
 ) -> AsyncIterator[Site]:
     """One with these settings. `m`: fields of the model's route."""
-    async with gateway_harness(**settings) as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url], **(m or {})), *more, keys=keys)
+    async with gateway_harness(**settings) as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url], **(m or {})), *more, keys=keys)
         api_key = f"secret-{keys[0].name}" if keys else "none"
-        async with openai.AsyncOpenAI(base_url=here.url + "/v1", api_key=api_key, max_retries=0) as client:
-            yield Site(here, engine, client)
+        async with openai.AsyncOpenAI(base_url=gateway.url + "/v1", api_key=api_key, max_retries=0) as client:
+            yield Site(gateway, engine, client)
 
 
 async def refusal(asking: Any) -> tuple[int, str | None, str | None]:

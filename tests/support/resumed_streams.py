@@ -47,46 +47,43 @@ class Read:
         return code
 
 
-def open_stream(here: GatewayHarness, stream_id: str = ID, path: str = CHAT, **fields: Any) -> Any:
+def open_stream(gateway: GatewayHarness, stream_id: str = ID, path: str = CHAT, **fields: Any) -> Any:
     """An opted-in stream; an async context manager, as aiohttp's."""
     body = {"model": "m", **FAMILIES[path], "stream": True, **fields}
-    return here.client.post(here.url + path, json=body, headers={"X-Conversation-Id": stream_id})
+    return gateway.client.post(gateway.url + path, json=body, headers={"X-Conversation-Id": stream_id})
 
 
-async def read_again(here: GatewayHarness, start: int | str = 0, stream_id: str = ID, **query: str) -> Read:
+async def read_again(gateway: GatewayHarness, start: int | str = 0, stream_id: str = ID, **query: str) -> Read:
     """GET /v1/stream/{id} from an offset on, to its end."""
-    url = f"{here.url}/v1/stream/{quote(stream_id, safe='')}"
-    async with here.client.get(url, params={"from": str(start), **query}) as answer:
+    url = f"{gateway.url}/v1/stream/{quote(stream_id, safe='')}"
+    async with gateway.client.get(url, params={"from": str(start), **query}) as answer:
         return Read(answer.status, await answer.read(), answer.headers)
 
 
-async def stop(here: GatewayHarness, stream_id: str = ID) -> int:
+async def stop(gateway: GatewayHarness, stream_id: str = ID) -> int:
     """Status of DELETE /v1/stream/{id}."""
-    async with here.client.delete(f"{here.url}/v1/stream/{quote(stream_id, safe='')}") as answer:
-        return answer.status
+    return (await gateway.request("DELETE", f"/v1/stream/{quote(stream_id, safe='')}")).status
 
 
-async def look_up(here: GatewayHarness, *stream_ids: str) -> Any:
+async def look_up(gateway: GatewayHarness, *stream_ids: str) -> Any:
     """What POST /v1/streams/lookup tells."""
-    async with here.post("/v1/streams/lookup", conversation_ids=stream_ids) as answer:
-        assert answer.status == 200
-        return await answer.json()
+    return (await gateway.post("/v1/streams/lookup", conversation_ids=stream_ids)).success
 
 
-def streams_of(here: GatewayHarness) -> ResumableStreams:
+def streams_of(gateway: GatewayHarness) -> ResumableStreams:
     """The gateway's own, of one in this process."""
-    assert here.server is not None
-    return here.server._gateway.streams
+    assert gateway.server is not None
+    return gateway.server._gateway.streams
 
 
-async def until_read(here: GatewayHarness, readers: int) -> None:
+async def until_read(gateway: GatewayHarness, readers: int) -> None:
     """Wait until the gateway's streams have so many readers."""
-    await until(lambda: streams_of(here).registry.count_readers() == readers, f"{readers} readers")
+    await until(lambda: streams_of(gateway).registry.count_readers() == readers, f"{readers} readers")
 
 
-async def until_live(here: GatewayHarness, count: int = 1) -> None:
+async def until_live(gateway: GatewayHarness, count: int = 1) -> None:
     """Wait until so many streams are live."""
-    await until(lambda: streams_of(here).registry.live_count == count, f"{count} live streams")
+    await until(lambda: streams_of(gateway).registry.live_count == count, f"{count} live streams")
 
 
 async def cut_stream(answer: aiohttp.ClientResponse, at_least: int = 1) -> bytes:
@@ -98,17 +95,17 @@ async def cut_stream(answer: aiohttp.ClientResponse, at_least: int = 1) -> bytes
     return sent
 
 
-async def check_every_cut(here: GatewayHarness, model: str, paths: Iterable[str] = FAMILIES) -> None:
+async def check_every_cut(gateway: GatewayHarness, model: str, paths: Iterable[str] = FAMILIES) -> None:
     """In each family: a client is cut off and reads on; and whoever reads from any byte gets the same bytes."""
     for path in paths:
         stream_id = f"{model}{path}"
         fields = {"model": model} | ({"store": False} if path == "/v1/responses" else {})
-        sent = await cut_stream(await open_stream(here, stream_id, path, **fields))
-        rest = await read_again(here, len(sent), stream_id)
+        sent = await cut_stream(await open_stream(gateway, stream_id, path, **fields))
+        rest = await read_again(gateway, len(sent), stream_id)
         assert rest.status == 200, rest.body
         whole = sent + rest.body
         for offset in range(0, len(whole) + 1, max(1, len(whole) // CUTS)):
-            read = await read_again(here, offset, stream_id)
+            read = await read_again(gateway, offset, stream_id)
             assert read.body == whole[offset:], (path, offset)
             assert (read.state, read.headers["x-stream-length"]) == ("done", str(len(whole))), (path, whole)
 

@@ -40,10 +40,10 @@ async def retrieval_gateway(
                 "retrieval_token_file": other,
                 "retrieval_max_file_mib": 1,
             }
-            async with gateway_harness(**settings) as here:
+            async with gateway_harness(**settings) as gateway:
                 while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
                     await asyncio.sleep(0.01)
-                yield here, retrieval
+                yield gateway, retrieval
         finally:
             server.should_exit = True
             await task

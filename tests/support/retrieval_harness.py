@@ -54,7 +54,7 @@ class RetrievalHarness:
         self.clock.now += seconds
         self.retrieval.pipeline.wake()
 
-    async def ask(
+    async def request(
         self,
         method: str,
         path: str,
@@ -74,13 +74,13 @@ class RetrievalHarness:
     async def add(self, text: str, document_id: str | None = None, *, tenant: str = "alice", **fields: Any) -> Any:
         """Add a document, and wait until it is searchable."""
         body = {"text": text, **({} if document_id is None else {"id": document_id}), **fields}
-        answer = await self.ask("POST", "/v1/documents?wait=true", body, tenant=tenant)
+        answer = await self.request("POST", "/v1/documents?wait=true", body, tenant=tenant)
         assert answer.status_code == 200, answer.text
         return answer.json()
 
     async def search(self, query: str, *, tenant: str = "alice", **fields: Any) -> list[Any]:
         """Return the hits of a search."""
-        answer = await self.ask("POST", "/v1/search", {"query": query, **fields}, tenant=tenant)
+        answer = await self.request("POST", "/v1/search", {"query": query, **fields}, tenant=tenant)
         assert answer.status_code == 200, answer.text
         hits: list[Any] = answer.json()["data"]
         return hits

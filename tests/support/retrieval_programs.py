@@ -43,8 +43,7 @@ async def documents_site(folder: Path, *models: ModelRoute, **settings: str) -> 
         async with retrieval_program(folder, gateway.url, address, **settings):
 
             async def answers() -> bool:
-                async with gateway.client.get(f"{gateway.url}/v1/documents") as answer:
-                    return bool(answer.status == 200)
+                return bool((await gateway.get("/v1/documents")).status == 200)
 
             await until("the gateway reaches retrieval", answers)
             yield DocumentsSite(gateway, address)

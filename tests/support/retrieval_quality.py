@@ -34,11 +34,11 @@ async def add_documents(here: RetrievalHarness, documents: Mapping[str, str]) ->
     """Add documents, name to Markdown, and wait until they are worked off. Return versions by state."""
     for name, text in documents.items():
         body = {"id": name, "text": text, "filename": "page.md"}
-        answer = await here.ask("POST", "/v1/documents", body)
+        answer = await here.request("POST", "/v1/documents", body)
         assert answer.status_code in (200, 202), answer.text
 
     async def count_states() -> dict[str, int] | None:
-        status = (await here.ask("GET", "/v1/retrieval", is_admin=True)).json()
+        status = (await here.request("GET", "/v1/retrieval", is_admin=True)).json()
         states: dict[str, int] = status["versions"]
         done = states.get("ready", 0) + states.get("failed", 0)
         return states if done == len(documents) else None

@@ -153,7 +153,7 @@ async def exited(runtime: Runtime) -> SeenReplica:
     return ended
 
 
-async def said(runtime: Runtime, name: str, text: str) -> None:
+async def wait_for_log(runtime: Runtime, name: str, text: str) -> None:
     """Return when the engine has written a text."""
 
     async def look() -> bool:

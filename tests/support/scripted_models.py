@@ -59,22 +59,22 @@ PLAN = tool("plan", DAYS)
 REST = tool("rest")
 
 
-def told(worker: Worker, path: str = CHAT, **fields: Any) -> Any:
+def post(worker: Worker, path: str = CHAT, **fields: Any) -> Any:
     """The answer, whatever it is."""
     body = fields if path in ("/v1/completions", "/v1/embeddings") else {"messages": USER, **fields}
-    return json.loads(worker.ask("POST", path, body)[1])
+    return json.loads(worker.request("POST", path, body)[1])
 
 
 def choice(worker: Worker, **fields: Any) -> Any:
     """The one choice of an answer."""
-    answer = told(worker, **fields)
+    answer = post(worker, **fields)
     assert "choices" in answer, answer
     return answer["choices"][0]
 
 
 def streamed(worker: Worker, **fields: Any) -> list[Any]:
     """The choices of a stream's chunks."""
-    text = worker.ask("POST", CHAT, {"messages": USER, "stream": True, **fields})[1]
+    text = worker.request("POST", CHAT, {"messages": USER, "stream": True, **fields})[1]
     events = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
     assert events.pop() == "[DONE]"
     return [json.loads(event)["choices"][0] for event in events]
@@ -87,7 +87,7 @@ def joined(choices: Sequence[Any], name: str) -> str:
 
 def error(worker: Worker, **fields: Any) -> tuple[int, str, str | None]:
     """Status, code and place of a refusal."""
-    status, body = worker.ask("POST", CHAT, {"messages": USER, **fields})
+    status, body = worker.request("POST", CHAT, {"messages": USER, **fields})
     said = json.loads(body)["error"]
     return status, said["code"], said["param"]
 

@@ -17,7 +17,7 @@ from tests.support.responses import Fields, check_response, folded
 _OPEN_RESPONSES = {"OpenResponses-Version": "2026-04-24"}
 
 
-async def judge_streams(here: GatewayHarness, model: str, *tools: Fields) -> list[str]:
+async def judge_streams(gateway: GatewayHarness, model: str, *tools: Fields) -> list[str]:
     """Ask the model for a stream in each family, with these tools of chat completions. The types of the items that its
     response has."""
     hi = [{"role": "user", "content": "Hi"}]
@@ -25,19 +25,19 @@ async def judge_streams(here: GatewayHarness, model: str, *tools: Fields) -> lis
     functions = [tool["function"] for tool in tools]
     chat: Fields = {"messages": hi, "stream_options": {"include_usage": True}, **more}
     chat |= {"tools": tools} if tools else {}
-    _judge_chunks(ChatCompletionChunk, await streamed(here, "/v1/chat/completions", model, **chat))
-    _judge_chunks(Completion, await streamed(here, "/v1/completions", model, prompt="Hi", **more))
+    _judge_chunks(ChatCompletionChunk, await streamed(gateway, "/v1/chat/completions", model, **chat))
+    _judge_chunks(Completion, await streamed(gateway, "/v1/completions", model, prompt="Hi", **more))
 
     its_tools = [{"name": each["name"], "input_schema": each["parameters"]} for each in functions]
     message: Fields = {"messages": hi, **more, **({"tools": its_tools} if tools else {})}
-    assert checked_events(await streamed(here, "/v1/messages", model, **message))[-1]["type"] == "message_stop"
+    assert checked_events(await streamed(gateway, "/v1/messages", model, **message))[-1]["type"] == "message_stop"
 
     declared = [{"type": "function", **each} for each in functions]
     asked: Fields = {"input": "Hi", "temperature": 0, "max_output_tokens": 200}
     asked |= {"tools": declared} if tools else {}
-    response = folded(await streamed(here, "/v1/responses", model, **asked))
-    opened = folded(await streamed(here, "/v1/responses", model, _OPEN_RESPONSES, **asked), is_open=True)
-    async with socket(here) as client:
+    response = folded(await streamed(gateway, "/v1/responses", model, **asked))
+    opened = folded(await streamed(gateway, "/v1/responses", model, _OPEN_RESPONSES, **asked), is_open=True)
+    async with socket(gateway) as client:
         await client.send(**{**asked, "model": model})
         last = (await client.turn())[-1]["response"]
     check_response(last)
@@ -47,11 +47,11 @@ async def judge_streams(here: GatewayHarness, model: str, *tools: Fields) -> lis
 
 
 async def streamed(
-    here: GatewayHarness, path: str, model: str, headers: dict[str, str] | None = None, **fields: Any
+    gateway: GatewayHarness, path: str, model: str, headers: dict[str, str] | None = None, **fields: Any
 ) -> bytes:
     """The whole stream."""
     asked = {"model": model, "stream": True, **fields}
-    async with here.client.post(here.url + path, json=asked, headers=headers) as answer:
+    async with gateway.post(path, asked, headers=headers) as answer:
         content: bytes = await answer.read()
         assert answer.status == 200, content
         return content

@@ -4,106 +4,92 @@ from __future__ import annotations
 
 from typing import Any
 
-from yarl import URL
-
 from tests.fakes.gateway_harness import GatewayHarness
 from tests.support.wait import until
 
 
-async def call_tool(here: GatewayHarness, tool: str, secret: str | None = None, **params: Any) -> tuple[int, Any]:
+async def call_tool(gateway: GatewayHarness, tool: str, secret: str | None = None, **params: Any) -> tuple[int, Any]:
     """Status and JSON of the answer. `secret`: of the key that is shown; None: none is."""
-    headers = {} if secret is None else {"authorization": f"Bearer {secret}"}
-    body = {"tool": tool, "params": params}
-    async with here.client.post(f"{here.url}/tools", json=body, headers=headers) as answer:
-        return answer.status, await answer.json()
+    return (await gateway.post("/tools", {"tool": tool, "params": params}, key=secret)).result
 
 
-async def call_text(here: GatewayHarness, tool: str, **params: Any) -> str:
+async def call_text(gateway: GatewayHarness, tool: str, **params: Any) -> str:
     """What a tool answered."""
-    status, answer = await call_tool(here, tool, **params)
+    status, answer = await call_tool(gateway, tool, **params)
     assert status == 200, answer
     return str(answer["plain_text_response"])
 
 
-async def call_error(here: GatewayHarness, tool: str, **params: Any) -> str:
+async def call_error(gateway: GatewayHarness, tool: str, **params: Any) -> str:
     """What a tool that ran and failed answered."""
-    status, answer = await call_tool(here, tool, **params)
+    status, answer = await call_tool(gateway, tool, **params)
     assert status == 200, answer
     return str(answer["error"])
 
 
-async def call_code(here: GatewayHarness, tool: str, secret: str | None = None, **params: Any) -> tuple[int, str]:
+async def call_code(gateway: GatewayHarness, tool: str, secret: str | None = None, **params: Any) -> tuple[int, str]:
     """Status and error code of a call that was refused or failed."""
-    status, answer = await call_tool(here, tool, secret, **params)
+    status, answer = await call_tool(gateway, tool, secret, **params)
     assert set(answer) == {"error"}, answer
     assert isinstance(answer["error"], dict), answer
     return status, answer["error"]["code"]
 
 
-async def list_tools(here: GatewayHarness, secret: str | None = None) -> list[Any]:
+async def list_tools(gateway: GatewayHarness, secret: str | None = None) -> list[Any]:
     """The answer of GET /tools."""
-    headers = {} if secret is None else {"authorization": f"Bearer {secret}"}
-    async with here.client.get(f"{here.url}/tools", headers=headers) as answer:
-        assert answer.status == 200, await answer.text()
-        listed: list[Any] = await answer.json()
-        return listed
+    listed: list[Any] = (await gateway.get("/tools", key=secret)).success
+    return listed
 
 
-async def list_names(here: GatewayHarness, secret: str | None = None) -> list[str]:
+async def list_names(gateway: GatewayHarness, secret: str | None = None) -> list[str]:
     """The names of GET /tools, in its order."""
-    return [tool["tool"] for tool in await list_tools(here, secret)]
+    return [tool["tool"] for tool in await list_tools(gateway, secret)]
 
 
-async def list_servers(here: GatewayHarness, secret: str | None = None) -> dict[str, Any]:
+async def list_servers(gateway: GatewayHarness, secret: str | None = None) -> dict[str, Any]:
     """The answer of GET /tools/servers, by the servers' names."""
-    headers = {} if secret is None else {"authorization": f"Bearer {secret}"}
-    async with here.client.get(f"{here.url}/tools/servers", headers=headers) as answer:
-        assert answer.status == 200, await answer.text()
-        return {each["server"]: each for each in await answer.json()}
+    return {each["server"]: each for each in (await gateway.get("/tools/servers", key=secret)).success}
 
 
 async def get_prompt(
-    here: GatewayHarness, server: str, name: str, secret: str | None = None, /, **arguments: Any
+    gateway: GatewayHarness, server: str, name: str, secret: str | None = None, /, **arguments: Any
 ) -> tuple[int, Any]:
     """Status and JSON of a prompt of a server. `name` stands in the address as it is."""
-    return await _ask_server(here, f"{server}/prompts/{name}", {"arguments": arguments}, secret)
+    return await _post(gateway, f"{server}/prompts/{name}", {"arguments": arguments}, secret)
 
 
-async def read_resource(here: GatewayHarness, server: str, uri: Any, secret: str | None = None) -> tuple[int, Any]:
+async def read_resource(gateway: GatewayHarness, server: str, uri: Any, secret: str | None = None) -> tuple[int, Any]:
     """Status and JSON of a resource of a server."""
-    return await _ask_server(here, f"{server}/resources/read", {"uri": uri}, secret)
+    return await _post(gateway, f"{server}/resources/read", {"uri": uri}, secret)
 
 
-async def _ask_server(here: GatewayHarness, path: str, body: Any, secret: str | None) -> tuple[int, Any]:
-    headers = {} if secret is None else {"authorization": f"Bearer {secret}"}
-    url = URL(f"{here.url}/tools/servers/{path}", encoded=True)
-    async with here.client.post(url, json=body, headers=headers) as answer:
-        return answer.status, await answer.json()
+async def _post(gateway: GatewayHarness, path: str, body: Any, secret: str | None) -> tuple[int, Any]:
+    return (await gateway.request("POST", f"/tools/servers/{path}", body, key=secret, encoded=True)).result
 
 
-async def connected(here: GatewayHarness, name: str = "fake") -> dict[str, Any]:
+async def connected(gateway: GatewayHarness, name: str = "fake") -> dict[str, Any]:
     """Wait until a server is connected; what is told of it."""
 
     async def look() -> Any:
-        server = (await list_servers(here)).get(name)
+        server = (await list_servers(gateway)).get(name)
         return server if server is not None and server["state"] == "connected" else None
 
     found: dict[str, Any] = await until(f"{name} is connected", look)
     return found
 
 
-async def down(here: GatewayHarness, name: str = "fake") -> str:
+async def down(gateway: GatewayHarness, name: str = "fake") -> str:
     """Wait until a server is down; why it is."""
 
     async def look() -> Any:
-        server = (await list_servers(here)).get(name)
+        server = (await list_servers(gateway)).get(name)
         return server["reason"] if server is not None and server["state"] == "down" else None
 
     return str(await until(f"{name} is down", look))
 
 
-async def failure(here: GatewayHarness, name: str, **params: Any) -> str:
+async def failure(gateway: GatewayHarness, name: str, **params: Any) -> str:
     """What is said of a call that could not be made."""
-    status, answer = await call_tool(here, name, **params)
+    status, answer = await call_tool(gateway, name, **params)
     assert (status, answer["error"]["code"]) == (502, "tool_failed"), answer
     return str(answer["error"]["message"])

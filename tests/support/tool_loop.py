@@ -17,6 +17,7 @@ from tests.fakes.fake_controller import route
 from tests.fakes.fake_tool_model import Call, Fields, Move, ToolModel, tool_model
 from tests.fakes.fake_tool_servers import FakeServers, FakeTool, install
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness, until
+from tests.support.http_client import PendingReply
 
 CHAT = "/v1/chat/completions"
 RESPONSES = "/v1/responses"
@@ -32,22 +33,22 @@ SAYS = Move("It rains in Bonn.")
 class Loop:
     """The gateway, its model `m`, and the tools `weather__get`, `weather__wait` and `weather__fail`."""
 
-    here: GatewayHarness
+    gateway: GatewayHarness
     model: ToolModel
     servers: FakeServers
     client: openai.AsyncOpenAI
     release: asyncio.Event = field(default_factory=asyncio.Event)
     """Set: calls of `weather__wait` end."""
 
-    def ask(self, *, tools: Any = None, **fields: Any) -> Any:
-        """A response by POST; an async context manager, as aiohttp's."""
-        asked = {"model": "m", "input": "Weather?", "tools": [WEATHER] if tools is None else tools, **fields}
-        return self.here.post(RESPONSES, **asked)
+    def post(self, *, tools: Any = None, **fields: Any) -> PendingReply:
+        """A response by POST."""
+        body = {"model": "m", "input": "Weather?", "tools": [WEATHER] if tools is None else tools, **fields}
+        return self.gateway.post(RESPONSES, body)
 
     async def create(self, *, tools: Any = None, **fields: Any) -> Any:
         """A response by OpenAI's client."""
-        asked = {"model": "m", "input": "Weather?", "tools": [WEATHER] if tools is None else tools, **fields}
-        return await self.client.responses.create(**asked)
+        body = {"model": "m", "input": "Weather?", "tools": [WEATHER] if tools is None else tools, **fields}
+        return await self.client.responses.create(**body)
 
     def messages(self, at: int = -1) -> list[Fields]:
         """What the engine was sent."""
@@ -60,7 +61,7 @@ class Loop:
 
     async def spent(self, name: str) -> Any:
         """What the limits of a key have left, once it has no request any more."""
-        limits = self.here.services.limits
+        limits = self.gateway.services.limits
         await until(lambda: limits.count_inflight(name) == 0, "the request is not counted any more")
         return limits._states[name]
 
@@ -90,21 +91,21 @@ async def looping(
     **settings: Any,
 ) -> AsyncIterator[Loop]:
     """A gateway with these settings, and a model that makes these moves. `m`: fields of the model's route."""
-    async with tool_model(*moves, decide=decide) as model, gateway_harness(**settings) as here:
+    async with tool_model(*moves, decide=decide) as model, gateway_harness(**settings) as gateway:
         api_key = f"secret-{keys[0].name}" if keys else "none"
-        async with openai.AsyncOpenAI(base_url=here.url + "/v1", api_key=api_key, max_retries=0) as client:
-            loop = Loop(here, model, FakeServers(), client)
+        async with openai.AsyncOpenAI(base_url=gateway.url + "/v1", api_key=api_key, max_retries=0) as client:
+            loop = Loop(gateway, model, FakeServers(), client)
 
             async def wait(call: ToolCall) -> ToolResult:
                 await loop.release.wait()
                 return await get(call)
 
             loop.servers = install(
-                here, FakeTool("weather__get", get), FakeTool("weather__wait", wait), FakeTool("weather__fail", fail)
+                gateway, FakeTool("weather__get", get), FakeTool("weather__wait", wait), FakeTool("weather__fail", fail)
             )
             models = [route("m", [model.url], apis=(CHAT,), **(m or {}))]
-            stamp = await here.controller.publish(*models, keys=keys, tools=tools, mcp_servers=mcp_servers)
-            await here.controller.acknowledged(stamp)
+            stamp = await gateway.controller.publish(*models, keys=keys, tools=tools, mcp_servers=mcp_servers)
+            await gateway.controller.acknowledged(stamp)
             try:
                 yield loop
             finally:

@@ -32,7 +32,7 @@ BONN = '{"city": "Bonn"}'
 class Turn:
     """What the model does in one round."""
 
-    said: str = ""
+    text: str = ""
     calls: Sequence[tuple[str, str]] = ()
     """Functions and their arguments."""
     thought: str = ""
@@ -102,7 +102,7 @@ def play(
         turn = left.pop(0) if len(left) > 1 else left[0]
         stream += round_writer.begin_answer("x")
         stream += round_writer.write_reasoning(turn.thought) if turn.thought else b""
-        stream += round_writer.write_text(turn.said, None) if turn.said else b""
+        stream += round_writer.write_text(turn.text, None) if turn.text else b""
         for index, (name, arguments) in enumerate(turn.calls):
             stream += round_writer.write_tool_call(index, f"c{index}", name, arguments[:3])
             stream += round_writer.write_tool_call(index, None, None, arguments[3:])

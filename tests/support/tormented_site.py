@@ -132,7 +132,7 @@ class TormentedSite:
             async with asyncio.timeout(20):
                 await act(rng)
 
-    async def _ask(self, method: str, path: str, **request: Any) -> bytes:
+    async def _request(self, method: str, path: str, **request: Any) -> bytes:
         headers = {"authorization": f"Bearer {_SECRET}"}
         async with self.session.request(method, self.stage.url + path, headers=headers, **request) as answer:
             return await answer.read()
@@ -153,9 +153,9 @@ class TormentedSite:
         form = aiohttp.FormData()
         form.add_field("id", f"odd-{name}")
         form.add_field("file", content, filename=name)
-        await self._ask("POST", f"/v1/documents?wait={rng.choice(('true', 'false'))}", data=form)
+        await self._request("POST", f"/v1/documents?wait={rng.choice(('true', 'false'))}", data=form)
         if rng.random() < 0.3:
-            await self._ask("DELETE", f"/v1/documents/odd-{name}")
+            await self._request("DELETE", f"/v1/documents/odd-{name}")
 
     async def _search_oddly(self, rng: random.Random) -> None:
         body = rng.choice(
@@ -166,7 +166,7 @@ class TormentedSite:
                 {"query": ["word"] * 1000},
             )
         )
-        await self._ask("POST", "/v1/search", json=body)
+        await self._request("POST", "/v1/search", json=body)
 
     async def _declare_oddly(self, rng: random.Random) -> None:
         """Declarations with problems, and sound ones, which are taken back."""
@@ -180,14 +180,14 @@ class TormentedSite:
                 {"aliases": [f"a{number}" for number in range(500)], "model_path": "x.gguf", "enabled": False},
             )
         )
-        await self._ask("PUT", f"/v1/admin/declarations/models/{name}", json=fields)
-        await self._ask("POST", "/v1/admin/plan", json={"models": {name: fields}})
-        await self._ask("DELETE", f"/v1/admin/declarations/models/{name}")
+        await self._request("PUT", f"/v1/admin/declarations/models/{name}", json=fields)
+        await self._request("POST", "/v1/admin/plan", json={"models": {name: fields}})
+        await self._request("DELETE", f"/v1/admin/declarations/models/{name}")
 
     async def _state_oddly(self, rng: random.Random) -> None:
         model = rng.choice((COLD, GONE, f"no-{rng.getrandbits(64):x}"))
         act = rng.choice(("load", "unload", "reset"))
-        await self._ask("POST", f"/v1/admin/models/{model}/{act}?wait=false", json={f"k{rng.getrandbits(32)}": 1})
+        await self._request("POST", f"/v1/admin/models/{model}/{act}?wait=false", json={f"k{rng.getrandbits(32)}": 1})
 
     async def _inspect_oddly(self, rng: random.Random) -> None:
         """A download is looked at while the hub fails, or a reference that nobody has."""
@@ -197,7 +197,7 @@ class TormentedSite:
         site: Site = "api" if rng.random() < 0.5 else "storage"
         self.stage.hub.faults.add(Fault(rng.choice(_HUB_FAULTS), site, after_bytes=rng.randrange(200)))
         reference = rng.choice((f"hf:{REPOSITORY}", f"hf:{REPOSITORY}/a.bin", f"hf:no/{rng.getrandbits(64):x}"))
-        await self._ask("POST", "/v1/admin/downloads/inspect", json={"reference": reference})
+        await self._request("POST", "/v1/admin/downloads/inspect", json={"reference": reference})
 
     async def _ask_well(self) -> None:
         body = {"model": GOOD, "messages": [{"role": "user", "content": "Hi"}]}
@@ -205,7 +205,7 @@ class TormentedSite:
             await asyncio.sleep(GOOD_EVERY_S)
             try:
                 async with asyncio.timeout(60):
-                    answer = await self._ask("POST", CHAT, json=body)
+                    answer = await self._request("POST", CHAT, json=body)
                 said = json.loads(answer)["choices"][0]["message"]["content"]
             except (aiohttp.ClientError, TimeoutError, KeyError, ValueError) as error:
                 said = repr(error)
@@ -255,8 +255,10 @@ def _keys() -> Mapping[str, Any]:
 
 async def _serves(here: TormentedSite) -> bool:
     try:
-        answer = await here._ask("POST", CHAT, json={"model": GOOD, "messages": [{"role": "user", "content": "Hi"}]})
-        documents = await here._ask("GET", "/v1/documents")
+        answer = await here._request(
+            "POST", CHAT, json={"model": GOOD, "messages": [{"role": "user", "content": "Hi"}]}
+        )
+        documents = await here._request("GET", "/v1/documents")
         return b"choices" in answer and b'"data"' in documents and here.stage.find_pid("transfers") is not None
     except aiohttp.ClientError:
         return False

@@ -118,7 +118,7 @@ class Worker:
         connection.request(method, path, content, {**headers, "content-type": "application/json"})
         return connection
 
-    def ask(self, method: str, path: str, body: Any = None, token: str | None = None) -> tuple[int, str]:
+    def request(self, method: str, path: str, body: Any = None, token: str | None = None) -> tuple[int, str]:
         """Status and text of an answer."""
         connection = self.open(method, path, body, token)
         try:
@@ -130,13 +130,13 @@ class Worker:
     def status_of(self, path: str) -> int | None:
         """The status of a GET, or None while nothing listens."""
         try:
-            return self.ask("GET", path)[0]
+            return self.request("GET", path)[0]
         except OSError:
             return None
 
     def figure(self, name: str) -> float:
         """One of the engine's own figures."""
-        status, text = self.ask("GET", "/metrics")
+        status, text = self.request("GET", "/metrics")
         assert status == 200, text
         values = dict(line.split() for line in text.splitlines() if line.startswith(FIGURE) and "{" not in line)
         return float(values[FIGURE + name])

@@ -37,10 +37,10 @@ def value_of(metrics: str, name: str, **labels: str) -> float:
     return float(found[1]) if found else 0.0
 
 
-async def leave_after(here: GatewayHarness, path: str, words: int) -> None:
+async def leave_after(gateway: GatewayHarness, path: str, words: int) -> None:
     """Ask for a stream of which the engine sends `words` words and then nothing, read them, and leave."""
     fields = {"max_tokens": 100, **PATHS[path]}
-    asked = here.post(path, model="m", stream=True, fault="pause_until_release", after=words, **fields)
+    asked = gateway.post(path, model="m", stream=True, fault="pause_until_release", after=words, **fields)
     async with asked as answer:
         assert answer.status == 200
         read = b""
@@ -51,13 +51,13 @@ async def leave_after(here: GatewayHarness, path: str, words: int) -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 async def test_a_stream_that_is_left_costs_what_came(path: str) -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
+    async with gateway_harness() as gateway, engines(1) as (engine,):
         engine.words = ["The", "quick", "brown"]
-        await here.publish(route("m", [engine.url]))
-        await leave_after(here, path, 3)
+        await gateway.publish(route("m", [engine.url]))
+        await leave_after(gateway, path, 3)
         await until(lambda: engine.cancelled == 1, "the engine sees it")
-        await here.idle()
-        metrics = await here.metrics()
+        await gateway.idle()
+        metrics = await gateway.metrics()
     assert value_of(metrics, "tokens_total", direction="out", model="m") == 3
     assert value_of(metrics, "tokens_total", direction="in", model="m") == 0, "no engine has told it"
     assert value_of(metrics, "unreported_tokens_total", model="m") == 3
@@ -65,21 +65,19 @@ async def test_a_stream_that_is_left_costs_what_came(path: str) -> None:
 
 
 async def test_an_engine_that_dies_has_generated_what_came() -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]))
-        async with here.chat(stream=True, fault="die_mid_stream", after=5) as answer:
-            await answer.read()
-        metrics = await here.metrics()
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]))
+        await gateway.chat(stream=True, fault="die_mid_stream", after=5)
+        metrics = await gateway.metrics()
     assert value_of(metrics, "tokens_total", direction="out", model="m") == 5
     assert value_of(metrics, "request_outcomes_total", model="m", outcome="errored") == 1
 
 
 async def test_what_an_engine_reports_is_not_counted_again() -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]))
-        async with here.chat(stream=True) as answer:
-            await answer.read()
-        metrics = await here.metrics()
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]))
+        await gateway.chat(stream=True)
+        metrics = await gateway.metrics()
     assert value_of(metrics, "tokens_total", direction="out", model="m") == 13
     assert value_of(metrics, "unreported_tokens_total", model="m") == 0
     assert value_of(metrics, "time_per_output_token_seconds_count", model="m") == 1
@@ -90,32 +88,31 @@ async def test_what_an_engine_reports_is_not_counted_again() -> None:
 async def test_many_aborted_streams_are_counted_to_the_token_and_block_nobody(record_property: RecordProperty) -> None:
     random_words = random.Random(campaign_seed())
     wanted = [random_words.randint(1, 30) for _ in range(ABORTED)]
-    async with gateway_harness() as here, engines(1) as (engine,):
+    async with gateway_harness() as gateway, engines(1) as (engine,):
         engine.words = ["The", "quick", "brown"]
-        await here.publish(route("m", [engine.url], target_inflight=AT_ONCE))
+        await gateway.publish(route("m", [engine.url], target_inflight=AT_ONCE))
         is_over = asyncio.Event()
 
-        async def ask_whether_ready() -> int:
+        async def read_readiness() -> int:
             asked = 0
             while not is_over.is_set():
-                async with here.client.get(f"{here.url}/health/ready") as answer:
-                    assert answer.status == 200
+                assert (await gateway.get("/health/ready")).status == 200
                 asked += 1
             return asked
 
-        asking = asyncio.create_task(ask_whether_ready())
+        asking = asyncio.create_task(read_readiness())
         limit = asyncio.Semaphore(AT_ONCE)
 
         async def leave(words: int) -> None:
             async with limit:
-                await leave_after(here, "/v1/chat/completions", words)
+                await leave_after(gateway, "/v1/chat/completions", words)
 
         await asyncio.gather(*(leave(words) for words in wanted))
         is_over.set()
         assert await asking
         await until(lambda: engine.cancelled == ABORTED, "the engine sees each of them")
-        await here.idle()
-        metrics = await here.metrics()
+        await gateway.idle()
+        metrics = await gateway.metrics()
     assert value_of(metrics, "tokens_total", direction="out", model="m") == sum(wanted)
     assert value_of(metrics, "client_disconnects_total", model="m", route="/v1/chat/completions") == ABORTED
     record_figure(record_property, "aborted streams whose tokens were counted", ABORTED)

@@ -138,17 +138,17 @@ ANY_KEY = {*((method, "/openapi.json") for method in METHODS), ("POST", "/mcp")}
 """What any key opens; other paths that demand any key are no routes."""
 
 
-async def ask_as(here: GatewayHarness, method: str, path: str, who: str) -> tuple[int, str, bool]:
+async def request_as(gateway: GatewayHarness, method: str, path: str, who: str) -> tuple[int, str, bool]:
     """Status and text of an answer, and whether it says how to come in."""
-    url = URL(f"{here.url}{path}?model=org%2Fm", encoded=True)
+    url = URL(f"{gateway.url}{path}?model=org%2Fm", encoded=True)
     body = None if method in ("GET", "HEAD", "TRACE") else BODY
-    async with here.client.request(method, url, headers=bearer(who), data=body) as answer:
+    async with gateway.client.request(method, url, headers=bearer(who), data=body) as answer:
         is_endless = answer.content_type == "text/event-stream"  # /models/sse ends with the gateway
         text = "" if is_endless else await answer.text()
         return answer.status, text, "www-authenticate" in answer.headers
 
 
-def asks_controller(method: str, path: str, access: Access) -> int:
+def reaches_controller(method: str, path: str, access: Access) -> int:
     """How many requests of all keys together the controller gets."""
     let_in = [scopes for scopes in OPENS.values() if access in scopes]
     if path.startswith("/v1/admin/"):
@@ -159,13 +159,13 @@ def asks_controller(method: str, path: str, access: Access) -> int:
 
 
 async def test_every_method_and_path_with_every_sort_of_key() -> None:
-    async with guarded() as (here, engine):
+    async with guarded() as (gateway, engine):
         for path in sorted({*map(filled_in, {path for _, path in list_expected()}), *NAMED_OTHERWISE, *NO_ROUTES}):
             for method in METHODS:
                 access = find_expected(method, path)
-                before = reached(here, engine)
+                before = reached(gateway, engine)
                 # All at once: on a busy machine each round trip waits for its turn.
-                answers = await asyncio.gather(*(ask_as(here, method, path, who) for who in OPENS))
+                answers = await asyncio.gather(*(request_as(gateway, method, path, who) for who in OPENS))
                 for who, (status, text, says_how) in zip(OPENS, answers, strict=True):
                     cell = (method, path, who, status, text)
                     refusal = verdict(access, who)
@@ -178,20 +178,22 @@ async def test_every_method_and_path_with_every_sort_of_key() -> None:
                     else:
                         assert status not in (401, 403), cell
                 let_in = sum(access in OPENS[who] for who in OPENS)
-                to_engine, to_controller = (now - then for now, then in zip(reached(here, engine), before, strict=True))
-                assert to_controller == asks_controller(method, path, access), (method, path)
+                to_engine, to_controller = (
+                    now - then for now, then in zip(reached(gateway, engine), before, strict=True)
+                )
+                assert to_controller == reaches_controller(method, path, access), (method, path)
                 assert to_engine in ((0, let_in) if access in BOTH else (0,)), (method, path)
 
 
 @pytest.mark.parametrize("method", ["BREW", "get", "G\u00c9T", "", "CONNECT", "PRI"])
 async def test_what_is_no_method_reaches_nothing(method: str) -> None:
-    async with guarded() as (here, engine):
+    async with guarded() as (gateway, engine):
         for path in ("/v1/admin/plan", "/v1/chat/completions", "/health"):
-            async with raw(here) as client:
+            async with raw(gateway) as client:
                 client.write(f"{method} {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode("latin-1"))
                 assert (await client.answer()).status == 400
         assert not engine.client_requests
-        assert not here.controller.admin.asked
+        assert not gateway.controller.admin.requests
 
 
 def spellings(path: str) -> list[tuple[str, str]]:
@@ -239,8 +241,8 @@ def spellings(path: str) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("who", ["", "inference", "admin"])
 async def test_no_spelling_of_a_path_goes_around_a_scope(who: str) -> None:
-    async with guarded() as (here, engine), contextlib.AsyncExitStack() as stack:
-        asker = Asker(here, stack)
+    async with guarded() as (gateway, engine), contextlib.AsyncExitStack() as stack:
+        asker = Asker(gateway, stack)
         declared = len(list_expected())
         routes = [*list_expected(), *(("POST", path) for path in NAMED_OTHERWISE)]
         for turn, (declared_method, declared_path) in enumerate(routes):
@@ -250,8 +252,8 @@ async def test_no_spelling_of_a_path_goes_around_a_scope(who: str) -> None:
             # Nobody who is let in waits for the end of a stream that has none.
             known = [each for each in known if (method, each[1]) != ENDLESS or verdict(find_expected(*ENDLESS), who)]
             spelled = some_of(known, turn, who)
-            before = reached(here, engine)
-            answers = await asker.ask_all([(method, target, b"localhost") for target, _ in spelled], who)
+            before = reached(gateway, engine)
+            answers = await asker.request_all([(method, target, b"localhost") for target, _ in spelled], who)
             let_in: list[Access] = []
             for (target, read_path), answer in zip(spelled, answers, strict=True):
                 access = find_expected(method, read_path)
@@ -262,7 +264,7 @@ async def test_no_spelling_of_a_path_goes_around_a_scope(who: str) -> None:
                 else:
                     assert answer.status not in (401, 403), cell
                     let_in.append(access)
-            to_engine, to_controller = (now - then for now, then in zip(reached(here, engine), before, strict=True))
+            to_engine, to_controller = (now - then for now, then in zip(reached(gateway, engine), before, strict=True))
             assert to_controller <= let_in.count("admin"), (method, declared_path)
             assert to_engine <= sum(access in BOTH for access in let_in), (method, declared_path)
 
@@ -273,8 +275,8 @@ async def test_no_spelling_of_a_path_goes_around_a_scope(who: str) -> None:
 )
 async def test_an_answer_names_the_path_that_was_judged(target: str, read_path: str) -> None:
     """And not what is left of it in a URL that is put together and taken apart again."""
-    async with guarded() as (here, _), contextlib.AsyncExitStack() as stack:
-        answer = await Asker(here, stack).ask("GET", target, "all")
+    async with guarded() as (gateway, _), contextlib.AsyncExitStack() as stack:
+        answer = await Asker(gateway, stack).request("GET", target, "all")
         assert (answer.status, answer.error["message"]) == (404, f"There is no {read_path}.")
 
 
@@ -299,35 +301,32 @@ def test_every_route_of_stored_responses_is_among_them() -> None:
 
 @pytest.mark.parametrize("is_running", [False, True])
 async def test_anothers_state_is_as_if_there_was_none(is_running: bool) -> None:
-    async with guarded() as (here, engine):
+    async with guarded() as (gateway, engine):
         made: dict[str, Any] = {"model": "org/m", "input": "Hi", "background": is_running}
         if is_running:
             made["fault"] = "hold"
-        async with here.client.post(here.url + "/v1/responses", json=made, headers=bearer("all")) as answer:
-            response_id = (await answer.json())["id"]
+        response_id = (await gateway.post("/v1/responses", made, key="secret-all")).body["id"]
         if is_running:
             await until("the engine works on it", lambda: engine.running == 1)
         engine_requests = len(engine.requests)
 
-        async def told(asked_id: str) -> list[Any]:
+        async def read_each(asked_id: str) -> list[Any]:
             answers = []
             for method, path, body in stateful_requests(asked_id):
-                async with here.client.request(
-                    method, here.url + path, json=body or None, headers=bearer("stranger")
-                ) as answer:
+                async with gateway.request(method, path, body or None, key="secret-stranger") as answer:
                     text = re.sub(r"req-[\w-]+", "", (await answer.text()).replace(asked_id, NO_RESPONSE))
                     names = sorted(answer.headers)
                     answers.append((method, answer.status, json.loads(text)["error"]["code"], text, names))
             return answers
 
-        of_nobody = await told(NO_RESPONSE)
-        assert await told(response_id) == of_nobody
+        of_nobody = await read_each(NO_RESPONSE)
+        assert await read_each(response_id) == of_nobody
         assert [one[1:3] for one in of_nobody[:4]] == [(404, "response_not_found")] * 4
         assert {one[1:3] for one in of_nobody[4:]} == {(400, "previous_response_not_found")}
         assert len(engine.requests) == engine_requests
-        url = f"{here.url}/v1/responses/{response_id}"
-        async with here.client.get(url, headers=bearer("all")) as answer:
+        url = f"{gateway.url}/v1/responses/{response_id}"
+        async with gateway.client.get(url, headers=bearer("all")) as answer:
             assert (await answer.json())["status"] == ("in_progress" if is_running else "completed")
         engine.release.set()
-        async with asyncio.timeout(60), here.client.delete(url, headers=bearer("all")) as answer:
+        async with asyncio.timeout(60), gateway.client.delete(url, headers=bearer("all")) as answer:
             assert answer.status == 200

@@ -15,18 +15,19 @@ from gateway.api import admin
 from gateway.settings import GatewaySettings
 from tests.fakes.gateway_harness import gateway_harness, serving
 from tests.support.controller_app import running
-from tests.support.forwarding import ask, error_of, said
+from tests.support.forwarding import error_of, received
+from tests.support.http_client import read_reply
 from tests.support.wait import until
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"])
 async def test_every_method_is_passed_on_with_its_body(method: str) -> None:
-    async with gateway_harness() as here:
+    async with gateway_harness() as gateway:
         body = b'{"gguf_n_ctx": 8192}'
-        async with ask(here, "/v1/admin/models/m/load", method, data=body) as answer:
+        async with gateway.request(method, "/v1/admin/models/m/load", data=body) as answer:
             assert answer.status == 200
             assert await answer.read() == (b"" if method == "HEAD" else b'{"models": []}')
-        seen = here.controller.admin.asked[0]
+        seen = gateway.controller.admin.requests[0]
         assert (seen.method, seen.target, seen.body) == (method, "/v1/admin/models/m/load", body)
 
 
@@ -41,31 +42,30 @@ async def test_every_method_is_passed_on_with_its_body(method: str) -> None:
     ],
 )
 async def test_path_and_query_stay_as_they_were_written(target: str) -> None:
-    async with gateway_harness() as here:
-        assert (await said(here, target)).target == target
+    async with gateway_harness() as gateway:
+        assert (await received(gateway, target)).target == target
 
 
 @pytest.mark.parametrize(
     "target", ["/v1/admin/../../internal/shutdown", "/v1/admin/..%2f..%2finternal/shutdown", "/v1/admin/%2e/models"]
 )
 async def test_no_path_leads_out_of_the_admin_routes(target: str) -> None:
-    async with gateway_harness() as here:
-        host, port = here.url.removeprefix("http://").split(":")
+    async with gateway_harness() as gateway:
+        host, port = gateway.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(f"GET {target} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n".encode())
         answer = await reader.read()
         writer.close()
         assert answer.startswith(b"HTTP/1.1 404 ")
         assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "unknown_route"
-        assert not here.controller.admin.asked
+        assert not gateway.controller.admin.requests
 
 
 async def test_the_controllers_own_routes_are_not_reached() -> None:
-    async with gateway_harness() as here:
+    async with gateway_harness() as gateway:
         for path in ("/internal/status", "/internal/link", "/v1/admin", "/v1/administer/x"):
-            async with ask(here, path) as answer:
-                assert (await error_of(answer)).code == "unknown_route"
-        assert not here.controller.admin.asked
+            assert error_of(await gateway.get(path)).code == "unknown_route"
+        assert not gateway.controller.admin.requests
 
 
 async def test_of_the_clients_headers_only_these_are_passed_on() -> None:
@@ -84,15 +84,15 @@ async def test_of_the_clients_headers_only_these_are_passed_on() -> None:
         "x-request-id": "mine",
         "x-forwarded-for": "10.0.0.1",
     }
-    async with gateway_harness() as here:
-        async with ask(here, "/v1/admin/plan", "POST", data=b"{}", headers=passed | kept) as answer:
+    async with gateway_harness() as gateway:
+        async with gateway.request("POST", "/v1/admin/plan", data=b"{}", headers=passed | kept) as answer:
             request_id = answer.headers["x-request-id"]
-        seen = here.controller.admin.asked[0].headers
+        seen = gateway.controller.admin.requests[0].headers
         assert passed.items() <= seen.items()
         assert "secret" not in str(seen)
         assert (seen["x-roundhouse-actor"], seen["x-request-id"]) == ("api 127.0.0.1", request_id)
         assert "x-forwarded-for" not in seen
-        assert "content-type" not in (await said(here)).headers, "none was sent"
+        assert "content-type" not in (await received(gateway)).headers, "none was sent"
 
 
 async def test_of_the_controllers_headers_only_these_come_back() -> None:
@@ -110,9 +110,9 @@ async def test_of_the_controllers_headers_only_these_come_back() -> None:
         own = {"server": "secret", "set-cookie": "secret=1", "x-request-id": "another"}
         return web.Response(status=409, body=b"{}", headers=passed | own)
 
-    async with gateway_harness() as here:
-        here.controller.admin.answer = answer_so
-        async with ask(here, "/v1/admin/models", allow_redirects=False) as answer:
+    async with gateway_harness() as gateway:
+        gateway.controller.admin.answer = answer_so
+        async with gateway.get("/v1/admin/models", allow_redirects=False) as answer:
             assert answer.status == 409
             assert passed.items() <= {name.lower(): value for name, value in answer.headers.items()}.items()
             assert "secret" not in str(answer.headers)
@@ -124,9 +124,9 @@ async def test_an_unchanged_list_has_no_body() -> None:
     async def unchanged(_: web.Request) -> web.Response:
         return web.Response(status=304, headers={"etag": '"abc"'})
 
-    async with gateway_harness() as here:
-        here.controller.admin.answer = unchanged
-        async with ask(here, "/v1/admin/models", headers={"if-none-match": '"abc"'}) as answer:
+    async with gateway_harness() as gateway:
+        gateway.controller.admin.answer = unchanged
+        async with gateway.get("/v1/admin/models", headers={"if-none-match": '"abc"'}) as answer:
             assert (answer.status, answer.headers["etag"], await answer.read()) == (304, '"abc"', b"")
 
 
@@ -136,14 +136,13 @@ async def test_a_body_that_is_too_long_is_refused_here(chunked: bool) -> None:
         for _ in range(17):
             yield b"x" * 65536
 
-    async with gateway_harness() as here:
+    async with gateway_harness() as gateway:
         long = parts() if chunked else b"x" * (1024 * 1024 + 1)
-        async with ask(here, "/v1/admin/plan", "POST", data=long) as answer:
-            assert (await error_of(answer)).code == "body_too_large"
-        assert not here.controller.admin.asked
-        async with ask(here, "/v1/admin/plan", "POST", data=b"x" * (1024 * 1024)) as answer:
+        assert error_of(await gateway.request("POST", "/v1/admin/plan", data=long)).code == "body_too_large"
+        assert not gateway.controller.admin.requests
+        async with gateway.request("POST", "/v1/admin/plan", data=b"x" * (1024 * 1024)) as answer:
             assert answer.status == 200
-        assert len(here.controller.admin.asked[0].body) == 1024 * 1024
+        assert len(gateway.controller.admin.requests[0].body) == 1024 * 1024
 
 
 async def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,19 +152,18 @@ async def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.M
         yield b"{"
         await asyncio.Event().wait()
 
-    async with gateway_harness() as here, ask(here, "/v1/admin/plan", "POST", data=never()) as answer:
-        assert (await error_of(answer)).code == "request_timeout"
+    async with gateway_harness() as gateway, gateway.request("POST", "/v1/admin/plan", data=never()) as answer:
+        assert error_of(await read_reply(answer)).code == "request_timeout"
 
 
 async def test_foreign_hosts_and_pages_are_refused() -> None:
-    async with gateway_harness() as here:
+    async with gateway_harness() as gateway:
         for headers, code in (
             ({"host": "evil.example"}, "forbidden_host"),
             ({"origin": "https://evil.example"}, "forbidden_origin"),
         ):
-            async with ask(here, "/v1/admin/models/m/load", "POST", headers=headers) as answer:
-                assert (await error_of(answer)).code == code
-        assert not here.controller.admin.asked
+            assert error_of(await gateway.request("POST", "/v1/admin/models/m/load", headers=headers)).code == code
+        assert not gateway.controller.admin.requests
 
 
 @pytest.mark.parametrize("body", [b'{"replicas": "\xff"}', b"[" * 100_000, b'{"replicas": ' + b"9" * 5_000 + b"}"])
@@ -183,5 +181,5 @@ async def test_a_body_that_the_controller_cannot_read_is_told_in_its_words(tmp_p
         await until("the gateway has a table", has_table)
         path, headers = f"{url}/v1/admin/models/m/load", {"content-type": "application/json"}
         async with client.post(path, data=body, headers=headers) as answer:
-            error = await error_of(answer)
+            error = error_of(await read_reply(answer))
         assert (error.code, error.message) == ("schema_violation", "The body is not JSON that can be read.")

@@ -13,58 +13,59 @@ from aiohttp import web
 from gateway.settings import GatewaySettings
 from tests.fakes.fake_controller import FakeController, route
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness, serving, until
-from tests.support.forwarding import ask, error_of, never, said
+from tests.support.forwarding import error_of, never, received
+from tests.support.http_client import read_reply
 
 EVENT = b"id: 1\nevent: state\ndata: {}\n\n"
 
 
 @pytest.mark.parametrize("content_type", ["text/event-stream; charset=utf-8", "text/plain"])
 async def test_each_part_comes_at_once(content_type: str) -> None:
-    async with gateway_harness() as here:
-        here.controller.admin.answer = here.controller.admin.stream(content_type)
-        async with ask(here, "/v1/admin/events") as answer:
+    async with gateway_harness() as gateway:
+        gateway.controller.admin.answer = gateway.controller.admin.stream(content_type)
+        async with gateway.get("/v1/admin/events") as answer:
             assert answer.headers["content-type"] == content_type
             assert answer.headers["cache-control"] == "no-store"
             for number in range(3):
                 part = b"data: %d\n\n" % number
-                here.controller.admin.parts.put_nowait(part)
+                gateway.controller.admin.parts.put_nowait(part)
                 assert await answer.content.readexactly(len(part)) == part
-            here.controller.admin.parts.put_nowait(None)
+            gateway.controller.admin.parts.put_nowait(None)
             assert await answer.read() == b""
 
 
 async def test_headers_come_before_the_first_event() -> None:
-    async with gateway_harness() as here:
-        here.controller.admin.answer = here.controller.admin.stream("text/event-stream")
-        async with ask(here, "/v1/admin/events") as answer:
+    async with gateway_harness() as gateway:
+        gateway.controller.admin.answer = gateway.controller.admin.stream("text/event-stream")
+        async with gateway.get("/v1/admin/events") as answer:
             assert (answer.status, answer.headers["x-accel-buffering"]) == (200, "no")
 
 
 @pytest.mark.parametrize("begun", [False, True])
 async def test_a_client_that_leaves_closes_the_connection_to_the_controller(begun: bool) -> None:
-    async with gateway_harness() as here:
-        here.controller.admin.answer = here.controller.admin.stream("text/event-stream")
-        call = ask(here, "/v1/admin/events")
+    async with gateway_harness() as gateway:
+        gateway.controller.admin.answer = gateway.controller.admin.stream("text/event-stream")
+        call = gateway.get("/v1/admin/events")
         if begun:
-            here.controller.admin.parts.put_nowait(EVENT)
-            answer = await call
+            gateway.controller.admin.parts.put_nowait(EVENT)
+            answer = await call.__aenter__()
             await answer.content.readexactly(len(EVENT))
             answer.close()
         else:
-            here.controller.admin.answer = never
+            gateway.controller.admin.answer = never
             waiting = asyncio.create_task(call.__aenter__())
-            await until(lambda: here.controller.admin.running == 1)
+            await until(lambda: gateway.controller.admin.running == 1)
             waiting.cancel()
-        await until(lambda: here.controller.admin.cancelled == 1, "the controller sees it")
+        await until(lambda: gateway.controller.admin.cancelled == 1, "the controller sees it")
 
 
 async def test_a_controller_that_dies_ends_a_stream_of_events_with_an_event() -> None:
-    async with gateway_harness() as here:
-        here.controller.admin.answer = here.controller.admin.stream("text/event-stream")
-        async with ask(here, "/v1/admin/events") as answer:
-            here.controller.admin.parts.put_nowait(EVENT + b"id: 2\nda")
+    async with gateway_harness() as gateway:
+        gateway.controller.admin.answer = gateway.controller.admin.stream("text/event-stream")
+        async with gateway.get("/v1/admin/events") as answer:
+            gateway.controller.admin.parts.put_nowait(EVENT + b"id: 2\nda")
             await answer.content.readexactly(len(EVENT))
-            here.controller.admin.drop_connections()
+            gateway.controller.admin.drop_connections()
             last = (await answer.read()).decode()
             assert last.startswith("event: error\ndata: "), "no half event before it"
             assert last.endswith("\n\n")
@@ -82,40 +83,39 @@ async def test_a_controller_that_dies_leaves_any_other_answer_unfinished(length:
         await asyncio.Event().wait()
         return response
 
-    async with gateway_harness() as here:
-        here.controller.admin.answer = dies
-        async with ask(here, "/v1/admin/models/m/logs") as answer:
+    async with gateway_harness() as gateway:
+        gateway.controller.admin.answer = dies
+        async with gateway.get("/v1/admin/models/m/logs") as answer:
             await answer.content.readexactly(7)
-            here.controller.admin.drop_connections()
+            gateway.controller.admin.drop_connections()
             with pytest.raises(aiohttp.ClientPayloadError):
                 await answer.read()
 
 
 async def test_a_controller_that_dies_before_it_answers() -> None:
-    async with gateway_harness() as here:
-        here.controller.admin.answer = never
-        call = asyncio.create_task(ask(here, "/v1/admin/models/m/load", "POST").__aenter__())
-        await until(lambda: here.controller.admin.running == 1)
-        here.controller.admin.drop_connections()
+    async with gateway_harness() as gateway:
+        gateway.controller.admin.answer = never
+        call = asyncio.create_task(gateway.request("POST", "/v1/admin/models/m/load").__aenter__())
+        await until(lambda: gateway.controller.admin.running == 1)
+        gateway.controller.admin.drop_connections()
         async with await call as answer:
-            error = await error_of(answer)
+            error = error_of(await read_reply(answer))
             assert (error.code, answer.headers["retry-after"]) == ("controller_unavailable", "5")
             assert "may have taken" in error.message
-        assert len(here.controller.admin.asked) == 1, "it is not sent twice"
+        assert len(gateway.controller.admin.requests) == 1, "it is not sent twice"
 
 
 async def test_without_a_controller_the_admin_routes_are_closed_and_inference_goes_on() -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]))
-        await here.controller.stop()
-        async with ask(here, "/v1/admin/models") as answer:
-            error = await error_of(answer)
-            assert (answer.status, error.code, answer.headers["retry-after"]) == (503, "controller_unavailable", "5")
-            assert error.next_steps
-        async with here.chat() as answer:
-            assert answer.status == 200
-        await here.controller.start()
-        assert (await said(here)).method == "GET"
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]))
+        await gateway.controller.stop()
+        reply = await gateway.get("/v1/admin/models")
+        error = error_of(reply)
+        assert (reply.status, error.code, reply.headers["retry-after"]) == (503, "controller_unavailable", "5")
+        assert error.next_steps
+        assert (await gateway.chat()).status == 200
+        await gateway.controller.start()
+        assert (await received(gateway)).method == "GET"
 
 
 @pytest.mark.parametrize("kind", ["unix", "tcp"])
@@ -123,9 +123,11 @@ async def test_a_gateway_that_never_had_a_controller(kind: str, tmp_path: Any) -
     where = f"unix:{tmp_path / 'c.sock'}" if kind == "unix" else "http://127.0.0.1:9"
     async with serving(GatewaySettings(controller_url=where)) as url, aiohttp.ClientSession() as client:
         async with client.get(url + "/v1/admin/models") as answer:
-            assert (await error_of(answer)).code == "controller_unavailable"
+            assert error_of(await read_reply(answer)).code == "controller_unavailable"
         async with client.get(url + "/openapi.json") as answer:
-            assert (await error_of(answer)).code == "controller_unavailable", "whether there are keys is not known"
+            assert error_of(await read_reply(answer)).code == "controller_unavailable", (
+                "whether there are keys is not known"
+            )
         if kind == "unix":
             controller = FakeController()
             await controller.start(tmp_path / "c.sock")
@@ -146,11 +148,10 @@ async def test_many_follow_at_once_and_inference_goes_on(kind: str, tmp_path: An
         engines(1) as (engine,),
     ):
         await until(lambda: bool(controller.reports), "the gateway connects")
-        here = GatewayHarness(controller, url, client)
-        await here.publish(route("m", [engine.url]))
+        gateway = GatewayHarness(controller, url, client)
+        await gateway.publish(route("m", [engine.url]))
         followers = [await client.get(url + "/v1/admin/events") for _ in range(150)]
-        async with here.chat() as answer:
-            assert answer.status == 200
+        assert (await gateway.chat()).status == 200
         for follower in followers:
             follower.close()
         await until(lambda: controller.admin.running == 0)
@@ -181,5 +182,5 @@ async def test_a_stop_ends_a_load_that_is_waited_for_when_the_grace_is_over() ->
             call = asyncio.create_task(client.post(url + "/v1/admin/models/m/load"))
             await until(lambda: controller.admin.running == 1)
         async with await call as answer:
-            assert (await error_of(answer)).code == "gateway_stopping"
+            assert error_of(await read_reply(answer)).code == "gateway_stopping"
     await controller.stop()

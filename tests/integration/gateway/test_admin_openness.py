@@ -39,7 +39,7 @@ BOSS, USER = ({"authorization": f"Bearer secret-{name}"} for name in ("boss", "u
 
 
 async def code_of(
-    here: GatewayHarness,
+    gateway: GatewayHarness,
     method: str,
     path: str,
     *,
@@ -48,7 +48,7 @@ async def code_of(
     **connecting: Any,
 ) -> str:
     """The error code that a request is refused with, or `status N`. `at`: the address that is connected to."""
-    parts = urlsplit(here.url)
+    parts = urlsplit(gateway.url)
     url = f"{parts.scheme}://{f'[{at}]' if at and ':' in at else at or parts.hostname}:{parts.port}{path}"
     body = {"model": "m", "prompt": "Hi"} if method == "POST" else None
     async with (
@@ -60,21 +60,21 @@ async def code_of(
         return str(json.loads(text)["error"]["code"]) if is_refusal else f"status {answer.status}"
 
 
-async def inference_at(here: GatewayHarness, at: str | None = None, headers: dict[str, str] | None = None) -> str:
-    return await code_of(here, "POST", "/v1/completions", at=at, headers=headers)
+async def inference_at(gateway: GatewayHarness, at: str | None = None, headers: dict[str, str] | None = None) -> str:
+    return await code_of(gateway, "POST", "/v1/completions", at=at, headers=headers)
 
 
 @asynccontextmanager
-async def gateway(**settings: Any) -> AsyncIterator[GatewayHarness]:
+async def open_gateway(**settings: Any) -> AsyncIterator[GatewayHarness]:
     """A gateway with the model `m` and every route switched on."""
-    async with gateway_harness(engine_state_routes=True, **settings) as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]))
-        yield here
+    async with gateway_harness(engine_state_routes=True, **settings) as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]))
+        yield gateway
 
 
-async def admin_codes(here: GatewayHarness, **request: Any) -> set[str]:
+async def admin_codes(gateway: GatewayHarness, **request: Any) -> set[str]:
     """What every admin route refuses such a request with."""
-    return {await code_of(here, method, path, **request) for method, path in ADMIN_ROUTES}
+    return {await code_of(gateway, method, path, **request) for method, path in ADMIN_ROUTES}
 
 
 def test_admin_routes_are_of_the_framework_and_of_inference() -> None:
@@ -95,21 +95,21 @@ def test_admin_routes_are_of_the_framework_and_of_inference() -> None:
 async def test_without_keys_admin_routes_are_open_where_the_setting_says_so(
     settings: dict[str, Any], is_open: bool
 ) -> None:
-    async with gateway(**settings) as here:
-        codes = await admin_codes(here)
+    async with open_gateway(**settings) as gateway:
+        codes = await admin_codes(gateway)
         if is_open:
             assert not codes & set(REFUSALS)
-            assert here.controller.admin.asked
+            assert gateway.controller.admin.requests
         else:
             assert codes == {"admin_closed"}
-            assert not here.controller.admin.asked
-        assert await inference_at(here) == "status 200"
-        assert await code_of(here, "GET", "/v1/models") == "status 200"
-        assert await code_of(here, "GET", "/health") == "status 200"
+            assert not gateway.controller.admin.requests
+        assert await inference_at(gateway) == "status 200"
+        assert await code_of(gateway, "GET", "/v1/models") == "status 200"
+        assert await code_of(gateway, "GET", "/health") == "status 200"
 
 
 async def test_who_is_refused_is_told_what_to_do() -> None:
-    async with gateway(open_admin=False) as here, here.post("/v1/admin/plan") as answer:
+    async with open_gateway(open_admin=False) as gateway, gateway.post("/v1/admin/plan") as answer:
         told = (await answer.json())["error"]
         steps = " ".join(told["next_steps"])
         assert answer.headers["x-should-retry"] == "false"
@@ -119,58 +119,60 @@ async def test_who_is_refused_is_told_what_to_do() -> None:
 
 @pytest.mark.parametrize("open_admin", [True, False])
 async def test_with_keys_their_scopes_rule(open_admin: bool) -> None:
-    async with gateway(host="0.0.0.0", open=True, open_admin=open_admin) as here:
-        await here.publish(keys=KEYS)
-        assert not await admin_codes(here, headers=BOSS) & set(REFUSALS)
-        assert await admin_codes(here, headers=USER) == {"scope_required"}
-        assert await admin_codes(here) == {"status 401"}
+    async with open_gateway(host="0.0.0.0", open=True, open_admin=open_admin) as gateway:
+        await gateway.publish(keys=KEYS)
+        assert not await admin_codes(gateway, headers=BOSS) & set(REFUSALS)
+        assert await admin_codes(gateway, headers=USER) == {"scope_required"}
+        assert await admin_codes(gateway) == {"status 401"}
 
 
 @pytest.mark.parametrize("keys", [(), KEYS], ids=["without keys", "with keys"])
 async def test_admin_requests_are_taken_at_the_addresses_meant_for_them_alone(keys: tuple[Any, ...]) -> None:
     headers = BOSS if keys else {}
-    async with gateway(host=f"{MEANT},{OTHER}", admin_host=(MEANT,)) as here:
-        await here.publish(keys=keys)
-        assert not await admin_codes(here, at=MEANT, headers=headers) & set(REFUSALS)
-        here.controller.admin.asked.clear()
-        assert await admin_codes(here, at=OTHER, headers=headers) == {"admin_not_here"}
+    async with open_gateway(host=f"{MEANT},{OTHER}", admin_host=(MEANT,)) as gateway:
+        await gateway.publish(keys=keys)
+        assert not await admin_codes(gateway, at=MEANT, headers=headers) & set(REFUSALS)
+        gateway.controller.admin.requests.clear()
+        assert await admin_codes(gateway, at=OTHER, headers=headers) == {"admin_not_here"}
         for lie in (MEANT, f"{MEANT}:80", "localhost"):
             forwarded = {"x-forwarded-for": MEANT, "forwarded": f"for={MEANT};host={MEANT}", "x-forwarded-host": MEANT}
-            assert await admin_codes(here, at=OTHER, headers=headers | {"host": lie} | forwarded) == {"admin_not_here"}
-        assert await admin_codes(here, at=OTHER, headers=headers, local_addr=(MEANT, 0)) == {"admin_not_here"}
+            assert await admin_codes(gateway, at=OTHER, headers=headers | {"host": lie} | forwarded) == {
+                "admin_not_here"
+            }
+        assert await admin_codes(gateway, at=OTHER, headers=headers, local_addr=(MEANT, 0)) == {"admin_not_here"}
         for method in ("GET", "DELETE", "PUT", "PATCH"):
-            assert await code_of(here, method, "/v1/admin/models", at=OTHER, headers=headers) == "admin_not_here"
-            assert await code_of(here, method, "/v1/%61dmin/models", at=OTHER, headers=headers) == "admin_not_here"
-        assert not here.controller.admin.asked
-        assert not await admin_codes(here, at=MEANT, headers=headers, local_addr=(OTHER, 0)) & set(REFUSALS)
+            assert await code_of(gateway, method, "/v1/admin/models", at=OTHER, headers=headers) == "admin_not_here"
+            assert await code_of(gateway, method, "/v1/%61dmin/models", at=OTHER, headers=headers) == "admin_not_here"
+        assert not gateway.controller.admin.requests
+        assert not await admin_codes(gateway, at=MEANT, headers=headers, local_addr=(OTHER, 0)) & set(REFUSALS)
 
 
 async def test_inference_goes_on_where_administration_does_not() -> None:
-    async with gateway(host=f"{MEANT},{OTHER}", admin_host=(MEANT,)) as here:
+    async with open_gateway(host=f"{MEANT},{OTHER}", admin_host=(MEANT,)) as gateway:
         for at in (MEANT, OTHER):
-            assert await inference_at(here, at) == "status 200"
-            assert await code_of(here, "GET", "/v1/models", at=at) == "status 200"
+            assert await inference_at(gateway, at) == "status 200"
+            assert await code_of(gateway, "GET", "/v1/models", at=at) == "status 200"
 
 
 async def test_the_address_counts_where_the_gateway_listens_on_all_of_them() -> None:
-    async with gateway(host="0.0.0.0", open=True, open_admin=True, admin_host=(MEANT, "localhost")) as here:
+    async with open_gateway(host="0.0.0.0", open=True, open_admin=True, admin_host=(MEANT, "localhost")) as gateway:
         for at in (MEANT, "127.0.0.1"):
-            assert not await admin_codes(here, at=at) & set(REFUSALS)
-        assert await admin_codes(here, at=OTHER) == {"admin_not_here"}
+            assert not await admin_codes(gateway, at=at) & set(REFUSALS)
+        assert await admin_codes(gateway, at=OTHER) == {"admin_not_here"}
 
 
 async def test_of_both_families_at_one_socket_an_address_is_the_same_by_either_name() -> None:
     """Such a socket knows its IPv4 addresses as `::ffff:127.0.0.2`."""
     require("ipv6", _has_ipv6(), "no IPv6 on this machine")
     settings: dict[str, Any] = {"host": "::", "open": True, "open_admin": True}
-    async with gateway(**settings, admin_host=(MEANT, "::1")) as here:
+    async with open_gateway(**settings, admin_host=(MEANT, "::1")) as gateway:
         for at in (MEANT, "::1"):
-            assert not await admin_codes(here, at=at) & set(REFUSALS)
-        assert await admin_codes(here, at=OTHER) == {"admin_not_here"}
-    async with gateway(**settings, admin_host=(f"::ffff:{MEANT}",)) as here:
-        assert not await admin_codes(here, at=MEANT) & set(REFUSALS)
+            assert not await admin_codes(gateway, at=at) & set(REFUSALS)
+        assert await admin_codes(gateway, at=OTHER) == {"admin_not_here"}
+    async with open_gateway(**settings, admin_host=(f"::ffff:{MEANT}",)) as gateway:
+        assert not await admin_codes(gateway, at=MEANT) & set(REFUSALS)
         for at in (OTHER, "::1"):
-            assert await admin_codes(here, at=at) == {"admin_not_here"}
+            assert await admin_codes(gateway, at=at) == {"admin_not_here"}
 
 
 def _has_ipv6() -> bool:
@@ -186,9 +188,9 @@ async def test_the_address_counts_behind_tls(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"tls_cert": certificate, "tls_key": private_key}
     unverified = ssl.create_default_context()
     unverified.check_hostname, unverified.verify_mode = False, ssl.CERT_NONE
-    async with gateway(host=f"{MEANT},{OTHER}", admin_host=(MEANT,), **settings) as here:
-        assert not await admin_codes(here, at=MEANT, ssl=unverified) & set(REFUSALS)
-        assert await admin_codes(here, at=OTHER, ssl=unverified) == {"admin_not_here"}
+    async with open_gateway(host=f"{MEANT},{OTHER}", admin_host=(MEANT,), **settings) as gateway:
+        assert not await admin_codes(gateway, at=MEANT, ssl=unverified) & set(REFUSALS)
+        assert await admin_codes(gateway, at=OTHER, ssl=unverified) == {"admin_not_here"}
 
 
 @pytest.mark.parametrize(

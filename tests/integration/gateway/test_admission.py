@@ -98,7 +98,7 @@ async def test_who_waits_is_told_before_its_turn_comes(engine: HoldingEngine) ->
     async with queue_at(engine, four_slots(engine), hold_headers_s=0.05, heartbeat_s=0.05) as queue:
         await filled(queue)
         await queue.wait("blocking")
-        streaming = queue.here.chat(stream=True, tag="streaming")
+        streaming = queue.gateway.chat(stream=True, tag="streaming")
         async with streaming as answer:
             assert answer.status == 200
             assert (answer.headers["x-queue-position"], answer.headers["x-queue-depth"]) == ("3", "3")

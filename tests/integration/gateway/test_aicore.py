@@ -38,25 +38,19 @@ def nano(phone: FakePhone) -> ModelRoute:
 @asynccontextmanager
 async def site(tmp_path: Path) -> AsyncIterator[tuple[GatewayHarness, FakePhone]]:
     """A gateway with the phone."""
-    async with fake_phone() as phone, gateway_harness(state=tmp_path, retrieval=False) as here:
-        await here.publish(nano(phone), route("other"))
-        yield here, phone
-
-
-async def ask(here: GatewayHarness, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-    """Status and JSON of an answer."""
-    async with here.client.request(method, here.url + path, json=body) as answer:
-        return answer.status, await answer.json()
+    async with fake_phone() as phone, gateway_harness(state=tmp_path, retrieval=False) as gateway:
+        await gateway.publish(nano(phone), route("other"))
+        yield gateway, phone
 
 
 @pytest.mark.parametrize(
     ("code", "word"), [(3, "available"), (2, "downloadable"), (1, "downloading"), (0, "unavailable")]
 )
 async def test_the_status_is_the_devices(code: int, word: str, tmp_path: Path) -> None:
-    async with site(tmp_path) as (here, phone):
+    async with site(tmp_path) as (gateway, phone):
         phone.code = code
-        status, told = await ask(here, "GET", "/v1/aicore/status")
-        assert (status, told) == (
+        reply = await gateway.get("/v1/aicore/status")
+        assert reply.result == (
             200,
             {
                 "model_id": "nano",
@@ -68,11 +62,10 @@ async def test_the_status_is_the_devices(code: int, word: str, tmp_path: Path) -
                 "manufacturer": "Google",
             },
         )
-        _, told = await ask(here, "GET", "/v1/aicore/status?probe=all")
-        assert told["probes"][0]["preference"] == "FAST"
-        assert phone.asked[-1][0].endswith("?probe=all")
-        status, answer = await ask(here, "GET", "/v1/aicore/status?probe=some")
-        assert (status, answer["error"]["param"]) == (400, "probe")
+        assert (await gateway.get("/v1/aicore/status?probe=all")).body["probes"][0]["preference"] == "FAST"
+        assert phone.requests[-1][0].endswith("?probe=all")
+        reply = await gateway.get("/v1/aicore/status?probe=some")
+        assert (reply.status, reply.error["param"]) == (400, "probe")
 
 
 @pytest.mark.parametrize(
@@ -80,36 +73,33 @@ async def test_the_status_is_the_devices(code: int, word: str, tmp_path: Path) -
     [(2, 503, "AICORE_DOWNLOADABLE"), (1, 425, "AICORE_DOWNLOADING"), (0, 503, "AICORE_UNAVAILABLE")],
 )
 async def test_its_errors_are_carried_through(code: int, status: int, error: str, tmp_path: Path) -> None:
-    async with site(tmp_path) as (here, phone):
+    async with site(tmp_path) as (gateway, phone):
         phone.code = code
         for stream in (False, True):
-            async with here.chat("nano", stream=stream) as answer:
-                told = (await answer.json())["error"]
-                assert (answer.status, told["code"], told["type"]) == (status, error, "aicore_unavailable")
-                assert told["aicore_status"] in ("downloadable", "downloading", "unavailable")
-                assert told["actionable"]
-                assert told["next_steps"]
-        assert (await ask(here, "POST", "/v1/aicore/benchmark"))[1]["error"]["code"] == error
-        found, warm = await ask(here, "POST", "/health/warm?model=nano")
-        assert (found, warm["status"]) == (503, "aicore_not_ready")
-        assert warm["aicore_status"] == told["aicore_status"]
+            reply = await gateway.chat("nano", stream=stream)
+            assert (reply.status, reply.code, reply.error["type"]) == (status, error, "aicore_unavailable")
+            assert reply.error["aicore_status"] in ("downloadable", "downloading", "unavailable")
+            assert reply.error["actionable"]
+            assert reply.error["next_steps"]
+        assert (await gateway.request("POST", "/v1/aicore/benchmark")).code == error
+        warm = await gateway.request("POST", "/health/warm?model=nano")
+        assert (warm.status, warm.body["status"]) == (503, "aicore_not_ready")
+        assert warm.body["aicore_status"] == reply.error["aicore_status"]
         phone.code, phone.is_backgrounded = 3, True
-        async with here.chat("nano") as answer:
-            assert (answer.status, (await answer.json())["error"]["code"]) == (403, "AICORE_BACKGROUND_BLOCKED")
+        assert (await gateway.chat("nano")).refusal == (403, "AICORE_BACKGROUND_BLOCKED")
 
 
 async def test_it_is_warmed_up_and_measured(tmp_path: Path) -> None:
-    async with site(tmp_path) as (here, phone):
-        status, answer = await ask(here, "GET", "/v1/aicore/benchmark")
-        assert (status, answer["error"]["code"]) == (404, "benchmark_not_found")
-        assert (await ask(here, "POST", "/health/warm?model=nano"))[0] == 200
-        status, result = await ask(here, "POST", "/v1/aicore/benchmark", {"prompts": ["Say hi."], "warmup": 0})
-        assert (status, result["model_id"], result["total_tokens"]) == (200, "nano", 6), "words, as it counts no tokens"
-        assert await ask(here, "GET", "/v1/aicore/benchmark") == (200, result)
-        assert await ask(here, "GET", "/v1/models/nano/benchmark") == (200, result)
-        async with here.chat("nano") as answered:
-            assert (await answered.json())["choices"][0]["message"]["content"] == "Hi! How can I help?"
-        assert phone.asked[-1][1]["model"] == MODEL
+    async with site(tmp_path) as (gateway, phone):
+        assert (await gateway.get("/v1/aicore/benchmark")).refusal == (404, "benchmark_not_found")
+        assert (await gateway.request("POST", "/health/warm?model=nano")).status == 200
+        result = await gateway.post("/v1/aicore/benchmark", {"prompts": ["Say hi."], "warmup": 0})
+        assert (result.status, result.body["model_id"]) == (200, "nano")
+        assert result.body["total_tokens"] == 6, "words, as it counts no tokens"
+        assert (await gateway.get("/v1/aicore/benchmark")).result == (200, result.body)
+        assert (await gateway.get("/v1/models/nano/benchmark")).result == (200, result.body)
+        assert (await gateway.chat("nano")).body["choices"][0]["message"]["content"] == "Hi! How can I help?"
+        assert phone.requests[-1][1]["model"] == MODEL
 
 
 async def test_the_event_loop_goes_on_while_a_result_is_written(
@@ -123,49 +113,45 @@ async def test_the_event_loop_goes_on_while_a_result_is_written(
         write_atomic(*arguments, **options)
 
     monkeypatch.setattr(benchmark_results, "write_atomic", slow)
-    async with site(tmp_path) as (here, _):
-        status, result = await ask(here, "POST", "/v1/aicore/benchmark", {"prompts": ["Say hi."], "warmup": 0})
-        assert status == 200
-        assert await ask(here, "GET", "/v1/aicore/benchmark") == (200, result)
+    async with site(tmp_path) as (gateway, _):
+        result = await gateway.post("/v1/aicore/benchmark", {"prompts": ["Say hi."], "warmup": 0})
+        assert result.status == 200
+        assert (await gateway.get("/v1/aicore/benchmark")).result == (200, result.body)
     assert went_on.is_set()
 
 
 async def test_health_has_a_block_of_it(tmp_path: Path) -> None:
-    async with site(tmp_path) as (here, phone):
-        server: Any = here.server
+    async with site(tmp_path) as (gateway, phone):
+        server: Any = gateway.server
         probe = server._gateway.health.aicore
         probe.latest = await probe.ask(nano(phone))
-        _, health = await ask(here, "GET", "/health")
+        health = (await gateway.get("/health")).body
         expected = {"status_code": 3, "status": "available", "model_id": "nano", "is_default": True}
         assert health["aicore"] == expected
         phone.is_broken = True
         probe.latest = await probe.ask(nano(phone))
-        _, health = await ask(here, "GET", "/health")
+        health = (await gateway.get("/health")).body
         assert (health["aicore"]["status_code"], health["aicore"]["status"]) == (None, "unknown")
         assert health["aicore"]["error"]
-        status, answer = await ask(here, "GET", "/v1/aicore/status")
-        assert (status, answer["error"]["code"]) == (503, "AICORE_UNKNOWN")
+        assert (await gateway.get("/v1/aicore/status")).refusal == (503, "AICORE_UNKNOWN")
 
 
 async def test_without_such_a_model_there_is_no_aicore(tmp_path: Path) -> None:
-    async with gateway_harness(state=tmp_path, retrieval=False) as here:
-        await here.publish(route("m", backend="litert_lm", state=ModelState.FAILED, last_error="no delegate"))
+    async with gateway_harness(state=tmp_path, retrieval=False) as gateway:
+        await gateway.publish(route("m", backend="litert_lm", state=ModelState.FAILED, last_error="no delegate"))
         for method, path in (("GET", "status"), ("GET", "benchmark"), ("POST", "benchmark")):
-            status, answer = await ask(here, method, f"/v1/aicore/{path}")
-            assert (status, answer["error"]["code"]) == (503, "AICORE_UNAVAILABLE")
-        assert (await ask(here, "GET", "/health"))[1]["aicore"] is None
-        async with here.chat("m") as refused:
-            error = (await refused.json())["error"]
-        assert (refused.status, error["code"]) == (503, "LITERT_INIT_FAILED")
-        assert "no delegate" in error["message"]
+            assert (await gateway.request(method, f"/v1/aicore/{path}")).refusal == (503, "AICORE_UNAVAILABLE")
+        assert (await gateway.get("/health")).body["aicore"] is None
+        reply = await gateway.chat("m")
+        assert reply.refusal == (503, "LITERT_INIT_FAILED")
+        assert "no delegate" in reply.error["message"]
 
 
 async def test_the_phone_that_is_away_is_unknown(tmp_path: Path) -> None:
-    async with gateway_harness(state=tmp_path, retrieval=False) as here:
+    async with gateway_harness(state=tmp_path, retrieval=False) as gateway:
         away = FakePhone(url="http://127.0.0.1:9/v1")
-        await here.publish(nano(away))
-        status, answer = await ask(here, "GET", "/v1/aicore/status")
-        assert (status, answer["error"]["code"]) == (503, "AICORE_UNKNOWN")
+        await gateway.publish(nano(away))
+        assert (await gateway.get("/v1/aicore/status")).refusal == (503, "AICORE_UNKNOWN")
 
 
 async def test_an_answer_in_pieces_is_whole_and_one_without_an_end_is_none() -> None:

@@ -19,42 +19,41 @@ def unloaded(state: ModelState = ModelState.UNLOADED, **fields: Any) -> ModelRou
     return route("m", state=state, autoload=True, aliases=("alias",), **fields)
 
 
-async def waiting(here: GatewayHarness, count: int = 1) -> None:
+async def waiting(gateway: GatewayHarness, count: int = 1) -> None:
     """Wait until the gateway reports so many waiting requests, and the demand."""
-    report = await here.controller.report_where(lambda report: report.queued == {"m": count})
+    report = await gateway.controller.report_where(lambda report: report.queued == {"m": count})
     assert set(report.demand) == {"m"}
 
 
-def ask(here: GatewayHarness, **fields: Any) -> asyncio.Task[Any]:
+def start_chat(gateway: GatewayHarness, **fields: Any) -> asyncio.Task[Any]:
     """A chat completion under way."""
-    return asyncio.create_task(here.chat(**fields).__aenter__())
+    return asyncio.create_task(gateway.chat(**fields).__aenter__())
 
 
 @pytest.mark.parametrize("state", [ModelState.UNLOADED, ModelState.LOADING, ModelState.UNLOADING])
 async def test_demand_goes_up_and_the_request_is_answered_once_the_model_is_loaded(state: ModelState) -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(unloaded(state))
-        call = ask(here, model="alias")
-        await waiting(here)
-        async with here.client.get(here.url + "/health") as answer:
-            assert (await answer.json())["queue_depth"] == 1
-        await here.publish(unloaded(ModelState.LOADING))
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(unloaded(state))
+        call = start_chat(gateway, model="alias")
+        await waiting(gateway)
+        assert (await gateway.get("/health")).body["queue_depth"] == 1
+        await gateway.publish(unloaded(ModelState.LOADING))
         assert not call.done()
-        await here.publish(route("m", [engine.url], autoload=True, aliases=("alias",)))
+        await gateway.publish(route("m", [engine.url], autoload=True, aliases=("alias",)))
         async with await call as answer:
             assert answer.status == 200
             await answer.read()
-        report = await here.controller.report_where(lambda report: not report.queued and not report.inflight)
+        report = await gateway.controller.report_where(lambda report: not report.queued and not report.inflight)
         assert report.demand == {}
         assert set(report.last_used) == {"m"}
 
 
 async def test_many_wait_and_all_are_answered() -> None:
-    async with gateway_harness(queue_limit=20) as here, engines(2) as both:
-        await here.publish(unloaded())
-        calls = [ask(here, stream=number % 2 == 0) for number in range(20)]
-        await waiting(here, 20)
-        await here.publish(route("m", [engine.url for engine in both], autoload=True))
+    async with gateway_harness(queue_limit=20) as gateway, engines(2) as both:
+        await gateway.publish(unloaded())
+        calls = [start_chat(gateway, stream=number % 2 == 0) for number in range(20)]
+        await waiting(gateway, 20)
+        await gateway.publish(route("m", [engine.url for engine in both], autoload=True))
         for call in calls:
             async with await call as answer:
                 assert answer.status == 200
@@ -63,11 +62,11 @@ async def test_many_wait_and_all_are_answered() -> None:
 
 
 async def test_a_load_that_fails_is_told_with_its_reason() -> None:
-    async with gateway_harness() as here:
-        await here.publish(unloaded())
-        call = ask(here)
-        await waiting(here)
-        await here.publish(unloaded(ModelState.FAILED, last_error="not a GGUF file"))
+    async with gateway_harness() as gateway:
+        await gateway.publish(unloaded())
+        call = start_chat(gateway)
+        await waiting(gateway)
+        await gateway.publish(unloaded(ModelState.FAILED, last_error="not a GGUF file"))
         async with await call as answer:
             assert answer.status == 503
             error = (await answer.json())["error"]
@@ -76,68 +75,65 @@ async def test_a_load_that_fails_is_told_with_its_reason() -> None:
 
 
 async def test_a_failed_model_does_not_make_clients_wait_but_the_demand_is_known() -> None:
-    async with gateway_harness() as here:
-        await here.publish(unloaded(ModelState.FAILED, last_error="no"))
-        async with here.chat() as answer:
-            assert (await answer.json())["error"]["code"] == "model_failed"
-        await here.controller.report_where(lambda report: set(report.demand) == {"m"})
+    async with gateway_harness() as gateway:
+        await gateway.publish(unloaded(ModelState.FAILED, last_error="no"))
+        assert (await gateway.chat()).code == "model_failed"
+        await gateway.controller.report_where(lambda report: set(report.demand) == {"m"})
 
 
 async def test_a_model_that_vanishes_while_waited_for() -> None:
-    async with gateway_harness() as here:
-        await here.publish(unloaded())
-        call = ask(here)
-        await waiting(here)
-        await here.publish()
+    async with gateway_harness() as gateway:
+        await gateway.publish(unloaded())
+        call = start_chat(gateway)
+        await waiting(gateway)
+        await gateway.publish()
         async with await call as answer:
             assert answer.status == 404
-        await here.controller.report_where(lambda report: not report.demand and not report.queued)
+        await gateway.controller.report_where(lambda report: not report.demand and not report.queued)
 
 
 async def test_the_wait_is_bounded() -> None:
-    async with gateway_harness(autoload_timeout_s=0.2) as here:
-        await here.publish(unloaded())
-        async with here.chat() as answer:
-            assert answer.status == 503
-            error = (await answer.json())["error"]
-            assert answer.headers["retry-after"] == "5"
-        assert error["code"] == "model_loading"
-        assert "0.2 s" in error["message"]
+    async with gateway_harness(autoload_timeout_s=0.2) as gateway:
+        await gateway.publish(unloaded())
+        reply = await gateway.chat()
+        assert reply.status == 503
+        assert reply.headers["retry-after"] == "5"
+        assert reply.code == "model_loading"
+        assert "0.2 s" in reply.error["message"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_leaves_waits_no_longer(stream: bool) -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(unloaded())
-        call = ask(here, stream=stream)
-        await waiting(here)
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(unloaded())
+        call = start_chat(gateway, stream=stream)
+        await waiting(gateway)
         call.cancel()
-        await here.controller.report_where(lambda report: not report.queued)
-        await here.publish(route("m", [engine.url], autoload=True))
-        async with here.chat() as answer:
-            assert answer.status == 200
+        await gateway.controller.report_where(lambda report: not report.queued)
+        await gateway.publish(route("m", [engine.url], autoload=True))
+        assert (await gateway.chat()).status == 200
         assert len(engine.requests) == 1, "only the second client's"
 
 
 async def test_a_stream_that_waits_gets_its_headers_heartbeats_and_then_the_answer() -> None:
-    async with gateway_harness(hold_headers_s=0.05, heartbeat_s=0.05) as here, engines(1) as (engine,):
-        await here.publish(unloaded())
-        async with here.chat(stream=True) as answer:
+    async with gateway_harness(hold_headers_s=0.05, heartbeat_s=0.05) as gateway, engines(1) as (engine,):
+        await gateway.publish(unloaded())
+        async with gateway.chat(stream=True) as answer:
             assert answer.status == 200
             for _ in range(2):
                 assert await answer.content.readuntil(b"\n\n") == b": ka\n\n"
-            await here.publish(route("m", [engine.url], autoload=True))
+            await gateway.publish(route("m", [engine.url], autoload=True))
             text = (await answer.read()).decode()
         assert text.endswith("data: [DONE]\n\n")
         assert "sleeps!" in text
 
 
 async def test_a_stream_that_waits_in_vain_is_told_in_the_stream() -> None:
-    async with gateway_harness(hold_headers_s=0.05) as here:
-        await here.publish(unloaded())
-        async with here.chat(stream=True) as answer:
+    async with gateway_harness(hold_headers_s=0.05) as gateway:
+        await gateway.publish(unloaded())
+        async with gateway.chat(stream=True) as answer:
             await answer.content.readuntil(b"\n\n")
-            await here.publish(unloaded(ModelState.FAILED, last_error="out of memory"))
+            await gateway.publish(unloaded(ModelState.FAILED, last_error="out of memory"))
             events = [event for event in (await answer.read()).decode().split("\n\n") if event.startswith("data: ")]
         error = json.loads(events[0].removeprefix("data: "))["error"]
         assert (error["code"], events[1]) == ("model_failed", "data: [DONE]")
@@ -145,26 +141,26 @@ async def test_a_stream_that_waits_in_vain_is_told_in_the_stream() -> None:
 
 
 async def test_a_replica_lost_while_retrying_waits_for_the_next_one() -> None:
-    async with gateway_harness() as here, engines(2) as (first, second):
-        await here.publish(route("m", [first.url], autoload=True))
-        call = ask(here, fault="hold")
+    async with gateway_harness() as gateway, engines(2) as (first, second):
+        await gateway.publish(route("m", [first.url], autoload=True))
+        call = start_chat(gateway, fault="hold")
         await until(lambda: first.running == 1)
-        await here.publish(unloaded(ModelState.LOADING))
+        await gateway.publish(unloaded(ModelState.LOADING))
         await first.stop()
-        await waiting(here)
+        await waiting(gateway)
         second.release.set()
-        await here.publish(route("m", [second.url], autoload=True))
+        await gateway.publish(route("m", [second.url], autoload=True))
         async with await call as answer:
             assert answer.status == 200
 
 
-async def queued_then(here: GatewayHarness, *tables: ModelRoute, stream: bool = False) -> asyncio.Task[Any]:
+async def queued_then(gateway: GatewayHarness, *tables: ModelRoute, stream: bool = False) -> asyncio.Task[Any]:
     """A request that waits for an unloaded model while these tables come."""
-    await here.publish(unloaded())
-    call = ask(here, stream=stream)
-    await waiting(here)
+    await gateway.publish(unloaded())
+    call = start_chat(gateway, stream=stream)
+    await waiting(gateway)
     for table in tables:
-        await here.publish(table)
+        await gateway.publish(table)
     return call
 
 
@@ -179,53 +175,53 @@ async def queued_then(here: GatewayHarness, *tables: ModelRoute, stream: bool = 
 )
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_operators_unload_cancels_what_waits(states: list[ModelState], stream: bool) -> None:
-    async with gateway_harness() as here:
+    async with gateway_harness() as gateway:
         tables = [unloaded(state).model_copy(update={"autoload": state is ModelState.LOADING}) for state in states]
-        call = await queued_then(here, *tables, stream=stream)
+        call = await queued_then(gateway, *tables, stream=stream)
         async with await call as answer:
             assert (answer.status, answer.headers["retry-after"]) == (503, "5")
             assert (await answer.json())["error"]["code"] == "model_unloading"
-        await here.controller.report_where(lambda report: not report.queued)
+        await gateway.controller.report_where(lambda report: not report.queued)
 
 
 async def test_an_eviction_does_not() -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        call = await queued_then(here, unloaded(ModelState.LOADING), unloaded(ModelState.UNLOADING), unloaded())
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        call = await queued_then(gateway, unloaded(ModelState.LOADING), unloaded(ModelState.UNLOADING), unloaded())
         assert not call.done()
-        await here.publish(route("m", [engine.url], autoload=True))
+        await gateway.publish(route("m", [engine.url], autoload=True))
         async with await call as answer:
             assert answer.status == 200
 
 
 async def test_a_stream_that_has_begun_to_wait_is_told_of_the_unload_in_the_stream() -> None:
-    async with gateway_harness(hold_headers_s=0.05) as here:
-        await here.publish(unloaded(ModelState.LOADING))
-        async with here.chat(stream=True) as answer:
+    async with gateway_harness(hold_headers_s=0.05) as gateway:
+        await gateway.publish(unloaded(ModelState.LOADING))
+        async with gateway.chat(stream=True) as answer:
             await answer.content.readuntil(b"\n\n")
-            await here.publish(unloaded(ModelState.UNLOADING).model_copy(update={"autoload": False}))
+            await gateway.publish(unloaded(ModelState.UNLOADING).model_copy(update={"autoload": False}))
             events = [event for event in (await answer.read()).decode().split("\n\n") if event.startswith("data: ")]
         error = json.loads(events[0].removeprefix("data: "))["error"]
         assert (error["code"], events[1]) == ("model_unloading", "data: [DONE]")
 
 
-def ask_for_progress(here: GatewayHarness, *, stream: bool) -> Any:
+def start_with_progress(gateway: GatewayHarness, *, stream: bool) -> Any:
     """A chat completion whose client wants to know how far the load is."""
     body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "stream": stream}
-    return here.client.post(f"{here.url}/v1/chat/completions", json=body, headers={"X-Load-Progress": "true"})
+    return gateway.client.post(f"{gateway.url}/v1/chat/completions", json=body, headers={"X-Load-Progress": "true"})
 
 
 async def test_a_client_that_asks_is_told_how_far_the_load_is() -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(unloaded())
-        async with ask_for_progress(here, stream=True) as answer:
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(unloaded())
+        async with start_with_progress(gateway, stream=True) as answer:
             assert answer.status == 200
             told = [await answer.content.readuntil(b"\n\n")]
-            await here.publish(unloaded(ModelState.LOADING))
+            await gateway.publish(unloaded(ModelState.LOADING))
             told.append(await answer.content.readuntil(b"\n\n"))
-            await here.publish(unloaded(ModelState.LOADING, last_error="nothing new"))
-            await here.publish(unloaded(ModelState.LOADING, progress=0.25))
+            await gateway.publish(unloaded(ModelState.LOADING, last_error="nothing new"))
+            await gateway.publish(unloaded(ModelState.LOADING, progress=0.25))
             told.append(await answer.content.readuntil(b"\n\n"))
-            await here.publish(route("m", [engine.url], autoload=True))
+            await gateway.publish(route("m", [engine.url], autoload=True))
             text = (await answer.read()).decode()
         assert told == [
             b': load-progress {"model":"m","state":"unloaded"}\n\n',
@@ -237,13 +233,13 @@ async def test_a_client_that_asks_is_told_how_far_the_load_is() -> None:
 
 
 async def test_who_did_not_ask_or_does_not_stream_is_told_nothing_of_a_load() -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(unloaded())
-        quiet = ask(here, stream=True)
-        blocking = asyncio.create_task(ask_for_progress(here, stream=False).__aenter__())
-        await waiting(here, 2)
-        await here.publish(unloaded(ModelState.LOADING, progress=0.5))
-        await here.publish(route("m", [engine.url], autoload=True))
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(unloaded())
+        quiet = start_chat(gateway, stream=True)
+        blocking = asyncio.create_task(start_with_progress(gateway, stream=False).__aenter__())
+        await waiting(gateway, 2)
+        await gateway.publish(unloaded(ModelState.LOADING, progress=0.5))
+        await gateway.publish(route("m", [engine.url], autoload=True))
         async with await quiet as answer:
             assert (await answer.read()).startswith(b"data: ")
         async with await blocking as answer:

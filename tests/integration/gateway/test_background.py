@@ -50,7 +50,7 @@ async def test_it_goes_on_without_its_client(notices_leaving: bool) -> None:
         await here.make("three", previous_response_id=made.id)
         assert here.messages()[-2][0] == "assistant"
         assert not here.running
-        await nothing_left(here.here)
+        await nothing_left(here.gateway)
 
 
 async def test_a_stream_goes_on_when_its_client_leaves() -> None:
@@ -66,7 +66,7 @@ async def test_a_stream_goes_on_when_its_client_leaves() -> None:
             if event.type == "response.output_text.delta":
                 break
         await stream.close()
-        server: Any = here.here.server
+        server: Any = here.gateway.server
         [exchange] = server._gateway.inference._services.exchanges
         await until(lambda: exchange.answer.client_gone, "it has left")
         assert await status_of(here, response_id) == "in_progress"
@@ -74,14 +74,14 @@ async def test_a_stream_goes_on_when_its_client_leaves() -> None:
         over = await here.over(response_id)
         assert (over.status, over.output_text.strip()) == ("completed", TEXT)
         assert here.engine.cancelled == 0
-        assert 'client_disconnects_total{model="m",route="/v1/responses"} 1.0' in await here.here.metrics()
+        assert 'client_disconnects_total{model="m",route="/v1/responses"} 1.0' in await here.gateway.metrics()
 
 
 async def test_a_client_that_takes_nothing_does_not_hold_back_its_stream() -> None:
     async with site(client_timeout_s=30) as here:
         here.engine.words = ["x" * 20_000] * 400
         body = b'{"model": "m", "input": "x", "stream": true, "background": true}'
-        async with raw(here.here, receive_bytes=4096) as client:
+        async with raw(here.gateway, receive_bytes=4096) as client:
             client.write(request(target="/v1/responses", body=body))
             await until(lambda: len(here.running) == 1, "it runs")
             [response_id] = here.running
@@ -100,25 +100,19 @@ async def test_what_waits_is_queued_and_what_may_not_wait_is_refused_at_once() -
         assert stored.responses == 3
         here.engine.release.set()
         assert [(await here.over(each.id)).status for each in (first, *waiting)] == ["completed"] * 3
-        await nothing_left(here.here)
+        await nothing_left(here.gateway)
 
 
 async def test_a_thousand_at_once_are_no_more_than_may_wait() -> None:
     async with site(m={"target_inflight": 4, "queue_limit": 20}) as here:
         asked = {"model": "m", "input": "x", "background": True, "fault": "hold"}
-        statuses = []
-
-        async def ask() -> None:
-            async with here.here.post("/v1/responses", **asked) as answer:
-                statuses.append(answer.status)
-                await answer.read()
-
-        await asyncio.gather(*(ask() for _ in range(1000)))
+        replies = await asyncio.gather(*(here.gateway.post("/v1/responses", asked) for _ in range(1000)))
+        statuses = [reply.status for reply in replies]
         assert {status: statuses.count(status) for status in set(statuses)} == {200: 24, 429: 976}
         assert len(here.running) == 24
         here.engine.release.set()
         await until(lambda: not here.running, "all are over")
-        await nothing_left(here.here)
+        await nothing_left(here.gateway)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +153,7 @@ async def test_one_whose_key_is_revoked_while_it_waits_fails() -> None:
     async with site(keys=keys, m=ONE_SLOT) as here:
         await here.make(background=True, fault="hold")
         waiting = await here.make(background=True)
-        await here.here.publish(route("m", [here.engine.url], **ONE_SLOT), keys=keys[1:])
+        await here.gateway.publish(route("m", [here.engine.url], **ONE_SLOT), keys=keys[1:])
         found = await here.as_key("a2").responses.retrieve(waiting.id)
         assert found.error is not None
         assert (found.status, found.error.to_dict()["reason"]) == ("failed", "invalid_api_key")
@@ -180,12 +174,12 @@ async def test_a_request_that_is_refused_is_refused_at_once() -> None:
 async def test_it_counts_as_any_other() -> None:
     async with site(keys=(key("a", concurrency=1),)) as here:
         made = await here.make(background=True, fault="hold")
-        async with here.here.client.get(f"{here.here.url}/v1/models", headers={"x-api-key": "secret-a"}) as answer:
+        async with here.gateway.get("/v1/models", headers={"x-api-key": "secret-a"}) as answer:
             assert answer.status == 429, "it has the key's one place"
         here.engine.release.set()
         await until(lambda: not here.running, "it is over")
         assert (await here.over(made.id)).status == "completed"
-        metrics = await here.here.metrics()
+        metrics = await here.gateway.metrics()
         assert 'requests_total{model="m",route="/v1/responses",status="200"} 1.0' in metrics
         assert f'gateway_tokens_total{{direction="out",model="m"}} {len(WORDS)}.0' in metrics
         assert f'key_tokens_total{{direction="out",key="a"}} {len(WORDS)}.0' in metrics
@@ -206,10 +200,10 @@ async def test_it_is_told_as_queued_once_it_is_stored() -> None:
 
 async def test_one_whose_client_leaves_before_it_is_stored_is_told_to_nobody(caplog: pytest.LogCaptureFixture) -> None:
     async with site() as here:
-        server: Any = here.here.server
+        server: Any = here.gateway.server
         async with here.held_store():
             answered, connections = server.server_state.total_requests, len(server.server_state.connections)
-            async with raw(here.here) as client:
+            async with raw(here.gateway) as client:
                 body = b'{"model": "m", "input": "x", "background": true}'
                 client.write(request(target="/v1/responses", body=body))
                 await until(lambda: bool(here.running), "it is accepted")
@@ -226,7 +220,7 @@ async def test_one_whose_client_leaves_before_it_is_stored_is_told_to_nobody(cap
 async def test_what_a_client_sends_behind_it_waits_for_its_turn() -> None:
     async with site() as here:
         body = b'{"model": "m", "input": "x", "background": true}'
-        async with here.held_store(), raw(here.here) as client:
+        async with here.held_store(), raw(here.gateway) as client:
             client.write(request(target="/v1/responses", body=body) + request("GET", "/health") + b"garbage\r\n\r\n")
             await until(lambda: bool(here.running), "it is accepted")
             await settled()
@@ -239,37 +233,37 @@ async def test_what_a_client_sends_behind_it_waits_for_its_turn() -> None:
 
 async def test_every_state_suits_the_published_schemas(loop_clock: LoopClock) -> None:
     async with site(m=ONE_SLOT, request_timeout_s=30) as here:
-        url = here.here.url + "/v1/responses"
+        url = here.gateway.url + "/v1/responses"
 
-        async def told(response_id: str, method: str = "GET", more: str = "") -> Any:
-            async with here.here.client.request(method, f"{url}/{response_id}{more}") as answer:
+        async def read(response_id: str, method: str = "GET", more: str = "") -> Any:
+            async with here.gateway.client.request(method, f"{url}/{response_id}{more}") as answer:
                 assert answer.content_type == "application/json"
                 return await answer.json()
 
         asked = {"model": "m", "input": "x", "background": True, "metadata": {"a": "b"}}
         ids, seen = [], {}
         for fault in ("hold", None):
-            async with here.here.client.post(url, json={**asked, **({"fault": fault} if fault else {})}) as answer:
+            async with here.gateway.client.post(url, json={**asked, **({"fault": fault} if fault else {})}) as answer:
                 made = await answer.json()
                 ids.append(made["id"])
                 seen["queued"] = made
         running, waiting = ids
         await until(lambda: here.engine.running == 1, "it runs")
         for response_id in (running, waiting):
-            found = await told(response_id)
+            found = await read(response_id)
             seen[found["status"]] = found
-        cancelled = await told(waiting, "POST", "/cancel")
+        cancelled = await read(waiting, "POST", "/cancel")
         seen[cancelled["status"]] = cancelled
         await loop_clock.skip(35)
         await here.over(running)
-        failed = await told(running)
+        failed = await read(running)
         seen[failed["status"]] = failed
         assert set(seen) == {"queued", "in_progress", "cancelled", "failed"}
         for response in seen.values():
             check_response(response)
             assert response["metadata"] == {"a": "b"}
         made = await here.make(previous_response_id=(await here.make()).id)
-        for item in (await told(made.id, more="/input_items"))["data"]:
+        for item in (await read(made.id, more="/input_items"))["data"]:
             ResponseItemList.model_validate_json(
                 json.dumps({"object": "list", "data": [item], "first_id": "", "last_id": "", "has_more": False}),
                 strict=True,
@@ -300,7 +294,7 @@ async def test_the_sync_client_and_its_polling() -> None:
     async with site() as here:
 
         def use() -> list[str | None]:
-            with openai.OpenAI(base_url=here.here.url + "/v1", api_key="none", max_retries=0) as client:
+            with openai.OpenAI(base_url=here.gateway.url + "/v1", api_key="none", max_retries=0) as client:
                 made = client.responses.create(model="m", input="x", background=True)
                 seen = [made.status]
                 while made.status in ("queued", "in_progress"):

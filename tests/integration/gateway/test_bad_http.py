@@ -31,13 +31,13 @@ SMUGGLED = request("GET", "/v1/models/smuggled")
 @contextlib.asynccontextmanager
 async def one_model(**settings: Any) -> AsyncIterator[tuple[GatewayHarness, MockEngine]]:
     """A gateway with the model `m`, whose engine is `engine`. All that clients did there must be gone afterwards."""
-    async with gateway_harness(**settings) as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]))
-        yield here, engine
-        async with raw(here) as client:
+    async with gateway_harness(**settings) as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]))
+        yield gateway, engine
+        async with raw(gateway) as client:
             client.write(request())
             assert (await client.answer()).status == 200, "the next client is served"
-        await spotless(here)
+        await spotless(gateway)
 
 
 def head(*lines: str, first: str = "POST /v1/chat/completions HTTP/1.1") -> bytes:
@@ -45,9 +45,9 @@ def head(*lines: str, first: str = "POST /v1/chat/completions HTTP/1.1") -> byte
     return "\r\n".join([first, "host: localhost", *lines, "", ""]).encode("latin-1")
 
 
-async def refused(here: GatewayHarness, sent: bytes, name: str) -> RawClient:
+async def refused(gateway: GatewayHarness, sent: bytes, name: str) -> RawClient:
     """Send it; the one answer must be a refusal, after which the connection ends."""
-    async with raw(here) as client:
+    async with raw(gateway) as client:
         client.write(sent)
         answers = await client.to_the_end()
         assert len(answers) == 1, (name, client.received)
@@ -135,22 +135,22 @@ NOT_HTTP_1 = {
 
 @pytest.mark.parametrize("cases", [AMBIGUOUS, NOT_HTTP_1], ids=["ambiguous", "not HTTP/1"])
 async def test_what_two_servers_could_read_in_two_ways_is_refused_and_hides_nothing(cases: dict[str, bytes]) -> None:
-    async with one_model() as (here, engine):
+    async with one_model() as (gateway, engine):
         for name, sent in cases.items():
-            await refused(here, sent + SMUGGLED, name)
+            await refused(gateway, sent + SMUGGLED, name)
         assert not engine.requests
 
 
 async def test_a_transfer_coding_that_is_not_decoded_is_named() -> None:
     for coding in ("gzip, chunked", "deflate, chunked"):
-        async with one_model() as (here, engine):
-            refusal = await refused(here, head(f"transfer-encoding: {coding}") + GZIPPED + SMUGGLED, coding)
+        async with one_model() as (gateway, engine):
+            refusal = await refused(gateway, head(f"transfer-encoding: {coding}") + GZIPPED + SMUGGLED, coding)
             assert coding in refusal.answers[0].error["message"]
             assert not engine.requests
 
 
 async def test_chunked_in_any_case_is_read() -> None:
-    async with one_model() as (here, engine), raw(here) as client:
+    async with one_model() as (gateway, engine), raw(gateway) as client:
         client.write(head("Transfer-Encoding:  ChunkeD") + CHUNKED + request("GET", "/v1/models"))
         assert [(await client.answer(number)).status for number in (1, 2)] == [200, 200], client.received
         assert [seen.raw for seen in engine.requests] == [BODY]
@@ -159,7 +159,7 @@ async def test_chunked_in_any_case_is_read() -> None:
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
 @pytest.mark.parametrize("body", [ZIPPED, ZIPPED[:9], b"{\0}"], ids=["gzip", "cut", "JSON"])
 async def test_a_body_with_a_content_coding_is_refused_by_its_name(path: str, body: bytes) -> None:
-    async with one_model() as (here, engine), raw(here) as client:
+    async with one_model() as (gateway, engine), raw(gateway) as client:
         client.write(request(target=path, body=body, headers=["content-encoding: gzip"]))
         client.write(request(headers=["content-encoding: identity"]))
         answers = [await client.answer(number) for number in (1, 2)]
@@ -170,19 +170,19 @@ async def test_a_body_with_a_content_coding_is_refused_by_its_name(path: str, bo
 
 
 async def test_an_admin_body_with_a_content_coding_is_not_decoded_anywhere() -> None:
-    async with one_model() as (here, _), raw(here) as client:
+    async with one_model() as (gateway, _), raw(gateway) as client:
         client.write(request("POST", "/v1/admin/plan", ZIPPED, ["content-encoding: gzip"]))
         await client.answer()
-        asked = here.controller.admin.asked[-1]
+        asked = gateway.controller.admin.requests[-1]
         assert asked.body == ZIPPED
         assert "content-encoding" not in asked.headers
 
 
 async def test_an_http_1_0_request_ends_its_connection_whatever_its_framing() -> None:
-    async with one_model() as (here, _):
+    async with one_model() as (gateway, _):
         for lines in ((f"content-length: {SIZE}",), ("transfer-encoding: chunked",)):
             for more in ((), ("connection: keep-alive",)):
-                async with raw(here) as client:
+                async with raw(gateway) as client:
                     body = CHUNKED if "chunked" in lines[0] else BODY
                     client.write(head(*lines, *more, first="POST /v1/chat/completions HTTP/1.0") + body + SMUGGLED)
                     assert [answer.status for answer in await client.to_the_end()] == [200]
@@ -190,15 +190,15 @@ async def test_an_http_1_0_request_ends_its_connection_whatever_its_framing() ->
 
 async def test_trailers_are_no_headers() -> None:
     secret, valid = key("alice"), b"authorization: Bearer secret-alice\r\n"
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]), keys=(secret,))
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]), keys=(secret,))
         for target in ("/v1/chat/completions", "/v1/admin/plan"):
-            async with raw(here) as client:
+            async with raw(gateway) as client:
                 client.write(head("transfer-encoding: chunked", first=f"POST {target} HTTP/1.1"))
                 client.write(CHUNKED[:-2] + valid + b"x-api-key: secret-alice\r\n\r\n")
                 client.write(head(f"content-length: {SIZE}") + BODY)
                 assert [(await client.answer(number)).status for number in (1, 2)] == [401, 401], client.received
-        async with raw(here) as client:
+        async with raw(gateway) as client:
             client.write(head("transfer-encoding: chunked", valid.decode().strip()))
             client.write(CHUNKED[:-2] + b"traceparent: mine\r\nhost: evil.example\r\n\r\n")
             assert (await client.answer()).status == 200
@@ -237,9 +237,9 @@ CODES = ("unknown_route", "forbidden_host", "method_not_allowed")
 
 
 async def test_targets_in_other_forms_name_the_same_routes_or_none() -> None:
-    async with one_model() as (here, engine):
+    async with one_model() as (gateway, engine):
         for target, status in TARGETS.items():
-            async with raw(here) as client:
+            async with raw(gateway) as client:
                 client.write(request(target=target))
                 answer = await client.answer()
                 assert answer.status == status, (target, client.received)
@@ -260,18 +260,18 @@ async def test_a_wish_for_another_protocol_is_ignored(wish: tuple[str, ...]) -> 
     chunked = head("transfer-encoding: chunked", *wish) + CHUNKED
     admin = request("POST", "/v1/admin/plan", b'{"a":1}', wish)
     many = request(headers=wish) + request("GET", "/v1/models", headers=wish) + chunked + admin
-    async with one_model() as (here, engine):
+    async with one_model() as (gateway, engine):
         for sent in ([many], [many[at : at + 1] for at in range(len(many))]):
-            async with raw(here) as client:
+            async with raw(gateway) as client:
                 await client.send(*sent)
                 statuses = [(await client.answer(number)).status for number in (1, 2, 3, 4)]
                 assert statuses == [200] * 4, client.received
         assert [seen.raw for seen in engine.requests] == [BODY] * 4
-        assert [asked.body for asked in here.controller.admin.asked] == [b'{"a":1}'] * 2
+        assert [asked.body for asked in gateway.controller.admin.requests] == [b'{"a":1}'] * 2
 
 
 async def test_requests_sent_without_waiting_are_answered_in_order() -> None:
-    async with one_model() as (here, engine), raw(here) as client:
+    async with one_model() as (gateway, engine), raw(gateway) as client:
         client.write(request(body=chat_body(fault="hold")) + request("GET", "/v1/models") + request())
         client.write(request("GET", "/v1/nowhere") + request(body=b"{") + request("GET", "/v1/models/m"))
         await until("the first is inside", lambda: engine.running == 1)
@@ -292,7 +292,7 @@ async def test_requests_sent_without_waiting_are_answered_in_order() -> None:
     ids=["framework", "inference", "body", "upgrade", "admin"],
 )
 async def test_thousands_of_requests_in_one_write(tiny: bytes) -> None:
-    async with one_model() as (here, _), raw(here) as client:
+    async with one_model() as (gateway, _), raw(gateway) as client:
         writing = asyncio.create_task(client.send(tiny * 2000))
         first = (await client.answer()).status
         assert [(await client.answer(number)).status for number in range(1, 2001)] == [first] * 2000
@@ -304,9 +304,9 @@ async def test_thousands_of_requests_in_one_write(tiny: bytes) -> None:
 )
 @pytest.mark.parametrize("first", [request(), request("GET", "/v1/models"), request("POST", "/v1/admin/plan", b"{}")])
 async def test_what_was_asked_before_a_malformed_request_is_answered_first(first: bytes, bad: bytes) -> None:
-    async with one_model() as (here, _):
+    async with one_model() as (gateway, _):
         for cut in ([first + bad + SMUGGLED], [first, bad, SMUGGLED], [first * 3 + bad, SMUGGLED]):
-            async with raw(here) as client:
+            async with raw(gateway) as client:
                 await client.send(*cut)
                 *answered, last = await client.to_the_end()
                 assert [answer.status for answer in answered] == [200] * cut[0].count(first), client.received
@@ -315,8 +315,8 @@ async def test_what_was_asked_before_a_malformed_request_is_answered_first(first
 
 async def test_a_body_never_runs_into_the_request_before_it() -> None:
     long = request("POST", "/" + "a" * 40_000, b'{"injected": 1}')
-    async with one_model() as (here, engine):
-        async with raw(here) as client:
+    async with one_model() as (gateway, engine):
+        async with raw(gateway) as client:
             client.write(request(body=chat_body(n=1)) + long + SMUGGLED)
             answers = await client.to_the_end()
             assert [answer.status for answer in answers] == [200, 431], client.received
@@ -324,7 +324,7 @@ async def test_a_body_never_runs_into_the_request_before_it() -> None:
 
 
 async def test_a_client_that_asks_ahead_and_leaves_is_noticed() -> None:
-    async with one_model() as (here, engine), raw(here) as client:
+    async with one_model() as (gateway, engine), raw(gateway) as client:
         client.write(request(body=chat_body(fault="hold")) + request() + request("GET", "/v1/models"))
         await until("the first is inside", lambda: engine.running == 1)
         client.close()
@@ -332,12 +332,12 @@ async def test_a_client_that_asks_ahead_and_leaves_is_noticed() -> None:
 
 
 async def test_what_is_asked_ahead_is_bounded() -> None:
-    async with one_model() as (here, engine), raw(here) as client:
+    async with one_model() as (gateway, engine), raw(gateway) as client:
         client.write(request(body=chat_body(fault="hold")))
         await until("the first is inside", lambda: engine.running == 1)
         sending = asyncio.create_task(client.send(*[request("GET", "/v1/models")] * 100_000))
-        assert here.server is not None
-        connections: Any = here.server.server_state.connections
+        assert gateway.server is not None
+        connections: Any = gateway.server.server_state.connections
         (connection,) = connections
         await until("it stops to read", lambda: connection.flow.read_paused)
         read = len(connection.pipeline)
@@ -350,7 +350,7 @@ async def test_what_is_asked_ahead_is_bounded() -> None:
 
 @pytest.mark.parametrize("method", ["HEAD", "OPTIONS", "PUT", "DELETE", "PATCH", "TRACE", "GET"])
 async def test_other_methods_on_inference_routes(method: str) -> None:
-    async with one_model() as (here, engine), raw(here) as client:
+    async with one_model() as (gateway, engine), raw(gateway) as client:
         client.write(request(method, "/v1/completions", body=BODY) + request("GET", "/v1/models"))
         if method == "HEAD":
             assert (await until_head(client)).startswith(b"HTTP/1.1 405 ")
@@ -369,7 +369,7 @@ async def until_head(client: RawClient) -> bytes:
 
 
 async def test_one_byte_at_a_time() -> None:
-    async with one_model() as (here, engine):
+    async with one_model() as (gateway, engine):
         sent = [
             request(),
             head("transfer-encoding: chunked")
@@ -378,7 +378,7 @@ async def test_one_byte_at_a_time() -> None:
             request("POST", "/v1/admin/plan", b"{}"),
             request("GET", "/v1/models"),
         ]
-        async with raw(here) as client:
+        async with raw(gateway) as client:
             for number, whole in enumerate(sent, 1):
                 await client.send(*(whole[at : at + 1] for at in range(len(whole))))
                 assert (await client.answer(number)).status == 200

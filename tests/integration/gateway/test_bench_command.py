@@ -26,9 +26,20 @@ def read(base: Path) -> dict[str, Any]:
 
 
 async def test_a_load_test_is_saved_and_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]))
-        common = ["bench", "m", "--gateway", here.url, "--concurrency", "3,1", "--requests", "6", "--max-tokens", "10"]
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]))
+        common = [
+            "bench",
+            "m",
+            "--gateway",
+            gateway.url,
+            "--concurrency",
+            "3,1",
+            "--requests",
+            "6",
+            "--max-tokens",
+            "10",
+        ]
         for name in ("a", "b"):
             assert await asyncio.to_thread(run, [*common, "--output", str(tmp_path / name)]) == ExitCode.DONE
         out, err = capsys.readouterr()
@@ -52,21 +63,32 @@ async def test_a_load_test_is_saved_and_compared(tmp_path: Path, capsys: pytest.
 
 
 async def test_a_level_ends_after_its_time(tmp_path: Path) -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]))
-        command = ["bench", "m", "--gateway", here.url, "--concurrency", "2", *ENDLESS, "--seconds", "1"]
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]))
+        command = ["bench", "m", "--gateway", gateway.url, "--concurrency", "2", *ENDLESS, "--seconds", "1"]
         assert await asyncio.to_thread(run, [*command, "--output", str(tmp_path / "a")]) == ExitCode.DONE
         [level] = read(tmp_path / "a")["levels"]
         assert (level["answered"], level["cut"], level["errors"]) == (0, 2, {})
         assert level["output_tokens"] > 0
-        await here.idle()
+        await gateway.idle()
         assert engine.running == 0, "the engine was told to stop"
 
 
 async def test_refused_requests_are_counted_by_their_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url], target_inflight=1, queue_limit=0))
-        command = ["bench", "m", "--gateway", here.url, "--concurrency", "8", "--requests", "8", "--max-tokens", "3000"]
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url], target_inflight=1, queue_limit=0))
+        command = [
+            "bench",
+            "m",
+            "--gateway",
+            gateway.url,
+            "--concurrency",
+            "8",
+            "--requests",
+            "8",
+            "--max-tokens",
+            "3000",
+        ]
         assert await asyncio.to_thread(run, [*command, "--output", str(tmp_path / "a")]) == ExitCode.FAILED
         [level] = read(tmp_path / "a")["levels"]
         assert level["errors"]["queue_full"] + level["answered"] == 8
@@ -74,11 +96,11 @@ async def test_refused_requests_are_counted_by_their_code(tmp_path: Path, capsys
 
 
 async def test_what_cannot_be_tested_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    async with gateway_harness() as here:
-        command = ["bench", "nowhere", "--gateway", here.url, "--output", str(tmp_path / "a")]
+    async with gateway_harness() as gateway:
+        command = ["bench", "nowhere", "--gateway", gateway.url, "--output", str(tmp_path / "a")]
         assert await asyncio.to_thread(run, command) == ExitCode.FAILED
         assert "nowhere" in capsys.readouterr().err
-        url = here.url
+        url = gateway.url
     assert await asyncio.to_thread(run, ["bench", "m", "--gateway", url]) == ExitCode.NO_CONTROLLER
     assert run(["bench"]) == ExitCode.USAGE
     assert run(["bench", "m", "--concurrency", "many"]) == ExitCode.USAGE
@@ -90,9 +112,9 @@ async def test_what_cannot_be_tested_is_one_line(tmp_path: Path, capsys: pytest.
 
 
 async def test_ctrl_c_saves_what_there_is(tmp_path: Path) -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]))
-        command = ["bench", "m", "--gateway", here.url, "--concurrency", "1,2", *ENDLESS, "--output", "a"]
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]))
+        command = ["bench", "m", "--gateway", gateway.url, "--concurrency", "1,2", *ENDLESS, "--output", "a"]
         # A script of its own, because an installed `roundhouse` may be another checkout's.
         program = "import sys; from controller.cli.app import run; sys.exit(run(sys.argv[1:]))"
         process = await asyncio.create_subprocess_exec(

@@ -56,10 +56,10 @@ def table(url: str, *, served_name: str = "m", gathers: bool = False) -> ModelRo
 
 async def sent(made: dict[str, Any], path: str, raw: bytes) -> bytes:
     """What the engine is sent for such a body."""
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(table(engine.url, **made))
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(table(engine.url, **made))
         headers = {"content-type": "application/json"}
-        async with here.client.post(here.url + path, data=raw, headers=headers) as answer:
+        async with gateway.request("POST", path, headers=headers, data=raw) as answer:
             assert answer.status in (200, 502), await answer.text()
             await answer.read()
         assert engine.requests[0].path == path

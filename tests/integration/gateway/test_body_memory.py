@@ -88,7 +88,7 @@ def resident_mib(pid: int, field: str) -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
 
 
-async def send(here: GatewayHarness, path: str, body: bytes) -> int:
+async def send(gateway: GatewayHarness, path: str, body: bytes) -> int:
     """Send a body in parts, on a connection of its own: the status."""
 
     async def parts() -> AsyncIterator[bytes]:
@@ -98,7 +98,7 @@ async def send(here: GatewayHarness, path: str, body: bytes) -> int:
     headers = {"content-length": str(len(body)), "content-type": "application/json"}
     async with (
         aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as client,
-        client.post(here.url + path, data=parts(), headers=headers) as answer,
+        client.post(gateway.url + path, data=parts(), headers=headers) as answer,
     ):
         await answer.read()
         return answer.status
@@ -108,13 +108,13 @@ async def send(here: GatewayHarness, path: str, body: bytes) -> int:
 async def test_bodies_take_no_more_memory_than_the_setting_says(case: str, record_property: Any) -> None:
     path, fields = CASES[case]
     body = json.dumps({"model": "m", **fields}, separators=(",", ":")).encode()
-    async with slow_engine() as engine, running(ROUNDHOUSE_BODY_MEMORY_MIB=str(BUDGET)) as (process, here):
-        await here.publish(route("m", [engine.url], apis=("/v1/chat/completions", "/v1/embeddings")))
-        async with here.chat() as answer, here.post("/v1/responses", model="m", input="Hi", store=True) as stored:
+    async with slow_engine() as engine, running(ROUNDHOUSE_BODY_MEMORY_MIB=str(BUDGET)) as (process, gateway):
+        await gateway.publish(route("m", [engine.url], apis=("/v1/chat/completions", "/v1/embeddings")))
+        async with gateway.chat() as answer, gateway.post("/v1/responses", model="m", input="Hi", store=True) as stored:
             assert (answer.status, stored.status) == (200, 200)
         idle = resident_mib(process.pid, "VmRSS")
         Path(f"/proc/{process.pid}/clear_refs").write_text("5")  # the peak counts from here
-        sending = [asyncio.create_task(send(here, path, body)) for _ in range(BODIES)]
+        sending = [asyncio.create_task(send(gateway, path, body)) for _ in range(BODIES)]
         await asyncio.sleep(0)
         engine.go.set()
         assert Counter(await asyncio.gather(*sending)) == {200: BODIES}
@@ -125,15 +125,15 @@ async def test_bodies_take_no_more_memory_than_the_setting_says(case: str, recor
 
 
 async def test_a_body_whose_values_would_take_too_much_is_refused() -> None:
-    async with slow_engine() as engine, running(ROUNDHOUSE_BODY_MEMORY_MIB=str(BUDGET)) as (process, here):
+    async with slow_engine() as engine, running(ROUNDHOUSE_BODY_MEMORY_MIB=str(BUDGET)) as (process, gateway):
         engine.go.set()
-        await here.publish(route("m", [engine.url]))
+        await gateway.publish(route("m", [engine.url]))
         idle = resident_mib(process.pid, "VmRSS")
         Path(f"/proc/{process.pid}/clear_refs").write_text("5")
         for values in (b"[],", b"{},", b"1000,"):
             body = b'{"model":"m","messages":[],"x":[%b1]}' % (values * (BODY // 5))
-            answers = await asyncio.gather(*(send(here, "/v1/chat/completions", body) for _ in range(3)))
+            answers = await asyncio.gather(*(send(gateway, "/v1/chat/completions", body) for _ in range(3)))
             assert Counter(answers) == {413: 3}
             small = b'{"model":"m","messages":[],"x":[%b1]}' % (values * 60_000)
-            assert await send(here, "/v1/chat/completions", small) == 200
+            assert await send(gateway, "/v1/chat/completions", small) == 200
         assert resident_mib(process.pid, "VmHWM") - idle <= 1.3 * BUDGET

@@ -54,7 +54,7 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture
-async def here(engine: Engine) -> AsyncIterator[GatewayHarness]:
+async def gateway(engine: Engine) -> AsyncIterator[GatewayHarness]:
     async with gateway_harness() as built:
         await built.publish(engine.model("thinks"), engine.model("plain"))
         yield built
@@ -63,8 +63,8 @@ async def here(engine: Engine) -> AsyncIterator[GatewayHarness]:
 class Sdk:
     """Both clients of the package, asked alike."""
 
-    def __init__(self, here: GatewayHarness, *, is_sync: bool) -> None:
-        common: dict[str, Any] = {"base_url": here.url + "/v1", "api_key": "client-key", "max_retries": 0}
+    def __init__(self, gateway: GatewayHarness, *, is_sync: bool) -> None:
+        common: dict[str, Any] = {"base_url": gateway.url + "/v1", "api_key": "client-key", "max_retries": 0}
         self._sync = openai.OpenAI(**common) if is_sync else None
         self._async = openai.AsyncOpenAI(**common)
 
@@ -115,8 +115,8 @@ class Sdk:
 
 
 @pytest.fixture(params=["sync", "async"])
-async def sdk(here: GatewayHarness, request: pytest.FixtureRequest) -> AsyncIterator[Sdk]:
-    made = Sdk(here, is_sync=request.param == "sync")
+async def sdk(gateway: GatewayHarness, request: pytest.FixtureRequest) -> AsyncIterator[Sdk]:
+    made = Sdk(gateway, is_sync=request.param == "sync")
     yield made
     await made.close()
 
@@ -192,8 +192,10 @@ async def test_thinking_on_and_off_and_thoughts_under_both_names(engine: Engine,
         await sdk.create(extra_body={"thinking": "hard"})
 
 
-async def test_a_prompt_that_is_too_long_is_told_as_each_client_knows_it(engine: Engine, here: GatewayHarness) -> None:
-    await check_overflow(here, "plain", 6 * CONTEXT, CONTEXT)
+async def test_a_prompt_that_is_too_long_is_told_as_each_client_knows_it(
+    engine: Engine, gateway: GatewayHarness
+) -> None:
+    await check_overflow(gateway, "plain", 6 * CONTEXT, CONTEXT)
 
 
 def test_no_prompt_is_refused_that_the_engine_finds_to_fit(engine: Engine, tmp_path: Path) -> None:
@@ -205,7 +207,7 @@ def test_no_prompt_is_refused_that_the_engine_finds_to_fit(engine: Engine, tmp_p
         parts = [dice.choice(PARTS) * dice.randint(1, 200) for _ in range(dice.randint(1, 9))]
         messages = [{"role": dice.choice(["user", "user", "assistant", "system"]), "content": part} for part in parts]
         fields: dict[str, Any] = {"messages": [*messages, *HI]}
-        status, told = engine.workers["plain"].ask("POST", "/v1/chat/completions/input_tokens", fields)
+        status, told = engine.workers["plain"].request("POST", "/v1/chat/completions/input_tokens", fields)
         assert status == 200, told
         tokens = json.loads(told)["input_tokens"]
         asked = InferenceRequest(json.dumps(fields).encode(), fields, "m", stream=False, wants_usage=False)
@@ -214,7 +216,7 @@ def test_no_prompt_is_refused_that_the_engine_finds_to_fit(engine: Engine, tmp_p
 
 def test_every_engine_tells_its_context_length(engine: Engine) -> None:
     for name, each in engine.workers.items():
-        assert parse_figures(MODELS_PATH, each.ask("GET", MODELS_PATH)[1]).context_length == CONTEXT, name
+        assert parse_figures(MODELS_PATH, each.request("GET", MODELS_PATH)[1]).context_length == CONTEXT, name
 
 
 async def test_thoughts_of_earlier_answers_reach_the_template_by_either_name(engine: Engine, sdk: Sdk) -> None:
@@ -300,7 +302,7 @@ async def test_the_fields_of_newer_clients(sdk: Sdk) -> None:
     assert len(counts) == 1, "templates know the one role as the other"
 
 
-async def test_every_event_of_every_family_is_what_its_types_say(here: GatewayHarness, engine: Engine) -> None:
-    kinds = await judge_streams(here, "thinks", *engine.tools)
+async def test_every_event_of_every_family_is_what_its_types_say(gateway: GatewayHarness, engine: Engine) -> None:
+    kinds = await judge_streams(gateway, "thinks", *engine.tools)
     assert kinds[0] == "reasoning"
-    assert await judge_streams(here, "plain") == ["message"]
+    assert await judge_streams(gateway, "plain") == ["message"]

@@ -48,7 +48,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Work
 
 
 @pytest.fixture(params=["answers at once", "answers by a stream"])
-async def here(engines: dict[str, Worker], request: pytest.FixtureRequest) -> AsyncIterator[GatewayHarness]:
+async def gateway(engines: dict[str, Worker], request: pytest.FixtureRequest) -> AsyncIterator[GatewayHarness]:
     """A gateway that knows the first one as `native` and as `over-chat`, the second one as `thinker`, over chat too."""
 
     def known(name: str, engine: str, *apis: str) -> Any:
@@ -74,9 +74,9 @@ async def here(engines: dict[str, Worker], request: pytest.FixtureRequest) -> As
 
 
 @pytest.fixture(params=["sync", "async"])
-async def complete(here: GatewayHarness, request: pytest.FixtureRequest) -> AsyncIterator[Complete]:
+async def complete(gateway: GatewayHarness, request: pytest.FixtureRequest) -> AsyncIterator[Complete]:
     """The SDK's method, unmodified: a completion, or the list of a stream's parts."""
-    options: dict[str, Any] = {"base_url": f"{here.url}/v1", "api_key": "none", "max_retries": 0}
+    options: dict[str, Any] = {"base_url": f"{gateway.url}/v1", "api_key": "none", "max_retries": 0}
     if request.param == "async":
         async with openai.AsyncOpenAI(**options) as client:
 
@@ -130,10 +130,10 @@ async def test_streaming(complete: Complete, model: str) -> None:
     assert (told[-1].usage.prompt_tokens, told[-1].usage.completion_tokens) == (5, COMPLETION_TOKENS)
 
 
-async def test_the_ways_differ_in_nothing_but_what_is_the_engines_own(here: GatewayHarness) -> None:
+async def test_the_ways_differ_in_nothing_but_what_is_the_engines_own(gateway: GatewayHarness) -> None:
     answers = []
     for model in ("native", "over-chat"):
-        async with here.post("/v1/completions", model=model, prompt=prompt(model), temperature=0) as answer:
+        async with gateway.post("/v1/completions", model=model, prompt=prompt(model), temperature=0) as answer:
             answers.append(await answer.json())
     native, over_chat = answers
     assert over_chat["choices"] == native["choices"]
@@ -165,18 +165,18 @@ async def test_thoughts_are_no_part_of_a_completion(complete: Complete) -> None:
     ids=lambda fields: next(iter(fields)),
 )
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_a_chat_cannot_answer_is_refused(here: GatewayHarness, fields: dict[str, Any], stream: bool) -> None:
+async def test_what_a_chat_cannot_answer_is_refused(
+    gateway: GatewayHarness, fields: dict[str, Any], stream: bool
+) -> None:
     body = {"model": "over-chat", "prompt": "Hi", "stream": stream} | fields
-    async with here.post("/v1/completions", **body) as answer:
-        error = (await answer.json())["error"]
-    assert (answer.status, error["code"], error["param"]) == (400, "invalid_request", next(iter(fields)))
+    reply = await gateway.post("/v1/completions", **body)
+    assert (reply.status, reply.code, reply.error["param"]) == (400, "invalid_request", next(iter(fields)))
 
 
 async def test_what_the_engine_refuses_it_refuses_in_its_own_words(
-    here: GatewayHarness, engines: dict[str, Worker]
+    gateway: GatewayHarness, engines: dict[str, Worker]
 ) -> None:
     said = {"messages": [{"role": "user", "content": "Hi"}], "grammar": "root ::= broken"}
-    own = json.loads(engines["plain"].ask("POST", CHAT, said)[1])["error"]
-    async with here.post("/v1/completions", model="over-chat", prompt="Hi", grammar="root ::= broken") as answer:
-        error = (await answer.json())["error"]
-    assert (answer.status, error["message"], error["code"]) == (400, own["message"], "engine_error")
+    own = json.loads(engines["plain"].request("POST", CHAT, said)[1])["error"]
+    reply = await gateway.post("/v1/completions", model="over-chat", prompt="Hi", grammar="root ::= broken")
+    assert (reply.status, reply.error["message"], reply.code) == (400, own["message"], "engine_error")

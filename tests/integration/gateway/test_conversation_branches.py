@@ -9,7 +9,7 @@ import pytest
 
 from tests.fakes.gateway_harness import until
 from tests.fakes.mock_engine import WORDS
-from tests.support.conversation_rest import Rest, rest, said, text_of
+from tests.support.conversation_rest import Rest, message, rest, text_of
 from tests.support.response_sockets import socket
 from tests.support.response_state import refusal, site
 
@@ -25,7 +25,12 @@ def at(conversation_id: str, parent_id: str | None) -> Any:
 async def begin(asking: Rest) -> str:
     """Id of a conversation with a question, its answer, and two messages after that on branches of their own: `a`, and
     `b`, which is active."""
-    items = [said("one", id="q"), said("two", "assistant", id="x"), said("A", id="a"), said("B", id="b", parent_id="x")]
+    items = [
+        message("one", id="q"),
+        message("two", "assistant", id="x"),
+        message("A", id="a"),
+        message("B", id="b", parent_id="x"),
+    ]
     made = await asking.post("", items=items)
     return str(made["id"])
 
@@ -88,18 +93,18 @@ async def test_what_is_added_and_moved_while_such_a_response_is_made() -> None:
         await until(lambda: here.engine.running == 1, "it runs")
         assert (await asking.get(f"/{made}"))["running_response_id"].startswith("resp_")
         path = f"/{made}/items"
-        assert await asking.refused("POST", path, items=[said("x")]) == LOCKED, "it follows the active item"
-        assert await asking.refused("POST", path, items=[said("x")], parent_id="b") == LOCKED
+        assert await asking.refused("POST", path, items=[message("x")]) == LOCKED, "it follows the active item"
+        assert await asking.refused("POST", path, items=[message("x")], parent_id="b") == LOCKED
         assert await asking.refused("DELETE", f"{path}/x") == LOCKED
         for conversation in (made, at(made, "b")):
             assert await refusal(here.make("x", conversation=conversation)) == LOCKED
-        await asking.post(path, items=[said("C", id="c")], parent_id="x")
+        await asking.post(path, items=[message("C", id="c")], parent_id="x")
         await asking.post(f"/{made}", active_item_id="a")
         here.engine.release.set()
         response = await running
         assert (await asking.get(f"/{made}"))["active_item_id"] == "a", "the user has moved meanwhile"
         assert (await links(asking, made))[-2:] == [("C", "x"), (TEXT, "b")]
-        await asking.post(path, items=[said("x")], parent_id=response.output[0].id)
+        await asking.post(path, items=[message("x")], parent_id=response.output[0].id)
 
 
 async def test_a_response_that_continues_the_active_branch_locks_all_of_it() -> None:
@@ -109,7 +114,7 @@ async def test_a_response_that_continues_the_active_branch_locks_all_of_it() -> 
         running = asyncio.create_task(here.make([], conversation={"id": made}, fault="hold"))
         await until(lambda: here.engine.running == 1, "it runs")
         assert await refusal(here.make([], conversation=at(made, "a"))) == LOCKED
-        assert await asking.refused("POST", f"/{made}/items", items=[said("x")], parent_id="a") == LOCKED
+        assert await asking.refused("POST", f"/{made}/items", items=[message("x")], parent_id="a") == LOCKED
         assert await asking.refused("POST", f"/{made}", active_item_id="a") == LOCKED
         here.engine.release.set()
         assert (await running).to_dict()["conversation"] == {"id": made}
@@ -134,7 +139,7 @@ async def test_below_an_unknown_item_nothing_is_made_or_written(parent_id: Any, 
         assert await links(asking, made) == before
         state = await asking.get(f"/{made}")
         assert (state["active_item_id"], state["running_response_id"]) == ("b", None)
-        other = await asking.post("", items=[said("elsewhere", id="other")])
+        other = await asking.post("", items=[message("elsewhere", id="other")])
         assert await refusal(here.make("x", conversation=at(made, "other"))) == (
             404, "conversation_item_not_found", "conversation.parent_id",
         )  # fmt: skip
@@ -142,14 +147,14 @@ async def test_below_an_unknown_item_nothing_is_made_or_written(parent_id: Any, 
 
 
 async def test_in_the_background_and_over_websocket_it_means_the_same() -> None:
-    async with site() as here, socket(here.here) as client:
+    async with site() as here, socket(here.gateway) as client:
         asking = rest(here)
         made = await begin(asking)
         late = await here.make([], conversation=at(made, "a"), background=True)
         assert late.to_dict()["conversation"] == at(made, "a")
         await here.over(late.id)
         assert (await links(asking, made))[-1] == (TEXT, "a")
-        told = await client.ask("deep", conversation=at(made, "q"))
+        told = await client.create("deep", conversation=at(made, "q"))
         assert told["conversation"] == at(made, "q")
         assert (await links(asking, made))[-2] == ("deep", "q")
         assert (await asking.get(f"/{made}"))["active_item_id"] == "b"

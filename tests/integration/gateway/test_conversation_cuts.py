@@ -15,7 +15,7 @@ from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, engines, until
 from tests.fakes.mock_engine import WORDS
 from tests.integration.gateway.test_responses_process import process_site
-from tests.support.conversation_rest import Rest, rest, said, text_of
+from tests.support.conversation_rest import Rest, message, rest, text_of
 from tests.support.llama_servers import needed
 from tests.support.response_state import Site, site
 from tests.support.responses_gateway import engines as real_engines
@@ -30,7 +30,7 @@ RESPONSES = "/v1/responses"
 
 def cut(text: str, **fields: Any) -> dict[str, Any]:
     """An answer that was cut off, as a page adds it."""
-    return said(text, "assistant", status="incomplete", **fields)
+    return message(text, "assistant", status="incomplete", **fields)
 
 
 def deltas(stream: bytes) -> str:
@@ -80,7 +80,7 @@ async def gateway(real: dict[str, Worker]) -> AsyncIterator[GatewayHarness]:
 async def test_a_cut_answer_is_continued(gateway: GatewayHarness, model: str, text: str, is_stream: bool) -> None:
     async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
         asking = rest(Site(gateway, None, client))  # type: ignore[arg-type]
-        made = await asking.post("", items=[said("Hi"), cut(BEGUN)])
+        made = await asking.post("", items=[message("Hi"), cut(BEGUN)])
         asked: Any = {"model": model, "input": [], "conversation": made["id"], "temperature": 0}
         if is_stream:
             async with client.responses.stream(**asked) as stream:
@@ -113,7 +113,7 @@ async def test_both_parts_are_one_message_for_the_next_answer() -> None:
     async with site() as here:
         asking = rest(here)
         made = await asking.post(
-            "", items=[said("Hi"), cut("one tw"), said("o three", "assistant"), said("four", "assistant")]
+            "", items=[message("Hi"), cut("one tw"), message("o three", "assistant"), message("four", "assistant")]
         )
         await here.make("And?", conversation=made["id"])
         assert here.messages() == [("user", "Hi"), ("assistant", "one two three\n\nfour"), ("user", "And?")]
@@ -122,11 +122,11 @@ async def test_both_parts_are_one_message_for_the_next_answer() -> None:
 async def test_of_a_stream_that_was_stopped_the_page_adds_what_it_has() -> None:
     async with site() as here:
         asking = rest(here)
-        made = await asking.post("", items=[said("Hi", id="q")])
+        made = await asking.post("", items=[message("Hi", id="q")])
         fields = {"conversation": made["id"], "fault": "pause_until_release", "after": 3, "input": []}
-        async with open_stream(here.here, path=RESPONSES, **fields) as answer:
+        async with open_stream(here.gateway, path=RESPONSES, **fields) as answer:
             sent = await until_said(answer, WORDS[2])
-            assert await stop(here.here) == 204
+            assert await stop(here.gateway) == 204
             sent += await answer.content.read()
         partial = deltas(sent)
         assert partial.split() == WORDS[:3]
@@ -146,16 +146,16 @@ async def test_of_a_stream_that_was_stopped_the_page_adds_what_it_has() -> None:
 async def test_of_a_gateway_that_died_the_stream_has_what_the_page_adds(tmp_path: Path) -> None:
     async with engines(1) as (engine,):
         async with process_site(tmp_path, engine) as (process, here):
-            made = await rest(here).post("", items=[said("Hi", id="q")])
+            made = await rest(here).post("", items=[message("Hi", id="q")])
             fields = {"conversation": made["id"], "fault": "pause_until_release", "after": 3, "input": []}
-            async with open_stream(here.here, path=RESPONSES, **fields) as answer:
+            async with open_stream(here.gateway, path=RESPONSES, **fields) as answer:
                 sent = await until_said(answer, WORDS[2])
                 process.kill()
                 await process.wait()
         async with process_site(tmp_path, engine) as (_, here):
-            await here.here.publish(route("m", [engine.url]))
+            await here.gateway.publish(route("m", [engine.url]))
             asking = rest(here)
-            read = await read_again(here.here)
+            read = await read_again(here.gateway)
             assert (read.body[: len(sent)], read.state) == (sent, "cut")
             partial = deltas(read.body)
             assert partial.split() == WORDS[:3]

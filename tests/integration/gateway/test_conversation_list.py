@@ -12,7 +12,7 @@ from gateway.storage.conversations import listing
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import engines
 from tests.fakes.mock_engine import WORDS
-from tests.support.conversation_rest import Rest, rest, said
+from tests.support.conversation_rest import Rest, message, rest
 from tests.support.queueing import Clock, clock, key
 from tests.support.response_state import site
 
@@ -23,7 +23,7 @@ TEXT = " ".join(WORDS)
 
 async def titled(asking: Rest, title: str, *texts: str) -> str:
     """The id of a new conversation with this title and messages."""
-    items = [said(text) for text in texts]
+    items = [message(text) for text in texts]
     return str((await asking.post("", metadata={"title": title}, items=items))["id"])
 
 

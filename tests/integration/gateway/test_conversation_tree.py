@@ -10,7 +10,7 @@ import pytest
 from controller.schema.admin import Capabilities
 from tests.fakes.gateway_harness import until
 from tests.fakes.mock_engine import WORDS
-from tests.support.conversation_rest import Rest, rest, said, text_of
+from tests.support.conversation_rest import Rest, message, rest, text_of
 from tests.support.response_state import refusal, site
 
 TEXT = " ".join(WORDS)
@@ -31,10 +31,10 @@ async def branch(here: Rest, conversation_id: str) -> list[str]:
 async def test_all_branches_are_listed_in_the_order_in_which_they_were_added() -> None:
     async with site() as here:
         asking = rest(here)
-        made = await asking.post("", items=[said("one"), said("two", "assistant")])
+        made = await asking.post("", items=[message("one"), message("two", "assistant")])
         [_, two] = (await asking.get(f"/{made['id']}/items?branch=all"))["data"]
-        await asking.post(f"/{made['id']}/items", items=[said("three")])
-        await asking.post(f"/{made['id']}/items", items=[said("three again"), said("four")], parent_id=two["id"])
+        await asking.post(f"/{made['id']}/items", items=[message("three")])
+        await asking.post(f"/{made['id']}/items", items=[message("three again"), message("four")], parent_id=two["id"])
         page = await asking.get(f"/{made['id']}/items?branch=all&limit=1000")
         expected = [("one", None), ("two", "one"), ("three", "two"), ("three again", "two"), ("four", "three again")]
         assert tree(page["data"]) == expected
@@ -83,7 +83,7 @@ async def test_an_answer_is_made_anew_and_both_stay() -> None:
 async def test_the_active_branch_does_not_move_under_a_response() -> None:
     async with site() as here:
         asking = rest(here)
-        made = await asking.post("", items=[said("one"), said("two", "assistant")])
+        made = await asking.post("", items=[message("one"), message("two", "assistant")])
         [one, two] = (await asking.get(f"/{made['id']}/items?branch=all"))["data"]
         running = asyncio.create_task(here.make("three", conversation=made["id"], fault="hold"))
         await until(lambda: here.engine.running == 1, "it runs")
@@ -105,7 +105,7 @@ async def test_the_active_branch_does_not_move_under_a_response() -> None:
 async def test_a_deleted_item_is_not_active_any_more() -> None:
     async with site() as here:
         asking = rest(here)
-        made = await asking.post("", items=[said("one"), said("two")])
+        made = await asking.post("", items=[message("one"), message("two")])
         [one, two] = (await asking.get(f"/{made['id']}/items?branch=all"))["data"]
         deleted = await asking.delete(f"/{made['id']}/items/{two['id']}")
         assert (deleted["active_item_id"], deleted["item_count"]) == (one["id"], 1)
@@ -122,7 +122,7 @@ async def test_a_change_names_what_it_changes() -> None:
     async with site() as here:
         asking = rest(here)
         settings = {"system": "Be brief.", "temperature": 0.5, "tools": ["a", None], "deep": {"é": [1]}}
-        made = await asking.post("", metadata={"title": "x"}, settings=settings, items=[said("one")])
+        made = await asking.post("", metadata={"title": "x"}, settings=settings, items=[message("one")])
         assert made["settings"] == settings
         assert (await asking.get(f"/{made['id']}")) == made
         moved = await asking.post(f"/{made['id']}", active_item_id=None)
@@ -149,12 +149,12 @@ async def test_a_tree_is_imported_in_one_request() -> None:
     async with site() as here:
         asking = rest(here)
         items = [
-            said("hello", id="q"),
-            said("first answer", "assistant", id="a1"),
-            said("second answer", "assistant", id="a2", parent_id="q"),
-            said("and then?", id="q2"),
-            said("another beginning", id="r", parent_id=None),
-            said("back", id="q3", parent_id="a1"),
+            message("hello", id="q"),
+            message("first answer", "assistant", id="a1"),
+            message("second answer", "assistant", id="a2", parent_id="q"),
+            message("and then?", id="q2"),
+            message("another beginning", id="r", parent_id=None),
+            message("back", id="q3", parent_id="a1"),
         ]
         expected = [
             ("hello", None),
@@ -182,19 +182,19 @@ async def test_a_tree_is_imported_in_one_request() -> None:
 @pytest.mark.parametrize(
     ("items", "told"),
     [
-        ([said("x", parent_id="none")], (404, "conversation_item_not_found", "items[0].parent_id")),
-        ([said("x"), said("y", parent_id="z"), said("z", id="z")],
+        ([message("x", parent_id="none")], (404, "conversation_item_not_found", "items[0].parent_id")),
+        ([message("x"), message("y", parent_id="z"), message("z", id="z")],
          (404, "conversation_item_not_found", "items[1].parent_id")),
-        ([said("x", id="x", parent_id="x")], (404, "conversation_item_not_found", "items[0].parent_id")),
-        ([said("x", parent_id="\x00")], (404, "conversation_item_not_found", "items[0].parent_id")),
-        ([said("x", parent_id=7)], (400, "invalid_request", "items[0].parent_id")),
-        ([said("y"), said("x", id="first")], (400, "invalid_request", "items[1].id")),
+        ([message("x", id="x", parent_id="x")], (404, "conversation_item_not_found", "items[0].parent_id")),
+        ([message("x", parent_id="\x00")], (404, "conversation_item_not_found", "items[0].parent_id")),
+        ([message("x", parent_id=7)], (400, "invalid_request", "items[0].parent_id")),
+        ([message("y"), message("x", id="first")], (400, "invalid_request", "items[1].id")),
     ],
 )  # fmt: skip
 async def test_of_a_wrong_import_nothing_is_added(items: list[Any], told: tuple[int, str, str]) -> None:
     async with site() as here:
         asking = rest(here)
-        made = await asking.post("", items=[said("one", id="first")])
+        made = await asking.post("", items=[message("one", id="first")])
         assert await asking.refused("POST", f"/{made['id']}/items", items=items) == told
         if told[2] != "items[1].id":
             assert await asking.refused("POST", "", items=items) == told
@@ -206,7 +206,9 @@ async def test_of_a_wrong_import_nothing_is_added(items: list[Any], told: tuple[
 async def test_a_thousand_items_are_imported_at_once_and_read_at_once() -> None:
     async with site() as here:
         asking = rest(here)
-        items = [said(f"number {number}", ("user", "assistant")[number % 2], id=f"i{number}") for number in range(1000)]
+        items = [
+            message(f"number {number}", ("user", "assistant")[number % 2], id=f"i{number}") for number in range(1000)
+        ]
         for number in range(2, 1000, 3):
             items[number]["parent_id"] = f"i{number // 2}"
         made = await asking.post("", items=items)
@@ -216,10 +218,10 @@ async def test_a_thousand_items_are_imported_at_once_and_read_at_once() -> None:
         assert [item["parent_id"] for item in page["data"]] == [
             item.get("parent_id", f"i{number - 1}" if number else None) for number, item in enumerate(items)
         ]
-        more = [said("x", id=f"j{number}", parent_id=f"i{number}") for number in range(1000)]
+        more = [message("x", id=f"j{number}", parent_id=f"i{number}") for number in range(1000)]
         await asking.post(f"/{made['id']}/items", items=more)
         assert (await asking.get(f"/{made['id']}"))["item_count"] == 2000
-        assert await asking.refused("POST", f"/{made['id']}/items", items=[*more, said("x")]) == (
+        assert await asking.refused("POST", f"/{made['id']}/items", items=[*more, message("x")]) == (
             400, "invalid_request", "items",
         )  # fmt: skip
 
@@ -227,13 +229,15 @@ async def test_a_thousand_items_are_imported_at_once_and_read_at_once() -> None:
 async def test_no_branch_of_an_import_is_longer_than_what_may_be_continued() -> None:
     async with site(max_body_mib=1) as here:
         asking = rest(here)
-        made = await asking.post("", items=[said("x" * 600_000, id="a")])
-        fitting = [said("y" * 300_000, id="b", parent_id="a"), said("z" * 300_000, id="c", parent_id="a")]
+        made = await asking.post("", items=[message("x" * 600_000, id="a")])
+        fitting = [message("y" * 300_000, id="b", parent_id="a"), message("z" * 300_000, id="c", parent_id="a")]
         added = await asking.post(f"/{made['id']}/items", items=fitting)
         assert [item["parent_id"] for item in added["data"]] == ["a", "a"]
         for parent in ("b", "c"):
             told = await asking.refused(
-                "POST", f"/{made['id']}/items", items=[said("v", parent_id=None), said("w" * 300_000, parent_id=parent)]
+                "POST",
+                f"/{made['id']}/items",
+                items=[message("v", parent_id=None), message("w" * 300_000, parent_id=parent)],
             )
             assert told == (400, "invalid_request", "items")
         assert (await asking.get(f"/{made['id']}"))["item_count"] == 3
@@ -242,11 +246,11 @@ async def test_no_branch_of_an_import_is_longer_than_what_may_be_continued() -> 
 async def test_an_item_is_added_to_the_place_that_its_request_says_and_not_where_it_was() -> None:
     async with site() as here:
         asking = rest(here)
-        made = await asking.post("", items=[said("one", id="a"), said("two", id="b")])
+        made = await asking.post("", items=[message("one", id="a"), message("two", id="b")])
         copied = await asking.post("", items=[{"type": "item_reference", "id": "b"}])
         listed = (await asking.get(f"/{copied['id']}/items"))["data"]
         assert [(item["id"], item["parent_id"]) for item in listed] == [("b", None)]
-        placed = [said("0", id="z"), {"id": "a", "parent_id": None}]
+        placed = [message("0", id="z"), {"id": "a", "parent_id": None}]
         again = await asking.post("", items=placed)
         listed = (await asking.get(f"/{again['id']}/items?branch=all"))["data"]
         assert [(item["id"], item["parent_id"]) for item in listed] == [("z", None), ("a", None)]
@@ -256,7 +260,7 @@ async def test_an_item_is_added_to_the_place_that_its_request_says_and_not_where
 async def test_the_package_of_openai_goes_on_to_work() -> None:
     async with site() as here:
         conversations = here.client.conversations
-        items: Any = [said(str(number)) for number in range(30)]
+        items: Any = [message(str(number)) for number in range(30)]
         made = await conversations.create(items=items, metadata={"title": "x"})
         assert made.to_dict()["item_count"] == 30
         added = await conversations.items.create(made.id, items=items)
@@ -276,8 +280,8 @@ async def test_a_conversation_with_fifty_images_is_read_without_them() -> None:
     async with site(max_body_mib=32, m={"capabilities": Capabilities(modalities=("text", "image"))}) as here:
         asking = rest(here)
         parts = [{"type": "input_text", "text": "Look"}, image(400_000)]
-        items = [said(f"{number}", id=f"i{number}") | {"content": parts} for number in range(50)]
-        made = await asking.post("", items=[*items, said("nothing", id="last")])
+        items = [message(f"{number}", id=f"i{number}") | {"content": parts} for number in range(50)]
+        made = await asking.post("", items=[*items, message("nothing", id="last")])
         path = f"/{made['id']}/items?branch=all&limit=1000"
         page = await asking.get(f"{path}&content=references")
         omitted = {"type": "input_image", "detail": "low", "omitted": {"media_type": "image/png", "bytes": 400_000}}
@@ -301,7 +305,7 @@ async def test_a_conversation_with_fifty_images_is_read_without_them() -> None:
 async def test_an_outline_is_no_item_that_can_be_sent_back() -> None:
     async with site() as here:
         asking = rest(here)
-        made = await asking.post("", items=[said("x") | {"content": [image(100)]}])
+        made = await asking.post("", items=[message("x") | {"content": [image(100)]}])
         [shown] = (await asking.get(f"/{made['id']}/items?content=references"))["data"]
         told = await asking.refused("POST", "", items=[shown])
         assert told == (400, "invalid_request", "items[0].content[0].image_url")
@@ -329,7 +333,7 @@ async def test_items_of_an_answer_name_their_response_and_have_its_figures() -> 
             assert figures["total_ms"] >= (figures["first_token_ms"] or 0)
         assert (await asking.get(f"/{made['id']}/items/{items[1]['id']}"))["answer"] == items[1]["answer"]
         # A copy is no answer, and the engine is told nothing of it.
-        copied = await asking.post("", items=[*items, said("three")])
+        copied = await asking.post("", items=[*items, message("three")])
         assert all("answer" not in item for item in (await asking.get(f"/{copied['id']}/items"))["data"])
         await here.make([], conversation=copied["id"])
         assert "took_ms" not in str(here.engine.requests[-1].body)

@@ -30,21 +30,21 @@ async def listed(here: Site, conversation_id: str) -> list[str]:
 
 
 async def test_over_websocket_responses_add_to_a_conversation() -> None:
-    async with site() as here, socket(here.here) as client:
+    async with site() as here, socket(here.gateway) as client:
         made = await new_conversation(here, "zero")
-        first = await client.ask("one", conversation=made, store=False)
+        first = await client.create("one", conversation=made, store=False)
         assert first["conversation"] == {"id": made}
-        await client.ask("two", conversation={"id": made})
+        await client.create("two", conversation={"id": made})
         assert [text for role, text in here.messages() if role == "user"] == ["zero", "one", "two"]
         assert await listed(here, made) == ["zero", "one", TEXT, "two", TEXT]
-        await nothing_left(here.here)
+        await nothing_left(here.gateway)
 
 
 async def test_over_websocket_what_was_made_in_a_conversation_is_continued_without_it() -> None:
-    async with site() as here, socket(here.here) as client:
+    async with site() as here, socket(here.gateway) as client:
         made = await new_conversation(here, "zero")
-        first = await client.ask("one", conversation=made, store=False)
-        second = await client.ask("two", previous_response_id=first["id"])
+        first = await client.create("one", conversation=made, store=False)
+        second = await client.create("two", previous_response_id=first["id"])
         assert [role for role, _ in here.messages()] == ["user", "user", "assistant", "user"]
         assert await listed(here, made) == ["zero", "one", TEXT]
         await here.client.conversations.delete(made)
@@ -53,18 +53,18 @@ async def test_over_websocket_what_was_made_in_a_conversation_is_continued_witho
 
 
 async def test_over_websocket_without_generation_the_input_is_added() -> None:
-    async with site() as here, socket(here.here) as client:
+    async with site() as here, socket(here.gateway) as client:
         made = await new_conversation(here)
-        assert (await client.ask("one", conversation=made, generate=False))["output"] == []
+        assert (await client.create("one", conversation=made, generate=False))["output"] == []
         await client.send(input=[], conversation=await new_conversation(here), generate=False)
         assert (await client.turn())[-1]["type"] == "response.completed"
         assert not here.engine.requests
-        await client.ask("two", conversation=made)
+        await client.create("two", conversation=made)
         assert here.messages() == [("user", "one"), ("user", "two")]
 
 
 async def test_over_websocket_a_conversation_is_locked_for_others() -> None:
-    async with site() as here, socket(here.here) as client, socket(here.here) as other:
+    async with site() as here, socket(here.gateway) as client, socket(here.gateway) as other:
         made = await new_conversation(here)
         await client.send(input="one", conversation=made, fault="pause_until_release")
         await until("it runs", lambda: here.engine.running)
@@ -73,7 +73,7 @@ async def test_over_websocket_a_conversation_is_locked_for_others() -> None:
         assert (told["error"]["code"], "retry-after" in told["headers"]) == ("conversation_locked", True)
         here.engine.release.set()
         await client.turn()
-        assert (await other.ask("two", conversation=made))["status"] == "completed"
+        assert (await other.create("two", conversation=made))["status"] == "completed"
         assert await listed(here, made) == ["one", TEXT, "two", TEXT]
 
 
@@ -81,7 +81,7 @@ async def test_a_response_in_the_background_adds_to_a_conversation_and_tells_its
     async with site() as here:
         made = await new_conversation(here, "zero")
         asked = {"model": "m", "input": "one", "stream": True, "background": True, "conversation": made}
-        async with here.here.client.post(here.here.url + "/v1/responses", json={**asked, "fault": "late_end"}) as own:
+        async with here.gateway.post("/v1/responses", {**asked, "fault": "late_end"}) as own:
             own_events = b""
             while b"response.completed" not in own_events:
                 own_events += await own.content.readuntil(b"\n\n")
@@ -89,16 +89,14 @@ async def test_a_response_in_the_background_adds_to_a_conversation_and_tells_its
             assert here.engine.running == 1
             [first] = events_in(own_events + b"data: [DONE]\n\n")[:1]
             response_id = first["response"]["id"]
-            async with here.here.client.get(f"{here.here.url}/v1/responses/{response_id}?stream=true") as answer:
-                told = await answer.read()
+            told = (await here.gateway.get(f"/v1/responses/{response_id}?stream=true")).content
             assert told == own_events + b"data: [DONE]\n\n"
             assert folded(told)["conversation"] == {"id": made}
             assert await listed(here, made) == ["zero", "one", TEXT]
             here.engine.release.set()
             await own.read()
         await until("it is over", lambda: not here.engine.running)
-        async with here.here.client.get(f"{here.here.url}/v1/responses/{response_id}?stream=true") as answer:
-            assert await answer.read() == told
+        assert (await here.gateway.get(f"/v1/responses/{response_id}?stream=true")).content == told
 
 
 async def test_a_conversation_is_compacted_and_stays_as_it_is() -> None:
@@ -107,7 +105,7 @@ async def test_a_conversation_is_compacted_and_stays_as_it_is() -> None:
         running = asyncio.create_task(here.make("one", conversation=made, fault="hold"))
         await until("it runs", lambda: here.engine.running)
         asked = {"model": "m", "input": "two", "conversation": made}
-        async with here.here.post("/v1/responses/compact", **asked) as answer:
+        async with here.gateway.post("/v1/responses/compact", **asked) as answer:
             told = json.loads(await answer.read())
         assert here.messages() == [("user", "zero"), ("user", f"two\n{SUMMARY_REQUEST}")]
         assert [each["type"] for each in told["output"]] == ["message", "message", "compaction"]

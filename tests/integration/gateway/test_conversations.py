@@ -23,7 +23,7 @@ NOT_CONTINUABLE = (404, "conversation_not_found", "conversation")
 LOCKED = (400, "conversation_locked", "conversation")
 
 
-def said(text: str, role: str = "user") -> Any:
+def message(text: str, role: str = "user") -> Any:
     """An item."""
     return {"type": "message", "role": role, "content": text}
 
@@ -43,7 +43,9 @@ async def texts(client: openai.AsyncOpenAI, conversation_id: str, **asked: Any) 
 async def test_a_conversation_is_made_read_changed_and_deleted() -> None:
     async with site() as here:
         conversations = here.client.conversations
-        made = await conversations.create(metadata={"topic": "demo"}, items=[said("one"), said("two", "assistant")])
+        made = await conversations.create(
+            metadata={"topic": "demo"}, items=[message("one"), message("two", "assistant")]
+        )
         assert made.id.startswith("conv_")
         assert (made.object, made.metadata) == ("conversation", {"topic": "demo"})
         assert await conversations.retrieve(made.id) == made
@@ -58,7 +60,7 @@ async def test_a_conversation_is_made_read_changed_and_deleted() -> None:
             conversations.update(made.id, metadata={}),
             conversations.delete(made.id),
             conversations.items.list(made.id),
-            conversations.items.create(made.id, items=[said("x")]),
+            conversations.items.create(made.id, items=[message("x")]),
         ):
             assert await refusal(asking) == NOT_FOUND
         assert await refusal(here.make("x", conversation=made.id)) == NOT_CONTINUABLE
@@ -68,7 +70,7 @@ async def test_a_conversation_is_made_read_changed_and_deleted() -> None:
 
 async def test_responses_go_on_from_a_conversation_and_add_to_it() -> None:
     async with site() as here:
-        made = await here.client.conversations.create(items=[said("Be brief.", "developer")])
+        made = await here.client.conversations.create(items=[message("Be brief.", "developer")])
         first = await here.make("one", conversation=made.id)
         assert first.conversation is not None
         assert first.conversation.id == made.id
@@ -125,7 +127,7 @@ async def test_what_the_last_event_told_may_be_counted_on() -> None:
 
 async def test_one_response_at_a_time_adds_to_a_conversation() -> None:
     async with site() as here:
-        made = await here.client.conversations.create(items=[said("zero")])
+        made = await here.client.conversations.create(items=[message("zero")])
         other = await here.client.conversations.create()
         [zero] = [item async for item in here.client.conversations.items.list(made.id)]
         assert zero.id is not None
@@ -135,11 +137,11 @@ async def test_one_response_at_a_time_adds_to_a_conversation() -> None:
         for asking in (
             here.make("two", conversation=made.id),
             here.make("two", conversation=made.id, background=True),
-            items.create(made.id, items=[said("x")]),
+            items.create(made.id, items=[message("x")]),
             items.delete(zero.id, conversation_id=made.id),
         ):
             assert await refusal(asking) == LOCKED
-        async with here.here.post("/v1/responses", model="m", input="x", conversation=made.id) as answer:
+        async with here.gateway.post("/v1/responses", model="m", input="x", conversation=made.id) as answer:
             assert answer.headers["retry-after"]
         # Reading it, counting with it, naming it and another one are free.
         assert await texts(here.client, made.id) == ["zero"]
@@ -183,7 +185,7 @@ async def test_a_conversation_deleted_under_a_response_stays_deleted() -> None:
 
 async def test_a_response_of_a_conversation_may_be_continued_by_itself() -> None:
     async with site() as here:
-        made = await here.client.conversations.create(items=[said("zero")])
+        made = await here.client.conversations.create(items=[message("zero")])
         first = await here.make("one", conversation=made.id)
         await here.make("two", conversation=made.id)
         branch = await here.make("other", previous_response_id=first.id)
@@ -205,7 +207,7 @@ async def test_items_are_listed_by_pages_read_and_deleted() -> None:
     async with site() as here:
         items = here.client.conversations.items
         made = await here.client.conversations.create()
-        added = await items.create(made.id, items=[said(str(number)) for number in range(5)])
+        added = await items.create(made.id, items=[message(str(number)) for number in range(5)])
         assert [text_of(item) for item in added.data] == ["0", "1", "2", "3", "4"]
         assert (added.first_id, added.last_id, added.has_more) == (added.data[0].id, added.data[-1].id, False)
         assert await texts(here.client, made.id, limit=2) == ["0", "1", "2", "3", "4"], "page by page"
@@ -227,23 +229,23 @@ async def test_items_are_listed_by_pages_read_and_deleted() -> None:
 async def test_items_make_a_tree_whose_active_branch_is_shown() -> None:
     async with site() as here:
         items = here.client.conversations.items
-        made = await here.client.conversations.create(items=[said("one")])
+        made = await here.client.conversations.create(items=[message("one")])
         answer = await here.make("two", conversation=made.id)
         listed = [item.to_dict() async for item in items.list(made.id, order="asc")]
         ids = [item["id"] for item in listed]
         assert [item["parent_id"] for item in listed] == [None, *ids[:-1]]
-        other = await items.create(made.id, items=[said("instead")], extra_body={"parent_id": ids[0]})
+        other = await items.create(made.id, items=[message("instead")], extra_body={"parent_id": ids[0]})
         assert other.data[0].to_dict()["parent_id"] == ids[0]
         assert await texts(here.client, made.id) == ["one", "instead"]
         await here.make([], conversation=made.id)
         assert here.messages() == [("user", "one"), ("user", "instead")]
         assert text_of(await items.retrieve(str(answer.output[0].id), conversation_id=made.id)) == TEXT
-        await items.create(made.id, items=[said("anew")], extra_body={"parent_id": None})
+        await items.create(made.id, items=[message("anew")], extra_body={"parent_id": None})
         assert await texts(here.client, made.id) == ["anew"]
-        asking = items.create(made.id, items=[said("x")], extra_body={"parent_id": "msg_none"})
+        asking = items.create(made.id, items=[message("x")], extra_body={"parent_id": "msg_none"})
         assert await refusal(asking) == (404, "conversation_item_not_found", "parent_id")
         # Deleted in the middle, what came after it comes after its parent, on each branch.
-        await items.create(made.id, items=[said("back")], extra_body={"parent_id": ids[2]})
+        await items.create(made.id, items=[message("back")], extra_body={"parent_id": ids[2]})
         await items.delete(str(ids[1]), conversation_id=made.id)
         assert await texts(here.client, made.id) == ["one", TEXT, "back"]
 
@@ -251,7 +253,7 @@ async def test_items_make_a_tree_whose_active_branch_is_shown() -> None:
 async def test_calls_of_tools_and_their_results_pass_through_a_conversation() -> None:
     async with site() as here:
         call = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"}
-        made = await here.client.conversations.create(items=[said("find"), call])  # type: ignore[list-item]
+        made = await here.client.conversations.create(items=[message("find"), call])  # type: ignore[list-item]
         result: Any = {"type": "function_call_output", "call_id": "c1", "output": "found"}
         added = await here.client.conversations.items.create(made.id, items=[result])
         assert [item.type for item in added.data] == ["function_call_output"]
@@ -266,10 +268,10 @@ async def test_calls_of_tools_and_their_results_pass_through_a_conversation() ->
 
 async def test_items_are_referred_to_and_copied_by_their_ids() -> None:
     async with site() as here:
-        made = await here.client.conversations.create(items=[said("one")])
+        made = await here.client.conversations.create(items=[message("one")])
         [one] = [item async for item in here.client.conversations.items.list(made.id)]
         reference: Any = {"type": "item_reference", "id": one.id}
-        await here.client.responses.create(model="m", input=[reference, said("two")])
+        await here.client.responses.create(model="m", input=[reference, message("two")])
         assert here.messages() == [("user", "one"), ("user", "two")]
         copied = await here.client.conversations.create(items=[reference])
         assert await texts(here.client, copied.id) == ["one"]
@@ -286,7 +288,7 @@ async def test_items_are_referred_to_and_copied_by_their_ids() -> None:
     [
         ({"items": "x"}, "items"),
         ({"items": ["x"]}, "items[0]"),
-        ({"items": [said(str(number)) for number in range(1001)]}, "items"),
+        ({"items": [message(str(number)) for number in range(1001)]}, "items"),
         ({"items": [{"type": "web_search_call"}]}, "items[0].type"),
         ({"items": [{"role": "user", "content": 7}]}, "items[0].content"),
         (
@@ -301,7 +303,7 @@ async def test_items_are_referred_to_and_copied_by_their_ids() -> None:
     ],
 )
 async def test_what_no_conversation_may_hold_is_refused_at_its_place(fields: dict[str, Any], place: str) -> None:
-    async with site() as here, here.here.post("/v1/conversations", **fields) as answer:
+    async with site() as here, here.gateway.post("/v1/conversations", **fields) as answer:
         error = (await answer.json())["error"]
         assert (answer.status, error["code"], error["param"]) == (400, "invalid_request", place)
 
@@ -317,14 +319,13 @@ async def test_a_request_names_one_past_only() -> None:
         assert await refusal(here.make([], conversation=made.id)) == (400, "invalid_request", "input")
         assert await refusal(here.make("x", conversation="conv_none")) == NOT_CONTINUABLE
         assert await refusal(here.make("x", conversation="conv\x00")) == NOT_CONTINUABLE
-        async with here.here.client.post(here.here.url + "/v1/conversations", data=b"[1") as answer:
-            assert (answer.status, (await answer.json())["error"]["code"]) == (400, "invalid_json")
+        assert (await here.gateway.request("POST", "/v1/conversations", data=b"[1")).refusal == (400, "invalid_json")
 
 
 async def test_of_another_tenant_nothing_is_told_apart_from_nothing() -> None:
     keys = (key("mine", tenant="t"), key("theirs", tenant="u"), key("ours", tenant="t"))
     async with site(keys=keys) as here:
-        made = await here.client.conversations.create(items=[said("one")])
+        made = await here.client.conversations.create(items=[message("one")])
         [item] = [item async for item in here.client.conversations.items.list(made.id)]
         assert (await here.as_key("ours").conversations.retrieve(made.id)).id == made.id
         theirs = here.as_key("theirs")
@@ -334,7 +335,7 @@ async def test_of_another_tenant_nothing_is_told_apart_from_nothing() -> None:
                 theirs.conversations.update(conversation_id, metadata={}),
                 theirs.conversations.delete(conversation_id),
                 theirs.conversations.items.list(conversation_id),
-                theirs.conversations.items.create(conversation_id, items=[said("x")]),
+                theirs.conversations.items.create(conversation_id, items=[message("x")]),
                 theirs.conversations.items.retrieve(str(item.id), conversation_id=conversation_id),
                 theirs.conversations.items.delete(str(item.id), conversation_id=conversation_id),
             ):
@@ -367,7 +368,7 @@ async def test_a_key_for_some_models_sees_where_these_answered_last() -> None:
 
 async def test_a_conversation_is_kept_for_its_time(clock: Clock) -> None:
     async with site(responses_retention_h=2) as here:
-        made, lonely = [await here.client.conversations.create(items=[said("one")]) for _ in range(2)]
+        made, lonely = [await here.client.conversations.create(items=[message("one")]) for _ in range(2)]
         clock.now += 1.5 * 3600
         await here.make("two", conversation=made.id)
         await texts(here.client, lonely.id)
@@ -392,8 +393,8 @@ async def test_where_nothing_is_stored_there_are_no_conversations() -> None:
 
 async def test_a_conversation_too_long_to_be_continued_is_refused() -> None:
     async with site(max_body_mib=1) as here:
-        made = await here.client.conversations.create(items=[said("x" * 600_000)])
-        asking = here.client.conversations.items.create(made.id, items=[said("x" * 600_000)])
+        made = await here.client.conversations.create(items=[message("x" * 600_000)])
+        asking = here.client.conversations.items.create(made.id, items=[message("x" * 600_000)])
         assert await refusal(asking) == (400, "invalid_request", "items")
         await here.make("x" * 500_000, conversation=made.id)
         assert await refusal(here.make("x", conversation=made.id)) == (400, "invalid_request", "conversation")
@@ -404,7 +405,7 @@ async def test_a_conversation_too_long_to_be_continued_is_refused() -> None:
 
 async def test_a_turn_that_cannot_be_written_fails_and_leaves_neither_response_nor_items() -> None:
     async with site() as here:
-        made = await here.client.conversations.create(items=[said("one")])
+        made = await here.client.conversations.create(items=[message("one")])
         await _fill_disk(here)
         asking = here.make("x" * 200_000, conversation=made.id)
         assert (await refusal(asking))[:2] == (500, "response_store_failed")

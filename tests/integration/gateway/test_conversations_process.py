@@ -34,7 +34,7 @@ async def test_a_killed_gateway_has_each_turn_wholly_or_not_at_all(tmp_path: Pat
 
     async with engines(2) as (engine, other):
         async with process_site(tmp_path, engine) as (process, here):
-            await here.here.publish(route("m", [engine.url]), route("held", [other.url]))
+            await here.gateway.publish(route("m", [engine.url]), route("held", [other.url]))
             conversation, locked = [await here.client.conversations.create(metadata={"a": "b"}) for _ in range(2)]
             queued = await here.make("one", model="held", conversation=locked.id, background=True, fault="hold")
             await until(lambda: other.running == 1, "it runs")

@@ -8,6 +8,7 @@ import pytest
 
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
+from tests.support.http_client import Reply
 from tests.support.queueing import key
 from tests.support.raw_http import chat_body, raw, request, spotless
 
@@ -16,12 +17,10 @@ ROUTES = ("/v1/chat/completions", "/v1/messages", "/v1/models", "/v1/admin/plan"
 ALLOW = "access-control-allow-origin"
 
 
-async def asked(here: GatewayHarness, method: str, path: str, origin: str | None, **more: Any) -> Any:
-    """An answer, read."""
+async def send(gateway: GatewayHarness, method: str, path: str, origin: str | None, **more: Any) -> Reply:
+    """A request of a page of that origin."""
     headers = ({"origin": origin} if origin else {}) | more.pop("headers", {})
-    async with here.client.request(method, here.url + path, headers=headers, **more) as answer:
-        await answer.read()
-        return answer
+    return await gateway.request(method, path, headers=headers, **more)
 
 
 def preflight(method: str = "POST", *names: str) -> dict[str, str]:
@@ -33,36 +32,36 @@ def preflight(method: str = "POST", *names: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("path", ROUTES)
 async def test_off_nothing_is_said_and_no_question_is_answered(path: str) -> None:
-    async with gateway_harness() as here:
-        for origin in (None, here.url):
-            answer = await asked(here, "GET", path, origin)
-            assert not [name for name in answer.headers if name.lower().startswith("access-control-")]
-        answer = await asked(here, "OPTIONS", path, CHAT, headers=preflight())
-        assert (answer.status, (await answer.json())["error"]["code"]) == (403, "forbidden_origin")
-        assert ALLOW not in answer.headers
+    async with gateway_harness() as gateway:
+        for origin in (None, gateway.url):
+            reply = await send(gateway, "GET", path, origin)
+            assert not [name for name in reply.headers if name.lower().startswith("access-control-")]
+        reply = await send(gateway, "OPTIONS", path, CHAT, headers=preflight())
+        assert reply.refusal == (403, "forbidden_origin")
+        assert ALLOW not in reply.headers
 
 
 @pytest.mark.parametrize("path", ROUTES)
 @pytest.mark.parametrize("with_keys", [False, True])
 async def test_a_question_before_the_request_is_answered_without_a_key(path: str, with_keys: bool) -> None:
-    async with gateway_harness(cors_origins=(CHAT,)) as here:
-        await here.publish(route("m"), keys=(key("alice"),) if with_keys else ())
+    async with gateway_harness(cors_origins=(CHAT,)) as gateway:
+        await gateway.publish(route("m"), keys=(key("alice"),) if with_keys else ())
         names = ("authorization", "content-type", "x-stainless-lang")
-        answer = await asked(here, "OPTIONS", path, CHAT, headers=preflight("POST", *names))
-        assert (answer.status, answer.headers[ALLOW], answer.headers["vary"]) == (204, CHAT, "origin")
-        assert answer.headers["access-control-allow-headers"] == ", ".join(names)
-        assert "POST" in answer.headers["access-control-allow-methods"]
-        assert "access-control-allow-credentials" not in answer.headers
-        answer = await asked(here, "OPTIONS", path, "https://evil.example", headers=preflight())
-        assert answer.status == (401 if with_keys else 403)
-        assert ALLOW not in answer.headers
-        answer = await asked(here, "OPTIONS", path, CHAT)
-        assert answer.status != 204, "that is no question"
+        reply = await send(gateway, "OPTIONS", path, CHAT, headers=preflight("POST", *names))
+        assert (reply.status, reply.headers[ALLOW], reply.headers["vary"]) == (204, CHAT, "origin")
+        assert reply.headers["access-control-allow-headers"] == ", ".join(names)
+        assert "POST" in reply.headers["access-control-allow-methods"]
+        assert "access-control-allow-credentials" not in reply.headers
+        reply = await send(gateway, "OPTIONS", path, "https://evil.example", headers=preflight())
+        assert reply.status == (401 if with_keys else 403)
+        assert ALLOW not in reply.headers
+        reply = await send(gateway, "OPTIONS", path, CHAT)
+        assert reply.status != 204, "that is no question"
 
 
 async def test_answers_of_every_kind_may_be_read_by_named_origins_alone() -> None:
-    async with gateway_harness(cors_origins=(CHAT, "http://localhost:3000")) as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]), keys=(key("alice", scopes=("inference", "admin")),))
+    async with gateway_harness(cors_origins=(CHAT, "http://localhost:3000")) as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]), keys=(key("alice", scopes=("inference", "admin")),))
         bearer = {"authorization": "Bearer secret-alice"}
         kinds: list[tuple[int, str, str, dict[str, Any]]] = [
             (200, "POST", "/v1/chat/completions", {"headers": bearer, "data": chat_body()}),
@@ -80,28 +79,28 @@ async def test_answers_of_every_kind_may_be_read_by_named_origins_alone() -> Non
         ]
         for status, method, path, more in kinds:
             for origin in (CHAT, "http://localhost:3000", "https://evil.example", None):
-                answer = await asked(here, method, path, origin, **more)
-                assert answer.status == status, (method, path)
+                reply = await send(gateway, method, path, origin, **more)
+                assert reply.status == status, (method, path)
                 is_named = origin in (CHAT, "http://localhost:3000")
-                assert answer.headers.getall(ALLOW, []) == ([origin] if is_named else []), (method, path, origin)
-                assert answer.headers.getall("vary") == ["origin"], "a cache must not mix them"
-                assert ("x-request-id" in answer.headers.get("access-control-expose-headers", "")) is is_named
-                assert "access-control-allow-credentials" not in answer.headers
+                assert reply.headers.getall(ALLOW, []) == ([origin] if is_named else []), (method, path, origin)
+                assert reply.headers.getall("vary") == ["origin"], "a cache must not mix them"
+                assert ("x-request-id" in reply.headers.get("access-control-expose-headers", "")) is is_named
+                assert "access-control-allow-credentials" not in reply.headers
 
 
 async def test_a_star_is_every_origin() -> None:
-    async with gateway_harness(cors_origins=("*",)) as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]))
+    async with gateway_harness(cors_origins=("*",)) as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]))
         for method, path, more in (("POST", "/v1/chat/completions", {"data": chat_body()}), ("GET", "/v1/models", {})):
-            answer = await asked(here, method, path, "https://any.example", **more)
-            assert (answer.status, answer.headers[ALLOW]) == (200, "*")
-            assert "access-control-allow-credentials" not in answer.headers
-        answer = await asked(here, "OPTIONS", "/v1/models", "null", headers=preflight("GET"))
-        assert (answer.status, answer.headers[ALLOW]) == (204, "*")
+            reply = await send(gateway, method, path, "https://any.example", **more)
+            assert (reply.status, reply.headers[ALLOW]) == (200, "*")
+            assert "access-control-allow-credentials" not in reply.headers
+        reply = await send(gateway, "OPTIONS", "/v1/models", "null", headers=preflight("GET"))
+        assert (reply.status, reply.headers[ALLOW]) == (204, "*")
 
 
 async def test_a_question_cannot_put_words_into_the_answer() -> None:
-    async with gateway_harness(cors_origins=(CHAT,)) as here, raw(here) as client:
+    async with gateway_harness(cors_origins=(CHAT,)) as gateway, raw(gateway) as client:
         for number, names in enumerate(("x\tset-cookie: a", "\x80", "a" * 3000, "a;b"), 1):
             asking = [
                 f"origin: {CHAT}",
@@ -113,4 +112,4 @@ async def test_a_question_cannot_put_words_into_the_answer() -> None:
             assert answer.status == 204
             assert answer["access-control-allow-headers"].startswith("authorization, ")
         client.close()
-        await spotless(here)
+        await spotless(gateway)

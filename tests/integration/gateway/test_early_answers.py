@@ -55,15 +55,18 @@ async def test_retrievals_refusal_of_an_upload_is_passed_on(tmp_path: Path) -> N
     token = tmp_path / "token"
     token.write_text("a-token-of-both-programs")
     with early_peer("close") as peer:
-        async with gateway_harness(retrieval_url=peer.url, retrieval_token_file=token) as here:
-            await _refused(here.client, f"{here.url}/v1/documents", b'{"text": "%b"}' % (b"x" * 4_000_000))
+        async with gateway_harness(retrieval_url=peer.url, retrieval_token_file=token) as gateway:
+            await _refused(gateway.client, f"{gateway.url}/v1/documents", b'{"text": "%b"}' % (b"x" * 4_000_000))
 
 
 async def test_the_controllers_refusal_is_passed_on() -> None:
     with early_peer("close") as peer:
-        async with gateway_harness() as here, ProgramClient(ProgramAddress.parse(peer.url), DEADLINE_S) as controller:
-            here.gateway.forward._controller = controller
-            await _refused(here.client, f"{here.url}/v1/admin/declarations/models/m", bytes(1_000_000))
+        async with (
+            gateway_harness() as gateway,
+            ProgramClient(ProgramAddress.parse(peer.url), DEADLINE_S) as controller,
+        ):
+            gateway.app.forward._controller = controller
+            await _refused(gateway.client, f"{gateway.url}/v1/admin/declarations/models/m", bytes(1_000_000))
 
 
 class _LateTransport:
@@ -94,11 +97,11 @@ async def test_an_engines_refusal_is_passed_on(then: Then, monkeypatch: pytest.M
             connection._transport = _LateTransport(transport, peer)  # type: ignore[assignment]
 
         monkeypatch.setattr(EngineConnection, "connection_made", connection_made)
-        async with gateway_harness() as here:
-            await here.publish(route("m", [peer.url], capabilities=Capabilities(modalities=("text", "image"))))
+        async with gateway_harness() as gateway:
+            await gateway.publish(route("m", [peer.url], capabilities=Capabilities(modalities=("text", "image"))))
             image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 1_000_000}}
             messages = [{"role": "user", "content": [{"type": "text", "text": "?"}, image]}]
-            async with here.post("/v1/chat/completions", model="m", messages=messages) as it:
+            async with gateway.post("/v1/chat/completions", model="m", messages=messages) as it:
                 answer = await it.json()
     assert it.status == 413, answer
     assert "Too much." in json.dumps(answer)
@@ -138,21 +141,20 @@ async def test_a_server_of_ours_reads_on_after_it_refused() -> None:
 
 
 async def test_the_gateway_reads_on_after_it_refused() -> None:
-    async with gateway_harness() as here:
-        port = int(here.url.rpartition(":")[2])
+    async with gateway_harness() as gateway:
+        port = int(gateway.url.rpartition(":")[2])
         answer = await asyncio.to_thread(_send_after_answer, port, "/v1/admin/declarations/models/m", 8_000_000)
         assert answer.startswith(b"HTTP/1.1 413 ")
 
 
 async def test_uploads_above_the_limit_are_all_told_so(tmp_path: Path) -> None:
     told = []
-    async with retrieval_gateway(tmp_path) as (here, _):
+    async with retrieval_gateway(tmp_path) as (gateway, _):
         for number in range(campaign_count(6, 54)):
             form = aiohttp.FormData()
             form.add_field("file", b"x" * ((1 + number % 5) * 1024 * 1024 + 1), filename="x.txt")
             path = ("/v1/documents", "/v1/files")[number % 2]
             if path == "/v1/files":
                 form.add_field("purpose", "assistants")
-            async with here.client.post(here.url + path, data=form) as answer:
-                told.append((answer.status, (await answer.json())["error"]["code"]))
+            told.append((await gateway.request("POST", path, data=form)).refusal)
     assert set(told) <= {(413, "document_too_large"), (413, "body_too_large"), (413, "file_too_large")}, told

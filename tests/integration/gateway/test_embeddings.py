@@ -73,7 +73,7 @@ def engine(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Work
 
 
 @pytest.fixture
-async def here(kind: str, engine: Worker) -> AsyncIterator[GatewayHarness]:
+async def gateway(kind: str, engine: Worker) -> AsyncIterator[GatewayHarness]:
     """A gateway that knows the engine as `fixed`, and as `matryoshka`, which may be shortened."""
     backend = {"embedded": "llama_server", "binary": "llama_server"}.get(kind, kind)
     known: dict[str, Any] = {
@@ -89,9 +89,9 @@ async def here(kind: str, engine: Worker) -> AsyncIterator[GatewayHarness]:
 
 
 @pytest.fixture(params=["sync", "async"])
-async def embed(here: GatewayHarness, request: pytest.FixtureRequest) -> AsyncIterator[Embed]:
+async def embed(gateway: GatewayHarness, request: pytest.FixtureRequest) -> AsyncIterator[Embed]:
     """The SDK's method, unmodified; the one that blocks in a thread of its own."""
-    options: dict[str, Any] = {"base_url": f"{here.url}/v1", "api_key": "none", "max_retries": 0}
+    options: dict[str, Any] = {"base_url": f"{gateway.url}/v1", "api_key": "none", "max_retries": 0}
     if request.param == "async":
         async with openai.AsyncOpenAI(**options) as client:
             yield client.embeddings.create
@@ -118,7 +118,7 @@ def alike(some: list[list[float]], others: list[list[float]]) -> bool:
 
 
 async def test_one_and_many_as_base64_and_as_floats(embed: Embed, engine: Worker, kind: str) -> None:
-    told = json.loads(engine.ask("POST", "/v1/embeddings", {"input": TEXTS, "encoding_format": "float"})[1])
+    told = json.loads(engine.request("POST", "/v1/embeddings", {"input": TEXTS, "encoding_format": "float"})[1])
     own = [item["embedding"] for item in told["data"]]
     for encoding in (openai.omit, "base64", "float"):  # the SDK asks for base64 where nothing is said
         many = vectors(await embed(model="fixed", input=TEXTS, encoding_format=encoding))
@@ -157,9 +157,8 @@ async def test_no_other_dimensions_than_its_own_elsewhere(embed: Embed, kind: st
         assert caught.value.code == "dimensions_unsupported"
 
 
-async def test_tokens_in_place_of_a_text(here: GatewayHarness, embed: Embed) -> None:
-    async with here.post("/tokenize", model="fixed", content=TEXTS[0], add_special=True) as answer:
-        tokens = (await answer.json())["tokens"]
+async def test_tokens_in_place_of_a_text(gateway: GatewayHarness, embed: Embed) -> None:
+    tokens = (await gateway.post("/tokenize", model="fixed", content=TEXTS[0], add_special=True)).body["tokens"]
     by_text = vectors(await embed(model="fixed", input=TEXTS[0]))
     assert alike(vectors(await embed(model="fixed", input=tokens)), by_text)
     assert alike(vectors(await embed(model="fixed", input=[tokens, tokens])), by_text * 2)
@@ -174,17 +173,17 @@ async def test_tokens_in_place_of_a_text(here: GatewayHarness, embed: Embed) -> 
     ],
 )
 async def test_what_is_wrong_is_told_alike_by_whichever_engine(
-    here: GatewayHarness, fields: dict[str, Any], param: str
+    gateway: GatewayHarness, fields: dict[str, Any], param: str
 ) -> None:
-    async with here.post("/v1/embeddings", model="fixed", **fields) as answer:
+    async with gateway.post("/v1/embeddings", model="fixed", **fields) as answer:
         told = await answer.json()
     assert (answer.status, told["error"]["code"], told["error"]["param"]) == (400, "invalid_request", param)
 
 
-async def test_nulls_and_further_fields_do_no_harm_and_tokens_are_counted(here: GatewayHarness) -> None:
+async def test_nulls_and_further_fields_do_no_harm_and_tokens_are_counted(gateway: GatewayHarness) -> None:
     used = 0
     for fields in ({"encoding_format": None, "dimensions": None, "user": "u"}, {"dimensions": SHORT}):
-        async with here.post("/v1/embeddings", model="matryoshka", input=TEXTS, **fields) as answer:
+        async with gateway.post("/v1/embeddings", model="matryoshka", input=TEXTS, **fields) as answer:
             assert answer.status == 200, await answer.text()
             used += (await answer.json())["usage"]["prompt_tokens"]
-    assert f'roundhouse_gateway_tokens_total{{direction="in",model="matryoshka"}} {used:.1f}' in await here.metrics()
+    assert f'roundhouse_gateway_tokens_total{{direction="in",model="matryoshka"}} {used:.1f}' in await gateway.metrics()

@@ -52,15 +52,15 @@ ENVELOPE = json.dumps(
 @pytest.mark.parametrize("family", FAMILIES, ids=str)
 async def test_an_error_answer(family: Family) -> None:
     bodies = (ERROR, MESSAGES_ERROR, ENVELOPE, SAID.encode(), json.dumps({"detail": SAID}).encode())
-    async with scripted(*(refusal(body) for body in bodies)) as engine, gateway_harness() as here:
-        await here.publish(family.route("m", engine.url))
+    async with scripted(*(refusal(body) for body in bodies)) as engine, gateway_harness() as gateway:
+        await gateway.publish(family.route("m", engine.url))
         for body in bodies:
-            async with here.client.post(here.url + family.path, json=family.body("m")) as answer:
+            async with gateway.post(family.path, family.body("m")) as answer:
                 told = await answer.read()
                 assert answer.status == 500, body
                 family.error_in(told)
                 told_nothing(told)
-        await nothing_left(here)
+        await nothing_left(gateway)
 
 
 @pytest.mark.parametrize("family", STREAMING, ids=str)
@@ -70,37 +70,37 @@ async def test_an_error_event(family: Family, stream: bool) -> None:
     if family.speaks != "/v1/messages":
         old_form = json.dumps({"message": SAID, "code": 500}).encode()
         data += [b"data: %b\n\n" % ERROR, b"data: %b\n\n" % ENVELOPE, b"error: %b\n\n" % old_form]
-    async with scripted(*(broken_stream(family, event) for event in data)) as engine, gateway_harness() as here:
-        await here.publish(family.route("m", engine.url).model_copy(update={"notices_leaving": False}))
+    async with scripted(*(broken_stream(family, event) for event in data)) as engine, gateway_harness() as gateway:
+        await gateway.publish(family.route("m", engine.url).model_copy(update={"notices_leaving": False}))
         for event in data:
-            async with here.client.post(here.url + family.path, json=family.body("m", stream=stream)) as answer:
+            async with gateway.post(family.path, family.body("m", stream=stream)) as answer:
                 told = await answer.read()
                 assert answer.status == (200 if stream else 500), event
                 (family.last_error if stream else family.error_in)(told)
                 told_nothing(told)
-        await nothing_left(here)
+        await nothing_left(gateway)
 
 
 async def test_an_error_longer_than_the_buffer_is_cut_and_still_an_error() -> None:
     body = b'{"error":{"message":"' + SAID.encode() + b" " + b"x" * 3_000_000 + b'"}}'
-    async with scripted(refusal(body)) as engine, gateway_harness(answer_buffer_mib=1) as here:
-        await here.publish(route("m", [engine.url]))
-        async with here.chat() as answer:
+    async with scripted(refusal(body)) as engine, gateway_harness(answer_buffer_mib=1) as gateway:
+        await gateway.publish(route("m", [engine.url]))
+        async with gateway.chat() as answer:
             told = await answer.read()
             assert answer.status == 500
             assert json.loads(told)["error"]["code"] == "engine_error"
             told_nothing(told)
-        await nothing_left(here)
+        await nothing_left(gateway)
 
 
 async def test_an_engine_that_cannot_be_reached_is_not_named() -> None:
-    async with gateway_harness(connect_timeout_s=1) as here:
+    async with gateway_harness(connect_timeout_s=1) as gateway:
         made = route("m", ["http://127.0.0.1:1", "http://127.0.0.1:2"])
         endpoints = [each.model_copy(update={"replica": f"{REPLICA}{at}"}) for at, each in enumerate(made.endpoints)]
-        await here.publish(made.model_copy(update={"endpoints": tuple(endpoints)}))
+        await gateway.publish(made.model_copy(update={"endpoints": tuple(endpoints)}))
         for takes_slot in (True, False):
             path = "/v1/chat/completions" if takes_slot else "/v1/chat/completions/input_tokens"
-            async with here.client.post(here.url + path, json=FAMILIES[0].body("m")) as answer:
+            async with gateway.post(path, FAMILIES[0].body("m")) as answer:
                 told = await answer.text()
                 assert (answer.status, json.loads(told)["error"]["code"]) == (502, "engine_unreachable")
                 assert REPLICA not in told
@@ -108,9 +108,9 @@ async def test_an_engine_that_cannot_be_reached_is_not_named() -> None:
 
 
 async def test_why_a_model_failed_names_no_address() -> None:
-    async with gateway_harness() as here:
-        await here.publish(route("m", state=ModelState.FAILED, last_error=SAID))
-        async with here.chat() as answer:
+    async with gateway_harness() as gateway:
+        await gateway.publish(route("m", state=ModelState.FAILED, last_error=SAID))
+        async with gateway.chat() as answer:
             told = await answer.read()
             assert answer.status == 503
             told_nothing(told)

@@ -35,21 +35,16 @@ def begun(family: Family) -> bytes:
     return head + b"%x\r\n%b\r\n" % (len(family.events[0]), family.events[0])
 
 
-def ask(here: GatewayHarness, family: Family, **fields: Any) -> Any:
-    """A request of the family, for the model `m`."""
-    return here.client.post(here.url + family.path, json=family.body("m", **fields))
-
-
 @contextlib.asynccontextmanager
 async def one_engine(
     family: Family, *scripts: Script, gathers: bool = False, slots: int = 1, **options: Any
 ) -> AsyncIterator[tuple[GatewayHarness, ScriptedEngine]]:
     """A gateway in front of an engine with these scripts; nothing may be left behind."""
-    async with scripted(*scripts) as engine, gateway_harness(**options) as here:
+    async with scripted(*scripts) as engine, gateway_harness(**options) as gateway:
         made = family.route("m", engine.url, target_inflight=slots)
-        await here.publish(made.model_copy(update={"notices_leaving": not gathers}))
-        yield here, engine
-        await nothing_left(here)
+        await gateway.publish(made.model_copy(update={"notices_leaving": not gathers}))
+        yield gateway, engine
+        await nothing_left(gateway)
 
 
 @pytest.mark.parametrize("family", STREAMING, ids=str)
@@ -57,8 +52,8 @@ async def one_engine(
 async def test_a_stream_that_breaks_off_ends_with_the_familys_error(
     family: Family, then: Then, loop_clock: LoopClock
 ) -> None:
-    async with one_engine(family, script(begun(family), then), request_timeout_s=DEADLINE_S) as (here, engine):
-        async with ask(here, family, stream=True) as answer:
+    async with one_engine(family, script(begun(family), then), request_timeout_s=DEADLINE_S) as (gateway, engine):
+        async with gateway.post(family.path, family.body("m", stream=True)) as answer:
             assert answer.status == 200
             content = await answer.content.readany()
             if then == "stall":
@@ -75,8 +70,11 @@ async def test_a_stream_that_breaks_off_ends_with_the_familys_error(
 async def test_heartbeats_stand_between_events(family: Family, loop_clock: LoopClock) -> None:
     half = family.events[1][:9]
     stalled = begun(family) + b"%x\r\n%b\r\n" % (len(half), half)
-    async with one_engine(family, script(stalled, "stall"), request_timeout_s=DEADLINE_S, heartbeat_s=5) as (here, _):
-        async with ask(here, family, stream=True) as answer:
+    async with one_engine(family, script(stalled, "stall"), request_timeout_s=DEADLINE_S, heartbeat_s=5) as (
+        gateway,
+        _,
+    ):
+        async with gateway.post(family.path, family.body("m", stream=True)) as answer:
             content = await answer.content.readany()
             await loop_clock.skip(DEADLINE_S + 5)
             content += await answer.read()
@@ -94,8 +92,8 @@ async def test_a_blocking_call_gets_no_heartbeat_and_its_deadline_in_its_form(
     part = b"HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\n{"
     stalled = begun(family) if gathers and family.streams else part
     times: dict[str, Any] = {"request_timeout_s": DEADLINE_S, "heartbeat_s": 5, "hold_headers_s": 5}
-    async with one_engine(family, script(stalled, "stall"), gathers=gathers, **times) as (here, engine):
-        call = asyncio.create_task(ask(here, family).__aenter__())
+    async with one_engine(family, script(stalled, "stall"), gathers=gathers, **times) as (gateway, engine):
+        call = asyncio.create_task(gateway.post(family.path, family.body("m")).__aenter__())
         await until("the engine has it", lambda: engine.requests)
         await loop_clock.skip(DEADLINE_S - 10)
         assert not call.done()
@@ -131,30 +129,27 @@ async def test_an_engine_that_is_gone_is_left_out_then_tried_and_let_in_again(
     head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
     good = script(head % len(family.whole) + family.whole)
     gone = [script(b"", "close")] * 4
-    async with one_engine(family, *gone, good, good) as (here, engine):
+    async with one_engine(family, *gone, good, good) as (gateway, engine):
         for _ in range(2):
-            async with ask(here, family, stream=stream) as answer:
+            async with gateway.post(family.path, family.body("m", stream=stream)) as answer:
                 assert (answer.status, (await answer.json())["error"]["code"]) == (502, "engine_unreachable")
                 assert int(answer.headers["retry-after"]) >= 1
         assert len(engine.requests) == 3, "two tries, then the third failure in a row"
-        await here.controller.report_where(lambda report: "m-0" in report.failed)
-        async with ask(here, family, stream=stream) as answer:
-            error = (await answer.json())["error"]
-            assert (answer.status, error["code"]) == (502, "engine_unreachable")
-            assert "left out" in error["message"]
-            assert int(answer.headers["retry-after"]) >= 1
+        await gateway.controller.report_where(lambda report: "m-0" in report.failed)
+        reply = await gateway.post(family.path, family.body("m", stream=stream))
+        assert reply.refusal == (502, "engine_unreachable")
+        assert "left out" in reply.error["message"]
+        assert int(reply.headers["retry-after"]) >= 1
         assert len(engine.requests) == 3, "it is not asked"
         engine.scripts.pop(0)
         clock.now += LONGEST_PAUSE_S
 
         async def lets_in() -> bool:
-            async with ask(here, family) as answer:
-                return bool(answer.status == 200)
+            return bool((await gateway.post(family.path, family.body("m"))).status == 200)
 
         await until("it is tried, and is well", lets_in)
-        await here.controller.report_where(lambda report: not report.failed)
-        async with ask(here, family) as answer:
-            assert answer.status == 200
+        await gateway.controller.report_where(lambda report: not report.failed)
+        assert (await gateway.post(family.path, family.body("m"))).status == 200
 
 
 REFUSES_TOKEN = script(
@@ -169,28 +164,29 @@ REFUSES_TOKEN = script(
 async def test_an_address_that_passed_to_another_engine_counts_as_refused(family: Family, stream: bool) -> None:
     good = script(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (
         len(family.whole), family.whole))  # fmt: skip
-    async with scripted(*[REFUSES_TOKEN] * 9) as stranger, scripted(*[good] * 9) as engine, gateway_harness() as here:
+    async with (
+        scripted(*[REFUSES_TOKEN] * 9) as stranger,
+        scripted(*[good] * 9) as engine,
+        gateway_harness() as gateway,
+    ):
         made = family.route("m", stranger.url, token="its own", target_inflight=1)
-        await here.publish(made)
-        async with ask(here, family, stream=stream) as answer:
-            assert (answer.status, (await answer.json())["error"]["code"]) == (502, "engine_unreachable")
-        await here.controller.report_where(lambda report: "m-0" in report.failed)
+        await gateway.publish(made)
+        assert (await gateway.post(family.path, family.body("m", stream=stream))).refusal == (502, "engine_unreachable")
+        await gateway.controller.report_where(lambda report: "m-0" in report.failed)
 
         other = Endpoint.model_validate({"replica": "m-1", "base_url": engine.url, "token": "another"})
-        await here.publish(made.model_copy(update={"endpoints": (*made.endpoints, other)}))
+        await gateway.publish(made.model_copy(update={"endpoints": (*made.endpoints, other)}))
         for _ in range(4):
-            async with ask(here, family) as answer:
-                assert answer.status == 200, "it went to the one that is well"
-        await nothing_left(here)
+            assert (await gateway.post(family.path, family.body("m"))).status == 200, "it went to the one that is well"
+        await nothing_left(gateway)
 
 
 async def test_the_401_of_a_remote_is_its_answer() -> None:
-    async with scripted(REFUSES_TOKEN) as elsewhere, gateway_harness() as here:
+    async with scripted(REFUSES_TOKEN) as elsewhere, gateway_harness() as gateway:
         made = CHAT.route("m", elsewhere.url, token="sk-1")
         endpoints = (made.endpoints[0].model_copy(update={"remote": True}),)
-        await here.publish(made.model_copy(update={"endpoints": endpoints}))
-        async with ask(here, CHAT) as answer:
-            error = (await answer.json())["error"]
+        await gateway.publish(made.model_copy(update={"endpoints": endpoints}))
+        error = (await gateway.post(CHAT.path, CHAT.body("m"))).error
         assert (error["code"], len(elsewhere.requests)) == ("engine_error", 1)
         assert "Invalid API Key" in error["message"]
 
@@ -205,23 +201,26 @@ async def test_an_engine_that_closes_after_each_stream_without_a_word_is_well(
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
     whole = script(head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(events), events), "close")
     scripts = [whole] * (4 * clients)
-    async with one_engine(CHAT, *scripts, gathers=gathers, slots=4, queue_limit=clients) as (here, engine):
-        answers = await asyncio.gather(*(_text(here, stream=not gathers) for _ in range(clients)))
+    async with one_engine(CHAT, *scripts, gathers=gathers, slots=4, queue_limit=clients) as (gateway, engine):
+        answers = await asyncio.gather(*(_text(gateway, stream=not gathers) for _ in range(clients)))
         assert {status for status, _ in answers} == {200}
         assert len(engine.requests) >= clients
-        assert not any(report.failed for report in here.controller.reports)
+        assert not any(report.failed for report in gateway.controller.reports)
         assert "closed the connection" not in caplog.text, "it counts as no failure"
 
 
-async def _text(here: GatewayHarness, *, stream: bool) -> tuple[int, bytes]:
-    async with ask(here, CHAT, stream=stream) as answer:
+async def _text(gateway: GatewayHarness, *, stream: bool) -> tuple[int, bytes]:
+    async with gateway.post(CHAT.path, CHAT.body("m", stream=stream)) as answer:
         return answer.status, await answer.read()
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=str)
 async def test_an_answer_longer_than_the_buffer_breaks_off_visibly(family: Family) -> None:
     part = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 9000000\r\n\r\n" + b"x" * 3_000_000
-    async with one_engine(family, script(part, "close"), answer_buffer_mib=1) as (here, _), ask(here, family) as answer:
+    async with (
+        one_engine(family, script(part, "close"), answer_buffer_mib=1) as (gateway, _),
+        gateway.post(family.path, family.body("m")) as answer,
+    ):
         if family.is_translated:  # which needs the whole of it
             assert (answer.status, family.error_in(await answer.read())["code"]) == (502, "engine_disconnected")
             return

@@ -22,9 +22,9 @@ def answer(body: bytes, status: bytes = b"200 OK") -> bytes:
     return b"HTTP/1.1 %b\r\ncontent-type: text/plain\r\ncontent-length: %d\r\n\r\n%b" % (status, len(body), body)
 
 
-async def read_page(here: GatewayHarness) -> str:
+async def read_page(gateway: GatewayHarness) -> str:
     """The gateway's page of engines' metrics."""
-    async with here.client.get(f"{here.url}/metrics/engines") as response:
+    async with gateway.get("/metrics/engines") as response:
         assert response.status == 200
         assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
         return await response.text()
@@ -43,11 +43,11 @@ def set_page(engine: MockEngine, whole: bytes) -> None:
 
 
 async def test_each_replica_is_asked_with_its_own_token_and_labelled() -> None:
-    async with gateway_harness() as here, engines(2) as (first, second):
+    async with gateway_harness() as gateway, engines(2) as (first, second):
         for engine in (first, second):
             set_page(engine, answer(SAMPLE))
-        await here.publish(route("m", [first.url], token="t0k3n"), route("org/n", [second.url]))
-        page = await read_page(here)
+        await gateway.publish(route("m", [first.url], token="t0k3n"), route("org/n", [second.url]))
+        page = await read_page(gateway)
         assert 'llamacpp:requests_processing{model="m",replica="m-0"} 2' in page
         assert 'llamacpp:requests_processing{model="org/n",replica="org/n-0"} 2' in page
         assert [each.path for each in first.requests] == ["/metrics"]
@@ -81,22 +81,22 @@ async def test_an_engine_that_fails_costs_its_own_part(bad: bytes) -> None:
 
 
 async def test_an_engine_that_is_gone_and_a_remote_cost_nothing() -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
+    async with gateway_harness() as gateway, engines(1) as (engine,):
         set_page(engine, answer(SAMPLE))
         remote = route("far", [engine.url])
         endpoints = tuple(each.model_copy(update={"remote": True}) for each in remote.endpoints)
-        await here.publish(route("m", ["http://127.0.0.1:1"]), remote.model_copy(update={"endpoints": endpoints}))
-        page = await read_page(here)
+        await gateway.publish(route("m", ["http://127.0.0.1:1"]), remote.model_copy(update={"endpoints": endpoints}))
+        page = await read_page(gateway)
         assert 'roundhouse_engine_up{model="m",replica="m-0"} 0' in page
         assert "far" not in page
         assert not engine.requests
 
 
 async def test_who_asks_at_once_shares_one_reading() -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
+    async with gateway_harness() as gateway, engines(1) as (engine,):
         set_page(engine, answer(SAMPLE))
-        await here.publish(route("m", [engine.url]))
-        pages = await asyncio.gather(*(read_page(here) for _ in range(20)))
+        await gateway.publish(route("m", [engine.url]))
+        pages = await asyncio.gather(*(read_page(gateway) for _ in range(20)))
         assert len(engine.requests) < 20
         assert all("llamacpp:requests_processing" in page for page in pages)
 
@@ -113,5 +113,5 @@ async def test_a_page_is_read_anew_when_it_is_old() -> None:
 
 
 async def test_before_the_first_table_there_is_an_empty_page() -> None:
-    async with gateway_harness(with_table=False) as here:
-        assert await read_page(here) == ""
+    async with gateway_harness(with_table=False) as gateway:
+        assert await read_page(gateway) == ""

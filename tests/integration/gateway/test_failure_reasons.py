@@ -21,7 +21,7 @@ FAILED = route("m", state=ModelState.FAILED, last_error=REASON, full_error=WHOLE
 WAITING = route("m", state=ModelState.LOADING, last_error=REASON, full_error=WHOLE, autoload=True)
 OF_OLDER_CONTROLLER = route("m", state=ModelState.FAILED, last_error=WHOLE)
 """Its error has the log lines, too."""
-USER, BOSS = ({"authorization": f"Bearer secret-{name}"} for name in ("user", "boss"))
+USER, BOSS = "secret-user", "secret-boss"
 KEYS = (key("user", scopes=("inference",)), key("boss", scopes=("inference", "admin")))
 REQUESTS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
@@ -34,12 +34,11 @@ REQUESTS: dict[str, dict[str, Any]] = {
 }
 
 
-async def told(here: GatewayHarness, path: str, headers: dict[str, str] | None = None, **fields: Any) -> str:
-    """The text of an answer to a request."""
-    body = {"model": "m"} | REQUESTS[path] | fields
-    async with here.client.post(here.url + path, json=body, headers=headers) as answer:
-        assert answer.status == 503
-        return await answer.text()
+async def read_refusal(gateway: GatewayHarness, path: str, key: str | None = None, **fields: Any) -> str:
+    """The text of the refusal of a request."""
+    reply = await gateway.post(path, {"model": "m"} | REQUESTS[path] | fields, key=key)
+    assert reply.status == 503
+    return reply.text
 
 
 def check_is_hidden(text: str) -> None:
@@ -55,49 +54,45 @@ def check_is_hidden(text: str) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_inference_key_is_told_the_reason_without_paths(path: str, stream: bool) -> None:
     """And without the lines of the engine's log, which who may administer is told."""
-    async with gateway_harness() as here:
+    async with gateway_harness() as gateway:
         for failed in (FAILED, OF_OLDER_CONTROLLER):
-            await here.publish(failed, keys=KEYS)
-            check_is_hidden(await told(here, path, USER, stream=stream))
-            assert WHOLE in json.loads(await told(here, path, BOSS, stream=stream))["error"]["message"]
+            await gateway.publish(failed, keys=KEYS)
+            check_is_hidden(await read_refusal(gateway, path, USER, stream=stream))
+            assert WHOLE in json.loads(await read_refusal(gateway, path, BOSS, stream=stream))["error"]["message"]
 
 
 async def test_so_is_one_that_waited_for_the_load() -> None:
-    async with gateway_harness(hold_headers_s=0.05) as here:
-        for headers in (USER, BOSS):
+    async with gateway_harness(hold_headers_s=0.05) as gateway:
+        for shown in (USER, BOSS):
             for stream in (False, True):
-                await here.publish(WAITING, keys=KEYS)
-                call = asyncio.create_task(wait_for_load(here, headers, stream=stream))
-                await here.controller.report_where(lambda report: report.queued == {"m": 1})
-                await here.publish(FAILED, keys=KEYS)
+                await gateway.publish(WAITING, keys=KEYS)
+                call = asyncio.create_task(wait_for_load(gateway, shown, stream=stream))
+                await gateway.controller.report_where(lambda report: report.queued == {"m": 1})
+                await gateway.publish(FAILED, keys=KEYS)
                 text = await call
                 assert "model_failed" in text
-                if headers is USER:
+                if shown is USER:
                     check_is_hidden(text)
                 else:
                     assert REASON in text
                     assert "srv main" in text
-                await here.idle()
+                await gateway.idle()
 
 
 async def test_what_is_stored_for_a_tenant_holds_no_path_whoever_asked() -> None:
-    async with gateway_harness() as here:
-        await here.publish(WAITING, keys=KEYS)
+    async with gateway_harness() as gateway:
+        await gateway.publish(WAITING, keys=KEYS)
         body = {"model": "m", "input": "Hi", "background": True}
-        async with here.client.post(here.url + "/v1/responses", json=body, headers=BOSS) as answer:
-            response_id = (await answer.json())["id"]
-        await here.controller.report_where(lambda report: report.queued == {"m": 1})
-        await here.publish(FAILED, keys=KEYS)
-        await here.idle()
-        async with here.client.get(f"{here.url}/v1/responses/{response_id}", headers=BOSS) as answer:
-            check_is_hidden(await answer.text())
+        response_id = (await gateway.post("/v1/responses", body, key=BOSS)).body["id"]
+        await gateway.controller.report_where(lambda report: report.queued == {"m": 1})
+        await gateway.publish(FAILED, keys=KEYS)
+        await gateway.idle()
+        check_is_hidden((await gateway.get(f"/v1/responses/{response_id}", key=BOSS)).text)
 
 
-async def wait_for_load(here: GatewayHarness, headers: dict[str, str], *, stream: bool) -> str:
+async def wait_for_load(gateway: GatewayHarness, key: str, *, stream: bool) -> str:
     """What a chat is answered, as a whole or as a stream."""
-    body = {"model": "m", "stream": stream} | REQUESTS["/v1/chat/completions"]
-    async with here.client.post(here.url + "/v1/chat/completions", json=body, headers=headers) as answer:
-        return await answer.text()
+    return (await gateway.chat(stream=stream, key=key)).text
 
 
 @pytest.mark.parametrize(
@@ -113,9 +108,9 @@ async def wait_for_load(here: GatewayHarness, headers: dict[str, str], *, stream
 async def test_without_keys_it_is_told_to_those_to_whom_administration_is_open(
     settings: dict[str, Any], is_shown: bool
 ) -> None:
-    async with gateway_harness(**settings) as here:
-        await here.publish(FAILED)
-        text = await told(here, "/v1/chat/completions")
+    async with gateway_harness(**settings) as gateway:
+        await gateway.publish(FAILED)
+        text = await read_refusal(gateway, "/v1/chat/completions")
         if is_shown:
             assert REASON in text
         else:
@@ -123,16 +118,15 @@ async def test_without_keys_it_is_told_to_those_to_whom_administration_is_open(
 
 
 async def test_lists_of_models_tell_the_reason_without_paths() -> None:
-    async with gateway_harness() as here:
-        await here.publish(FAILED)
+    async with gateway_harness() as gateway:
+        await gateway.publish(FAILED)
         for path in ("/v1/models", "/models", "/v1/models/m"):
-            async with here.client.get(here.url + path) as answer:
-                assert answer.status == 200
-                check_is_hidden(await answer.text())
+            reply = await gateway.get(path)
+            assert reply.status == 200
+            check_is_hidden(reply.text)
 
 
 async def test_health_tells_everybody_the_reason_without_paths() -> None:
-    async with gateway_harness() as here:
-        await here.publish(FAILED)
-        async with here.client.get(here.url + "/health") as answer:
-            check_is_hidden(await answer.text())
+    async with gateway_harness() as gateway:
+        await gateway.publish(FAILED)
+        check_is_hidden((await gateway.get("/health")).text)

@@ -17,6 +17,7 @@ from gateway.admission.ticket import Ticket
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.gateway_rest import nothing_left
+from tests.support.http_client import HttpClient
 from tests.support.llama_servers import needed, started
 from tests.support.llama_slots import make_endless
 from tests.support.queueing import key
@@ -72,35 +73,32 @@ async def engine(tmp_path: Path) -> AsyncIterator[Worker]:
         yield await asyncio.to_thread(worker.ready)
 
 
-async def ask(here: GatewayHarness, session: aiohttp.ClientSession, who: str) -> int:
+async def chat(gateway: GatewayHarness, session: aiohttp.ClientSession, who: str) -> int:
     """One request, to the end: its status."""
-    body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": TOKENS[who]}
-    headers = {"authorization": f"Bearer secret-{who}"}
-    async with session.post(f"{here.url}/v1/chat/completions", json=body, headers=headers) as answer:
-        await answer.read()
-        return answer.status
+    reply = await HttpClient(gateway.url, session).chat(max_tokens=TOKENS[who], key=f"secret-{who}")
+    return reply.status
 
 
-def depth(here: GatewayHarness) -> int:
+def depth(gateway: GatewayHarness) -> int:
     """How many wait."""
-    assert here.server is not None
-    return here.server._gateway.inference._services.admission.depths.get("m", 0)
+    assert gateway.server is not None
+    return gateway.server._gateway.inference._services.admission.depths.get("m", 0)
 
 
 async def test_tenants_that_wait_get_the_same_slot_seconds(engine: Worker, ledger: Ledger) -> None:
     keys = (key("alice"), key("bob"))
     loading = route("m", state=ModelState.LOADING, autoload=True, target_inflight=SLOTS, queue_limit=500)
     connector = aiohttp.TCPConnector(limit=0)
-    async with gateway_harness() as here, aiohttp.ClientSession(connector=connector) as session:
-        await here.publish(loading, keys=keys)
+    async with gateway_harness() as gateway, aiohttp.ClientSession(connector=connector) as session:
+        await gateway.publish(loading, keys=keys)
         tasks: list[asyncio.Task[int]] = []
         for who, count in REQUESTS.items():  # all of Alice's first: by first come, first served, they were served first
-            tasks.extend(asyncio.create_task(ask(here, session, who)) for _ in range(count))
-            await until(f"{len(tasks)} wait", lambda: depth(here) == len(tasks))
+            tasks.extend(asyncio.create_task(chat(gateway, session, who)) for _ in range(count))
+            await until(f"{len(tasks)} wait", lambda: depth(gateway) == len(tasks))
         address = f"http://127.0.0.1:{engine.port}"
-        await here.publish(route("m", [address], token=TOKEN, target_inflight=SLOTS, queue_limit=500), keys=keys)
+        await gateway.publish(route("m", [address], token=TOKEN, target_inflight=SLOTS, queue_limit=500), keys=keys)
         assert set(await asyncio.gather(*tasks)) == {200}
-        await nothing_left(here)
+        await nothing_left(gateway)
     assert len(ledger.gaps) > SLOTS
     # When a tenant last had its turn it had not had more than the other one, but for what each had inside then, which
     # is charged with what is expected; since then its own that were inside came out. Each time that is a request per

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import aiohttp
@@ -17,6 +17,7 @@ from tests.fakes.fake_scripted_engine import Script, ScriptedEngine, script, scr
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.api_families import FAMILIES, STREAMING, Family
 from tests.support.gateway_rest import nothing_left
+from tests.support.http_client import HttpClient
 from tests.support.loop_clock import LoopClock, loop_clock
 from tests.support.wait import until
 
@@ -47,33 +48,32 @@ async def one_slot(
     family: Family, *scripts: Script, **options: Any
 ) -> AsyncIterator[tuple[GatewayHarness, ScriptedEngine]]:
     """A gateway in front of an engine with one slot and these scripts; nothing may be left behind."""
-    async with scripted(*scripts) as engine, gateway_harness(**options) as here:
-        await here.publish(family.route("m", engine.url, target_inflight=1, queue_limit=1))
-        yield here, engine
-        await nothing_left(here)
+    async with scripted(*scripts) as engine, gateway_harness(**options) as gateway:
+        await gateway.publish(family.route("m", engine.url, target_inflight=1, queue_limit=1))
+        yield gateway, engine
+        await nothing_left(gateway)
 
 
-async def ask(here: GatewayHarness, family: Family, **fields: Any) -> tuple[int, dict[str, str], bytes]:
+async def send(gateway: GatewayHarness, family: Family, **fields: Any) -> tuple[int, Mapping[str, str], bytes]:
     """Status, headers and body of one answer; on a connection of its own."""
-    url, body = here.url + family.path, family.body("m", **fields)
-    async with aiohttp.ClientSession() as client, client.post(url, json=body) as answer:
-        return answer.status, {name.lower(): value for name, value in answer.headers.items()}, await answer.read()
+    async with aiohttp.ClientSession() as client:
+        reply = await HttpClient(gateway.url, client).post(family.path, family.body("m", **fields))
+        return reply.status, reply.headers, reply.content
 
 
-async def takes_the_slot(here: GatewayHarness, family: Family, engine: ScriptedEngine) -> asyncio.Task[Any]:
+async def takes_the_slot(gateway: GatewayHarness, family: Family, engine: ScriptedEngine) -> asyncio.Task[Any]:
     """A request that the engine does not answer."""
-    task = asyncio.create_task(ask(here, family, stream=family.streams))
+    task = asyncio.create_task(send(gateway, family, stream=family.streams))
     await until("the engine has it", lambda: len(engine.requests) == 1)
     return task
 
 
-async def waits(here: GatewayHarness, family: Family, **fields: Any) -> asyncio.Task[Any]:
+async def waits(gateway: GatewayHarness, family: Family, **fields: Any) -> asyncio.Task[Any]:
     """A request that stands in the queue."""
-    task = asyncio.create_task(ask(here, family, **fields))
+    task = asyncio.create_task(send(gateway, family, **fields))
 
     async def stands() -> bool:
-        async with here.client.get(f"{here.url}/health") as answer:
-            return bool((await answer.json())["queue_depth"] == 1)
+        return bool((await gateway.get("/health")).body["queue_depth"] == 1)
 
     await until("it waits", stands)
     return task
@@ -88,9 +88,9 @@ async def leaves(task: asyncio.Task[Any]) -> None:
 
 @each_family
 async def test_the_next_in_the_queue_gets_the_slot_of_a_client_that_leaves(family: Family) -> None:
-    async with one_slot(family, STALL, whole(family)) as (here, engine):
-        first = await takes_the_slot(here, family, engine)
-        second = await waits(here, family)
+    async with one_slot(family, STALL, whole(family)) as (gateway, engine):
+        first = await takes_the_slot(gateway, family, engine)
+        second = await waits(gateway, family)
         await leaves(first)
         status, headers, body = await second
         assert (status, headers["x-queue-position"], headers["x-queue-depth"]) == (200, "2", "2")
@@ -102,9 +102,9 @@ async def test_the_next_in_the_queue_gets_the_slot_of_a_client_that_leaves(famil
 async def test_a_stream_that_waits_gets_heartbeats_of_its_family_and_then_its_answer(
     family: Family, loop_clock: LoopClock
 ) -> None:
-    async with one_slot(family, STALL, stream(family), heartbeat_s=5, hold_headers_s=5) as (here, engine):
-        first = await takes_the_slot(here, family, engine)
-        second = await waits(here, family, stream=True)
+    async with one_slot(family, STALL, stream(family), heartbeat_s=5, hold_headers_s=5) as (gateway, engine):
+        first = await takes_the_slot(gateway, family, engine)
+        second = await waits(gateway, family, stream=True)
         await loop_clock.skip(15)
         await leaves(first)
         status, headers, body = await second
@@ -119,8 +119,8 @@ async def test_a_stream_that_waits_gets_heartbeats_of_its_family_and_then_its_an
 async def test_a_client_that_leaves_in_the_middle_frees_the_engine(family: Family) -> None:
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
     begun = script(head + b"%x\r\n%b\r\n" % (len(family.events[0]), family.events[0]), "stall")
-    async with one_slot(family, begun) as (here, engine):
-        url, body = here.url + family.path, family.body("m", stream=True)
+    async with one_slot(family, begun) as (gateway, engine):
+        url, body = gateway.url + family.path, family.body("m", stream=True)
         async with aiohttp.ClientSession() as client, client.post(url, json=body) as answer:
             assert (await answer.content.readany()).startswith(family.begins[:10])
             assert engine.peers
@@ -129,10 +129,10 @@ async def test_a_client_that_leaves_in_the_middle_frees_the_engine(family: Famil
 
 @each_family
 async def test_a_full_queue_refuses_in_the_familys_form(family: Family) -> None:
-    async with one_slot(family, STALL, whole(family)) as (here, engine):
-        first = await takes_the_slot(here, family, engine)
-        second = await waits(here, family)
-        status, headers, body = await ask(here, family, stream=family.streams)
+    async with one_slot(family, STALL, whole(family)) as (gateway, engine):
+        first = await takes_the_slot(gateway, family, engine)
+        second = await waits(gateway, family)
+        status, headers, body = await send(gateway, family, stream=family.streams)
         error = family.error_in(body)
         assert (status, error["code"], error["status"]) == (429, "queue_full", 429)
         assert int(headers["retry-after"]) >= 1
@@ -144,26 +144,26 @@ async def test_a_full_queue_refuses_in_the_familys_form(family: Family) -> None:
 async def test_a_load_that_fails_while_a_stream_waits_ends_it_in_the_familys_form(
     family: Family, loop_clock: LoopClock
 ) -> None:
-    async with gateway_harness(heartbeat_s=5, hold_headers_s=5) as here:
+    async with gateway_harness(heartbeat_s=5, hold_headers_s=5) as gateway:
         wanted: dict[str, Any] = {"apis": (family.speaks,), "autoload": True}
-        await here.publish(route("m", state=ModelState.LOADING, **wanted))
-        task = await waits(here, family, stream=True)
+        await gateway.publish(route("m", state=ModelState.LOADING, **wanted))
+        task = await waits(gateway, family, stream=True)
         await loop_clock.skip(10)
-        await here.publish(route("m", state=ModelState.FAILED, last_error="out of memory", **wanted))
+        await gateway.publish(route("m", state=ModelState.FAILED, last_error="out of memory", **wanted))
         status, _, body = await task
         assert status == 200, "it was committed by its heartbeats"
         assert body.startswith(family.heartbeat)
         assert family.last_error(body)["code"] == "model_failed"
-        await nothing_left(here)
+        await nothing_left(gateway)
 
 
 @each_family
 async def test_an_error_of_the_engine_keeps_its_status_and_message(family: Family) -> None:
     said = b'{"error":{"code":400,"message":"no such slot","type":"slot_error"}}'
     head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
-    async with one_slot(family, *[script(head % len(said) + said)] * 2) as (here, _):
+    async with one_slot(family, *[script(head % len(said) + said)] * 2) as (gateway, _):
         for streams in {False, family.streams}:
-            status, _, body = await ask(here, family, stream=streams)
+            status, _, body = await send(gateway, family, stream=streams)
             error = family.error_in(body)
             assert (status, error["message"], error["status"]) == (400, "no such slot", 400)
 
@@ -175,8 +175,8 @@ async def test_an_error_of_the_engine_in_a_stream_is_told_in_the_familys_form(fa
         said = b'event: error\ndata: {"type":"error","error":{"type":"api_error","message":"out of cells"}}\n\n'
     events = family.events[0] + said
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-    async with one_slot(family, script(head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(events), events))) as (here, _):
-        status, headers, body = await ask(here, family, stream=True)
+    async with one_slot(family, script(head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(events), events))) as (gateway, _):
+        status, headers, body = await send(gateway, family, stream=True)
         assert status == 200
         assert body.startswith(family.begins)
         assert family.last_error(body)["message"] == "out of cells"

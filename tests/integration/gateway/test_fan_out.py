@@ -59,25 +59,24 @@ TOO_MUCH: list[tuple[str, dict[str, Any], str]] = [
 
 
 async def test_each_array_is_bounded_and_the_refusal_names_it() -> None:
-    async with gateway_harness(max_inputs=8, max_choices=3, max_images=3) as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url], capabilities=EYES))
+    async with gateway_harness(max_inputs=8, max_choices=3, max_images=3) as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url], capabilities=EYES))
         for path, fields, param in TOO_MUCH:
-            async with here.post(path, model="m", **fields) as answer:
-                error = (await answer.json())["error"]
-                assert answer.status == 400, (path, error)
-            assert f"`{param}` must " in error["message"]
-            assert any(f"at most {most}" in error["message"] for most in (8, 3))
-            assert any(count in error["message"] for count in ("has 9", "is 4", "are 4"))
+            reply = await gateway.post(path, model="m", **fields)
+            assert reply.status == 400, (path, reply.error)
+            assert f"`{param}` must " in reply.error["message"]
+            assert any(f"at most {most}" in reply.error["message"] for most in (8, 3))
+            assert any(count in reply.error["message"] for count in ("has 9", "is 4", "are 4"))
             if path == "/v1/messages":
-                assert error["type"] == "invalid_request_error"
+                assert reply.error["type"] == "invalid_request_error"
             else:
-                assert (error["code"], error["param"]) == ("invalid_request", param)
+                assert (reply.code, reply.error["param"]) == ("invalid_request", param)
         assert engine.client_requests == []
 
 
 async def test_what_is_one_input_is_not_counted_as_many() -> None:
-    async with gateway_harness(max_inputs=8, max_images=3) as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url], capabilities=EYES))
+    async with gateway_harness(max_inputs=8, max_images=3) as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url], capabilities=EYES))
         words = [{"role": "user", "content": [{"type": "text", "text": "{}"}] * 40}]
         for path, fields in (
             ("/v1/completions", {"prompt": [1] * 9}),
@@ -85,7 +84,7 @@ async def test_what_is_one_input_is_not_counted_as_many() -> None:
             ("/v1/completions", {"prompt": MANY[:8]}),
             ("/v1/chat/completions", {"messages": words}),
         ):
-            async with here.post(path, model="m", **fields) as answer:
+            async with gateway.post(path, model="m", **fields) as answer:
                 assert answer.status == 200, await answer.text()
 
 
@@ -108,20 +107,16 @@ class Real:
     """A gateway in front of llama-servers of four slots: `m` generates for as long as it is asked to, `vectors`
     embeds."""
 
-    here: GatewayHarness
+    gateway: GatewayHarness
     engines: dict[str, Worker]
 
-    async def ask(self, path: str, model: str = "m", who: str = "alice", **fields: Any) -> Any:
-        """The answer of the gateway, which must be 200."""
-        headers = {"authorization": f"Bearer secret-{who}"}
-        asked = {"model": model, **fields}
-        async with self.here.client.post(self.here.url + path, json=asked, headers=headers) as answer:
-            assert answer.status == 200, await answer.text()
-            return json.loads(text) if not (text := await answer.text()).startswith("data") else text
+    async def post(self, path: str, model: str = "m", who: str = "alice", **fields: Any) -> Any:
+        """The body that the gateway answers."""
+        return (await self.gateway.post(path, {"model": model, **fields}, key=f"secret-{who}")).success
 
     async def own(self, path: str, model: str = "m", **fields: Any) -> Any:
         """The engine's own answer to the same."""
-        status, body = await asyncio.to_thread(self.engines[model].ask, "POST", path, {"temperature": 0, **fields})
+        status, body = await asyncio.to_thread(self.engines[model].request, "POST", path, {"temperature": 0, **fields})
         assert status == 200, body
         return json.loads(body)
 
@@ -150,11 +145,11 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Work
 
 @pytest.fixture
 async def real(servers: dict[str, Worker]) -> AsyncIterator[Real]:
-    async with gateway_harness() as here:
+    async with gateway_harness() as gateway:
         how: Any = {"token": TOKEN, "target_inflight": SLOTS, "max_choices": SLOTS, "notices_leaving": False}
         routes = [route(name, [f"http://127.0.0.1:{each.port}"], **how) for name, each in servers.items()]
-        await here.publish(*routes, keys=(key("alice"), key("bob")))
-        yield Real(here, servers)
+        await gateway.publish(*routes, keys=(key("alice"), key("bob")))
+        yield Real(gateway, servers)
 
 
 PROMPTS = ["<|assistant|>", "<|assistant|>The", "<|assistant|>The quick", "Hi"] * 3
@@ -164,7 +159,7 @@ TEXTS = [f"text number {number}" for number in range(41)]
 @pytest.mark.embedded
 async def test_completions_in_pieces_are_those_of_the_engine(real: Real) -> None:
     asked: dict[str, Any] = {"prompt": PROMPTS, "max_tokens": 4, "temperature": 0, "n": 2}
-    made, own = await real.ask("/v1/completions", **asked), await real.own("/v1/completions", **asked)
+    made, own = await real.post("/v1/completions", **asked), await real.own("/v1/completions", **asked)
     assert sorted(made["choices"][0]) == sorted(own["choices"][0])
     assert [each["index"] for each in made["choices"]] == list(range(24))
     assert [(each["index"], each["text"]) for each in made["choices"]] == [
@@ -173,7 +168,7 @@ async def test_completions_in_pieces_are_those_of_the_engine(real: Real) -> None
     # The engine tells the usage of one of its answers.
     single = [await real.own("/v1/completions", **{**asked, "prompt": each}) for each in PROMPTS[:4]]
     assert made["usage"]["prompt_tokens"] == 3 * sum(each["usage"]["prompt_tokens"] for each in single)
-    native = await real.ask("/completion", prompt=PROMPTS, n_predict=4, temperature=0)
+    native = await real.post("/completion", prompt=PROMPTS, n_predict=4, temperature=0)
     assert [(each["index"], each["content"]) for each in native] == [
         (number, each["text"]) for number, each in enumerate(made["choices"][::2])
     ]
@@ -184,7 +179,7 @@ async def test_completions_in_pieces_are_those_of_the_engine(real: Real) -> None
 async def test_a_stream_in_pieces_has_each_choice_under_its_index(real: Real, path: str) -> None:
     asked: dict[str, Any] = {"prompt": PROMPTS, "max_tokens": 4, "n_predict": 4, "temperature": 0, "stream": True}
     asked["stream_options"] = {"include_usage": True}
-    stream: str = await real.ask(path, **asked)
+    stream: str = await real.post(path, **asked)
     events = [json.loads(line[6:]) for line in stream.splitlines() if line.startswith("data: {")]
     assert stream.endswith("data: [DONE]\n\n") is (path == "/v1/completions")
     assert stream.count("[DONE]") <= 1
@@ -193,7 +188,7 @@ async def test_a_stream_in_pieces_has_each_choice_under_its_index(real: Real, pa
     for event in events:
         for choice in event.get("choices", [event]):
             texts[choice["index"]] += choice.get("text", choice.get("content"))
-    whole = await real.ask("/v1/completions", **{**asked, "stream": False})
+    whole = await real.post("/v1/completions", **{**asked, "stream": False})
     assert [*texts.values()] == [each["text"] for each in whole["choices"]]
 
 
@@ -204,7 +199,7 @@ async def test_embeddings_in_pieces_are_those_of_the_engine(real: Real) -> None:
         ("/v1/embeddings", {"input": TEXTS, "encoding_format": "base64"}),
         ("/embedding", {"content": TEXTS}),
     ):
-        made, own = await real.ask(path, "vectors", **asked), await real.own(path, "vectors", **asked)
+        made, own = await real.post(path, "vectors", **asked), await real.own(path, "vectors", **asked)
         items, own_items = (made["data"], own["data"]) if path == "/v1/embeddings" else (made, own)
         assert [each["index"] for each in items] == list(range(len(TEXTS)))
         assert items == own_items
@@ -217,27 +212,27 @@ async def test_two_thousand_prompts_stop_when_their_client_leaves(real: Real) ->
     fields = {"model": "m", "prompt": ["Hi"] * 2000, "max_tokens": 300, "ignore_eos": True}
     headers = {"authorization": "Bearer secret-alice"}
     async with aiohttp.ClientSession(headers=headers) as leaving:
-        call = asyncio.create_task(leaving.post(real.here.url + "/v1/completions", json=fields).__aenter__())
+        call = asyncio.create_task(leaving.post(real.gateway.url + "/v1/completions", json=fields).__aenter__())
         await until("the engine works", lambda: real.figure("requests_processing") == SLOTS)
         assert real.figure("requests_deferred") == 0
         call.cancel()
-    answer = await real.ask("/v1/completions", who="bob", prompt="Hi", max_tokens=2)
+    answer = await real.post("/v1/completions", who="bob", prompt="Hi", max_tokens=2)
     assert answer["usage"]["completion_tokens"] == 2
     await until("the engine is idle", lambda: real.figure("requests_processing") == 0, 20)
     assert real.figure("requests_deferred") == 0
-    await nothing_left(real.here)
+    await nothing_left(real.gateway)
 
 
 @pytest.mark.embedded
 async def test_another_tenant_is_served_while_a_large_request_runs(real: Real) -> None:
-    large = asyncio.create_task(real.ask("/v1/completions", prompt=["Hi"] * 60, max_tokens=300, ignore_eos=True))
+    large = asyncio.create_task(real.post("/v1/completions", prompt=["Hi"] * 60, max_tokens=300, ignore_eos=True))
     await until("the engine works", lambda: real.figure("requests_processing") == SLOTS)
     for _ in range(3):
-        answer = await real.ask("/v1/completions", who="bob", prompt="Hi", max_tokens=2)
+        answer = await real.post("/v1/completions", who="bob", prompt="Hi", max_tokens=2)
         assert answer["usage"]["completion_tokens"] == 2
     assert not large.done()
     assert len((await large)["choices"]) == 60
-    await nothing_left(real.here)
+    await nothing_left(real.gateway)
 
 
 # Pieces that fail.
@@ -245,62 +240,52 @@ async def test_another_tenant_is_served_while_a_large_request_runs(real: Real) -
 
 async def test_a_piece_that_fails_ends_the_request_with_its_error() -> None:
     bad = {"fault": "error_html"}
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url], target_inflight=2))
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url], target_inflight=2))
         for stream in (False, True):
-            async with here.post("/v1/completions", model="m", prompt=MANY, stream=stream, **bad) as answer:
-                error = (await answer.json())["error"]
-                assert (answer.status, error["code"]) == (500, "engine_error")
+            reply = await gateway.post("/v1/completions", model="m", prompt=MANY, stream=stream, **bad)
+            assert reply.refusal == (500, "engine_error")
             fields = {"prompt": MANY, "stream": stream, "fault": "error_event" if stream else "die_mid_body"}
-            async with here.post("/v1/completions", model="m", **fields) as answer:
+            async with gateway.post("/v1/completions", model="m", **fields) as answer:
                 text = await answer.text()
                 assert ("out of cells" if stream else "engine_disconnected") in text
-        await nothing_left(here)
+        await nothing_left(gateway)
 
 
 async def test_a_full_queue_refuses_a_request_and_not_its_later_pieces() -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url], target_inflight=1, queue_limit=1))
-        first = asyncio.create_task(_text(here, fault="hold"))
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url], target_inflight=1, queue_limit=1))
+        first = asyncio.ensure_future(gateway.post("/v1/completions", model="m", prompt="Hi", fault="hold"))
         await until("it is inside", lambda: engine.running == 1)
-        second = asyncio.create_task(_text(here, prompt=MANY))
-        await until("it waits", lambda: here.services.admission.depths.get("m") == 1)
-        async with here.post("/v1/completions", model="m", prompt=MANY) as refused:
-            error = (await refused.json())["error"]
-            assert (refused.status, error["code"]) == (429, "queue_full")
-            assert refused.headers["x-queue-depth"] == "3"
-            assert "retry-after" in refused.headers
+        second = asyncio.ensure_future(gateway.post("/v1/completions", model="m", prompt=MANY))
+        await until("it waits", lambda: gateway.services.admission.depths.get("m") == 1)
+        refused = await gateway.post("/v1/completions", model="m", prompt=MANY)
+        assert refused.refusal == (429, "queue_full")
+        assert refused.headers["x-queue-depth"] == "3"
+        assert "retry-after" in refused.headers
         engine.release.set()
-        assert (await first)[0] == 200
-        status, answer = await second
-        assert (status, len(answer["choices"])) == (200, len(MANY))
-        assert answer["usage"]["completion_tokens"] == len(MANY) * len(engine.words)
-        await nothing_left(here)
-
-
-async def _text(here: GatewayHarness, **fields: Any) -> tuple[int, Any]:
-    async with here.post("/v1/completions", **{"model": "m", "prompt": "Hi", **fields}) as answer:
-        return answer.status, await answer.json()
+        assert (await first).status == 200
+        completion = (await second).success
+        assert len(completion["choices"]) == len(MANY)
+        assert completion["usage"]["completion_tokens"] == len(MANY) * len(engine.words)
+        await nothing_left(gateway)
 
 
 async def test_an_engine_of_one_answer_per_request_is_asked_for_one_prompt_at_a_time() -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url], max_choices=1, served_name="inner"))
-        status, answer = await _text(here, prompt=["a", [1, 2]])
-        assert (status, [each["index"] for each in answer["choices"]]) == (200, [0, 1])
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url], max_choices=1, served_name="inner"))
+        completion = (await gateway.post("/v1/completions", model="m", prompt=["a", [1, 2]])).success
+        assert [each["index"] for each in completion["choices"]] == [0, 1]
         assert [request.body["prompt"] for request in engine.client_requests] == ["a", [1, 2]]
-        await _text(here, prompt=["a"])
+        await gateway.post("/v1/completions", model="m", prompt=["a"])
         assert engine.client_requests[-1].body["prompt"] == ["a"]
 
 
 async def test_tokens_of_all_pieces_count_for_the_key() -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url], target_inflight=2), keys=(key("a", tokens_per_minute=10_000),))
-        headers = {"authorization": "Bearer secret-a"}
-        body = {"model": "m", "prompt": MANY}
-        async with here.client.post(here.url + "/v1/completions", json=body, headers=headers) as answer:
-            used = (await answer.json())["usage"]["total_tokens"]
-        async with here.client.get(here.url + "/v1/models", headers=headers) as answer:
-            left = int(answer.headers["x-ratelimit-remaining-tokens"])
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url], target_inflight=2), keys=(key("a", tokens_per_minute=10_000),))
+        reply = await gateway.post("/v1/completions", {"model": "m", "prompt": MANY}, key="secret-a")
+        used = reply.body["usage"]["total_tokens"]
+        left = int((await gateway.get("/v1/models", key="secret-a")).headers["x-ratelimit-remaining-tokens"])
         assert used > 9 * len(engine.words)
         assert 0 <= left - (10_000 - used) < 300  # it comes back by the second

@@ -14,63 +14,59 @@ from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
 from tests.support.campaign import campaign_count, campaign_seed
 
 
-async def code_of(here: GatewayHarness, **fields: Any) -> tuple[int, str]:
+async def code_of(gateway: GatewayHarness, **fields: Any) -> tuple[int, str]:
     """Status and error code of a chat completion that fails."""
-    async with here.chat(**fields) as answer:
+    async with gateway.chat(**fields) as answer:
         return answer.status, (await answer.json())["error"]["code"]
 
 
 async def test_replicas_share_the_work() -> None:
-    async with gateway_harness() as here, engines(3) as three:
-        await here.publish(route("m", [engine.url for engine in three]))
+    async with gateway_harness() as gateway, engines(3) as three:
+        await gateway.publish(route("m", [engine.url for engine in three]))
         for number in range(9):
             messages = [{"role": "user", "content": f"Hi {number}"}]
-            async with here.post("/v1/chat/completions", model="m", messages=messages) as answer:
-                assert answer.status == 200
+            assert (await gateway.post("/v1/chat/completions", model="m", messages=messages)).status == 200
         assert [len(engine.requests) for engine in three] == [3, 3, 3]
 
 
 async def test_a_conversation_goes_where_its_beginning_is_cached() -> None:
-    async with gateway_harness() as here, engines(3) as three:
-        await here.publish(route("m", [engine.url for engine in three]))
+    async with gateway_harness() as gateway, engines(3) as three:
+        await gateway.publish(route("m", [engine.url for engine in three]))
         messages = [{"role": "user", "content": "Hi"}]
         for turn in range(4):
-            async with here.post("/v1/chat/completions", model="m", messages=messages) as answer:
-                assert answer.status == 200
+            assert (await gateway.post("/v1/chat/completions", model="m", messages=messages)).status == 200
             messages += [{"role": "assistant", "content": "Ho"}, {"role": "user", "content": f"{turn}"}]
         assert sorted(len(engine.requests) for engine in three) == [0, 0, 4]
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
 async def test_what_a_client_says_belongs_together_goes_to_one_replica(path: str) -> None:
-    async with gateway_harness() as here, engines(3) as three:
-        await here.publish(route("m", [engine.url for engine in three]))
+    async with gateway_harness() as gateway, engines(3) as three:
+        await gateway.publish(route("m", [engine.url for engine in three]))
         for number in range(4):
             texts = {"messages": [{"role": "user", "content": f"Hi {number}"}], "input": f"Hi {number}"}
-            async with here.post(path, model="m", prompt_cache_key="agent", **texts) as answer:
+            async with gateway.post(path, model="m", prompt_cache_key="agent", **texts) as answer:
                 assert answer.status == 200, await answer.text()
         assert sorted(len(engine.requests) for engine in three) == [0, 0, 4]
 
 
 async def test_a_response_goes_where_its_beginning_is_cached() -> None:
-    async with gateway_harness() as here, engines(3) as three:
-        await here.publish(route("m", [engine.url for engine in three]))
+    async with gateway_harness() as gateway, engines(3) as three:
+        await gateway.publish(route("m", [engine.url for engine in three]))
         items = [{"role": "user", "content": "Hi"}]
         for turn in range(4):
-            async with here.post("/v1/responses", model="m", input=items) as answer:
-                assert answer.status == 200
+            assert (await gateway.post("/v1/responses", model="m", input=items)).status == 200
             items += [{"role": "assistant", "content": "Ho"}, {"role": "user", "content": f"{turn}"}]
         assert sorted(len(engine.requests) for engine in three) == [0, 0, 4]
 
 
 async def test_the_replica_with_less_inside_gets_the_next_request() -> None:
-    async with gateway_harness() as here, engines(2) as (busy, free):
-        await here.publish(route("m", [busy.url, free.url]))
-        async with here.chat(stream=True, fault="pause_until_release") as held:
+    async with gateway_harness() as gateway, engines(2) as (busy, free):
+        await gateway.publish(route("m", [busy.url, free.url]))
+        async with gateway.chat(stream=True, fault="pause_until_release") as held:
             await held.content.readany()
             for _ in range(3):
-                async with here.chat() as answer:
-                    assert answer.status == 200
+                assert (await gateway.chat()).status == 200
             busy.release.set()
             await held.read()
         assert (len(busy.requests), len(free.requests)) == (1, 3)
@@ -78,92 +74,87 @@ async def test_the_replica_with_less_inside_gets_the_next_request() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_refused_connection_is_tried_elsewhere_and_reported(stream: bool) -> None:
-    async with gateway_harness() as here, engines(2) as (dead, alive):
+    async with gateway_harness() as gateway, engines(2) as (dead, alive):
         await dead.stop()
-        await here.publish(route("m", [dead.url, alive.url]))
+        await gateway.publish(route("m", [dead.url, alive.url]))
         for _ in range(4):
-            async with here.chat(stream=stream) as answer:
+            async with gateway.chat(stream=stream) as answer:
                 assert answer.status == 200
                 await answer.read()
         assert len(alive.requests) == 4
-        await here.controller.report_where(lambda report: set(report.failed) == {"m-0"})
-        assert 'roundhouse_gateway_retries_total{model="m"}' in await here.metrics()
+        await gateway.controller.report_where(lambda report: set(report.failed) == {"m-0"})
+        assert 'roundhouse_gateway_retries_total{model="m"}' in await gateway.metrics()
 
 
 async def test_with_every_replica_gone_the_client_is_told_at_once() -> None:
-    async with gateway_harness() as here, engines(2) as both:
+    async with gateway_harness() as gateway, engines(2) as both:
         for engine in both:
             await engine.stop()
-        await here.publish(route("m", [engine.url for engine in both]))
-        async with here.chat() as answer:
-            assert answer.status == 502
-            error = (await answer.json())["error"]
-            assert answer.headers["retry-after"] == "5"
-        assert error["code"] == "engine_unreachable"
-        assert "connections to 2 replicas were refused" in error["message"]
+        await gateway.publish(route("m", [engine.url for engine in both]))
+        reply = await gateway.chat()
+        assert reply.status == 502
+        assert reply.headers["retry-after"] == "5"
+        assert reply.code == "engine_unreachable"
+        assert "connections to 2 replicas were refused" in reply.error["message"]
 
 
 async def test_a_loaded_model_without_a_ready_replica() -> None:
-    async with gateway_harness() as here:
-        await here.publish(route("m"))
-        assert await code_of(here) == (502, "engine_unreachable")
+    async with gateway_harness() as gateway:
+        await gateway.publish(route("m"))
+        assert await code_of(gateway) == (502, "engine_unreachable")
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_kept_connection_gone_stale_costs_one_more_try_on_a_fresh_one(stream: bool) -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]))
-        async with here.chat() as answer:
-            assert answer.status == 200
-        async with here.chat(stream=stream, fault="die_before_answer") as answer:
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]))
+        assert (await gateway.chat()).status == 200
+        async with gateway.chat(stream=stream, fault="die_before_answer") as answer:
             assert answer.status == 502
         assert len(engine.requests) == 3, "broke on the kept connection, then on a fresh one, then no more"
         assert engine.connections == 2
-        await here.controller.report_where(lambda report: "m-0" in report.failed)
-        async with here.chat() as answer:
-            assert answer.status == 200
-        await here.controller.report_where(lambda report: not report.failed)
+        await gateway.controller.report_where(lambda report: "m-0" in report.failed)
+        assert (await gateway.chat()).status == 200
+        await gateway.controller.report_where(lambda report: not report.failed)
 
 
 async def test_however_many_kept_connections_are_stale_one_more_try_is_enough() -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]))
-        held = [asyncio.create_task(here.chat(fault="hold").__aenter__()) for _ in range(5)]
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]))
+        held = [asyncio.create_task(gateway.chat(fault="hold").__aenter__()) for _ in range(5)]
         await until(lambda: engine.running == 5)
         engine.release.set()
         for call in held:
             async with await call as answer:
                 await answer.read()
-        async with here.chat(fault="die_if_kept") as answer:
+        async with gateway.chat(fault="die_if_kept") as answer:
             assert answer.status == 200
         assert engine.connections == 6
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_request_whose_kept_connection_breaks_goes_to_another_replica(stream: bool) -> None:
-    async with gateway_harness() as here, engines(2) as (dying, healthy):
-        await here.publish(route("m", [dying.url, healthy.url]))
-        async with here.chat() as answer:
-            assert answer.status == 200
+    async with gateway_harness() as gateway, engines(2) as (dying, healthy):
+        await gateway.publish(route("m", [dying.url, healthy.url]))
+        assert (await gateway.chat()).status == 200
         assert (dying.connections, healthy.connections) == (1, 0)
         dying.breaks_all = True
-        async with here.chat(stream=stream) as answer:
+        async with gateway.chat(stream=stream) as answer:
             assert answer.status == 200
             await answer.read()
         assert (len(dying.requests), len(healthy.requests)) == (2, 1)
-        assert 'roundhouse_gateway_retries_total{model="m"} 1.0' in await here.metrics()
+        assert 'roundhouse_gateway_retries_total{model="m"} 1.0' in await gateway.metrics()
 
 
 async def test_a_request_whose_kept_connection_breaks_waits_for_another_replica_that_is_full() -> None:
-    async with gateway_harness() as here, engines(2) as (dying, healthy):
-        await here.publish(route("m", [dying.url, healthy.url], target_inflight=1))
-        async with here.chat() as answer:
-            assert answer.status == 200
-        held = asyncio.create_task(hold_slot(here).__aenter__())
+    async with gateway_harness() as gateway, engines(2) as (dying, healthy):
+        await gateway.publish(route("m", [dying.url, healthy.url], target_inflight=1))
+        assert (await gateway.chat()).status == 200
+        held = asyncio.create_task(hold_slot(gateway).__aenter__())
         await until(lambda: healthy.running == 1)
         dying.breaks_all = True
-        waiting = asyncio.create_task(here.chat().__aenter__())
-        await here.controller.report_where(lambda report: report.queued == {"m": 1})
+        waiting = asyncio.create_task(gateway.chat().__aenter__())
+        await gateway.controller.report_where(lambda report: report.queued == {"m": 1})
         healthy.release.set()
         for call in held, waiting:
             async with await call as answer:
@@ -171,21 +162,19 @@ async def test_a_request_whose_kept_connection_breaks_waits_for_another_replica_
         assert (len(dying.requests), len(healthy.requests)) == (2, 2)
 
 
-def hold_slot(here: GatewayHarness) -> Any:
+def hold_slot(gateway: GatewayHarness) -> Any:
     """A completion of another prompt than `chat`'s, which the engine holds until its `release`."""
-    return here.post("/v1/completions", model="m", prompt="Ho", fault="hold")
+    return gateway.post("/v1/completions", model="m", prompt="Ho", fault="hold")
 
 
 async def test_a_request_without_a_slot_whose_kept_connection_breaks_goes_to_a_busier_replica() -> None:
-    async with gateway_harness() as here, engines(2) as (dying, healthy):
-        await here.publish(route("m", [dying.url, healthy.url]))
-        async with here.chat() as answer:
-            assert answer.status == 200
-        held = asyncio.create_task(hold_slot(here).__aenter__())
+    async with gateway_harness() as gateway, engines(2) as (dying, healthy):
+        await gateway.publish(route("m", [dying.url, healthy.url]))
+        assert (await gateway.chat()).status == 200
+        held = asyncio.create_task(hold_slot(gateway).__aenter__())
         await until(lambda: healthy.running == 1)
         dying.breaks_all = True
-        async with here.post("/tokenize", model="m", content="Hi") as answer:
-            assert answer.status == 200
+        assert (await gateway.post("/tokenize", model="m", content="Hi")).status == 200
         assert (len(dying.requests), len(healthy.requests)) == (2, 2)
         healthy.release.set()
         async with await held as answer:
@@ -193,18 +182,17 @@ async def test_a_request_without_a_slot_whose_kept_connection_breaks_goes_to_a_b
 
 
 async def test_an_engine_that_vanishes_while_idle_and_is_back_loses_no_request() -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]))
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]))
         for _ in range(5):
-            async with here.chat() as answer:
-                assert answer.status == 200
+            assert (await gateway.chat()).status == 200
             engine.drop_connections()
 
 
 async def test_a_request_that_crashes_engines_does_not_crash_them_all() -> None:
-    async with gateway_harness() as here, engines(4) as four:
-        await here.publish(route("m", [engine.url for engine in four]))
-        assert await code_of(here, fault="die_before_answer") == (502, "engine_unreachable")
+    async with gateway_harness() as gateway, engines(4) as four:
+        await gateway.publish(route("m", [engine.url for engine in four]))
+        assert await code_of(gateway, fault="die_before_answer") == (502, "engine_unreachable")
         assert sum(len(engine.requests) for engine in four) == 2
 
 
@@ -220,29 +208,28 @@ async def test_a_request_that_crashes_engines_does_not_crash_them_all() -> None:
     ],
 )
 async def test_a_blocking_answer_that_is_none_becomes_an_envelope(fault: str, status: int, code: str) -> None:
-    async with gateway_harness() as here, engines(2) as both:
-        await here.publish(route("m", [engine.url for engine in both]))
-        assert await code_of(here, fault=fault) == (status, code)
+    async with gateway_harness() as gateway, engines(2) as both:
+        await gateway.publish(route("m", [engine.url for engine in both]))
+        assert await code_of(gateway, fault=fault) == (status, code)
         assert sum(len(engine.requests) for engine in both) == 1, "a part of an answer had come: no second try"
-        async with here.chat() as answer:
-            assert answer.status == 200
+        assert (await gateway.chat()).status == 200
 
 
 @pytest.mark.parametrize(
     ("fault", "status", "message"), [("bad_request", 400, "too hot"), ("error_json", 500, "exploded")]
 )
 async def test_an_engines_error_in_openai_form_passes(fault: str, status: int, message: str) -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]))
-        async with here.chat(fault=fault) as answer:
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]))
+        async with gateway.chat(fault=fault) as answer:
             assert answer.status == status
             assert (await answer.json())["error"]["message"] == message
 
 
 async def test_an_answer_too_long_to_hold_that_breaks_off_is_cut_and_not_completed() -> None:
-    async with gateway_harness(answer_buffer_mib=1) as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]))
-        async with here.chat(fault="huge", bytes=4_000_000, dies=True) as answer:
+    async with gateway_harness(answer_buffer_mib=1) as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]))
+        async with gateway.chat(fault="huge", bytes=4_000_000, dies=True) as answer:
             assert answer.status == 200
             with pytest.raises(aiohttp.ClientPayloadError):
                 await answer.read()
@@ -251,49 +238,49 @@ async def test_an_answer_too_long_to_hold_that_breaks_off_is_cut_and_not_complet
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("fault", ["hold", "stall"])
 async def test_a_client_that_leaves_cancels_the_engines_work(stream: bool, fault: str) -> None:
-    async with gateway_harness(hold_headers_s=0.05) as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]))
+    async with gateway_harness(hold_headers_s=0.05) as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]))
         async with aiohttp.ClientSession() as leaving:
             call = asyncio.create_task(
                 leaving.post(
-                    here.url + "/v1/chat/completions", json={"model": "m", "stream": stream, "fault": fault}
+                    gateway.url + "/v1/chat/completions", json={"model": "m", "stream": stream, "fault": fault}
                 ).__aenter__()
             )
-            await here.controller.report_where(lambda report: report.inflight == {"m-0": 1})
+            await gateway.controller.report_where(lambda report: report.inflight == {"m-0": 1})
             await until(lambda: engine.running == 1)
             call.cancel()
         await until(lambda: engine.cancelled == 1 and engine.running == 0, "the engine sees the client leave")
-        await here.idle()
-        assert "roundhouse_gateway_client_disconnects_total" in await here.metrics()
+        await gateway.idle()
+        assert "roundhouse_gateway_client_disconnects_total" in await gateway.metrics()
 
 
 async def test_a_client_that_leaves_before_it_has_asked_leaves_nothing() -> None:
-    async with gateway_harness() as here:
-        await here.publish(route("m"))
-        host, port = here.url.removeprefix("http://").split(":")
+    async with gateway_harness() as gateway:
+        await gateway.publish(route("m"))
+        host, port = gateway.url.removeprefix("http://").split(":")
         for _ in range(5):
             _, writer = await asyncio.open_connection(host, int(port))
             writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99\r\n\r\n{")
             await writer.drain()
             writer.close()
-        await until_metric(here, 'requests_total{model="unknown",route="/v1/chat/completions",status="499"} 5.0')
+        await until_metric(gateway, 'requests_total{model="unknown",route="/v1/chat/completions",status="499"} 5.0')
 
 
 async def test_counters_return_to_zero_after_a_storm() -> None:
     dice = random.Random(campaign_seed())
-    async with gateway_harness(heartbeat_s=0.02, hold_headers_s=0.02) as here, engines(3) as three:
-        await here.publish(route("m", [engine.url for engine in three]))
-        await asyncio.gather(*(one_of_a_storm(here, dice) for _ in range(campaign_count(50, 1_500))))
-        await here.idle()
+    async with gateway_harness(heartbeat_s=0.02, hold_headers_s=0.02) as gateway, engines(3) as three:
+        await gateway.publish(route("m", [engine.url for engine in three]))
+        await asyncio.gather(*(one_of_a_storm(gateway, dice) for _ in range(campaign_count(50, 1_500))))
+        await gateway.idle()
         await until(lambda: all(engine.running == 0 for engine in three), "no engine works for nobody")
         for engine in three:
             await engine.stop()
-        async with here.client.get(here.url + "/health") as answer:
+        async with gateway.get("/health") as answer:
             assert {engine["inflight"] for engine in (await answer.json())["engines"]} == {0}
-        await until_metric(here, 'roundhouse_gateway_inflight{model="m"} 0.0')
+        await until_metric(gateway, 'roundhouse_gateway_inflight{model="m"} 0.0')
 
 
-async def one_of_a_storm(here: GatewayHarness, dice: random.Random) -> None:
+async def one_of_a_storm(gateway: GatewayHarness, dice: random.Random) -> None:
     """A request of any kind; half of the clients leave at some moment."""
     fault = dice.choice(["", "", "half_chunks", "stall", "die_before_answer", "die_mid_body", "die_mid_stream", "busy"])
     body = {"model": "m", "stream": dice.random() < 0.6, "fault": fault, "max_tokens": 30, "pause": 0.002}
@@ -302,30 +289,30 @@ async def one_of_a_storm(here: GatewayHarness, dice: random.Random) -> None:
         async with (
             asyncio.timeout(patience),
             aiohttp.ClientSession() as client,
-            client.post(here.url + "/v1/chat/completions", json=body) as answer,
+            client.post(gateway.url + "/v1/chat/completions", json=body) as answer,
         ):
             await answer.read()
     except TimeoutError:
         assert patience < 1, "only clients who meant to leave may run out of patience"
 
 
-async def until_metric(here: GatewayHarness, part: str) -> None:
+async def until_metric(gateway: GatewayHarness, part: str) -> None:
     """Wait until /metrics has that text."""
     async with asyncio.timeout(60):
-        while part not in await here.metrics():  # noqa: ASYNC110 - /metrics has no event
+        while part not in await gateway.metrics():  # noqa: ASYNC110 - /metrics has no event
             await asyncio.sleep(0.02)
 
 
 async def test_an_engine_killed_under_load_costs_no_request_that_had_no_byte() -> None:
     each = campaign_count(15, 300)
-    async with gateway_harness() as here, engines(2) as (victim, other):
-        await here.publish(route("m", [victim.url, other.url]))
+    async with gateway_harness() as gateway, engines(2) as (victim, other):
+        await gateway.publish(route("m", [victim.url, other.url]))
         statuses: list[int] = []
 
         async def client() -> None:
             for _ in range(each):
-                async with here.chat() as answer:
-                    statuses.append(answer.status)
+                reply = await gateway.chat()
+                statuses.append(reply.status)
 
         clients = [asyncio.create_task(client()) for _ in range(8)]
         await until(lambda: len(victim.requests) > 20)

@@ -29,19 +29,19 @@ async def searching() -> AsyncIterator[tuple[GatewayHarness, Any, FakeRetrieval]
     async with fake_retrieval() as retrieval:
         shed, tea, page = file_hit(1, "Coal is in the shed."), file_hit(2, "Tea."), file_hit(3, "The shed.", page=7)
         retrieval.stores = {"vs_a": [shed, page], "vs_b": [tea, shed.model_copy(update={"score": 0.2})]}
-        async with gateway_harness(retrieval_url=retrieval.url) as here, engines(1) as (engine,):
+        async with gateway_harness(retrieval_url=retrieval.url) as gateway, engines(1) as (engine,):
             engine.words = ANSWER.split()
-            await here.publish(route("m", [engine.url], apis=(CHAT,)))
-            yield here, engine, retrieval
+            await gateway.publish(route("m", [engine.url], apis=(CHAT,)))
+            yield gateway, engine, retrieval
 
 
-def sdk(here: GatewayHarness) -> openai.AsyncOpenAI:
+def sdk(gateway: GatewayHarness) -> openai.AsyncOpenAI:
     """OpenAI's client, as `alice`."""
     headers = {"x-client-id": "alice"}
-    return openai.AsyncOpenAI(api_key="none", base_url=here.url + "/v1", max_retries=0, default_headers=headers)
+    return openai.AsyncOpenAI(api_key="none", base_url=gateway.url + "/v1", max_retries=0, default_headers=headers)
 
 
-def asked(**more: Any) -> dict[str, Any]:
+def request_fields(**more: Any) -> dict[str, Any]:
     return {"model": "m", "input": QUESTION, "tools": [TOOL], "max_output_tokens": len(ANSWER.split()), **more}
 
 
@@ -56,8 +56,8 @@ def parts_of(response: Any) -> tuple[ResponseFileSearchToolCall, ResponseOutputT
 
 
 async def test_the_model_gets_the_passages_and_its_answer_cites_them() -> None:
-    async with searching() as (here, engine, retrieval), sdk(here) as client:
-        response = await client.responses.create(**asked(include=["file_search_call.results"]))
+    async with searching() as (gateway, engine, retrieval), sdk(gateway) as client:
+        response = await client.responses.create(**request_fields(include=["file_search_call.results"]))
         call, part = parts_of(response)
         assert (call.status, call.queries) == ("completed", [QUESTION])
         assert call.results is not None
@@ -92,8 +92,8 @@ async def test_the_model_gets_the_passages_and_its_answer_cites_them() -> None:
 
 
 async def test_a_stream_tells_of_the_search_and_of_each_citation() -> None:
-    async with searching() as (here, _, __), sdk(here) as client:
-        async with client.responses.stream(**asked()) as stream:
+    async with searching() as (gateway, _, __), sdk(gateway) as client:
+        async with client.responses.stream(**request_fields()) as stream:
             events = [event async for event in stream]
             final = await stream.get_final_response()
         kinds = [event.type for event in events]
@@ -114,9 +114,9 @@ async def test_a_stream_tells_of_the_search_and_of_each_citation() -> None:
 
 
 async def test_a_later_turn_searches_for_the_last_question() -> None:
-    async with searching() as (here, engine, retrieval), sdk(here) as client:
-        first = await client.responses.create(**asked())
-        second = await client.responses.create(**asked(input="And tea?", previous_response_id=first.id))
+    async with searching() as (gateway, engine, retrieval), sdk(gateway) as client:
+        first = await client.responses.create(**request_fields())
+        second = await client.responses.create(**request_fields(input="And tea?", previous_response_id=first.id))
         parts_of(second)
         assert [query["query"] for _, _, query in retrieval.file_searches] == [
             QUESTION,
@@ -131,7 +131,7 @@ async def test_a_later_turn_searches_for_the_last_question() -> None:
         result = {"type": "function_call_output", "call_id": "c", "output": "Rain"}
         call = {"type": "function_call", "call_id": "c", "name": "see", "arguments": "{}"}
         loop = [{"role": "user", "content": QUESTION}, *first.to_dict()["output"], call, result]
-        await client.responses.create(**asked(input=loop, tools=[TOOL, FUNCTION]))
+        await client.responses.create(**request_fields(input=loop, tools=[TOOL, FUNCTION]))
         assert retrieval.file_searches[-1][2]["query"] == QUESTION
         messages = engine.requests[-1].body["messages"]
         assert messages[0]["content"].endswith(f"Question:\n\n{QUESTION}")
@@ -151,8 +151,8 @@ async def test_a_later_turn_searches_for_the_last_question() -> None:
     ],
 )
 async def test_the_tool_choice_decides_whether_files_are_searched(choice: Any, searches: bool) -> None:
-    async with searching() as (here, engine, retrieval), sdk(here) as client:
-        response = await client.responses.create(**asked(tools=[TOOL, FUNCTION], tool_choice=choice))
+    async with searching() as (gateway, engine, retrieval), sdk(gateway) as client:
+        response = await client.responses.create(**request_fields(tools=[TOOL, FUNCTION], tool_choice=choice))
         assert bool(retrieval.file_searches) == searches
         assert [each.type for each in response.output] == [*["file_search_call"] * searches, "message"]
         assert ("Question:" in engine.requests[0].body["messages"][0]["content"]) == searches
@@ -162,7 +162,7 @@ async def test_the_tool_choice_decides_whether_files_are_searched(choice: Any, s
 
 
 async def test_what_cannot_be_searched_is_refused_before_the_engine_is_asked() -> None:
-    async with searching() as (here, engine, _), sdk(here) as client:
+    async with searching() as (gateway, engine, _), sdk(gateway) as client:
         wrong: list[tuple[list[dict[str, Any]], str]] = [
             ([{"type": "file_search"}], "tools[0].vector_store_ids"),
             ([FUNCTION, {**TOOL, "vector_store_ids": []}], "tools[1].vector_store_ids"),
@@ -172,24 +172,26 @@ async def test_what_cannot_be_searched_is_refused_before_the_engine_is_asked() -
         ]
         for tools, param in wrong:
             with pytest.raises(openai.BadRequestError) as refused:
-                await client.responses.create(**asked(tools=tools))
+                await client.responses.create(**request_fields(tools=tools))
             assert refused.value.param == param
         with pytest.raises(openai.NotFoundError) as missing:
-            await client.responses.create(**asked(tools=[{**TOOL, "vector_store_ids": ["vs_a", "vs_c"]}]))
+            await client.responses.create(**request_fields(tools=[{**TOOL, "vector_store_ids": ["vs_a", "vs_c"]}]))
         assert missing.value.code == "vector_store_not_found"
         assert engine.requests == []
-        response = await client.responses.create(**asked(input=[{"role": "system", "content": "Hi"}]))
+        response = await client.responses.create(**request_fields(input=[{"role": "system", "content": "Hi"}]))
         assert [each.type for each in response.output] == ["message"], "no question, no search"
-    async with gateway_harness(retrieval=False) as here, engines(1) as (engine,), sdk(here) as client:
-        await here.publish(route("m", [engine.url], apis=(CHAT,)))
+    async with gateway_harness(retrieval=False) as gateway, engines(1) as (engine,), sdk(gateway) as client:
+        await gateway.publish(route("m", [engine.url], apis=(CHAT,)))
         with pytest.raises(openai.PermissionDeniedError) as disabled:
-            await client.responses.create(**asked())
+            await client.responses.create(**request_fields())
         assert disabled.value.code == "retrieval_disabled"
 
 
 async def test_a_response_in_the_background_searches_too() -> None:
-    async with searching() as (here, _, __), sdk(here) as client:
-        events = [event async for event in await client.responses.create(**asked(background=True, stream=True))]
+    async with searching() as (gateway, _, __), sdk(gateway) as client:
+        events = [
+            event async for event in await client.responses.create(**request_fields(background=True, stream=True))
+        ]
         response = await client.responses.retrieve(events[-1].response.id)
         again = [event async for event in await client.responses.retrieve(response.id, stream=True)]
         assert again == events
@@ -198,12 +200,12 @@ async def test_a_response_in_the_background_searches_too() -> None:
 
 
 async def test_a_client_that_leaves_during_the_search_leaves_nothing_behind() -> None:
-    async with searching() as (here, engine, retrieval):
+    async with searching() as (gateway, engine, retrieval):
         retrieval.gate = asyncio.Event()
-        request = asyncio.ensure_future(here.client.post(here.url + "/v1/responses", json=asked()))
+        request = asyncio.ensure_future(gateway.client.post(gateway.url + "/v1/responses", json=request_fields()))
         await until(lambda: len(retrieval.file_searches) == 2, "it searches")
         request.cancel()
-        server: Any = here.server
+        server: Any = gateway.server
         exchanges = server._gateway.inference._services.exchanges
         await until(lambda: not exchanges, "it is over")
         retrieval.gate.set()

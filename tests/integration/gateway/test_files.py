@@ -23,7 +23,7 @@ NAMED = f"Text of the file a.pdf:\n\n{TEXT}"
 FILE: dict[str, Any] = {"type": "input_file", "filename": "a.pdf", "file_data": PDF}
 
 
-def asked_with(*parts: Any) -> list[Any]:
+def input_of(*parts: Any) -> list[Any]:
     return [{"role": "user", "content": [{"type": "input_text", "text": "What is it?"}, *parts]}]
 
 
@@ -34,17 +34,17 @@ def text_sent(here: Site) -> str:
 
 
 async def test_of_responses() -> None:
-    async with site() as here, socket(here.here) as client:
-        first = await here.client.responses.create(model="m", input=asked_with(FILE))
+    async with site() as here, socket(here.gateway) as client:
+        first = await here.client.responses.create(model="m", input=input_of(FILE))
         assert text_sent(here) == f"What is it?\n{NAMED}"
         await here.make("Go on.", previous_response_id=first.id)
         assert here.messages()[0] == ("user", f"What is it?\n{NAMED}"), "as it was"
-        await client.send(input=asked_with(FILE))
+        await client.send(input=input_of(FILE))
         assert (await client.turn())[-1]["response"]["status"] == "completed"
         assert text_sent(here) == f"What is it?\n{NAMED}"
-        made = await here.client.responses.create(model="m", input=asked_with(FILE), background=True)
+        made = await here.client.responses.create(model="m", input=input_of(FILE), background=True)
         assert (await here.over(made.id)).status == "completed"
-        await nothing_left(here.here)
+        await nothing_left(here.gateway)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -54,7 +54,7 @@ async def test_of_chats(stream: bool) -> None:
         file = {"type": "file", "file": {"filename": "a.pdf", "file_data": PDF}}
         content = [{"type": "text", "text": "What?"}, file, {"type": "file", "file": {"file_data": note}}]
         messages = [{"role": "user", "content": content}]
-        async with here.here.post("/v1/chat/completions", model="m", messages=messages, stream=stream) as answer:
+        async with here.gateway.post("/v1/chat/completions", model="m", messages=messages, stream=stream) as answer:
             assert answer.status == 200
         assert text_sent(here) == f"What?\n{NAMED}\nA note."
 
@@ -64,11 +64,11 @@ async def test_of_messages() -> None:
     document = {"type": "document", "title": "A title", "source": source}
     asked: dict[str, Any] = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": [document]}]}
     async with site(m={"apis": ("/v1/chat/completions",)}) as here:
-        async with here.here.post("/v1/messages", **asked) as answer:
+        async with here.gateway.post("/v1/messages", **asked) as answer:
             assert answer.status == 200, await answer.read()
         assert text_sent(here) == f"A title\n{TEXT}"
         source["data"] = "JVBERi0="
-        async with here.here.post("/v1/messages", **asked) as answer:
+        async with here.gateway.post("/v1/messages", **asked) as answer:
             body = await answer.json()
             assert (answer.status, body["error"]["type"]) == (400, "invalid_request_error")
             assert "no PDF that can be read" in body["error"]["message"]
@@ -77,13 +77,12 @@ async def test_of_messages() -> None:
 async def test_a_remote_reads_its_files_itself() -> None:
     async with site() as here:
         remote = route("r", [here.engine.url], apis=("/v1/chat/completions",))
-        await here.here.publish(remote.model_copy(update={"backend": "openai_remote"}))
+        await here.gateway.publish(remote.model_copy(update={"backend": "openai_remote"}))
         file = {"type": "file", "file": {"file_id": "file-1"}}
         messages = [{"role": "user", "content": [file]}]
-        async with here.here.post("/v1/chat/completions", model="r", messages=messages) as answer:
-            assert answer.status == 200
+        assert (await here.gateway.post("/v1/chat/completions", model="r", messages=messages)).status == 200
         assert here.engine.requests[-1].body["messages"] == messages
-        await here.client.responses.create(model="r", input=asked_with(FILE))
+        await here.client.responses.create(model="r", input=input_of(FILE))
         assert NAMED in text_sent(here), "what is translated has its text"
 
 
@@ -97,51 +96,45 @@ async def test_what_is_refused() -> None:
             ({"type": "input_file", "file_id": "f"}, "invalid_request", "file_id"),
             ({"type": "input_file", "file_data": "data:image/png;base64,aGk="}, "modality_unsupported", "file_data"),
         ):
-            asking = here.client.responses.create(model="m", input=asked_with(part))
+            asking = here.client.responses.create(model="m", input=input_of(part))
             assert await refusal(asking) == (400, code, f"{at}.{place}")
         assert not here.engine.requests
-        await nothing_left(here.here)
+        await nothing_left(here.gateway)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_process_that_cannot_be_started_is_told_in_the_familys_envelope(stream: bool) -> None:
     async with site() as here:
-        server: Any = here.here.server
+        server: Any = here.gateway.server
         object.__setattr__(server._gateway.inference._services, "documents", DocumentReader(("/nowhere/python",)))
         file = {"type": "file", "file": {"filename": "a.pdf", "file_data": PDF}}
         source = {"type": "base64", "media_type": "application/pdf", "data": PDF.partition(",")[2]}
         for path, fields in (
             ("/v1/chat/completions", {"messages": [{"role": "user", "content": [file]}]}),
-            ("/v1/responses", {"input": asked_with(FILE)}),
+            ("/v1/responses", {"input": input_of(FILE)}),
             (
                 "/v1/messages",
                 {"max_tokens": 5, "messages": [{"role": "user", "content": [{"type": "document", "source": source}]}]},
             ),
         ):
-            async with here.here.post(path, model="m", stream=stream, **fields) as answer:
-                error = (await answer.json())["error"]
-                assert (answer.status, error["code"], bool(error["message"])) == (500, "internal_error", True), path
+            reply = await here.gateway.post(path, model="m", stream=stream, **fields)
+            assert (reply.status, reply.code, bool(reply.error["message"])) == (500, "internal_error", True), path
         assert not here.engine.requests
-        await nothing_left(here.here)
+        await nothing_left(here.gateway)
 
 
 async def test_who_leaves_or_is_stopped_ends_the_reading() -> None:
     async with site(shutdown_grace_s=0.1) as here:
-        server: Any = here.here.server
+        server: Any = here.gateway.server
         services = server._gateway.inference._services
         object.__setattr__(services, "documents", DocumentReader(WAITS))
 
-        async def ask() -> int:
-            async with here.here.post("/v1/responses", model="m", input=asked_with(FILE)) as answer:
-                status: int = answer.status
-                return status
-
-        asking = asyncio.create_task(ask())
+        asking = asyncio.ensure_future(here.gateway.post("/v1/responses", model="m", input=input_of(FILE)))
         await until("it is read", count_running)
         asking.cancel()
         await until("it is ended", lambda: not count_running())
-        asking = asyncio.create_task(ask())
+        asking = asyncio.ensure_future(here.gateway.post("/v1/responses", model="m", input=input_of(FILE)))
         await until("it is read", count_running)
         server.should_exit = True
-        assert await asking == 503
+        assert (await asking).status == 503
         await until("it is ended", lambda: not count_running())

@@ -14,6 +14,7 @@ from anthropic.types import CitationsSearchResultLocation, TextBlock
 from tests.fakes.fake_controller import route
 from tests.fakes.fake_retrieval import FakeRetrieval, fake_retrieval, hit
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
+from tests.support.http_client import PendingReply
 
 CHAT = "/v1/chat/completions"
 MESSAGES: list[dict[str, Any]] = [
@@ -34,23 +35,21 @@ async def grounded() -> AsyncIterator[tuple[GatewayHarness, Any, FakeRetrieval]]
             hit(2, "Tea is in the kitchen."),
             hit(3, "The shed.", page=7),
         ]
-        async with gateway_harness(retrieval_url=retrieval.url) as here, engines(1) as (engine,):
+        async with gateway_harness(retrieval_url=retrieval.url) as gateway, engines(1) as (engine,):
             engine.words = ANSWER.split()
-            await here.publish(route("m", [engine.url], apis=(CHAT,)))
-            yield here, engine, retrieval
+            await gateway.publish(route("m", [engine.url], apis=(CHAT,)))
+            yield gateway, engine, retrieval
 
 
-async def ask(here: GatewayHarness, **fields: Any) -> tuple[int, Any]:
-    """Status and JSON of a blocking answer."""
-    body = {"model": "m", "messages": MESSAGES, **fields}
-    async with here.client.post(here.url + CHAT, json=body, headers={"x-client-id": "alice"}) as answer:
-        return answer.status, await answer.json()
+def chat(gateway: GatewayHarness, **fields: Any) -> PendingReply:
+    """Alice's question."""
+    return gateway.post(CHAT, {"model": "m", "messages": MESSAGES, **fields}, headers={"x-client-id": "alice"})
 
 
 async def test_an_answer_cites_the_passages_that_it_used() -> None:
-    async with grounded() as (here, engine, retrieval):
-        status, answer = await ask(here, rag={"top_k": 3, "filter": {"lang": "en"}})
-        assert status == 200
+    async with grounded() as (gateway, engine, retrieval):
+        reply = await chat(gateway, rag={"top_k": 3, "filter": {"lang": "en"}})
+        assert reply.status == 200
         assert retrieval.searches == [
             ("alice", {"query": "Where is the coal?", "top_k": 3, "filter": {"lang": "en"}, "rerank": False})
         ]
@@ -62,7 +61,7 @@ async def test_an_answer_cites_the_passages_that_it_used() -> None:
         assert "[3] d3.md, page 7\nThe shed." in question
         assert question.endswith("Question:\n\nWhere is the coal?")
 
-        message = answer["choices"][0]["message"]
+        message = reply.body["choices"][0]["message"]
         text = message["content"]
         assert [text[each["start_index"] : each["end_index"]] for each in message["annotations"]] == ["[1]", "[3]"]
         assert [each["document_id"] for each in message["annotations"]] == ["d1", "d3"]
@@ -79,13 +78,13 @@ async def test_an_answer_cites_the_passages_that_it_used() -> None:
             "page": 7,
             "score": pytest.approx(1 / 3),
         }
-        assert [source["number"] for source in answer["sources"]] == [1, 2, 3]
+        assert [source["number"] for source in reply.body["sources"]] == [1, 2, 3]
 
 
 async def test_a_stream_ends_with_its_citations() -> None:
-    async with grounded() as (here, _, __):
+    async with grounded() as (gateway, _, __):
         body = {"model": "m", "messages": MESSAGES, "rag": True, "stream": True}
-        async with here.client.post(here.url + CHAT, json=body) as answer:
+        async with gateway.post(CHAT, body) as answer:
             assert answer.status == 200
             events = [line[6:] for line in (await answer.text()).splitlines() if line.startswith("data: ")]
         assert events[-1] == "[DONE]"
@@ -101,33 +100,33 @@ async def test_a_stream_ends_with_its_citations() -> None:
 
 
 async def test_passages_fit_the_tokens_that_are_left_for_them() -> None:
-    async with grounded() as (here, engine, retrieval):
+    async with grounded() as (gateway, engine, retrieval):
         retrieval.hits = [hit(1, "x" * 150), hit(2, "y" * 60), hit(3, "z")]
-        status, answer = await ask(here, rag={"max_tokens": 50})
-        assert (status, [source["number"] for source in answer["sources"]]) == (200, [1])
+        reply = await chat(gateway, rag={"max_tokens": 50})
+        assert (reply.status, [source["number"] for source in reply.body["sources"]]) == (200, [1])
         assert "yyy" not in json.dumps(engine.requests[0].body)
 
 
 async def test_halves_of_surrogate_pairs_are_no_text_to_search_for() -> None:
-    async with grounded() as (here, _, retrieval):
+    async with grounded() as (gateway, _, retrieval):
         messages = [{"role": "user", "content": "hi \ud800"}]
         body = json.dumps({"model": "m", "messages": messages, "rag": {"filter": {"a": "\udfff"}}})
         headers = {"content-type": "application/json"}
-        async with here.client.post(here.url + CHAT, data=body, headers=headers) as answer:
+        async with gateway.request("POST", CHAT, headers=headers, data=body) as answer:
             assert answer.status == 200, await answer.text()
         [(_, search)] = retrieval.searches
         assert search["query"] == "hi ?"
 
 
 async def test_without_hits_or_with_false_the_question_stays_as_it_was() -> None:
-    async with grounded() as (here, engine, retrieval):
+    async with grounded() as (gateway, engine, retrieval):
         retrieval.hits = []
         for rag in (True, False, None):
-            status, answer = await ask(here, rag=rag)
-            assert status == 200
+            reply = await chat(gateway, rag=rag)
+            assert reply.status == 200
             assert engine.requests[-1].body["messages"] == MESSAGES
             assert "rag" not in engine.requests[-1].body
-            assert answer.get("sources", []) == []
+            assert reply.body.get("sources", []) == []
         assert len(retrieval.searches) == 1
 
 
@@ -141,32 +140,30 @@ async def test_without_hits_or_with_false_the_question_stays_as_it_was() -> None
     ],
 )
 async def test_a_wrong_field_is_named_and_nothing_is_asked(rag: Any, param: str) -> None:
-    async with grounded() as (here, engine, retrieval):
-        status, answer = await ask(here, rag=rag)
-        assert (status, answer["error"]["code"], answer["error"]["param"]) == (400, "invalid_request", param)
-        status, answer = await ask(here, rag=True, messages=[{"role": "system", "content": "x"}])
-        assert (status, answer["error"]["param"]) == (400, "messages")
+    async with grounded() as (gateway, engine, retrieval):
+        reply = await chat(gateway, rag=rag)
+        assert (reply.status, reply.code, reply.error["param"]) == (400, "invalid_request", param)
+        reply = await chat(gateway, rag=True, messages=[{"role": "system", "content": "x"}])
+        assert (reply.status, reply.error["param"]) == (400, "messages")
         assert (engine.requests, retrieval.searches) == ([], [])
 
 
 async def test_retrievals_own_error_is_the_answer() -> None:
-    async with grounded() as (here, engine, retrieval):
+    async with grounded() as (gateway, engine, retrieval):
         retrieval.error = (400, {"code": "invalid_request", "message": "`filter`: is wrong.", "param": "filter"})
-        status, answer = await ask(here, rag=True)
-        assert (status, answer["error"]["param"]) == (400, "rag.filter")
+        reply = await chat(gateway, rag=True)
+        assert (reply.status, reply.error["param"]) == (400, "rag.filter")
         retrieval.error = (503, {"code": "embedding_unavailable", "message": "It is away.", "param": None})
-        status, answer = await ask(here, rag=True)
-        assert (status, answer["error"]["code"]) == (503, "embedding_unavailable")
+        assert (await chat(gateway, rag=True)).refusal == (503, "embedding_unavailable")
         assert engine.requests == []
-    async with gateway_harness(retrieval=False) as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]))
-        status, answer = await ask(here, rag=True)
-        assert (status, answer["error"]["code"]) == (403, "retrieval_disabled")
+    async with gateway_harness(retrieval=False) as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]))
+        assert (await chat(gateway, rag=True)).refusal == (403, "retrieval_disabled")
 
 
 async def test_messages_cite_passages_as_anthropics_client_expects_it() -> None:
-    async with grounded() as (here, engine, retrieval):
-        client = anthropic.AsyncAnthropic(api_key="none", base_url=here.url, max_retries=0)
+    async with grounded() as (gateway, engine, retrieval):
+        client = anthropic.AsyncAnthropic(api_key="none", base_url=gateway.url, max_retries=0)
         result = {"type": "tool_result", "tool_use_id": "t", "content": "Rain"}
         messages: list[Any] = [
             {"role": "user", "content": [{"type": "text", "text": "Where is the coal?"}]},
@@ -200,25 +197,23 @@ async def test_messages_cite_passages_as_anthropics_client_expects_it() -> None:
 
 
 async def test_a_message_without_rag_has_no_citations() -> None:
-    async with grounded() as (here, engine, retrieval):
+    async with grounded() as (gateway, engine, retrieval):
         body: dict[str, Any] = {"model": "m", "max_tokens": 50, "messages": MESSAGES[1:]}
         for rag in ({}, {"rag": False}):
-            async with here.client.post(here.url + "/v1/messages", json=body | rag) as answer:
-                message = await answer.json()
+            message = (await gateway.post("/v1/messages", body | rag)).body
             assert "sources" not in message
             assert "citations" not in message["content"][0]
             assert "rag" not in engine.requests[-1].body
-        async with here.client.post(here.url + "/v1/messages", json=body | {"rag": "yes"}) as answer:
-            error = (await answer.json())["error"]
-        assert (answer.status, error["param"]) == (400, "rag")
+        reply = await gateway.post("/v1/messages", body | {"rag": "yes"})
+        assert (reply.status, reply.error["param"]) == (400, "rag")
         assert retrieval.searches == []
 
 
 async def test_passages_take_a_quarter_of_a_models_context_at_most() -> None:
-    async with grounded() as (here, engine, retrieval):
-        await here.publish(route("m", [engine.url], apis=(CHAT,), context_length=400))
+    async with grounded() as (gateway, engine, retrieval):
+        await gateway.publish(route("m", [engine.url], apis=(CHAT,), context_length=400))
         retrieval.hits = [hit(1, "x" * 300), hit(2, "y" * 200)]
-        status, answer = await ask(here, rag=True)
-        assert (status, [source["number"] for source in answer["sources"]]) == (200, [1])
-        status, answer = await ask(here, rag={"max_tokens": 130})
-        assert (status, [source["number"] for source in answer["sources"]]) == (200, [1, 2])
+        reply = await chat(gateway, rag=True)
+        assert (reply.status, [source["number"] for source in reply.body["sources"]]) == (200, [1])
+        reply = await chat(gateway, rag={"max_tokens": 130})
+        assert (reply.status, [source["number"] for source in reply.body["sources"]]) == (200, [1, 2])

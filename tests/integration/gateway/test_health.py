@@ -17,12 +17,6 @@ from tests.support.access_asker import KEYS, bearer
 from tests.support.wait import until
 
 
-async def ask(here: GatewayHarness, path: str = "/health") -> tuple[int, Any]:
-    """Status and JSON of an answer."""
-    async with here.client.get(here.url + path) as answer:
-        return answer.status, await answer.json()
-
-
 async def test_it_tells_how_each_engine_came_up_without_the_servers_paths() -> None:
     attempts = (
         StartAttempt(result="failed: /srv/models/m.gguf is no model", duration_ms=12),
@@ -30,9 +24,9 @@ async def test_it_tells_how_each_engine_came_up_without_the_servers_paths() -> N
     )
     local = Endpoint(replica="m-a", index=1, base_url="http://127.0.0.1:9", attempts=attempts)
     remote = Endpoint(replica="m-b", base_url="http://127.0.0.1:9", remote=True)
-    async with gateway_harness(with_table=False, retrieval=False) as here:
-        await here.publish(route("m", context_length=4096).model_copy(update={"endpoints": (local, remote)}))
-        _, health = await ask(here)
+    async with gateway_harness(with_table=False, retrieval=False) as gateway:
+        await gateway.publish(route("m", context_length=4096).model_copy(update={"endpoints": (local, remote)}))
+        health = (await gateway.get("/health")).body
     assert health["engines_loaded"] == 1
     [engine] = health["engines"]
     assert (engine["key"], engine["replica"]) == ("m_4096_stub_1", "m-a")
@@ -43,49 +37,47 @@ async def test_it_tells_how_each_engine_came_up_without_the_servers_paths() -> N
 
 
 async def test_it_names_what_does_not_work() -> None:
-    async with gateway_harness(retrieval=False) as here, engines(1) as (engine,):
+    async with gateway_harness(retrieval=False) as gateway, engines(1) as (engine,):
         failed = route("bad", [], state=ModelState.FAILED, last_error="no /srv/x.gguf at 10.0.0.1\nmore")
-        await here.publish(route("m", [engine.url]), failed)
-        status, health = await ask(here)
-        assert (status, health["status"]) == (200, "degraded")
-        assert health["degraded"] == [{"part": "model bad", "reason": "no [path] at [address]"}]
-        await here.publish(route("m", ["http://127.0.0.1:9"]))
+        await gateway.publish(route("m", [engine.url]), failed)
+        health = await gateway.get("/health")
+        assert (health.status, health.body["status"]) == (200, "degraded")
+        assert health.body["degraded"] == [{"part": "model bad", "reason": "no [path] at [address]"}]
+        await gateway.publish(route("m", ["http://127.0.0.1:9"]))
         for _ in range(3):
-            async with here.chat():
+            async with gateway.chat():
                 pass
-        _, health = await ask(here)
+        health = (await gateway.get("/health")).body
         [part] = health["degraded"]
         assert part["part"].startswith("replica m-")
 
 
 async def test_a_lost_controller_is_named_and_requests_can_be_routed_still() -> None:
-    async with gateway_harness(with_table=False, retrieval=False) as here:
-        status, health = await ask(here)
-        assert (status, [part["part"] for part in health["degraded"]]) == (200, ["controller"])
-        assert (await ask(here, "/health/live"))[0] == 200
-        status, answer = await ask(here, "/health/ready")
-        assert (status, answer["error"]["code"]) == (503, "controller_unavailable")
-        await here.publish(route("m", []))
-        assert await ask(here, "/health/ready") == (200, {"status": "ok"})
-        server: Any = here.server
+    async with gateway_harness(with_table=False, retrieval=False) as gateway:
+        health = await gateway.get("/health")
+        assert (health.status, [part["part"] for part in health.body["degraded"]]) == (200, ["controller"])
+        assert (await gateway.get("/health/live")).status == 200
+        assert (await gateway.get("/health/ready")).refusal == (503, "controller_unavailable")
+        await gateway.publish(route("m", []))
+        assert (await gateway.get("/health/ready")).result == (200, {"status": "ok"})
+        server: Any = gateway.server
         server._gateway.begin_stop()
-        status, answer = await ask(here, "/health/ready")
-        assert (status, answer["error"]["code"]) == (503, "gateway_stopping")
-        assert (await ask(here, "/health/live"))[0] == 200
+        assert (await gateway.get("/health/ready")).refusal == (503, "gateway_stopping")
+        assert (await gateway.get("/health/live")).status == 200
 
 
 async def test_retrieval_that_does_not_answer_is_named() -> None:
-    async with fake_retrieval() as retrieval, gateway_harness(retrieval_url=retrieval.url) as here:
-        await here.publish(route("m", []))
+    async with fake_retrieval() as retrieval, gateway_harness(retrieval_url=retrieval.url) as gateway:
+        await gateway.publish(route("m", []))
 
         async def find_retrieval() -> str:
-            word: str = (await ask(here))[1]["retrieval"]
+            word: str = (await gateway.get("/health")).body["retrieval"]
             return word
 
         while await find_retrieval() == "unknown":
             pass
         assert await find_retrieval() == "down", "the fake has no /health"
-        _, health = await ask(here)
+        health = (await gateway.get("/health")).body
         assert [part["part"] for part in health["degraded"]] == ["retrieval"]
 
 
@@ -98,16 +90,16 @@ WRONG: tuple[dict[str, str], ...] = (
 )
 
 
-async def statuses(here: GatewayHarness, headers: Any) -> set[int]:
+async def statuses(gateway: GatewayHarness, headers: Any) -> set[int]:
     """Of all routes that tell how the gateway is, asked by GET and HEAD."""
     found = set()
     for path in GUARDED:
         for method in ("GET", "HEAD"):
-            async with here.client.request(method, here.url + path, headers=headers) as answer:
+            async with gateway.request(method, path, headers=headers) as answer:
                 found.add(answer.status)
                 assert ("www-authenticate" in answer.headers) is (answer.status == 401)
     for method in ("GET", "HEAD"):
-        async with here.client.request(method, here.url + "/health/live", headers=headers) as answer:
+        async with gateway.request(method, "/health/live", headers=headers) as answer:
             assert answer.status == 200, "supervisors and container checks have no key"
     return found
 
@@ -117,31 +109,32 @@ async def test_metrics_and_state_can_have_a_key(is_file: bool, tmp_path: Path) -
     """Without declared keys nobody else is let in, not even who may administer; with them a key of that scope is."""
     (tmp_path / "key").write_text("the-key-of-the-metrics\n")
     settings = {"metrics_key_file": tmp_path / "key"} if is_file else {"metrics_key": "the-key-of-the-metrics"}
-    async with gateway_harness(with_table=False, retrieval=False, **settings) as here:
+    async with gateway_harness(with_table=False, retrieval=False, **settings) as gateway:
         for headers in WRONG:
-            assert await statuses(here, headers) == {401}, "before the first table"
-        await here.publish(route("m", []))
-        assert await statuses(here, METRICS_KEY) == {200}
+            assert await statuses(gateway, headers) == {401}, "before the first table"
+        await gateway.publish(route("m", []))
+        assert await statuses(gateway, METRICS_KEY) == {200}
         for headers in WRONG:
-            assert await statuses(here, headers) == {401}
-        await here.publish(route("m", []), keys=KEYS)
-        assert await statuses(here, METRICS_KEY) == {200}
-        found = {who: await statuses(here, bearer(who)) for who in ("admin", "all", "inference", "expired", "nobody")}
+            assert await statuses(gateway, headers) == {401}
+        await gateway.publish(route("m", []), keys=KEYS)
+        assert await statuses(gateway, METRICS_KEY) == {200}
+        found = {
+            who: await statuses(gateway, bearer(who)) for who in ("admin", "all", "inference", "expired", "nobody")
+        }
         assert found == {"admin": {200}, "all": {200}, "inference": {403}, "expired": {401}, "nobody": {401}}
-        async with here.client.get(here.url + "/v1/models", headers=METRICS_KEY) as answer:
-            assert answer.status == 401, "it opens nothing else"
+        assert (await gateway.get("/v1/models", headers=METRICS_KEY)).status == 401, "it opens nothing else"
         if is_file:
             (tmp_path / "key").write_text("another-key-of-the-metrics\n")
-            assert await statuses(here, METRICS_KEY) == {401}
+            assert await statuses(gateway, METRICS_KEY) == {401}
             (tmp_path / "key").unlink()
-            assert await statuses(here, {"authorization": "Bearer "}) == {401}
+            assert await statuses(gateway, {"authorization": "Bearer "}) == {401}
 
 
 async def test_without_such_a_key_they_are_open() -> None:
-    async with gateway_harness(retrieval=False) as here:
-        await here.publish(route("m", []), keys=KEYS)
+    async with gateway_harness(retrieval=False) as gateway:
+        await gateway.publish(route("m", []), keys=KEYS)
         for headers in (METRICS_KEY, *WRONG):
-            assert await statuses(here, headers) == {200}
+            assert await statuses(gateway, headers) == {200}
 
 
 def test_the_key_is_in_no_text_of_the_settings() -> None:
@@ -151,13 +144,13 @@ def test_the_key_is_in_no_text_of_the_settings() -> None:
 async def test_what_retrieval_says_of_its_clock_is_passed_on() -> None:
     async with fake_retrieval() as retrieval:
         retrieval.health = "The wall clock is 1 h 0 min behind."
-        async with gateway_harness(retrieval_url=retrieval.url) as here:
-            await here.publish(route("m", []))
+        async with gateway_harness(retrieval_url=retrieval.url) as gateway:
+            await gateway.publish(route("m", []))
 
             async def find_parts() -> list[dict[str, str]]:
-                parts: list[dict[str, str]] = (await ask(here))[1]["degraded"]
+                parts: list[dict[str, str]] = (await gateway.get("/health")).body["degraded"]
                 return parts
 
             parts = await until("retrieval is asked", find_parts)
             assert parts == [{"part": "retrieval's clock", "reason": retrieval.health}]
-            assert (await ask(here))[1]["retrieval"] == "up"
+            assert (await gateway.get("/health")).body["retrieval"] == "up"

@@ -71,13 +71,13 @@ async def test_a_program_opens_to_its_own_token_alone(program: Program, tmp_path
         for header, text in [*shown, (None, None)]:
             headers = [] if header is None or text is None else [(header.header.encode(), TOKENS[text.name].encode())]
             reached.clear()
-            status = await ask(check, method, path, headers)
+            status = await check_request(check, method, path, headers)
             is_shown = header is text is OWN[program]
             is_let_in = path in OPEN_PATHS[program] or is_shown
             assert (len(reached), status) == ((1, None) if is_let_in else (0, 401)), (method, path, headers)
 
 
-async def ask(check: Any, method: str, path: str, headers: list[tuple[bytes, bytes]]) -> int | None:
+async def check_request(check: Any, method: str, path: str, headers: list[tuple[bytes, bytes]]) -> int | None:
     """Status of the refusal; None: the request was passed on."""
     sent: list[MutableMapping[str, Any]] = []
 
@@ -98,16 +98,16 @@ async def test_at_the_gateway_the_token_of_retrieval_opens_two_routes_and_the_ot
     path_of_token = tmp_path / "token"
     path_of_token.write_text(TOKENS[RETRIEVAL_TOKEN.name])
     async with (
-        gateway_harness(engine_state_routes=True, retrieval_token_file=path_of_token) as here,
+        gateway_harness(engine_state_routes=True, retrieval_token_file=path_of_token) as gateway,
         engines(1) as (engine,),
     ):
-        await here.publish(route("org/m", [engine.url]), keys=KEYS if has_keys else ())
+        await gateway.publish(route("org/m", [engine.url]), keys=KEYS if has_keys else ())
 
         async def answer_to(method: str, path: str, token: InternalToken) -> tuple[int, str | None]:
             body = None if method in ("GET", "HEAD") else BODY
             headers = {token.header: TOKENS[token.name]}
-            url = f"{here.url}{path}?model=org/m"
-            async with here.client.request(method, url, data=body, headers=headers) as answer:
+            url = f"{gateway.url}{path}?model=org/m"
+            async with gateway.client.request(method, url, data=body, headers=headers) as answer:
                 text = await answer.text() if answer.status in (401, 403) and method != "HEAD" else ""
                 return answer.status, json.loads(text)["error"]["code"] if text else None
 
@@ -134,14 +134,14 @@ async def test_at_the_gateway_the_token_of_retrieval_opens_two_routes_and_the_ot
 async def test_no_token_is_taken_beside_an_origin_or_at_a_websocket(tmp_path: Path) -> None:
     (tmp_path / "token").write_text(TOKENS[RETRIEVAL_TOKEN.name])
     shown = {RETRIEVAL_TOKEN.header: TOKENS[RETRIEVAL_TOKEN.name]}
-    async with gateway_harness(retrieval_token_file=tmp_path / "token") as here, engines(1) as (engine,):
-        await here.publish(route("org/m", [engine.url]))
+    async with gateway_harness(retrieval_token_file=tmp_path / "token") as gateway, engines(1) as (engine,):
+        await gateway.publish(route("org/m", [engine.url]))
         for headers, status in ((shown | {"origin": "http://localhost"}, 401), (shown, 200)):
-            async with here.client.post(here.url + "/v1/embeddings", json=EMBED, headers=headers) as answer:
+            async with gateway.post("/v1/embeddings", EMBED, headers=headers) as answer:
                 assert answer.status == status, await answer.text()
         upgrade = shown | {"connection": "upgrade", "upgrade": "websocket", "sec-websocket-version": "13"}
         upgrade["sec-websocket-key"] = "dGhlIHNhbXBsZSBub25jZQ=="
-        async with here.client.get(here.url + "/v1/responses", headers=upgrade) as answer:
+        async with gateway.get("/v1/responses", headers=upgrade) as answer:
             assert answer.status == 403, await answer.text()
 
 
@@ -149,20 +149,18 @@ async def test_retrieval_has_so_many_requests_at_a_time_and_a_client_finds_a_pla
     """A model with one slot lets eight wait, so that retrieval alone can never fill its queue."""
     (tmp_path / "token").write_text(TOKENS[RETRIEVAL_TOKEN.name])
     shown = {RETRIEVAL_TOKEN.header: TOKENS[RETRIEVAL_TOKEN.name]}
-    async with gateway_harness(retrieval_token_file=tmp_path / "token") as here, engines(1) as (engine,):
-        await here.publish(route("org/m", [engine.url], target_inflight=1))
+    async with gateway_harness(retrieval_token_file=tmp_path / "token") as gateway, engines(1) as (engine,):
+        await gateway.publish(route("org/m", [engine.url], target_inflight=1))
 
         async def embed(headers: dict[str, str]) -> int:
-            async with here.client.post(
-                here.url + "/v1/embeddings", json=EMBED | {"fault": "hold"}, headers=headers
-            ) as answer:
+            async with gateway.post("/v1/embeddings", EMBED | {"fault": "hold"}, headers=headers) as answer:
                 return answer.status
 
         tasks = [asyncio.create_task(embed(shown | {BACKGROUND_HEADER: str(number % 2)})) for number in range(12)]
         await until("four are refused", lambda: sum(task.done() for task in tasks) == 4)
         assert [task.result() for task in tasks if task.done()] == [429] * 4
         client = asyncio.create_task(embed({}))
-        await here.controller.report_where(lambda report: report.queued == {"org/m": 8})
+        await gateway.controller.report_where(lambda report: report.queued == {"org/m": 8})
         assert not client.done(), "it waits, and is not refused"
         engine.release.set()
         assert await client == 200

@@ -39,18 +39,18 @@ async def full_site(folder: Path) -> AsyncIterator[tuple[Site, SmallDisk]]:
             await here.make()
             disk.fill()
             yield here, disk
-            await nothing_left(here.here)
+            await nothing_left(here.gateway)
 
 
-def asked(path: str, said: str = LARGE, **fields: Any) -> dict[str, Any]:
+def body_of(path: str, said: str = LARGE, **fields: Any) -> dict[str, Any]:
     said_fields = {"messages": [{"role": "user", "content": said}], "store": True} if path == CHAT else {"input": said}
     return {"model": "m", **said_fields, **fields}
 
 
 async def post(here: Site, path: str, said: str = LARGE, **fields: Any) -> tuple[int, bytes]:
     """Status and body of the answer."""
-    async with here.here.post(path, **asked(path, said, **fields)) as answer:
-        return answer.status, await answer.read()
+    reply = await here.gateway.post(path, body_of(path, said, **fields))
+    return reply.status, reply.content
 
 
 def find_object(path: str, body: bytes) -> dict[str, Any]:
@@ -71,9 +71,9 @@ def events_told(body: bytes) -> list[Any]:
 
 
 async def is_found(here: Site, path: str, object_id: str) -> bool:
-    async with here.here.client.get(f"{here.here.url}{path}/{object_id}") as answer:
-        assert answer.status in (200, 404)
-        return answer.status == 200
+    reply = await here.gateway.get(f"{path}/{object_id}")
+    assert reply.status in (200, 404)
+    return reply.status == 200
 
 
 # On a full disk
@@ -99,7 +99,7 @@ async def test_on_a_full_disk_the_end_says_that_nothing_is_stored(path: str, *, 
 
 async def test_the_official_client_reads_a_stream_that_is_not_stored(tmp_path: Path) -> None:
     async with full_site(tmp_path) as (here, _):
-        stream = await here.client.chat.completions.create(**asked(CHAT, stream=True))
+        stream = await here.client.chat.completions.create(**body_of(CHAT, stream=True))
         chunks = [chunk async for chunk in stream]
         assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices).strip() == TEXT
         assert (chunks[-1].choices, chunks[-1].model_extra) == ([], {"store": False})
@@ -159,7 +159,7 @@ async def test_on_a_full_disk_a_response_in_the_background_fails_and_stays_so(
         _, body = await begun
         if stream:
             assert [each["type"] for each in events_told(body)[-2:]] == ["error", "response.failed"]
-            async with here.here.client.get(f"{here.here.url}{RESPONSES}/{response_id}?stream=true") as answer:
+            async with here.gateway.get(f"{RESPONSES}/{response_id}?stream=true") as answer:
                 assert events_told(await answer.read()) == events_told(body)
         assert list(here.running) == [response_id], "it is known here alone"
         disk.free()
@@ -183,14 +183,14 @@ async def test_a_failure_that_is_known_here_alone_can_be_deleted(tmp_path: Path)
 
 
 async def test_over_websocket_what_is_not_stored_is_said_and_goes_on_from_memory(tmp_path: Path) -> None:
-    async with full_site(tmp_path) as (here, disk), socket(here.here) as client:
-        first = await client.ask(LARGE)
+    async with full_site(tmp_path) as (here, disk), socket(here.gateway) as client:
+        first = await client.create(LARGE)
         assert (first["status"], first["store"]) == ("completed", False)
         assert not await is_found(here, RESPONSES, first["id"])
-        unanswered = await client.ask(LARGE, generate=False)
+        unanswered = await client.create(LARGE, generate=False)
         assert unanswered["store"] is False
         disk.free()
-        second = await client.ask("on", previous_response_id=unanswered["id"])
+        second = await client.create("on", previous_response_id=unanswered["id"])
         assert (second["status"], second["store"]) == ("completed", True)
         assert here.messages() == [("user", LARGE), ("user", "on")]
         assert len(await items_of(here, second["id"])) == 2, "stored with what it continues"
@@ -205,7 +205,7 @@ async def items_of(here: Site, response_id: str) -> list[Any]:
 
 def held_ends(here: Site) -> int:
     """Answers whose end waits for the store."""
-    server: Any = here.here.server
+    server: Any = here.gateway.server
     exchanges = server._gateway.inference._services.exchanges
     return sum(each.stored_end is not None and each.stored_end.is_holding for each in exchanges)
 
@@ -214,17 +214,17 @@ def held_ends(here: Site) -> int:
 @pytest.mark.parametrize("headers", [{}, {"X-Conversation-Id": "talk"}], ids=["plain", "resumable"])
 async def test_a_stream_ends_when_it_is_stored_and_holds_no_slot_until_then(path: str, headers: dict[str, str]) -> None:
     async with site(m=ONE_SLOT) as here:
-        url, body = here.here.url + path, asked(path, "x", stream=True)
-        async with here.held_store(), here.here.client.post(url, json=body, headers=headers) as answer:
+        url, body = here.gateway.url + path, body_of(path, "x", stream=True)
+        async with here.held_store(), here.gateway.client.post(url, json=body, headers=headers) as answer:
             await until("its end is held", lambda: held_ends(here) == 1)
-            async with here.here.chat() as other:  # there is one slot
+            async with here.gateway.chat() as other:  # there is one slot
                 assert other.status == 200
                 assert "store" not in await other.json()
             assert held_ends(here) == 1
             here.let_go()
             told = find_object(path, await answer.read())
         assert await is_found(here, path, told["id"])
-        await nothing_left(here.here)
+        await nothing_left(here.gateway)
 
 
 @PATHS
@@ -251,7 +251,7 @@ async def test_a_store_that_hangs_holds_no_answer_and_stores_nothing_later(
             told = find_object(path, body)
             assert (status, told["store"]) == (200, False)
         assert not await is_found(here, path, told["id"])
-        assert "roundhouse_gateway_store_failures_total 1.0" in await here.here.metrics()
+        assert "roundhouse_gateway_store_failures_total 1.0" in await here.gateway.metrics()
 
 
 async def test_a_write_that_hangs_and_lands_later_is_taken_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,7 +293,7 @@ async def test_a_client_that_leaves_before_the_end_has_what_it_asked_for_stored(
             await until("its end is held", lambda: held_ends(here) == 1)
             await stream.close()
         assert (await here.over(response_id)).status == "completed"
-        await nothing_left(here.here)
+        await nothing_left(here.gateway)
 
 
 @STREAMS
@@ -301,7 +301,7 @@ async def test_a_stop_that_waits_no_longer_ends_what_waits_for_the_store(*, stre
     async with site() as here, here.held_store():
         asking = asyncio.create_task(post(here, RESPONSES, "x", stream=stream))
         await until("its end is held", lambda: held_ends(here) == 1)
-        server: Any = here.here.server
+        server: Any = here.gateway.server
         server._gateway.inference.end_all()
         status, body = await asking
         assert (status, find_object(RESPONSES, body)["store"]) == (200, False)

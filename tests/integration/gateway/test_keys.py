@@ -12,7 +12,7 @@ import pytest
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import engines, gateway_harness
 from tests.integration.gateway.test_security_matrix import BOTH, DOWNLOADED, TOOLS, bearer, every_route
-from tests.integration.gateway.test_security_matrix import ask as ask_route
+from tests.integration.gateway.test_security_matrix import send as send_route
 from tests.support.queueing import Clock, clock, key
 from tests.support.raw_http import RawClient, chat_body, raw, request, spotless
 from tests.support.wait import until
@@ -40,17 +40,17 @@ async def test_who_refuses_everybody_for_want_of_keys_warns_with_the_line_that_m
     def warnings() -> list[str]:
         return [each.getMessage() for each in caplog.records if "no keys are declared" in each.getMessage()]
 
-    async with gateway_harness(host="0.0.0.0") as here:
+    async with gateway_harness(host="0.0.0.0") as gateway:
         [warning] = warnings()
         assert warning == (
             "no keys are declared, and 0.0.0.0 is not loopback: every request is refused; `roundhouse key new NAME >"
             " desired-state/key-NAME.yaml` declares a key"
         )
         assert {each.levelno for each in caplog.records if each.getMessage() == warning} == {logging.WARNING}
-        await here.publish(route("m"))
-        await here.publish(keys=(key("bob"),))
+        await gateway.publish(route("m"))
+        await gateway.publish(keys=(key("bob"),))
         assert len(warnings()) == 1, "told once"
-        await here.publish(keys=())
+        await gateway.publish(keys=())
         assert len(warnings()) == 2, "the last key is gone"
 
 
@@ -63,48 +63,48 @@ async def test_who_serves_everybody_does_not_warn_of_want_of_keys(
 
 
 async def test_a_new_table_admits_and_revokes_at_once_also_on_an_open_connection() -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
+    async with gateway_harness() as gateway, engines(1) as (engine,):
         model = route("m", [engine.url])
-        await here.publish(model)
-        async with raw(here) as client:
+        await gateway.publish(model)
+        async with raw(gateway) as client:
             assert await statuses(client) == (200, 200, 200, 200), "no keys: a key is not looked at"
-            await here.publish(model, keys=(key("bob"),))
+            await gateway.publish(model, keys=(key("bob"),))
             assert await statuses(client) == (401, 401, 401, 401)
-            await here.publish(model, keys=(key("bob"), key("alice")))
+            await gateway.publish(model, keys=(key("bob"), key("alice")))
             assert await statuses(client) == (200, 200, 200, 403)
-            await here.publish(model, keys=(key("alice", scopes=BOTH, models=("x",)),))
+            await gateway.publish(model, keys=(key("alice", scopes=BOTH, models=("x",)),))
             assert await statuses(client) == (403, 403, 403, 200)
-            await here.publish(model, keys=(key("alice", scopes=BOTH, expires_at=1.0),))
+            await gateway.publish(model, keys=(key("alice", scopes=BOTH, expires_at=1.0),))
             assert await statuses(client) == (401, 401, 401, 401)
-            await here.publish(model, keys=(key("alice", scopes=("admin",)),))
+            await gateway.publish(model, keys=(key("alice", scopes=("admin",)),))
             assert await statuses(client) == (403, 403, 403, 200)
-            await here.publish(model, keys=(key("alice", sha256="not a digest"),))
+            await gateway.publish(model, keys=(key("alice", sha256="not a digest"),))
             assert await statuses(client) == (401, 401, 401, 401)
-            await here.publish(model)
+            await gateway.publish(model)
             assert await statuses(client) == (200, 200, 200, 200)
-        await spotless(here)
+        await spotless(gateway)
 
 
 async def test_who_is_inside_when_his_key_is_revoked_finishes() -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
+    async with gateway_harness() as gateway, engines(1) as (engine,):
         model = route("m", [engine.url])
-        await here.publish(model, keys=(key("alice", concurrency=1),))
-        async with raw(here) as client:
+        await gateway.publish(model, keys=(key("alice", concurrency=1),))
+        async with raw(gateway) as client:
             client.write(request(body=chat_body(fault="hold"), headers=ALICE))
             await until("it is inside", lambda: engine.running == 1)
-            await here.publish(model, keys=(key("bob"),))
+            await gateway.publish(model, keys=(key("bob"),))
             engine.release.set()
             answer = await client.answer()
             assert (answer.status, answer["x-client-id"]) == (200, "alice")
             client.write(request(headers=ALICE))
             assert (await client.answer(2)).status == 401
-        await spotless(here)
+        await spotless(gateway)
 
 
 async def test_a_key_ends_when_it_expires(clock: Clock) -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]), keys=(key("alice", scopes=BOTH, expires_at=clock.time() + 60),))
-        async with raw(here) as client:
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]), keys=(key("alice", scopes=BOTH, expires_at=clock.time() + 60),))
+        async with raw(gateway) as client:
             clock.now += 59
             assert await statuses(client) == (200, 200, 200, 200)
             clock.now += 1
@@ -115,15 +115,15 @@ async def test_a_key_ends_when_it_expires(clock: Clock) -> None:
 async def test_before_the_first_table_nobody_is_let_in() -> None:
     async with gateway_harness() as another:
         routes = await every_route(another)
-    async with gateway_harness(with_table=False) as here:
+    async with gateway_harness(with_table=False) as gateway:
         for asked in routes:
-            status, headers, text = await ask_route(here, asked, bearer("all"))
+            status, headers, text = await send_route(gateway, asked, bearer("all"))
             if asked.kind == "ungated" and asked.path != "/health/ready":
                 assert status == 200
             else:
                 assert (status, json.loads(text)["error"]["code"]) == (503, "controller_unavailable"), asked
                 assert headers["retry-after"] == "5"
-        assert not here.controller.admin.asked
+        assert not gateway.controller.admin.requests
 
 
 @pytest.mark.parametrize(
@@ -139,25 +139,25 @@ async def test_before_the_first_table_nobody_is_let_in() -> None:
 async def test_without_keys_foreign_hosts_and_pages_are_refused_on_every_route(
     header: tuple[str, str], code: str
 ) -> None:
-    async with gateway_harness(engine_state_routes=True) as here, engines(1) as (engine,):
-        await here.publish(route("org/m", [engine.url], aliases=("a-n",)), DOWNLOADED, tools=TOOLS)
-        routes = await every_route(here)
+    async with gateway_harness(engine_state_routes=True) as gateway, engines(1) as (engine,):
+        await gateway.publish(route("org/m", [engine.url], aliases=("a-n",)), DOWNLOADED, tools=TOOLS)
+        routes = await every_route(gateway)
         for asked in routes:
-            status, _, text = await ask_route(here, asked, [header])
+            status, _, text = await send_route(gateway, asked, [header])
             if asked.kind == "ungated":
                 assert status == 200
             else:
                 assert (status, json.loads(text)["error"]["code"]) == (403, code), asked
         assert not engine.client_requests
-        assert not here.controller.admin.asked
+        assert not gateway.controller.admin.requests
         for asked in routes:
-            status, _, _ = await ask_route(here, asked, [("origin", "http://localhost:3000")])
+            status, _, _ = await send_route(gateway, asked, [("origin", "http://localhost:3000")])
             is_there = asked.kind != "absent" and asked.absent_code is None and asked.away_code is None
             assert (status == 200) is is_there, asked
 
 
 async def test_two_hosts_are_no_host() -> None:
-    async with gateway_harness() as here, raw(here) as client:
+    async with gateway_harness() as gateway, raw(gateway) as client:
         client.write(b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nhost: localhost\r\n\r\n")
         client.write(b"GET /v1/models HTTP/1.1\r\n\r\n")
         client.write(b"GET http://localhost/v1/models HTTP/1.1\r\nhost: evil.example\r\n\r\n")
@@ -186,12 +186,12 @@ NO_HOSTS = {
 
 
 async def test_with_keys_a_request_names_one_host_on_every_route() -> None:
-    async with gateway_harness(engine_state_routes=True) as here, engines(1) as (engine,):
-        await here.publish(route("org/m", [engine.url], aliases=("a-n",)), keys=(key("all", scopes=BOTH),))
-        routes = await every_route(here)
+    async with gateway_harness(engine_state_routes=True) as gateway, engines(1) as (engine,):
+        await gateway.publish(route("org/m", [engine.url], aliases=("a-n",)), keys=(key("all", scopes=BOTH),))
+        routes = await every_route(gateway)
         for name, lines in NO_HOSTS.items():
             fields = "".join(f"{line}\r\n" for line in lines).encode("latin-1")
-            async with raw(here) as client:
+            async with raw(gateway) as client:
                 for number, asked in enumerate(routes, 1):
                     sent = request(asked.method, asked.target, asked.body, ["authorization: Bearer secret-all"])
                     client.write(sent.replace(b"host: localhost\r\n", fields))
@@ -202,13 +202,13 @@ async def test_with_keys_a_request_names_one_host_on_every_route() -> None:
                         assert (answer.status, answer.error["code"]) == (400, "invalid_request"), (name, asked)
                         assert "Host" in answer.error["message"]
         assert not engine.client_requests
-        assert not here.controller.admin.asked
+        assert not gateway.controller.admin.requests
 
 
 async def test_with_keys_any_one_host_will_do() -> None:
     hosts = ("localhost", "evil.example", "a_b.example:8080", "127.0.0.1", "[::1]:8080", "x:", "a%20b", "[::1]")
-    async with gateway_harness() as here, engines(1) as (engine,), raw(here) as client:
-        await here.publish(route("m", [engine.url]), keys=(key("alice", scopes=BOTH),))
+    async with gateway_harness() as gateway, engines(1) as (engine,), raw(gateway) as client:
+        await gateway.publish(route("m", [engine.url]), keys=(key("alice", scopes=BOTH),))
         sent = [request(headers=ALICE), request("POST", "/v1/admin/plan", b"{}", ALICE)]
         for number, (host, each) in enumerate(itertools.product(hosts, sent), 1):
             client.write(each.replace(b"localhost", host.encode()))
@@ -216,8 +216,8 @@ async def test_with_keys_any_one_host_will_do() -> None:
 
 
 async def test_http_1_0_knows_no_host_and_a_target_may_name_it() -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]), keys=(key("alice"),))
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]), keys=(key("alice"),))
         for target, sent, status in (
             ("/v1/models", b"HTTP/1.0\r\n", 200),
             ("/v1/models", b"HTTP/1.0\r\nhost: a\r\nhost: a\r\n", 400),
@@ -225,50 +225,48 @@ async def test_http_1_0_knows_no_host_and_a_target_may_name_it() -> None:
             ("http://localhost/v1/models", b"HTTP/1.1\r\nhost: other\r\nhost: other\r\n", 400),
             ("http://me@localhost/v1/models", b"HTTP/1.1\r\nhost: localhost\r\n", 400),
         ):
-            async with raw(here) as client:
+            async with raw(gateway) as client:
                 client.write(b"GET %b %bauthorization: Bearer secret-alice\r\n\r\n" % (target.encode(), sent))
                 assert (await client.answer()).status == status, (target, sent)
-        async with raw(here) as client:
+        async with raw(gateway) as client:
             sent = request(headers=ALICE).replace(b"HTTP/1.1\r\nhost: localhost", b"HTTP/1.0")
             client.write(sent)
             assert (await client.answer()).status == 200
 
 
 async def test_on_an_address_that_others_reach_keys_are_required() -> None:
-    async with gateway_harness(host="0.0.0.0") as here, engines(1) as (engine,):
+    async with gateway_harness(host="0.0.0.0") as gateway, engines(1) as (engine,):
         model = route("org/m", [engine.url], aliases=("a-n",))
-        await here.publish(model, keys=(key("all", scopes=BOTH),))
-        routes = await every_route(here)
-        await here.publish(model)
+        await gateway.publish(model, keys=(key("all", scopes=BOTH),))
+        routes = await every_route(gateway)
+        await gateway.publish(model)
         for headers in ({}, bearer("all"), {"host": "localhost"}):
             for asked in routes:
-                status, _, text = await ask_route(here, asked, headers)
+                status, _, text = await send_route(gateway, asked, headers)
                 if asked.kind == "ungated":
                     assert status == 200
                 else:
                     assert (status, json.loads(text)["error"]["code"]) == (403, "keys_required"), asked
         assert not engine.client_requests
-        await here.publish(model, keys=(key("all", scopes=BOTH),))
+        await gateway.publish(model, keys=(key("all", scopes=BOTH),))
         headers = bearer("all") | {"host": "any.example", "origin": "https://any.example"}
-        async with here.client.get(here.url + "/v1/models", headers=headers) as answer:
-            assert answer.status == 200, "who has a key may come by any name"
+        assert (await gateway.get("/v1/models", headers=headers)).status == 200, "who has a key may come by any name"
 
 
 async def test_an_open_gateway_serves_by_its_address_without_keys() -> None:
-    async with gateway_harness(host="0.0.0.0", open=True) as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]))
-        async with here.chat() as answer:
+    async with gateway_harness(host="0.0.0.0", open=True) as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]))
+        async with gateway.chat() as answer:
             assert (answer.status, answer.headers["x-client-id"][:7]) == (200, "Python/")
-        async with here.client.get(here.url + "/v1/models", headers={"host": "evil.example"}) as answer:
-            assert answer.status == 403
+        assert (await gateway.get("/v1/models", headers={"host": "evil.example"})).status == 403
 
 
 async def test_a_host_that_is_no_host_is_no_failure() -> None:
     """With keys it is refused before the framework makes a URL of it. Open routes take what comes."""
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]), keys=(key("alice", scopes=BOTH),))
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]), keys=(key("alice", scopes=BOTH),))
         for host in ("[", "]", "a:b:c", "\x80", "a/b?c#d", "", "user@host", "\u2100"):
-            async with raw(here) as client:
+            async with raw(gateway) as client:
                 for number, (method, target) in enumerate(
                     (("GET", "/nowhere"), ("PUT", "/v1/models"), ("GET", "/v1/models"), ("GET", "/health")), 1
                 ):
@@ -278,7 +276,6 @@ async def test_a_host_that_is_no_host_is_no_failure() -> None:
 
 
 async def test_the_actor_without_keys_is_the_address() -> None:
-    async with gateway_harness() as here:
-        async with here.client.post(here.url + "/v1/admin/plan", json={}, headers=bearer("alice")) as answer:
-            assert answer.status == 200
-        assert here.controller.admin.asked[0].headers["x-roundhouse-actor"] == "api 127.0.0.1"
+    async with gateway_harness() as gateway:
+        assert (await gateway.post("/v1/admin/plan", {}, key="secret-alice")).status == 200
+        assert gateway.controller.admin.requests[0].headers["x-roundhouse-actor"] == "api 127.0.0.1"

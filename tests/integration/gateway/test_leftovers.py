@@ -65,22 +65,22 @@ ASKED: dict[str, tuple[bytes, int]] = {
 @contextlib.asynccontextmanager
 async def _site() -> AsyncIterator[GatewayHarness]:
     async with (
-        gateway_harness(client_timeout_s=1, keep_alive_s=1, max_body_mib=1, answer_buffer_mib=1) as here,
+        gateway_harness(client_timeout_s=1, keep_alive_s=1, max_body_mib=1, answer_buffer_mib=1) as gateway,
         engines(2) as (engine, narrow),
         nobody_accepts() as far,
     ):
-        await here.publish(
+        await gateway.publish(
             *(route(name, [engine.url], apis=(CHAT,)) for name in ("m", "garbles", "dies")),
             route("narrow", [narrow.url], apis=(CHAT,), target_inflight=1, queue_limit=4),
             route("gone", [f"http://127.0.0.1:{free_port()}"], apis=(CHAT,)),
             route("far", [far], apis=(CHAT,)),
             route("cold", state=ModelState.UNLOADED),
         )
-        yield here
+        yield gateway
 
 
-async def _status(here: GatewayHarness, sent: bytes) -> int:
-    async with raw(here) as client:
+async def _status(gateway: GatewayHarness, sent: bytes) -> int:
+    async with raw(gateway) as client:
         await client.send(sent)
         return (await client.answer()).status
 
@@ -91,13 +91,13 @@ def _on_the_gateways_loop(scenario: Callable[[], Awaitable[None]]) -> None:
 
 def test_an_answered_request_leaves_nothing() -> None:
     async def scenario() -> None:
-        async with _site() as here:
+        async with _site() as gateway:
             found = {}
             for name, (sent, status) in ASKED.items():
                 with leftovers_of(*PACKAGES) as left:
                     for _ in range(TRIES):
-                        assert await _status(here, sent) == status, name
-                    await spotless(here)
+                        assert await _status(gateway, sent) == status, name
+                    await spotless(gateway)
                 if left:
                     found[name] = dict(left)
             assert found == {}
@@ -107,18 +107,18 @@ def test_an_answered_request_leaves_nothing() -> None:
 
 def test_a_client_that_leaves_while_its_engine_is_connected_to_leaves_nothing() -> None:
     async def scenario() -> None:
-        async with _site() as here:
-            server = here.server
+        async with _site() as gateway:
+            server = gateway.server
             assert server is not None
             engine_client = server._gateway.inference._services.engines
             with leftovers_of(*PACKAGES) as left:
                 for _ in range(TRIES):
-                    async with raw(here) as client:
+                    async with raw(gateway) as client:
                         await client.send(request(body=chat_body(model="far")))
                         await until("it is connected to", lambda: engine_client.connecting_requests)
                         client.reset()
                     await until("it is not any more", lambda: not engine_client.connecting_requests)
-                await spotless(here)
+                await spotless(gateway)
             assert not left
 
     _on_the_gateways_loop(scenario)
@@ -126,21 +126,21 @@ def test_a_client_that_leaves_while_its_engine_is_connected_to_leaves_nothing() 
 
 def test_an_admin_request_leaves_nothing_whoever_is_gone() -> None:
     async def scenario() -> None:
-        async with _site() as here:
+        async with _site() as gateway:
             sent = request(target="/v1/admin/models/m/load", body=b"{}")
             with leftovers_of(*PACKAGES) as left:
                 for _ in range(TRIES):
-                    async with raw(here) as client:
+                    async with raw(gateway) as client:
                         await client.send(sent.replace(b"content-length: 2", b"content-length: 3"))
                         client.reset()
-                await spotless(here)
+                await spotless(gateway)
             assert not left, "its client left"
-            await here.controller.stop()
-            assert await _status(here, sent) == 503
+            await gateway.controller.stop()
+            assert await _status(gateway, sent) == 503
             with leftovers_of(*PACKAGES, "aiohttp") as left:
                 for _ in range(TRIES):
-                    assert await _status(here, sent) == 503
-                await spotless(here)
+                    assert await _status(gateway, sent) == 503
+                await spotless(gateway)
             assert not left, "the controller is gone"
 
     _on_the_gateways_loop(scenario)
@@ -148,21 +148,21 @@ def test_an_admin_request_leaves_nothing_whoever_is_gone() -> None:
 
 def test_no_hostile_client_leaves_anything() -> None:
     async def scenario() -> None:
-        async with _site() as here:
-            target = Target(urlsplit(here.url).port or 0, "none", 1 << 20, 1.5)
+        async with _site() as gateway:
+            target = Target(urlsplit(gateway.url).port or 0, "none", 1 << 20, 1.5)
             with leftovers_of(*PACKAGES) as left:
                 await asyncio.gather(
                     *(torment(name, target, Random(f"{name} {n}")) for name in KINDS for n in range(TRIES))
                 )
-                await spotless(here)
+                await spotless(gateway)
             assert not left
 
     _on_the_gateways_loop(scenario)
 
 
 async def test_bodies_of_refused_requests_are_not_kept() -> None:
-    async with gateway_process.running(ROUNDHOUSE_LOG_LEVEL="error") as (process, here):
-        await here.publish(route("cold", state=ModelState.UNLOADED))
+    async with gateway_process.running(ROUNDHOUSE_LOG_LEVEL="error") as (process, gateway):
+        await gateway.publish(route("cold", state=ModelState.UNLOADED))
         bodies = (
             (CHAT, {"model": "cold", "messages": [{"role": "user", "content": "x" * BODY_BYTES}]}, 503),
             (RESPONSES, {"model": "cold", "input": "x" * BODY_BYTES, "previous_response_id": f"resp_{'0' * 48}"}, 400),
@@ -170,7 +170,7 @@ async def test_bodies_of_refused_requests_are_not_kept() -> None:
 
         async def ask_all(times: int) -> float:
             for path, fields, status in bodies * times:
-                async with here.post(path, **fields) as answer:
+                async with gateway.post(path, **fields) as answer:
                     assert answer.status == status
                     await answer.read()
             return memory_of(process.pid)["anonymous"]

@@ -11,7 +11,7 @@ MIB = 1024 * 1024
 
 async def limits(**settings: Any) -> Any:
     """The limits of a gateway with these settings."""
-    async with site(**settings) as here, here.here.client.get(f"{here.here.url}/v1/limits") as answer:
+    async with site(**settings) as here, here.gateway.get("/v1/limits") as answer:
         assert answer.status == 200
         return await answer.json()
 

@@ -12,7 +12,7 @@ from gateway.routing.live_routes import LiveRoutes
 from gateway.routing.table import Routes
 from gateway.tenancy import rate_limits
 from tests.fakes.fake_controller import route
-from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
+from tests.fakes.gateway_harness import engines, gateway_harness
 from tests.support.loop_clock import LoopClock, loop_clock
 from tests.support.queueing import Clock, clock, key
 from tests.support.raw_http import raw, request
@@ -38,32 +38,28 @@ READING = (
 )
 
 
-async def ask(here: GatewayHarness, method: str, path: str, who: str | None = "a") -> tuple[int, dict[str, str], bytes]:
-    """Status, headers and body."""
-    headers = {"authorization": f"Bearer secret-{who}"} if who else {}
-    async with here.client.request(method, here.url + path, headers=headers) as answer:
-        return answer.status, {name.lower(): value for name, value in answer.headers.items()}, await answer.read()
-
-
 @pytest.mark.parametrize(("method", "path"), FRAMEWORK)
 async def test_requests_per_minute_hold_on_routes_of_the_framework(method: str, path: str, clock: Clock) -> None:
-    async with gateway_harness() as here:
-        await here.publish(route("m"), keys=(key("a", scopes=BOTH, requests_per_minute=2, tokens_per_minute=100),))
+    async with gateway_harness() as gateway:
+        await gateway.publish(route("m"), keys=(key("a", scopes=BOTH, requests_per_minute=2, tokens_per_minute=100),))
         for left in ("1", "0"):
-            status, headers, _ = await ask(here, method, path)
-            assert status != 429
-            assert (headers["x-ratelimit-limit-requests"], headers["x-ratelimit-remaining-requests"]) == ("2", left)
-            assert headers["x-ratelimit-remaining-tokens"] == "100"
-            assert "x-ratelimit-client" not in headers
-        status, headers, body = await ask(here, method, path)
-        error = json.loads(body)["error"]
-        assert (status, error["code"], error["request_id"]) == (429, "rate_limit_exceeded", headers["x-request-id"])
-        assert (headers["x-ratelimit-client"], headers["retry-after"]) == ("a", "30")
-        assert (headers["x-ratelimit-remaining-requests"], headers["x-ratelimit-reset-requests"]) == ("0", "1m0s")
-        assert (await here.client.get(here.url + "/health")).status == 200
-        assert (await ask(here, "GET", "/health"))[0] == (await ask(here, "GET", "/metrics"))[0] == 200
+            reply = await gateway.request(method, path, key="secret-a")
+            assert reply.status != 429
+            assert reply.headers["x-ratelimit-limit-requests"] == "2"
+            assert reply.headers["x-ratelimit-remaining-requests"] == left
+            assert reply.headers["x-ratelimit-remaining-tokens"] == "100"
+            assert "x-ratelimit-client" not in reply.headers
+        reply = await gateway.request(method, path, key="secret-a")
+        assert reply.refusal == (429, "rate_limit_exceeded")
+        assert reply.error["request_id"] == reply.headers["x-request-id"]
+        assert (reply.headers["x-ratelimit-client"], reply.headers["retry-after"]) == ("a", "30")
+        assert reply.headers["x-ratelimit-remaining-requests"] == "0"
+        assert reply.headers["x-ratelimit-reset-requests"] == "1m0s"
+        for open_path in ("/health", "/metrics"):
+            assert (await gateway.get(open_path, key="secret-a")).status == 200
+        assert (await gateway.get("/health")).status == 200
         clock.now += 30
-        assert (await ask(here, method, path))[0] != 429
+        assert (await gateway.request(method, path, key="secret-a")).status != 429
 
 
 @pytest.mark.parametrize(("method", "path"), READING)
@@ -71,94 +67,91 @@ async def test_reading_costs_no_request_and_has_a_bound_of_its_own(
     method: str, path: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rate_limits, "READS_PER_MINUTE", 4)
-    async with gateway_harness() as here:
-        await here.publish(route("m"), keys=(key("a", scopes=BOTH, requests_per_minute=1, tokens_per_minute=100),))
-        assert (await ask(here, "POST", "/v1/admin/plan"))[0] == 200
-        assert (await ask(here, "POST", "/v1/admin/plan"))[0] == 429
+    async with gateway_harness() as gateway:
+        await gateway.publish(route("m"), keys=(key("a", scopes=BOTH, requests_per_minute=1, tokens_per_minute=100),))
+        assert (await gateway.request("POST", "/v1/admin/plan", key="secret-a")).status == 200
+        assert (await gateway.request("POST", "/v1/admin/plan", key="secret-a")).status == 429
         for _ in range(4):
-            status, headers, _ = await ask(here, method, path)
-            assert status != 429
-            assert (headers["x-ratelimit-limit-requests"], headers["x-ratelimit-remaining-requests"]) == ("1", "0")
-        status, headers, _ = await ask(here, method, path)
-        assert (status, headers["x-ratelimit-client"], headers["retry-after"]) == (429, "a", "15")
+            reply = await gateway.request(method, path, key="secret-a")
+            assert reply.status != 429
+            assert reply.headers["x-ratelimit-limit-requests"] == "1"
+            assert reply.headers["x-ratelimit-remaining-requests"] == "0"
+        reply = await gateway.request(method, path, key="secret-a")
+        assert (reply.status, reply.headers["x-ratelimit-client"], reply.headers["retry-after"]) == (429, "a", "15")
         clock.now += 15
-        assert (await ask(here, method, path))[0] != 429
+        assert (await gateway.request(method, path, key="secret-a")).status != 429
 
 
 async def test_the_framework_and_models_share_a_limit_and_a_refusal_uses_nothing_up(clock: Clock) -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]), keys=(key("a", requests_per_minute=2),))
-        assert (await ask(here, "POST", "/v1/admin/plan"))[0] == 403
-        assert (await ask(here, "POST", "/nowhere"))[1]["x-ratelimit-remaining-requests"] == "1"
-        async with here.client.post(
-            here.url + "/v1/chat/completions",
-            json={"model": "m", "messages": []},
-            headers={"authorization": "Bearer secret-a"},
-        ) as answer:
-            assert (answer.status, answer.headers["x-ratelimit-remaining-requests"]) == (200, "0")
-        assert (await ask(here, "POST", "/nowhere"))[0] == 429
-        assert (await ask(here, "GET", "/v1/models"))[0] == 200
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]), keys=(key("a", requests_per_minute=2),))
+        assert (await gateway.request("POST", "/v1/admin/plan", key="secret-a")).status == 403
+        assert (await gateway.request("POST", "/nowhere", key="secret-a")).headers[
+            "x-ratelimit-remaining-requests"
+        ] == "1"
+        reply = await gateway.chat(messages=[], key="secret-a")
+        assert (reply.status, reply.headers["x-ratelimit-remaining-requests"]) == (200, "0")
+        assert (await gateway.request("POST", "/nowhere", key="secret-a")).status == 429
+        assert (await gateway.get("/v1/models", key="secret-a")).status == 200
 
 
 async def test_events_count_as_one_request_until_they_end() -> None:
-    async with gateway_harness() as here:
-        here.controller.admin.answer = here.controller.admin.stream("text/event-stream")
-        await here.publish(keys=(key("a", scopes=BOTH, concurrency=1),))
-        here.controller.admin.parts.put_nowait(b"data: 1\n\n")
+    async with gateway_harness() as gateway:
+        gateway.controller.admin.answer = gateway.controller.admin.stream("text/event-stream")
+        await gateway.publish(keys=(key("a", scopes=BOTH, concurrency=1),))
+        gateway.controller.admin.parts.put_nowait(b"data: 1\n\n")
         bearer = {"authorization": "Bearer secret-a"}
         for ends in (True, False):
-            events = await here.client.get(here.url + "/v1/admin/events", headers=bearer)
+            events = await gateway.client.get(gateway.url + "/v1/admin/events", headers=bearer)
             assert events.status == 200
-            status, headers, _ = await ask(here, "GET", "/v1/models")
-            assert (status, headers["x-ratelimit-client"]) == (429, "a")
+            reply = await gateway.get("/v1/models", key="secret-a")
+            assert (reply.status, reply.headers["x-ratelimit-client"]) == (429, "a")
             if ends:
-                here.controller.admin.parts.put_nowait(None)
+                gateway.controller.admin.parts.put_nowait(None)
                 assert await events.read() == b"data: 1\n\n"
-                here.controller.admin.parts.put_nowait(b"data: 2\n\n")
+                gateway.controller.admin.parts.put_nowait(b"data: 2\n\n")
             else:
                 events.close()
 
             async def let_in() -> bool:
-                return (await ask(here, "GET", "/v1/models"))[0] == 200
+                return (await gateway.get("/v1/models", key="secret-a")).status == 200
 
             await until("it is counted no more", let_in)
 
 
 async def test_the_list_of_models_needs_the_scope_inference_and_the_document_none() -> None:
-    async with gateway_harness() as here:
-        await here.publish(route("m"), keys=(key("a", scopes=("admin",)), key("b")))
+    async with gateway_harness() as gateway:
+        await gateway.publish(route("m"), keys=(key("a", scopes=("admin",)), key("b")))
         for path in ("/v1/models", "/v1/models/m", "/v1/models/", "/v1/%6dodels"):
-            status, _, body = await ask(here, "GET", path)
-            assert (status, json.loads(body)["error"]["code"]) == (403, "scope_required"), path
-            assert (await ask(here, "GET", path, "b"))[0] in (200, 404), path
+            assert (await gateway.get(path, key="secret-a")).refusal == (403, "scope_required"), path
+            assert (await gateway.get(path, key="secret-b")).status in (200, 404), path
         for who in ("a", "b"):
-            assert (await ask(here, "GET", "/openapi.json", who))[0] == 200
-        _, _, document = await ask(here, "GET", "/openapi.json")
+            assert (await gateway.get("/openapi.json", key=f"secret-{who}")).status == 200
+        document = (await gateway.get("/openapi.json", key="secret-a")).body
         for path in ("/v1/models", "/v1/models/{name}"):
-            declared = json.loads(document)["paths"][path]["get"]
+            declared = document["paths"][path]["get"]
             assert "`scope_required`" in declared["responses"]["403"]["description"]
             assert "`rate_limit_exceeded`" in declared["responses"]["429"]["description"]
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens", "/v1/messages/batches"])
 async def test_errors_on_paths_of_messages_have_anthropics_form(path: str) -> None:
-    async with gateway_harness() as here:
+    async with gateway_harness() as gateway:
         keys = (key("a", scopes=("admin",), requests_per_minute=1),)
-        await here.publish(keys=keys)
+        await gateway.publish(keys=keys)
         seen = []
         for who in ("nobody", "a", "a"):
-            status, headers, body = await ask(here, "PUT", path, who)
-            told: Any = json.loads(body)
-            seen.append((status, told["type"], told["error"]["type"]))
-            assert told["request_id"] == headers["x-request-id"]
+            reply = await gateway.request("PUT", path, key=f"secret-{who}")
+            seen.append((reply.status, reply.body["type"], reply.error["type"]))
+            assert reply.body["request_id"] == reply.headers["x-request-id"]
         wrong = (404, "not_found_error") if path.endswith("batches") else (405, "invalid_request_error")
         assert seen == [
             (401, "error", "authentication_error"),
             (wrong[0], "error", wrong[1]),
             (429, "error", "rate_limit_error"),
         ]
-        status, _, body = await ask(here, "GET", "/v1/messagesx", "nobody")
-        assert "type" not in json.loads(body), "no path of messages"
+        reply = await gateway.get("/v1/messagesx", key="secret-nobody")
+        assert "type" not in json.loads(reply.content), "no path of messages"
 
 
 @pytest.mark.parametrize(
@@ -172,14 +165,14 @@ async def test_errors_on_paths_of_messages_have_anthropics_form(path: str) -> No
     ],
 )
 async def test_a_wrong_method_is_told_all_right_ones(method: str, path: str, allowed: str) -> None:
-    async with gateway_harness(engine_state_routes=True) as here:
-        status, headers, _ = await ask(here, method, path)
-        assert (status, headers["allow"]) == (405, allowed)
+    async with gateway_harness(engine_state_routes=True) as gateway:
+        reply = await gateway.request(method, path, key="secret-a")
+        assert (reply.status, reply.headers["allow"]) == (405, allowed)
 
 
 @pytest.mark.parametrize("path", ["/health", "/metrics"])
 async def test_health_and_metrics_answer_head(path: str) -> None:
-    async with gateway_harness() as here, raw(here) as client:
+    async with gateway_harness() as gateway, raw(gateway) as client:
         client.write(request("HEAD", path) + request("GET", "/nowhere"))
         while b"unknown_route" not in client.received:
             await client.read_bytes()
@@ -198,12 +191,12 @@ async def test_health_and_metrics_answer_head(path: str) -> None:
     ],
 )
 async def test_what_is_no_request_has_an_id_too(sent: bytes, status: int, loop_clock: LoopClock) -> None:
-    async with gateway_harness(client_timeout_s=10) as here:
-        assert here.server is not None
-        connections: Any = here.server.server_state.connections
+    async with gateway_harness(client_timeout_s=10) as gateway:
+        assert gateway.server is not None
+        connections: Any = gateway.server.server_state.connections
         ids = set()
         for _ in range(2):
-            async with raw(here) as client:
+            async with raw(gateway) as client:
                 client.write(sent)
                 await until("it is read", lambda: any(each._idle_bytes or each._ignores_input for each in connections))
                 await loop_clock.skip(20)
@@ -224,7 +217,7 @@ async def test_a_bug_while_a_table_is_applied_does_not_end_the_link(
         return made[-1]
 
     monkeypatch.setattr("gateway.app.LiveRoutes", make)
-    async with gateway_harness() as here:
+    async with gateway_harness() as gateway:
         apply = made[0].on_table
 
         def broken(_: Routes) -> None:
@@ -232,19 +225,19 @@ async def test_a_bug_while_a_table_is_applied_does_not_end_the_link(
             raise LookupError("a bug")
 
         made[0].on_table = broken
-        before = here.controller.connections
-        await here.controller.publish(route("m"))
-        await until("it connects anew", lambda: here.controller.connections > before)
-        await here.publish(route("m"), route("n"))
-        assert len(json.loads((await ask(here, "GET", "/v1/models", None))[2])["data"]) == 2
+        before = gateway.controller.connections
+        await gateway.controller.publish(route("m"))
+        await until("it connects anew", lambda: gateway.controller.connections > before)
+        await gateway.publish(route("m"), route("n"))
+        assert len((await gateway.get("/v1/models")).body["data"]) == 2
         assert "a bug" in caplog.text
 
 
 async def test_a_report_that_fails_does_not_end_the_reports(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with gateway_harness() as here:
-        before = here.controller.connections
+    async with gateway_harness() as gateway:
+        before = gateway.controller.connections
 
         def broken(_: object) -> str:
             monkeypatch.undo()
@@ -252,6 +245,6 @@ async def test_a_report_that_fails_does_not_end_the_reports(
 
         monkeypatch.setattr("gateway.control.link.ControllerLink._report", broken)
         async with asyncio.timeout(60):
-            await here.publish(route("m"))
-        assert here.controller.connections > before
+            await gateway.publish(route("m"))
+        assert gateway.controller.connections > before
         assert "a bug" in caplog.text

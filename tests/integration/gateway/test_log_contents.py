@@ -13,7 +13,7 @@ from common.log_formats import create_formatter
 from gateway.exchange.engine_stage import EngineStage
 from gateway.protocols.common.openai_events import OpenAIStream
 from tests.fakes.fake_controller import route
-from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness, until
+from tests.fakes.gateway_harness import engines, gateway_harness, until
 
 SECRET = "marmalade-7319"
 """Stands in each prompt."""
@@ -48,46 +48,44 @@ def lines_of(log: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
     return [json.loads(create_formatter("json").format(each)) for each in log.records]
 
 
-async def ask(here: GatewayHarness, path: str, body: bytes) -> None:
-    """Send a body and read the answer, whatever it is."""
-    async with here.client.post(here.url + path, data=body) as answer:
-        await answer.read()
-
-
 async def test_no_prompt_is_ever_logged(log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     faults = ("", "busy", "error_html", "die_before_answer", "die_mid_stream", "die_mid_body", "garbage", "end_early")
-    async with gateway_harness() as here, engines(2) as (engine, other):
+    async with gateway_harness() as gateway, engines(2) as (engine, other):
         engine.words = [SECRET]  # an engine repeats what it was asked
-        await here.publish(route("m", [engine.url]), route("n", [other.url, "http://127.0.0.1:1"]))
+        await gateway.publish(route("m", [engine.url]), route("n", [other.url, "http://127.0.0.1:1"]))
         for path, fields in BODIES.items():
             for stream in (False, True):
                 for fault in faults:
                     body = json.dumps({"model": "m", "stream": stream, "fault": fault, **fields}).encode()
-                    await ask(here, path, body)
+                    await gateway.request("POST", path, data=body)
             for body in BROKEN:
-                await ask(here, path, body)
-        async with here.chat(stream=True, fault="pause_until_release", after=1) as answer:
+                await gateway.request("POST", path, data=body)
+        async with gateway.chat(stream=True, fault="pause_until_release", after=1) as answer:
             await answer.content.readany()
-        await here.idle()
+        await gateway.idle()
 
         def fail(_self: object, *_: object) -> None:
             raise ValueError("a fault of the gateway's own")
 
         monkeypatch.setattr(OpenAIStream, "feed_data", fail)
-        await ask(here, "/v1/completions", json.dumps({"model": "m", "stream": True, "prompt": SECRET}).encode())
+        await gateway.request(
+            "POST", "/v1/completions", data=json.dumps({"model": "m", "stream": True, "prompt": SECRET}).encode()
+        )
         monkeypatch.setattr(EngineStage, "send_attempt", fail)
-        await ask(here, "/v1/chat/completions", json.dumps({"model": "m", "messages": MESSAGES}).encode())
+        await gateway.request(
+            "POST", "/v1/chat/completions", data=json.dumps({"model": "m", "messages": MESSAGES}).encode()
+        )
     lines = lines_of(log)
     assert any("a fault of the gateway's own" in line.get("exception", "") for line in lines), "it was looked at"
     assert not [line for line in lines if SECRET in json.dumps(line)]
 
 
 async def test_each_line_about_a_request_has_its_id(log: pytest.LogCaptureFixture) -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]), route("gone", ["http://127.0.0.1:1"]))
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]), route("gone", ["http://127.0.0.1:1"]))
         ids = []
         for model, fault in (("m", "die_before_answer"), ("m", "garbage"), ("gone", "")):
-            async with here.chat(model, fault=fault) as answer:
+            async with gateway.chat(model, fault=fault) as answer:
                 await answer.read()
                 ids.append(answer.headers["x-request-id"])
         await until(lambda: len(log.records) >= 3, "each of them is logged")

@@ -66,7 +66,7 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture
-async def here(engine: Worker) -> AsyncIterator[GatewayHarness]:
+async def gateway(engine: Worker) -> AsyncIterator[GatewayHarness]:
     """A gateway that knows it under each name of `DEFINITIONS`, with what is declared there."""
     models = []
     for name, more in DEFINITIONS.items():
@@ -113,8 +113,8 @@ def user(content: list[Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize(("images", "said"), SEEN)
-async def test_a_chat(here: GatewayHarness, images: tuple[bytes, ...], said: str) -> None:
-    async with openai.AsyncOpenAI(base_url=here.url + "/v1", api_key="any", max_retries=0) as client:
+async def test_a_chat(gateway: GatewayHarness, images: tuple[bytes, ...], said: str) -> None:
+    async with openai.AsyncOpenAI(base_url=gateway.url + "/v1", api_key="any", max_retries=0) as client:
         messages = user(chat_content(*images))
         answer = await client.chat.completions.create(model="seeing", messages=messages)
         assert answer.choices[0].message.content == said
@@ -123,8 +123,8 @@ async def test_a_chat(here: GatewayHarness, images: tuple[bytes, ...], said: str
 
 
 @pytest.mark.parametrize(("images", "said"), SEEN)
-async def test_a_response(here: GatewayHarness, images: tuple[bytes, ...], said: str) -> None:
-    async with openai.AsyncOpenAI(base_url=here.url + "/v1", api_key="any", max_retries=0) as client:
+async def test_a_response(gateway: GatewayHarness, images: tuple[bytes, ...], said: str) -> None:
+    async with openai.AsyncOpenAI(base_url=gateway.url + "/v1", api_key="any", max_retries=0) as client:
         asked = user(response_content(*images))
         answer = await client.responses.create(model="seeing", input=asked)
         assert answer.output_text == said
@@ -134,8 +134,8 @@ async def test_a_response(here: GatewayHarness, images: tuple[bytes, ...], said:
 
 
 @pytest.mark.parametrize(("images", "said"), SEEN)
-async def test_a_message(here: GatewayHarness, images: tuple[bytes, ...], said: str) -> None:
-    async with anthropic.AsyncAnthropic(base_url=here.url, api_key="any", max_retries=0) as client:
+async def test_a_message(gateway: GatewayHarness, images: tuple[bytes, ...], said: str) -> None:
+    async with anthropic.AsyncAnthropic(base_url=gateway.url, api_key="any", max_retries=0) as client:
         asked: dict[str, Any] = {"model": "seeing", "max_tokens": 64, "messages": user(message_content(*images))}
         answer = await client.messages.create(**asked)
         assert [block.text for block in answer.content if block.type == "text"] == [said]
@@ -143,8 +143,8 @@ async def test_a_message(here: GatewayHarness, images: tuple[bytes, ...], said: 
             assert "".join([text async for text in stream.text_stream]) == said
 
 
-async def test_an_earlier_image_stays_in_the_conversation(here: GatewayHarness) -> None:
-    async with openai.AsyncOpenAI(base_url=here.url + "/v1", api_key="any", max_retries=0) as client:
+async def test_an_earlier_image_stays_in_the_conversation(gateway: GatewayHarness) -> None:
+    async with openai.AsyncOpenAI(base_url=gateway.url + "/v1", api_key="any", max_retries=0) as client:
         first = await client.responses.create(model="seeing", input=user(response_content(NIGHT)))
         assert first.output_text == DARK
         later: dict[str, Any] = {"model": "seeing", "previous_response_id": first.id}
@@ -152,18 +152,18 @@ async def test_an_earlier_image_stays_in_the_conversation(here: GatewayHarness) 
         assert (await client.responses.create(input=user(response_content(LIGHT)), **later)).output_text == SENTENCE
 
 
-async def test_what_is_counted_is_what_the_engine_makes_of_an_image_and_not_its_size(here: GatewayHarness) -> None:
+async def test_what_is_counted_is_what_the_engine_makes_of_an_image_and_not_its_size(gateway: GatewayHarness) -> None:
     # As text, these would be more tokens than the context has.
     large = make_image(20, 4000, 4000)
     assert len(encode(large)) > 6 * CONTEXT
     prompt_tokens = {}
     for name, images in {"none": (), "one": (NIGHT,), "two": (NIGHT, NIGHT), "large": (large,)}.items():
         messages = user(chat_content(*images))
-        async with here.post("/v1/chat/completions", model="seeing", messages=messages) as answer:
+        async with gateway.post("/v1/chat/completions", model="seeing", messages=messages) as answer:
             told = await answer.json()
             assert answer.status == 200, told
             prompt_tokens[name] = told["usage"]["prompt_tokens"]
-        async with here.post("/v1/chat/completions/input_tokens", model="seeing", messages=messages) as answer:
+        async with gateway.post("/v1/chat/completions/input_tokens", model="seeing", messages=messages) as answer:
             assert (await answer.json())["input_tokens"] == prompt_tokens[name]
     each = prompt_tokens["one"] - prompt_tokens["none"]
     assert 0 < each < 100
@@ -181,23 +181,21 @@ async def test_what_is_counted_is_what_the_engine_makes_of_an_image_and_not_its_
     ],
 )
 async def test_a_model_without_a_projector_takes_no_images(
-    here: GatewayHarness, path: str, body: dict[str, Any], place: str, stream: bool
+    gateway: GatewayHarness, path: str, body: dict[str, Any], place: str, stream: bool
 ) -> None:
-    async with here.post(path, model="blind", stream=stream, **body) as answer:
-        error = (await answer.json())["error"]
-    assert (answer.status, error["code"], error["param"]) == (400, "modality_unsupported", place)
-    assert error["message"] == "The model 'blind' takes no image; it takes text."
+    reply = await gateway.post(path, model="blind", stream=stream, **body)
+    assert (reply.status, reply.code, reply.error["param"]) == (400, "modality_unsupported", place)
+    assert reply.error["message"] == "The model 'blind' takes no image; it takes text."
 
 
-async def test_the_lists_say_what_each_model_takes(here: GatewayHarness, engine: Worker) -> None:
+async def test_the_lists_say_what_each_model_takes(gateway: GatewayHarness, engine: Worker) -> None:
     seen = ["text", "image"]
     wanted = {"seeing": seen, "blind": ["text"], "hearing": [*seen, "audio"], "fetching": seen}
     for path in ("/v1/models", "/models"):
-        async with here.client.get(here.url + path) as answer:
-            listed = (await answer.json())["data"]
+        listed = (await gateway.get(path)).body["data"]
         assert {model["id"]: model["architecture"]["input_modalities"] for model in listed} == wanted
         assert all(model["architecture"]["output_modalities"] == ["text"] for model in listed)
-    props = json.loads(engine.ask("GET", "/props")[1])["modalities"]
+    props = json.loads(engine.request("GET", "/props")[1])["modalities"]
     assert (props["vision"], props["audio"]) == (True, True)
 
 
@@ -217,7 +215,7 @@ async def elsewhere() -> AsyncIterator[tuple[str, list[str]]]:
 
 
 async def test_an_address_is_fetched_by_a_model_that_declares_it_and_by_no_other(
-    here: GatewayHarness, elsewhere: tuple[str, list[str]]
+    gateway: GatewayHarness, elsewhere: tuple[str, list[str]]
 ) -> None:
     url, asked = elsewhere
     chat = {"messages": user([{"type": "image_url", "image_url": {"url": f"{url}/chat"}}])}
@@ -246,15 +244,14 @@ async def test_an_address_is_fetched_by_a_model_that_declares_it_and_by_no_other
         ),
     ]
     for path, body, place in requests:
-        async with here.post(path, model="hearing", **body) as answer:
-            error = (await answer.json())["error"]
-        assert (answer.status, error["code"]) == (400, "invalid_request"), path
-        assert error["param"] == f"{place}[0].content[0]"
-        assert error["message"] == (
+        reply = await gateway.post(path, model="hearing", **body)
+        assert reply.refusal == (400, "invalid_request"), path
+        assert reply.error["param"] == f"{place}[0].content[0]"
+        assert reply.error["message"] == (
             "The model 'hearing' fetches no addresses: send the data itself, as base64 or as a `data:` URL."
         )
     assert asked == []
-    async with here.post("/v1/chat/completions", model="fetching", **chat) as answer:
+    async with gateway.post("/v1/chat/completions", model="fetching", **chat) as answer:
         assert (await answer.json())["choices"][0]["message"]["content"] == DARK
     assert asked == ["/chat"]
 
@@ -273,29 +270,29 @@ BROKEN = {
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("name", BROKEN)
-async def test_a_broken_image_is_the_client_s_error_in_every_api(here: GatewayHarness, name: str, stream: bool) -> None:
+async def test_a_broken_image_is_the_client_s_error_in_every_api(
+    gateway: GatewayHarness, name: str, stream: bool
+) -> None:
     image = BROKEN[name]
     for path, body in (
         ("/v1/chat/completions", {"messages": user(chat_content(image))}),
         ("/v1/responses", {"input": user(response_content(image))}),
         ("/v1/messages", {"max_tokens": 9, "messages": user(message_content(image))}),
     ):
-        async with here.post(path, model="seeing", stream=stream, **body) as answer:
-            error = (await answer.json())["error"]
-        told = (answer.status, error["code"], error["type"], error["message"])
+        reply = await gateway.post(path, model="seeing", stream=stream, **body)
+        told = (reply.status, reply.code, reply.error["type"], reply.error["message"])
         assert told == (400, "engine_error", "invalid_request_error", "Failed to load image or audio file"), path
     # The engine goes on.
-    async with here.chat("seeing") as answer:
-        assert (await answer.json())["choices"][0]["message"]["content"] == SENTENCE
+    assert (await gateway.chat("seeing")).body["choices"][0]["message"]["content"] == SENTENCE
 
 
 SOUNDS = [(make_sound(30_000), BRIGHT), (make_sound(300), BRIGHT), (make_sound(0), DARK)]
 
 
 @pytest.mark.parametrize(("sound", "said"), SOUNDS, ids=["noise", "soft noise", "silence"])
-async def test_a_sound(here: GatewayHarness, sound: bytes, said: str) -> None:
+async def test_a_sound(gateway: GatewayHarness, sound: bytes, said: str) -> None:
     part: Any = {"type": "input_audio", "input_audio": {"data": encode(sound), "format": "wav"}}
-    async with openai.AsyncOpenAI(base_url=here.url + "/v1", api_key="any", max_retries=0) as client:
+    async with openai.AsyncOpenAI(base_url=gateway.url + "/v1", api_key="any", max_retries=0) as client:
         messages = user([part, {"type": "text", "text": QUESTION}])
         answer = await client.chat.completions.create(model="hearing", messages=messages)
         assert answer.choices[0].message.content == said
@@ -310,9 +307,9 @@ async def test_a_sound(here: GatewayHarness, sound: bytes, said: str) -> None:
     assert (refused.value.code, refused.value.param) == ("modality_unsupported", "messages[0].content[0]")
 
 
-async def test_what_is_heard_and_what_is_seen_go_together(here: GatewayHarness) -> None:
+async def test_what_is_heard_and_what_is_seen_go_together(gateway: GatewayHarness) -> None:
     noise = {"type": "input_audio", "input_audio": {"data": encode(make_sound(30_000)), "format": "wav"}}
     for images, said in (((), BRIGHT), ((NIGHT,), SENTENCE), ((NIGHT, NIGHT), DARK)):
         messages = user([noise, *chat_content(*images)])
-        async with here.post("/v1/chat/completions", model="hearing", messages=messages) as answer:
+        async with gateway.post("/v1/chat/completions", model="hearing", messages=messages) as answer:
             assert (await answer.json())["choices"][0]["message"]["content"] == said

@@ -51,14 +51,14 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
 
 
 @pytest.fixture
-async def here(servers: dict[str, Worker], worker: Worker) -> AsyncIterator[GatewayHarness]:
+async def gateway(servers: dict[str, Worker], worker: Worker) -> AsyncIterator[GatewayHarness]:
     async with messages_gateway(servers, worker) as built:
         yield built
 
 
 @pytest.fixture
-async def client(here: GatewayHarness) -> AsyncIterator[anthropic.AsyncAnthropic]:
-    async with client_of(here) as made:
+async def client(gateway: GatewayHarness) -> AsyncIterator[anthropic.AsyncAnthropic]:
+    async with client_of(gateway) as made:
         yield made
 
 
@@ -125,9 +125,9 @@ async def test_the_package_knows_the_requests_id(client: anthropic.AsyncAnthropi
     assert str(caught.value.request_id).startswith("req-")
 
 
-async def test_the_synchronous_client(here: GatewayHarness) -> None:
+async def test_the_synchronous_client(gateway: GatewayHarness) -> None:
     def calls() -> None:
-        with anthropic.Anthropic(base_url=here.url, api_key="none", max_retries=0) as client:
+        with anthropic.Anthropic(base_url=gateway.url, api_key="none", max_retries=0) as client:
             asked: Any = {"model": "plain", "max_tokens": 60, "messages": HI}
             first = client.messages.create(**asked).content[0]
             assert first.type == "text"
@@ -292,12 +292,14 @@ async def test_refusals_are_the_packages_own_errors(client: anthropic.AsyncAnthr
             assert body["request_id"] == refused.value.response.headers["x-request-id"]
 
 
-async def test_an_engines_failure_is_the_packages_own_error(servers: dict[str, Worker], here: GatewayHarness) -> None:
+async def test_an_engines_failure_is_the_packages_own_error(
+    servers: dict[str, Worker], gateway: GatewayHarness
+) -> None:
     seeing = Capabilities(modalities=("text", "image"))
     url = f"http://127.0.0.1:{servers['plain'].port}"
     chat = ("/v1/chat/completions",)
-    await here.publish(route("m", [url], token=TOKEN, served_name="inner-plain", apis=chat, capabilities=seeing))
-    async with client_of(here) as client:
+    await gateway.publish(route("m", [url], token=TOKEN, served_name="inner-plain", apis=chat, capabilities=seeing))
+    async with client_of(gateway) as client:
         with pytest.raises(anthropic.InternalServerError, match="image input is not supported") as failed:
             await client.messages.create(model="m", max_tokens=9, messages=[{"role": "user", "content": [PNG]}])
         assert failed.value.body["error"]["type"] == "api_error"  # type: ignore[index]
@@ -314,18 +316,18 @@ STREAMS: list[dict[str, Any]] = [
 ]
 
 
-async def test_every_event_is_as_published(here: GatewayHarness) -> None:
+async def test_every_event_is_as_published(gateway: GatewayHarness) -> None:
     headers = {"anthropic-version": "2023-06-01", "anthropic-beta": "a-2025-01-01,b-2026-01-01", "x-api-key": "whoever"}
     for asked in STREAMS:
         body = {"max_tokens": 60, "messages": HI, "temperature": 0, "stream": True, **asked}
-        async with here.client.post(f"{here.url}/v1/messages?beta=true", json=body, headers=headers) as answer:
+        async with gateway.post("/v1/messages?beta=true", body, headers=headers) as answer:
             assert (answer.status, answer.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
             assert checked_events(await answer.read())[-1] == {"type": "message_stop"}
 
 
-async def test_a_key_as_anthropics_clients_send_it(servers: dict[str, Worker], here: GatewayHarness) -> None:
+async def test_a_key_as_anthropics_clients_send_it(servers: dict[str, Worker], gateway: GatewayHarness) -> None:
     url = f"http://127.0.0.1:{servers['plain'].port}"
-    await here.publish(
+    await gateway.publish(
         route("m", [url], token=TOKEN, served_name="inner-plain", apis=("/v1/chat/completions",)), keys=(key("alice"),)
     )
 
@@ -333,12 +335,12 @@ async def test_a_key_as_anthropics_clients_send_it(servers: dict[str, Worker], h
         return (await client.messages.create(model="m", max_tokens=60, messages=HI)).content[0].to_dict()
 
     ways: list[Callable[[], anthropic.AsyncAnthropic]] = [
-        lambda: client_of(here, "secret-alice"),
-        lambda: anthropic.AsyncAnthropic(base_url=here.url, auth_token="secret-alice", api_key=None, max_retries=0),
+        lambda: client_of(gateway, "secret-alice"),
+        lambda: anthropic.AsyncAnthropic(base_url=gateway.url, auth_token="secret-alice", api_key=None, max_retries=0),
     ]
     for make_client in ways:
         async with make_client() as client:
             assert (await first_block(client))["text"] == SENTENCE
-    async with client_of(here, "wrong") as stranger:
+    async with client_of(gateway, "wrong") as stranger:
         with pytest.raises(anthropic.AuthenticationError):
             await first_block(stranger)

@@ -39,25 +39,22 @@ def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.fixture
-async def here(servers: dict[str, Worker]) -> AsyncIterator[GatewayHarness]:
+async def gateway(servers: dict[str, Worker]) -> AsyncIterator[GatewayHarness]:
     async with messages_gateway(servers) as built:
         yield built
 
 
-async def ask(here: GatewayHarness, model: str, asked: Fields) -> Fields:
+async def create(gateway: GatewayHarness, model: str, asked: Fields) -> Fields:
     """A blocking answer."""
-    async with here.post("/v1/messages", model=model, **asked) as answer:
-        assert answer.status == 200, await answer.text()
-        fields: Fields = await answer.json()
-        return fields
+    message: Fields = (await gateway.post("/v1/messages", model=model, **asked)).success
+    return message
 
 
-async def stream(here: GatewayHarness, model: str, asked: Fields) -> bytes:
+async def stream(gateway: GatewayHarness, model: str, asked: Fields) -> bytes:
     """A stream."""
-    async with here.post("/v1/messages", model=model, stream=True, **asked) as answer:
-        assert answer.status == 200, await answer.text()
-        sent: bytes = await answer.read()
-        return sent
+    reply = await gateway.post("/v1/messages", model=model, stream=True, **asked)
+    assert reply.status == 200, reply.body
+    return reply.content
 
 
 def visible(message: Fields) -> Fields:
@@ -74,7 +71,7 @@ def events_of(stream: bytes) -> list[Fields]:
     return [json.loads(line[6:]) for line in stream.split(b"\n") if line.startswith(b"data: ")]
 
 
-def said(stream: bytes) -> dict[str, str]:
+def text_by_kind(stream: bytes) -> dict[str, str]:
     """What its deltas say, kind by kind."""
     deltas = [event["delta"] for event in events_of(stream) if event["type"] == "content_block_delta"]
     kinds = ("thinking", "text", "partial_json")
@@ -104,38 +101,38 @@ SAME: list[tuple[str, Fields]] = [
 ]
 
 
-async def test_both_ways_come_to_the_same(here: GatewayHarness) -> None:
+async def test_both_ways_come_to_the_same(gateway: GatewayHarness) -> None:
     for model, asked in SAME:
-        native, ours = await ask(here, f"native-{model}", asked), await ask(here, model, asked)
+        native, ours = await create(gateway, f"native-{model}", asked), await create(gateway, model, asked)
         checked_message(native)
         checked_message(ours)
         assert visible(ours) == visible(native), asked
-        checked_events(told := await stream(here, model, asked))
-        assert said(told) == said(await stream(here, f"native-{model}", asked)), asked
+        checked_events(told := await stream(gateway, model, asked))
+        assert text_by_kind(told) == text_by_kind(await stream(gateway, f"native-{model}", asked)), asked
 
 
 @pytest.mark.parametrize("model", ["plain", "caller"])
-async def test_both_ways_count_the_same(here: GatewayHarness, model: str) -> None:
+async def test_both_ways_count_the_same(gateway: GatewayHarness, model: str) -> None:
     conversation = [*HI, {"role": "assistant", "content": [CALLED]}, {"role": "user", "content": [RESULT]}]
     for asked in (
         {"messages": HI},
         {"messages": HI, "system": "Be kind."},
         {"messages": conversation, "tools": [WEATHER]},
     ):
-        counts = []
-        for name in (model, f"native-{model}"):
-            async with here.post("/v1/messages/count_tokens", model=name, **asked) as answer:
-                counts.append((answer.status, await answer.json()))
+        counts = [
+            (await gateway.post("/v1/messages/count_tokens", model=name, **asked)).result
+            for name in (model, f"native-{model}")
+        ]
         assert counts[0] == counts[1]
         assert counts[0][1].keys() == {"input_tokens"}
 
 
-async def test_what_llama_servers_own_lose(here: GatewayHarness) -> None:
+async def test_what_llama_servers_own_lose(gateway: GatewayHarness) -> None:
     """Each of these is a reason for `api_matrix.SERVING_OPTIONS` to translate. Where one fails, llama-server has
     learned."""
 
     async def last_block(model: str, **more: Any) -> Any:
-        return (await ask(here, model, {**COLD, **more}))["content"][-1]
+        return (await create(gateway, model, {**COLD, **more}))["content"][-1]
 
     named: Fields = {"tools": [WEATHER, SUM], "tool_choice": {"type": "tool", "name": "get_weather"}}
     assert (await last_block("caller", **named))["name"] == "get_weather"
@@ -147,31 +144,33 @@ async def test_what_llama_servers_own_lose(here: GatewayHarness) -> None:
     assert (await last_block("plain", **form))["text"].startswith("{")
     assert (await last_block("native-plain", **form))["text"].startswith("The quick")
     stop = {**COLD, "stop_sequences": ["fox"]}
-    assert visible(await ask(here, "plain", stop))["ended"] == ("stop_sequence", "fox")
-    assert visible(await ask(here, "native-plain", stop))["ended"] == ("end_turn", "fox")
+    assert visible(await create(gateway, "plain", stop))["ended"] == ("stop_sequence", "fox")
+    assert visible(await create(gateway, "native-plain", stop))["ended"] == ("end_turn", "fox")
     begun: Fields = {"messages": [*HI, {"role": "assistant", "content": "The quick"}]}
     assert (await last_block("plain", **begun))["text"].startswith(" brown")
     assert (await last_block("native-plain", **begun))["text"].startswith("The quick brown")
 
 
-async def count(here: GatewayHarness, model: str, **asked: Any) -> int:
+async def count(gateway: GatewayHarness, model: str, **asked: Any) -> int:
     """The tokens of a request."""
-    async with here.post("/v1/messages/count_tokens", model=model, **asked) as answer:
+    async with gateway.post("/v1/messages/count_tokens", model=model, **asked) as answer:
         tokens: int = (await answer.json())["input_tokens"]
         return tokens
 
 
-async def test_llama_servers_own_leave_documents_out(here: GatewayHarness) -> None:
+async def test_llama_servers_own_leave_documents_out(gateway: GatewayHarness) -> None:
     news = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "News"}}
     messages = [{"role": "user", "content": [{"type": "text", "text": "Hi"}, news]}]
-    assert await count(here, "plain", messages=messages) == await count(here, "plain", messages=HI) + len("\nNews")
-    assert await count(here, "native-plain", messages=messages) == await count(here, "native-plain", messages=HI)
+    assert await count(gateway, "plain", messages=messages) == await count(gateway, "plain", messages=HI) + len(
+        "\nNews"
+    )
+    assert await count(gateway, "native-plain", messages=messages) == await count(gateway, "native-plain", messages=HI)
 
 
-async def test_llama_servers_own_streams_are_not_as_published(here: GatewayHarness) -> None:
+async def test_llama_servers_own_streams_are_not_as_published(gateway: GatewayHarness) -> None:
     asked = {**COLD, "tools": [WEATHER], "tool_choice": {"type": "any"}}
-    checked_events(await stream(here, "caller", asked))
-    told = events_of(await stream(here, "native-caller", asked))
+    checked_events(await stream(gateway, "caller", asked))
+    told = events_of(await stream(gateway, "native-caller", asked))
     begun = {event["content_block"]["type"]: event["content_block"] for event in told if "content_block" in event}
     for block, kind, field in (("thinking", ThinkingBlock, "signature"), ("tool_use", ToolUseBlock, "input")):
         with pytest.raises(pydantic.ValidationError, match=rf"{field}\s+Field required"):

@@ -41,17 +41,10 @@ def seeing(**fields: Any) -> ModelRoute:
     )
 
 
-async def get(here: GatewayHarness, path: str) -> Any:
-    """The JSON of a GET."""
-    async with here.client.get(here.url + path) as answer:
-        assert answer.status == 200
-        return await answer.json()
-
-
 async def test_everything_that_is_told_of_a_model() -> None:
-    async with gateway_harness() as here:
-        await here.publish(seeing(), route("b", state=ModelState.UNLOADED, apis=()))
-        listed = await get(here, "/v1/models")
+    async with gateway_harness() as gateway:
+        await gateway.publish(seeing(), route("b", state=ModelState.UNLOADED, apis=()))
+        listed = (await gateway.get("/v1/models")).success
         one, other = listed["data"]
         served = one.pop("apis")
         assert one == {
@@ -93,38 +86,38 @@ async def test_everything_that_is_told_of_a_model() -> None:
             "object": "list", "has_more": False, "first_id": "org/m:8b", "last_id": "b"
         }  # fmt: skip
         for name in ("org/m:8b", "m", "gpt-4o"):
-            assert await get(here, f"/v1/models/{name}") == one | {"apis": served}, "under its own name"
-        await here.publish()
-        assert await get(here, "/v1/models") == {
+            assert (await gateway.get(f"/v1/models/{name}")).success == one | {"apis": served}, "under its own name"
+        await gateway.publish()
+        assert (await gateway.get("/v1/models")).success == {
             "object": "list", "data": [], "has_more": False, "first_id": None, "last_id": None
         }  # fmt: skip
 
 
 async def test_why_a_model_is_not_loaded_is_told_without_paths_and_addresses() -> None:
     told = "it ended: cannot open /srv/models/m.gguf at 10.1.2.3:8000"
-    async with gateway_harness() as here:
+    async with gateway_harness() as gateway:
         failed, waiting = route("a", state=ModelState.FAILED), route("b", state=ModelState.UNLOADED, autoload=True)
-        await here.publish(
+        await gateway.publish(
             failed.model_copy(update={"last_error": told, "reason": "it failed"}),
             waiting.model_copy(update={"reason": "no room for /srv/x", "backend": "vllm"}),
             route("c").model_copy(update={"last_error": told, "reason": "before", "backend": "openai_remote"}),
         )
-        listed = (await get(here, "/v1/models"))["data"]
+        listed = (await gateway.get("/v1/models")).success["data"]
         assert [(each["reason"], each["autoload"], each["continues_answers"]) for each in listed] == [
             ("it ended: cannot open [path] at [address]", False, False),
             ("no room for [path]", True, True),
             (None, False, False),
         ]
         for each in listed:
-            assert (await get(here, f"/v1/models/{each['id']}/status"))["reason"] == each["reason"]
-            assert (await get(here, f"/v1/models/{each['id']}"))["reason"] == each["reason"]
+            assert (await gateway.get(f"/v1/models/{each['id']}/status")).success["reason"] == each["reason"]
+            assert (await gateway.get(f"/v1/models/{each['id']}")).success["reason"] == each["reason"]
 
 
 async def test_the_list_of_llama_servers_router() -> None:
-    async with gateway_harness() as here:
-        await here.publish(seeing(), *(route(f"m-{state}", state=state) for state in ModelState))
-        own = {model["id"]: model for model in (await get(here, "/v1/models"))["data"]}
-        listed = await get(here, "/models")
+    async with gateway_harness() as gateway:
+        await gateway.publish(seeing(), *(route(f"m-{state}", state=state) for state in ModelState))
+        own = {model["id"]: model for model in (await gateway.get("/v1/models")).success["data"]}
+        listed = (await gateway.get("/models")).success
         assert listed["object"] == "list"
         for model in listed["data"]:
             assert model == own[model["id"]]
@@ -139,14 +132,14 @@ async def test_the_list_of_llama_servers_router() -> None:
             assert model["architecture"] == {"input_modalities": model["modalities"], "output_modalities": ["text"]}
 
 
-async def probe(here: GatewayHarness, base: str, bearer: str | None) -> tuple[int, list[tuple[str, str]]]:
+async def probe(gateway: GatewayHarness, base: str, bearer: str | None) -> tuple[int, list[tuple[str, str]]]:
     """Open WebUI's probe of a connection, and what it makes of the answer: status, and each model's id and name.
 
     `GET {base}/models` with the key as a bearer, which is empty where none is given; 200 with JSON is good. It takes
     `data`, of each that has an `id` that, and `name`, or the id where there is none.
     """
     headers = {"Content-Type": "application/json"} | ({} if bearer is None else {"Authorization": f"Bearer {bearer}"})
-    async with here.client.get(f"{here.url}{base}/models", headers=headers) as answer:
+    async with gateway.get(f"{base}/models", headers=headers) as answer:
         told = await answer.json()
         if answer.status != 200:
             assert told["error"]["message"]
@@ -161,25 +154,25 @@ KEYS: tuple[tuple[Key, ...], ...] = ((), (key("ui"), key("far", models=("other",
 @pytest.mark.parametrize("base", ["/v1", ""])
 @pytest.mark.parametrize("keys", KEYS, ids=["open", "keys"])
 async def test_open_webuis_connection_probe(base: str, keys: tuple[Key, ...]) -> None:
-    async with gateway_harness() as here:
-        await here.publish(seeing(), keys=keys)
+    async with gateway_harness() as gateway:
+        await gateway.publish(seeing(), keys=keys)
         good = (200, [("org/m:8b", "org/m:8b")])
         refused: tuple[int, list[tuple[str, str]]] = (401, []) if keys else good
-        assert await probe(here, base, "secret-ui") == good
-        assert await probe(here, base, "secret-far") == ((200, []) if keys else good)
-        assert await probe(here, base, "secret-wrong") == refused
-        assert await probe(here, base, "") == refused
-        assert await probe(here, base, None) == refused
+        assert await probe(gateway, base, "secret-ui") == good
+        assert await probe(gateway, base, "secret-far") == ((200, []) if keys else good)
+        assert await probe(gateway, base, "secret-wrong") == refused
+        assert await probe(gateway, base, "") == refused
+        assert await probe(gateway, base, None) == refused
 
 
 @pytest.mark.parametrize("base", ["/v1", ""])
 async def test_what_open_webui_and_openais_client_ask_of_either_address(base: str) -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]))
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]))
         asked = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
-        async with here.client.post(f"{here.url}{base}/chat/completions", json=asked) as answer:
+        async with gateway.post(f"{base}/chat/completions", asked) as answer:
             assert (answer.status, answer.content_type) == (200, "text/event-stream")
-        async with openai.AsyncOpenAI(base_url=here.url + base, api_key="none", max_retries=0) as client:
+        async with openai.AsyncOpenAI(base_url=gateway.url + base, api_key="none", max_retries=0) as client:
             assert (await client.models.retrieve("m")).id == "m"
             assert (await client.completions.create(model="m", prompt="Hi")).choices[0].text
             assert (await client.embeddings.create(model="m", input="Hi")).data[0].embedding
@@ -189,16 +182,14 @@ async def test_what_open_webui_and_openais_client_ask_of_either_address(base: st
         assert {request.path.removeprefix("/v1") for request in engine.requests} == {
             "/chat/completions", "/completions", "/embeddings"
         }  # fmt: skip
-        async with here.client.get(f"{here.url}{base}/health") as answer:
-            assert (await answer.json())["service"] == "roundhouse"
-        async with here.client.post(f"{here.url}{base}/reranking", json={"model": "m"}) as answer:
-            assert (await answer.json())["error"]["param"] == "documents", "as /v1/rerank"
+        assert (await gateway.get(f"{base}/health")).body["service"] == "roundhouse"
+        assert (await gateway.post(f"{base}/reranking", {"model": "m"})).error["param"] == "documents", "as /v1/rerank"
 
 
 async def test_both_sdks_list_and_retrieve() -> None:
-    async with gateway_harness() as here:
-        await here.publish(seeing(), route("b"))
-        async with openai.AsyncOpenAI(base_url=here.url + "/v1", api_key="none", max_retries=0) as client:
+    async with gateway_harness() as gateway:
+        await gateway.publish(seeing(), route("b"))
+        async with openai.AsyncOpenAI(base_url=gateway.url + "/v1", api_key="none", max_retries=0) as client:
             assert [model.id async for model in client.models.list()] == ["org/m:8b", "b"]
             found = await client.models.retrieve("gpt-4o")
             assert (found.id, found.created, found.owned_by) == ("org/m:8b", 1_700_000_000, "roundhouse")
@@ -207,7 +198,7 @@ async def test_both_sdks_list_and_retrieve() -> None:
             with pytest.raises(openai.NotFoundError) as caught:
                 await client.models.retrieve("nobody")
             assert caught.value.code == "unknown_model"
-        async with anthropic.AsyncAnthropic(base_url=here.url, api_key="none", max_retries=0) as other:
+        async with anthropic.AsyncAnthropic(base_url=gateway.url, api_key="none", max_retries=0) as other:
             assert [model.display_name async for model in other.models.list()] == ["org/m:8b", "b"]
             info = await other.models.retrieve("m")
             assert (info.id, info.created_at.timestamp(), info.max_input_tokens) == ("org/m:8b", 1_700_000_000, 8192)

@@ -89,17 +89,11 @@ def model(servers: dict[str, Worker], name: str) -> ModelRoute:
 
 
 @pytest.fixture
-async def here(servers: dict[str, Worker]) -> AsyncIterator[GatewayHarness]:
+async def gateway(servers: dict[str, Worker]) -> AsyncIterator[GatewayHarness]:
     """A gateway that knows them all."""
     async with gateway_harness() as built:
         await built.publish(*(model(servers, name) for name in MODES))
         yield built
-
-
-async def ask(here: GatewayHarness, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
-    """Status and JSON of an answer."""
-    async with here.client.request(method, here.url + path, json=body, headers=headers) as answer:
-        return answer.status, await answer.json()
 
 
 def known(value: Any) -> Any:
@@ -150,41 +144,41 @@ CASES: list[tuple[str, str, Fields]] = [
 
 @pytest.mark.parametrize(("name", "path", "fields"), CASES, ids=[f"{n}-{a}{b}" for n, (a, b, _) in enumerate(CASES)])
 async def test_an_answer_is_the_engines_own(
-    here: GatewayHarness, servers: dict[str, Worker], name: str, path: str, fields: Fields
+    gateway: GatewayHarness, servers: dict[str, Worker], name: str, path: str, fields: Fields
 ) -> None:
-    own_status, own = servers[name].ask("POST", path, {"model": f"inner-{name}", **fields})
+    own_status, own = servers[name].request("POST", path, {"model": f"inner-{name}", **fields})
     for called in (name, f"alias-of-{name}"):
-        status, made = await ask(here, "POST", path, {"model": called, **fields})
-        assert status == own_status
-        if status < 400:
-            assert known(made) == known(json.loads(own))
+        made = await gateway.post(path, {"model": called, **fields})
+        assert made.status == own_status
+        if made.status < 400:
+            assert known(made.body) == known(json.loads(own))
         else:
-            assert made["error"]["message"] == json.loads(own)["error"]["message"]
-            assert made["error"]["code"] == "engine_error"
+            assert made.error["message"] == json.loads(own)["error"]["message"]
+            assert made.code == "engine_error"
 
 
-async def test_the_cases_are_what_they_seem(here: GatewayHarness) -> None:
-    _, chat = await ask(here, "POST", "/v1/chat/completions", {"model": "plain", **HI})
+async def test_the_cases_are_what_they_seem(gateway: GatewayHarness) -> None:
+    chat = (await gateway.post("/v1/chat/completions", {"model": "plain", **HI})).body
     assert chat["choices"][0]["message"]["content"] == SENTENCE
     tools: Fields = {"tools": [TOOL], "tool_choice": "required"}
-    _, called = await ask(here, "POST", "/v1/chat/completions", {"model": "caller", **HI, **tools})
+    called = (await gateway.post("/v1/chat/completions", {"model": "caller", **HI, **tools})).body
     message = called["choices"][0]["message"]
     assert (message["reasoning_content"], message["content"]) == (THOUGHT, SPOKEN)
     assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == {"city": "Paris"}
-    _, counted = await ask(here, "POST", "/v1/messages/count_tokens", {"model": "plain", **LETTER})
+    counted = (await gateway.post("/v1/messages/count_tokens", {"model": "plain", **LETTER})).body
     assert counted["input_tokens"] > 0
-    _, tokens = await ask(here, "POST", "/tokenize", {"model": "plain", "content": " fox"})
-    _, text = await ask(here, "POST", "/detokenize", {"model": "plain", **tokens})
+    tokens = (await gateway.post("/tokenize", {"model": "plain", "content": " fox"})).body
+    text = (await gateway.post("/detokenize", {"model": "plain", **tokens})).body
     assert text["content"] == " fox"
-    _, ranked = await ask(here, "POST", "/v1/rerank", {"model": "ranks", "query": "a", "documents": ["a", "b"]})
+    ranked = (await gateway.post("/v1/rerank", {"model": "ranks", "query": "a", "documents": ["a", "b"]})).body
     assert {result["index"] for result in ranked["results"]} == {0, 1}
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/infill", "/completion"])
-async def test_streams_pass_to_their_end(here: GatewayHarness, path: str) -> None:
+async def test_streams_pass_to_their_end(gateway: GatewayHarness, path: str) -> None:
     fields = {"/v1/completions": {**BEGUN, "max_tokens": 80}, "/infill": GAP, "/completion": {**BEGUN, "n_predict": 80}}
     body = {"model": "caller", "stream": True, **fields.get(path, LETTER)}
-    async with here.client.post(here.url + path, json=body) as answer:
+    async with gateway.post(path, body) as answer:
         assert answer.status == 200
         assert answer.headers["content-type"].startswith("text/event-stream")
         assert answer.headers["x-queue-position"] == "1"
@@ -194,7 +188,7 @@ async def test_streams_pass_to_their_end(here: GatewayHarness, path: str) -> Non
     assert '"error"' not in content
     said = "".join(content.split('"')[1::2]) if path in ("/infill", "/completion") else content
     assert "fox" in said
-    await here.idle()
+    await gateway.idle()
 
 
 # Which model it is for
@@ -202,33 +196,33 @@ async def test_streams_pass_to_their_end(here: GatewayHarness, path: str) -> Non
 
 @pytest.mark.parametrize("path", ["/props", "/lora-adapters"])
 async def test_what_has_no_body_is_named_in_the_query(
-    here: GatewayHarness, servers: dict[str, Worker], path: str
+    gateway: GatewayHarness, servers: dict[str, Worker], path: str
 ) -> None:
     for name in ("plain", "alias-of-plain"):
-        status, told = await ask(here, "GET", f"{path}?model={name}")
-        expected = known(json.loads(servers["plain"].ask("GET", path)[1]))
+        reply = await gateway.get(f"{path}?model={name}")
+        expected = known(json.loads(servers["plain"].request("GET", path)[1]))
         if path == "/props":
             expected["ui"] = True
-        assert (status, known(told)) == (200, expected)
-    status, told = await ask(here, "GET", path)
+        assert (reply.status, known(reply.body)) == (200, expected)
+    reply = await gateway.get(path)
     if path == "/props":
-        assert (status, told["role"]) == (200, "router")
+        assert (reply.status, reply.body["role"]) == (200, "router")
         return
-    assert (status, told["error"]["code"], told["error"]["param"]) == (400, "invalid_request", "model")
-    assert "?model=NAME" in told["error"]["message"]
-    assert (await ask(here, "GET", f"{path}?model=nobody"))[1]["error"]["code"] == "unknown_model"
+    assert (reply.status, reply.code, reply.error["param"]) == (400, "invalid_request", "model")
+    assert "?model=NAME" in reply.error["message"]
+    assert (await gateway.get(f"{path}?model=nobody")).code == "unknown_model"
 
 
 async def test_without_a_model_the_only_one_that_has_the_route_is_meant(
-    here: GatewayHarness, servers: dict[str, Worker]
+    gateway: GatewayHarness, servers: dict[str, Worker]
 ) -> None:
-    assert (await ask(here, "POST", "/infill", GAP))[1]["error"]["code"] == "invalid_request", "two have it"
-    await here.publish(model(servers, "caller"), model(servers, "vectors"))
-    assert (await ask(here, "POST", "/infill", GAP))[0] == 200
-    assert (await ask(here, "POST", "/infill?model=alias-of-caller", GAP))[0] == 200
-    await here.publish(model(servers, "plain"))
-    assert (await ask(here, "GET", "/props"))[1]["role"] == "router", "as in llama-server's router mode, also for one"
-    assert "tokens" in (await ask(here, "POST", "/tokenize", {"content": "a"}))[1]
+    assert (await gateway.post("/infill", GAP)).code == "invalid_request", "two have it"
+    await gateway.publish(model(servers, "caller"), model(servers, "vectors"))
+    assert (await gateway.post("/infill", GAP)).status == 200
+    assert (await gateway.post("/infill?model=alias-of-caller", GAP)).status == 200
+    await gateway.publish(model(servers, "plain"))
+    assert (await gateway.get("/props")).body["role"] == "router", "as in llama-server's router mode, also for one"
+    assert "tokens" in (await gateway.post("/tokenize", {"content": "a"})).body
 
 
 @pytest.mark.parametrize(
@@ -248,9 +242,9 @@ async def test_without_a_model_the_only_one_that_has_the_route_is_meant(
 )
 @pytest.mark.parametrize("stream", [False, True])
 async def test_what_the_engine_does_not_offer_is_said_in_the_apis_form(
-    here: GatewayHarness, name: str, path: str, fields: Fields, stream: bool
+    gateway: GatewayHarness, name: str, path: str, fields: Fields, stream: bool
 ) -> None:
-    async with here.client.post(here.url + path, json={"model": name, "stream": stream, **fields}) as answer:
+    async with gateway.post(path, {"model": name, "stream": stream, **fields}) as answer:
         told = await answer.json()
     error = told["error"]
     entry = ERROR_CODES["not_supported"]
@@ -276,40 +270,39 @@ def key(name: str, *scopes: str) -> Key:
 
 @pytest.mark.parametrize(("method", "path", "body"), STATE)
 async def test_an_engines_state_is_not_to_be_had_by_default(
-    here: GatewayHarness, method: str, path: str, body: Any
+    gateway: GatewayHarness, method: str, path: str, body: Any
 ) -> None:
     named = f"{path}{'&' if '?' in path else '?'}model=plain"
-    status, told = await ask(here, method, named, body)
-    assert (status, told["error"]["code"]) == (403, "route_disabled")
-    assert "ROUNDHOUSE_ENGINE_STATE_ROUTES" in " ".join(told["error"]["next_steps"])
+    reply = await gateway.request(method, named, body)
+    assert reply.refusal == (403, "route_disabled")
+    assert "ROUNDHOUSE_ENGINE_STATE_ROUTES" in " ".join(reply.error["next_steps"])
 
 
 @pytest.mark.parametrize(("method", "path", "body"), STATE)
 async def test_an_engines_state_is_for_admins(servers: dict[str, Worker], method: str, path: str, body: Any) -> None:
     named = f"{path}{'&' if '?' in path else '?'}model=plain"
-    async with gateway_harness(engine_state_routes=True) as here:
+    async with gateway_harness(engine_state_routes=True) as gateway:
         keys = (key("user", "inference"), key("boss", "admin"), key("both", "admin", "inference"))
-        table = await here.controller.publish(model(servers, "plain"), keys=keys)
-        await here.controller.acknowledged(table)
-        assert (await ask(here, method, named, body))[1]["error"]["code"] == "invalid_api_key"
-        user = await ask(here, method, named, body, authorization="Bearer user")
-        assert (user[0], user[1]["error"]["code"]) == (403, "scope_required")
+        table = await gateway.controller.publish(model(servers, "plain"), keys=keys)
+        await gateway.controller.acknowledged(table)
+        assert (await gateway.request(method, named, body)).code == "invalid_api_key"
+        assert (await gateway.request(method, named, body, key="user")).refusal == (403, "scope_required")
         for admin in ("boss", "both"):
-            status, told = await ask(here, method, named, body, authorization=f"Bearer {admin}")
-            assert status == servers["plain"].ask(method, path, body)[0] == 200
+            reply = await gateway.request(method, named, body, key=admin)
+            assert reply.status == servers["plain"].request(method, path, body)[0] == 200
         if path == "/slots":
-            assert [slot["id"] for slot in told] == [0, 1, 2, 3]
+            assert [slot["id"] for slot in reply.body] == [0, 1, 2, 3]
         chat = {"model": "plain", **HI}
-        boss = await ask(here, "POST", "/v1/chat/completions", chat, authorization="Bearer boss")
-        assert boss[1]["error"]["code"] == "scope_required", "neither scope holds the other"
+        boss = await gateway.post("/v1/chat/completions", chat, key="boss")
+        assert boss.code == "scope_required", "neither scope holds the other"
 
 
-async def test_nothing_of_a_client_that_goes_away_stays(here: GatewayHarness) -> None:
+async def test_nothing_of_a_client_that_goes_away_stays(gateway: GatewayHarness) -> None:
     async with aiohttp.ClientSession() as leaving:
         for path, fields in (("/tokenize", {"content": "a" * 9000}), ("/v1/messages", LETTER)):
             with pytest.raises(TimeoutError):
                 async with leaving.post(
-                    here.url + path, json={"model": "plain", **fields}, timeout=aiohttp.ClientTimeout(total=0.0005)
+                    gateway.url + path, json={"model": "plain", **fields}, timeout=aiohttp.ClientTimeout(total=0.0005)
                 ):
                     pass
-    await here.idle()
+    await gateway.idle()

@@ -44,46 +44,41 @@ load_all_checks()
 async def test_the_document_passes_a_validator_and_generated_requests_find_nothing_undocumented(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with gateway_harness(engine_state_routes=True) as here, engines(1) as (engine,):
+    async with gateway_harness(engine_state_routes=True) as gateway, engines(1) as (engine,):
         both = ("inference", "admin")
-        await here.publish(
+        await gateway.publish(
             route("m", [engine.url]),
             route("org/m", [engine.url], aliases=("alias",), apis=("/v1/chat/completions", "/props")),
             route("unreachable", ["http://127.0.0.1:9"]),
             route("loading"),
             keys=(key("all", scopes=both), key("inference"), key("other", scopes=both, models=("x",))),
         )
-        async with here.client.get(
-            here.url + "/openapi.json", headers={"authorization": "Bearer secret-all"}
-        ) as answer:
-            document = await answer.json()
+        document = (await gateway.get("/openapi.json", key="secret-all")).body
         OpenAPIV31SpecValidator(document).validate()
         known = {
-            name: iter([await stored_object(here, *made) for _ in range(STORED)])
+            name: iter([await stored_object(gateway, *made) for _ in range(STORED)])
             for name, made in STORED_OBJECTS.items()
         }
-        asked = await asyncio.to_thread(ask_everything, document, here.url, known)
-        asked.add(await ask_endless(here, document))
+        asked = await asyncio.to_thread(ask_everything, document, gateway.url, known)
+        asked.add(await ask_endless(gateway, document))
         assert asked == set(document["paths"])
         assert "Traceback" not in caplog.text
         assert not [record for record in caplog.records if record.levelname == "ERROR"]
         assert engine.requests
-        await here.client.close()
-        await spotless(here)
+        await gateway.client.close()
+        await spotless(gateway)
 
 
-async def stored_object(here: GatewayHarness, path: str, fields: dict[str, Any]) -> str:
+async def stored_object(gateway: GatewayHarness, path: str, fields: dict[str, Any]) -> str:
     """The id of one that is made there."""
-    headers = {"authorization": "Bearer secret-all"}
-    async with here.client.post(here.url + path, json=fields, headers=headers) as answer:
-        return str((await answer.json())["id"])
+    return str((await gateway.post(path, fields, key="secret-all")).body["id"])
 
 
-async def ask_endless(here: GatewayHarness, document: dict[str, Any]) -> str:
+async def ask_endless(gateway: GatewayHarness, document: dict[str, Any]) -> str:
     """Compare the head of the endless answer with the document; its path."""
     documented = document["paths"][ENDLESS]["get"]["responses"]
     for secret, status in (("all", 200), ("nobody", 401)):
-        async with here.client.get(here.url + ENDLESS, headers={"authorization": f"Bearer secret-{secret}"}) as answer:
+        async with gateway.get(ENDLESS, key=f"secret-{secret}") as answer:
             assert answer.status == status
             assert list(documented[str(status)]["content"]) == [answer.content_type]
     return ENDLESS

@@ -88,13 +88,13 @@ def route_of(backend: str, engine: Worker) -> ModelRoute:
 
 
 @pytest.fixture
-async def here(backend: str, engine: Worker) -> AsyncIterator[GatewayHarness]:
+async def gateway(backend: str, engine: Worker) -> AsyncIterator[GatewayHarness]:
     async with gateway_harness() as built:
         await built.publish(route_of(backend, engine))
         yield built
 
 
-def said(path: str, answer: Any) -> str:
+def text_of(path: str, answer: Any) -> str:
     """The text of a blocking answer."""
     if path == RESPONSES:
         return "".join(part["text"] for item in answer["output"] for part in item["content"])
@@ -102,34 +102,31 @@ def said(path: str, answer: Any) -> str:
     return str(choice["message"]["content"] if path == CHAT else choice["text"])
 
 
-async def test_it_is_followed(here: GatewayHarness) -> None:
+async def test_it_is_followed(gateway: GatewayHarness) -> None:
     for path, fields, expected in FOLLOWED:
-        async with here.post(path, model="m", **ASKED[path], **fields) as answer:
+        async with gateway.post(path, model="m", **ASKED[path], **fields) as answer:
             told = await answer.json()
             assert answer.status == 200, (path, fields, told)
-        assert said(path, told) == expected, (path, fields)
+        assert text_of(path, told) == expected, (path, fields)
 
 
-async def test_it_is_followed_in_a_stream(here: GatewayHarness) -> None:
-    async with here.chat(stream=True, max_tokens=40, guided_choice=["yes"]) as answer:
-        events = (await answer.text()).split("\n\n")
+async def test_it_is_followed_in_a_stream(gateway: GatewayHarness) -> None:
+    events = (await gateway.chat(stream=True, max_tokens=40, guided_choice=["yes"])).text.split("\n\n")
     parts = [json.loads(event.removeprefix("data: ")) for event in events if event.startswith("data: {")]
     assert "".join(part["choices"][0]["delta"].get("content") or "" for part in parts if part["choices"]) == "yes"
 
 
-async def test_what_cannot_be_had_is_refused(here: GatewayHarness) -> None:
+async def test_what_cannot_be_had_is_refused(gateway: GatewayHarness) -> None:
     for path, fields, code, param in REFUSED:
         for stream in (False, True):
-            async with here.post(path, model="m", stream=stream, **ASKED[path], **fields) as answer:
-                error = (await answer.json())["error"]
-                assert answer.status == 400, (path, fields, error)
-            assert not code or (error["code"], error["param"]) == (code, param), (path, fields, error)
+            reply = await gateway.post(path, model="m", stream=stream, **ASKED[path], **fields)
+            assert reply.status == 400, (path, fields, reply.error)
+            assert not code or (reply.code, reply.error["param"]) == (code, param), (path, fields, reply.error)
 
 
-async def test_an_answer_goes_on_past_its_end(here: GatewayHarness) -> None:
+async def test_an_answer_goes_on_past_its_end(gateway: GatewayHarness) -> None:
     for path in (CHAT, COMPLETIONS):
-        async with here.post(path, model="m", ignore_eos=True, **ASKED[path]) as answer:
-            told = await answer.json()
-        assert said(path, told).startswith(SENTENCE)
+        told = (await gateway.post(path, model="m", ignore_eos=True, **ASKED[path])).body
+        assert text_of(path, told).startswith(SENTENCE)
         assert (told["choices"][0]["finish_reason"], told["usage"]["completion_tokens"]) == ("length", 40)
         assert COMPLETION_TOKENS < 40

@@ -84,10 +84,10 @@ async def test_the_engine_has_what_was_sent_before(
         apis=ENGINES[backend].list_apis(definition),
         system_first=True,
     )
-    async with gateway_harness() as here:
-        await here.publish(made.model_copy(update={"backend": backend}))
-        session = await play_session(here, AGENTS[name](SCALE), "m", TURNS)
-    block = re.search(r'vllm:cache_config_info\{.*?block_size="(\d+)"', worker.ask("GET", "/metrics")[1])
+    async with gateway_harness() as gateway:
+        await gateway.publish(made.model_copy(update={"backend": backend}))
+        session = await play_session(gateway, AGENTS[name](SCALE), "m", TURNS)
+    block = re.search(r'vllm:cache_config_info\{.*?block_size="(\d+)"', worker.request("GET", "/metrics")[1])
     blocks = f", in blocks of {block[1]} tokens" if block else ""
     record_figure(record_property, f"{name}, {backend}{blocks}", str(session))
     assert min(session.shares[1:]) >= LEAST_SHARE, str(session)

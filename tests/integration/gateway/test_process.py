@@ -51,15 +51,15 @@ async def test_settings_that_cannot_be_are_told_in_one_line(settings: dict[str, 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_stop_lets_requests_finish(number: signal.Signals) -> None:
-    async with running() as (process, here), engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]))
-        streaming: Any = here.chat(stream=True, fault="pause_until_release")
+    async with running() as (process, gateway), engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]))
+        streaming: Any = gateway.chat(stream=True, fault="pause_until_release")
         async with streaming as answer:
             await answer.content.readany()
-            blocking = asyncio.create_task(here.chat(fault="hold").__aenter__())
+            blocking = asyncio.create_task(gateway.chat(fault="hold").__aenter__())
             await until(lambda: engine.running == 2)
             process.send_signal(number)
-            await refused(here)
+            await refused(gateway)
             engine.release.set()
             assert (await answer.read()).endswith(b"data: [DONE]\n\n")
             async with await blocking as other:
@@ -67,14 +67,14 @@ async def test_a_stop_lets_requests_finish(number: signal.Signals) -> None:
         code, said = await ended(process)
         assert code == 0, said
         assert "Traceback" not in said
-        assert here.controller.reports[-1].ending
-        assert not any(report.ending for report in here.controller.reports if report.inflight)
+        assert gateway.controller.reports[-1].ending
+        assert not any(report.ending for report in gateway.controller.reports if report.inflight)
 
 
 async def test_after_the_grace_a_stream_is_told_and_the_process_ends() -> None:
-    async with running(ROUNDHOUSE_SHUTDOWN_GRACE_S="0") as (process, here), engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]))
-        streaming: Any = here.chat(stream=True, fault="stall")
+    async with running(ROUNDHOUSE_SHUTDOWN_GRACE_S="0") as (process, gateway), engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]))
+        streaming: Any = gateway.chat(stream=True, fault="stall")
         async with streaming as answer:
             await answer.content.readany()
             process.terminate()

@@ -25,23 +25,23 @@ STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
 PROGRESS = b": progress "
 
 
-def ask(here: GatewayHarness, path: str = CHAT, headers: dict[str, str] | None = None, **fields: Any) -> Any:
+def start(gateway: GatewayHarness, path: str = CHAT, headers: dict[str, str] | None = None, **fields: Any) -> Any:
     """A stream; an async context manager, as aiohttp's."""
     asked = {"prompt": "hello"} if path == NATIVE else FAMILIES[path]
     body = {"model": "m", **asked, "stream": True, **fields}
-    return here.client.post(here.url + path, json=body, headers=ASKED if headers is None else headers)
+    return gateway.client.post(gateway.url + path, json=body, headers=ASKED if headers is None else headers)
 
 
-async def told(answer: aiohttp.ClientResponse) -> Any:
+async def read(answer: aiohttp.ClientResponse) -> Any:
     """What the next part of the stream tells, which must be a comment on the progress."""
     part = await answer.content.readuntil(b"\n\n")
     assert part.startswith(PROGRESS), part
     return json.loads(part.removeprefix(PROGRESS))
 
 
-async def told_of(answer: aiohttp.ClientResponse, stage: str) -> Any:
+async def read_until(answer: aiohttp.ClientResponse, stage: str) -> Any:
     """The first that the stream tells of this stage, from here on."""
-    while (line := await told(answer))["stage"] != stage:
+    while (line := await read(answer))["stage"] != stage:
         pass
     return line
 
@@ -61,98 +61,102 @@ def unloaded(state: ModelState = ModelState.UNLOADED, **fields: Any) -> ModelRou
 @contextlib.asynccontextmanager
 async def busy() -> AsyncIterator[tuple[GatewayHarness, HoldingEngine, asyncio.Task[Any]]]:
     """A model with one slot, which the request `first` has."""
-    async with gateway_harness() as here, holding() as engine:
-        await here.publish(route("m", [engine.url], target_inflight=1))
-        first = asyncio.create_task(ask(here, headers={}, tag="first").__aenter__())
+    async with gateway_harness() as gateway, holding() as engine:
+        await gateway.publish(route("m", [engine.url], target_inflight=1))
+        first = asyncio.create_task(start(gateway, headers={}, tag="first").__aenter__())
         await until(lambda: "first" in engine.inside)
-        yield here, engine, first
+        yield gateway, engine, first
         engine.release_all()
         (await first).close()
 
 
 async def test_the_place_in_the_queue_falls_as_others_finish() -> None:
-    async with busy() as (here, engine, _), ask(here, tag="second") as second, ask(here, tag="third") as third:
+    async with (
+        busy() as (gateway, engine, _),
+        start(gateway, tag="second") as second,
+        start(gateway, tag="third") as third,
+    ):
         assert [each.status for each in (second, third)] == [200, 200]
         assert [each.headers["x-queue-position"] for each in (second, third)] == ["2", "3"]
-        assert await told(third) == {"stage": "queue", "model": "m", "queue_position": 3, "queue_depth": 3}
-        assert (await told(second))["queue_position"] == 2
+        assert await read(third) == {"stage": "queue", "model": "m", "queue_position": 3, "queue_depth": 3}
+        assert (await read(second))["queue_position"] == 2
         engine.release("first")
-        assert await told_of(second, "prefill") == {"stage": "prefill", "model": "m"}
-        line = await told(third)
+        assert await read_until(second, "prefill") == {"stage": "prefill", "model": "m"}
+        line = await read(third)
         assert (line["stage"], line["queue_position"], line["queue_depth"]) == ("queue", 2, 2)
         assert line["estimated_wait_ms"] >= 0
         await until(lambda: "second" in engine.inside)
         engine.release("second")
-        assert await told_of(third, "prefill") == {"stage": "prefill", "model": "m"}
+        assert await read_until(third, "prefill") == {"stage": "prefill", "model": "m"}
         engine.release_all()
         assert [await second.read(), await third.read()] == [EVENTS, EVENTS]
-        assert here.server is not None
-        board = here.server._gateway.inference._services.progress
+        assert gateway.server is not None
+        board = gateway.server._gateway.inference._services.progress
         await until(lambda: not board.tellers and not board.queued, "nothing is left")
 
 
 async def test_a_client_that_leaves_the_queue_is_forgotten_and_the_next_moves_up() -> None:
-    async with busy() as (here, _, _), ask(here, tag="second") as second, ask(here, tag="third") as third:
-        assert (await told(third))["queue_position"] == 3
+    async with busy() as (gateway, _, _), start(gateway, tag="second") as second, start(gateway, tag="third") as third:
+        assert (await read(third))["queue_position"] == 3
         second.close()
-        assert (await told(third))["queue_position"] == 2
+        assert (await read(third))["queue_position"] == 2
 
 
 async def test_a_queue_that_is_full_keeps_its_status() -> None:
-    async with busy() as (here, engine, _):
-        await here.publish(route("m", [engine.url], target_inflight=1, queue_limit=0))
-        async with ask(here) as answer:
+    async with busy() as (gateway, engine, _):
+        await gateway.publish(route("m", [engine.url], target_inflight=1, queue_limit=0))
+        async with start(gateway) as answer:
             assert (answer.status, (await answer.json())["error"]["code"]) == (429, "queue_full")
 
 
 async def test_the_stages_of_a_load() -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(unloaded())
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(unloaded())
         place = {"queue_position": 2, "queue_depth": 2}
-        async with ask(here) as answer:
+        async with start(gateway) as answer:
             assert (answer.status, answer.headers["x-queue-position"]) == (200, "2")
-            assert await told(answer) == {"stage": "load", "model": "m", "state": "unloaded", **place}
-            await here.publish(unloaded(ModelState.LOADING))
-            assert await told(answer) == {"stage": "load", "model": "m", "state": "loading", **place}
-            await here.publish(unloaded(ModelState.LOADING, last_error="nothing new"))
-            await here.publish(unloaded(ModelState.LOADING, progress=0.25))
-            assert await told(answer) == {"stage": "load", "model": "m", "state": "loading", "progress": 0.25, **place}
-            await here.publish(unloaded(ModelState.LOADING, progress=0.5))
-            assert (await told(answer))["progress"] == 0.5
-            await here.publish(route("m", [engine.url], autoload=True))
-            assert await told(answer) == {"stage": "prefill", "model": "m"}
+            assert await read(answer) == {"stage": "load", "model": "m", "state": "unloaded", **place}
+            await gateway.publish(unloaded(ModelState.LOADING))
+            assert await read(answer) == {"stage": "load", "model": "m", "state": "loading", **place}
+            await gateway.publish(unloaded(ModelState.LOADING, last_error="nothing new"))
+            await gateway.publish(unloaded(ModelState.LOADING, progress=0.25))
+            assert await read(answer) == {"stage": "load", "model": "m", "state": "loading", "progress": 0.25, **place}
+            await gateway.publish(unloaded(ModelState.LOADING, progress=0.5))
+            assert (await read(answer))["progress"] == 0.5
+            await gateway.publish(route("m", [engine.url], autoload=True))
+            assert await read(answer) == {"stage": "prefill", "model": "m"}
             rest = await answer.read()
         assert rest.startswith(b"data: ")
         assert rest.endswith(b"data: [DONE]\n\n")
 
 
 async def test_both_headers_tell_each_in_its_form() -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(unloaded())
-        async with ask(here, headers={**ASKED, "X-Load-Progress": "true"}) as answer:
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(unloaded())
+        async with start(gateway, headers={**ASKED, "X-Load-Progress": "true"}) as answer:
             assert await answer.content.readuntil(b"\n\n") == b': load-progress {"model":"m","state":"unloaded"}\n\n'
-            assert (await told(answer))["stage"] == "load"
-            await here.publish(route("m", [engine.url], autoload=True))
-            assert await told(answer) == {"stage": "prefill", "model": "m"}
+            assert (await read(answer))["stage"] == "load"
+            await gateway.publish(route("m", [engine.url], autoload=True))
+            assert await read(answer) == {"stage": "prefill", "model": "m"}
 
 
 @pytest.mark.parametrize("path", FAMILIES)
 async def test_an_error_after_the_headers_is_an_event_of_the_family(path: str) -> None:
-    async with gateway_harness() as here:
-        await here.publish(unloaded())
-        async with ask(here, path) as answer:
-            assert (await told(answer))["stage"] == "load"
-            await here.publish(unloaded(ModelState.FAILED, last_error="out of memory"))
+    async with gateway_harness() as gateway:
+        await gateway.publish(unloaded())
+        async with start(gateway, path) as answer:
+            assert (await read(answer))["stage"] == "load"
+            await gateway.publish(unloaded(ModelState.FAILED, last_error="out of memory"))
             rest = await answer.read()
         assert answer.status == 200
         assert is_told("model_failed", rest), rest
 
 
 async def test_what_the_engine_refuses_is_an_event_too() -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]))
-        async with ask(here, fault="bad_request") as answer:
-            assert (answer.status, await told(answer)) == (200, {"stage": "prefill", "model": "m"})
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]))
+        async with start(gateway, fault="bad_request") as answer:
+            assert (answer.status, await read(answer)) == (200, {"stage": "prefill", "model": "m"})
             rest = await answer.read()
         assert b"too hot" in rest
         assert is_told("engine_error", rest), rest
@@ -160,11 +164,11 @@ async def test_what_the_engine_refuses_is_an_event_too() -> None:
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
 async def test_who_does_not_ask_gets_the_same_bytes_as_ever(path: str) -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]))
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]))
         bodies = []
         for headers in ({}, {"X-Progress": "false"}, ASKED):
-            async with ask(here, path, headers) as answer:
+            async with start(gateway, path, headers) as answer:
                 bodies.append(await answer.read())
         assert bodies[0] == bodies[1]
         assert b": progress" not in bodies[0]
@@ -173,9 +177,9 @@ async def test_who_does_not_ask_gets_the_same_bytes_as_ever(path: str) -> None:
 
 
 async def test_a_blocking_request_is_told_nothing() -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]))
-        async with ask(here, stream=False) as answer:
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]))
+        async with start(gateway, stream=False) as answer:
             assert "choices" in await answer.json()
 
 
@@ -214,9 +218,9 @@ APIS = ("/v1/chat/completions", "/v1/completions", "/completion")
 async def llama_server(path: str, *rest: bytes) -> AsyncIterator[tuple[GatewayHarness, Any]]:
     """A gateway with an engine that reads a prompt of 1000 tokens, and then sends `rest`."""
     pieces = (STREAM_HEAD, *(prefilling(path, done) for done in (100, 400, 700, 1000)), *rest)
-    async with scripted(Script(pieces, "close")) as engine, gateway_harness() as here:
-        await here.publish(route("m", [engine.url], apis=APIS).model_copy(update={"backend": "llama_server"}))
-        yield here, engine
+    async with scripted(Script(pieces, "close")) as engine, gateway_harness() as gateway:
+        await gateway.publish(route("m", [engine.url], apis=APIS).model_copy(update={"backend": "llama_server"}))
+        yield gateway, engine
 
 
 def body_of(request: bytes) -> Any:
@@ -229,8 +233,8 @@ ENGINE_PATHS = dict.fromkeys(("/v1/responses", "/v1/messages"), CHAT)
 @pytest.mark.parametrize("path", [*FAMILIES, NATIVE])
 async def test_the_share_of_the_prompt_is_told_and_no_event_of_it_gets_to_the_client(path: str) -> None:
     asked_of = ENGINE_PATHS.get(path, path)
-    async with llama_server(asked_of, answering(asked_of)) as (here, engine):
-        async with ask(here, path) as answer:
+    async with llama_server(asked_of, answering(asked_of)) as (gateway, engine):
+        async with start(gateway, path) as answer:
             comments, rest = split_comments(await answer.read())
         assert body_of(engine.requests[0])["return_progress"] is True
         assert b"prompt_progress" not in rest
@@ -246,8 +250,8 @@ async def test_the_share_of_the_prompt_is_told_and_no_event_of_it_gets_to_the_cl
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions", NATIVE])
 async def test_a_client_that_asked_the_engine_itself_gets_its_events_unchanged(path: str) -> None:
-    async with llama_server(path, answering(path)) as (here, engine):
-        async with ask(here, path, return_progress=True) as answer:
+    async with llama_server(path, answering(path)) as (gateway, engine):
+        async with start(gateway, path, return_progress=True) as answer:
             comments, rest = split_comments(await answer.read())
         sent = b"".join(prefilling(path, done) for done in (100, 400, 700, 1000)) + answering(path)
         assert rest == sent
@@ -256,8 +260,8 @@ async def test_a_client_that_asked_the_engine_itself_gets_its_events_unchanged(p
 
 
 async def test_without_the_header_the_engine_is_not_asked() -> None:
-    async with llama_server(CHAT, answering(CHAT)) as (here, engine):
-        async with ask(here, headers={}) as answer:
+    async with llama_server(CHAT, answering(CHAT)) as (gateway, engine):
+        async with start(gateway, headers={}) as answer:
             assert b"prompt_progress" in await answer.read(), "this engine tells unasked"
         assert "return_progress" not in body_of(engine.requests[0])
 
@@ -265,25 +269,25 @@ async def test_without_the_header_the_engine_is_not_asked() -> None:
 async def test_a_prompt_that_is_being_read_is_in_the_reports() -> None:
     async with (
         scripted(Script((STREAM_HEAD, prefilling(CHAT, 400)))) as engine,
-        gateway_harness() as here,
+        gateway_harness() as gateway,
     ):
-        await here.publish(route("m", [engine.url]).model_copy(update={"backend": "llama_server"}))
-        async with ask(here):
-            report = await here.controller.report_where(lambda report: bool(report.prefill))
+        await gateway.publish(route("m", [engine.url]).model_copy(update={"backend": "llama_server"}))
+        async with start(gateway):
+            report = await gateway.controller.report_where(lambda report: bool(report.prefill))
             told = report.prefill["m"]
             assert (told.requests, told.processed, told.total) == (1, 400, 1000)
             engine.say(prefilling(CHAT, 1000))
-            await here.controller.report_where(lambda report: not report.prefill and bool(report.inflight))
-        async with ask(here):
+            await gateway.controller.report_where(lambda report: not report.prefill and bool(report.inflight))
+        async with start(gateway):
             pass
-        await here.controller.report_where(lambda report: not report.prefill and not report.inflight)
+        await gateway.controller.report_where(lambda report: not report.prefill and not report.inflight)
 
 
 async def test_an_attempt_that_fails_begins_the_prefill_again() -> None:
-    async with gateway_harness() as here, engines(2) as (first, second):
+    async with gateway_harness() as gateway, engines(2) as (first, second):
         first.breaks_all = True
-        await here.publish(route("m", [first.url, second.url]))
-        async with ask(here) as answer:
+        await gateway.publish(route("m", [first.url, second.url]))
+        async with start(gateway) as answer:
             comments, rest = split_comments(await answer.read())
         assert comments == [{"stage": "prefill", "model": "m"}]
         assert rest.endswith(b"data: [DONE]\n\n")
@@ -292,26 +296,26 @@ async def test_an_attempt_that_fails_begins_the_prefill_again() -> None:
 @pytest.mark.parametrize("path", FAMILIES)
 async def test_comments_are_bytes_of_a_stream_that_can_be_read_again(path: str) -> None:
     asked_of = ENGINE_PATHS.get(path, path)
-    async with llama_server(asked_of, answering(asked_of)) as (here, _):
-        async with ask(here, path, {**ASKED, "X-Conversation-Id": "conv-1"}) as answer:
+    async with llama_server(asked_of, answering(asked_of)) as (gateway, _):
+        async with start(gateway, path, {**ASKED, "X-Conversation-Id": "conv-1"}) as answer:
             assert answer.headers["x-stream-file"] == "kept"
             whole = await answer.read()
         assert split_comments(whole)[0][-1]["progress"] == 1.0
         for offset in (0, 20, len(whole)):
-            read = await read_again(here, offset)
+            read = await read_again(gateway, offset)
             assert (read.state, read.body) == ("done", whole[offset:])
 
 
 async def test_what_was_decided_of_a_session_is_told_where_the_headers_are_sent_before() -> None:
-    async with gateway_harness() as here, holding() as engine:
+    async with gateway_harness() as gateway, holding() as engine:
         model = route("m", [engine.url], target_inflight=1)
-        await here.publish(model.model_copy(update={"session_cache": 4}))
+        await gateway.publish(model.model_copy(update={"session_cache": 4}))
         async with (
-            ask(here, tag="first", session_id="s-1") as first,
-            ask(here, tag="second", session_id="s-2") as second,
+            start(gateway, tag="first", session_id="s-1") as first,
+            start(gateway, tag="second", session_id="s-2") as second,
         ):
             assert first.headers["x-session"] == "new"
-            assert await told(first) == {"stage": "prefill", "model": "m", "session": "new"}
+            assert await read(first) == {"stage": "prefill", "model": "m", "session": "new"}
             assert "x-session" not in second.headers
             engine.release_all()
-            assert await told_of(second, "prefill") == {"stage": "prefill", "model": "m", "session": "new"}
+            assert await read_until(second, "prefill") == {"stage": "prefill", "model": "m", "session": "new"}

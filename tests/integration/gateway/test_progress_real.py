@@ -47,7 +47,7 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture
-async def here(engine: Worker) -> AsyncIterator[GatewayHarness]:
+async def gateway(engine: Worker) -> AsyncIterator[GatewayHarness]:
     apis = ("/v1/chat/completions", "/v1/completions", "/completion")
     model = route("m", [f"http://127.0.0.1:{engine.port}"], token=TOKEN, served_name="inner-m", apis=apis)
     async with gateway_harness() as built:
@@ -55,10 +55,10 @@ async def here(engine: Worker) -> AsyncIterator[GatewayHarness]:
         yield built
 
 
-async def stream(here: GatewayHarness, path: str, headers: dict[str, str], **fields: Any) -> tuple[list[Any], bytes]:
+async def stream(gateway: GatewayHarness, path: str, headers: dict[str, str], **fields: Any) -> tuple[list[Any], bytes]:
     """What the comments of a stream tell, and the stream without them."""
     body = {"model": "m", "stream": True, "temperature": 0, **FAMILIES[path], **fields}
-    async with here.client.post(here.url + path, json=body, headers=headers) as answer:
+    async with gateway.post(path, body, headers=headers) as answer:
         assert answer.status == 200
         parts = (await answer.read()).split(b"\n\n")
     start = b": progress "
@@ -73,8 +73,8 @@ def chunks_of(events: bytes) -> list[Any]:
 
 
 @pytest.mark.parametrize("path", FAMILIES)
-async def test_the_share_of_a_long_prompt(here: GatewayHarness, path: str) -> None:
-    comments, rest = await stream(here, path, {"X-Progress": "true"}, cache_prompt=False)
+async def test_the_share_of_a_long_prompt(gateway: GatewayHarness, path: str) -> None:
+    comments, rest = await stream(gateway, path, {"X-Progress": "true"}, cache_prompt=False)
     first, *figures = comments
     assert first == {"stage": "prefill", "model": "m"}
     total = figures[0]["prompt_tokens"]
@@ -86,11 +86,11 @@ async def test_the_share_of_a_long_prompt(here: GatewayHarness, path: str) -> No
     assert b"prompt_progress" not in rest
 
 
-async def test_what_the_cache_holds_counts_as_read(here: GatewayHarness) -> None:
-    await stream(here, CHAT, {})
+async def test_what_the_cache_holds_counts_as_read(gateway: GatewayHarness) -> None:
+    await stream(gateway, CHAT, {})
     longer = [{"role": "user", "content": WORDS + "jumps over a lazy dog " * 200}]
     comments, rest = await stream(
-        here, CHAT, {"X-Progress": "true"}, messages=longer, stream_options={"include_usage": True}
+        gateway, CHAT, {"X-Progress": "true"}, messages=longer, stream_options={"include_usage": True}
     )
     first, last = comments[1], comments[-1]
     assert first["cached_tokens"] == first["processed_tokens"] >= 4000
@@ -103,11 +103,11 @@ async def test_what_the_cache_holds_counts_as_read(here: GatewayHarness) -> None
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
-async def test_the_answer_is_the_one_that_others_get(here: GatewayHarness, path: str) -> None:
+async def test_the_answer_is_the_one_that_others_get(gateway: GatewayHarness, path: str) -> None:
     asked = {"stream_options": {"include_usage": True}, "cache_prompt": False}
-    comments, plain = await stream(here, path, {}, **asked)
+    comments, plain = await stream(gateway, path, {}, **asked)
     assert not comments
-    told, rest = await stream(here, path, {"X-Progress": "true"}, **asked)
+    told, rest = await stream(gateway, path, {"X-Progress": "true"}, **asked)
     assert told
     assert chunks_of(rest) == chunks_of(plain)
     if path == CHAT:

@@ -28,10 +28,10 @@ def write_questions(path: Path) -> Path:
 async def test_each_way_that_the_gateway_can_do_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     questions, report = write_questions(tmp_path / "questions.jsonl"), tmp_path / "report.md"
     options = {"retrieval_embedding_model": "minilm", "retrieval_rerank_model": "judge"}
-    async with retrieval_gateway(tmp_path, **options) as (here, retrieval):
+    async with retrieval_gateway(tmp_path, **options) as (gateway, retrieval):
         for name, text in TEXTS.items():
             await retrieval.add(text, name, tenant="me")
-        command = ["rag", "eval", str(questions), "--gateway", here.url, "--tenant", "me", "--report", str(report)]
+        command = ["rag", "eval", str(questions), "--gateway", gateway.url, "--tenant", "me", "--report", str(report)]
         assert await asyncio.to_thread(run, command) == ExitCode.DONE
         out, err = capsys.readouterr()
         rows = {row[0]: row[1:] for row in map(str.split, out.splitlines())}
@@ -45,9 +45,9 @@ async def test_each_way_that_the_gateway_can_do_is_measured(tmp_path: Path, caps
 
 async def test_what_the_gateway_cannot_do_has_its_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     questions, report = write_questions(tmp_path / "questions.jsonl"), tmp_path / "report.json"
-    async with retrieval_gateway(tmp_path) as (here, retrieval):
+    async with retrieval_gateway(tmp_path) as (gateway, retrieval):
         await retrieval.add(TEXTS["yard"], "yard", tenant="me")
-        command = ["rag", "eval", str(questions), "--gateway", here.url, "--tenant", "me", "--report", str(report)]
+        command = ["rag", "eval", str(questions), "--gateway", gateway.url, "--tenant", "me", "--report", str(report)]
         assert await asyncio.to_thread(run, [*command, "--json"]) == ExitCode.DONE
         out, err = capsys.readouterr()
         searches = json.loads(out)["searches"]

@@ -35,7 +35,7 @@ HI: Any = [{"role": "user", "content": "Hi"}]
 class Real:
     """A gateway, and the engine of its model `demo`."""
 
-    here: GatewayHarness
+    gateway: GatewayHarness
     engine: Worker
 
 
@@ -65,13 +65,13 @@ async def real(tmp_path: Path) -> AsyncIterator[Real]:
             yield Real(built, first)
 
 
-def sdk(here: GatewayHarness) -> openai.AsyncOpenAI:
+def sdk(gateway: GatewayHarness) -> openai.AsyncOpenAI:
     """The SDK, unmodified, with a key that is none of the engine's."""
-    return openai.AsyncOpenAI(base_url=here.url + "/v1", api_key="client-key", max_retries=0)
+    return openai.AsyncOpenAI(base_url=gateway.url + "/v1", api_key="client-key", max_retries=0)
 
 
 async def test_the_exact_text_of_a_real_engine(real: Real) -> None:
-    async with sdk(real.here) as client:
+    async with sdk(real.gateway) as client:
         tokens = 0
         for model in ("demo", "default"):
             answer = await client.chat.completions.create(model=model, messages=HI, temperature=0)
@@ -87,14 +87,14 @@ async def test_the_exact_text_of_a_real_engine(real: Real) -> None:
         assert completion.usage is not None
         tokens += completion.usage.completion_tokens
         assert len((await client.embeddings.create(model="vectors", input=["a", "b"])).data) == 2
-    metrics = await real.here.metrics()
+    metrics = await real.gateway.metrics()
     streamed = 16
     assert f'roundhouse_gateway_tokens_total{{direction="out",model="demo"}} {tokens + streamed:.1f}' in metrics
     assert 'roundhouse_gateway_tokens_total{direction="in",model="vectors"}' in metrics
 
 
 async def test_thinking_goes_to_a_real_engine_as_it_came_and_is_none_of_its_fields(real: Real) -> None:
-    async with sdk(real.here) as client:
+    async with sdk(real.gateway) as client:
         asked = client.chat.completions
         answer = await asked.create(model="demo", messages=HI, temperature=0, extra_body={"thinking": "default"})
         assert answer.choices[0].message.content == SENTENCE
@@ -104,7 +104,7 @@ async def test_thinking_goes_to_a_real_engine_as_it_came_and_is_none_of_its_fiel
 
 
 async def test_a_real_engines_errors_pass(real: Real) -> None:
-    async with sdk(real.here) as client:
+    async with sdk(real.gateway) as client:
         with pytest.raises(openai.BadRequestError, match="array"):
             await client.chat.completions.create(model="demo", messages=7)  # type: ignore[call-overload]
         with pytest.raises(openai.InternalServerError, match="embeddings") as caught:
@@ -116,12 +116,12 @@ async def test_a_real_engines_errors_pass(real: Real) -> None:
 async def test_a_client_that_leaves_stops_the_real_engine(real: Real, stream: bool) -> None:
     endless = {"model": "demo", "messages": HI, "max_tokens": CONTEXT, "ignore_eos": True, "stream": stream}
     async with aiohttp.ClientSession() as leaving:
-        call = asyncio.create_task(leaving.post(real.here.url + "/v1/chat/completions", json=endless).__aenter__())
+        call = asyncio.create_task(leaving.post(real.gateway.url + "/v1/chat/completions", json=endless).__aenter__())
         await until(lambda: "processing task" in real.engine.log, "the engine works on it")
         call.cancel()
     # Read off the log: llama.cpp looks after a blocking client only when nothing has asked it anything for a second.
     await until(lambda: "cancel task" in real.engine.log, "the engine cancels it")
-    await real.here.idle()
+    await real.gateway.idle()
     assert real.engine.figure("tokens_predicted_total") < CONTEXT
 
 
@@ -142,20 +142,19 @@ async def test_each_token_of_a_real_stream_is_counted_without_the_engines_own_co
 
 
 async def test_a_real_stream_that_is_left_counts_what_came_and_the_engines_metrics_are_read(real: Real) -> None:
-    here = real.here
-    async with here.chat("demo", stream=True, max_tokens=CONTEXT, ignore_eos=True) as answer:
+    gateway = real.gateway
+    async with gateway.chat("demo", stream=True, max_tokens=CONTEXT, ignore_eos=True) as answer:
         read = b""
         while read.count(b"\n\n") < 40:
             read += await answer.content.readany()
         answer.close()
     await until(lambda: "cancel task" in real.engine.log, "the engine cancels it")
-    await here.idle()
+    await gateway.idle()
     found = re.search(
-        r'^roundhouse_gateway_unreported_tokens_total\{model="demo"\} (\S+)$', await here.metrics(), re.MULTILINE
+        r'^roundhouse_gateway_unreported_tokens_total\{model="demo"\} (\S+)$', await gateway.metrics(), re.MULTILINE
     )
     assert found is not None
-    async with here.client.get(f"{here.url}/metrics/engines") as page:
-        text = await page.text()
+    text = (await gateway.get("/metrics/engines")).text
     told = re.search(r'^llamacpp:tokens_predicted_total\{model="demo",replica="demo-0"\} (\S+)$', text, re.MULTILINE)
     assert told is not None, text
     counted = float(found[1])

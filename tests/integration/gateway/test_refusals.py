@@ -26,10 +26,10 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {}}
 
 
-async def refusal(here: GatewayHarness, **fields: Any) -> tuple[int, dict[str, str], ErrorBody]:
+async def refusal(gateway: GatewayHarness, **fields: Any) -> tuple[int, dict[str, str], ErrorBody]:
     """Status, headers and error of a refused chat."""
     body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]} | fields
-    async with here.client.post(here.url + "/v1/chat/completions", json=body) as answer:
+    async with gateway.post("/v1/chat/completions", body) as answer:
         return answer.status, dict(answer.headers), ErrorEnvelope.model_validate(await answer.json()).error
 
 
@@ -51,9 +51,9 @@ REFUSED = [
 async def test_what_the_model_does_not_take_never_reaches_its_engine(
     fields: dict[str, Any], code: str, param: str, stream: bool
 ) -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url], capabilities=TAKES_LITTLE))
-        status, headers, error = await refusal(here, stream=stream, **fields)
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url], capabilities=TAKES_LITTLE))
+        status, headers, error = await refusal(gateway, stream=stream, **fields)
         assert (status, error.code, error.param) == (400, code, param)
         assert headers.get("x-should-retry") == ("false" if ERROR_CODES[code].retry is False else None)
         assert error.next_steps
@@ -78,38 +78,38 @@ async def test_what_the_model_does_not_take_never_reaches_its_engine(
 async def test_a_call_that_the_engine_cannot_be_made_to_make_loads_nothing(path: str, fields: dict[str, Any]) -> None:
     cannot = Capabilities(modalities=("text", "image"), forced_tools=False)
     messages = {} if "input" in fields else {"messages": [{"role": "user", "content": "Hi"}]}
-    async with gateway_harness() as here:
-        await here.publish(route("m", state=ModelState.UNLOADED, autoload=True, capabilities=cannot))
+    async with gateway_harness() as gateway:
+        await gateway.publish(route("m", state=ModelState.UNLOADED, autoload=True, capabilities=cannot))
         body = {"model": "m"} | messages | fields
-        async with here.client.post(here.url + path, json=body) as answer:
+        async with gateway.post(path, body) as answer:
             assert answer.status == 400
             assert "cannot be made to call a tool" in (await answer.json())["error"]["message"]
-        assert not any(report.demand for report in here.controller.reports), "it was asked for"
+        assert not any(report.demand for report in gateway.controller.reports), "it was asked for"
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_prompt_that_cannot_fit_takes_no_slot(stream: bool) -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url], context_length=4096, longest_token=13))
-        status, headers, error = await refusal(here, stream=stream, messages=says("x" * 4_000_000))
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url], context_length=4096, longest_token=13))
+        status, headers, error = await refusal(gateway, stream=stream, messages=says("x" * 4_000_000))
         assert (status, error.code, error.param) == (400, "context_length_exceeded", "messages")
         assert (headers["x-should-retry"], "x-queue-position" in headers) == ("false", False)
         asked = {"model": "m", "max_tokens": 5, "stream": stream, "messages": says("x" * 60_000)}
-        async with here.client.post(here.url + "/v1/messages", json=asked) as answer:
+        async with gateway.post("/v1/messages", asked) as answer:
             assert (answer.status, (await answer.json())["error"]["message"]) == (
                 400,
                 f"prompt is too long: {-(-60_000 // 13)} tokens > 4096 maximum",
             )
         body = {"model": "m", "input": "x" * 60_000, "stream": stream}
-        async with here.client.post(here.url + "/v1/responses", json=body) as answer:
+        async with gateway.post("/v1/responses", body) as answer:
             assert answer.status == (200 if stream else 400)
             assert b'"code":"context_length_exceeded"' in (await answer.read()).replace(b'": "', b'":"')
         assert not engine.requests
         # It may be counted, and one that fits goes in.
         count = {"model": "m", "messages": says("x" * 60_000)}
-        async with here.client.post(here.url + "/v1/chat/completions/input_tokens", json=count):
+        async with gateway.post("/v1/chat/completions/input_tokens", count):
             assert len(engine.requests) == 1
-        async with here.client.post(here.url + "/v1/chat/completions", json=count | {"messages": says("x" * 50_000)}):
+        async with gateway.post("/v1/chat/completions", count | {"messages": says("x" * 50_000)}):
             assert len(engine.requests) == 2
 
 
@@ -164,30 +164,29 @@ IN_OTHER_FAMILIES: list[tuple[str, dict[str, Any], str, str]] = [
 async def test_the_rules_hold_in_every_family(
     path: str, fields: dict[str, Any], code: str, param: str, apis: tuple[str, ...]
 ) -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url], capabilities=TAKES_LITTLE, apis=apis))
-        async with here.post(path, model="m", **fields) as answer:
-            error = (await answer.json())["error"]
-            assert answer.status == 400
-        assert (error["code"], error["param"]) == (code, param)
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url], capabilities=TAKES_LITTLE, apis=apis))
+        reply = await gateway.post(path, model="m", **fields)
+        assert reply.status == 400
+        assert (reply.code, reply.error["param"]) == (code, param)
         assert not engine.requests
 
 
 @pytest.mark.parametrize(("fields", "code", "param"), REFUSED)
 async def test_nor_does_it_load_the_model(fields: dict[str, Any], code: str, param: str) -> None:
-    async with gateway_harness() as here:
-        await here.publish(route("m", state=ModelState.UNLOADED, autoload=True, capabilities=TAKES_LITTLE))
-        assert (await refusal(here, **fields))[2].code == code
-        await here.publish(route("m", state=ModelState.UNLOADED, autoload=True, capabilities=TAKES_LITTLE))
-        assert not any(report.demand or report.queued for report in here.controller.reports), "it was asked for"
+    async with gateway_harness() as gateway:
+        await gateway.publish(route("m", state=ModelState.UNLOADED, autoload=True, capabilities=TAKES_LITTLE))
+        assert (await refusal(gateway, **fields))[2].code == code
+        await gateway.publish(route("m", state=ModelState.UNLOADED, autoload=True, capabilities=TAKES_LITTLE))
+        assert not any(report.demand or report.queued for report in gateway.controller.reports), "it was asked for"
 
 
 async def test_an_api_that_the_engine_does_not_offer_loads_nothing_either() -> None:
-    async with gateway_harness() as here:
+    async with gateway_harness() as gateway:
         only_vectors = ("/v1/embeddings",)
-        await here.publish(route("m", state=ModelState.UNLOADED, autoload=True, apis=only_vectors))
-        assert (await refusal(here))[2].code == "not_supported"
-        assert not any(report.demand for report in here.controller.reports)
+        await gateway.publish(route("m", state=ModelState.UNLOADED, autoload=True, apis=only_vectors))
+        assert (await refusal(gateway))[2].code == "not_supported"
+        assert not any(report.demand for report in gateway.controller.reports)
 
 
 @pytest.mark.parametrize(
@@ -201,11 +200,10 @@ async def test_an_api_that_the_engine_does_not_offer_loads_nothing_either() -> N
     ],
 )
 async def test_what_it_takes_reaches_the_engine_as_it_came(fields: dict[str, Any]) -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url], capabilities=TAKES_ALL))
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url], capabilities=TAKES_ALL))
         raw = json.dumps({"model": "m", "messages": []} | fields).encode()
-        async with here.client.post(here.url + "/v1/chat/completions", data=raw) as answer:
-            assert answer.status == 200
+        assert (await gateway.request("POST", "/v1/chat/completions", data=raw)).status == 200
         assert engine.requests[0].raw == raw
 
 
@@ -213,20 +211,19 @@ async def test_what_it_takes_reaches_the_engine_as_it_came(fields: dict[str, Any
     ("thinking", "told"), [("default", {}), ("disabled", {"chat_template_kwargs": {"enable_thinking": False}})]
 )
 async def test_a_word_about_thinking_reaches_the_engine_in_its_own_words(thinking: str, told: dict[str, Any]) -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
+    async with gateway_harness() as gateway, engines(1) as (engine,):
         made = route("m", [engine.url], capabilities=TAKES_ALL)
-        await here.publish(made.model_copy(update={"thinking_control": "chat_template_kwargs"}))
-        async with here.post("/v1/chat/completions", model="m", messages=[], thinking=thinking) as answer:
-            assert answer.status == 200
+        await gateway.publish(made.model_copy(update={"thinking_control": "chat_template_kwargs"}))
+        assert (await gateway.post("/v1/chat/completions", model="m", messages=[], thinking=thinking)).status == 200
         assert json.loads(engine.requests[0].raw) == {"model": "m", "messages": [], **told}
 
 
 async def test_a_request_that_waited_is_held_to_what_the_model_takes_by_then() -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", state=ModelState.LOADING, autoload=True, capabilities=TAKES_ALL))
-        call = asyncio.create_task(refusal(here, messages=SEES))
-        await here.controller.report_where(lambda report: report.queued == {"m": 1})
-        await here.publish(route("m", [engine.url], autoload=True, capabilities=TAKES_LITTLE))
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", state=ModelState.LOADING, autoload=True, capabilities=TAKES_ALL))
+        call = asyncio.create_task(refusal(gateway, messages=SEES))
+        await gateway.controller.report_where(lambda report: report.queued == {"m": 1})
+        await gateway.publish(route("m", [engine.url], autoload=True, capabilities=TAKES_LITTLE))
         assert (await call)[2].code == "modality_unsupported"
         assert not engine.requests
 
@@ -255,9 +252,9 @@ def in_state(state: ModelState, **fields: Any) -> ModelRoute:
 async def test_every_state_that_refuses(
     model: ModelRoute, code: str, status: int, headers: dict[str, str], absent: set[str]
 ) -> None:
-    async with gateway_harness() as here:
-        await here.publish(model)
-        answered, got, error = await refusal(here)
+    async with gateway_harness() as gateway:
+        await gateway.publish(model)
+        answered, got, error = await refusal(gateway)
         assert (answered, error.code, error.status, error.param) == (status, code, status, "model")
         lower = {name.lower(): value for name, value in got.items()}
         assert headers.items() <= lower.items()
@@ -267,7 +264,7 @@ async def test_every_state_that_refuses(
 
 
 async def test_a_wait_that_was_too_long_says_how_far_the_load_is() -> None:
-    async with gateway_harness(autoload_timeout_s=0.2) as here:
-        await here.publish(in_state(ModelState.LOADING, autoload=True, progress=0.25))
-        _, headers, error = await refusal(here)
+    async with gateway_harness(autoload_timeout_s=0.2) as gateway:
+        await gateway.publish(in_state(ModelState.LOADING, autoload=True, progress=0.25))
+        _, headers, error = await refusal(gateway)
         assert (error.code, headers["x-load-progress"]) == ("model_loading", "0.25")

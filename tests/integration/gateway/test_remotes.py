@@ -61,16 +61,16 @@ def remote(name: str, url: str, token: str | None = None, *, spec: str = "h", in
     return route(name, state=ModelState.LOADING, remote_probe=probe)
 
 
-async def reported(here: GatewayHarness, *names: str) -> dict[str, RemoteResult]:
+async def reported(gateway: GatewayHarness, *names: str) -> dict[str, RemoteResult]:
     """What the gateway says of remotes, once it says something of exactly these."""
-    return (await here.controller.report_where(lambda report: report.remotes.keys() == set(names))).remotes
+    return (await gateway.controller.report_where(lambda report: report.remotes.keys() == set(names))).remotes
 
 
 async def test_what_remotes_answer_is_reported_without_secrets(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG", logger="gateway")
-    async with gateway_harness() as here, elsewhere() as far:
+    async with gateway_harness() as gateway, elsewhere() as far:
         nowhere = f"http://user:pa55word@127.0.0.1:{free_port()}/v1/models"
-        await here.publish(
+        await gateway.publish(
             remote("well", far.url, "sk-123"),
             remote("wrong", far.url, "sk-9"),
             remote("lost", far.url.replace("models", "m?key=sk-9"), "sk-9"),
@@ -79,7 +79,7 @@ async def test_what_remotes_answer_is_reported_without_secrets(caplog: pytest.Lo
             remote("no-header", far.url, "sk-1\n23"),
             route("an engine's"),
         )
-        results = await reported(here, "well", "wrong", "lost", "nowhere", "no-address", "no-header")
+        results = await reported(gateway, "well", "wrong", "lost", "nowhere", "no-address", "no-header")
         errors = {name: result.error or "" for name, result in results.items()}
         assert results["well"].error is None
         assert errors["wrong"] == f"{far.url} answers HTTP 401; its key was refused"
@@ -93,81 +93,82 @@ async def test_what_remotes_answer_is_reported_without_secrets(caplog: pytest.Lo
 
 
 async def test_a_change_is_reported_at_once_and_a_redirect_is_not_followed() -> None:
-    async with gateway_harness() as here, elsewhere() as far:
-        await here.publish(remote("m", far.url, "sk-123"))
-        first = (await reported(here, "m"))["m"]
+    async with gateway_harness() as gateway, elsewhere() as far:
+        await gateway.publish(remote("m", far.url, "sk-123"))
+        first = (await reported(gateway, "m"))["m"]
         for status in (503, 302):
             far.status = status
-            told = await here.controller.report_where(lambda report: f"{far.status}" in str(report.remotes["m"].error))
+            told = await gateway.controller.report_where(
+                lambda report: f"{far.status}" in str(report.remotes["m"].error)
+            )
             assert told.remotes["m"].at > first.at
         far.status = None
-        await here.controller.report_where(lambda report: report.remotes["m"].error is None)
+        await gateway.controller.report_where(lambda report: report.remotes["m"].error is None)
 
 
 async def test_a_remote_that_limits_probes_stays_well(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="gateway")
-    async with gateway_harness() as here, elsewhere() as far:
+    async with gateway_harness() as gateway, elsewhere() as far:
         far.limits_every = 3
-        await here.publish(remote("m", far.url, "sk-123"))
+        await gateway.publish(remote("m", far.url, "sk-123"))
         await until(lambda: far.asked > 7, "it limits twice")
-        told = [report.remotes["m"].error for report in here.controller.reports if "m" in report.remotes]
+        told = [report.remotes["m"].error for report in gateway.controller.reports if "m" in report.remotes]
         assert set(told) == {None}
     assert "answers HTTP 429; it is there, and limits how often it is asked" in caplog.text
 
 
 async def test_two_failures_are_none_and_a_third_says_when_it_is_asked_again() -> None:
-    async with gateway_harness() as here, elsewhere() as far:
+    async with gateway_harness() as gateway, elsewhere() as far:
         far.status = 503
-        await here.publish(remote("m", far.url, "sk-123", interval_s=0.05))
+        await gateway.publish(remote("m", far.url, "sk-123", interval_s=0.05))
         await until(lambda: far.asked >= 1, "it is asked")
-        failed = (await reported(here, "m"))["m"]
+        failed = (await reported(gateway, "m"))["m"]
         assert far.asked >= FAILURES
         assert failed.error == f"{far.url} answers HTTP 503"
         assert failed.retry_at is not None
         assert failed.retry_at > failed.at
         far.status = 401
-        told = await here.controller.report_where(lambda report: "401" in str(report.remotes["m"].error))
+        told = await gateway.controller.report_where(lambda report: "401" in str(report.remotes["m"].error))
         assert told.remotes["m"].retry_at is None, "only another key helps"
 
 
 async def test_a_remote_that_refuses_connections_has_failed_at_once() -> None:
-    async with gateway_harness() as here:
-        await here.publish(remote("m", f"http://127.0.0.1:{free_port()}/v1/models", interval_s=3600))
-        result = (await reported(here, "m"))["m"]
+    async with gateway_harness() as gateway:
+        await gateway.publish(remote("m", f"http://127.0.0.1:{free_port()}/v1/models", interval_s=3600))
+        result = (await reported(gateway, "m"))["m"]
         assert "cannot be reached" in (result.error or "")
 
 
 async def test_a_request_that_fails_has_the_remote_asked_at_once() -> None:
-    async with gateway_harness() as here, elsewhere() as far, engines(1) as (engine,):
+    async with gateway_harness() as gateway, elsewhere() as far, engines(1) as (engine,):
         probed = remote("m", far.url, "sk-123", interval_s=0.2)
         there = Endpoint(replica="m", base_url=engine.url + "/v1", api_prefix="", remote=True)
-        await here.publish(probed.model_copy(update={"state": ModelState.LOADED, "endpoints": (there,)}))
+        await gateway.publish(probed.model_copy(update={"state": ModelState.LOADED, "endpoints": (there,)}))
         await until(lambda: far.asked >= 1, "it is asked")
-        async with here.chat() as answer:
-            assert answer.status == 200
+        assert (await gateway.chat()).status == 200
         asked = far.asked  # and now not for a minute
-        async with here.chat(fault="error_json") as answer:
+        async with gateway.chat(fault="error_json") as answer:
             assert answer.status == 500
         await until(lambda: far.asked > asked, "it is asked again")
 
 
 async def test_results_are_those_of_the_table_in_force() -> None:
-    async with gateway_harness() as here, elsewhere() as far:
-        await here.publish(remote("m", far.url, "sk-9"), remote("n", far.url, "sk-123", interval_s=3600))
-        first = await reported(here, "m", "n")
-        stamp = await here.controller.publish(
+    async with gateway_harness() as gateway, elsewhere() as far:
+        await gateway.publish(remote("m", far.url, "sk-9"), remote("n", far.url, "sk-123", interval_s=3600))
+        first = await reported(gateway, "m", "n")
+        stamp = await gateway.controller.publish(
             remote("m", far.url, "sk-123"), remote("n", far.url, "sk-123", interval_s=3600)
         )
-        told = await here.controller.acknowledged(stamp)
+        told = await gateway.controller.acknowledged(stamp)
         assert told.remotes["n"] == first["n"], "it was asked already"
         assert told.remotes.keys() == {"m", "n"}, "another key: what was seen stands until the next answer"
-        await here.controller.report_where(lambda report: report.remotes["m"].error is None)
-        stamp = await here.controller.publish(remote("m", far.url, "sk-123", spec="other"))
-        told = await here.controller.acknowledged(stamp)
+        await gateway.controller.report_where(lambda report: report.remotes["m"].error is None)
+        stamp = await gateway.controller.publish(remote("m", far.url, "sk-123", spec="other"))
+        told = await gateway.controller.acknowledged(stamp)
         assert told.remotes.keys() <= {"m"}
         assert {result.spec for result in told.remotes.values()} <= {"other"}
-        assert (await reported(here, "m"))["m"].error is None
-        assert (await here.controller.acknowledged(await here.controller.publish())).remotes == {}
+        assert (await reported(gateway, "m"))["m"].error is None
+        assert (await gateway.controller.acknowledged(await gateway.controller.publish())).remotes == {}
 
 
 async def test_one_that_hangs_holds_up_nobody(loop_clock: LoopClock) -> None:
@@ -176,27 +177,27 @@ async def test_one_that_hangs_holds_up_nobody(loop_clock: LoopClock) -> None:
 
     hang = await asyncio.start_server(hold, "127.0.0.1", 0)
     port = hang.sockets[0].getsockname()[1]
-    async with gateway_harness() as here, elsewhere() as far:
-        await here.publish(remote("hangs", f"http://127.0.0.1:{port}/v1/models"), remote("m", far.url, "sk-123"))
-        await reported(here, "m")
+    async with gateway_harness() as gateway, elsewhere() as far:
+        await gateway.publish(remote("hangs", f"http://127.0.0.1:{port}/v1/models"), remote("m", far.url, "sk-123"))
+        await reported(gateway, "m")
         await loop_clock.skip(6 * FAILURES + 6)
-        results = await reported(here, "hangs", "m")
+        results = await reported(gateway, "hangs", "m")
         assert "does not answer in time" in (results["hangs"].error or "")
     hang.close()
 
 
 async def test_remotes_are_asked_on_while_the_controller_is_away() -> None:
-    async with gateway_harness() as here, elsewhere() as far:
-        await here.publish(remote("m", far.url, "sk-123"))
-        await reported(here, "m")
-        await here.controller.stop()
+    async with gateway_harness() as gateway, elsewhere() as far:
+        await gateway.publish(remote("m", far.url, "sk-123"))
+        await reported(gateway, "m")
+        await gateway.controller.stop()
         far.status = 500
         asked = far.asked
         await until(lambda: far.asked > asked + 1, "it is asked on")
-        here.controller.reports.clear()
-        await here.controller.start()
-        await until(lambda: _tells_of(here, "HTTP 500"), "the gateway comes back, and tells what it saw")
+        gateway.controller.reports.clear()
+        await gateway.controller.start()
+        await until(lambda: _tells_of(gateway, "HTTP 500"), "the gateway comes back, and tells what it saw")
 
 
-def _tells_of(here: GatewayHarness, words: str) -> bool:
-    return any(words in (report.remotes["m"].error or "") for report in here.controller.reports if report.remotes)
+def _tells_of(gateway: GatewayHarness, words: str) -> bool:
+    return any(words in (report.remotes["m"].error or "") for report in gateway.controller.reports if report.remotes)

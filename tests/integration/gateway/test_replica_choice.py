@@ -6,7 +6,6 @@ import asyncio
 import json
 from typing import Any
 
-import aiohttp
 import pytest
 
 from controller.schema.routing import ModelRoute
@@ -26,11 +25,10 @@ def _model(made: list[MockEngine], **more: Any) -> ModelRoute:
     return plain.model_copy(update={"endpoints": tuple(numbered)})
 
 
-async def _ask(here: GatewayHarness, method: str, path: str) -> tuple[int, str | None, Any]:
+async def _request(gateway: GatewayHarness, method: str, path: str) -> tuple[int, str | None, Any]:
     """Status, `X-Replica` and JSON of the answer."""
-    target = f"{here.url}{path}{'&' if '?' in path else '?'}model=m"
-    async with aiohttp.ClientSession() as session, session.request(method, target, data=b"{}") as answer:
-        return answer.status, answer.headers.get("X-Replica"), json.loads(await answer.read())
+    reply = await gateway.request(method, f"{path}{'&' if '?' in path else '?'}model=m", data=b"{}")
+    return reply.status, reply.headers.get("X-Replica"), json.loads(reply.content)
 
 
 def _let_answer(made: list[MockEngine]) -> None:
@@ -46,51 +44,53 @@ def _let_answer(made: list[MockEngine]) -> None:
 
 @pytest.mark.parametrize(("method", "path"), [*PATHS, *CHANGES])
 async def test_the_replica_that_is_named_answers(method: str, path: str) -> None:
-    async with gateway_harness(engine_state_routes=True) as here, engines(3) as made:
+    async with gateway_harness(engine_state_routes=True) as gateway, engines(3) as made:
         _let_answer(made)
-        await here.publish(_model(made))
+        await gateway.publish(_model(made))
         for number in range(3):
             for word in (str(number), f"m-{number}"):
                 named = f"{path}{'&' if '?' in path else '?'}replica={word}"
-                assert await _ask(here, method, named) == (200, f"m-{number}", {"n": number})
-        status, replica, answer = await _ask(here, method, f"{path}{'&' if '?' in path else '?'}replica=3")
+                assert await _request(gateway, method, named) == (200, f"m-{number}", {"n": number})
+        status, replica, answer = await _request(gateway, method, f"{path}{'&' if '?' in path else '?'}replica=3")
         assert (status, replica, answer["error"]["param"]) == (400, None, "replica")
 
 
 async def test_a_change_must_name_one_of_several_and_a_read_says_who_answers() -> None:
-    async with gateway_harness(engine_state_routes=True) as here, engines(2) as made:
+    async with gateway_harness(engine_state_routes=True) as gateway, engines(2) as made:
         _let_answer(made)
-        await here.publish(_model(made))
+        await gateway.publish(_model(made))
         for method, path in CHANGES:
-            status, replica, answer = await _ask(here, method, path)
+            status, replica, answer = await _request(gateway, method, path)
             assert (status, replica, answer["error"]["code"]) == (400, None, "invalid_request")
             assert "`?replica=0`, or by name: m-0, m-1." in answer["error"]["message"]
         for method, path in PATHS:
-            status, replica, answer = await _ask(here, method, path)
+            status, replica, answer = await _request(gateway, method, path)
             assert (status, replica) == (200, f"m-{answer['n']}")
-        await here.publish(_model(made[1:]))
+        await gateway.publish(_model(made[1:]))
         for method, path in (*PATHS, *CHANGES):
-            assert await _ask(here, method, path) == (200, "m-0", {"n": 1}), "there is one alone"
+            assert await _request(gateway, method, path) == (200, "m-0", {"n": 1}), "there is one alone"
 
 
 async def test_a_request_that_waited_for_the_load_goes_to_the_replica_that_it_names() -> None:
-    async with gateway_harness(engine_state_routes=True) as here, engines(2) as made:
+    async with gateway_harness(engine_state_routes=True) as gateway, engines(2) as made:
         _let_answer(made)
-        await here.publish(_model([], state=ModelState.UNLOADED, autoload=True))
-        asked = [asyncio.create_task(_ask(here, "POST", f"/lora-adapters{choice}")) for choice in ("", "?replica=1")]
-        await here.controller.report_where(lambda report: report.queued == {"m": 2})
-        await here.publish(_model(made, autoload=True))
-        (status, _, answer), named = await asyncio.gather(*asked)
+        await gateway.publish(_model([], state=ModelState.UNLOADED, autoload=True))
+        both = [
+            asyncio.create_task(_request(gateway, "POST", f"/lora-adapters{choice}")) for choice in ("", "?replica=1")
+        ]
+        await gateway.controller.report_where(lambda report: report.queued == {"m": 2})
+        await gateway.publish(_model(made, autoload=True))
+        (status, _, answer), named = await asyncio.gather(*both)
         assert (status, answer["error"]["param"]) == (400, "replica")
         assert named == (200, "m-1", {"n": 1})
 
 
 async def test_the_named_replica_alone_is_tried() -> None:
-    async with gateway_harness(engine_state_routes=True) as here, engines(2) as made:
+    async with gateway_harness(engine_state_routes=True) as gateway, engines(2) as made:
         _let_answer(made)
-        await here.publish(_model(made))
+        await gateway.publish(_model(made))
         await made[0].stop()
-        status, _, answer = await _ask(here, "GET", "/props?replica=0")
+        status, _, answer = await _request(gateway, "GET", "/props?replica=0")
         assert (status, answer["error"]["code"]) == (502, "engine_unreachable")
-        assert await _ask(here, "GET", "/props?replica=1") == (200, "m-1", {"n": 1})
-        assert await _ask(here, "GET", "/props") == (200, "m-1", {"n": 1})
+        assert await _request(gateway, "GET", "/props?replica=1") == (200, "m-1", {"n": 1})
+        assert await _request(gateway, "GET", "/props") == (200, "m-1", {"n": 1})

@@ -113,7 +113,7 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture
-async def here(engine: Worker) -> AsyncIterator[GatewayHarness]:
+async def gateway(engine: Worker) -> AsyncIterator[GatewayHarness]:
     """A gateway that knows it as `ranks`."""
     definition = LlamaServerDefinition.model_validate({"model_path": "m.gguf", "llama_server_reranking": True})
     known: dict[str, Any] = {"token": TOKEN, "served_name": "inner-ranks", "apis": LlamaServer().list_apis(definition)}
@@ -122,9 +122,9 @@ async def here(engine: Worker) -> AsyncIterator[GatewayHarness]:
         yield built
 
 
-async def ranked(here: GatewayHarness, path: str = "/v1/rerank", **fields: Any) -> tuple[Any, str]:
+async def ranked(gateway: GatewayHarness, path: str = "/v1/rerank", **fields: Any) -> tuple[Any, str]:
     """The answer, which has the published form, and the request's id."""
-    async with here.post(path, **{"model": "ranks", "query": QUERY, "documents": DOCUMENTS} | fields) as answer:
+    async with gateway.post(path, **{"model": "ranks", "query": QUERY, "documents": DOCUMENTS} | fields) as answer:
         assert answer.status == 200, await answer.text()
         made = await answer.json()
         (Second if path == "/v2/rerank" else First).model_validate(made)
@@ -132,12 +132,12 @@ async def ranked(here: GatewayHarness, path: str = "/v1/rerank", **fields: Any) 
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_the_engines_scores_the_best_first(here: GatewayHarness, engine: Worker, path: str) -> None:
-    own = json.loads(engine.ask("POST", "/v1/rerank", {"query": QUERY, "documents": DOCUMENTS})[1])
+async def test_the_engines_scores_the_best_first(gateway: GatewayHarness, engine: Worker, path: str) -> None:
+    own = json.loads(engine.request("POST", "/v1/rerank", {"query": QUERY, "documents": DOCUMENTS})[1])
     scores = {result["index"]: result["relevance_score"] for result in own["results"]}
     assert len(set(scores.values())) > 3, "the demo model tells documents apart"
     assert max(scores.values()) > 1, "logits, no probabilities"
-    made, request_id = await ranked(here, path)
+    made, request_id = await ranked(gateway, path)
     assert made["id"] == request_id
     told = [(result["index"], result["relevance_score"]) for result in made["results"]]
     assert [index for index, _ in told] == sorted(scores, key=lambda index: (-scores[index], index))
@@ -147,23 +147,23 @@ async def test_the_engines_scores_the_best_first(here: GatewayHarness, engine: W
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_as_many_as_asked_for(here: GatewayHarness, path: str) -> None:
-    whole, _ = await ranked(here, path)
+async def test_as_many_as_asked_for(gateway: GatewayHarness, path: str) -> None:
+    whole, _ = await ranked(gateway, path)
     for top_n in (1, 3, 99):
-        made, _ = await ranked(here, path, top_n=top_n)
+        made, _ = await ranked(gateway, path, top_n=top_n)
         assert [each["index"] for each in made["results"]] == [each["index"] for each in whole["results"]][:top_n]
 
 
-async def test_documents_of_every_form_are_ranked_alike_and_come_back(here: GatewayHarness) -> None:
-    plain, _ = await ranked(here)
+async def test_documents_of_every_form_are_ranked_alike_and_come_back(gateway: GatewayHarness) -> None:
+    plain, _ = await ranked(gateway)
     objects = [{"text": text, "n": number} if number % 2 else text for number, text in enumerate(DOCUMENTS)]
-    made, _ = await ranked(here, documents=objects, return_documents=True, max_chunks_per_doc=10)
+    made, _ = await ranked(gateway, documents=objects, return_documents=True, max_chunks_per_doc=10)
     assert [each["index"] for each in made["results"]] == [each["index"] for each in plain["results"]]
     for result in made["results"]:
         document = objects[result["index"]]
         assert result["document"] == (document if isinstance(document, dict) else {"text": document})
     titled = [{"title": text, "text": "x"} for text in DOCUMENTS]
-    by_title, _ = await ranked(here, "/rerank", documents=titled, rank_fields=["title"])
+    by_title, _ = await ranked(gateway, "/rerank", documents=titled, rank_fields=["title"])
     assert [each["index"] for each in by_title["results"]] == [each["index"] for each in plain["results"]]
 
 
@@ -176,14 +176,13 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_what_is_wrong_is_told_with_its_place(here: GatewayHarness, path: str) -> None:
+async def test_what_is_wrong_is_told_with_its_place(gateway: GatewayHarness, path: str) -> None:
     for fields, param in WRONG:
         body = {"model": "ranks", "query": QUERY, "documents": DOCUMENTS} | fields
-        async with here.post(path, **body) as answer:
-            error = (await answer.json())["error"]
-        assert (answer.status, error["code"], error["param"]) == (400, "invalid_request", param)
+        reply = await gateway.post(path, **body)
+        assert (reply.status, reply.code, reply.error["param"]) == (400, "invalid_request", param)
 
 
-async def test_tokens_are_counted(here: GatewayHarness) -> None:
-    used = sum([(await ranked(here, path))[0]["meta"]["tokens"]["input_tokens"] for path in PATHS])
-    assert f'roundhouse_gateway_tokens_total{{direction="in",model="ranks"}} {used:.1f}' in await here.metrics()
+async def test_tokens_are_counted(gateway: GatewayHarness) -> None:
+    used = sum([(await ranked(gateway, path))[0]["meta"]["tokens"]["input_tokens"] for path in PATHS])
+    assert f'roundhouse_gateway_tokens_total{{direction="in",model="ranks"}} {used:.1f}' in await gateway.metrics()

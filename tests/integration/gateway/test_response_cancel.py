@@ -31,7 +31,7 @@ async def test_a_stream_that_is_cancelled_before_its_first_event_is_told() -> No
         (response_id,) = here.running
         assert (await here.client.responses.cancel(response_id)).status == "cancelled"
         assert (await refusal(asking))[:2] == (409, "state_conflict")
-        await nothing_left(here.here)
+        await nothing_left(here.gateway)
 
 
 async def test_one_whose_client_leaves_before_it_knows_of_it_is_cancelled() -> None:
@@ -41,7 +41,7 @@ async def test_one_whose_client_leaves_before_it_knows_of_it_is_cancelled() -> N
             await until(lambda: bool(here.running), "it is accepted")
             leaving.cancel()
             await until(lambda: not here.running, "it is over")
-        await nothing_left(here.here)
+        await nothing_left(here.gateway)
         assert not here.engine.requests
 
 
@@ -56,7 +56,7 @@ async def test_a_running_one_is_cancelled_and_stays_so() -> None:
             assert await here.client.responses.retrieve(made.id) == cancelled
         await until(lambda: here.engine.cancelled == 1, "the engine stops")
         assert len(here.engine.requests) == 1
-        await nothing_left(here.here)
+        await nothing_left(here.gateway)
         assert (await here.make()).status == "completed", "its slot is free"
 
 
@@ -85,7 +85,7 @@ async def test_a_stream_that_is_cancelled_ends_with_a_word(background: bool) -> 
         assert (cancelled.output_text, cancelled.output[0].to_dict()["status"]) == ("The quick brown ", "incomplete")
         assert await here.client.responses.retrieve(cancelled.id) == cancelled
         await until(lambda: here.engine.cancelled == 1, "the engine stops")
-        await nothing_left(here.here)
+        await nothing_left(here.gateway)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -93,7 +93,7 @@ async def test_a_running_one_is_cancelled_before_it_is_deleted(stream: bool) -> 
     async with site() as here:
         fault = "pause_until_release" if stream else "hold"
         asked = {"model": "m", "input": "x", "background": True, "stream": stream, "fault": fault}
-        async with here.here.post("/v1/responses", **asked) as answer:
+        async with here.gateway.post("/v1/responses", **asked) as answer:
             await answer.content.readany()
             await until(lambda: here.engine.running == 1, "it runs")
             [run] = here.running.values()
@@ -101,7 +101,7 @@ async def test_a_running_one_is_cancelled_before_it_is_deleted(stream: bool) -> 
             assert await refusal(here.client.responses.retrieve(run.context.id)) == NOT_FOUND
             await answer.read()
         await until(lambda: here.engine.cancelled == 1, "the engine stops")
-        await nothing_left(here.here)
+        await nothing_left(here.gateway)
         assert await refusal(here.client.responses.retrieve(run.context.id)) == NOT_FOUND
 
 

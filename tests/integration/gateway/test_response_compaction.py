@@ -62,7 +62,7 @@ async def test_the_users_messages_stay_and_a_summary_takes_the_place_of_the_rest
         again = await compacted(here, input=output)
         assert kinds(again) == kinds(made)
         assert here.messages()[-1] == ("user", f"{INTRODUCTION}{TEXT}\n{SUMMARY_REQUEST}")
-        await nothing_left(here.here)
+        await nothing_left(here.gateway)
 
 
 async def test_a_stored_conversation_is_compacted_and_goes_on() -> None:
@@ -97,7 +97,7 @@ async def test_what_cannot_be_compacted() -> None:
         here.engine.words = [""]
         here.engine.answers.clear()
         assert (await refusal(ask(model="m", input="x")))[:2] == (502, "engine_error")
-        await nothing_left(here.here)
+        await nothing_left(here.gateway)
 
 
 async def test_the_engine_stops_when_the_client_leaves() -> None:
@@ -108,4 +108,4 @@ async def test_the_engine_stops_when_the_client_leaves() -> None:
         leaving.cancel()
         await until("it is over", lambda: not here.engine.running)
         await compacted(here, input="x")
-        await nothing_left(here.here)
+        await nothing_left(here.gateway)

@@ -29,9 +29,9 @@ __all__ = ["loop_clock"]
 NOT_FOUND = (404, "response_not_found", "response_id")
 
 
-async def told(here: Site, response_id: str, query: str = "stream=true") -> bytes:
+async def read(here: Site, response_id: str, query: str = "stream=true") -> bytes:
     """The whole stream."""
-    async with here.here.client.get(f"{here.here.url}/v1/responses/{response_id}?{query}") as answer:
+    async with here.gateway.get(f"/v1/responses/{response_id}?{query}") as answer:
         assert (answer.status, answer.content_type) == (200, "text/event-stream")
         return await answer.read()
 
@@ -39,7 +39,7 @@ async def told(here: Site, response_id: str, query: str = "stream=true") -> byte
 async def begun(here: Site, **fields: Any) -> str:
     """The id of a new stream in the background whose client has left."""
     asked = {"model": "m", "input": "x", "stream": True, "background": True, **fields}
-    async with here.here.client.post(here.here.url + "/v1/responses", json=asked) as answer:
+    async with here.gateway.post("/v1/responses", asked) as answer:
         line = (await answer.content.readuntil(b"\n\n")).partition(b"data: ")[2]
         response_id: str = json.loads(line)["response"]["id"]
         return response_id
@@ -55,30 +55,29 @@ def is_followed(here: Site, response_id: str) -> bool:
 async def test_the_same_events_during_and_after_as_its_own_client_got() -> None:
     async with site() as here:
         asked = {"model": "m", "input": "x", "stream": True, "background": True, "fault": "pause_until_release"}
-        async with here.here.client.post(here.here.url + "/v1/responses", json=asked) as own:
+        async with here.gateway.post("/v1/responses", asked) as own:
             await until("it runs", lambda: here.running)
             [response_id] = here.running
-            reading = asyncio.create_task(told(here, response_id))
+            reading = asyncio.create_task(read(here, response_id))
             await until("it is read", lambda: is_followed(here, response_id))
             here.engine.release.set()
             first = await own.read()
         assert await reading == first
         await until("it is over", lambda: not here.running)
-        assert await told(here, response_id) == first
+        assert await read(here, response_id) == first
         assert folded(first)["output"][0]["content"][0]["text"].split() == WORDS
         parts = [part + b"\n\n" for part in first.removesuffix(DONE).split(b"\n\n")[:-1]]
         for number in range(len(parts)):
-            later = await told(here, response_id, f"stream=true&starting_after={number}")
+            later = await read(here, response_id, f"stream=true&starting_after={number}")
             assert later == b"".join(parts[number + 1 :]) + DONE
-        assert await told(here, response_id, "stream=true&starting_after=999999") == DONE
-        async with here.here.client.get(f"{here.here.url}/v1/stream/{response_id}?from=7") as answer:
-            assert await answer.read() == first[7:]
+        assert await read(here, response_id, "stream=true&starting_after=999999") == DONE
+        assert (await here.gateway.get(f"/v1/stream/{response_id}?from=7")).content == first[7:]
         # Its stream is kept no longer, and the stored response is asked.
         here.streams.remove_response_stream(ANONYMOUS, response_id)
         for number in range(len(parts)):
-            later = await told(here, response_id, f"stream=true&starting_after={number}")
+            later = await read(here, response_id, f"stream=true&starting_after={number}")
             assert later == b"".join(parts[number + 1 :]) + DONE
-        await nothing_left(here.here)
+        await nothing_left(here.gateway)
 
 
 async def test_it_is_followed_from_the_middle_by_the_sdk() -> None:
@@ -106,33 +105,32 @@ async def test_it_is_followed_from_the_middle_by_the_sdk() -> None:
 async def test_one_that_was_made_without_a_stream_is_told_in_one_piece(fields: Fields, last: str) -> None:
     async with site() as here:
         made = await here.make(background=True, **fields)
-        live = await told(here, made.id)
+        live = await read(here, made.id)
         await here.over(made.id)
-        async with here.here.client.get(f"{here.here.url}/v1/responses/{made.id}") as answer:
-            assert folded(live) == await answer.json()
+        assert folded(live) == (await here.gateway.get(f"/v1/responses/{made.id}")).body
         assert events_in(live)[-1]["type"] == last
         if last == "response.completed":
-            assert await told(here, made.id) == live
-            assert len(events_in(await told(here, made.id, "stream=true&starting_after=1"))) == len(events_in(live)) - 2
+            assert await read(here, made.id) == live
+            assert len(events_in(await read(here, made.id, "stream=true&starting_after=1"))) == len(events_in(live)) - 2
 
 
 async def test_a_stream_that_breaks_or_is_cancelled_ends_for_its_readers_too() -> None:
     async with site() as here:
         broken = await begun(here, fault="die_mid_stream")
         await here.over(broken)
-        assert [event["type"] for event in events_in(await told(here, broken))][-2:] == ["error", "response.failed"]
+        assert [event["type"] for event in events_in(await read(here, broken))][-2:] == ["error", "response.failed"]
         response_id = await begun(here, fault="pause_until_release")
-        reading = asyncio.create_task(told(here, response_id))
+        reading = asyncio.create_task(read(here, response_id))
         await until("it is read", lambda: is_followed(here, response_id))
         await here.client.responses.cancel(response_id)
         assert events_in(await reading)[-1]["response"]["status"] == "cancelled"
-        assert await told(here, response_id) == await reading
+        assert await read(here, response_id) == await reading
 
 
 async def test_a_reader_that_waits_is_told_that_it_waits(loop_clock: LoopClock) -> None:
     async with site(heartbeat_s=5) as here:
         made = await here.make(background=True, fault="hold")
-        reading = asyncio.create_task(told(here, made.id))
+        reading = asyncio.create_task(read(here, made.id))
         await until("it is read", lambda: here.running[made.id].events._waiters)
         await loop_clock.skip(6)
         here.engine.release.set()
@@ -144,12 +142,12 @@ async def test_a_reader_that_takes_nothing_holds_nothing_back() -> None:
         here.engine.words = ["x" * 20_000] * 200
         response_id = await begun(here, fault="pause_until_release")
         path = f"/v1/responses/{response_id}?stream=true"
-        async with raw(here.here, receive_bytes=4096) as client:
+        async with raw(here.gateway, receive_bytes=4096) as client:
             client.write(request("GET", path))
             await until("it is read", lambda: is_followed(here, response_id))
             here.engine.release.set()
             assert (await here.over(response_id)).status == "completed"
-        assert len(folded(await told(here, response_id))["output"][0]["content"][0]["text"]) == 200 * 20_001
+        assert len(folded(await read(here, response_id))["output"][0]["content"][0]["text"]) == 200 * 20_001
 
 
 async def test_what_was_not_made_in_the_background_has_no_events() -> None:
@@ -177,9 +175,9 @@ async def test_after_a_restart_they_are_the_same(tmp_path: Path) -> None:
     async with site(state=tmp_path) as here:
         response_id = await begun(here)
         await here.over(response_id)
-        whole = await told(here, response_id)
+        whole = await read(here, response_id)
     async with site(state=tmp_path) as here:
-        assert await told(here, response_id) == whole
+        assert await read(here, response_id) == whole
 
 
 async def test_a_reader_of_what_a_killed_gateway_was_making_is_told_the_end(tmp_path: Path) -> None:
@@ -188,9 +186,9 @@ async def test_a_reader_of_what_a_killed_gateway_was_making_is_told_the_end(tmp_
     database.save_objects(StoredResponse.of(ANONYMOUS.tenant, "m", running, []))
     database.close()
     async with site(state=tmp_path) as here:
-        stream = await told(here, rid("a"), "stream=true&starting_after=57")
+        stream = await read(here, rid("a"), "stream=true&starting_after=57")
         name, data = stream.removesuffix(DONE).removesuffix(b"\n\n").split(b"\n")
         event = json.loads(data.removeprefix(b"data: "))
         assert (name, event["sequence_number"]) == (b"event: response.failed", 58)
         assert event["response"]["error"]["reason"] == "gateway_stopping"
-        assert len(events_in(await told(here, rid("a")))) == 4
+        assert len(events_in(await read(here, rid("a")))) == 4

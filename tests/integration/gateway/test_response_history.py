@@ -38,7 +38,7 @@ async def test_who_leaves_while_the_history_loads_is_not_served() -> None:
             leaving = asyncio.create_task(here.make("two", previous_response_id=first.id))
             await until(lambda: here.store.waiting_count == 2, "it loads")
             leaving.cancel()
-            server: Any = here.here.server
+            server: Any = here.gateway.server
             exchanges = server._gateway.inference._services.exchanges
             await until(lambda: not exchanges, "it is over")
         await here.store.find_response("a", "x")
@@ -53,7 +53,7 @@ async def test_a_history_that_loads_for_too_long_ends_the_request(stream: bool, 
         first = await here.make()
         asked = {"model": "m", "input": "x", "previous_response_id": first.id, "stream": stream}
         async with here.held_store():
-            asking = asyncio.create_task(here.here.post("/v1/responses", **asked).__aenter__())
+            asking = asyncio.create_task(here.gateway.post("/v1/responses", **asked).__aenter__())
             await until(lambda: here.store.waiting_count == 2, "it loads")
             await loop_clock.skip(35)
             answer = await asking
@@ -70,19 +70,19 @@ async def test_the_table_may_change_while_the_history_loads() -> None:
     async with site(m={"aliases": ("alias",)}) as here, engines(1) as (other,):
         first = await here.make()
 
-        async def ask() -> Any:
+        async def create() -> Any:
             return await here.client.responses.create(model="alias", input="two", previous_response_id=first.id)
 
         async with here.held_store():
-            moved = asyncio.create_task(ask())
+            moved = asyncio.create_task(create())
             await until(lambda: here.store.waiting_count == 2, "it loads")
-            await here.here.publish(route("m", [other.url]), route("n", [here.engine.url], aliases=("alias",)))
+            await here.gateway.publish(route("m", [other.url]), route("n", [here.engine.url], aliases=("alias",)))
         await moved
         assert len(other.requests) == 1, "the model that was meant, at its new place"
         async with here.held_store():
-            lost = asyncio.create_task(refusal(ask()))
+            lost = asyncio.create_task(refusal(create()))
             await until(lambda: here.store.waiting_count == 2, "it loads")
-            await here.here.publish()
+            await here.gateway.publish()
         assert await lost == (404, "unknown_model", "model")
 
 
@@ -92,7 +92,7 @@ async def test_a_key_may_be_revoked_while_the_history_loads() -> None:
         async with here.held_store():
             asking = asyncio.create_task(refusal(here.make("two", previous_response_id=first.id)))
             await until(lambda: here.store.waiting_count == 2, "it loads")
-            await here.here.publish(route("m", [here.engine.url]), keys=(key("b"),))
+            await here.gateway.publish(route("m", [here.engine.url]), keys=(key("b"),))
         assert (await asking)[:2] == (401, "invalid_api_key")
         assert len(here.engine.requests) == 1
 

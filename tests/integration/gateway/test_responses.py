@@ -52,16 +52,16 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Worker]
 
 
 @pytest.fixture
-async def here(made: dict[str, Worker]) -> AsyncIterator[GatewayHarness]:
+async def gateway(made: dict[str, Worker]) -> AsyncIterator[GatewayHarness]:
     async with responses_gateway(made) as built:
         yield built
 
 
 @pytest.fixture(params=["sync", "async"])
-async def make(here: GatewayHarness, request: pytest.FixtureRequest) -> AsyncIterator[Make]:
+async def make(gateway: GatewayHarness, request: pytest.FixtureRequest) -> AsyncIterator[Make]:
     """The SDK's methods, unmodified: a response; with `by="stream"` what its helper for streams makes of one, with
     `by="parse"` one that is parsed, with `stream=True` the events."""
-    options: Fields = {"base_url": f"{here.url}/v1", "api_key": "none", "max_retries": 0}
+    options: Fields = {"base_url": f"{gateway.url}/v1", "api_key": "none", "max_retries": 0}
 
     async def waiting(client: openai.AsyncOpenAI, by: str = "create", **fields: Any) -> Any:
         if by == "stream":
@@ -96,17 +96,17 @@ def seen(response: Fields) -> Fields:
     return {**response, "id": "", "created_at": 0, "completed_at": 0, "output": output, "usage": usage}
 
 
-async def streamed(here: GatewayHarness, headers: dict[str, str] | None = None, **fields: Any) -> Fields:
+async def streamed(gateway: GatewayHarness, headers: dict[str, str] | None = None, **fields: Any) -> Fields:
     """The response of a stream, off the wire, its events checked."""
     body = {**COLD, **fields, "stream": True}
-    async with here.client.post(f"{here.url}/v1/responses", json=body, headers=headers) as answer:
+    async with gateway.post("/v1/responses", body, headers=headers) as answer:
         assert (answer.status, answer.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
         return folded(await answer.read(), is_open=headers is not None)
 
 
-async def blocking(here: GatewayHarness, **fields: Any) -> Fields:
+async def blocking(gateway: GatewayHarness, **fields: Any) -> Fields:
     """The response of a blocking call."""
-    async with here.post("/v1/responses", **{**COLD, **fields}) as answer:
+    async with gateway.post("/v1/responses", **{**COLD, **fields}) as answer:
         response: Fields = await answer.json()
         assert answer.status == 200, response
     check_response(response)
@@ -164,11 +164,11 @@ async def test_thoughts_text_and_a_call(make: Make) -> None:
         ({"type": "custom", "name": "shell"}, "shell"),
     ],
 )
-async def test_the_tool_that_is_chosen_is_called(here: GatewayHarness, choice: Fields, called: str) -> None:
+async def test_the_tool_that_is_chosen_is_called(gateway: GatewayHarness, choice: Fields, called: str) -> None:
     shell = {"type": "custom", "name": "shell", "description": "Runs it."}
     asked: Fields = {"model": "agent", "input": "Hi", "tools": [WEATHER, OTHER, shell], "tool_choice": choice}
     asked["max_output_tokens"] = 60  # the shell's text has no end of its own
-    for response in (await blocking(here, **asked), await streamed(here, **asked)):
+    for response in (await blocking(gateway, **asked), await streamed(gateway, **asked)):
         assert response["tool_choice"] == choice
         (call,) = [item for item in response["output"] if "call_id" in item]
         assert call["name"] == called
@@ -191,10 +191,10 @@ async def test_the_tool_that_is_chosen_is_called(here: GatewayHarness, choice: F
         {"model": "worker", "input": "Hi", "max_output_tokens": 3},
     ],
 )  # fmt: skip
-async def test_a_stream_is_the_blocking_answer(here: GatewayHarness, fields: Fields) -> None:
-    whole = await blocking(here, **fields)
-    assert seen(await streamed(here, **fields)) == seen(whole)
-    opened = await streamed(here, {"OpenResponses-Version": "2026-04-24"}, **fields)
+async def test_a_stream_is_the_blocking_answer(gateway: GatewayHarness, fields: Fields) -> None:
+    whole = await blocking(gateway, **fields)
+    assert seen(await streamed(gateway, **fields)) == seen(whole)
+    opened = await streamed(gateway, {"OpenResponses-Version": "2026-04-24"}, **fields)
     assert seen({**opened, "text": None}) == seen({**whole, "text": None})
     if "text" in fields:
         assert json.loads(whole["output"][0]["content"][0]["text"]) == {"city": "Paris"}
@@ -229,8 +229,8 @@ async def test_what_is_refused_names_its_place(make: Make) -> None:
     assert caught.value.code == "context_length_exceeded"
 
 
-async def test_tokens_of_the_input(here: GatewayHarness) -> None:
-    async with openai.AsyncOpenAI(base_url=f"{here.url}/v1", api_key="none", max_retries=0) as client:
+async def test_tokens_of_the_input(gateway: GatewayHarness) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
         longer: Fields = {"input": [{"role": "user", "content": "Hi, all of you"}], "tools": [WEATHER]}
         asked: tuple[Fields, ...] = ({"input": "Hi"}, longer)
         for fields in asked:
@@ -246,13 +246,13 @@ async def test_an_engine_that_breaks_off_raises_what_broke() -> None:
     part = CHAT_EVENTS[0]
     async with (
         scripted(script(head + b"%x\r\n%b\r\n" % (len(part), part), then="close")) as engine,
-        gateway_harness() as here,
+        gateway_harness() as gateway,
     ):
-        await here.publish(route("m", [engine.url], apis=("/v1/chat/completions",)))
+        await gateway.publish(route("m", [engine.url], apis=("/v1/chat/completions",)))
         said: list[Any] = []
 
         async def hear() -> None:
-            async with openai.AsyncOpenAI(base_url=f"{here.url}/v1", api_key="none", max_retries=0) as client:
+            async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
                 stream = await client.responses.create(model="m", input="Hi", stream=True)
                 async for event in stream:
                     said.append(event)  # noqa: PERF401 - it is to hold what came before the end
@@ -261,7 +261,7 @@ async def test_an_engine_that_breaks_off_raises_what_broke() -> None:
             await hear()
         assert [event.delta for event in said if event.type == "response.output_text.delta"] == ["Hi"]
         assert caught.value.code == "engine_disconnected"
-        kept = await here.client.get(f"{here.url}/v1/responses/{said[0].response.id}")
+        kept = await gateway.client.get(f"{gateway.url}/v1/responses/{said[0].response.id}")
         response = await kept.json()
     check_response(response)
     assert (response["status"], response["error"]["reason"]) == ("failed", "engine_disconnected")
@@ -287,10 +287,10 @@ async def test_an_agent_by_responses(make: Make) -> None:
     assert kinds == ["message", "reasoning", "message", "function_call", "function_call_output", "message"]
 
 
-async def test_an_agent_by_chat(here: GatewayHarness) -> None:
+async def test_an_agent_by_chat(gateway: GatewayHarness) -> None:
     tool = {"type": "function", "function": {name: WEATHER[name] for name in ("name", "description", "parameters")}}
     messages: list[Any] = [{"role": "user", "content": "How is the weather?"}]
-    async with openai.AsyncOpenAI(base_url=f"{here.url}/v1", api_key="none", max_retries=0) as client:
+    async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
         for _ in range(5):
             asked: Fields = {"model": "agent", "messages": messages, "tools": [tool], "temperature": 0}
             async with client.chat.completions.stream(**asked) as stream:
@@ -309,11 +309,11 @@ async def test_an_agent_by_chat(here: GatewayHarness) -> None:
 
 
 @pytest.mark.parametrize("by_responses", [True, False])
-async def test_langchain(here: GatewayHarness, by_responses: bool) -> None:
+async def test_langchain(gateway: GatewayHarness, by_responses: bool) -> None:
     def model(name: str) -> ChatOpenAI:
         return ChatOpenAI(
             model=name,
-            base_url=f"{here.url}/v1",
+            base_url=f"{gateway.url}/v1",
             api_key=pydantic.SecretStr("none"),
             temperature=0,
             max_retries=0,

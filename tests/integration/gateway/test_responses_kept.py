@@ -104,7 +104,7 @@ async def test_an_answer_that_cannot_be_stored_is_an_answer_nevertheless(caplog:
         assert await refusal(here.client.responses.retrieve(made.id)) == NOT_FOUND
         assert await refusal(here.make("y", previous_response_id=made.id)) == NO_PREVIOUS
         assert await here.client.responses.retrieve(first.id) == first
-        assert "roundhouse_gateway_store_failures_total 1.0" in await here.here.metrics()
+        assert "roundhouse_gateway_store_failures_total 1.0" in await here.gateway.metrics()
 
 
 async def logged(caplog: pytest.LogCaptureFixture) -> str:
@@ -119,7 +119,7 @@ async def test_what_is_nested_too_deeply_is_told_and_harms_nobody(caplog: pytest
         for depth in range(900, 1000):
             deep = '{"a":' * depth + "1" + "}" * depth
             body = f'{{"model": "m", "input": [{{"role": "user", "content": "x", "more": {deep}}}]}}'
-            async with here.here.client.post(here.here.url + "/v1/responses", data=body) as answer:
+            async with here.gateway.request("POST", "/v1/responses", data=body) as answer:
                 answers.append((answer.status, (await answer.json()).get("id")))
         statuses = [status for status, _ in answers]
         assert set(statuses) == {200, 400}
@@ -151,7 +151,7 @@ async def test_a_database_that_fails_is_told(caplog: pytest.LogCaptureFixture) -
         assert await refusal(here.client.responses.retrieve(made.id)) == failed
         assert await refusal(here.make("x", previous_response_id=made.id)) == failed
         assert await refusal(here.make("x", background=True)) == failed
-        async with here.here.post("/v1/responses", model="m", input="x", background=True, stream=True) as answer:
+        async with here.gateway.post("/v1/responses", model="m", input="x", background=True, stream=True) as answer:
             assert '"response_store_failed"' in await answer.text()
         assert (await here.make("x")).output_text == TEXT
         assert not here.running
@@ -165,11 +165,10 @@ async def test_every_answer_about_stored_responses_is_the_tables_own() -> None:
             ("POST", "/v1/responses/resp_x/cancel"),
             ("GET", "/v1/responses/resp_x/input_items"),
         ):
-            async with here.here.client.request(method, here.here.url + path) as answer:
-                error = (await answer.json())["error"]
-                assert error["next_steps"] == list(ERROR_CODES["response_not_found"].next_steps)
-                assert answer.headers["x-should-retry"] == "false"
-        async with here.here.client.put(f"{here.here.url}/v1/responses/resp_1") as answer:
+            reply = await here.gateway.request(method, path)
+            assert reply.error["next_steps"] == list(ERROR_CODES["response_not_found"].next_steps)
+            assert reply.headers["x-should-retry"] == "false"
+        async with here.gateway.request("PUT", "/v1/responses/resp_1") as answer:
             assert (answer.status, answer.headers["allow"]) == (405, "DELETE, GET")
 
 
@@ -179,6 +178,6 @@ async def test_open_responses_is_asked_for_by_a_header() -> None:
         for header in ({}, {"OpenResponses-Version": "2026-04-24"}):
             text_format = {"type": "json_schema", "name": "n", "schema": {"type": "object"}}
             asked = {"model": "m", "input": "x", "text": {"format": text_format}}
-            async with here.here.client.post(here.here.url + "/v1/responses", json=asked, headers=header) as answer:
+            async with here.gateway.post("/v1/responses", asked, headers=header) as answer:
                 names[bool(header)] = json.loads(await answer.text())["text"]["format"]["schema"]
         assert names == {False: {"type": "object"}, True: None}

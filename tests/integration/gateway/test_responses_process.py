@@ -71,15 +71,14 @@ async def test_what_was_told_to_its_end_survives_a_kill_at_once(number: int, tmp
         async with process_site(tmp_path, engine) as (process, here):
             for path, stream in kinds:
                 said = {"messages": [{"role": "user", "content": "x"}]} if "chat" in path else {"input": "x"}
-                async with here.here.post(path, model="m", store=True, stream=stream, **said) as answer:
+                async with here.gateway.post(path, model="m", store=True, stream=stream, **said) as answer:
                     bodies.append(await answer.text())
             process.kill()
             await process.wait()
         async with process_site(tmp_path, engine) as (_, here):
             for (path, _stream), body in zip(kinds, bodies, strict=True):
                 [told_id, *_] = re.findall(r'"id":\s?"((?:chatcmpl-|resp_)[^"]+)"', body)
-                async with here.here.client.get(f"{here.here.url}{path}/{told_id}") as answer:
-                    assert answer.status == 200, (path, body)
+                assert (await here.gateway.get(f"{path}/{told_id}")).status == 200, (path, body)
 
 
 async def test_a_stop_lets_what_is_in_the_background_finish(tmp_path: Path) -> None:
@@ -98,7 +97,7 @@ async def test_a_stop_lets_what_is_in_the_background_finish(tmp_path: Path) -> N
             late = await here.make(background=True, fault="hold")
             await until(lambda: engine.running == 1, "it runs")
             process.send_signal(signal.SIGINT)
-            await refused(here.here)
+            await refused(here.gateway)
             process.send_signal(signal.SIGINT)  # does not wait
             code, said = await ended(process)
             assert code == 0, said

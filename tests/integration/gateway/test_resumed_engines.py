@@ -42,27 +42,27 @@ def model_of(engine: WorkerEngine, worker: Worker) -> ModelRoute:
 
 @each_engine(lambda engine: engine.chats)
 async def test_every_family_is_cut_and_read_on(fleet: Fleet, engine: WorkerEngine) -> None:
-    async with gateway_harness() as here:
-        await here.publish(model_of(engine, fleet.plain(engine)))
-        await check_every_cut(here, "m")
+    async with gateway_harness() as gateway:
+        await gateway.publish(model_of(engine, fleet.plain(engine)))
+        await check_every_cut(gateway, "m")
 
 
 # llama-server's figures stand still while it works.
 @each_engine(lambda engine: engine.chats and not engine.own_surface)
 async def test_the_engine_works_on_without_the_client_until_it_is_stopped(fleet: Fleet, engine: WorkerEngine) -> None:
     worker = fleet.busy(engine)
-    async with gateway_harness() as here:
-        await here.publish(model_of(engine, worker))
+    async with gateway_harness() as gateway:
+        await gateway.publish(model_of(engine, worker))
         before = worker.figure(engine.counts)
-        sent = await cut_stream(await open_stream(here, **engine.endless))
-        await until_read(here, 0)
+        sent = await cut_stream(await open_stream(gateway, **engine.endless))
+        await until_read(gateway, 0)
         when_left = worker.figure(engine.counts)
         await until("the engine works on", lambda: worker.figure(engine.counts) > when_left)
         assert worker.figure("requests_processing") == 1
-        assert await stop(here) == 204
+        assert await stop(gateway) == 204
         await until("the engine stops", lambda: worker.figure("requests_processing") == 0)
         assert worker.figure(engine.counts) - before < engine.whole
-        read = await read_again(here)
+        read = await read_again(gateway)
         assert read.state == "stopped"
         assert read.body.startswith(sent)
         assert is_told("stream_stopped", read.body)

@@ -39,9 +39,9 @@ MIB = 2**20
 
 
 async def test_many_streams_are_dropped_and_read_on_at_once() -> None:
-    async with gateway_harness(streams_max_mib=64) as here, engines(1) as (engine,):
+    async with gateway_harness(streams_max_mib=64) as gateway, engines(1) as (engine,):
         engine.words = [f"w{number}" for number in range(40)]
-        await here.publish(route("m", [engine.url], apis=(CHAT,), target_inflight=10_000))
+        await gateway.publish(route("m", [engine.url], apis=(CHAT,), target_inflight=10_000))
 
         async def drop_and_read_on(number: int) -> None:
             name = f"conv-{number}"
@@ -50,8 +50,8 @@ async def test_many_streams_are_dropped_and_read_on_at_once() -> None:
                 "after": 1 + number % 7,
                 "max_tokens": 20 + number,
             }
-            sent = await cut_stream(await open_stream(here, name, **fields))
-            rest = await read_again(here, len(sent), name)
+            sent = await cut_stream(await open_stream(gateway, name, **fields))
+            rest = await read_again(gateway, len(sent), name)
             assert rest.status == 200, rest.body
             words = text_of(sent + rest.body).split()
             assert words == [f"w{index % 40}" for index in range(20 + number)], "another stream's"
@@ -59,31 +59,31 @@ async def test_many_streams_are_dropped_and_read_on_at_once() -> None:
         async with asyncio.TaskGroup() as group:
             for number in range(STREAMS):
                 group.create_task(drop_and_read_on(number))
-            await until_live(here, STREAMS)
-            assert streams_of(here).registry.used_bytes <= 64 * MIB
-            await until_read(here, STREAMS)
+            await until_live(gateway, STREAMS)
+            assert streams_of(gateway).registry.used_bytes <= 64 * MIB
+            await until_read(gateway, STREAMS)
             engine.release.set()
-        registry = streams_of(here).registry
+        registry = streams_of(gateway).registry
         assert (registry.live_count, registry.ended_count, registry.evicted_count) == (0, STREAMS, 0)
         assert registry.used_bytes <= 64 * MIB
-        await nothing_left(here)
+        await nothing_left(gateway)
 
 
 async def test_a_slow_reader_holds_back_nobody_and_is_told_what_it_lost() -> None:
-    async with gateway_harness(stream_ring_kib=64, client_timeout_s=60) as here, engines(1) as (engine,):
+    async with gateway_harness(stream_ring_kib=64, client_timeout_s=60) as gateway, engines(1) as (engine,):
         engine.words = ["x" * 10_000] * 400
-        await here.publish(route("m", [engine.url]))
+        await gateway.publish(route("m", [engine.url]))
         headers = [f"X-Conversation-Id: {ID}"]
-        async with raw(here, receive_bytes=4096) as own, raw(here, receive_bytes=4096) as other:
+        async with raw(gateway, receive_bytes=4096) as own, raw(gateway, receive_bytes=4096) as other:
             own.write(request(body=chat_body(stream=True, fault="pause_until_release"), headers=headers))
-            await until_read(here, 1)
+            await until_read(gateway, 1)
             other.write(request("GET", f"/v1/stream/{ID}"))
-            await until_read(here, 2)
-            fast = asyncio.create_task(read_again(here))
-            await until_read(here, 3)
+            await until_read(gateway, 2)
+            fast = asyncio.create_task(read_again(gateway))
+            await until_read(gateway, 3)
             engine.release.set()
             assert len(text_of((await fast).body).split()) == 400
-            [found] = await look_up(here, ID)
+            [found] = await look_up(gateway, ID)
             assert found["state"] == "done"
             for slow in (own, other):
                 body = (await slow.answer()).body
@@ -92,31 +92,31 @@ async def test_a_slow_reader_holds_back_nobody_and_is_told_what_it_lost() -> Non
 
 
 async def test_when_all_memory_is_taken_by_live_streams_another_is_refused() -> None:
-    async with gateway_harness(streams_max_mib=1) as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]))
-        async with open_stream(here, "ended") as answer:
+    async with gateway_harness(streams_max_mib=1) as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]))
+        async with open_stream(gateway, "ended") as answer:
             await answer.read()
         opened = []
         for number in range(100):
-            answer = await open_stream(here, f"conv-{number}", fault="pause_until_release")
+            answer = await open_stream(gateway, f"conv-{number}", fault="pause_until_release")
             if answer.status != 200:
                 break
             opened.append(answer)
         assert (answer.status, (await answer.json())["error"]["code"]) == (503, "streams_full")
         assert "retry-after" in answer.headers
         assert 5 < len(opened) < 20
-        assert (await read_again(here, stream_id="ended")).status == 404, "it made room"
-        async with here.chat(stream=True) as plain:
+        assert (await read_again(gateway, stream_id="ended")).status == 404, "it made room"
+        async with gateway.chat(stream=True) as plain:
             assert text_of(await plain.read()) == TEXT
-        async with open_stream(here, "conv-0") as instead:
+        async with open_stream(gateway, "conv-0") as instead:
             assert text_of(await instead.read()) == TEXT
-        async with open_stream(here, "another") as more:
+        async with open_stream(gateway, "another") as more:
             assert more.status == 200, "one that has ended makes room"
             await more.read()
-        metrics = await here.metrics()
+        metrics = await gateway.metrics()
         assert "roundhouse_gateway_stream_refusals_total 1.0" in metrics
         assert "roundhouse_gateway_stream_evictions_total 2.0" in metrics
-        async with here.post("/v1/responses", model="m", input="Hi", background=True, stream=True) as response:
+        async with gateway.post("/v1/responses", model="m", input="Hi", background=True, stream=True) as response:
             assert response.status == 200
             assert b"response.completed" in await response.read()
         engine.release.set()
@@ -125,89 +125,87 @@ async def test_when_all_memory_is_taken_by_live_streams_another_is_refused() -> 
 
 
 async def test_what_one_request_lacks_replaces_no_stream() -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]))
-        async with open_stream(here, fault="pause_until_release") as first:
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]))
+        async with open_stream(gateway, fault="pause_until_release") as first:
             sent = await first.content.readuntil(b"\n\n")
             for wrong in ({"model": "unknown"}, {"stream": "yes"}, {"stream": False}):
-                async with open_stream(here, **wrong) as answer:
+                async with open_stream(gateway, **wrong) as answer:
                     await answer.read()
-            async with here.client.post(here.url + CHAT, data=b"{", headers={"X-Conversation-Id": ID}) as answer:
-                assert answer.status == 400
+            assert (await gateway.request("POST", CHAT, data=b"{", headers={"X-Conversation-Id": ID})).status == 400
             engine.release.set()
             sent += await first.read()
         assert text_of(sent) == TEXT
-        assert (await read_again(here)).body == sent
+        assert (await read_again(gateway)).body == sent
 
 
 async def test_a_key_with_one_request_at_a_time_reads_stops_and_replaces_its_stream() -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(
             route("m", [engine.url]), keys=(key("alice", concurrency=1), key("bob", tenant="alice", concurrency=1))
         )
-        here.client.headers["authorization"] = "Bearer secret-alice"
-        sent = await cut_stream(await open_stream(here, fault="pause_until_release"))
-        await until_read(here, 0)
-        async with open_stream(here, "another") as answer:
+        gateway.client.headers["authorization"] = "Bearer secret-alice"
+        sent = await cut_stream(await open_stream(gateway, fault="pause_until_release"))
+        await until_read(gateway, 0)
+        async with open_stream(gateway, "another") as answer:
             assert answer.status == 429
-        reader = asyncio.create_task(read_again(here, len(sent)))
-        await until_read(here, 1)
-        assert len(await look_up(here, ID)) == 1
-        second = await open_stream(here, fault="pause_until_release")
+        reader = asyncio.create_task(read_again(gateway, len(sent)))
+        await until_read(gateway, 1)
+        assert len(await look_up(gateway, ID)) == 1
+        second = await open_stream(gateway, fault="pause_until_release")
         assert second.status == 200, "it takes the place of the first"
         assert is_told("stream_replaced", (await reader).body)
-        here.client.headers["authorization"] = "Bearer secret-bob"
-        async with open_stream(here, "bobs", fault="pause_until_release") as own:
+        gateway.client.headers["authorization"] = "Bearer secret-bob"
+        async with open_stream(gateway, "bobs", fault="pause_until_release") as own:
             assert own.status == 200
-            async with open_stream(here) as answer:
+            async with open_stream(gateway) as answer:
                 assert answer.status == 429, "what ends counts for another key"
-            assert await stop(here) == 204
+            assert await stop(gateway) == 204
             assert is_told("stream_stopped", await second.read())
             engine.release.set()
             assert text_of(await own.read()) == TEXT
-        await nothing_left(here)
+        await nothing_left(gateway)
 
 
 async def test_requests_leave_no_cycles_behind() -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url], apis=(CHAT,)))
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url], apis=(CHAT,)))
 
         async def make_streams(number: int) -> None:
             for path in FAMILIES:
-                async with open_stream(here, f"{path}{number}", path) as answer:
+                async with open_stream(gateway, f"{path}{number}", path) as answer:
                     await answer.read()
-            await cut_stream(await open_stream(here, f"cut{number}"))
-            async with here.post("/v1/responses", model="m", input="Hi", background=True, stream=True) as answer:
-                await answer.read()
-            await here.idle()
+            await cut_stream(await open_stream(gateway, f"cut{number}"))
+            await gateway.post("/v1/responses", model="m", input="Hi", background=True, stream=True)
+            await gateway.idle()
 
         await make_streams(0)
         gc.collect()
         gc.disable()
         try:
             await make_streams(1)
-            await until_read(here, 0)
+            await until_read(gateway, 0)
             assert [each for each in gc.get_objects() if isinstance(each, Exchange)] == []
         finally:
             gc.enable()
 
 
 async def test_a_bad_id_is_refused() -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]))
-        async with open_stream(here, "x" * 513) as answer:
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]))
+        async with open_stream(gateway, "x" * 513) as answer:
             assert (answer.status, (await answer.json())["error"]["param"]) == (400, "X-Conversation-Id")
-        async with here.client.get(here.url + "/v1/stream") as answer:
+        async with gateway.get("/v1/stream") as answer:
             assert (answer.status, (await answer.json())["error"]["param"]) == (400, "conv_id")
         for wrong in ({}, {"conversation_ids": "x"}, {"conversation_ids": [1]}, {"conversation_ids": ["x"] * 1001}):
-            async with here.post("/v1/streams/lookup", **wrong) as answer:
+            async with gateway.post("/v1/streams/lookup", **wrong) as answer:
                 assert (answer.status, (await answer.json())["error"]["param"]) == (400, "conversation_ids")
 
 
-async def asks_of(here: GatewayHarness, name: str, stream_id: str) -> list[tuple[int, bytes]]:
+async def asks_of(gateway: GatewayHarness, name: str, stream_id: str) -> list[tuple[int, bytes]]:
     """What a key is answered on every route that takes an id of a stream, without what names the request."""
-    here.client.headers["authorization"] = f"Bearer secret-{name}"
-    url, answers = here.url, []
+    gateway.client.headers["authorization"] = f"Bearer secret-{name}"
+    url, answers = gateway.url, []
     asks = [
         ("GET", f"/v1/stream/{stream_id}"),
         ("GET", f"/v1/stream/{stream_id}?from=5&ids=1"),
@@ -218,42 +216,42 @@ async def asks_of(here: GatewayHarness, name: str, stream_id: str) -> list[tuple
         ("GET", f"/v1/responses/{stream_id}?stream=true"),
     ]
     for method, path in asks:
-        async with here.client.request(method, url + path) as answer:
+        async with gateway.client.request(method, url + path) as answer:
             body = await answer.read()
             fields = json.loads(body)["error"] | {"request_id": None} if answer.status >= 400 else None
             answers.append((answer.status, json.dumps(fields).replace(stream_id, "ID").encode()))
-    async with here.post("/v1/streams/lookup", conversation_ids=[stream_id, stream_id.partition("::")[0]]) as answer:
+    async with gateway.post("/v1/streams/lookup", conversation_ids=[stream_id, stream_id.partition("::")[0]]) as answer:
         answers.append((answer.status, await answer.read()))
     return answers
 
 
 async def test_an_id_of_another_tenant_is_one_that_nobody_has() -> None:
     keys = (key("alice"), key("bob"), key("carol", tenant="alice", models=["other"]))
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]), route("other", [engine.url]), keys=keys)
-        here.client.headers["authorization"] = "Bearer secret-alice"
-        async with open_stream(here, "done-1::m") as answer:
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]), route("other", [engine.url]), keys=keys)
+        gateway.client.headers["authorization"] = "Bearer secret-alice"
+        async with open_stream(gateway, "done-1::m") as answer:
             sent = await answer.read()
-        live = await open_stream(here, "live-1::m", fault="pause_until_release")
+        live = await open_stream(gateway, "live-1::m", fault="pause_until_release")
         begun = await live.content.readuntil(b"\n\n")
-        async with here.post("/v1/responses", model="m", input="Hi", background=True, stream=True) as answer:
+        async with gateway.post("/v1/responses", model="m", input="Hi", background=True, stream=True) as answer:
             response_id = (await answer.content.readuntil(b"\n\n")).split(b'"id":"')[1].split(b'"')[0].decode()
             await answer.read()
         for name in ("bob", "carol"):
             for stream_id in ("done-1::m", "live-1::m", response_id):
-                unknown = await asks_of(here, name, "x" * len(stream_id))
-                assert await asks_of(here, name, stream_id) == unknown
+                unknown = await asks_of(gateway, name, "x" * len(stream_id))
+                assert await asks_of(gateway, name, stream_id) == unknown
                 assert [status for status, _ in unknown] == [404] * 7 + [200]
                 assert unknown[-1][1] == b"[]"
-        here.client.headers["authorization"] = "Bearer secret-bob"
-        async with open_stream(here, "done-1::m") as answer:
+        gateway.client.headers["authorization"] = "Bearer secret-bob"
+        async with open_stream(gateway, "done-1::m") as answer:
             await answer.read()
-        assert await stop(here, "done-1::m") == 204
-        here.client.headers["authorization"] = "Bearer secret-alice"
-        assert (await read_again(here, stream_id="done-1::m")).body == sent
+        assert await stop(gateway, "done-1::m") == 204
+        gateway.client.headers["authorization"] = "Bearer secret-alice"
+        assert (await read_again(gateway, stream_id="done-1::m")).body == sent
         engine.release.set()
         assert text_of(begun + await live.read()) == TEXT
-        assert [found["conversation_id"] for found in await look_up(here, "live-1", "done-1")] == [
+        assert [found["conversation_id"] for found in await look_up(gateway, "live-1", "done-1")] == [
             "live-1::m",
             "done-1::m",
         ]
@@ -262,18 +260,18 @@ async def test_an_id_of_another_tenant_is_one_that_nobody_has() -> None:
 async def test_an_id_of_another_tenant_takes_as_long_as_none() -> None:
     """Tries of both kinds in turn: their times, ranked together, tell nothing of which is which."""
     keys = (key("alice"), key("bob"))
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]), keys=keys)
-        here.client.headers["authorization"] = "Bearer secret-alice"
-        async with open_stream(here, "conv-1") as answer:
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]), keys=keys)
+        gateway.client.headers["authorization"] = "Bearer secret-alice"
+        async with open_stream(gateway, "conv-1") as answer:
             await answer.read()
-        here.client.headers["authorization"] = "Bearer secret-bob"
+        gateway.client.headers["authorization"] = "Bearer secret-bob"
         for method, path in (("GET", "/v1/stream/"), ("DELETE", "/v1/stream/"), ("GET", "/v1/responses/")):
             times: dict[str, list[float]] = {"conv-1": [], "conv-2": []}
             for number in range(2 * campaign_count(150, 1000)):
                 name = ("conv-1", "conv-2")[(number ^ number >> 1) & 1]
                 began = time.perf_counter()
-                async with here.client.request(method, here.url + path + name) as answer:
+                async with gateway.request(method, path + name) as answer:
                     await answer.read()
                 times[name].append(time.perf_counter() - began)
                 assert answer.status == 404
@@ -289,17 +287,17 @@ def rank_sum_z(first: list[float], second: list[float]) -> float:
 
 
 async def test_a_body_without_a_model_is_for_the_one_that_the_id_names() -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]), route("n", [engine.url]))
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]), route("n", [engine.url]))
         for fields in ({}, {"padding": "x" * 600_000}):
             body = {"messages": [{"role": "user", "content": "Hi"}], **fields}
-            async with here.client.post(here.url + CHAT, json=body, headers={"X-Conversation-Id": "conv::n"}) as answer:
+            async with gateway.post(CHAT, body, headers={"X-Conversation-Id": "conv::n"}) as answer:
                 assert answer.status == 200, await answer.read()
             assert engine.requests[-1].body["model"] == "n"
             assert engine.requests[-1].body.get("padding") == fields.get("padding")
-            async with here.client.post(here.url + CHAT, json=body, headers={"X-Conversation-Id": "conv"}) as answer:
+            async with gateway.post(CHAT, body, headers={"X-Conversation-Id": "conv"}) as answer:
                 assert (answer.status, (await answer.json())["error"]["param"]) == (400, "model")
-        async with open_stream(here, "conv::n", model="m") as answer:
+        async with open_stream(gateway, "conv::n", model="m") as answer:
             await answer.read()
         assert engine.requests[-1].body["model"] == "m", "the body says so"
-        assert (await look_up(here, "conv"))[0]["model"] == "m"
+        assert (await look_up(gateway, "conv"))[0]["model"] == "m"

@@ -30,43 +30,43 @@ async def test_a_killed_gateway_loses_nothing_that_was_sent(tmp_path: Path) -> N
 
 async def test_what_had_ended_is_replayed_whole(tmp_path: Path) -> None:
     async with engines(1) as (engine,):
-        async with running(ROUNDHOUSE_STATE=str(tmp_path)) as (process, here):
-            await here.publish(model_of(engine))
+        async with running(ROUNDHOUSE_STATE=str(tmp_path)) as (process, gateway):
+            await gateway.publish(model_of(engine))
             sent = {}
             for path in (CHAT, "/v1/responses", "/v1/messages"):
-                async with open_stream(here, path, path) as answer:
+                async with open_stream(gateway, path, path) as answer:
                     sent[path] = await answer.read()
-            async with open_stream(here, "stopped", fault="pause_until_release") as answer:
+            async with open_stream(gateway, "stopped", fault="pause_until_release") as answer:
                 await answer.content.readany()
-                await stop(here, "stopped")
-            async with open_stream(here, "removed") as answer:
+                await stop(gateway, "stopped")
+            async with open_stream(gateway, "removed") as answer:
                 await answer.read()
-            await stop(here, "removed")
+            await stop(gateway, "removed")
             folder = tmp_path / "streams"
             assert folder.stat().st_mode & 0o777 == 0o700
             assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
             process.kill()
             await process.wait()
         for _ in range(2):
-            async with running(ROUNDHOUSE_STATE=str(tmp_path)) as (_, here):
-                await here.publish(model_of(engine))
+            async with running(ROUNDHOUSE_STATE=str(tmp_path)) as (_, gateway):
+                await gateway.publish(model_of(engine))
                 for path, body in sent.items():
-                    read = await read_again(here, 10, path)
+                    read = await read_again(gateway, 10, path)
                     assert (read.state, read.body, read.headers["x-stream-file"]) == ("done", body[10:], "kept")
-                read = await read_again(here, stream_id="stopped")
+                read = await read_again(gateway, stream_id="stopped")
                 assert (read.state, is_told("stream_stopped", read.body)) == ("stopped", True)
-                assert (await read_again(here, stream_id="removed")).status == 404
-                assert 'roundhouse_gateway_streams{state="ended"} 4.0' in await here.metrics()
+                assert (await read_again(gateway, stream_id="removed")).status == 404
+                assert 'roundhouse_gateway_streams{state="ended"} 4.0' in await gateway.metrics()
 
 
 async def test_a_stop_tells_every_reader(tmp_path: Path) -> None:
     async with engines(1) as (engine,):
-        async with running(ROUNDHOUSE_STATE=str(tmp_path), ROUNDHOUSE_SHUTDOWN_GRACE_S="0.2") as (process, here):
-            await here.publish(model_of(engine))
-            first = await open_stream(here, fault="pause_until_release")
-            second = await here.client.get(f"{here.url}/v1/stream/conv-1")
+        async with running(ROUNDHOUSE_STATE=str(tmp_path), ROUNDHOUSE_SHUTDOWN_GRACE_S="0.2") as (process, gateway):
+            await gateway.publish(model_of(engine))
+            first = await open_stream(gateway, fault="pause_until_release")
+            second = await gateway.client.get(f"{gateway.url}/v1/stream/conv-1")
             begun = await first.content.readuntil(b"\n\n"), await second.content.readuntil(b"\n\n")
-            dropped = await open_stream(here, "dropped", fault="pause_until_release")
+            dropped = await open_stream(gateway, "dropped", fault="pause_until_release")
             await dropped.content.readany()
             dropped.close()
             process.send_signal(signal.SIGTERM)
@@ -75,27 +75,27 @@ async def test_a_stop_tells_every_reader(tmp_path: Path) -> None:
             assert code == 0, said
             assert told[0] == told[1]
             assert is_told("gateway_stopping", told[0])
-        async with running(ROUNDHOUSE_STATE=str(tmp_path)) as (_, here):
-            await here.publish(model_of(engine))
-            read = await read_again(here)
+        async with running(ROUNDHOUSE_STATE=str(tmp_path)) as (_, gateway):
+            await gateway.publish(model_of(engine))
+            read = await read_again(gateway)
             assert (read.state, read.body) == ("cut", told[0])
-            assert is_told("gateway_stopping", (await read_again(here, stream_id="dropped")).body)
+            assert is_told("gateway_stopping", (await read_again(gateway, stream_id="dropped")).body)
 
 
 async def test_a_stop_lets_a_stream_without_a_client_finish(tmp_path: Path) -> None:
     async with engines(1) as (engine,):
-        async with running(ROUNDHOUSE_STATE=str(tmp_path)) as (process, here):
-            await here.publish(model_of(engine))
-            answer = await open_stream(here, fault="pause_until_release")
+        async with running(ROUNDHOUSE_STATE=str(tmp_path)) as (process, gateway):
+            await gateway.publish(model_of(engine))
+            answer = await open_stream(gateway, fault="pause_until_release")
             await answer.content.readany()
             answer.close()
             process.send_signal(signal.SIGTERM)
-            await refused(here)
+            await refused(gateway)
             engine.release.set()
             assert (await ended(process))[0] == 0
-        async with running(ROUNDHOUSE_STATE=str(tmp_path)) as (_, here):
-            await here.publish(model_of(engine))
-            read = await read_again(here)
+        async with running(ROUNDHOUSE_STATE=str(tmp_path)) as (_, gateway):
+            await gateway.publish(model_of(engine))
+            read = await read_again(gateway)
             assert (read.state, text_of(read.body)) == ("done", TEXT)
 
 
@@ -103,9 +103,9 @@ async def test_a_full_disk_ends_the_promise_and_not_the_stream(tmp_path: Path) -
     with mount_small_disk(tmp_path / "disk") as disk:
         async with engines(1) as (engine,):
             settings = {"ROUNDHOUSE_STATE": str(disk.folder), "ROUNDHOUSE_RESPONSES_RETENTION_H": "0"}
-            async with running(**settings, ROUNDHOUSE_LOG_MIB="0") as (process, here):
-                await here.publish(model_of(engine))
-                answer = await open_stream(here, fault="pause_until_release", max_tokens=40_000)
+            async with running(**settings, ROUNDHOUSE_LOG_MIB="0") as (process, gateway):
+                await gateway.publish(model_of(engine))
+                answer = await open_stream(gateway, fault="pause_until_release", max_tokens=40_000)
                 assert answer.headers["x-stream-file"] == "kept"
                 begun = await answer.content.readany()
                 disk.fill()
@@ -113,17 +113,17 @@ async def test_a_full_disk_ends_the_promise_and_not_the_stream(tmp_path: Path) -
                 sent = begun + await answer.read()
                 assert b": this stream is kept in no file any more" in sent
                 assert len(text_of(sent).split()) == 40_000
-                [found] = await look_up(here, "conv-1")
+                [found] = await look_up(gateway, "conv-1")
                 assert (found["state"], found["in_file"]) == ("done", False)
-                read = await read_again(here, found["first_offset"])
+                read = await read_again(gateway, found["first_offset"])
                 assert (read.headers["x-stream-file"], read.body) == ("none", sent[found["first_offset"] :])
                 disk.fill()  # what was kept of the first is gone
-                async with open_stream(here, "second") as answer:
+                async with open_stream(gateway, "second") as answer:
                     assert answer.headers["x-stream-file"] == "none"
                     assert text_of(await answer.read()) == TEXT
-                assert "roundhouse_gateway_stream_files_lost_total 2.0" in await here.metrics()
+                assert "roundhouse_gateway_stream_files_lost_total 2.0" in await gateway.metrics()
                 disk.free()
-                async with open_stream(here, "third") as answer:
+                async with open_stream(gateway, "third") as answer:
                     assert answer.headers["x-stream-file"] == "kept"
                     await answer.read()
                 assert len(list((disk.folder / "streams").iterdir())) == 2, "a lock and the third"
@@ -134,26 +134,26 @@ async def test_a_full_disk_ends_the_promise_and_not_the_stream(tmp_path: Path) -
 async def test_an_id_belongs_to_its_tenant_after_a_restart(tmp_path: Path) -> None:
     keys = tuple(key(name) for name in ("alice", "bob"))
     async with engines(1) as (engine,):
-        async with gateway_harness(state=tmp_path) as here:
-            await here.publish(model_of(engine), keys=keys)
-            here.client.headers["authorization"] = "Bearer secret-alice"
-            async with open_stream(here) as answer:
+        async with gateway_harness(state=tmp_path) as gateway:
+            await gateway.publish(model_of(engine), keys=keys)
+            gateway.client.headers["authorization"] = "Bearer secret-alice"
+            async with open_stream(gateway) as answer:
                 sent = await answer.read()
-        async with gateway_harness(state=tmp_path) as here:
-            await here.publish(model_of(engine), keys=keys)
-            here.client.headers["authorization"] = "Bearer secret-bob"
-            assert (await read_again(here)).status == 404
-            assert await look_up(here, "conv-1") == []
-            assert await stop(here) == 404
-            here.client.headers["authorization"] = "Bearer secret-alice"
-            assert (await read_again(here)).body == sent
+        async with gateway_harness(state=tmp_path) as gateway:
+            await gateway.publish(model_of(engine), keys=keys)
+            gateway.client.headers["authorization"] = "Bearer secret-bob"
+            assert (await read_again(gateway)).status == 404
+            assert await look_up(gateway, "conv-1") == []
+            assert await stop(gateway) == 404
+            gateway.client.headers["authorization"] = "Bearer secret-alice"
+            assert (await read_again(gateway)).body == sent
 
 
 async def test_another_gateway_leaves_the_files_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder: dict[str, Any] = {"state": tmp_path, "responses_retention_h": 0}
-    async with engines(1) as (engine,), gateway_harness(**folder) as here:
-        await here.publish(model_of(engine))
-        first = await open_stream(here, fault="pause_until_release")
+    async with engines(1) as (engine,), gateway_harness(**folder) as gateway:
+        await gateway.publish(model_of(engine))
+        first = await open_stream(gateway, fault="pause_until_release")
         await first.content.readany()
         async with gateway_harness(**folder) as other:
             await other.publish(model_of(engine))
@@ -164,36 +164,36 @@ async def test_another_gateway_leaves_the_files_alone(tmp_path: Path, caplog: py
             assert "another gateway uses it" in caplog.text
         engine.release.set()
         await first.read()
-        assert (await read_again(here)).headers["x-stream-file"] == "kept"
+        assert (await read_again(gateway)).headers["x-stream-file"] == "kept"
 
 
 async def test_without_files_nothing_is_written(tmp_path: Path) -> None:
-    async with engines(1) as (engine,), gateway_harness(state=tmp_path, stream_files=False) as here:
-        await here.publish(model_of(engine))
-        async with open_stream(here) as answer:
+    async with engines(1) as (engine,), gateway_harness(state=tmp_path, stream_files=False) as gateway:
+        await gateway.publish(model_of(engine))
+        async with open_stream(gateway) as answer:
             assert answer.headers["x-stream-file"] == "none"
             sent = await answer.read()
-        assert (await read_again(here)).body == sent
+        assert (await read_again(gateway)).body == sent
         assert not (tmp_path / "streams").exists()
 
 
 async def test_what_is_expired_goes_with_its_file(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"stream_ttl_s": 0.05, "stream_gc_s": 0.05}
-    async with engines(1) as (engine,), gateway_harness(state=tmp_path, **settings) as here:
-        await here.publish(model_of(engine))
-        async with open_stream(here) as answer:
+    async with engines(1) as (engine,), gateway_harness(state=tmp_path, **settings) as gateway:
+        await gateway.publish(model_of(engine))
+        async with open_stream(gateway) as answer:
             await answer.read()
         await until(lambda: [path.name for path in (tmp_path / "streams").iterdir()] == ["lock"], "its file goes")
-        assert (await read_again(here)).status == 404
-        assert await stop(here) == 204
+        assert (await read_again(gateway)).status == 404
+        assert await stop(gateway) == 204
 
 
 async def test_a_response_in_the_background_is_read_on_after_a_kill(tmp_path: Path) -> None:
     asked = {"input": "Hi", "background": True, "stream": True, "max_output_tokens": 100_000}
     async with engines(1) as (engine,):
-        async with running(ROUNDHOUSE_STATE=str(tmp_path)) as (process, here):
-            await here.publish(model_of(engine))
-            answer = await here.post("/v1/responses", model="m", **asked)
+        async with running(ROUNDHOUSE_STATE=str(tmp_path)) as (process, gateway):
+            await gateway.publish(model_of(engine))
+            answer = await gateway.post("/v1/responses", model="m", **asked).__aenter__()
             sent = await answer.content.readuntil(b"\n\n")
             response_id = json.loads(sent.partition(b"data: ")[2])["response"]["id"]
             while sent.count(b"\n\n") < 30:
@@ -201,18 +201,16 @@ async def test_a_response_in_the_background_is_read_on_after_a_kill(tmp_path: Pa
             process.kill()
             await process.wait()
         sent = sent[: sent.rindex(b"\n\n") + 2]
-        async with running(ROUNDHOUSE_STATE=str(tmp_path)) as (_, here):
-            await here.publish(model_of(engine))
-            whole = (await read_again(here, stream_id=response_id)).body
+        async with running(ROUNDHOUSE_STATE=str(tmp_path)) as (_, gateway):
+            await gateway.publish(model_of(engine))
+            whole = (await read_again(gateway, stream_id=response_id)).body
             assert whole.startswith(sent)
             assert is_told("gateway_restarted", whole)
-            url = f"{here.url}/v1/responses/{response_id}?stream=true&starting_after="
+            url = f"{gateway.url}/v1/responses/{response_id}?stream=true&starting_after="
             events = [event + b"\n\n" for event in whole.split(b"\n\n")[:-1]]
             for number in (0, 20):
-                async with here.client.get(f"{url}{number}") as answer:
+                async with gateway.client.get(f"{url}{number}") as answer:
                     assert await answer.read() == b"".join(events[number + 1 :])
-            async with here.client.get(f"{here.url}/v1/responses/{response_id}") as answer:
-                assert (await answer.json())["status"] == "failed"
-            async with here.client.delete(f"{here.url}/v1/responses/{response_id}") as answer:
-                assert answer.status == 200
-            assert (await read_again(here, stream_id=response_id)).status == 404
+            assert (await gateway.get(f"/v1/responses/{response_id}")).body["status"] == "failed"
+            assert (await gateway.request("DELETE", f"/v1/responses/{response_id}")).status == 200
+            assert (await read_again(gateway, stream_id=response_id)).status == 404

@@ -31,15 +31,15 @@ TEXT = " ".join(WORDS)
 
 
 async def test_a_stream_is_read_again_from_every_byte() -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]))
-        async with open_stream(here) as answer:
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]))
+        async with open_stream(gateway) as answer:
             assert answer.status == 200
             assert answer.headers["x-stream-file"] == "kept"
             sent = await answer.read()
         assert text_of(sent) == TEXT
         for offset in range(0, len(sent) + 1, 7):
-            read = await read_again(here, offset)
+            read = await read_again(gateway, offset)
             assert (read.status, read.body, read.state) == (200, sent[offset:], "done")
             assert read.headers["x-stream-first-offset"] == "0"
             assert read.headers["x-stream-length"] == str(len(sent))
@@ -47,173 +47,168 @@ async def test_a_stream_is_read_again_from_every_byte() -> None:
 
 
 async def test_every_family_is_cut_and_read_on() -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url], apis=(CHAT,)))
-        await check_every_cut(here, "m")
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url], apis=(CHAT,)))
+        await check_every_cut(gateway, "m")
 
 
 async def test_without_the_header_nothing_is_kept() -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]))
-        async with here.chat(stream=True) as answer:
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]))
+        async with gateway.chat(stream=True) as answer:
             assert "x-stream-file" not in answer.headers
             await answer.read()
-        async with here.chat(stream=False) as answer:
-            await answer.read()
-        assert 'roundhouse_gateway_streams{state="ended"} 0.0' in await here.metrics()
+        await gateway.chat(stream=False)
+        assert 'roundhouse_gateway_streams{state="ended"} 0.0' in await gateway.metrics()
 
 
 async def test_the_generation_goes_on_when_the_client_drops() -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]))
-        sent = await cut_stream(await open_stream(here, fault="pause_until_release", after=3))
-        await until_read(here, 0)
-        reader = asyncio.create_task(read_again(here, len(sent)))
-        await until_read(here, 1)
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]))
+        sent = await cut_stream(await open_stream(gateway, fault="pause_until_release", after=3))
+        await until_read(gateway, 0)
+        reader = asyncio.create_task(read_again(gateway, len(sent)))
+        await until_read(gateway, 1)
         assert engine.cancelled == 0
         engine.release.set()
         read = await reader
         assert (read.status, read.state) == (200, "live")
         assert text_of(sent + read.body) == TEXT
-        assert (await read_again(here)).body == sent + read.body
-        await here.idle()
+        assert (await read_again(gateway)).body == sent + read.body
+        await gateway.idle()
 
 
 async def test_a_delete_stops_the_engine_and_every_reader() -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]))
-        async with open_stream(here, fault="pause_until_release", after=3) as answer:
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]))
+        async with open_stream(gateway, fault="pause_until_release", after=3) as answer:
             first = await answer.content.readuntil(b"\n\n")
-            reader = asyncio.create_task(read_again(here))
-            await until_read(here, 2)
-            assert await stop(here) == 204
+            reader = asyncio.create_task(read_again(gateway))
+            await until_read(gateway, 2)
+            assert await stop(gateway) == 204
             sent = first + await answer.read()
         await until(lambda: engine.cancelled == 1, "the engine stops")
         assert is_told("stream_stopped", sent)
         assert (await reader).body == sent
         for _ in range(2):
-            read = await read_again(here)
+            read = await read_again(gateway)
             assert (read.status, read.body, read.state) == (200, sent, "stopped")
-            assert await stop(here) == 204
+            assert await stop(gateway) == 204
 
 
 async def test_a_delete_of_an_ended_stream_removes_it() -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]))
-        async with open_stream(here) as answer:
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]))
+        async with open_stream(gateway) as answer:
             await answer.read()
-        assert await stop(here) == 204
-        read = await read_again(here)
+        assert await stop(gateway) == 204
+        read = await read_again(gateway)
         assert (read.status, read.code) == (404, "stream_not_found")
-        assert await stop(here) == 204
-        assert await stop(here, "never") == 404
+        assert await stop(gateway) == 204
+        assert await stop(gateway, "never") == 404
 
 
 async def test_another_request_of_the_id_replaces_the_stream() -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url], target_inflight=1))
-        async with open_stream(here, fault="pause_until_release", after=3) as first:
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url], target_inflight=1))
+        async with open_stream(gateway, fault="pause_until_release", after=3) as first:
             await first.content.readuntil(b"\n\n")
-            reader = asyncio.create_task(read_again(here))
-            await until_read(here, 2)
-            async with open_stream(here) as second:
+            reader = asyncio.create_task(read_again(gateway))
+            await until_read(gateway, 2)
+            async with open_stream(gateway) as second:
                 sent = await second.read()
             assert is_told("stream_replaced", await first.read())
         assert is_told("stream_replaced", (await reader).body)
         await until(lambda: engine.cancelled == 1)
-        assert (await read_again(here)).body == sent
+        assert (await read_again(gateway)).body == sent
 
 
 async def test_a_refused_request_leaves_nothing_and_an_absent_client_finds_its_error() -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]))
-        async with open_stream(here, fault="bad_request") as answer:
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]))
+        async with open_stream(gateway, fault="bad_request") as answer:
             assert answer.status == 400
-        assert (await read_again(here)).status == 404
-        call = asyncio.create_task(open_stream(here, fault="hold", then="bad_request").__aenter__())
+        assert (await read_again(gateway)).status == 404
+        call = asyncio.create_task(open_stream(gateway, fault="hold", then="bad_request").__aenter__())
         await until(lambda: engine.running == 1)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
         engine.release.set()
-        await here.idle()
-        read = await read_again(here)
+        await gateway.idle()
+        read = await read_again(gateway)
         assert (read.status, read.state) == (200, "cut")
         assert b"too hot" in read.body
 
 
 async def test_a_slash_in_the_id_and_the_query_form() -> None:
     stream_id = "conv::org/model:Q8_0"
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("org/model:Q8_0", [engine.url]))
-        async with open_stream(here, stream_id, model=None) as answer:
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("org/model:Q8_0", [engine.url]))
+        async with open_stream(gateway, stream_id, model=None) as answer:
             assert answer.status == 200
             sent = await answer.read()
-        assert (await read_again(here, stream_id=stream_id)).body == sent
-        async with here.client.get(f"{here.url}/v1/stream/{stream_id}") as answer:
-            assert await answer.read() == sent
+        assert (await read_again(gateway, stream_id=stream_id)).body == sent
+        assert (await gateway.get(f"/v1/stream/{stream_id}")).content == sent
         query = {"conv_id": stream_id, "from": "0"}
-        async with here.client.get(f"{here.url}/v1/stream", params=query) as answer:
-            assert await answer.read() == sent
-        [found] = await look_up(here, "conv")
+        assert (await gateway.get("/v1/stream", params=query)).content == sent
+        [found] = await look_up(gateway, "conv")
         assert found["conversation_id"] == stream_id
         assert (found["is_done"], found["total_bytes"], found["state"]) == (True, len(sent), "done")
-        assert await look_up(here, "other", "con") == []
-        async with here.client.delete(f"{here.url}/v1/stream", params={"conv_id": stream_id}) as answer:
-            assert answer.status == 204
-        assert (await read_again(here, stream_id=stream_id)).status == 404
+        assert await look_up(gateway, "other", "con") == []
+        assert (await gateway.request("DELETE", "/v1/stream", params={"conv_id": stream_id})).status == 204
+        assert (await read_again(gateway, stream_id=stream_id)).status == 404
 
 
 async def test_ids_for_event_source() -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]))
-        async with open_stream(here) as answer:
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]))
+        async with open_stream(gateway) as answer:
             sent = await answer.read()
-        events = (await read_again(here, ids="1")).body.decode().split("\n\n")[:-1]
+        events = (await read_again(gateway, ids="1")).body.decode().split("\n\n")[:-1]
         offsets = [int(event.split("\nid: ")[1]) for event in events]
         assert offsets[-1] == len(sent)
         last_event_id = {"Last-Event-ID": str(offsets[4])}
-        async with here.client.get(f"{here.url}/v1/stream/{ID}?from=3", headers=last_event_id) as answer:
-            assert await answer.read() == sent[offsets[4] :]
+        assert (await gateway.get(f"/v1/stream/{ID}?from=3", headers=last_event_id)).content == sent[offsets[4] :]
 
 
 async def test_wrong_offsets_are_refused() -> None:
-    async with gateway_harness(stream_ring_kib=1) as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]))
-        async with open_stream(here) as answer:
+    async with gateway_harness(stream_ring_kib=1) as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]))
+        async with open_stream(gateway) as answer:
             sent = await answer.read()
         assert len(sent) > 1024
-        read = await read_again(here)
+        read = await read_again(gateway)
         assert (read.status, read.code) == (400, "stream_offset_lost")
-        [found] = await look_up(here, ID)
+        [found] = await look_up(gateway, ID)
         first_offset = found["first_offset"]
-        assert (await read_again(here, first_offset)).body == sent[first_offset:]
+        assert (await read_again(gateway, first_offset)).body == sent[first_offset:]
         for wrong in (first_offset - 1, len(sent) + 1, "x", "-1"):
-            assert (await read_again(here, wrong)).status == 400
+            assert (await read_again(gateway, wrong)).status == 400
 
 
 async def test_a_reader_during_a_load_is_told_to_ask_again() -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [], state=ModelState.LOADING, autoload=True))
-        call = asyncio.create_task(open_stream(here).__aenter__())
-        await until_live(here)
-        read = await read_again(here)
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [], state=ModelState.LOADING, autoload=True))
+        call = asyncio.create_task(open_stream(gateway).__aenter__())
+        await until_live(gateway)
+        read = await read_again(gateway)
         assert (read.status, read.code, read.headers["retry-after"]) == (503, "model_loading", "1")
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
-        await here.publish(route("m", [engine.url]))
-        read = await read_again(here)
+        await gateway.publish(route("m", [engine.url]))
+        read = await read_again(gateway)
         assert (read.status, text_of(read.body)) == (200, TEXT)
 
 
 async def test_a_delete_during_a_load_ends_the_request() -> None:
-    async with gateway_harness() as here:
-        await here.publish(route("m", [], state=ModelState.LOADING, autoload=True))
-        call = asyncio.create_task(open_stream(here).__aenter__())
-        await until_live(here)
-        assert await stop(here) == 204
+    async with gateway_harness() as gateway:
+        await gateway.publish(route("m", [], state=ModelState.LOADING, autoload=True))
+        call = asyncio.create_task(open_stream(gateway).__aenter__())
+        await until_live(gateway)
+        assert await stop(gateway) == 204
         answer: aiohttp.ClientResponse = await call
         assert answer.status == 400
         assert "cancelled" in (await answer.json())["error"]["message"]
-        assert (await read_again(here)).status == 404
+        assert (await read_again(gateway)).status == 404

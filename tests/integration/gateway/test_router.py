@@ -14,7 +14,7 @@ import pytest
 
 from controller.schema.errors import RoundhouseError
 from controller.schema.status import ModelState
-from tests.fakes.fake_admin import Asked
+from tests.fakes.fake_admin import ReceivedRequest
 from tests.fakes.fake_controller import route
 from tests.fakes.fake_downloads import PINNED, FakeDownloads, download
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
@@ -40,10 +40,10 @@ class Reader:
 
 
 @asynccontextmanager
-async def following(here: GatewayHarness, after: str | None = None) -> AsyncIterator[Reader]:
+async def following(gateway: GatewayHarness, after: str | None = None) -> AsyncIterator[Reader]:
     """A reader whose stream has begun."""
     headers = {} if after is None else {"last-event-id": after}
-    async with here.client.get(f"{here.url}/models/sse", headers=headers) as answer:
+    async with gateway.get("/models/sse", headers=headers) as answer:
         assert answer.status == 200
         assert answer.headers["content-type"].startswith("text/event-stream")
         assert await answer.content.readline() == b": ok\n"
@@ -51,17 +51,17 @@ async def following(here: GatewayHarness, after: str | None = None) -> AsyncIter
 
 
 async def test_events_of_a_load_come_in_order() -> None:
-    async with gateway_harness() as here:
-        await here.publish(route("m", state=ModelState.UNLOADED))
-        async with following(here) as reader:
-            await here.publish(route("m", state=ModelState.LOADING, progress=0.25))
-            await here.publish(route("m", state=ModelState.LOADED))
+    async with gateway_harness() as gateway:
+        await gateway.publish(route("m", state=ModelState.UNLOADED))
+        async with following(gateway) as reader:
+            await gateway.publish(route("m", state=ModelState.LOADING, progress=0.25))
+            await gateway.publish(route("m", state=ModelState.LOADED))
             progress = {"stages": ["text_model"], "current": "text_model", "value": 0.25}
             assert await reader.next() == {
                 "model": "m", "event": "model_status", "data": {"status": "loading", "progress": progress},
             }  # fmt: skip
             assert await reader.next() == {"model": "m", "event": "model_status", "data": {"status": "loaded"}}
-            await here.publish(route("n", state=ModelState.FAILED))
+            await gateway.publish(route("n", state=ModelState.FAILED))
             assert await reader.next() == {"model": "m", "event": "model_remove"}
             assert await reader.next() == {"model": "*", "event": "models_reload"}
             assert await reader.next() == {
@@ -70,71 +70,68 @@ async def test_events_of_a_load_come_in_order() -> None:
 
 
 async def test_a_reader_that_comes_back_loses_nothing() -> None:
-    async with gateway_harness() as here:
-        await here.publish(route("m", state=ModelState.UNLOADED))
-        async with following(here) as reader:
-            await here.publish(route("m", state=ModelState.LOADING))
+    async with gateway_harness() as gateway:
+        await gateway.publish(route("m", state=ModelState.UNLOADED))
+        async with following(gateway) as reader:
+            await gateway.publish(route("m", state=ModelState.LOADING))
             await reader.next()
             last_id = reader.last_id
-        await here.publish(route("m", state=ModelState.LOADED))
-        await here.publish(route("m", state=ModelState.UNLOADING))
-        async with following(here, last_id) as reader:
+        await gateway.publish(route("m", state=ModelState.LOADED))
+        await gateway.publish(route("m", state=ModelState.UNLOADING))
+        async with following(gateway, last_id) as reader:
             assert [(await reader.next() or {})["data"]["status"] for _ in range(2)] == ["loaded", "unloaded"]
         name, _, number = last_id.rpartition(".")
         for of_another in (f"{name}.999999", f"{name}x.{number}", number, "x", ""):
-            async with following(here, of_another) as reader:
+            async with following(gateway, of_another) as reader:
                 assert await reader.next() == {"model": "*", "event": "models_reload"}, "it may have missed any"
                 resumed_id = reader.last_id
-        await here.publish(route("m", state=ModelState.UNLOADED), route("n"))
-        async with following(here, resumed_id) as reader:
+        await gateway.publish(route("m", state=ModelState.UNLOADED), route("n"))
+        async with following(gateway, resumed_id) as reader:
             assert [(await reader.next() or {})["event"] for _ in range(2)] == ["models_reload", "model_status"]
 
 
 async def test_a_stop_ends_readers() -> None:
-    async with gateway_harness() as here, following(here) as reader:
-        assert here.server is not None
-        here.server.should_exit = True
+    async with gateway_harness() as gateway, following(gateway) as reader:
+        assert gateway.server is not None
+        gateway.server.should_exit = True
         assert await reader.next() is None
 
 
-def changes_asked(here: GatewayHarness) -> list[Asked]:
+def changes_asked(gateway: GatewayHarness) -> list[ReceivedRequest]:
     """What the controller was asked to change so far."""
-    return [each for each in here.controller.admin.asked if each.method != "GET"]
+    return [each for each in gateway.controller.admin.requests if each.method != "GET"]
 
 
 async def test_load_and_unload_are_asked_of_the_controller() -> None:
-    async with gateway_harness() as here:
-        await here.publish(route("org/m:Q4", aliases=("short",), state=ModelState.UNLOADED))
+    async with gateway_harness() as gateway:
+        await gateway.publish(route("org/m:Q4", aliases=("short",), state=ModelState.UNLOADED))
         for step, expected in (("load", {}), ("unload", {"hold": False})):
-            async with here.post(f"/models/{step}", model="short") as answer:
-                assert (answer.status, await answer.json()) == (200, {"success": True})
-            asked = changes_asked(here)[-1]
+            assert (await gateway.post(f"/models/{step}", model="short")).result == (200, {"success": True})
+            asked = changes_asked(gateway)[-1]
             assert (asked.method, asked.target) == ("POST", f"/v1/admin/models/org/m%3AQ4/{step}?wait=false")
             assert asked.headers["x-roundhouse-actor"] == "api 127.0.0.1"
             assert json.loads(asked.body) == expected
-        async with here.post("/models/load", model="nobody") as answer:
-            assert (answer.status, (await answer.json())["error"]["code"]) == (404, "unknown_model")
-        await here.controller.stop()
-        async with here.post("/models/load", model="short") as answer:
-            assert (answer.status, (await answer.json())["error"]["code"]) == (503, "controller_unavailable")
+        assert (await gateway.post("/models/load", model="nobody")).refusal == (404, "unknown_model")
+        await gateway.controller.stop()
+        assert (await gateway.post("/models/load", model="short")).refusal == (503, "controller_unavailable")
 
 
 @pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain", "application/json", None])
 async def test_a_body_needs_no_content_type(kind: str | None) -> None:
     """As curl's `-d` sends it."""
-    async with gateway_harness() as here:
-        await here.publish(route("m", state=ModelState.UNLOADED))
-        url, body = f"{here.url}/models/load", b'{"model": "m", "other": 1}'
+    async with gateway_harness() as gateway:
+        await gateway.publish(route("m", state=ModelState.UNLOADED))
+        url, body = f"{gateway.url}/models/load", b'{"model": "m", "other": 1}'
         headers = {} if kind is None else {"content-type": kind}
         skipped = ["content-type"] if kind is None else []
-        async with here.client.post(url, data=body, headers=headers, skip_auto_headers=skipped) as answer:
+        async with gateway.client.post(url, data=body, headers=headers, skip_auto_headers=skipped) as answer:
             assert (answer.status, await answer.json()) == (200, {"success": True})
-        assert changes_asked(here)[-1].target == "/v1/admin/models/m/load?wait=false"
+        assert changes_asked(gateway)[-1].target == "/v1/admin/models/m/load?wait=false"
         # So a page of another origin could send it without being asked first; it is refused for its origin.
         foreign = headers | {"origin": "https://evil.example"}
-        async with here.client.post(url, data=body, headers=foreign, skip_auto_headers=skipped) as answer:
+        async with gateway.client.post(url, data=body, headers=foreign, skip_auto_headers=skipped) as answer:
             assert (answer.status, (await answer.json())["error"]["code"]) == (403, "forbidden_origin")
-        assert len(changes_asked(here)) == 1
+        assert len(changes_asked(gateway)) == 1
 
 
 @pytest.mark.parametrize("path", ["/models", "/models/load", "/models/unload"])
@@ -152,27 +149,26 @@ async def test_a_body_needs_no_content_type(kind: str | None) -> None:
     ],
 )
 async def test_a_body_that_names_no_model_changes_nothing(path: str, body: bytes, status: int, code: str) -> None:
-    async with gateway_harness() as here:
-        await here.publish(route("m", state=ModelState.UNLOADED))
-        async with here.client.post(here.url + path, data=body) as answer:
-            assert (answer.status, (await answer.json())["error"]["code"]) == (status, code)
-        assert not changes_asked(here)
+    async with gateway_harness() as gateway:
+        await gateway.publish(route("m", state=ModelState.UNLOADED))
+        assert (await gateway.request("POST", path, data=body)).refusal == (status, code)
+        assert not changes_asked(gateway)
 
 
 @asynccontextmanager
 async def with_downloads() -> AsyncIterator[tuple[GatewayHarness, FakeDownloads]]:
     """A gateway that follows the downloads of its controller, of which there are none."""
     fake = FakeDownloads()
-    async with gateway_harness() as here:
-        here.controller.admin.answer = here.controller.admin.downloads = fake
+    async with gateway_harness() as gateway:
+        gateway.controller.admin.answer = gateway.controller.admin.downloads = fake
         async with asyncio.timeout(60):
             await fake.followed.wait()
-        yield here, fake
+        yield gateway, fake
 
 
-async def status_of(here: GatewayHarness, model: str, path: str = "/models") -> dict[str, Any]:
+async def status_of(gateway: GatewayHarness, model: str, path: str = "/models") -> dict[str, Any]:
     """The status of a model as the list has it."""
-    async with here.client.get(f"{here.url}{path}") as answer:
+    async with gateway.get(path) as answer:
         assert answer.status == 200
         [status] = [each["status"] for each in (await answer.json())["data"] if each["id"] == model]
     return dict(status)
@@ -180,12 +176,11 @@ async def status_of(here: GatewayHarness, model: str, path: str = "/models") -> 
 
 async def test_a_download_is_told_from_its_order_to_its_end() -> None:
     name = "user/tiny-GGUF:Q8_0"
-    async with with_downloads() as (here, fake):
-        await here.publish(route("m"))
-        async with following(here) as reader:
-            async with here.post("/models", model=name) as answer:
-                assert (answer.status, await answer.json()) == (200, {"success": True})
-            declared, ordered = changes_asked(here)[-2:]
+    async with with_downloads() as (gateway, fake):
+        await gateway.publish(route("m"))
+        async with following(gateway) as reader:
+            assert (await gateway.post("/models", model=name)).result == (200, {"success": True})
+            declared, ordered = changes_asked(gateway)[-2:]
             assert (declared.method, declared.target) == ("PUT", "/v1/admin/declarations/models/user/tiny-GGUF%3AQ8_0")
             # A download loads nothing: a request, or a load, does.
             on_demand = {"enabled": False, "autoload": True}
@@ -193,7 +188,7 @@ async def test_a_download_is_told_from_its_order_to_its_end() -> None:
             assert (ordered.target, json.loads(ordered.body)) == ("/v1/admin/downloads", {"reference": PINNED})
             # Whichever comes first, the download or the table that has the model: nothing is lost.
             fake.show(download("downloading", 25))
-            await here.publish(route("m"), route(name, state=ModelState.UNLOADED, source=PINNED))
+            await gateway.publish(route("m"), route(name, state=ModelState.UNLOADED, source=PINNED))
             assert await reader.next() == {"model": "*", "event": "models_reload"}
             progress = {"user/tiny-GGUF/tiny.gguf": {"done": 25, "total": 100}}
             while (told := await reader.next()) == {
@@ -205,49 +200,45 @@ async def test_a_download_is_told_from_its_order_to_its_end() -> None:
             assert told == {"model": name, "event": "model_status", "data": {"status": "downloading"}}
             assert await reader.next() == {"model": name, "event": "download_progress", "data": {"progress": progress}}
             for path in ("/models", "/v1/models"):
-                status = await status_of(here, name, path)
+                status = await status_of(gateway, name, path)
                 assert (status["value"], status["progress"]) == ("downloading", progress)
             last_id = reader.last_id
         fake.show(download("finished", 100))
-        async with following(here, last_id) as reader:
+        async with following(gateway, last_id) as reader:
             assert await reader.next() == {"model": name, "event": "download_finished"}
             assert await reader.next() == {"model": name, "event": "model_status", "data": {"status": "unloaded"}}
-        assert (await status_of(here, name))["value"] == "unloaded"
+        assert (await status_of(gateway, name))["value"] == "unloaded"
 
 
 async def test_unload_cancels_a_download_and_the_same_order_goes_on_with_it() -> None:
     unloaded = route("user/tiny-GGUF:Q8_0", state=ModelState.UNLOADED, source=PINNED)
-    async with with_downloads() as (here, fake):
-        await here.publish(unloaded)
-        async with following(here) as reader:
+    async with with_downloads() as (gateway, fake):
+        await gateway.publish(unloaded)
+        async with following(gateway) as reader:
             fake.show(download("downloading", 1))
             assert [(await reader.next() or {})["event"] for _ in range(2)] == ["model_status", "download_progress"]
-            async with here.post("/models/unload", model=unloaded.name) as answer:
-                assert answer.status == 200
-            assert [each.target.rpartition("/")[2] for each in changes_asked(here)] == ["unload?wait=false", "dl_1"]
+            assert (await gateway.post("/models/unload", model=unloaded.name)).status == 200
+            assert [each.target.rpartition("/")[2] for each in changes_asked(gateway)] == ["unload?wait=false", "dl_1"]
             fake.show(download("cancelled", 1))
             assert [(await reader.next() or {})["event"] for _ in range(2)] == ["download_failed", "model_status"]
-        async with here.post("/models", model=unloaded.name) as answer:
-            assert answer.status == 200
-        asked = changes_asked(here)[-1]
+        assert (await gateway.post("/models", model=unloaded.name)).status == 200
+        asked = changes_asked(gateway)[-1]
         assert (asked.target, json.loads(asked.body)) == ("/v1/admin/downloads", {"reference": PINNED})
 
 
 async def test_what_cannot_be_downloaded_is_not_declared() -> None:
-    async with with_downloads() as (here, fake):
-        await here.publish(route("m"))
-        async with here.post("/models", model="m") as answer:
-            assert (answer.status, (await answer.json())["error"]["code"]) == (409, "state_conflict")
+    async with with_downloads() as (gateway, fake):
+        await gateway.publish(route("m"))
+        assert (await gateway.post("/models", model="m")).refusal == (409, "state_conflict")
         fake.refusals["POST /v1/admin/downloads"] = RoundhouseError("models_disk_full", "It needs 5 GiB.")
-        async with here.post("/models", model="user/tiny-GGUF") as answer:
-            assert (answer.status, (await answer.json())["error"]["code"]) == (507, "models_disk_full")
-        last = changes_asked(here)[-1]
+        assert (await gateway.post("/models", model="user/tiny-GGUF")).refusal == (507, "models_disk_full")
+        last = changes_asked(gateway)[-1]
         assert (last.method, last.target) == ("DELETE", "/v1/admin/declarations/models/user/tiny-GGUF")
 
 
 async def test_a_model_is_deleted_unless_it_is_loaded_or_not_ours() -> None:
-    async with with_downloads() as (here, fake):
-        await here.publish(
+    async with with_downloads() as (gateway, fake):
+        await gateway.publish(
             route("files", state=ModelState.UNLOADED, source=PINNED),
             route("hand", state=ModelState.UNLOADED),
             route("loaded", source=PINNED),
@@ -263,49 +254,45 @@ async def test_a_model_is_deleted_unless_it_is_loaded_or_not_ours() -> None:
             ("files", "declared_in_files"),
             ("nobody", "unknown_model"),
         ):
-            async with here.client.delete(f"{here.url}/models", params={"model": model}) as answer:
-                assert (await answer.json())["error"]["code"] == code
-        assert [each.target for each in changes_asked(here)] == ["/v1/admin/declarations/models/files"]
-        async with here.client.delete(f"{here.url}/models", params={"model": "m"}) as answer:
-            assert (answer.status, await answer.json()) == (200, {"success": True})
-        dropped, removed = changes_asked(here)[-2:]
+            assert (await gateway.request("DELETE", "/models", params={"model": model})).code == code
+        assert [each.target for each in changes_asked(gateway)] == ["/v1/admin/declarations/models/files"]
+        assert (await gateway.request("DELETE", "/models", params={"model": "m"})).result == (200, {"success": True})
+        dropped, removed = changes_asked(gateway)[-2:]
         assert dropped.target == "/v1/admin/declarations/models/m"
         assert (removed.method, removed.target) == ("DELETE", f"/v1/admin/models/files?model={quote(PINNED, safe='')}")
 
 
 async def test_the_list_has_command_lines_and_reads_the_files_where_asked() -> None:
-    async with with_downloads() as (here, _):
+    async with with_downloads() as (gateway, _):
         own = route("own", source=PINNED, is_runtime_declared=True)
         failed_route = route("n", state=ModelState.FAILED, exit_code=-9)
-        await here.publish(route("m"), failed_route, own, route("files", source=PINNED))
-        async with here.client.get(f"{here.url}/models") as answer:
+        await gateway.publish(route("m"), failed_route, own, route("files", source=PINNED))
+        async with gateway.get("/models") as answer:
             removable = {each["id"]: each["can_remove"] for each in (await answer.json())["data"]}
         assert removable == {"files": False, "m": False, "n": False, "own": True}
-        assert (await status_of(here, "m"))["args"] == ["llama-server", "--port", "1"]
-        failed = await status_of(here, "n")
+        assert (await status_of(gateway, "m"))["args"] == ["llama-server", "--port", "1"]
+        failed = await status_of(gateway, "n")
         assert (failed["value"], failed["failed"], failed["exit_code"]) == ("unloaded", True, -9)
-        assert (await status_of(here, "m", "/v1/models"))["args"] == []
-        assert changes_asked(here) == []
-        await status_of(here, "m", "/models?reload=1")
-        assert [each.target for each in changes_asked(here)] == ["/v1/admin/reload"]
+        assert (await status_of(gateway, "m", "/v1/models"))["args"] == []
+        assert changes_asked(gateway) == []
+        await status_of(gateway, "m", "/models?reload=1")
+        assert [each.target for each in changes_asked(gateway)] == ["/v1/admin/reload"]
 
 
 async def test_props_without_a_model_are_the_routers() -> None:
-    async with gateway_harness() as here:
-        await here.publish(route("m", autoload=True))
+    async with gateway_harness() as gateway:
+        await gateway.publish(route("m", autoload=True))
         for query in ("", "?autoload=false", "?model="):
-            async with here.client.get(f"{here.url}/props{query}") as answer:
-                props = await answer.json()
+            props = (await gateway.get(f"/props{query}")).body
             assert (props["role"], props["models_autoload"]) == ("router", True)
 
 
 async def test_autoload_false_loads_nothing() -> None:
-    async with gateway_harness() as here:
-        await here.publish(route("m", state=ModelState.UNLOADED, autoload=True))
+    async with gateway_harness() as gateway:
+        await gateway.publish(route("m", state=ModelState.UNLOADED, autoload=True))
         for query in ("autoload=false", "x=1&autoload=0"):
-            async with here.post(f"/v1/chat/completions?{query}", model="m", messages=[]) as answer:
+            async with gateway.post(f"/v1/chat/completions?{query}", model="m", messages=[]) as answer:
                 assert (answer.status, (await answer.json())["error"]["code"]) == (503, "model_not_loaded")
-        async with here.client.get(f"{here.url}/props?model=m&autoload=false") as answer:
-            assert (answer.status, (await answer.json())["error"]["code"]) == (503, "model_not_loaded")
-        report = await here.controller.report_where(lambda _: True)
+        assert (await gateway.get("/props?model=m&autoload=false")).refusal == (503, "model_not_loaded")
+        report = await gateway.controller.report_where(lambda _: True)
         assert report.demand == {}

@@ -20,9 +20,9 @@ TEXT = " ".join(WORDS)
 @contextlib.asynccontextmanager
 async def sdk(**settings: Any) -> AsyncIterator[tuple[openai.AsyncOpenAI, MockEngine]]:
     """A client of a gateway with one loaded model and one that is not."""
-    async with gateway_harness(**settings) as here, engines(1) as (engine,):
-        await here.publish(route("org/m:8b", [engine.url], aliases=("m",)), route("off", state=ModelState.UNLOADED))
-        async with openai.AsyncOpenAI(base_url=here.url + "/v1", api_key="none", max_retries=0) as client:
+    async with gateway_harness(**settings) as gateway, engines(1) as (engine,):
+        await gateway.publish(route("org/m:8b", [engine.url], aliases=("m",)), route("off", state=ModelState.UNLOADED))
+        async with openai.AsyncOpenAI(base_url=gateway.url + "/v1", api_key="none", max_retries=0) as client:
             yield client, engine
 
 

@@ -151,13 +151,12 @@ def inference_routes() -> Iterator[Route]:
             yield Route(api.method, api.path, "inference", api)
 
 
-async def every_route(here: GatewayHarness) -> list[Route]:
+async def every_route(gateway: GatewayHarness) -> list[Route]:
     """Those, those of the document, and some that are in none."""
     names = ("hub", "journal", "admin_service", "declaration_service", "logs", "downloads", "model_files")
     parts: Any = SimpleNamespace(**dict.fromkeys(names))
-    here.controller.admin.document = create_app(parts, CollectorRegistry()).openapi()
-    async with here.client.get(here.url + "/openapi.json", headers=bearer("all")) as answer:
-        paths = (await answer.json())["paths"]
+    gateway.controller.admin.document = create_app(parts, CollectorRegistry()).openapi()
+    paths = (await gateway.get("/openapi.json", key="secret-all")).body["paths"]
     found = {(one.method, one.path): one for one in inference_routes()}
     for path, item in paths.items():
         for method in (name.upper() for name in item if name in ("get", "post", "put", "patch", "delete")):
@@ -244,22 +243,22 @@ def verdict(asked: Route, who: str) -> tuple[int, str | None]:
 @contextlib.asynccontextmanager
 async def guarded(*keys: Key, **settings: Any) -> AsyncIterator[tuple[GatewayHarness, MockEngine]]:
     """A gateway with keys, whose model `org/m` is also called `an-alias` and `a-n`."""
-    async with gateway_harness(engine_state_routes=True, **settings) as here, engines(1) as (engine,):
+    async with gateway_harness(engine_state_routes=True, **settings) as gateway, engines(1) as (engine,):
         engine.answers["/slots"] = engine.answers["/props"] = b"HTTP/1.1 200 X\r\ncontent-length: 2\r\n\r\n{}"
         counted = b'HTTP/1.1 200 X\r\ncontent-length: 19\r\n\r\n{"input_tokens": 1}'
         engine.answers["/v1/chat/completions/input_tokens"] = counted
         model = route("org/m", [engine.url], aliases=("an-alias", "a-n"), token="replica-token")
-        await here.publish(model, DOWNLOADED, keys=keys, tools=TOOLS)
-        yield here, engine
+        await gateway.publish(model, DOWNLOADED, keys=keys, tools=TOOLS)
+        yield gateway, engine
 
 
-async def ask(here: GatewayHarness, asked: Route, headers: Any, target: str | None = None) -> tuple[int, Any, str]:
+async def send(gateway: GatewayHarness, asked: Route, headers: Any, target: str | None = None) -> tuple[int, Any, str]:
     """Status, headers and text."""
-    url = here.url + (target or asked.target)
+    url = gateway.url + (target or asked.target)
     sent = CIMultiDict(headers)
     if asked.is_json:
         sent["content-type"] = "application/json"
-    async with here.client.request(
+    async with gateway.client.request(
         asked.method, URL(url, encoded=True), data=asked.body or None, headers=sent
     ) as answer:
         is_endless = asked.path == "/models/sse" and answer.status == 200
@@ -284,26 +283,26 @@ def check_refusal(asked: Route, said: tuple[int, Any, str], status: int, code: s
 
 
 async def test_without_a_good_key_nothing_is_reached_but_health_and_metrics(caplog: pytest.LogCaptureFixture) -> None:
-    async with guarded(*KEYS) as (here, engine):
-        routes = await every_route(here)
+    async with guarded(*KEYS) as (gateway, engine):
+        routes = await every_route(gateway)
         assert {one.path for one in routes if one.kind == "ungated"} == UNGATED
         assert sum(one.kind == "admin" for one in routes) > 10
         for asked in routes:
             for who, headers in NOBODY.items():
-                said = await ask(here, asked, headers)
+                said = await send(gateway, asked, headers)
                 if asked.kind == "ungated":
                     assert said[0] == 200, (asked, who)
                 else:
                     check_refusal(asked, said, 401, "invalid_api_key", who)
         assert not engine.client_requests
-        assert not here.controller.admin.asked
-        assert "secret-" not in await here.metrics() + caplog.text
+        assert not gateway.controller.admin.requests
+        assert "secret-" not in await gateway.metrics() + caplog.text
         assert not any(each.sha256 in caplog.text for each in KEYS)
 
 
 async def test_no_other_spelling_of_a_path_is_outside_the_gate() -> None:
-    async with guarded(*KEYS) as (here, engine):
-        for asked in await every_route(here):
+    async with guarded(*KEYS) as (gateway, engine):
+        for asked in await every_route(gateway):
             target = asked.target.partition("?")[0]
             encoded = "/" + "".join(f"%{ord(letter):02x}" for letter in target[1:])
             spellings = [
@@ -324,21 +323,21 @@ async def test_no_other_spelling_of_a_path_is_outside_the_gate() -> None:
             if asked.kind == "ungated":
                 spellings = spellings[1:]
             for spelling in spellings:
-                status, _, text = await ask(here, asked, {}, spelling)
+                status, _, text = await send(gateway, asked, {}, spelling)
                 assert (status, json.loads(text)["error"]["code"]) == (401, "invalid_api_key"), (asked, spelling)
         assert not engine.client_requests
-        assert not here.controller.admin.asked
+        assert not gateway.controller.admin.requests
 
 
 @pytest.mark.parametrize("who", ["all", "inference", "admin", "other", "nothing", "alias", "pattern"])
 async def test_a_key_opens_what_it_says_and_no_more(who: str, caplog: pytest.LogCaptureFixture) -> None:
     is_admin = any(each.name == who and "admin" in each.scopes for each in KEYS)
-    async with guarded(*KEYS) as (here, engine):
-        for asked in await every_route(here):
-            before = len(engine.client_requests), len(here.controller.admin.asked)
+    async with guarded(*KEYS) as (gateway, engine):
+        for asked in await every_route(gateway):
+            before = len(engine.client_requests), len(gateway.controller.admin.requests)
             status, code = verdict(asked, who)
             for headers in (bearer(who), {"x-api-key": f"secret-{who}"}, bearer(who) | {"x-api-key": f"secret-{who}"}):
-                said = await ask(here, asked, headers)
+                said = await send(gateway, asked, headers)
                 if code is not None:
                     check_refusal(asked, said, status, code, who)
                 elif asked.kind == "absent":
@@ -353,25 +352,25 @@ async def test_a_key_opens_what_it_says_and_no_more(who: str, caplog: pytest.Log
                     assert said[1]["x-client-id"] == who
             open_ = 0 if code else 3
             assert len(engine.client_requests) - before[0] == open_ * asked.engine_requests, asked
-            actors = [passed.headers["x-roundhouse-actor"] for passed in here.controller.admin.asked[before[1] :]]
+            actors = [passed.headers["x-roundhouse-actor"] for passed in gateway.controller.admin.requests[before[1] :]]
             assert actors == open_ * asked.list_actors(who, is_admin=is_admin), asked
         for seen in engine.client_requests:
             assert seen.headers["authorization"] == "Bearer replica-token"
             assert not {"x-api-key", "cookie"} & seen.headers.keys()
             assert "secret-" not in str(seen.headers)
-        for passed in here.controller.admin.asked:
+        for passed in gateway.controller.admin.requests:
             assert "secret-" not in str(passed.headers)
-        assert "secret-" not in await here.metrics() + caplog.text
+        assert "secret-" not in await gateway.metrics() + caplog.text
 
 
 async def test_streams_are_refused_with_a_status_and_not_in_a_stream() -> None:
-    async with guarded(*KEYS) as (here, engine):
+    async with guarded(*KEYS) as (gateway, engine):
         for asked in inference_routes():
             if asked.api is None or not asked.api.streams:
                 continue
             body = json.loads(asked.body) | {"stream": True}
             for who, status in (("nobody", 401), ("admin", 403), ("other", 403), ("all", 200)):
-                async with here.client.post(here.url + asked.target, json=body, headers=bearer(who)) as answer:
+                async with gateway.post(asked.target, body, headers=bearer(who)) as answer:
                     assert answer.status == status, (asked.path, who)
                     is_stream = answer.content_type == "text/event-stream"
                     assert is_stream is (status == 200)
@@ -389,18 +388,18 @@ async def test_streams_are_refused_with_a_status_and_not_in_a_stream() -> None:
 )
 async def test_a_keys_limits_hold_on_every_route(limit: dict[str, int], words: str) -> None:
     keys = (key("limited", scopes=BOTH, **limit), key("all", scopes=BOTH))
-    async with guarded(*keys) as (here, engine), contextlib.AsyncExitStack() as stack:
-        routes = await every_route(here)
-        await use_up(here, engine, stack, holds="concurrency" in limit)
+    async with guarded(*keys) as (gateway, engine), contextlib.AsyncExitStack() as stack:
+        routes = await every_route(gateway)
+        await use_up(gateway, engine, stack, holds="concurrency" in limit)
         for asked in routes:
-            said = await ask(here, asked, bearer("limited"))
+            said = await send(gateway, asked, bearer("limited"))
             if asked.kind == "ungated":
                 assert said[0] == 200
                 continue
             is_read = asked.api is None and asked.method == "GET" and "concurrency" not in limit
             if is_read or asked.path.startswith("/v1/stream"):
                 assert said[0] != 429, "reading takes nothing of these, nor does what is about a stream that is counted"
-                assert (await ask(here, asked, bearer("all")))[0] == said[0]
+                assert (await send(gateway, asked, bearer("all")))[0] == said[0]
                 continue
             check_refusal(asked, said, 429, "rate_limit_exceeded", "limited")
             assert words in said[2]
@@ -408,16 +407,16 @@ async def test_a_keys_limits_hold_on_every_route(limit: dict[str, int], words: s
             assert int(said[1]["retry-after"]) >= 1
             for name in ("requests", "tokens"):
                 assert (f"x-ratelimit-remaining-{name}" in said[1]) is (f"{name}_per_minute" in limit)
-            assert (await ask(here, asked, bearer("all")))[0] != 429, asked
-        others = sum(asked.engine_requests for asked in await every_route(here))
+            assert (await send(gateway, asked, bearer("all")))[0] != 429, asked
+        others = sum(asked.engine_requests for asked in await every_route(gateway))
         assert len(engine.client_requests) == 1 + others, "those of the other key"
-        assert "secret-" not in await here.metrics()
+        assert "secret-" not in await gateway.metrics()
 
 
-async def use_up(here: GatewayHarness, engine: MockEngine, stack: contextlib.AsyncExitStack, *, holds: bool) -> None:
+async def use_up(gateway: GatewayHarness, engine: MockEngine, stack: contextlib.AsyncExitStack, *, holds: bool) -> None:
     """Send the one request that `limited` has; `holds` keeps it inside until the stack is left."""
     body = {"model": "org/m", "messages": [], "fault": "hold" if holds else ""}
-    call = here.client.post(here.url + "/v1/chat/completions", json=body, headers=bearer("limited"))
+    call = gateway.client.post(gateway.url + "/v1/chat/completions", json=body, headers=bearer("limited"))
     asking = asyncio.create_task(call.__aenter__())
     stack.callback(asking.cancel)
     if holds:
@@ -427,21 +426,19 @@ async def use_up(here: GatewayHarness, engine: MockEngine, stack: contextlib.Asy
 
 
 async def test_models_are_listed_for_whom_they_are() -> None:
-    async with guarded(*KEYS) as (here, _):
+    async with guarded(*KEYS) as (gateway, _):
         for who, names in (("all", ["org/m", "x"]), ("other", ["x"]), ("alias", ["org/m"]), ("nothing", [])):
             for path in ("/v1/models", "/models"):
-                async with here.client.get(here.url + path, headers=bearer(who)) as answer:
+                async with gateway.get(path, headers=bearer(who)) as answer:
                     assert [one["id"] for one in (await answer.json())["data"]] == names, (who, path)
 
 
 async def test_what_a_key_is_not_for_cannot_be_told_from_its_alias() -> None:
     """Which model stands behind an alias is not for those to know who may not use it."""
-    async with guarded(*KEYS) as (here, _):
+    async with guarded(*KEYS) as (gateway, _):
         for name in ("org/m", "an-alias", "a-n"):
             body: dict[str, Any] = {"model": name, "messages": []}
-            async with here.client.post(
-                here.url + "/v1/chat/completions", json=body, headers=bearer("other")
-            ) as answer:
+            async with gateway.post("/v1/chat/completions", body, key="secret-other") as answer:
                 text = await answer.text()
                 assert answer.status == 403
                 assert "org/m" not in text

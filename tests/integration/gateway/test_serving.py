@@ -6,34 +6,32 @@ import asyncio
 import json
 from typing import Any
 
-import aiohttp
 import pytest
 
-from controller.schema.errors import ERROR_CODES, ErrorEnvelope
+from controller.schema.errors import ERROR_CODES, ErrorBody, ErrorEnvelope
 from controller.schema.status import ModelState
 from retrieval.schema.routes import ROUTES
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import engines, gateway_harness
 from tests.fakes.mock_engine import WORDS
+from tests.support.http_client import Reply
 
 TEXT = " ".join(WORDS)
 
 
-async def error_of(answer: aiohttp.ClientResponse) -> Any:
+def error_of(reply: Reply) -> ErrorBody:
     """The envelope's inner object; asserts that it is the table's, and complete."""
-    error = ErrorEnvelope.model_validate(await answer.json()).error
+    error = ErrorEnvelope.model_validate(reply.body).error
     entry = ERROR_CODES[error.code]
-    assert (answer.status, error.status, error.type) == (entry.status, entry.status, entry.type)
-    assert error.request_id == answer.headers["x-request-id"]
+    assert (reply.status, error.status, error.type) == (entry.status, entry.status, entry.type)
+    assert error.request_id == reply.headers["x-request-id"]
     return error
 
 
 async def test_blocking_answers_come_through_unchanged() -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]))
-        async with here.chat(temperature=0.5, unknown_field={"model": "x"}) as answer:
-            assert answer.status == 200
-            body = await answer.json()
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]))
+        body = (await gateway.chat(temperature=0.5, unknown_field={"model": "x"})).success
         assert body["choices"][0]["message"]["content"] == TEXT
         sent = engine.requests[0].body
         assert sent["temperature"] == 0.5
@@ -41,11 +39,10 @@ async def test_blocking_answers_come_through_unchanged() -> None:
 
 
 async def test_completions_and_embeddings() -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]))
-        async with here.post("/v1/completions", model="m", prompt="Hi") as answer:
-            assert (await answer.json())["choices"][0]["text"] == TEXT
-        async with here.post("/v1/embeddings", model="m", input="Hi") as answer:
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]))
+        assert (await gateway.post("/v1/completions", model="m", prompt="Hi")).body["choices"][0]["text"] == TEXT
+        async with gateway.post("/v1/embeddings", model="m", input="Hi") as answer:
             assert (await answer.json())["data"][0]["embedding"] == [0.25, -0.5, 1.0]
         assert [request.path for request in engine.requests] == ["/v1/completions", "/v1/embeddings"]
 
@@ -53,11 +50,11 @@ async def test_completions_and_embeddings() -> None:
 async def test_credentials_stay_here_and_the_replicas_own_token_is_sent() -> None:
     mine = {"authorization": "Bearer client-secret", "x-api-key": "client-secret", "cookie": "client-secret=1"}
     trace = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
-    async with gateway_harness() as here, engines(2) as (guarded, plain):
-        await here.publish(route("guarded", [guarded.url], token="replica-token"), route("plain", [plain.url]))
+    async with gateway_harness() as gateway, engines(2) as (guarded, plain):
+        await gateway.publish(route("guarded", [guarded.url], token="replica-token"), route("plain", [plain.url]))
         for model in ("guarded", "plain"):
-            request = here.client.post(
-                f"{here.url}/v1/chat/completions", json={"model": model, "messages": []}, headers=mine | trace
+            request = gateway.client.post(
+                f"{gateway.url}/v1/chat/completions", json={"model": model, "messages": []}, headers=mine | trace
             )
             async with request as answer:
                 assert answer.status == 200
@@ -73,56 +70,51 @@ async def test_credentials_stay_here_and_the_replicas_own_token_is_sent() -> Non
 
 
 async def test_headers_of_the_engine_stay_there() -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]))
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]))
         for stream in (False, True):
-            async with here.chat(stream=stream) as answer:
+            async with gateway.chat(stream=stream) as answer:
                 await answer.read()
                 for name in ("set-cookie", "access-control-allow-origin", "server"):
                     assert name not in answer.headers
 
 
 async def test_every_answer_has_an_id_of_its_own() -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]))
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]))
         seen = set()
         for path in ("/health", "/metrics", "/v1/models", "/v1/models/m", "/openapi.json", "/nowhere"):
-            async with here.client.get(here.url + path) as answer:
-                seen.add(answer.headers["x-request-id"])
-        async with here.chat() as answer:
-            seen.add(answer.headers["x-request-id"])
-        async with here.chat(stream=True) as answer:
+            seen.add((await gateway.get(path)).headers["x-request-id"])
+        seen.add((await gateway.chat()).headers["x-request-id"])
+        async with gateway.chat(stream=True) as answer:
             seen.add(answer.headers["x-request-id"])
         assert len(seen) == 8
 
 
 async def test_an_alias_reaches_the_engine_by_the_name_it_knows() -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("org/model:8b", [engine.url], aliases=("small", "default"), served_name="inner"))
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("org/model:8b", [engine.url], aliases=("small", "default"), served_name="inner"))
         for name in ("small", "org/model:8b"):
-            async with here.chat(name) as answer:
-                assert answer.status == 200
+            assert (await gateway.chat(name)).status == 200
         assert [request.body["model"] for request in engine.requests] == ["inner", "inner"]
 
 
 async def test_a_remote_whose_base_url_holds_the_prefix() -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
+    async with gateway_harness() as gateway, engines(1) as (engine,):
         table = route("m", [engine.url + "/openai/v1"])
         endpoint = table.endpoints[0].model_copy(update={"api_prefix": ""})
-        await here.publish(table.model_copy(update={"endpoints": (endpoint,)}))
-        async with here.chat() as answer:
-            assert answer.status == 200
+        await gateway.publish(table.model_copy(update={"endpoints": (endpoint,)}))
+        assert (await gateway.chat()).status == 200
         assert engine.requests[0].path == "/openai/v1/chat/completions"
 
 
 async def test_models_are_listed_loaded_or_not() -> None:
-    async with gateway_harness() as here:
-        await here.publish(
+    async with gateway_harness() as gateway:
+        await gateway.publish(
             route("org/a:8b", aliases=("a",), state=ModelState.LOADED, apis=("/v1/chat/completions",)),
             route("b", state=ModelState.FAILED),
         )
-        async with here.client.get(here.url + "/v1/models") as answer:
-            listed = await answer.json()
+        listed = (await gateway.get("/v1/models")).body
         assert listed["object"] == "list"
         assert [(one["id"], one["state"], one["aliases"]) for one in listed["data"]] == [
             ("org/a:8b", "loaded", ["a"]),
@@ -130,29 +122,23 @@ async def test_models_are_listed_loaded_or_not() -> None:
         ]
         assert {"object": "model", "created": 1700000000, "owned_by": "roundhouse"}.items() <= listed["data"][0].items()
         for name in ("org/a:8b", "a"):
-            async with here.client.get(f"{here.url}/v1/models/{name}") as answer:
-                assert await answer.json() == listed["data"][0]
-        async with here.client.get(here.url + "/v1/models/c") as answer:
-            assert (await error_of(answer)).code == "unknown_model"
+            assert (await gateway.get(f"/v1/models/{name}")).body == listed["data"][0]
+        assert error_of(await gateway.get("/v1/models/c")).code == "unknown_model"
 
 
 async def test_before_the_first_table_there_are_no_models_and_the_process_is_healthy() -> None:
-    async with gateway_harness(with_table=False) as here:
-        async with here.chat() as answer:
-            assert (await error_of(answer)).code == "controller_unavailable"
-            assert answer.headers["retry-after"] == "5"
-        async with here.client.get(here.url + "/v1/models") as answer:
-            assert (await error_of(answer)).code == "controller_unavailable"
-        async with here.client.get(here.url + "/health") as answer:
-            assert answer.status == 200
-            assert (await answer.json())["engines"] == []
+    async with gateway_harness(with_table=False) as gateway:
+        reply = await gateway.chat()
+        assert error_of(reply).code == "controller_unavailable"
+        assert reply.headers["retry-after"] == "5"
+        assert error_of(await gateway.get("/v1/models")).code == "controller_unavailable"
+        assert (await gateway.get("/health")).success["engines"] == []
 
 
 async def test_health_says_what_is_loaded() -> None:
-    async with gateway_harness(retrieval=False) as here, engines(2) as both:
-        await here.publish(route("m", [engine.url for engine in both]))
-        async with here.client.get(here.url + "/health") as answer:
-            health = await answer.json()
+    async with gateway_harness(retrieval=False) as gateway, engines(2) as both:
+        await gateway.publish(route("m", [engine.url for engine in both]))
+        health = (await gateway.get("/health")).body
         assert health.pop("version")
         assert health.pop("engines") == [
             {
@@ -190,13 +176,13 @@ async def test_health_says_what_is_loaded() -> None:
 async def test_a_model_that_is_not_loaded_is_refused_with_its_reason(
     state: ModelState, code: str, stream: bool
 ) -> None:
-    async with gateway_harness() as here:
-        await here.publish(route("m", state=state, last_error="no such file"))
-        async with here.chat(stream=stream) as answer:
-            error = await error_of(answer)
-            assert (error.code, error.param) == (code, "model")
-            assert "no such file" in error.message
-            assert ("x-should-retry" in answer.headers) is (code in ("model_not_loaded", "model_failed"))
+    async with gateway_harness() as gateway:
+        await gateway.publish(route("m", state=state, last_error="no such file"))
+        reply = await gateway.chat(stream=stream)
+        error = error_of(reply)
+        assert (error.code, error.param) == (code, "model")
+        assert "no such file" in error.message
+        assert ("x-should-retry" in reply.headers) is (code in ("model_not_loaded", "model_failed"))
 
 
 UNKNOWN_ROUTES = (
@@ -211,32 +197,28 @@ UNKNOWN_ROUTES = (
 
 
 async def test_refusals_that_never_reach_an_engine() -> None:
-    async with gateway_harness(max_body_mib=1) as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url], apis=("/v1/embeddings",)))
-        async with here.chat("nobody") as answer:
-            assert (await error_of(answer)).code == "unknown_model"
-        async with here.chat("m") as answer:
-            error = await error_of(answer)
-            assert error.code == "not_supported"
-            assert "/v1/embeddings" in error.message
-        async with here.client.post(here.url + "/v1/embeddings", data=b'{"model": "m",}') as answer:
-            error = await error_of(answer)
-            assert error.code == "invalid_json"
-            assert "line 1 column 15" in error.message
-        async with here.client.get(here.url + "/v1/embeddings") as answer:
-            assert (await error_of(answer)).code == "method_not_allowed"
-            assert answer.headers["allow"] == "POST"
+    async with gateway_harness(max_body_mib=1) as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url], apis=("/v1/embeddings",)))
+        assert error_of(await gateway.chat("nobody")).code == "unknown_model"
+        error = error_of(await gateway.chat("m"))
+        assert error.code == "not_supported"
+        assert "/v1/embeddings" in error.message
+        error = error_of(await gateway.request("POST", "/v1/embeddings", data=b'{"model": "m",}'))
+        assert error.code == "invalid_json"
+        assert "line 1 column 15" in error.message
+        reply = await gateway.get("/v1/embeddings")
+        assert error_of(reply).code == "method_not_allowed"
+        assert reply.headers["allow"] == "POST"
         # Some fit the path of a stored response, which says nothing of other methods.
         for method, path in UNKNOWN_ROUTES:
-            async with here.client.request(method, here.url + path) as answer:
-                assert (await error_of(answer)).code == "unknown_route", path
+            assert error_of(await gateway.request(method, path)).code == "unknown_route", path
         assert engine.requests == []
 
 
 async def test_a_body_over_the_limit_is_refused_before_it_is_read() -> None:
-    async with gateway_harness(max_body_mib=1) as here:
-        await here.publish(route("m"))
-        host, port = here.url.removeprefix("http://").split(":")
+    async with gateway_harness(max_body_mib=1) as gateway:
+        await gateway.publish(route("m"))
+        host, port = gateway.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1048577\r\n\r\n")
         head = await reader.readuntil(b"\r\n\r\n")
@@ -249,24 +231,23 @@ async def test_a_body_of_unannounced_length_is_counted() -> None:
         for _ in range(17):
             yield b" " * 65536
 
-    async with gateway_harness(max_body_mib=1) as here:
-        await here.publish(route("m"))
-        async with here.client.post(here.url + "/v1/chat/completions", data=parts()) as answer:
-            assert (await error_of(answer)).code == "body_too_large"
+    async with gateway_harness(max_body_mib=1) as gateway:
+        await gateway.publish(route("m"))
+        assert error_of(await gateway.request("POST", "/v1/chat/completions", data=parts())).code == "body_too_large"
 
 
 async def test_a_large_body_and_a_large_answer_pass() -> None:
-    async with gateway_harness(answer_buffer_mib=1) as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]))
-        async with here.chat(image="x" * 3_000_000, fault="huge", bytes=5_000_000) as answer:
+    async with gateway_harness(answer_buffer_mib=1) as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]))
+        async with gateway.chat(image="x" * 3_000_000, fault="huge", bytes=5_000_000) as answer:
             assert answer.status == 200
             assert len(await answer.read()) == 5_000_000
         assert len(engine.requests[0].body["image"]) == 3_000_000
 
 
 async def test_what_is_no_http_is_answered_with_the_envelope() -> None:
-    async with gateway_harness() as here:
-        host, port = here.url.removeprefix("http://").split(":")
+    async with gateway_harness() as gateway:
+        host, port = gateway.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"what is this\r\n\r\n")
         answer = await reader.read()
@@ -276,22 +257,20 @@ async def test_what_is_no_http_is_answered_with_the_envelope() -> None:
 
 
 async def test_foreign_hosts_and_origins_are_refused_everywhere_but_on_health_and_metrics() -> None:
-    async with gateway_harness() as here:
-        await here.publish(route("m"))
+    async with gateway_harness() as gateway:
+        await gateway.publish(route("m"))
         for headers, code in (
             ({"host": "evil.example"}, "forbidden_host"),
             ({"origin": "https://evil.example"}, "forbidden_origin"),
         ):
             for method, path in (("GET", "/v1/models"), ("POST", "/v1/chat/completions"), ("GET", "/openapi.json")):
-                async with here.client.request(method, here.url + path, headers=headers) as answer:
-                    assert (await error_of(answer)).code == code
+                assert error_of(await gateway.request(method, path, headers=headers)).code == code
             for path in ("/health", "/metrics"):
-                async with here.client.get(here.url + path, headers=headers) as answer:
-                    assert answer.status == 200
+                assert (await gateway.get(path, headers=headers)).status == 200
 
 
 async def test_the_openapi_document_describes_the_routes() -> None:
-    async with gateway_harness() as here, here.client.get(here.url + "/openapi.json") as answer:
+    async with gateway_harness() as gateway, gateway.get("/openapi.json") as answer:
         document = await answer.json()
     assert set(document["paths"]) == {
         "/v1/chat/completions",
@@ -372,18 +351,16 @@ CONTROLLERS = {
 
 async def test_the_controllers_part_of_the_document_is_kept_while_it_is_away() -> None:
     async def paths() -> set[str]:
-        async with here.client.get(here.url + "/openapi.json") as answer:
-            assert answer.status == 200
-            return set((await answer.json())["paths"])
+        return set((await gateway.get("/openapi.json")).success["paths"])
 
-    async with gateway_harness() as here:
+    async with gateway_harness() as gateway:
         own = await paths()
-        here.controller.admin.document = CONTROLLERS
+        gateway.controller.admin.document = CONTROLLERS
         whole = await paths()
         assert whole == own | {"/v1/admin/models"}
-        here.controller.admin.document = {"paths": "broken"}
+        gateway.controller.admin.document = {"paths": "broken"}
         assert await paths() == whole
-        here.controller.admin.document = CONTROLLERS | {"paths": {"/v1/admin/plan": {}}}
+        gateway.controller.admin.document = CONTROLLERS | {"paths": {"/v1/admin/plan": {}}}
         assert await paths() == own | {"/v1/admin/plan"}, "another version came"
-        await here.controller.stop()
+        await gateway.controller.stop()
         assert await paths() == own | {"/v1/admin/plan"}

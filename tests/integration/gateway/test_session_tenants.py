@@ -24,10 +24,10 @@ MOST_SIGMAS = 4.5
 """One in 150,000 runs in which nothing is to be told apart has more."""
 
 
-async def decision_of(here: GatewayHarness, who: str, path: str, fields: dict[str, Any], name: str) -> str | None:
+async def decision_of(gateway: GatewayHarness, who: str, path: str, fields: dict[str, Any], name: str) -> str | None:
     """What `X-Session` says to a tenant that names this session."""
     headers = {"authorization": f"Bearer secret-{who}", "x-conversation-id": name}
-    async with here.client.post(here.url + path, json={"model": "m", **fields}, headers=headers) as answer:
+    async with gateway.post(path, {"model": "m", **fields}, headers=headers) as answer:
         assert answer.status == 200, await answer.text()
         await answer.read()
         return answer.headers.get("x-session")
@@ -35,13 +35,13 @@ async def decision_of(here: GatewayHarness, who: str, path: str, fields: dict[st
 
 @pytest.mark.parametrize(("path", "fields"), FAMILIES)
 async def test_a_foreign_session_is_none(path: str, fields: dict[str, Any]) -> None:
-    async with engines(2) as served, gateway_harness() as here:
+    async with engines(2) as served, gateway_harness() as gateway:
         urls = [engine.url for engine in served]
         model = route("m", urls, session_cache=4, session_binding="name")
-        await here.publish(model, keys=(ALICE, BOB))
-        assert [await decision_of(here, "bob", path, fields, "s") for _ in range(2)] == ["new", "reused"]
-        assert await decision_of(here, "alice", path, fields, "s") == "new"
-        assert await decision_of(here, "bob", path, fields, "s") == "reused", "alice's took nothing from it"
+        await gateway.publish(model, keys=(ALICE, BOB))
+        assert [await decision_of(gateway, "bob", path, fields, "s") for _ in range(2)] == ["new", "reused"]
+        assert await decision_of(gateway, "alice", path, fields, "s") == "new"
+        assert await decision_of(gateway, "bob", path, fields, "s") == "reused", "alice's took nothing from it"
         names = {each.body["session_id"] for engine in served for each in engine.requests}
         assert len(names) == 2
         assert "s" not in names
@@ -52,15 +52,17 @@ async def test_the_time_of_an_answer_tells_nothing_of_foreign_sessions(record_pr
     pairs without a difference, the first is the slower in n/2, give or take sqrt(n)/2."""
     pairs = campaign_count(150, 1_000)
     (path, fields), times = FAMILIES[0], [[0.0, 0.0] for _ in range(pairs)]
-    async with engines(1) as (engine,), gateway_harness() as here:
-        await here.publish(route("m", [engine.url], session_cache=4 * pairs, session_binding="name"), keys=(ALICE, BOB))
+    async with engines(1) as (engine,), gateway_harness() as gateway:
+        await gateway.publish(
+            route("m", [engine.url], session_cache=4 * pairs, session_binding="name"), keys=(ALICE, BOB)
+        )
         for number in range(pairs):
-            await decision_of(here, "bob", path, fields, f"foreign {number}")
+            await decision_of(gateway, "bob", path, fields, f"foreign {number}")
         for number in range(pairs):
             names = f"foreign {number}", f"nowhere {number}"
             for place in (0, 1) if number % 2 else (1, 0):
                 begun_at = perf_counter()
-                assert await decision_of(here, "alice", path, fields, names[place]) == "new"
+                assert await decision_of(gateway, "alice", path, fields, names[place]) == "new"
                 times[number][place] = perf_counter() - begun_at
     slower = sum(foreign > nowhere for foreign, nowhere in times)
     sigmas = (slower - pairs / 2) / (math.sqrt(pairs) / 2)

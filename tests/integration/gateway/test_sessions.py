@@ -57,22 +57,22 @@ def costs_of(turns: list[Turn]) -> list[int]:
 @pytest.mark.embedded
 @pytest.mark.parametrize("kind", ["embedded", "binary"])
 async def test_ten_turns_cost_the_new_tokens_of_each(kind: Kind, tmp_path: Path) -> None:
-    async with llama_gateway(kind, tmp_path) as (here, (engine,)):
-        await here.publish(model_at(engine))
-        with_session = Conversation(here, "with", {"session_id": "s"})
-        without = Conversation(here, "without")
+    async with llama_gateway(kind, tmp_path) as (gateway, (engine,)):
+        await gateway.publish(model_at(engine))
+        with_session = Conversation(gateway, "with", {"session_id": "s"})
+        without = Conversation(gateway, "without")
         turns, plain = [], []
         for number in range(TURNS):
             turns.append(await with_session.turn())
             plain.append(await without.turn())
-            await disturb(here, SLOTS, number)
+            await disturb(gateway, SLOTS, number)
         assert [turn.decision for turn in turns] == ["new"] + ["reused"] * (TURNS - 1)
         assert {turn.decision for turn in plain} == {None}
         for before, turn in pairwise(turns):
             assert turn.evaluated_tokens <= turn.prompt_tokens - before.prompt_tokens, turns
         assert all(turn.cached_tokens <= 8 for turn in plain), "what is alike of the templates"
         assert costs_of(turns)[-1] * 5 < costs_of(plain)[-1]
-        told = await here.metrics()
+        told = await gateway.metrics()
         assert 'roundhouse_gateway_session_turns_total{decision="reused",model="m"} 9.0' in told
         assert 'roundhouse_gateway_cached_tokens_total{model="m"} ' in told
         assert "roundhouse_gateway_session_misses_total{" not in told
@@ -80,13 +80,13 @@ async def test_ten_turns_cost_the_new_tokens_of_each(kind: Kind, tmp_path: Path)
 
 @pytest.mark.embedded
 async def test_sessions_stay_with_their_replicas(tmp_path: Path) -> None:
-    async with llama_gateway("embedded", tmp_path, 2) as (here, engines):
-        await here.publish(model_at(*engines))
-        talks = [Conversation(here, f"talk {number}", {"session_id": f"s{number}"}) for number in range(4)]
+    async with llama_gateway("embedded", tmp_path, 2) as (gateway, engines):
+        await gateway.publish(model_at(*engines))
+        talks = [Conversation(gateway, f"talk {number}", {"session_id": f"s{number}"}) for number in range(4)]
         rounds = []
         for number in range(4):
             rounds.append([await talk.turn() for talk in talks])
-            await disturb(here, 3, number)
+            await disturb(gateway, 3, number)
         assert [turn.decision for turn in rounds[0]] == ["new"] * 4
         assert {turn.decision for later in rounds[1:] for turn in later} == {"reused"}
         for before, after in pairwise(rounds):
@@ -97,13 +97,13 @@ async def test_sessions_stay_with_their_replicas(tmp_path: Path) -> None:
 
 @pytest.mark.embedded
 async def test_a_replica_killed_in_the_middle_of_a_turn(tmp_path: Path) -> None:
-    async with llama_gateway("embedded", tmp_path, 2) as (here, engines):
-        await here.publish(model_at(*engines))
-        talk = Conversation(here, "talk", {"session_id": "s"})
+    async with llama_gateway("embedded", tmp_path, 2) as (gateway, engines):
+        await gateway.publish(model_at(*engines))
+        talk = Conversation(gateway, "talk", {"session_id": "s"})
         assert [(await talk.turn()).decision for _ in range(3)] == ["new", "reused", "reused"]
         (home,) = [engine for engine in engines if engine.figure("prompt_tokens_total") > 100]
         talk.fields |= {"stream": True, "ignore_eos": True, "max_tokens": 4_000}
-        async with talk.ask() as answer:
+        async with talk.post() as answer:
             assert answer.headers["x-session"] == "reused"
             assert await answer.content.readany()
             home.process.kill()
@@ -119,9 +119,9 @@ async def test_a_replica_killed_in_the_middle_of_a_turn(tmp_path: Path) -> None:
 
 @pytest.mark.embedded
 async def test_five_sessions_on_a_cache_of_four(tmp_path: Path) -> None:
-    async with llama_gateway("embedded", tmp_path) as (here, (engine,)):
-        await here.publish(model_at(engine))
-        talks = [Conversation(here, f"talk {number}", {"session_id": f"s{number}"}) for number in range(5)]
+    async with llama_gateway("embedded", tmp_path) as (gateway, (engine,)):
+        await gateway.publish(model_at(engine))
+        talks = [Conversation(gateway, f"talk {number}", {"session_id": f"s{number}"}) for number in range(5)]
         assert [(await talk.turn()).decision for talk in talks] == ["new"] * 5
         assert [(await talk.turn()).decision for talk in talks[1:]] == ["reused"] * 4
         first = await talks[0].turn()
@@ -133,9 +133,9 @@ async def test_five_sessions_on_a_cache_of_four(tmp_path: Path) -> None:
 @pytest.mark.embedded
 @pytest.mark.parametrize("equivalent", ["prompt_cache_key", "X-Conversation-Id"])
 async def test_what_stands_for_a_session_id(equivalent: str, tmp_path: Path) -> None:
-    async with llama_gateway("embedded", tmp_path) as (here, (engine,)):
-        await here.publish(model_at(engine))
-        talk = Conversation(here, "talk")
+    async with llama_gateway("embedded", tmp_path) as (gateway, (engine,)):
+        await gateway.publish(model_at(engine))
+        talk = Conversation(gateway, "talk")
         if equivalent == "prompt_cache_key":
             talk.fields = {equivalent: "k"}
         else:
@@ -145,35 +145,37 @@ async def test_what_stands_for_a_session_id(equivalent: str, tmp_path: Path) -> 
 
 @pytest.mark.embedded
 async def test_responses_that_continue_one_another_are_a_session(tmp_path: Path) -> None:
-    async with llama_gateway("embedded", tmp_path) as (here, (engine,)):
-        await here.publish(model_at(engine))
+    async with llama_gateway("embedded", tmp_path) as (gateway, (engine,)):
+        await gateway.publish(model_at(engine))
         told: list[tuple[str | None, int, int]] = []
         previous: dict[str, str] = {}
         for number in range(4):
-            async with here.post("/v1/responses", model="m", input=f"{number} " + "hello " * 20, **previous) as answer:
+            async with gateway.post(
+                "/v1/responses", model="m", input=f"{number} " + "hello " * 20, **previous
+            ) as answer:
                 response = await answer.json()
                 assert answer.status == 200, response
                 usage = response["usage"]
                 cached = usage["input_tokens_details"]["cached_tokens"]
                 told.append((answer.headers.get("x-session"), usage["input_tokens"], cached))
             previous = {"previous_response_id": response["id"]}
-            await disturb(here, SLOTS, number)
+            await disturb(gateway, SLOTS, number)
         assert [decision for decision, _, _ in told] == [None, "new", "reused", "reused"]
         for (_, prompt, _), (_, later, cached) in pairwise(told[1:]):
             assert later - cached <= later - prompt
-        conversation = {"conversation": (await (await here.post("/v1/conversations")).json())["id"]}
+        conversation = {"conversation": (await gateway.post("/v1/conversations")).body["id"]}
         decisions = []
         for number in range(3):
-            async with here.post("/v1/responses", model="m", input=f"say {number}", **conversation) as answer:
+            async with gateway.post("/v1/responses", model="m", input=f"say {number}", **conversation) as answer:
                 decisions.append(answer.headers.get("x-session"))
         assert decisions == ["new", "reused", "reused"]
 
 
 @pytest.mark.embedded
 async def test_a_changed_beginning_is_rebuilt_and_other_sampling_is_not(tmp_path: Path) -> None:
-    async with llama_gateway("embedded", tmp_path) as (here, (engine,)):
-        await here.publish(model_at(engine))
-        talk = Conversation(here, "talk", {"session_id": "s"})
+    async with llama_gateway("embedded", tmp_path) as (gateway, (engine,)):
+        await gateway.publish(model_at(engine))
+        talk = Conversation(gateway, "talk", {"session_id": "s"})
         await talk.turn()
         talk.fields |= {"top_k": 3}
         assert (await talk.turn()).decision == "reused"
@@ -181,6 +183,6 @@ async def test_a_changed_beginning_is_rebuilt_and_other_sampling_is_not(tmp_path
         rebuilt = await talk.turn()
         assert (rebuilt.decision, rebuilt.cached_tokens <= 20) == ("rebuilt", True)
         assert (await talk.turn()).decision == "reused"
-        await here.publish(model_at(engine, state=ModelState.UNLOADED, endpoints=()))
-        await here.publish(model_at(engine))
+        await gateway.publish(model_at(engine, state=ModelState.UNLOADED, endpoints=()))
+        await gateway.publish(model_at(engine))
         assert (await talk.turn()).decision == "new", "an unload drops sessions"

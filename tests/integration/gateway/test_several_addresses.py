@@ -27,8 +27,8 @@ async def answers_at(host: str, port: int) -> bool:
 
 async def test_it_answers_at_each_address_and_connections_to_others_are_refused() -> None:
     port = free_port()
-    async with running(ROUNDHOUSE_HOST="127.0.0.2, 127.0.0.3", ROUNDHOUSE_PORT=str(port)) as (process, here):
-        await here.publish()
+    async with running(ROUNDHOUSE_HOST="127.0.0.2, 127.0.0.3", ROUNDHOUSE_PORT=str(port)) as (process, gateway):
+        await gateway.publish()
         for host in ("127.0.0.2", "127.0.0.3"):
             await until(f"it answers at {host}", partial(answers_at, host, port))
         for host in ("127.0.0.1", "127.0.0.4"):
@@ -46,8 +46,8 @@ async def test_a_name_stands_for_all_its_addresses_of_this_machine() -> None:
     hosts = {f"[{address[0]}]" if family == socket.AF_INET6 else str(address[0]) for family, *_, address in found}
     assert "127.0.0.1" in hosts
     port = free_port()
-    async with running(ROUNDHOUSE_HOST="127.0.0.2,localhost", ROUNDHOUSE_PORT=str(port)) as (_, here):
-        await here.publish()
+    async with running(ROUNDHOUSE_HOST="127.0.0.2,localhost", ROUNDHOUSE_PORT=str(port)) as (_, gateway):
+        await gateway.publish()
         for host in ("127.0.0.2", "127.0.0.1"):
             await until(f"it answers at {host}", partial(answers_at, host, port))
 

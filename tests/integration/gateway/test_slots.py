@@ -17,14 +17,14 @@ BOB = key("bob")
 
 async def test_failing_tries_leak_no_slot(engine: HoldingEngine) -> None:
     async with queue_at(engine) as queue:
-        await queue.here.publish(route("m", ["http://127.0.0.1:9"], target_inflight=1))
+        await queue.gateway.publish(route("m", ["http://127.0.0.1:9"], target_inflight=1))
         for number in range(12):
             status, headers, error = await queue.refused(f"vain-{number}", stream=bool(number % 2))
             assert (status, error["code"]) == (502, "engine_unreachable")
             assert int(headers["retry-after"]) >= 1
         await queue.empty()
         moved = route("m", [engine.url], target_inflight=1).endpoints[0].model_copy(update={"replica": "m-7"})
-        await queue.here.publish(route("m", target_inflight=1).model_copy(update={"endpoints": (moved,)}))
+        await queue.gateway.publish(route("m", target_inflight=1).model_copy(update={"endpoints": (moved,)}))
         await queue.enter("well")
         engine.release_all()
         await queue.empty()
@@ -35,7 +35,7 @@ async def test_a_replica_that_a_table_adds_takes_those_who_wait(engine: HoldingE
         await filled(queue)
         for number in range(6):
             await queue.wait(f"w{number}")
-        await queue.here.publish(route("m", [engine.url, second.url], target_inflight=SLOTS, queue_limit=8))
+        await queue.gateway.publish(route("m", [engine.url, second.url], target_inflight=SLOTS, queue_limit=8))
         await until("the second replica is full", lambda: len(second.inside) == SLOTS)
         assert sorted(second.seen) == ["w0", "w1", "w2", "w3"], "they come by connections of their own, in any order"
         assert await queue.depth() == 2
@@ -49,7 +49,7 @@ async def test_a_table_that_lowers_the_slots_waits_until_they_are_free(engine: H
     async with queue_at(engine, four_slots(engine)) as queue:
         await filled(queue)
         await queue.wait("next")
-        await queue.here.publish(route("m", [engine.url], target_inflight=2))
+        await queue.gateway.publish(route("m", [engine.url], target_inflight=2))
         for number in range(2):
             engine.release(f"first-{number}")
             await queue.clients[f"first-{number}"].task
@@ -66,7 +66,7 @@ async def test_who_waits_for_a_load_goes_in_by_slots(engine: HoldingEngine, cloc
             await queue.wait(f"w{number}")
         assert (await queue.refused("one-more"))[2]["code"] == "queue_full"
         loaded = route("m", [engine.url], autoload=True, target_inflight=SLOTS, queue_limit=8)
-        await queue.here.publish(loaded)
+        await queue.gateway.publish(loaded)
         await until("every slot is taken", lambda: len(engine.inside) == SLOTS)
         assert await queue.depth() == SLOTS
         served = [tag for tag, _ in await queue.serve_all(clock, lambda _: 1.0)]
@@ -125,7 +125,7 @@ async def test_a_connection_that_asks_again_and_again_keeps_one_slot_at_most(eng
         async with aiohttp.ClientSession() as one:
             for number in range(50):
                 body = {"model": "m", "messages": [], "tag": f"t{number}", "stream": bool(number % 2)}
-                async with one.post(f"{queue.here.url}/v1/chat/completions", json=body) as answer:
+                async with one.post(f"{queue.gateway.url}/v1/chat/completions", json=body) as answer:
                     assert answer.status == 200
                     await answer.read()
         assert engine.most == 1

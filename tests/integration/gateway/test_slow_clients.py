@@ -30,12 +30,12 @@ PATIENCE_S = 10.0
 async def one_model(**settings: Any) -> AsyncIterator[tuple[GatewayHarness, MockEngine]]:
     """A gateway and the model `m` on `engine`; nothing may be left afterwards."""
     async with (
-        gateway_harness(**{"client_timeout_s": PATIENCE_S, "keep_alive_s": 3600} | settings) as here,
+        gateway_harness(**{"client_timeout_s": PATIENCE_S, "keep_alive_s": 3600} | settings) as gateway,
         engines(1) as (engine,),
     ):
-        await here.publish(route("m", [engine.url]))
-        yield here, engine
-        await spotless(here)
+        await gateway.publish(route("m", [engine.url]))
+        yield gateway, engine
+        await spotless(gateway)
 
 
 @dataclass
@@ -52,11 +52,11 @@ class Heard:
         await until("the gateway has read it", lambda: self.count >= goal)
 
     async def trickle(
-        self, here: GatewayHarness, client: RawClient, data: bytes, clock: LoopClock, pause_s: float
+        self, gateway: GatewayHarness, client: RawClient, data: bytes, clock: LoopClock, pause_s: float
     ) -> float:
         """Byte by byte, until the gateway listens no more: for how long that went."""
         for at in range(len(data)):
-            if all(each._ignores_input for each in connections(here)):
+            if all(each._ignores_input for each in connections(gateway)):
                 return at * pause_s
             await self.all_of(client, data[at : at + 1])
             await clock.skip(pause_s)
@@ -78,12 +78,12 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> Heard:
 
 @pytest.mark.parametrize("before", [b"", request("GET", "/v1/models")], ids=["first", "later"])
 async def test_headers_that_trickle_have_one_time_limit(before: bytes, heard: Heard, loop_clock: LoopClock) -> None:
-    async with one_model() as (here, _), raw(here) as client:
+    async with one_model() as (gateway, _), raw(gateway) as client:
         if before:
             await client.send(before)
             await client.answer()
         line = b"GET /v1/models HTTP/1.1\r\nx-a: " + b"b" * 5000
-        took = await heard.trickle(here, client, line, loop_clock, 0.7)
+        took = await heard.trickle(gateway, client, line, loop_clock, 0.7)
         *_, last = await client.to_the_end()
         assert (last.status, last.error["code"], last["connection"]) == (408, "request_timeout", "close")
         assert took < 3 * PATIENCE_S
@@ -94,11 +94,11 @@ async def test_headers_that_trickle_have_one_time_limit(before: bytes, heard: He
 async def test_a_body_that_stops_is_not_waited_for(
     target: str, framing: str, heard: Heard, loop_clock: LoopClock
 ) -> None:
-    async with one_model() as (here, engine), raw(here) as client:
+    async with one_model() as (gateway, engine), raw(gateway) as client:
         head = f"POST {target} HTTP/1.1\r\nhost: localhost\r\n{framing}\r\n\r\n".encode()
         await heard.all_of(client, head + b'5\r\n{"a":')
         await loop_clock.skip(PATIENCE_S - 4)
-        assert not any(each._ignores_input for each in connections(here))
+        assert not any(each._ignores_input for each in connections(gateway))
         await loop_clock.skip(4 + PATIENCE_S)
         (answer,) = await client.to_the_end()
         assert (answer.status, answer.error["code"], answer["connection"]) == (408, "request_timeout", "close")
@@ -106,22 +106,22 @@ async def test_a_body_that_stops_is_not_waited_for(
 
 
 async def test_a_body_that_goes_on_may_be_slow(heard: Heard, loop_clock: LoopClock) -> None:
-    async with one_model() as (here, engine), raw(here) as client:
+    async with one_model() as (gateway, engine), raw(gateway) as client:
         sent = request(body=chat_body(n=1))
         at = len(sent) - 40
         await heard.all_of(client, sent[:at])
-        assert await heard.trickle(here, client, sent[at:], loop_clock, 0.4 * PATIENCE_S) > 10 * PATIENCE_S
+        assert await heard.trickle(gateway, client, sent[at:], loop_clock, 0.4 * PATIENCE_S) > 10 * PATIENCE_S
         assert (await client.answer()).status == 200
         assert engine.requests[0].raw == chat_body(n=1)
         client.close()
 
 
 async def test_trailers_that_trickle_are_not_waited_for(heard: Heard, loop_clock: LoopClock) -> None:
-    async with one_model() as (here, _), raw(here) as client:
+    async with one_model() as (gateway, _), raw(gateway) as client:
         await heard.all_of(
             client, b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n"
         )
-        took = await heard.trickle(here, client, b"x-a: " + b"b" * 5000, loop_clock, 0.7)
+        took = await heard.trickle(gateway, client, b"x-a: " + b"b" * 5000, loop_clock, 0.7)
         (answer,) = await client.to_the_end()
         assert answer.status == 408
         assert took < 3 * PATIENCE_S
@@ -134,19 +134,19 @@ async def test_a_connection_without_a_request_ends(before: bytes, loop_clock: Lo
     patience = {"keep_alive_s": PATIENCE_S, "client_timeout_s": 3600}
     if not before:  # it has never asked: there is nothing to keep alive
         patience = {"keep_alive_s": 3600, "client_timeout_s": PATIENCE_S}
-    async with one_model(**patience) as (here, _), raw(here) as client:
-        await until("it is accepted", lambda: connections(here))
+    async with one_model(**patience) as (gateway, _), raw(gateway) as client:
+        await until("it is accepted", lambda: connections(gateway))
         if before:
             await client.send(before)
             assert (await client.answer()).status == 200
         await loop_clock.skip(PATIENCE_S - 4)
-        assert connections(here)
+        assert connections(gateway)
         await loop_clock.skip(4 + PATIENCE_S)
         assert len(await client.to_the_end()) == bool(before)
 
 
 async def test_a_kept_connection_stays_as_long_as_it_is_used(loop_clock: LoopClock) -> None:
-    async with one_model(keep_alive_s=15, client_timeout_s=2) as (here, _), raw(here) as client:
+    async with one_model(keep_alive_s=15, client_timeout_s=2) as (gateway, _), raw(gateway) as client:
         for number in range(1, 7):
             client.write(request("GET", "/v1/models"))
             assert (await client.answer(number)).status == 200
@@ -155,7 +155,7 @@ async def test_a_kept_connection_stays_as_long_as_it_is_used(loop_clock: LoopClo
 
 
 async def test_an_answer_that_takes_long_is_no_fault_of_the_client(loop_clock: LoopClock) -> None:
-    async with one_model(keep_alive_s=PATIENCE_S) as (here, engine), raw(here) as client:
+    async with one_model(keep_alive_s=PATIENCE_S) as (gateway, engine), raw(gateway) as client:
         client.write(request(body=chat_body(fault="hold")))
         await until("it is inside", lambda: engine.running == 1)
         await loop_clock.skip(5 * PATIENCE_S)
@@ -164,34 +164,34 @@ async def test_an_answer_that_takes_long_is_no_fault_of_the_client(loop_clock: L
 
 
 async def test_a_client_that_reads_nothing_of_a_stream_stops_the_engine_and_is_left(loop_clock: LoopClock) -> None:
-    async with one_model() as (here, engine):
+    async with one_model() as (gateway, engine):
         engine.words = ["w" * 5000]
-        async with raw(here, receive_bytes=SMALL) as client:
+        async with raw(gateway, receive_bytes=SMALL) as client:
             client.write(request(body=chat_body(stream=True, max_tokens=20_000)))  # 100 MB
             await until("the engine has much more", lambda: sum(map(unsent, engine.open_transports)) > 20_000_000)
-            assert sum(unsent(each.transport) for each in connections(here)) < 1_000_000
-            await until("the connection is ended", lambda: ended(here, loop_clock))
+            assert sum(unsent(each.transport) for each in connections(gateway)) < 1_000_000
+            await until("the connection is ended", lambda: ended(gateway, loop_clock))
             await until("the engine's work is cancelled", lambda: not engine.open_transports)
             client.reset()
 
 
 async def test_who_does_not_take_an_answer_is_given_no_other(heard: Heard, loop_clock: LoopClock) -> None:
-    async with one_model() as (here, engine):
-        async with raw(here, receive_bytes=SMALL) as client:
+    async with one_model() as (gateway, engine):
+        async with raw(gateway, receive_bytes=SMALL) as client:
             client.write(request(body=chat_body(fault="huge", bytes=8_000_000)))
-            await until("it is answered", lambda: any(each.flow.write_paused for each in connections(here)))
+            await until("it is answered", lambda: any(each.flow.write_paused for each in connections(gateway)))
             await until("the engine is done", lambda: engine.running == 0)
             await heard.all_of(client, request(body=chat_body(stream=True, max_tokens=20_000)) + request())
-            assert sum(unsent(each.transport) for each in connections(here)) < 8_100_000
-            await until("the connection is ended", lambda: ended(here, loop_clock))
+            assert sum(unsent(each.transport) for each in connections(gateway)) < 8_100_000
+            await until("the connection is ended", lambda: ended(gateway, loop_clock))
             client.reset()
         assert len(engine.requests) == 1
 
 
 async def test_who_takes_it_in_the_end_is() -> None:
-    async with one_model(client_timeout_s=60) as (here, engine), raw(here, receive_bytes=SMALL) as client:
+    async with one_model(client_timeout_s=60) as (gateway, engine), raw(gateway, receive_bytes=SMALL) as client:
         client.write(request(body=chat_body(fault="huge", bytes=8_000_000)))
-        await until("it is answered", lambda: any(each.flow.write_paused for each in connections(here)))
+        await until("it is answered", lambda: any(each.flow.write_paused for each in connections(gateway)))
         client.write(request() + request("GET", "/v1/models"))
         assert [len((await client.answer(number)).body) > 8_000_000 - 1 for number in (1, 2, 3)] == [True, False, False]
         assert len(engine.requests) == 2
@@ -203,21 +203,21 @@ def unsent(transport: asyncio.Transport) -> int:
     return transport.get_write_buffer_size()
 
 
-async def ended(here: GatewayHarness, clock: LoopClock) -> bool:
+async def ended(gateway: GatewayHarness, clock: LoopClock) -> bool:
     """Let time go on: whether the gateway has no client any more."""
     await clock.skip(1)
-    return not connections(here)
+    return not connections(gateway)
 
 
-def connections(here: GatewayHarness) -> set[Any]:
+def connections(gateway: GatewayHarness) -> set[Any]:
     """Those of clients."""
-    assert here.server is not None
-    return here.server.server_state.connections
+    assert gateway.server is not None
+    return gateway.server.server_state.connections
 
 
 async def test_a_client_that_reads_slowly_gets_all_of_a_large_answer(loop_clock: LoopClock) -> None:
     size, pauses = 6_000_000, 0
-    async with one_model() as (here, engine), raw(here, receive_bytes=SMALL) as client:
+    async with one_model() as (gateway, engine), raw(gateway, receive_bytes=SMALL) as client:
         client.write(request(body=chat_body(fault="huge", bytes=size)))
         await until("the engine is done", lambda: len(engine.requests) == 1 and engine.running == 0)
         while not client.answers or not client.answers[0].whole:
@@ -232,11 +232,11 @@ async def test_a_client_that_reads_slowly_gets_all_of_a_large_answer(loop_clock:
 
 async def test_an_answer_that_is_complete_and_not_taken_is_not_kept_for_ever(loop_clock: LoopClock) -> None:
     for more in ((), ("connection: close",)):
-        async with one_model() as (here, engine), raw(here, receive_bytes=SMALL) as client:
+        async with one_model() as (gateway, engine), raw(gateway, receive_bytes=SMALL) as client:
             client.write(request(body=chat_body(fault="huge", bytes=12_000_000), headers=more))
-            await until("it is answered", lambda: any(each.flow.write_paused for each in connections(here)))
+            await until("it is answered", lambda: any(each.flow.write_paused for each in connections(gateway)))
             await until("the engine is done", lambda: engine.running == 0)
             await loop_clock.skip(PATIENCE_S - 4)
-            assert connections(here)
-            await until("the connection is ended", lambda: ended(here, loop_clock))
+            assert connections(gateway)
+            await until("the connection is ended", lambda: ended(gateway, loop_clock))
             client.reset()

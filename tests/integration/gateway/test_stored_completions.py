@@ -76,7 +76,7 @@ async def test_a_stream_is_kept_as_the_completion_that_it_told(*, asks_for_usage
 
 async def test_what_the_last_event_told_may_be_counted_on() -> None:
     """The engine's connection may end later than its stream."""
-    async with site() as here, here.here.chat(stream=True, store=True, fault="late_end") as answer:
+    async with site() as here, here.gateway.chat(stream=True, store=True, fault="late_end") as answer:
         told = b""
         while b"[DONE]" not in told:
             told += await answer.content.readany()
@@ -141,8 +141,7 @@ async def test_the_list_is_paged_ordered_and_filtered() -> None:
         await completions.delete(made[1])
         assert await listed(metadata={"odd": "1"}) == []
         assert await refusal(completions.list(after=made[1])) == NO_CURSOR
-        async with here.here.client.get(f"{here.here.url}/v1/chat/completions?limit=1") as answer:
-            fields = await answer.json()
+        fields = (await here.gateway.get("/v1/chat/completions?limit=1")).body
         assert (fields["object"], fields["first_id"], fields["last_id"]) == ("list", made[0], made[0])
 
 

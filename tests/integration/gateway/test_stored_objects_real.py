@@ -36,14 +36,14 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
 
 
 @pytest.fixture
-async def here(agent: Worker) -> AsyncIterator[GatewayHarness]:
+async def gateway(agent: Worker) -> AsyncIterator[GatewayHarness]:
     async with responses_gateway({"agent": agent}) as built:
         yield built
 
 
 @pytest.fixture
-async def client(here: GatewayHarness) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=f"{here.url}/v1", api_key="none", max_retries=0) as made:
+async def client(gateway: GatewayHarness) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as made:
         yield made
 
 
@@ -81,12 +81,12 @@ async def test_an_agent_goes_through_a_conversation(client: openai.AsyncOpenAI) 
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
-async def test_a_completion_is_kept_as_it_was_told(here: GatewayHarness, is_stream: bool) -> None:
+async def test_a_completion_is_kept_as_it_was_told(gateway: GatewayHarness, is_stream: bool) -> None:
     def walk() -> None:
         tools: Any = [{"type": "function", "function": WEATHER}]
         asked: dict[str, Any] = {"model": "agent", "tools": tools, "temperature": 0, "store": True}
         asked["messages"] = [{"role": "user", "content": ASKED}]
-        with openai.OpenAI(base_url=f"{here.url}/v1", api_key="none", max_retries=0) as client:
+        with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
             completions = client.chat.completions
             if is_stream:
                 with completions.stream(**asked, metadata={"n": "1"}) as stream:

@@ -103,8 +103,7 @@ async def test_items_are_listed_the_oldest_or_the_newest_first() -> None:
         assert await texts(limit=1) == ["three", "two", TEXT, "one"], "page by page"
         page = await here.client.responses.input_items.list(second.id, limit=3, order="asc")
         assert (len(page.data), page.has_more, page.data[1].id) == (3, True, first.output[0].id)
-        async with here.here.client.get(f"{here.here.url}/v1/responses/{second.id}/input_items?limit=2") as answer:
-            listed = await answer.json()
+        listed = (await here.gateway.get(f"/v1/responses/{second.id}/input_items?limit=2")).body
         assert (listed["object"], listed["has_more"]) == ("list", True)
         assert (listed["first_id"], listed["last_id"]) == (listed["data"][0]["id"], listed["data"][1]["id"])
 
@@ -124,10 +123,9 @@ async def test_items_are_listed_the_oldest_or_the_newest_first() -> None:
 async def test_a_list_that_cannot_be_is_refused(query: str, place: str) -> None:
     async with site() as here:
         made = await here.make()
-        async with here.here.client.get(f"{here.here.url}/v1/responses/{made.id}/input_items?{query}") as answer:
-            error = (await answer.json())["error"]
-            assert (answer.status, error["code"], error["param"]) == (400, "invalid_request", place)
-            assert error["request_id"] == answer.headers["x-request-id"]
+        reply = await here.gateway.get(f"/v1/responses/{made.id}/input_items?{query}")
+        assert (reply.status, reply.code, reply.error["param"]) == (400, "invalid_request", place)
+        assert reply.error["request_id"] == reply.headers["x-request-id"]
 
 
 async def test_items_are_referred_to_by_their_ids() -> None:
@@ -159,7 +157,7 @@ async def test_what_is_deleted_is_gone_and_what_went_on_from_it_ends() -> None:
     async with site() as here:
         first = await here.make("one")
         second = await here.make("two", previous_response_id=first.id)
-        async with here.here.client.delete(f"{here.here.url}/v1/responses/{first.id}") as answer:
+        async with here.gateway.request("DELETE", f"/v1/responses/{first.id}") as answer:
             assert await answer.json() == {"id": first.id, "object": "response", "deleted": True}
         responses = here.client.responses
         for asking in (
@@ -202,7 +200,7 @@ async def test_a_gateway_that_stores_nothing_says_so(tmp_path: Path) -> None:
             assert await refusal(asking) == NOT_FOUND
         assert await refusal(here.make(previous_response_id=made.id)) == NO_PREVIOUS
         assert await refusal(here.make(background=True)) == (400, "invalid_request", "background")
-        assert "stored" not in await here.here.metrics()
+        assert "stored" not in await here.gateway.metrics()
     assert not folder.exists()
 
 
@@ -253,7 +251,7 @@ async def test_a_key_sees_responses_of_its_models_alone() -> None:
         own = await limited.responses.create(model="n", input="one")
         assert await here.client.responses.retrieve(own.id) == own
         # Nobody knows the model any more, so its name counts.
-        await here.here.publish(keys=keys)
+        await here.gateway.publish(keys=keys)
         assert await limited.responses.retrieve(own.id) == own
         assert await refusal(limited.responses.retrieve(made.id)) == NOT_FOUND
         assert await here.client.responses.retrieve(made.id) == made

@@ -40,9 +40,9 @@ def text_of(events: list[str]) -> str:
     return "".join(c["choices"][0]["delta"]["content"] for c in chunks if c.get("choices")).strip()
 
 
-async def stream(here: GatewayHarness, **fields: Any) -> list[str]:
+async def stream(gateway: GatewayHarness, **fields: Any) -> list[str]:
     """The events of a chat stream that is answered with 200."""
-    async with here.chat(stream=True, **fields) as answer:
+    async with gateway.chat(stream=True, **fields) as answer:
         assert answer.status == 200
         assert answer.headers["content-type"].startswith("text/event-stream")
         return await events_of(answer)
@@ -50,45 +50,45 @@ async def stream(here: GatewayHarness, **fields: Any) -> list[str]:
 
 @pytest.mark.parametrize("fault", ["", "half_chunks", "crlf"])
 async def test_a_stream_comes_through_without_the_usage_event(fault: str) -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]))
-        events = await stream(here, fault=fault)
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]))
+        events = await stream(gateway, fault=fault)
         assert text_of(events) == " ".join(WORDS)
         assert all(chunk["choices"] for chunk in payloads(events))
         assert engine.requests[0].body["stream_options"] == {"include_usage": True}
-        await here.idle()
-        assert 'roundhouse_gateway_tokens_total{direction="out",model="m"} 13.0' in await here.metrics()
+        await gateway.idle()
+        assert 'roundhouse_gateway_tokens_total{direction="out",model="m"} 13.0' in await gateway.metrics()
 
 
 async def test_a_client_that_asks_for_usage_gets_it() -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]))
-        last = payloads(await stream(here, stream_options={"include_usage": True}))[-1]
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]))
+        last = payloads(await stream(gateway, stream_options={"include_usage": True}))[-1]
         assert last["choices"] == []
         assert last["usage"]["completion_tokens"] == 13
 
 
 async def test_completions_stream_too() -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]))
-        async with here.post("/v1/completions", model="m", prompt="Hi", stream=True) as answer:
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]))
+        async with gateway.post("/v1/completions", model="m", prompt="Hi", stream=True) as answer:
             chunks = payloads(await events_of(answer))
         assert "".join(chunk["choices"][0]["text"] for chunk in chunks).split() == WORDS
 
 
 async def test_headers_are_held_so_that_an_error_keeps_its_status() -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]))
-        async with here.chat(stream=True, fault="busy") as answer:
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]))
+        async with gateway.chat(stream=True, fault="busy") as answer:
             assert answer.status == 503
             assert answer.headers["retry-after"] == "17"
             assert (await answer.json())["error"]["message"] == "busy"
 
 
 async def test_a_slow_first_byte_gets_headers_and_heartbeats() -> None:
-    async with gateway_harness(hold_headers_s=0.05, heartbeat_s=0.05) as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]))
-        async with here.chat(stream=True, fault="hold") as answer:
+    async with gateway_harness(hold_headers_s=0.05, heartbeat_s=0.05) as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]))
+        async with gateway.chat(stream=True, fault="hold") as answer:
             assert answer.status == 200
             for _ in range(3):
                 assert await answer.content.readuntil(b"\n\n") == b": ka\n\n"
@@ -97,9 +97,9 @@ async def test_a_slow_first_byte_gets_headers_and_heartbeats() -> None:
 
 
 async def test_heartbeats_fill_a_pause_and_stand_between_events() -> None:
-    async with gateway_harness(heartbeat_s=0.05) as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]))
-        async with here.chat(stream=True, fault="pause_until_release", after=3) as answer:
+    async with gateway_harness(heartbeat_s=0.05) as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]))
+        async with gateway.chat(stream=True, fault="pause_until_release", after=3) as answer:
             read = b""
             while b": ka\n\n: ka\n\n" not in read:
                 read += await answer.content.readuntil(b"\n\n")
@@ -110,11 +110,11 @@ async def test_heartbeats_fill_a_pause_and_stand_between_events() -> None:
 
 
 async def test_a_blocking_call_gets_no_heartbeat() -> None:
-    async with gateway_harness(hold_headers_s=0.02, heartbeat_s=0.02) as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]))
-        call = asyncio.create_task(here.chat(fault="hold").__aenter__())
+    async with gateway_harness(hold_headers_s=0.02, heartbeat_s=0.02) as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]))
+        call = asyncio.create_task(gateway.chat(fault="hold").__aenter__())
         await until(lambda: engine.running == 1)
-        async with here.chat(stream=True, fault="hold") as later:
+        async with gateway.chat(stream=True, fault="hold") as later:
             for _ in range(3):
                 assert await later.content.readuntil(b"\n\n") == b": ka\n\n"
             assert not call.done(), "who came later and asked for a stream had its heartbeats"
@@ -124,9 +124,9 @@ async def test_a_blocking_call_gets_no_heartbeat() -> None:
 
 
 async def test_an_error_after_the_headers_were_sent_comes_as_an_event() -> None:
-    async with gateway_harness(hold_headers_s=0.02) as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]))
-        async with here.chat(stream=True, fault="hold") as answer:
+    async with gateway_harness(hold_headers_s=0.02) as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]))
+        async with gateway.chat(stream=True, fault="hold") as answer:
             await answer.content.readuntil(b"\n\n")
             await engine.stop()
             events = [event for event in await events_of(answer) if event != HEARTBEAT]
@@ -134,43 +134,43 @@ async def test_an_error_after_the_headers_were_sent_comes_as_an_event() -> None:
 
 
 async def test_an_engines_error_after_the_headers_were_sent_comes_as_an_event() -> None:
-    async with gateway_harness(hold_headers_s=0.02) as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]))
-        async with here.chat(stream=True, fault="hold", then="busy") as answer:
+    async with gateway_harness(hold_headers_s=0.02) as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]))
+        async with gateway.chat(stream=True, fault="hold", then="busy") as answer:
             await answer.content.readuntil(b"\n\n")
             engine.release.set()
             events = [event for event in await events_of(answer) if event != HEARTBEAT]
         (told,) = payloads(events)
         error = told["error"]
         assert (error["message"], error["code"], error["status"]) == ("busy", "engine_error", 503)
-        assert 'roundhouse_gateway_broken_answers_total{code="engine_error",model="m"} 1.0' in await here.metrics()
+        assert 'roundhouse_gateway_broken_answers_total{code="engine_error",model="m"} 1.0' in await gateway.metrics()
 
 
 @pytest.mark.parametrize("fault", ["die_mid_stream", "end_early", "no_done"])
 async def test_an_engine_that_ends_mid_stream_is_told_of(fault: str) -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]))
-        error = payloads(await stream(here, fault=fault))[-1]["error"]
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]))
+        error = payloads(await stream(gateway, fault=fault))[-1]["error"]
         assert error["code"] == "engine_disconnected"
         assert error["status"] == 502
         assert len(engine.requests) == 1, "after the first byte there is no second try"
-        metrics = await here.metrics()
+        metrics = await gateway.metrics()
         assert 'roundhouse_gateway_broken_answers_total{code="engine_disconnected",model="m"} 1.0' in metrics
         assert 'roundhouse_gateway_requests_total{model="m",route="/v1/chat/completions",status="200"} 1.0' in metrics
 
 
 async def test_an_engines_own_error_event_is_the_last_word() -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]))
-        last = payloads(await stream(here, fault="error_event"))[-1]
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]))
+        last = payloads(await stream(gateway, fault="error_event"))[-1]
         assert (last["error"]["message"], last["error"]["code"]) == ("out of cells", "engine_error")
 
 
 @pytest.mark.parametrize("streaming", [False, True])
 async def test_the_deadline_ends_a_request(streaming: bool, loop_clock: LoopClock) -> None:
-    async with gateway_harness(request_timeout_s=30) as here, engines(1) as (engine,):
-        await here.publish(route("m", [engine.url]))
-        call = asyncio.create_task(here.chat(stream=streaming, fault="stall").__aenter__())
+    async with gateway_harness(request_timeout_s=30) as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]))
+        call = asyncio.create_task(gateway.chat(stream=streaming, fault="stall").__aenter__())
         await until(lambda: engine.running == 1)
         if streaming:
             await call
@@ -188,9 +188,9 @@ async def test_the_deadline_ends_a_request(streaming: bool, loop_clock: LoopCloc
 
 
 async def test_a_client_that_sends_its_body_too_slowly_is_told() -> None:
-    async with gateway_harness(request_timeout_s=0.2) as here:
-        await here.publish(route("m"))
-        host, port = here.url.removeprefix("http://").split(":")
+    async with gateway_harness(request_timeout_s=0.2) as gateway:
+        await gateway.publish(route("m"))
+        host, port = gateway.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{")
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 408 ")
@@ -198,14 +198,14 @@ async def test_a_client_that_sends_its_body_too_slowly_is_told() -> None:
 
 
 async def test_a_slow_reader_gets_everything() -> None:
-    async with gateway_harness() as here, engines(1) as (engine,):
+    async with gateway_harness() as gateway, engines(1) as (engine,):
         engine.words = ["w" * 2000]
-        await here.publish(route("m", [engine.url]))
-        async with raw(here, receive_bytes=4096) as client:
+        await gateway.publish(route("m", [engine.url]))
+        async with raw(gateway, receive_bytes=4096) as client:
             client.write(request(body=chat_body(stream=True, max_tokens=500)))
-            assert here.server is not None
-            connections: Any = here.server.server_state.connections
+            assert gateway.server is not None
+            connections: Any = gateway.server.server_state.connections
             await until(lambda: any(each.flow.write_paused for each in connections), "every buffer on the way is full")
             events = (await client.answer()).body.decode()[:-2].split("\n\n")
         assert len(payloads(events)) == 500
-        await spotless(here)
+        await spotless(gateway)

@@ -94,11 +94,11 @@ async def test_every_family_gets_an_answer(strict: tuple[str, Worker]) -> None:
         {"role": "user", "content": "Go on."},
     ]
     developer: Any = [{**message, "role": message["role"].replace("system", "developer")} for message in late]
-    async with gateway_harness() as here:
-        await here.publish(made.model_copy(update={"backend": backend, "system_first": True}))
+    async with gateway_harness() as gateway:
+        await gateway.publish(made.model_copy(update={"backend": backend, "system_first": True}))
         async with (
-            anthropic.AsyncAnthropic(base_url=here.url, api_key="none", max_retries=0) as claude,
-            openai.AsyncOpenAI(base_url=f"{here.url}/v1", api_key="none", max_retries=0) as gpt,
+            anthropic.AsyncAnthropic(base_url=gateway.url, api_key="none", max_retries=0) as claude,
+            openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as gpt,
         ):
             message = await claude.messages.create(model="m", max_tokens=50, system="You help.", messages=late)
             assert message.content[0].model_dump()["text"] == SENTENCE

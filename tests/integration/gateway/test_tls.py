@@ -55,39 +55,39 @@ async def secured(
     paths: dict[str, Any] = {"tls_cert": files / "a.pem", "tls_key": files / "a.key"} | settings
     trusting = ssl.create_default_context(cafile=str(files / "a.pem"))
     async with (
-        gateway_harness(**paths) as here,
+        gateway_harness(**paths) as gateway,
         engines(1) as (engine,),
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=trusting)) as client,
     ):
-        await here.publish(route("m", [engine.url]))
-        yield here, engine, client
+        await gateway.publish(route("m", [engine.url]))
+        yield gateway, engine, client
 
 
 async def test_blocking_streams_and_the_framework(files: Path) -> None:
-    async with secured(files) as (here, engine, client):
-        assert here.url.startswith("https://")
+    async with secured(files) as (gateway, engine, client):
+        assert gateway.url.startswith("https://")
         for _ in range(2):
-            async with client.post(here.url + "/v1/chat/completions", data=chat_body()) as answer:
+            async with client.post(gateway.url + "/v1/chat/completions", data=chat_body()) as answer:
                 assert (await answer.json())["choices"][0]["message"]["content"] == " ".join(WORDS)
-            async with client.post(here.url + "/v1/chat/completions", data=chat_body(stream=True)) as answer:
+            async with client.post(gateway.url + "/v1/chat/completions", data=chat_body(stream=True)) as answer:
                 assert (await answer.read()).endswith(b"data: [DONE]\n\n")
-            async with client.get(here.url + "/v1/models") as answer:
+            async with client.get(gateway.url + "/v1/models") as answer:
                 assert answer.status == 200
-            async with client.post(here.url + "/v1/admin/plan", data=b"{}") as answer:
+            async with client.post(gateway.url + "/v1/admin/plan", data=b"{}") as answer:
                 assert answer.status == 200
         image = "x" * 3_000_000
         body = chat_body(image=image, fault="huge", bytes=5_000_000)
-        async with client.post(here.url + "/v1/chat/completions", data=body) as answer:
+        async with client.post(gateway.url + "/v1/chat/completions", data=body) as answer:
             assert len(await answer.read()) == 5_000_000
         assert engine.requests[-1].body["image"] == image
-        assert here.server is not None
-        assert len(here.server.server_state.connections) == 1, "it was kept"
+        assert gateway.server is not None
+        assert len(gateway.server.server_state.connections) == 1, "it was kept"
         await client.close()
-        await spotless(here)
+        await spotless(gateway)
 
 
 async def test_responses_over_websocket(files: Path) -> None:
-    async with secured(files) as (here, _, client), client.ws_connect(here.url + "/v1/responses") as connection:
+    async with secured(files) as (gateway, _, client), client.ws_connect(gateway.url + "/v1/responses") as connection:
         for _ in range(2):
             await connection.send_json({"type": "response.create", "model": "m", "input": "Hi"})
             while (await connection.receive_json())["type"] != "response.completed":
@@ -98,40 +98,40 @@ async def test_responses_over_websocket(files: Path) -> None:
 
 async def test_one_file_may_hold_both(files: Path) -> None:
     async with (
-        secured(files, tls_cert=files / "both.pem", tls_key=None) as (here, _, client),
-        client.get(here.url + "/health") as answer,
+        secured(files, tls_cert=files / "both.pem", tls_key=None) as (gateway, _, client),
+        client.get(gateway.url + "/health") as answer,
     ):
         assert answer.status == 200
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_leaves_cancels_the_engines_work(files: Path, stream: bool) -> None:
-    async with secured(files) as (here, engine, client):
+    async with secured(files) as (gateway, engine, client):
         body = chat_body(stream=stream, fault="pause_until_release" if stream else "hold")
-        call = asyncio.create_task(client.post(here.url + "/v1/chat/completions", data=body).__aenter__())
+        call = asyncio.create_task(client.post(gateway.url + "/v1/chat/completions", data=body).__aenter__())
         await until("it is inside", lambda: engine.running == 1)
         call.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await call
         await client.close()
         await until("the engine's work is cancelled", lambda: engine.cancelled == 1)
-        await spotless(here)
+        await spotless(gateway)
 
 
 async def test_a_body_over_the_cap_is_answered_and_the_connection_ends(files: Path) -> None:
-    async with secured(files, max_body_mib=1) as (here, _, client):
+    async with secured(files, max_body_mib=1) as (gateway, _, client):
         headers = {"connection": "keep-alive"}
-        async with client.post(here.url + "/v1/chat/completions", data=b" " * 3_000_000, headers=headers) as answer:
+        async with client.post(gateway.url + "/v1/chat/completions", data=b" " * 3_000_000, headers=headers) as answer:
             assert answer.status == 413
             assert answer.headers["connection"] == "close"
         await client.close()
-        await spotless(here)
+        await spotless(gateway)
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE", "OPTIONS", "PRI"])
 async def test_who_speaks_plain_http_is_told_so_in_plain_http(files: Path, method: str) -> None:
-    async with secured(files) as (here, engine, client):
-        async with raw(here) as plain:
+    async with secured(files) as (gateway, engine, client):
+        async with raw(gateway) as plain:
             plain.write(request(method))
             answer = await plain.answer()
             assert (answer.status, answer["connection"]) == (400, "close")
@@ -141,42 +141,42 @@ async def test_who_speaks_plain_http_is_told_so_in_plain_http(files: Path, metho
             assert answer["date"]
             assert answer["x-should-retry"] == "false"
             plain.write(request(method))  # what follows is dropped
-        async with client.post(here.url + "/v1/chat/completions", data=chat_body()) as served:
+        async with client.post(gateway.url + "/v1/chat/completions", data=chat_body()) as served:
             assert served.status == 200
         assert len(engine.requests) == 1
         await client.close()
-        await spotless(here)
+        await spotless(gateway)
 
 
 async def test_so_is_one_whose_request_comes_in_pieces_and_is_long(files: Path) -> None:
-    async with secured(files) as (here, engine, _):
-        async with raw(here) as plain:
+    async with secured(files) as (gateway, engine, _):
+        async with raw(gateway) as plain:
             await plain.send(b"P", b"OST / HTTP/1.1\r\n", b"content-length: 300000\r\n\r\n", b"x" * 300_000)
             assert (await plain.answer()).error["code"] == "https_required"
             assert len(plain.answers) == 1
         assert not engine.requests
-        await spotless(here)
+        await spotless(gateway)
 
 
 async def test_who_sends_without_an_end_is_cut_off(files: Path) -> None:
-    async with secured(files) as (here, _, _):
-        async with raw(here) as plain:
+    async with secured(files) as (gateway, _, _):
+        async with raw(gateway) as plain:
             plain.write(b"GET / HTTP/1.1\r\n\r\n")
             await plain.answer()
             plain.write(b"x" * 4 * DROPPED_BYTES)
             assert not await plain.read()
-        await spotless(here)
+        await spotless(gateway)
 
 
 @pytest.mark.parametrize("sent", [b"\x80\x2e\x01\x00\x02", b"\x15\x03\x01\x00\x02\x02\x0a", b"\x00" * 40, b"\xff" * 40])
 async def test_who_speaks_neither_tls_nor_http_is_not_answered(files: Path, sent: bytes) -> None:
-    async with secured(files) as (here, _, _):
-        async with raw(here) as plain:
+    async with secured(files) as (gateway, _, _):
+        async with raw(gateway) as plain:
             plain.write(sent + b"\x00" * 100)
             while await plain.read_bytes():
                 pass
             assert not plain.received.startswith(b"HTTP/")
-        await spotless(here)
+        await spotless(gateway)
 
 
 @pytest.mark.parametrize(
@@ -197,11 +197,11 @@ async def test_files_that_do_not_fit_are_told_in_one_line(files: Path, cert: str
     assert words in said
 
 
-async def served_certificate(here: GatewayHarness) -> bytes:
+async def served_certificate(gateway: GatewayHarness) -> bytes:
     """What a new connection is shown, as DER."""
     trusting = ssl.create_default_context()
     trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
-    port = int(here.url.rpartition(":")[2])
+    port = int(gateway.url.rpartition(":")[2])
     _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting)
     try:
         certificate: bytes = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
@@ -215,18 +215,18 @@ def certificate_of(file: Path) -> bytes:
     return ssl.PEM_cert_to_DER_cert(file.read_text())
 
 
-async def shows(here: GatewayHarness, file: Path) -> None:
+async def shows(gateway: GatewayHarness, file: Path) -> None:
     """Wait until new connections are shown this certificate: it is read in a thread."""
 
     async def is_shown() -> bool:
-        return await served_certificate(here) == certificate_of(file)
+        return await served_certificate(gateway) == certificate_of(file)
 
     await until("the certificate is shown", is_shown)
 
 
-async def problem_of(here: GatewayHarness, client: aiohttp.ClientSession) -> str:
+async def problem_of(gateway: GatewayHarness, client: aiohttp.ClientSession) -> str:
     """The metric's value."""
-    async with client.get(here.url + "/metrics") as answer:
+    async with client.get(gateway.url + "/metrics") as answer:
         (line,) = [line for line in (await answer.text()).splitlines() if line.startswith(f"{PROBLEM} ")]
     return line.removeprefix(f"{PROBLEM} ")
 
@@ -274,18 +274,18 @@ def lay_out_secret(files: Path, folder: Path) -> dict[str, Path]:
 async def test_a_new_certificate_is_shown_to_new_connections_and_running_ones_go_on(
     renew: Callable[[Path, Path], None], files: Path, tmp_path: Path, loop_clock: LoopClock
 ) -> None:
-    async with secured(files, **lay_out_secret(files, tmp_path)) as (here, engine, client):
-        assert await served_certificate(here) == certificate_of(files / "a.pem")
+    async with secured(files, **lay_out_secret(files, tmp_path)) as (gateway, engine, client):
+        assert await served_certificate(gateway) == certificate_of(files / "a.pem")
         body = chat_body(stream=True, fault="pause_until_release")
-        async with client.post(here.url + "/v1/chat/completions", data=body) as answer:
+        async with client.post(gateway.url + "/v1/chat/completions", data=body) as answer:
             assert b"data: " in await answer.content.readany()
             renew(files, tmp_path)
             await loop_clock.skip(CHECK_S)
-            await shows(here, files / "b.pem")
+            await shows(gateway, files / "b.pem")
             engine.release.set()
             assert (await answer.read()).endswith(b"data: [DONE]\n\n")
         # It trusts `a` alone, and has kept its connection.
-        assert await problem_of(here, client) == "0.0"
+        assert await problem_of(gateway, client) == "0.0"
 
 
 def no_certificate(files: Path, folder: Path) -> None:
@@ -317,18 +317,18 @@ async def test_files_that_cannot_be_used_leave_the_old_certificate_and_are_told(
     for suffix in ("key", "pem"):
         shutil.copyfile(files / f"a.{suffix}", tmp_path / f"tls.{suffix}")
     paths = {"tls_cert": tmp_path / "tls.pem", "tls_key": tmp_path / "tls.key"}
-    async with secured(files, **paths) as (here, _, client):
-        assert await problem_of(here, client) == "0.0"
+    async with secured(files, **paths) as (gateway, _, client):
+        assert await problem_of(gateway, client) == "0.0"
         spoil(files, tmp_path)
         await loop_clock.skip(CHECK_S)
 
         async def has_problem() -> bool:
-            return await problem_of(here, client) == "1.0"
+            return await problem_of(gateway, client) == "1.0"
 
         await until("it is told", has_problem)
         for _ in range(3):
             await loop_clock.skip(CHECK_S)
-            assert await served_certificate(here) == certificate_of(files / "a.pem")
+            assert await served_certificate(gateway) == certificate_of(files / "a.pem")
         told = [record.getMessage() for record in caplog.records if "still served" in record.getMessage()]
         assert len(told) == 1
         assert str(tmp_path / "tls.pem") in told[0]
@@ -336,5 +336,5 @@ async def test_files_that_cannot_be_used_leave_the_old_certificate_and_are_told(
             (tmp_path / "tls.key").rmdir()
         renew_by_rename(files, tmp_path)
         await loop_clock.skip(CHECK_S)
-        await shows(here, files / "b.pem")
-        assert await problem_of(here, client) == "0.0"
+        await shows(gateway, files / "b.pem")
+        assert await problem_of(gateway, client) == "0.0"

@@ -43,18 +43,18 @@ def model_at(url: str, *, kv_cache_tokens: int | None = CONTEXT, **fields: Any) 
     return made.model_copy(update={"endpoints": (endpoint.model_copy(update={"kv_cache_tokens": kv_cache_tokens}),)})
 
 
-def answered(status: int, body: bytes) -> Script:
+def scripted_reply(status: int, body: bytes) -> Script:
     """A blocking answer of a scripted engine."""
     head = f"HTTP/1.1 {status} X\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     return script(head.encode() + body)
 
 
-async def ask(
-    here: GatewayHarness, *, path: str = "/v1/chat/completions", content: str = "Hi", **fields: Any
+async def send(
+    gateway: GatewayHarness, *, path: str = "/v1/chat/completions", content: str = "Hi", **fields: Any
 ) -> tuple[int, Any, Any]:
     """Status, headers, and the body, or a stream's error, None where it has none."""
     messages = [{"role": "user", "content": content}]
-    async with here.post(path, model="m", messages=messages, **fields) as answer:
+    async with gateway.post(path, model="m", messages=messages, **fields) as answer:
         body = await answer.read()
         if answer.content_type != "text/event-stream":
             return answer.status, answer.headers, json.loads(body)
@@ -70,40 +70,40 @@ async def test_a_refusal_before_the_first_byte_is_asked_again_by_the_gateway(str
     body = json.dumps(ANSWER).encode()
     stream_answer = script(STREAM_HEAD + EVENT + b"data: [DONE]\n\n", "close")
     async with (
-        scripted(answered(500, EXHAUSTED), stream_answer if stream else answered(200, body)) as engine,
-        gateway_harness() as here,
+        scripted(scripted_reply(500, EXHAUSTED), stream_answer if stream else scripted_reply(200, body)) as engine,
+        gateway_harness() as gateway,
     ):
-        await here.publish(model_at(engine.url))
-        status, _, told = await ask(here, stream=stream)
+        await gateway.publish(model_at(engine.url))
+        status, _, told = await send(gateway, stream=stream)
         assert (status, None if stream else told["usage"]["completion_tokens"]) == (200, None if stream else 2)
         assert len(engine.requests) == 2
-        assert 'roundhouse_gateway_retries_total{model="m"} 1.0' in await here.metrics()
+        assert 'roundhouse_gateway_retries_total{model="m"} 1.0' in await gateway.metrics()
 
 
 async def test_the_second_try_of_a_stale_connection_counts_as_a_retry_too() -> None:
     body = json.dumps(ANSWER).encode()
-    scripts = answered(200, body), script(b"", "close"), answered(500, EXHAUSTED), answered(200, body)
-    async with scripted(*scripts) as engine, gateway_harness() as here:
-        await here.publish(model_at(engine.url))
-        assert [(await ask(here))[0] for _ in range(2)] == [200, 200]
+    scripts = scripted_reply(200, body), script(b"", "close"), scripted_reply(500, EXHAUSTED), scripted_reply(200, body)
+    async with scripted(*scripts) as engine, gateway_harness() as gateway:
+        await gateway.publish(model_at(engine.url))
+        assert [(await send(gateway))[0] for _ in range(2)] == [200, 200]
         assert len(engine.requests) == 4
-        assert 'roundhouse_gateway_retries_total{model="m"} 2.0' in await here.metrics()
+        assert 'roundhouse_gateway_retries_total{model="m"} 2.0' in await gateway.metrics()
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_where_the_cache_is_not_known_a_refusal_says_to_come_again(stream: bool) -> None:
-    async with scripted(answered(500, EXHAUSTED)) as engine, gateway_harness() as here:
-        await here.publish(model_at(engine.url, kv_cache_tokens=None))
-        status, headers, body = await ask(here, stream=stream)
+    async with scripted(scripted_reply(500, EXHAUSTED)) as engine, gateway_harness() as gateway:
+        await gateway.publish(model_at(engine.url, kv_cache_tokens=None))
+        status, headers, body = await send(gateway, stream=stream)
         assert (status, body["error"]["code"]) == (503, "kv_cache_exhausted")
         assert headers["retry-after"] == "5"
         assert len(engine.requests) == 1
 
 
 async def test_a_request_that_had_all_of_the_cache_is_not_asked_again() -> None:
-    async with scripted(*[answered(500, EXHAUSTED)] * 9) as engine, gateway_harness() as here:
-        await here.publish(model_at(engine.url))
-        status, headers, body = await ask(here)
+    async with scripted(*[scripted_reply(500, EXHAUSTED)] * 9) as engine, gateway_harness() as gateway:
+        await gateway.publish(model_at(engine.url))
+        status, headers, body = await send(gateway)
         assert (status, body["error"]["code"]) == (503, "kv_cache_exhausted")
         assert headers["retry-after"] == "5"
         assert len(engine.requests) <= 4
@@ -117,13 +117,13 @@ async def test_an_error_in_the_middle_of_a_stream_has_the_code_too(path: str, ma
     """`cut`: the event comes in two reads."""
     begun, event = STREAM_HEAD + EVENT, b"data: " + EXHAUSTED + b"\n\n"
     failing = script(begun + event, "close", cuts=[len(begun) + cut])
-    async with scripted(failing) as engine, gateway_harness() as here:
-        await here.publish(model_at(engine.url, apis=("/v1/chat/completions",)))
-        async with here.post(path, model="m", messages=HI, stream=True, max_tokens=9) as answer:
+    async with scripted(failing) as engine, gateway_harness() as gateway:
+        await gateway.publish(model_at(engine.url, apis=("/v1/chat/completions",)))
+        async with gateway.post(path, model="m", messages=HI, stream=True, max_tokens=9) as answer:
             body = await answer.read()
         assert answer.status == 200
         assert mark in body
-        assert 'broken_answers_total{code="kv_cache_exhausted",model="m"} 1.0' in await here.metrics()
+        assert 'broken_answers_total{code="kv_cache_exhausted",model="m"} 1.0' in await gateway.metrics()
 
 
 TEXT = b"Context size has been exceeded."
@@ -133,19 +133,18 @@ SAYS_IT = b'data: {"choices":[{"index":0,"delta":{"content":"%b"},"finish_reason
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
 async def test_the_model_may_say_what_the_error_says(path: str) -> None:
     done = script(STREAM_HEAD + EVENT + SAYS_IT + b"data: [DONE]\n\n", "close")
-    async with scripted(done) as engine, gateway_harness() as here:
-        await here.publish(model_at(engine.url, apis=("/v1/chat/completions",)))
-        async with here.post(path, model="m", messages=HI, stream=True, max_tokens=9) as answer:
-            assert TEXT in await answer.read()
-        assert "broken_answers_total{" not in await here.metrics()
+    async with scripted(done) as engine, gateway_harness() as gateway:
+        await gateway.publish(model_at(engine.url, apis=("/v1/chat/completions",)))
+        assert TEXT in (await gateway.post(path, model="m", messages=HI, stream=True, max_tokens=9)).content
+        assert "broken_answers_total{" not in await gateway.metrics()
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_error_that_quotes_the_client_is_passed_on(stream: bool) -> None:
     quoting = json.dumps({"error": {"message": "Unknown role", "value": TEXT.decode()}}).encode()
-    async with scripted(answered(400, quoting)) as engine, gateway_harness() as here:
-        await here.publish(model_at(engine.url))
-        status, _, body = await ask(here, stream=stream)
+    async with scripted(scripted_reply(400, quoting)) as engine, gateway_harness() as gateway:
+        await gateway.publish(model_at(engine.url))
+        status, _, body = await send(gateway, stream=stream)
         assert (status, body["error"]["message"]) == (400, "Unknown role")
         assert len(engine.requests) == 1
 
@@ -153,9 +152,9 @@ async def test_an_error_that_quotes_the_client_is_passed_on(stream: bool) -> Non
 async def test_a_gathered_error_that_quotes_the_client_is_passed_on() -> None:
     quoting = json.dumps({"error": {"code": 400, "message": "Unknown role", "value": TEXT.decode()}}).encode()
     failing = script(STREAM_HEAD + b"data: " + quoting + b"\n\n", "close")
-    async with scripted(failing) as engine, gateway_harness(gather_after_s=0) as here:
-        await here.publish(model_at(engine.url, notices_leaving=False))
-        status, _, body = await ask(here)
+    async with scripted(failing) as engine, gateway_harness(gather_after_s=0) as gateway:
+        await gateway.publish(model_at(engine.url, notices_leaving=False))
+        status, _, body = await send(gateway)
         assert (status, body["error"]["message"]) == (400, "Unknown role")
         assert len(engine.requests) == 1
 
@@ -165,9 +164,9 @@ async def test_a_gathered_error_that_quotes_the_client_is_passed_on() -> None:
 
 async def test_the_youngest_stream_ends_when_streams_fill_the_cache() -> None:
     endless = Script((STREAM_HEAD + EVENT,), "stall")
-    async with scripted(endless, endless) as engine, gateway_harness() as here:
-        await here.publish(model_at(engine.url, kv_cache_tokens=1024))
-        async with here.chat(stream=True) as oldest, here.chat(stream=True) as youngest:
+    async with scripted(endless, endless) as engine, gateway_harness() as gateway:
+        await gateway.publish(model_at(engine.url, kv_cache_tokens=1024))
+        async with gateway.chat(stream=True) as oldest, gateway.chat(stream=True) as youngest:
             await asyncio.gather(oldest.content.readuntil(b"\n\n"), youngest.content.readuntil(b"\n\n"))
             rest = asyncio.create_task(youngest.read())
             passed = await _answer_until(engine, oldest, rest)
@@ -181,11 +180,11 @@ async def test_the_youngest_stream_ends_when_streams_fill_the_cache() -> None:
 async def test_a_gathered_answer_is_sent_again_before_a_stream_ends() -> None:
     endless = Script((STREAM_HEAD + EVENT,), "stall")
     done = script(STREAM_HEAD + EVENT + b"data: [DONE]\n\n", "close")
-    async with scripted(endless, endless, done) as engine, gateway_harness(gather_after_s=0) as here:
-        await here.publish(model_at(engine.url, kv_cache_tokens=1024, notices_leaving=False))
-        async with here.chat(stream=True) as stream:
+    async with scripted(endless, endless, done) as engine, gateway_harness(gather_after_s=0) as gateway:
+        await gateway.publish(model_at(engine.url, kv_cache_tokens=1024, notices_leaving=False))
+        async with gateway.chat(stream=True) as stream:
             await stream.content.readuntil(b"\n\n")
-            gathered = asyncio.create_task(ask(here))
+            gathered = asyncio.create_task(send(gateway))
             await until("both are inside", lambda: len(engine.requests) == 2)
             await _answer_until_asked_again(engine, stream)
             engine.say(EVENT * 300 + b"data: [DONE]\n\n")
@@ -220,7 +219,7 @@ async def _answer_until_asked_again(engine: ScriptedEngine, stream: Any) -> None
 class Shared:
     """A gateway, and a llama-server of four slots that share a context of 4,096 tokens, whose model never ends."""
 
-    here: GatewayHarness
+    gateway: GatewayHarness
     engine: Worker
 
 
@@ -231,17 +230,17 @@ async def shared(tmp_path: Path) -> AsyncIterator[Shared]:
     make_endless(tmp_path / "endless.gguf")
     with llama_servers.started("embedded", tmp_path, "m", tmp_path / "endless.gguf", token=TOKEN) as worker:
         worker.ready()
-        async with gateway_harness() as here:
+        async with gateway_harness() as gateway:
             url = f"http://127.0.0.1:{worker.port}"
             fields: dict[str, Any] = {"token": TOKEN, "served_name": "inner-m", "notices_leaving": False}
-            await here.publish(model_at(url, context_length=CONTEXT, **fields))
-            yield Shared(here, worker)
+            await gateway.publish(model_at(url, context_length=CONTEXT, **fields))
+            yield Shared(gateway, worker)
 
 
 @pytest.mark.engines
 @pytest.mark.embedded
 async def test_requests_that_fit_alone_and_not_together_are_all_answered(shared: Shared) -> None:
-    answers = await asyncio.gather(*(ask(shared.here, max_tokens=1500) for _ in range(4)))
+    answers = await asyncio.gather(*(send(shared.gateway, max_tokens=1500) for _ in range(4)))
     assert [status for status, _, _ in answers] == [200] * 4
     assert [body["usage"]["completion_tokens"] for _, _, body in answers] == [1500] * 4
 
@@ -255,7 +254,7 @@ async def test_clients_of_mixed_lengths_get_no_500(shared: Shared, seed: int, re
     kinds = [*("long",) * (clients // 4), *("prompt",) * (clients // 6), *("middle",) * (clients // 4), "endless"]
     kinds += ["short"] * (clients - len(kinds))
     dice.shuffle(kinds)
-    answers = await asyncio.gather(*(_ask_kind(shared.here, kind, dice) for kind in kinds))
+    answers = await asyncio.gather(*(_send_kind(shared.gateway, kind, dice) for kind in kinds))
     statuses = Counter(status for status, _, _ in answers)
     errors = [told for _, _, told in answers if told and "code" in told]
     record_figure(record_property, "requests of mixed lengths to a llama-server of 4,096 tokens", clients)
@@ -264,14 +263,14 @@ async def test_clients_of_mixed_lengths_get_no_500(shared: Shared, seed: int, re
     assert not errors
 
 
-def _ask_kind(here: GatewayHarness, kind: str, dice: random.Random) -> Any:
+def _send_kind(gateway: GatewayHarness, kind: str, dice: random.Random) -> Any:
     stream = dice.random() < 0.5
     if kind == "short":
-        return ask(here, max_tokens=dice.randint(1, 40), stream=stream)
+        return send(gateway, max_tokens=dice.randint(1, 40), stream=stream)
     if kind == "middle":
-        return ask(here, content="word " * dice.randint(1, 60), max_tokens=dice.randint(100, 400), stream=stream)
+        return send(gateway, content="word " * dice.randint(1, 60), max_tokens=dice.randint(100, 400), stream=stream)
     if kind == "long":
-        return ask(here, max_tokens=dice.randint(1000, 1800), stream=stream)
+        return send(gateway, max_tokens=dice.randint(1000, 1800), stream=stream)
     if kind == "prompt":
-        return ask(here, content="The quick brown fox " * dice.randint(20, 150), max_tokens=100, stream=stream)
-    return ask(here)
+        return send(gateway, content="The quick brown fox " * dice.randint(20, 150), max_tokens=100, stream=stream)
+    return send(gateway)

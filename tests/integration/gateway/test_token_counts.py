@@ -39,7 +39,7 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture
-async def here(engine: Worker) -> AsyncIterator[GatewayHarness]:
+async def gateway(engine: Worker) -> AsyncIterator[GatewayHarness]:
     """A gateway that knows it as `m`, and one slot of it."""
     known: dict[str, Any] = {
         "token": TOKEN,
@@ -54,9 +54,9 @@ async def here(engine: Worker) -> AsyncIterator[GatewayHarness]:
         yield built
 
 
-async def counted(here: GatewayHarness, **fields: Any) -> int:
+async def counted(gateway: GatewayHarness, **fields: Any) -> int:
     """By the route that counts."""
-    async with here.post(COUNT, **{"model": "m", **HI} | fields) as answer:
+    async with gateway.post(COUNT, **{"model": "m", **HI} | fields) as answer:
         assert answer.status == 200, await answer.text()
         assert "x-queue-position" not in answer.headers, "no slot is taken"
         told = await answer.json()
@@ -79,15 +79,14 @@ async def counted(here: GatewayHarness, **fields: Any) -> int:
     ],
     ids=str,
 )
-async def test_as_many_as_the_chat_itself_is_told_to_have(here: GatewayHarness, fields: dict[str, Any]) -> None:
+async def test_as_many_as_the_chat_itself_is_told_to_have(gateway: GatewayHarness, fields: dict[str, Any]) -> None:
     body = {"model": "m", **HI} | fields | {"max_tokens": 1, "stream": False}
-    async with here.post(CHAT, **body) as answer:
-        used = (await answer.json())["usage"]["prompt_tokens"]
-    assert await counted(here, **fields) == used
+    used = (await gateway.post(CHAT, **body)).body["usage"]["prompt_tokens"]
+    assert await counted(gateway, **fields) == used
 
 
-async def test_thinking_is_told_to_the_engine_as_in_a_chat(here: GatewayHarness) -> None:
-    assert await counted(here, thinking="disabled") > await counted(here)
+async def test_thinking_is_told_to_the_engine_as_in_a_chat(gateway: GatewayHarness) -> None:
+    assert await counted(gateway, thinking="disabled") > await counted(gateway)
 
 
 @pytest.mark.parametrize(
@@ -102,8 +101,7 @@ async def test_thinking_is_told_to_the_engine_as_in_a_chat(here: GatewayHarness)
     ],
 )
 async def test_what_a_chat_would_be_refused_for_is_refused(
-    here: GatewayHarness, fields: Any, code: str, param: str
+    gateway: GatewayHarness, fields: Any, code: str, param: str
 ) -> None:
-    async with here.post(COUNT, **{"model": "m", **HI} | fields) as answer:
-        error = (await answer.json())["error"]
-    assert (answer.status, error["code"], error["param"]) == (400, code, param)
+    reply = await gateway.post(COUNT, **{"model": "m", **HI} | fields)
+    assert (reply.status, reply.code, reply.error["param"]) == (400, code, param)

@@ -64,7 +64,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmWorker]:
 
 
 @pytest.fixture
-async def here(engine: VllmWorker) -> AsyncIterator[GatewayHarness]:
+async def gateway(engine: VllmWorker) -> AsyncIterator[GatewayHarness]:
     declared = ENGINES["vllm"]
     definition = declared.definition.model_validate({"backend": "vllm", "model_path": "thinks", **ON_CPU, **FIELDS})
     made = route(
@@ -81,8 +81,8 @@ async def here(engine: VllmWorker) -> AsyncIterator[GatewayHarness]:
 
 
 @pytest.fixture
-async def client(here: GatewayHarness) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=f"{here.url}/v1", api_key="client-key", max_retries=0) as made:
+async def client(gateway: GatewayHarness) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="client-key", max_retries=0) as made:
         yield made
 
 
@@ -150,8 +150,8 @@ async def test_a_cut_answer_is_continued_as_text(client: openai.AsyncOpenAI, is_
     assert [(item["type"], item["content"][0]["text"]) for item in told] == [("message", rest)]
 
 
-async def test_streams_are_cut_and_read_on(here: GatewayHarness) -> None:
-    await check_every_cut(here, "thinks")
+async def test_streams_are_cut_and_read_on(gateway: GatewayHarness) -> None:
+    await check_every_cut(gateway, "thinks")
 
 
 async def test_thinking_can_be_switched_off(client: openai.AsyncOpenAI) -> None:
@@ -169,9 +169,9 @@ async def test_a_response_with_thoughts_and_calls(client: openai.AsyncOpenAI) ->
     assert [json.loads(item.arguments) for item in response.output[2:]] == [each["arguments"] for each in CALLED]
 
 
-async def test_the_first_event_of_messages_tells_the_prompts_tokens(here: GatewayHarness) -> None:
+async def test_the_first_event_of_messages_tells_the_prompts_tokens(gateway: GatewayHarness) -> None:
     async with (
-        anthropic.AsyncAnthropic(base_url=here.url, api_key="client-key", max_retries=0) as client,
+        anthropic.AsyncAnthropic(base_url=gateway.url, api_key="client-key", max_retries=0) as client,
         client.messages.stream(model="thinks", max_tokens=20, messages=HI) as stream,
     ):
         events = [event async for event in stream]
@@ -183,8 +183,8 @@ async def test_the_first_event_of_messages_tells_the_prompts_tokens(here: Gatewa
 
 
 @pytest.mark.parametrize("name", AGENTS)
-async def test_it_has_what_a_coding_agent_sent_before_in_its_cache(here: GatewayHarness, name: str) -> None:
-    session = await play_session(here, AGENTS[name](scale=0.12), "thinks", 3)
+async def test_it_has_what_a_coding_agent_sent_before_in_its_cache(gateway: GatewayHarness, name: str) -> None:
+    session = await play_session(gateway, AGENTS[name](scale=0.12), "thinks", 3)
     assert min(session.shares[1:]) >= 0.9, str(session)
 
 
@@ -196,8 +196,8 @@ async def test_system_messages_among_the_others(client: openai.AsyncOpenAI) -> N
     assert "Sure." in response.output_text
 
 
-async def test_every_event_of_every_family_is_what_its_types_say(here: GatewayHarness) -> None:
-    assert await judge_streams(here, "thinks", WEATHER) == ["reasoning", "message", "function_call", "function_call"]
+async def test_every_event_of_every_family_is_what_its_types_say(gateway: GatewayHarness) -> None:
+    assert await judge_streams(gateway, "thinks", WEATHER) == ["reasoning", "message", "function_call", "function_call"]
 
 
 @pytest.mark.parametrize(
@@ -220,10 +220,10 @@ async def test_what_it_refuses(
     assert (caught.value.param, caught.value.code) == (param, code)
 
 
-async def test_a_prompt_that_is_too_long_is_told_as_each_client_knows_it(here: GatewayHarness) -> None:
-    await check_overflow(here, "thinks", 2 * CONTEXT, CONTEXT)
+async def test_a_prompt_that_is_too_long_is_told_as_each_client_knows_it(gateway: GatewayHarness) -> None:
+    await check_overflow(gateway, "thinks", 2 * CONTEXT, CONTEXT)
     # One that vLLM does not even count.
-    await check_overflow(here, "thinks", 64 * CONTEXT, CONTEXT)
+    await check_overflow(gateway, "thinks", 64 * CONTEXT, CONTEXT)
 
 
 @pytest.mark.parametrize(
@@ -249,14 +249,14 @@ def test_what_the_controller_reads(engine: VllmWorker) -> None:
     probe = ENGINES["vllm"].describe_probe(
         ENGINES["vllm"].definition.model_validate({"backend": "vllm", "model_path": "m"})
     )
-    assert engine.ask("POST", probe.ready_path, probe.ready_body)[0] == 200
+    assert engine.request("POST", probe.ready_path, probe.ready_body)[0] == 200
     assert probe.template_path is not None
     renderings = [
-        judge_rendering(*engine.ask("POST", probe.template_path, body)) for body in (LATE_SYSTEM, LEADING_SYSTEM)
+        judge_rendering(*engine.request("POST", probe.template_path, body)) for body in (LATE_SYSTEM, LEADING_SYSTEM)
     ]
     assert renderings == ["refused", "taken"]
     assert probe.metrics_path is not None
-    figures = engine.ask("GET", probe.metrics_path)[1]
+    figures = engine.request("GET", probe.metrics_path)[1]
     assert metric_sum(figures, probe.busy_metrics) == 0
     for name in (*probe.busy_metrics, *probe.progress_metrics):
         assert metric_sum(figures, [name]) is not None, name
@@ -269,7 +269,7 @@ def test_what_the_controller_reads(engine: VllmWorker) -> None:
     for path in ENGINES["vllm"].list_apis(
         ENGINES["vllm"].definition.model_validate({"backend": "vllm", "model_path": "m"})
     ):
-        assert engine.ask("POST", path, {})[0] == 400, path
+        assert engine.request("POST", path, {})[0] == 400, path
 
 
 def test_it_reports_what_it_applies(engine: VllmWorker) -> None:
@@ -278,7 +278,7 @@ def test_it_reports_what_it_applies(engine: VllmWorker) -> None:
     declared = vllm.definition.model_validate(fields)
     applied = AppliedFigures()
     for path in vllm.describe_probe(declared).figure_paths:
-        applied = applied.merge_figures(parse_figures(path, engine.ask("GET", path)[1]))
+        applied = applied.merge_figures(parse_figures(path, engine.request("GET", path)[1]))
     assert applied.context_length == CONTEXT
     assert applied.kv_cache_bytes == ON_CPU["vllm_kv_cache_memory_bytes"]
     assert applied.speculates is None, "it does not, and does not say so"
@@ -301,11 +301,10 @@ def test_it_reports_what_it_applies(engine: VllmWorker) -> None:
     ]
 
 
-async def test_the_gateway_serves_its_metrics_under_the_names_that_dashboards_use(here: GatewayHarness) -> None:
+async def test_the_gateway_serves_its_metrics_under_the_names_that_dashboards_use(gateway: GatewayHarness) -> None:
     used = {name for each in list_expressions() for name in re.findall(r"vllm:\w+", each.expr)}
     assert used
-    async with here.client.get(f"{here.url}/metrics/engines") as answer:
-        page = await answer.text()
+    page = (await gateway.get("/metrics/engines")).text
     served = {
         name
         for name, labels in re.findall(r"^(vllm:\w+)\{(.*)\} ", page, re.MULTILINE)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import openai
 import pytest
@@ -34,8 +33,7 @@ async def site(folder: Path, clock: ShiftedClock, engine: MockEngine) -> AsyncIt
 
 async def clock_reasons(here: GatewayHarness) -> list[str]:
     """What /health says of the clock."""
-    async with here.client.get(here.url + "/health") as answer:
-        health: Any = await answer.json()
+    health = (await here.get("/health")).body
     return [part["reason"] for part in health["degraded"] if part["part"] == "clock"]
 
 
@@ -54,37 +52,36 @@ async def test_a_jump_and_back_erases_nothing_and_a_confirmed_one_does(tmp_path:
     async def is_there(site: Site) -> None:
         assert await site.client.responses.retrieve(response.id) == response
         assert await site.client.conversations.retrieve(conversation.id) == conversation
-        assert (await read_again(site.here)).body == body
+        assert (await read_again(site.gateway)).body == body
 
     async with engines(1) as (engine,):
         async with site(folder, clock, engine) as here:
             conversation = await here.client.conversations.create()
             response = await here.make("one")
-            async with open_stream(here.here) as answer:
+            async with open_stream(here.gateway) as answer:
                 body = await answer.read()
             await until("the clock is kept", (folder / "clock-gateway.json").exists)
-            assert await clock_reasons(here.here) == []
+            assert await clock_reasons(here.gateway) == []
             clock.set_shift(40 * DAY)
-            await until_clock(here.here, is_held=True)
+            await until_clock(here.gateway, is_held=True)
             await is_there(here)
             # The wrong time is what its clients see.
             assert (await here.make("two")).created_at - response.created_at > 39 * DAY
         async with site(folder, clock, engine) as here:  # whose store deletes at the start what has expired
-            assert (await clock_reasons(here.here))[0].startswith(AHEAD)
+            assert (await clock_reasons(here.gateway))[0].startswith(AHEAD)
             await is_there(here)
             clock.set_shift(0)
-            await until_clock(here.here, is_held=False)
+            await until_clock(here.gateway, is_held=False)
             await is_there(here)
             clock.set_shift(40 * DAY)
-            await until_clock(here.here, is_held=True)
+            await until_clock(here.gateway, is_held=True)
             for was_held in (True, False):
-                async with here.here.post("/v1/clock/confirm") as answer:
-                    assert await answer.json() == {"object": "clock", "was_held": was_held}
-            assert await clock_reasons(here.here) == []
+                assert (await here.gateway.post("/v1/clock/confirm")).body == {"object": "clock", "was_held": was_held}
+            assert await clock_reasons(here.gateway) == []
         async with site(folder, clock, engine) as here:
             clock.set_shift(0)
             with pytest.raises(openai.NotFoundError):
                 await here.client.responses.retrieve(response.id)
             with pytest.raises(openai.NotFoundError):
                 await here.client.conversations.retrieve(conversation.id)
-            assert (await read_again(here.here)).status == 404
+            assert (await read_again(here.gateway)).status == 404

@@ -24,10 +24,10 @@ async def command(name: str, file: Path, folder: Path, *options: str) -> int:
 
 async def contents(here: RetrievalHarness, tenant: str) -> dict[str, bytes]:
     """The original of each document."""
-    listed = (await here.ask("GET", "/v1/documents?limit=100", tenant=tenant)).json()["data"]
+    listed = (await here.request("GET", "/v1/documents?limit=100", tenant=tenant)).json()["data"]
     found = {}
     for document in listed:
-        answer = await here.ask("GET", f"/v1/documents/{document['id']}/content", tenant=tenant)
+        answer = await here.request("GET", f"/v1/documents/{document['id']}/content", tenant=tenant)
         assert answer.status_code == 200, document
         found[document["id"]] = answer.content
     return found
@@ -39,7 +39,7 @@ async def change_documents(here: RetrievalHarness, running: asyncio.Event) -> No
     while running.is_set():
         await here.add(f"A dog, version {number}.", f"changing{number % 7}")
         if number % 3 == 0:
-            await here.ask("DELETE", f"/v1/documents/changing{(number + 2) % 7}")
+            await here.request("DELETE", f"/v1/documents/changing{(number + 2) % 7}")
         number += 1
 
 
@@ -51,10 +51,10 @@ async def test_a_backup_of_a_program_at_work_comes_back_whole(
         for number in range(20):
             await here.add(f"Fox {number}.", f"d{number}", metadata={"n": number})
         await here.add("The fox of Bob.", "d", tenant="bob")
-        uploaded = await here.ask(
+        uploaded = await here.request(
             "POST", "/v1/files", files={"file": ("a.md", b"# Fox")}, data={"purpose": "user_data"}
         )
-        store = await here.ask("POST", "/v1/vector_stores", {"name": "yard", "file_ids": [uploaded.json()["id"]]})
+        store = await here.request("POST", "/v1/vector_stores", {"name": "yard", "file_ids": [uploaded.json()["id"]]})
         running = asyncio.Event()
         running.set()
         changes = asyncio.create_task(change_documents(here, running))
@@ -73,7 +73,7 @@ async def test_a_backup_of_a_program_at_work_comes_back_whole(
         assert await contents(here, "bob") == {"d": b"The fox of Bob."}
         await until("all is indexed", lambda: here.retrieval.index.missing == 0)
         assert len(await here.texts("fox", top_k=100)) == 20
-        found = await here.ask("POST", f"/v1/vector_stores/{store.json()['id']}/search", {"query": "fox"})
+        found = await here.request("POST", f"/v1/vector_stores/{store.json()['id']}/search", {"query": "fox"})
         assert [hit["file_id"] for hit in found.json()["data"]] == [uploaded.json()["id"]]
         # Originals that the copied catalog did not need any more are gone.
         assert not await has_leftovers(here)
@@ -108,7 +108,7 @@ async def test_originals_stay_while_a_backup_reads_them(tmp_path: Path) -> None:
         await here.add("A dog.", "e")
         (work := tmp_path / "work").mkdir()
         with open_documents(tmp_path, work) as copy:
-            await here.ask("DELETE", "/v1/documents/d")
+            await here.request("DELETE", "/v1/documents/d")
             await until("its removal is postponed", lambda: here.retrieval.originals._postponed)
             assert copy is not None
             assert sorted(path.read_bytes() for _, path in copy.list_originals()) == [b"A dog.", b"A fox."]

@@ -15,7 +15,7 @@ from tests.support.wait import until
 
 async def reindex(here: RetrievalHarness) -> None:
     """Ask for a reindex, as the route does."""
-    assert (await here.ask("POST", "/v1/retrieval/reindex", is_admin=True)).status_code == 202
+    assert (await here.request("POST", "/v1/retrieval/reindex", is_admin=True)).status_code == 202
 
 
 async def test_a_collection_that_is_lost_while_the_program_runs_comes_back(tmp_path: Path) -> None:
@@ -24,7 +24,7 @@ async def test_a_collection_that_is_lost_while_the_program_runs_comes_back(tmp_p
         await here.add("A fox.", "d")
         await here.add("A dog.", "e")
         store.collections.clear()
-        answer = await here.ask("POST", "/v1/search", {"query": "fox"})
+        answer = await here.request("POST", "/v1/search", {"query": "fox"})
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "vector_store_unavailable")
         await until("it is made anew", lambda: "bm25" in store.collections and len(store.points("bm25")) == 2)
         await until("it is whole", lambda: not here.retrieval.index.missing)
@@ -37,14 +37,14 @@ async def test_a_version_that_is_written_while_the_collection_is_lost_is_whole_w
         tmp_path, store=store, models=models, retrieval_embedding_model="m", retrieval_embed_batch=4
     ) as here:
         text = "\n\n".join(f"Fox {number}." for number in range(9))
-        await here.ask("POST", "/v1/documents", {"text": text, "id": "d"})
+        await here.request("POST", "/v1/documents", {"text": text, "id": "d"})
         await until("its first part is written", lambda: here.retrieval.writer.points_written >= 4)
         store.collections.clear()
-        await here.ask("POST", "/v1/search", {"query": "fox"})
+        await here.request("POST", "/v1/search", {"query": "fox"})
         await until("the collection is made anew", lambda: "m-26" in store.collections)
         assert models.gate is not None
         models.gate.set()
-        await here.ask("GET", "/v1/documents/d/events")
+        await here.request("GET", "/v1/documents/d/events")
         assert len(await here.search("fox", top_k=50)) == 9
 
 
@@ -53,15 +53,15 @@ async def test_another_dimension_is_told_and_a_reindex_helps(tmp_path: Path) -> 
     async with retrieval_harness(tmp_path, store=store, models=models, retrieval_embedding_model="m") as here:
         await here.add("A fox.", "d")
         models.dimension = 20
-        await here.ask("POST", "/v1/documents", {"text": "A dog.", "id": "e"})
+        await here.request("POST", "/v1/documents", {"text": "A dog.", "id": "e"})
         await until("it was tried", lambda: here.retrieval.pipeline.retried)
-        document = (await here.ask("GET", "/v1/documents/e")).json()
+        document = (await here.request("GET", "/v1/documents/e")).json()
         assert (document["status"], document["error"]["code"]) == ("queued", "embedding_model_changed")
         assert "20 dimensions now, and the index has 26; `roundhouse rag reindex`" in document["error"]["message"]
         await reindex(here)
         await until("the new index serves", lambda: list(store.collections) == ["m-20"])
         here.skip_time(100)
-        await here.ask("GET", "/v1/documents/e/events")
+        await here.request("GET", "/v1/documents/e/events")
         assert sorted(await here.texts("fox dog", mode="dense")) == ["A dog.", "A fox."]
 
 
@@ -95,7 +95,7 @@ async def test_a_dimension_that_changes_while_a_reindex_is_interrupted_begins_it
     models = FakeModels(gate=asyncio.Event(), gated="fox")
     async with retrieval_harness(tmp_path, store=store, models=models, retrieval_embedding_model="m") as here:
         await reindex(here)
-        await until("it is being built", lambda: "m-26" in store.collections and len(models.asked) > 1)
+        await until("it is being built", lambda: "m-26" in store.collections and len(models.requests) > 1)
     models = FakeModels(dimension=20)
     async with retrieval_harness(tmp_path, store=store, models=models, retrieval_embedding_model="m") as here:
         await until("the new index serves", lambda: list(store.collections) == ["m-20"])
@@ -113,7 +113,7 @@ async def test_a_reindex_beside_a_build_that_goes_on_leaves_one_collection_that_
         await until("it is being built", lambda: "m-26" in store.collections and store.points("m-26"))
     models = FakeModels(gate=asyncio.Event(), gated="Fox 1")
     async with retrieval_harness(tmp_path, store=store, models=models, retrieval_embedding_model="m") as here:
-        await until("the build goes on", lambda: len(models.asked) > 0)
+        await until("the build goes on", lambda: len(models.requests) > 0)
         await reindex(here)
         assert models.gate is not None
         models.gate.set()
@@ -125,7 +125,7 @@ async def test_an_index_in_which_nothing_is_visible_is_replaced_at_once(tmp_path
     store = MemoryVectorStore()
     async with retrieval_harness(tmp_path, store=store) as here:
         await here.add("A fox.", "d")
-        assert (await here.ask("DELETE", "/v1/documents/d")).status_code == 200
+        assert (await here.request("DELETE", "/v1/documents/d")).status_code == 200
     async with retrieval_harness(tmp_path, store=store, retrieval_embedding_model="m") as here:
         assert here.retrieval.index.needs_reindex
         await here.add("A dog.", "e")

@@ -216,8 +216,8 @@ async def test_a_clock_that_jumps_deletes_no_file_until_it_is_confirmed(tmp_path
             assert [each.id for each in (await alice.files.list()).data] == [file.id]
             assert (await alice.vector_stores.retrieve(store.id)).status == "completed"
             assert (await alice.vector_stores.search(store.id, query="coal")).data
-            health = (await here.ask("GET", "/health")).text
-            status = (await here.ask("GET", "/v1/retrieval")).json()
+            health = (await here.request("GET", "/health")).text
+            status = (await here.request("GET", "/v1/retrieval")).json()
             assert health == (status["clock_hold"] or "ok")
             assert (f"clock: {health}" in status_lines(status)) == (ahead_s != 0)
             assert health.startswith({0: "ok", -3600: "The wall clock is 1 h 0 min behind"}.get(ahead_s, "The wall"))
@@ -225,7 +225,7 @@ async def test_a_clock_that_jumps_deletes_no_file_until_it_is_confirmed(tmp_path
         late = await alice.files.create(
             file=("late.md", NOTES), purpose="assistants", expires_after={"anchor": "created_at", "seconds": 3600}
         )
-        answer = await here.ask("POST", "/v1/retrieval/clock/confirm", is_admin=True)
+        answer = await here.request("POST", "/v1/retrieval/clock/confirm", is_admin=True)
         assert answer.json()["clock_hold"] is None
         # The vector store was used under the wrong clock.
         assert await expired(here.retrieval) == (1, 0)

@@ -31,7 +31,7 @@ class FlushedStore(MemoryVectorStore):
 async def accept(here: RetrievalHarness, count: int) -> None:
     """Have so many documents accepted, whose ids are their numbers."""
     for number in range(count):
-        answer = await here.ask("POST", "/v1/documents", {"text": f"Fox {number}.", "id": str(number)})
+        answer = await here.request("POST", "/v1/documents", {"text": f"Fox {number}.", "id": str(number)})
         assert answer.status_code == 202
 
 
@@ -66,7 +66,7 @@ async def test_a_flush_that_fails_shows_nothing_and_is_tried_again(tmp_path: Pat
         await accept(here, 5)
         await until("all are to be tried again", lambda: here.retrieval.pipeline.retried == 5)
         assert await here.search("fox") == []
-        document = (await here.ask("GET", "/v1/documents/3")).json()
+        document = (await here.request("GET", "/v1/documents/3")).json()
         assert (document["status"], document["error"]["code"]) == ("queued", "vector_store_unavailable")
         store.refuses = False
         here.skip_time(1)
@@ -79,11 +79,11 @@ async def test_what_is_deleted_or_replaced_before_its_flush_is_never_visible(tmp
     async with retrieval_harness(tmp_path, store=store) as here:
         await accept(here, 3)
         await until_written(here, 3)
-        await here.ask("DELETE", "/v1/documents/1")
-        assert (await here.ask("POST", "/v1/documents", {"text": "A hen.", "id": "2"})).status_code == 202
+        await here.request("DELETE", "/v1/documents/1")
+        assert (await here.request("POST", "/v1/documents", {"text": "A hen.", "id": "2"})).status_code == 202
         store.gate.set()
-        await here.ask("GET", "/v1/documents/2/events")
-        await here.ask("GET", "/v1/documents/0/events")
+        await here.request("GET", "/v1/documents/2/events")
+        await here.request("GET", "/v1/documents/0/events")
         assert await here.texts("fox hen", top_k=10) in (["Fox 0.", "A hen."], ["A hen.", "Fox 0."])
         assert here.retrieval.pipeline.published == 2
 

@@ -22,7 +22,7 @@ TEXT = "A fox.\n\nA dog.\n\nA cat."
 
 def count_embedded(here: RetrievalHarness) -> int:
     """How many passages were embedded so far; the question after the dimension is none."""
-    texts = [text for _, texts, is_background in here.models.asked if is_background for text in texts]
+    texts = [text for _, texts, is_background in here.models.requests if is_background for text in texts]
     return sum("dimension" not in text for text in texts)
 
 
@@ -40,7 +40,7 @@ async def change_and_check(here: RetrievalHarness) -> None:
     assert all(hit["metadata"] == {"lang": "en", "year": 2024} for hit in hits)
     assert await here.texts("fox", filter={"lang": "en"}, mode="sparse") == ["A fox."]
     assert await here.search("fox", filter={"lang": "de"}) == []
-    assert (await here.ask("GET", "/v1/documents/d/text")).text == TEXT
+    assert (await here.request("GET", "/v1/documents/d/text")).text == TEXT
 
     async def is_clean() -> bool:
         names = [spec.name for spec in await here.store.list_collections()]
@@ -89,7 +89,7 @@ async def test_vectors_that_the_store_has_lost_are_made_again(tmp_path: Path) ->
         points = store.points("m-26")
         del points[next(id_ for id_, point in points.items() if point.text == "A dog.")]
         await here.add(TEXT, "d", metadata={"lang": "en"})
-        texts = [texts for _, texts, is_background in here.models.asked if is_background]
+        texts = [texts for _, texts, is_background in here.models.requests if is_background]
         assert texts[-1] == ["A dog."]
         assert sorted(await here.texts("a", mode="sparse", filter={"lang": "en"})) == sorted(TEXT.split("\n\n"))
 
@@ -104,7 +104,7 @@ async def test_chunks_with_other_texts_than_the_twins_are_embedded(tmp_path: Pat
             lambda db: db.execute("UPDATE chunks SET text = 'A zoo.' WHERE version = 1 AND ordinal = 1")
         )
     async with retrieval_harness(tmp_path, store=store, retrieval_embedding_model="m") as here:
-        await here.ask("POST", "/v1/retrieval/reindex", is_admin=True)
+        await here.request("POST", "/v1/retrieval/reindex", is_admin=True)
         await until("the new index serves", lambda: not here.retrieval.index.needs_reindex)
         vectors = {point.text: point.vector for point in store.points("m-26").values()}
         for text in ("A zoo.", "A dog."):
@@ -126,13 +126,13 @@ async def test_a_change_goes_on_after_a_crash_and_shows_nothing_before(tmp_path:
 
         store.upsert_points = write_in_part  # type: ignore[method-assign]
         body = {"text": TEXT, "id": "d", "metadata": {"lang": "en"}}
-        assert (await here.ask("POST", "/v1/documents", body)).status_code == 202
+        assert (await here.request("POST", "/v1/documents", body)).status_code == 202
         await writing.wait()
         assert await here.search("fox", filter={"lang": "en"}) == []
         assert len(await here.search("fox", mode="dense", filter={"lang": "de"})) == 3
     store.upsert_points = real_upsert  # type: ignore[method-assign]
     models = FakeModels()
     async with retrieval_harness(tmp_path, store=store, models=models, retrieval_embedding_model="m") as here:
-        await here.ask("GET", "/v1/documents/d/events")
+        await here.request("GET", "/v1/documents/d/events")
         assert len(await here.search("fox", mode="dense", filter={"lang": "en"})) == 3
         assert (here.parser.parsed, count_embedded(here)) == ([], 0)

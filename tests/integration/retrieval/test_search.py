@@ -19,12 +19,12 @@ from tests.support.wait import until
 async def test_words_alone_are_searched_without_an_embedding_model(tmp_path: Path) -> None:
     async with retrieval_harness(tmp_path) as here:
         await here.add("A fox and a dog.", "d")
-        answer = (await here.ask("POST", "/v1/search", {"query": "dog"})).json()
+        answer = (await here.request("POST", "/v1/search", {"query": "dog"})).json()
         assert (answer["mode"], answer["embedding_model"], answer["complete"]) == ("sparse", None, True)
         [hit] = answer["data"]
         assert (hit["scores"]["sparse"], hit["scores"]["sparse_rank"], hit["scores"]["dense"]) == (1.0, 1, None)
         for mode in ("dense", "hybrid"):
-            refused = await here.ask("POST", "/v1/search", {"query": "dog", "mode": mode})
+            refused = await here.request("POST", "/v1/search", {"query": "dog", "mode": mode})
             assert refused.json()["error"]["param"] == "mode"
             assert "ROUNDHOUSE_RETRIEVAL_EMBEDDING_MODEL" in refused.json()["error"]["message"]
 
@@ -43,9 +43,9 @@ async def test_every_mode_says_why(tmp_path: Path) -> None:
         assert all(each["scores"]["sparse"] is None for each in rest)
         [dog, *_] = await here.search("a dog.", rerank=True)
         assert (dog["text"], dog["score"], dog["scores"]["rerank"]) == ("A dog.", 2.0, 2.0)
-        queries = [texts for _, texts, is_background in here.models.asked if not is_background]
+        queries = [texts for _, texts, is_background in here.models.requests if not is_background]
         assert queries == [["query: zz"], ["query: fox"], ["query: a dog."]]
-        passages = [texts for _, texts, is_background in here.models.asked if is_background]
+        passages = [texts for _, texts, is_background in here.models.requests if is_background]
         assert passages[-1] == ["passage: zzzz", "passage: A fox.", "passage: A dog."]
 
 
@@ -66,10 +66,10 @@ async def test_a_model_that_is_away_is_said(tmp_path: Path) -> None:
     ) as here:
         await here.add("A fox.", "d")
         models.away = True
-        answer = await here.ask("POST", "/v1/search", {"query": "fox"})
+        answer = await here.request("POST", "/v1/search", {"query": "fox"})
         assert answer.json()["error"]["code"] == "embedding_unavailable"
         assert answer.headers["retry-after"] == "5"
-        answer = await here.ask("POST", "/v1/search", {"query": "fox", "mode": "sparse", "rerank": True})
+        answer = await here.request("POST", "/v1/search", {"query": "fox", "mode": "sparse", "rerank": True})
         assert answer.json()["error"]["code"] == "rerank_unavailable"
         assert await here.texts("fox", mode="sparse") == ["A fox."]
 
@@ -79,14 +79,14 @@ async def test_a_store_that_is_away_is_said(tmp_path: Path) -> None:
     async with retrieval_harness(tmp_path, store=store) as here:
         await here.add("A fox.", "d")
         store.fails = True
-        answer = await here.ask("POST", "/v1/search", {"query": "fox"})
+        answer = await here.request("POST", "/v1/search", {"query": "fox"})
         assert answer.json()["error"]["code"] == "vector_store_unavailable"
         # What is accepted meanwhile is made later.
-        assert (await here.ask("POST", "/v1/documents", {"text": "A dog.", "id": "e"})).status_code == 202
+        assert (await here.request("POST", "/v1/documents", {"text": "A dog.", "id": "e"})).status_code == 202
         await until("the store was tried", lambda: here.retrieval.pipeline.retried)
         store.fails = False
         here.skip_time(1)
-        await here.ask("GET", "/v1/documents/e/events")
+        await here.request("GET", "/v1/documents/e/events")
         assert await here.texts("dog") == ["A dog."]
 
 
@@ -96,7 +96,7 @@ async def test_a_replacement_during_a_search_hides_the_document_never(tmp_path: 
     async with retrieval_harness(tmp_path, models=models, store=store, retrieval_embedding_model="m") as here:
         await here.add("The old fox.", "d")
         models.gate = asyncio.Event()
-        await here.ask("POST", "/v1/documents", {"text": "The new fox.", "id": "d"})
+        await here.request("POST", "/v1/documents", {"text": "The new fox.", "id": "d"})
         await until("it is being embedded", lambda: here.retrieval.writer.versions_in_use)
         search_began, go_on = asyncio.Event(), asyncio.Event()
         real_search = store.search_sparse
@@ -110,7 +110,7 @@ async def test_a_replacement_during_a_search_hides_the_document_never(tmp_path: 
         task = asyncio.create_task(here.texts("fox", mode="sparse"))
         await search_began.wait()
         models.gate.set()
-        await here.ask("GET", "/v1/documents/d/events")
+        await here.request("GET", "/v1/documents/d/events")
         await until("the old points are gone", lambda: len(store.points("m-26")) == 1)
         go_on.set()
         assert await task == ["The new fox."]
@@ -123,12 +123,12 @@ async def test_another_model_is_told_and_takes_over_when_it_has_everything(tmp_p
     models = FakeModels()
     async with retrieval_harness(tmp_path, store=store, models=models, retrieval_embedding_model="m") as here:
         assert here.retrieval.index.needs_reindex
-        answer = await here.ask("POST", "/v1/search", {"query": "fox", "mode": "dense"})
+        answer = await here.request("POST", "/v1/search", {"query": "fox", "mode": "dense"})
         assert answer.json()["error"]["code"] == "embedding_model_changed"
         assert await here.texts("fox") == ["A fox."]
-        before = (await here.ask("GET", "/v1/retrieval", is_admin=True)).json()
+        before = (await here.request("GET", "/v1/retrieval", is_admin=True)).json()
         assert (before["index"]["name"], before["needs_reindex"], before["versions"]) == ("bm25", True, {"ready": 1})
-        assert (await here.ask("POST", "/v1/retrieval/reindex", is_admin=True)).status_code == 202
+        assert (await here.request("POST", "/v1/retrieval/reindex", is_admin=True)).status_code == 202
         await here.add("Another fox.", "e")
         await until("the new index serves", lambda: not here.retrieval.index.needs_reindex)
         assert sorted(await here.texts("fox", mode="hybrid")) == ["A fox.", "Another fox."]
@@ -140,18 +140,18 @@ async def test_another_language_is_said_and_a_reindex_follows_it(tmp_path: Path)
     store: VectorStore = await EdgeStore.open(tmp_path / "edge")
     async with retrieval_harness(tmp_path, store=store) as here:
         await here.add("Die Häuser stehen.", "d")
-        assert (await here.ask("POST", "/v1/search", {"query": "Haus"})).json()["notice"] is None
+        assert (await here.request("POST", "/v1/search", {"query": "Haus"})).json()["notice"] is None
     store = await EdgeStore.open(tmp_path / "edge")
     async with retrieval_harness(tmp_path, store=store, retrieval_language="german") as here:
-        answer = (await here.ask("POST", "/v1/search", {"query": "Häuser"})).json()
+        answer = (await here.request("POST", "/v1/search", {"query": "Häuser"})).json()
         assert [hit["document_id"] for hit in answer["data"]] == ["d"]
         assert "language english, and set is german. `roundhouse rag reindex`" in answer["notice"]
-        status = (await here.ask("GET", "/v1/retrieval", is_admin=True)).json()
+        status = (await here.request("GET", "/v1/retrieval", is_admin=True)).json()
         assert (status["language"], status["index"]["language"], status["needs_reindex"]) == ("german", "english", True)
         await here.add("Ein Haus.", "e")  # into the old one, which serves
-        await here.ask("POST", "/v1/retrieval/reindex", is_admin=True)
+        await here.request("POST", "/v1/retrieval/reindex", is_admin=True)
         await until("the new index serves", lambda: not here.retrieval.index.needs_reindex)
-        answer = (await here.ask("POST", "/v1/search", {"query": "Häusern"})).json()
+        answer = (await here.request("POST", "/v1/search", {"query": "Häusern"})).json()
         assert (sorted(hit["document_id"] for hit in answer["data"]), answer["notice"]) == (["d", "e"], None)
     store = await EdgeStore.open(tmp_path / "edge")
     async with retrieval_harness(tmp_path, store=store, retrieval_language="german") as here:

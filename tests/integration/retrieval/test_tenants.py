@@ -11,19 +11,19 @@ async def test_tenants_are_listed_and_deleted(tmp_path: Path) -> None:
     async with retrieval_harness(tmp_path) as here:
         await here.add("A fox.\n\nA dog.", "d")
         await here.add("A cat.", "d", tenant="bob/β")
-        own = (await here.ask("GET", "/v1/tenants")).json()["data"]
+        own = (await here.request("GET", "/v1/tenants")).json()["data"]
         assert own == [{"id": "alice", "object": "tenant", "documents": 1, "chunks": 2, "bytes": 14}]
-        everybody = (await here.ask("GET", "/v1/tenants", is_admin=True)).json()["data"]
+        everybody = (await here.request("GET", "/v1/tenants", is_admin=True)).json()["data"]
         assert [each["id"] for each in everybody] == ["alice", "bob/β"]
 
-        refused = await here.ask("DELETE", "/v1/tenants/bob%2F%CE%B2")
+        refused = await here.request("DELETE", "/v1/tenants/bob%2F%CE%B2")
         assert refused.json()["error"]["code"] == "tenant_not_found"
         assert await here.texts("cat", tenant="bob/β") == ["A cat."]
-        deleted = await here.ask("DELETE", "/v1/tenants/bob%2F%CE%B2", is_admin=True)
+        deleted = await here.request("DELETE", "/v1/tenants/bob%2F%CE%B2", is_admin=True)
         assert deleted.json() == {"id": "bob/β", "object": "tenant.deleted", "deleted": True, "documents": 1}
         assert await here.texts("cat", tenant="bob/β") == []
-        assert (await here.ask("DELETE", "/v1/tenants/alice")).status_code == 200
-        assert (await here.ask("GET", "/v1/tenants", is_admin=True)).json()["data"] == []
+        assert (await here.request("DELETE", "/v1/tenants/alice")).status_code == 200
+        assert (await here.request("GET", "/v1/tenants", is_admin=True)).json()["data"] == []
 
 
 async def test_a_foreign_document_is_none(tmp_path: Path) -> None:
@@ -37,9 +37,9 @@ async def test_a_foreign_document_is_none(tmp_path: Path) -> None:
             ("GET", "/v1/documents/d/content"),
             ("GET", "/v1/documents/d/events"),
         ):
-            foreign = await here.ask(method, path, tenant="bob")
-            unknown = await here.ask(method, path.replace("/d", "/x", 2).replace("/xocuments", "/documents"))
+            foreign = await here.request(method, path, tenant="bob")
+            unknown = await here.request(method, path.replace("/d", "/x", 2).replace("/xocuments", "/documents"))
             assert foreign.status_code == unknown.status_code == 404, path
-        assert (await here.ask("GET", "/v1/documents", tenant="bob")).json()["data"] == []
+        assert (await here.request("GET", "/v1/documents", tenant="bob")).json()["data"] == []
         assert await here.texts("fox", tenant="bob") == []
         assert await here.texts("fox") == ["A fox."]

@@ -44,7 +44,7 @@ def listener() -> Iterator[socket.socket]:
             found.accept()
 
 
-def ask(url: str, options: NetworkOptions) -> int:
+def fetch(url: str, options: NetworkOptions) -> int:
     """The status of an answer to a request of the downloads' client."""
     client = SourceClient(options)
     try:
@@ -94,13 +94,13 @@ def make_options(resolver: Any = None, allowed: AllowedHosts | None = None) -> N
 def test_no_form_of_an_address_reaches_loopback(host: str, listener: socket.socket) -> None:
     port = listener.getsockname()[1]
     with pytest.raises((AddressRefusedError, httpx2.ConnectError, httpx2.InvalidURL)):
-        ask(f"https://{host}:{port}/", make_options())
+        fetch(f"https://{host}:{port}/", make_options())
 
 
 @pytest.mark.parametrize("host", ["127.1", "2130706433", "0x7f.1", "017700000001"])
 def test_the_address_behind_another_form_is_what_is_named(host: str, listener: socket.socket) -> None:
     with pytest.raises(AddressRefusedError, match=r"127\.0\.0\.1 is loopback"):
-        ask(f"https://{host}:{listener.getsockname()[1]}/", make_options())
+        fetch(f"https://{host}:{listener.getsockname()[1]}/", make_options())
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_the_address_behind_another_form_is_what_is_named(host: str, listener: s
 )
 def test_a_name_with_one_address_that_is_refused_is_not_connected_to(answers: list[str], connected: list[str]) -> None:
     with pytest.raises(AddressRefusedError, match=r"hub\.example must not be connected to"):
-        ask("https://hub.example/", make_options(Resolver(answers)))
+        fetch("https://hub.example/", make_options(Resolver(answers)))
     assert connected == []
 
 
@@ -116,11 +116,11 @@ def test_the_address_that_was_checked_is_connected_to_and_the_name_not_resolved_
     resolver = Resolver([PUBLIC, OTHER_PUBLIC], ["127.0.0.1"])
     options = make_options(resolver)
     with pytest.raises(httpx2.ConnectError):
-        ask("https://hub.example/", options)
-    assert resolver.asked == ["hub.example"]
+        fetch("https://hub.example/", options)
+    assert resolver.queries == ["hub.example"]
     assert connected == [PUBLIC, OTHER_PUBLIC]
     with pytest.raises(AddressRefusedError):
-        ask("https://hub.example/", options)
+        fetch("https://hub.example/", options)
     assert connected == [PUBLIC, OTHER_PUBLIC]
 
 

@@ -71,7 +71,7 @@ def options(**more: Any) -> NetworkOptions:
     return NetworkOptions(allowed=LOOPBACK, tls=trust_nobody(), **more)
 
 
-def ask(kind: str, url: str, network: NetworkOptions) -> None:
+def fetch(kind: str, url: str, network: NetworkOptions) -> None:
     """Ask the server at `url` what a reference is."""
     if kind == "hub":
         HubSource(url, network, lambda: None, QUICK).resolve(parse_reference("hf:u/r"), include_pickle=False)  # type: ignore[arg-type]
@@ -97,7 +97,7 @@ def test_an_answer_without_an_end_is_given_up(kind: str, status: str) -> None:
     head = HEAD.replace(b"200 OK", status.encode()).replace(b"\r\n\r\n", b"\r\nlocation: /elsewhere\r\n\r\n")
     with speaking(without_end(head, b'{"siblings":[' + b"0," * 30_000)) as (url, sent):
         with pytest.raises(RoundhouseError) as caught:
-            ask(kind, url, options())
+            fetch(kind, url, options())
         assert caught.value.entry.code in TOLD
         assert sent[0] < MOST_SENT * (QUICK.attempts if status.startswith("5") else 10 if status.startswith("3") else 1)
 
@@ -107,7 +107,7 @@ def test_a_token_without_an_end_is_none() -> None:
         challenge = {"www-authenticate": f'Bearer realm="{url}/token"'}
         registry.answers["/v2/some/model/manifests/1"] = lambda headers: (401, challenge, b"")
         with pytest.raises(RoundhouseError) as caught:
-            ask("registry", registry.url, options())
+            fetch("registry", registry.url, options())
         assert caught.value.entry.code == "source_forbidden"
         assert sent[0] < MOST_SENT
 
@@ -126,7 +126,7 @@ def test_a_byte_at_a_time_ends(kind: str, before: bytes) -> None:
     network = options(answer_s=0.2, pace=Pace(0.2, 1024))
     with speaking(speak) as (url, _):
         with pytest.raises(RoundhouseError) as caught:
-            ask(kind, url, network)
+            fetch(kind, url, network)
         # A file without a length is none.
         assert caught.value.entry.code == ("source_mismatch" if kind == "url" and before else "source_unavailable")
 
@@ -141,7 +141,7 @@ def test_steady_bytes_of_no_file_end_too() -> None:
             say(b" " * 100)
 
     with speaking(speak) as (url, _), pytest.raises(RoundhouseError, match=r"not complete after 0\.2 s") as caught:
-        ask("hub", url, options(answer_s=0.2, pace=Pace(0.1, 10)))
+        fetch("hub", url, options(answer_s=0.2, pace=Pace(0.1, 10)))
     assert caught.value.entry.code == "source_unavailable"
 
 
@@ -166,11 +166,11 @@ def test_a_compressed_answer_is_not_unpacked(encoding: str) -> None:
     with file_server() as server:
         server.answers["/api/models/u/r"] = lambda headers: (200, {"content-encoding": encoding}, bytes(1000))
         with pytest.raises(RoundhouseError, match="compressed, which was not asked for") as caught:
-            ask("hub", server.url, options())
+            fetch("hub", server.url, options())
         assert caught.value.entry.code == "source_mismatch"
         server.answers["/api/models/u/r"] = lambda headers: (404, {"content-encoding": encoding}, bytes(1000))
         with pytest.raises(RoundhouseError, match="answers status 404"):
-            ask("hub", server.url, options())
+            fetch("hub", server.url, options())
         assert server.requests[0][1]["accept-encoding"] == "identity"
 
 
@@ -230,16 +230,16 @@ def test_any_answer_is_files_or_a_clear_error(kind: str) -> None:
         def check(places: list[int], odd: Any, raw: bytes | None) -> None:
             body[0] = json.dumps(spoil(good, places, odd)).encode() if raw is None else raw
             with suppress(RoundhouseError):
-                ask(kind, server.url, network)
+                fetch(kind, server.url, network)
                 return
             with pytest.raises(RoundhouseError) as caught:
-                ask(kind, server.url, network)
+                fetch(kind, server.url, network)
             assert caught.value.json_bytes()
             seen.add(caught.value.entry.code)
 
         check()
         body[0] = json.dumps(good).encode()
-        ask(kind, server.url, network)
+        fetch(kind, server.url, network)
     assert "source_mismatch" in seen
     assert seen <= TOLD
 
@@ -253,7 +253,7 @@ def test_a_field_of_a_hubs_list_may_be_anything(field: str) -> None:
             told = {**good, field: odd} if field in good else {**good, "siblings": siblings}
             server.answers["/api/models/u/r"] = lambda headers, told=told: (200, {}, json.dumps(told).encode())  # type: ignore[misc]
             try:
-                ask("hub", server.url, options())
+                fetch("hub", server.url, options())
             except RoundhouseError as error:
                 code = error.entry.code
                 assert code in TOLD
@@ -268,7 +268,7 @@ def test_names_of_files_do_not_break_the_error(tmp_path: Path) -> None:
     with file_server() as server:
         server.answers["/api/models/u/r"] = lambda headers: (200, {}, json.dumps(described).encode())
         with pytest.raises(RoundhouseError) as caught:
-            ask("hub", server.url, options())
+            fetch("hub", server.url, options())
         assert caught.value.entry.code == "source_not_found"
         assert len(caught.value.json_bytes()) < 2000
         assert httpx2.Response(200, content=caught.value.json_bytes()).json()

@@ -123,7 +123,7 @@ def test_three_kills_cost_nothing_that_was_here(seed: int, tmp_path: Path, recor
     assert [path.suffix for path in (models / OWN_FOLDER / "records").iterdir()] == [".json"]
 
 
-def ask(address: Path, method: str, path: str, body: str | None = None) -> Any:
+def request(address: Path, method: str, path: str, body: str | None = None) -> Any:
     """The answer of a program of downloads."""
     with httpx2.Client(transport=httpx2.HTTPTransport(uds=str(address)), timeout=30) as client:
         answer = client.request(method, f"http://transfers{path}", content=body)
@@ -169,7 +169,7 @@ def test_the_program_goes_on_by_itself_after_a_kill(tmp_path: Path) -> None:
         program = start_program(tmp_path, hub)
         try:
             order = json.dumps({"reference": REFERENCE})
-            download = ask(tmp_path / "transfers.sock", "POST", "/downloads", order)["id"]
+            download = request(tmp_path / "transfers.sock", "POST", "/downloads", order)["id"]
             wait_for("a range", lambda: count_ranges(hub) > 0)
         finally:
             program.kill()
@@ -181,7 +181,7 @@ def test_the_program_goes_on_by_itself_after_a_kill(tmp_path: Path) -> None:
                 "the end",
                 lambda: (
                     found
-                    if (found := ask(tmp_path / "transfers.sock", "GET", f"/downloads/{download}"))["ended_at"]
+                    if (found := request(tmp_path / "transfers.sock", "GET", f"/downloads/{download}"))["ended_at"]
                     else None
                 ),
             )

@@ -12,7 +12,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.support.scripted_models import CHAT, USER, choice, joined, streamed, told, tool
+from tests.support.scripted_models import CHAT, USER, choice, joined, post, streamed, tool
 from tests.support.worker_engines import Fleet, WorkerEngine, each_engine, fleet_in
 from tests.support.worker_process import Worker
 from worker.clockwork import SENTENCE
@@ -88,7 +88,7 @@ def test_a_stream_holds_the_same_text_and_usage_where_it_was_asked_for(worker: W
 def test_a_text_is_completed_as_it_is(worker: Worker, engine: WorkerEngine) -> None:
     create: Any = worker.openai().completions.create
     prompt = "<|assistant|>"
-    tokens = told(worker, "/tokenize", content=prompt)["tokens"]
+    tokens = post(worker, "/tokenize", content=prompt)["tokens"]
     assert len(tokens) == 1
     for asked in (prompt, [prompt], tokens):
         whole = create(model="m", prompt=asked, stream=False)
@@ -106,7 +106,7 @@ def test_a_text_is_completed_as_it_is(worker: Worker, engine: WorkerEngine) -> N
 def test_the_token_limit(worker: Worker, engine: WorkerEngine) -> None:
     whole = engine.completion_tokens
     for limit, text in ((1, "The"), (3, "The quick brown"), (whole - 1, None), (whole, SENTENCE)):
-        answer = told(worker, max_tokens=limit)
+        answer = post(worker, max_tokens=limit)
         ended = answer["choices"][0]
         assert ended["finish_reason"] == ("stop" if limit == whole else "length"), limit
         assert ended["message"]["content"] == (text or SENTENCE.removesuffix("" if whole == 16 else " sleeps!"))
@@ -118,13 +118,13 @@ def test_a_stop_string_ends_the_answer_and_the_work(worker: Worker, engine: Work
     for path in (CHAT, COMPLETIONS) if completes(engine) else (CHAT,):
         asked: dict[str, Any] = {"prompt": "<|assistant|>"} if path == COMPLETIONS else {}
         before = worker.figure("tokens_predicted_total")
-        answer = told(worker, path, **asked, stop=["never", "k brown f"])
+        answer = post(worker, path, **asked, stop=["never", "k brown f"])
         ended = answer["choices"][0]
         text = ended["text"] if path == COMPLETIONS else ended["message"]["content"]
         assert (text, ended["finish_reason"], ended["stop_reason"]) == ("The quic", "stop", "k brown f")
         assert answer["usage"]["completion_tokens"] == worker.figure("tokens_predicted_total") - before == 4
         # Of one that is not all there, what was held back is told in the end.
-        [whole] = told(worker, path, **asked, stop="sleeps!!")["choices"]
+        [whole] = post(worker, path, **asked, stop="sleeps!!")["choices"]
         assert (whole["text"] if path == COMPLETIONS else whole["message"]["content"]) == SENTENCE
         assert (whole["finish_reason"], "stop_reason" in whole) == ("stop", False)
     chunks = streamed(worker, stop="k brown f")
@@ -136,30 +136,30 @@ def test_a_stop_string_ends_the_answer_and_the_work(worker: Worker, engine: Work
 
 @each_engine(lambda engine: engine.samples and not engine.own_surface)
 def test_sampling_fields_reach_the_engine(worker: Worker, engine: WorkerEngine) -> None:
-    def said(**fields: Any) -> str:
+    def complete(**fields: Any) -> str:
         wild = {"temperature": 1000, "top_p": 1, "max_tokens": CUT_TOKENS, **engine.wild}
         text: str = choice(worker, **{**wild, **fields})["message"]["content"]
         return text
 
-    assert said(top_k=1) == said(top_p=0.001) == said(temperature=0) == CUT
-    assert len({said() for _ in range(3)}) == 3, "without a seed every answer has its own"
+    assert complete(top_k=1) == complete(top_p=0.001) == complete(temperature=0) == CUT
+    assert len({complete() for _ in range(3)}) == 3, "without a seed every answer has its own"
     if "seed" in engine.samples:
-        assert said(seed=1) == said(seed=1) != said(seed=2)
+        assert complete(seed=1) == complete(seed=1) != complete(seed=2)
     if "min_p" in engine.samples:  # where the next word is four times as likely as any other token
-        assert said(temperature=30, min_p=0.9) == CUT != said(temperature=30)
+        assert complete(temperature=30, min_p=0.9) == CUT != complete(temperature=30)
     long = {"max_tokens": 60, "seed": 1}
     for field in ("repeat_penalty", "presence_penalty"):
         if {field, "seed"} <= engine.samples:
-            assert said(**long, **{field: 1e6}) != said(**long), field
+            assert complete(**long, **{field: 1e6}) != complete(**long), field
 
 
 @each_engine(lambda engine: engine.context is not None and engine.chats)
 def test_the_context_bounds_prompt_and_answer(worker: Worker, engine: WorkerEngine) -> None:
-    context = json.loads(worker.ask("GET", "/v1/models")[1])["data"][0]["meta"]["n_ctx"]
+    context = json.loads(worker.request("GET", "/v1/models")[1])["data"][0]["meta"]["n_ctx"]
     assert context == engine.context
     for stream in (False, True):
         long = {"messages": [{"role": "user", "content": "x" * context}], "stream": stream}
-        status, body = worker.ask("POST", CHAT, long)
+        status, body = worker.request("POST", CHAT, long)
         assert status == 400
         if not engine.own_surface:
             error = json.loads(body)["error"]
@@ -168,7 +168,7 @@ def test_the_context_bounds_prompt_and_answer(worker: Worker, engine: WorkerEngi
             bound = f"The prompt has {context + 3} tokens, more than fit the context of {context}."
             assert engine.name == "litert_lm" or error["message"] == bound
     # All but eight tokens: `<|user|>`, `<|end|>`, `<|assistant|>`, and five words.
-    answer = told(worker, messages=[{"role": "user", "content": "x" * (context - 8)}])
+    answer = post(worker, messages=[{"role": "user", "content": "x" * (context - 8)}])
     assert (answer["choices"][0]["finish_reason"], answer["usage"]["total_tokens"]) == ("length", context)
     assert answer["choices"][0]["message"]["content"] == "The quick brown fox jumps"
 
@@ -176,18 +176,18 @@ def test_the_context_bounds_prompt_and_answer(worker: Worker, engine: WorkerEngi
 @each_engine(lambda engine: "tokens" in engine.apis)
 def test_texts_are_tokens_and_back_and_conversations_are_counted(worker: Worker, engine: WorkerEngine) -> None:
     text = "<|user|>The quick Grüße 😀<|end|>"
-    tokens = told(worker, "/tokenize", content=text)["tokens"]
-    assert told(worker, "/detokenize", tokens=tokens) == {"content": text}
+    tokens = post(worker, "/tokenize", content=text)["tokens"]
+    assert post(worker, "/detokenize", tokens=tokens) == {"content": text}
     before = worker.figure("prompt_tokens_total")
-    counted = told(worker, f"{CHAT}/input_tokens")
+    counted = post(worker, f"{CHAT}/input_tokens")
     assert counted == {"input_tokens": engine.prompt_tokens, "object": "response.input_tokens"}
     assert worker.figure("prompt_tokens_total") == before, "counting is no work"
-    prompt = told(worker, "/apply-template")["prompt"]
-    assert len(told(worker, "/tokenize", content=prompt)["tokens"]) == engine.prompt_tokens
+    prompt = post(worker, "/apply-template")["prompt"]
+    assert len(post(worker, "/tokenize", content=prompt)["tokens"]) == engine.prompt_tokens
     if engine.name != "stub":  # whose words are never special
         assert prompt == "<|user|>hello<|end|><|assistant|>"
-        assert told(worker, "/tokenize", content="<|user|><|end|>")["tokens"] == [tokens[0], tokens[-1]]
-        as_text = told(worker, "/tokenize", content="<|user|>", parse_special=False)["tokens"]
+        assert post(worker, "/tokenize", content="<|user|><|end|>")["tokens"] == [tokens[0], tokens[-1]]
+        as_text = post(worker, "/tokenize", content="<|user|>", parse_special=False)["tokens"]
         assert len(as_text) == len("<|user|>")
 
 
@@ -205,7 +205,7 @@ def test_embeddings_as_the_sdk_asks_for_them_and_as_numbers(worker: Worker, engi
     assert plain == pytest.approx(one, abs=1e-6)
     if "tokens" in engine.apis:
         texts = ("hello", "world")
-        tokens = [told(worker, "/tokenize", content=text)["tokens"] for text in texts]
+        tokens = [post(worker, "/tokenize", content=text)["tokens"] for text in texts]
         by_tokens = client.embeddings.create(model="any", input=tokens)
         assert [each.embedding for each in by_tokens.data] == [one, other]
         assert client.embeddings.create(model="any", input=tokens[0]).data[0].embedding == one
@@ -291,7 +291,7 @@ def test_what_cannot_be_served_is_refused_by_its_place(worker: Worker, engine: W
             continue
         asked = {"messages": USER, **fields} if path == CHAT else fields
         for stream in (False, True) if path in (CHAT, COMPLETIONS) else (False,):
-            status, body = worker.ask("POST", path, {**asked, "stream": stream})
+            status, body = worker.request("POST", path, {**asked, "stream": stream})
             said = json.loads(body)["error"]
             assert (status, said["code"], said["param"]) == (400, code, param), (path, fields)
             assert said["message"]
@@ -310,7 +310,7 @@ ROUTES: dict[str, list[str]] = {
 def test_what_an_engine_does_not_offer_is_said_to_be_so(worker: Worker, engine: WorkerEngine) -> None:
     for api, paths in ROUTES.items():
         for path in paths:
-            status, body = worker.ask("POST", path, {"messages": USER, "prompt": "a", "input": "a"})
+            status, body = worker.request("POST", path, {"messages": USER, "prompt": "a", "input": "a"})
             assert (status == 501) == (api not in engine.apis), path
             if status == 501:
                 error = json.loads(body)["error"]
@@ -330,7 +330,7 @@ def test_errors_have_openai_s_form(worker: Worker, engine: WorkerEngine) -> None
         ("GET", path, None): (405, "method_not_allowed", None),
     }
     for request, (status, code, param) in asked.items():
-        answered, body = worker.ask(*request)
+        answered, body = worker.request(*request)
         error = json.loads(body)["error"]
         assert (answered, error["code"], error["param"]) == (status, code, param)
         assert error["message"]
@@ -346,12 +346,12 @@ def test_everything_but_health_needs_the_token(worker: Worker, engine: WorkerEng
         *(("GET", "/metrics", None), ("GET", "/v1/models", None), ("GET", "/nothing", None)),
         *(("POST", path, body), ("POST", "/tokenize", {"content": "a"}), ("POST", "/apply-template", body)),
     ):
-        status, text = worker.ask(method, where, asked, token="wrong")
+        status, text = worker.request(method, where, asked, token="wrong")
         assert status == 401, where
         assert engine.own_surface or json.loads(text)["error"]["code"] == "invalid_api_key"
-        assert worker.ask(method, where, asked)[0] in (200, 404, 501)
-    assert worker.ask("GET", "/health", token="wrong")[0] == 200
+        assert worker.request(method, where, asked)[0] in (200, 404, 501)
+    assert worker.request("GET", "/health", token="wrong")[0] == 200
     if engine.own_surface:  # its slots tell prompts
-        assert [worker.ask("GET", "/slots", token=token)[0] for token in ("wrong", worker.token)] == [401, 200]
+        assert [worker.request("GET", "/slots", token=token)[0] for token in ("wrong", worker.token)] == [401, 200]
     with pytest.raises(openai.AuthenticationError):
         openai.OpenAI(base_url=f"http://127.0.0.1:{worker.port}/v1", api_key="wrong").models.list()

@@ -32,8 +32,8 @@ from tests.support.scripted_models import (
     choice,
     error,
     joined,
+    post,
     streamed,
-    told,
     tool,
 )
 from tests.support.stream_schemas import judge_streams
@@ -63,7 +63,7 @@ def caller(fleet: Fleet, engine: WorkerEngine) -> Worker:
 
 @each_scripted_engine
 def test_thoughts_come_beside_the_text_under_both_names(caller: Worker) -> None:
-    answer = told(caller)
+    answer = post(caller)
     message = {"role": "assistant", "content": UNCALLED, "reasoning_content": THOUGHT, "reasoning": THOUGHT}
     assert answer["choices"][0]["message"] == message
     assert answer["usage"]["completion_tokens"] == len(CALLER) + 1
@@ -76,7 +76,7 @@ def test_thoughts_come_beside_the_text_under_both_names(caller: Worker) -> None:
 @each_scripted_engine
 def test_no_character_is_cut(caller: Worker) -> None:
     assert [each for each in streamed(caller) if "😀" in (each["delta"].get("content") or "")], "whole, of two tokens"
-    cut = told(caller, "/v1/completions", prompt="<|assistant|>", max_tokens=len(THINKER) - 1)
+    cut = post(caller, "/v1/completions", prompt="<|assistant|>", max_tokens=len(THINKER) - 1)
     assert cut["choices"][0]["text"].endswith(": \N{REPLACEMENT CHARACTER}"), "half of it, where the answer was cut"
 
 
@@ -96,7 +96,7 @@ def test_no_character_is_cut(caller: Worker) -> None:
 @each_scripted_engine
 def test_thinking_can_be_switched(caller: Worker, fields: dict[str, Any], thinks: bool) -> None:
     end = "<|assistant|>" if thinks else "<|assistant|><think></think>"
-    assert told(caller, "/apply-template", **fields)["prompt"] == f"<|user|>hello<|end|>{end}"
+    assert post(caller, "/apply-template", **fields)["prompt"] == f"<|user|>hello<|end|>{end}"
     message = choice(caller, **fields)["message"]
     assert (message.get("reasoning"), message["content"]) == (
         (THOUGHT, UNCALLED) if thinks else (None, f"\n\n{UNCALLED}")
@@ -106,7 +106,7 @@ def test_thinking_can_be_switched(caller: Worker, fields: dict[str, Any], thinks
 @each_scripted_engine
 def test_a_thought_that_the_prompt_began(caller: Worker) -> None:
     fields = {"chat_template_kwargs": {"begun": True}}
-    assert told(caller, "/apply-template", **fields)["prompt"].endswith("<|assistant|><think>")
+    assert post(caller, "/apply-template", **fields)["prompt"].endswith("<|assistant|><think>")
     message = choice(caller, **fields)["message"]
     assert (message["reasoning"], message["content"]) == (THOUGHT, UNCALLED)
     cut = choice(caller, max_tokens=2, **fields)
@@ -118,7 +118,7 @@ def test_a_thought_that_the_prompt_began(caller: Worker) -> None:
 def test_earlier_thoughts_calls_and_results_reach_the_template(caller: Worker) -> None:
     for names in (["reasoning"], ["reasoning_content"], ["reasoning", "reasoning_content"]):
         said = {"role": "assistant", "content": "Hi", **dict.fromkeys(names, "so")}
-        prompt = told(caller, "/apply-template", messages=[*USER, said, *USER])["prompt"]
+        prompt = post(caller, "/apply-template", messages=[*USER, said, *USER])["prompt"]
         assert prompt == "<|user|>hello<|end|><|assistant|><think>so</think>Hi<|end|><|user|>hello<|end|><|assistant|>"
     call = {"id": "i", "type": "function", "function": {"name": "plan", "arguments": '{"day": "mon"}'}}
     conversation = [
@@ -126,7 +126,7 @@ def test_earlier_thoughts_calls_and_results_reach_the_template(caller: Worker) -
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "i", "content": [{"type": "text", "text": "done"}]},
     ]
-    prompt = told(caller, "/apply-template", messages=conversation)["prompt"]
+    prompt = post(caller, "/apply-template", messages=conversation)["prompt"]
     assert prompt == (
         "<|user|>hello<|end|><|assistant|><tool_call>mon</tool_call><|end|><|tool|>done<|end|><|assistant|>"
     )
@@ -169,12 +169,12 @@ def test_without_tools_there_are_no_calls(caller: Worker, engine: WorkerEngine) 
             assert ended["message"]["content"].startswith(f"{litertlm_model.SPOKEN}<tool_call>")
         else:
             assert ended["message"]["content"] == uncalled
-            assert told(caller, "/apply-template", **fields)["prompt"] == "<|user|>hello<|end|><|assistant|>"
+            assert post(caller, "/apply-template", **fields)["prompt"] == "<|user|>hello<|end|><|assistant|>"
 
 
 @each_scripted_engine
 def test_tools_reach_the_template_as_json_not_for_html(caller: Worker) -> None:
-    prompt = told(caller, "/apply-template", tools=[tool("<ä>")])["prompt"]
+    prompt = post(caller, "/apply-template", tools=[tool("<ä>")])["prompt"]
     assert prompt.startswith('<|system|>[{"type": "function"')
     assert "<ä>" in prompt
 
@@ -187,8 +187,8 @@ def test_it_says_that_it_cannot_be_made_to_call(caller: Worker, engine: WorkerEn
 
 @each_scripted_engine
 def test_counts_are_those_of_the_answer(caller: Worker) -> None:
-    counted = told(caller, f"{CHAT}/input_tokens", tools=[PLAN], thinking="disabled")["input_tokens"]
-    assert counted == told(caller, tools=[PLAN], thinking="disabled")["usage"]["prompt_tokens"]
+    counted = post(caller, f"{CHAT}/input_tokens", tools=[PLAN], thinking="disabled")["input_tokens"]
+    assert counted == post(caller, tools=[PLAN], thinking="disabled")["usage"]["prompt_tokens"]
 
 
 @each_engine(lambda engine: engine.name in (*SCRIPTED, "litert_lm"))
@@ -219,6 +219,6 @@ async def _judge(worker: Worker, engine: WorkerEngine, kind: str) -> None:
         apis=declared.list_apis(definition),
         capabilities=declared.derive_capabilities(definition),
     )
-    async with gateway_harness() as here:
-        await here.publish(made.model_copy(update={"backend": engine.name}))
-        assert (await judge_streams(here, "m", *([WEATHER] if kind == "reasoning" else [])))[0] == kind
+    async with gateway_harness() as gateway:
+        await gateway.publish(made.model_copy(update={"backend": engine.name}))
+        assert (await judge_streams(gateway, "m", *([WEATHER] if kind == "reasoning" else [])))[0] == kind

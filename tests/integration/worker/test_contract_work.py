@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.scripted_models import CHAT, USER, choice, told
+from tests.support.scripted_models import CHAT, USER, choice, post
 from tests.support.worker_engines import Fleet, WorkerEngine, each_engine, fleet_in
 from tests.support.worker_process import Worker, eventually, leave
 
@@ -51,7 +51,7 @@ def begin(worker: Worker, engine: WorkerEngine, **fields: Any) -> http.client.HT
 @each_engine(lambda engine: not engine.own_surface)
 def test_a_client_that_leaves_stops_the_work(worker: Worker, engine: WorkerEngine, stream: bool) -> None:
     path, short = engine.request
-    vectors = None if engine.chats else told(worker, path, **short)["data"]
+    vectors = None if engine.chats else post(worker, path, **short)["data"]
     before = worker.figure(engine.counts)
     running = begin(worker, engine, stream=stream)
     assert worker.figure("requests_processing") == 1
@@ -65,7 +65,7 @@ def test_a_client_that_leaves_stops_the_work(worker: Worker, engine: WorkerEngin
         assert choice(worker, max_tokens=3)["message"]["content"] == SAID
         assert worker.figure("tokens_predicted_total") == made + 3
     else:
-        assert told(worker, path, **short)["data"] == vectors
+        assert post(worker, path, **short)["data"] == vectors
 
 
 @each_engine(lambda engine: engine.slots > 1 and not engine.own_surface)
@@ -96,7 +96,7 @@ def test_more_than_its_slots_wait_and_may_leave_and_counting_waits_for_none(
     staying = worker.open("POST", CHAT, SHORT)
     eventually("two wait", lambda: worker.figure("requests_deferred") == 2)
     if "prompts" in engine.apis:
-        assert told(worker, f"{CHAT}/input_tokens")["input_tokens"] == engine.prompt_tokens
+        assert post(worker, f"{CHAT}/input_tokens")["input_tokens"] == engine.prompt_tokens
         assert worker.figure("requests_deferred") == 2
     leave(leaving)
     eventually("it waits no more", lambda: worker.figure("requests_deferred") == 1)
@@ -111,7 +111,7 @@ def test_more_than_its_slots_wait_and_may_leave_and_counting_waits_for_none(
 
 @each_engine(lambda engine: engine.name in ("ct2", "exllamav3", "litert_lm"))
 def test_a_request_may_be_as_long_as_the_model_can_take(worker: Worker, engine: WorkerEngine) -> None:
-    assert json.loads(worker.ask("GET", "/v1/models")[1])["data"][0]["meta"]["n_ctx"] == engine.own_context
+    assert json.loads(worker.request("GET", "/v1/models")[1])["data"][0]["meta"]["n_ctx"] == engine.own_context
 
 
 @each_engine(lambda engine: not engine.own_surface)

@@ -16,7 +16,7 @@ from controller.engines import ENGINES
 from controller.engines.base import RenderContext
 from tests.fakes import fake_exllamav3, fake_torch
 from tests.support.clockwork_folders import make_hf
-from tests.support.scripted_models import CHAT, USER, told
+from tests.support.scripted_models import CHAT, USER, post
 from tests.support.worker_engines import END, ROOT, load_error, start
 from tests.support.worker_process import Worker, eventually, leave
 from worker.__main__ import parse_engine
@@ -116,7 +116,7 @@ def test_one_that_waits_for_pages_may_leave(small: Worker) -> None:
 
 def test_a_long_answer_is_worked_on_in_parts(small: Worker) -> None:
     begun = len(small.log)
-    answer = told(small, "/v1/completions", **{**ENDLESS, "stream": False, "max_tokens": 300})
+    answer = post(small, "/v1/completions", **{**ENDLESS, "stream": False, "max_tokens": 300})
     assert answer["usage"]["completion_tokens"] == 300
     assert re.findall(r"starts beside 0, (\d) pages", small.log[begun:]) == ["1", "2"]
 
@@ -124,7 +124,7 @@ def test_a_long_answer_is_worked_on_in_parts(small: Worker) -> None:
 def test_a_prompt_that_fills_the_cache(small: Worker) -> None:
     for length, code in ((510, None), (511, "context_length_exceeded")):
         prompt = [make_vocabulary().id_of("<|assistant|>")] * length
-        answer = told(small, "/v1/completions", prompt=prompt)
+        answer = post(small, "/v1/completions", prompt=prompt)
         assert answer.get("error", {}).get("code") == code
 
 
@@ -211,7 +211,7 @@ def test_a_generator_that_breaks_ends_the_worker(model: Path, tmp_path: Path) ->
     env = {"PYTHONPATH": f"{site}:{ROOT}"}
     with start("exllamav3", tmp_path / "log", "--model", str(model), env=env) as worker:
         with pytest.raises((ConnectionError, http.client.HTTPException)):
-            worker.ready().ask("POST", CHAT, HELLO)
+            worker.ready().request("POST", CHAT, HELLO)
         assert worker.ended() == 1
         assert worker.last_line.startswith("ExLlamaV3 failed: RuntimeError('CUDA error")
 

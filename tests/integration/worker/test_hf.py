@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.scripted_models import CHAT, USER, told
+from tests.support.scripted_models import CHAT, USER, post
 from tests.support.worker_engines import Fleet, fleet_in
 from tests.support.worker_process import Worker
 from worker.clockwork import COMPLETION_TOKENS, SENTENCE
@@ -25,26 +25,26 @@ def endless(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         yield fleet.says(request.param, (), None, endless=True)
 
 
-def said(worker: Worker, **fields: object) -> str:
-    answer = told(worker, "/v1/completions", prompt="<|assistant|>", **fields)
+def complete(worker: Worker, **fields: object) -> str:
+    answer = post(worker, "/v1/completions", prompt="<|assistant|>", **fields)
     text: str = answer["choices"][0]["text"]
     return text
 
 
 def test_a_folder_without_a_chat_template_completes_texts_alone(endless: Worker) -> None:
-    assert said(endless, max_tokens=3) == "The quick brown"
-    status, body = endless.ask("POST", CHAT, {"messages": USER})
+    assert complete(endless, max_tokens=3) == "The quick brown"
+    status, body = endless.request("POST", CHAT, {"messages": USER})
     assert (status, json.loads(body)["error"]["param"]) == (400, "messages")
     assert "send its prompt to /v1/completions" in body
 
 
 def test_fields_that_say_nothing_are_taken(endless: Worker) -> None:
     neutral = {"typical_p": 1, "mirostat_mode": 0, "presence_penalty": 0, "frequency_penalty": 0, "min_p": 0}
-    assert said(endless, max_tokens=WORDS, temperature=0, seed=3, **neutral) == SENTENCE
+    assert complete(endless, max_tokens=WORDS, temperature=0, seed=3, **neutral) == SENTENCE
 
 
 def test_a_penalty_of_what_was_said_reaches_the_engine(endless: Worker) -> None:
-    assert said(endless, max_tokens=2 * WORDS) == SENTENCE * 2
-    bored = said(endless, max_tokens=2 * WORDS, temperature=1, repeat_penalty=1000.0)
+    assert complete(endless, max_tokens=2 * WORDS) == SENTENCE * 2
+    bored = complete(endless, max_tokens=2 * WORDS, temperature=1, repeat_penalty=1000.0)
     assert bored != SENTENCE * 2
     assert bored.startswith("The quick brown")

@@ -42,14 +42,14 @@ async def test_through_the_gateway(fleet: Fleet) -> None:
     engine = ENGINES["litert_lm"]
     definition = engine.definition.model_validate({"model_path": "m.litertlm"})
     async with (
-        gateway_harness() as here,
-        openai.AsyncOpenAI(base_url=here.url + "/v1", api_key="any", max_retries=0) as client,
+        gateway_harness() as gateway,
+        openai.AsyncOpenAI(base_url=gateway.url + "/v1", api_key="any", max_retries=0) as client,
     ):
         known: dict[str, Any] = {
             "apis": engine.list_apis(definition),
             "capabilities": engine.derive_capabilities(definition),
         }
-        await here.publish(route("demo", [f"http://127.0.0.1:{worker.port}"], token=TOKEN, **known))
+        await gateway.publish(route("demo", [f"http://127.0.0.1:{worker.port}"], token=TOKEN, **known))
         turns: list[Any] = [*USER, {"role": "assistant", "content": SENTENCE}, {"role": "user", "content": "again"}]
         chat = await client.chat.completions.create(model="demo", messages=turns)
         assert chat.choices[0].message.content == SENTENCE

@@ -14,7 +14,7 @@ import pytest
 
 from controller.engines import ENGINES
 from tests.support import llama_servers
-from tests.support.scripted_models import CHAT, USER, choice, error, told
+from tests.support.scripted_models import CHAT, USER, choice, error, post
 from tests.support.worker_engines import Fleet, fleet_in
 from tests.support.worker_process import Worker
 from worker.clockwork import CHAT_TEMPLATE, SENTENCE
@@ -78,18 +78,18 @@ def test_a_build_without_cuda_refuses_gpus_and_the_refusal_is_understood(serve: 
 
 def test_the_generic_format_takes_the_library_s_own_where_the_file_has_no_template(serve: Serve) -> None:
     worker = serve(["Hi"], "", "--prompt-format", "generic", after=b"]")
-    assert told(worker, "/apply-template")["prompt"].endswith("[/INST]")
+    assert post(worker, "/apply-template")["prompt"].endswith("[/INST]")
     assert choice(worker)["message"]["content"] == "Hi"
 
 
 def test_a_chat_format_of_the_library_s_own_ends_answers_by_its_own_words(serve: Serve) -> None:
     worker = serve(["Hi", "<|im_", "end|>", " more"], CHAT_TEMPLATE, "--chat-format", "chatml", after=b"\n")
-    prompt = told(worker, "/apply-template")["prompt"]
+    prompt = post(worker, "/apply-template")["prompt"]
     assert prompt.endswith("<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n")
     ended = choice(worker)
     assert (ended["message"]["content"], ended["finish_reason"], "stop_reason" in ended) == ("Hi", "stop", False)
-    answer = told(worker)
-    assert told(worker, f"{CHAT}/input_tokens")["input_tokens"] == answer["usage"]["prompt_tokens"]
+    answer = post(worker)
+    assert post(worker, f"{CHAT}/input_tokens")["input_tokens"] == answer["usage"]["prompt_tokens"]
     tool = {"type": "function", "function": {"name": "plan"}}
     assert error(worker, tools=[tool]) == (400, "tools_unsupported", "tools")
 
@@ -108,11 +108,11 @@ def test_translategemma_gets_its_structure(translator: Worker) -> None:
         ({"source_lang_code": "mixed"}, "Spanish (es)", f"{DETECT}Guten Tag"),
     ]
     for fields, source, text in cases:
-        prompt = told(translator, "/apply-template", **asked, **fields)["prompt"]
+        prompt = post(translator, "/apply-template", **asked, **fields)["prompt"]
         assert prompt == f"<|endoftext|><|user|>{source} to English (en):\n\n\n{text}<|end|><|assistant|>"
-        answer = told(translator, **asked, **fields)
+        answer = post(translator, **asked, **fields)
         assert answer["choices"][0]["message"]["content"] == "Good day"
-        counted = told(translator, f"{CHAT}/input_tokens", **asked, **fields)
+        counted = post(translator, f"{CHAT}/input_tokens", **asked, **fields)
         assert counted == {"input_tokens": answer["usage"]["prompt_tokens"], "object": "response.input_tokens"}
 
 
@@ -153,22 +153,24 @@ def test_texts_are_to_the_worker_what_they_are_to_llama_server(serve: Serve, tmp
             *(("/apply-template", body) for body in CONVERSATIONS),
         ]
         for path, body in asked:
-            ours, theirs = (json.loads(each.ask("POST", path, body)[1]) for each in (worker, server))
+            ours, theirs = (json.loads(each.request("POST", path, body)[1]) for each in (worker, server))
             assert ours == theirs, (path, body)
         for body in CONVERSATIONS:
-            ours, theirs = (json.loads(each.ask("POST", f"{CHAT}/input_tokens", body)[1]) for each in (worker, server))
+            ours, theirs = (
+                json.loads(each.request("POST", f"{CHAT}/input_tokens", body)[1]) for each in (worker, server)
+            )
             # The template alone says whether a conversation begins with the model's first token; llama-server adds one.
             assert ours == {**theirs, "input_tokens": theirs["input_tokens"] - 1}
 
 
 def test_an_embedding_model_knows_its_tokens_and_no_conversations(serve: Serve) -> None:
     worker = serve((), CHAT_TEMPLATE, "--embedding")
-    tokens = told(worker, "/tokenize", content="hello")["tokens"]
-    assert told(worker, "/detokenize", tokens=tokens) == {"content": "hello"}
+    tokens = post(worker, "/tokenize", content="hello")["tokens"]
+    assert post(worker, "/detokenize", tokens=tokens) == {"content": "hello"}
     for path in ("/apply-template", f"{CHAT}/input_tokens", CHAT):
-        status, body = worker.ask("POST", path, {"messages": USER})
+        status, body = worker.request("POST", path, {"messages": USER})
         assert (status, json.loads(body)["error"]["code"]) == (501, "not_supported")
-    status, body = worker.ask("POST", "/v1/embeddings", {"input": "a", "dimensions": 8})
+    status, body = worker.request("POST", "/v1/embeddings", {"input": "a", "dimensions": 8})
     assert (status, json.loads(body)["error"]["code"]) == (400, "dimensions_unsupported")
     answer = worker.openai().embeddings.create(model="demo", input=["a", "bc", "a"])
     one, other, again = (item.embedding for item in answer.data)
@@ -176,18 +178,18 @@ def test_an_embedding_model_knows_its_tokens_and_no_conversations(serve: Serve) 
     assert one != pytest.approx(other)
     assert sum(number**2 for number in one) == pytest.approx(1)
     assert answer.usage.prompt_tokens == 4
-    by_tokens = worker.openai().embeddings.create(model="demo", input=told(worker, "/tokenize", content="bc")["tokens"])
+    by_tokens = worker.openai().embeddings.create(model="demo", input=post(worker, "/tokenize", content="bc")["tokens"])
     assert by_tokens.data[0].embedding == pytest.approx(other)
-    status, body = worker.ask("POST", "/v1/embeddings", {"input": [10**6]})
+    status, body = worker.request("POST", "/v1/embeddings", {"input": [10**6]})
     assert (status, json.loads(body)["error"]["param"]) == (400, "input")
-    status, body = worker.ask("POST", "/v1/embeddings", {"input": "x" * 3000})
+    status, body = worker.request("POST", "/v1/embeddings", {"input": "x" * 3000})
     assert (status, json.loads(body)["error"]["param"]) == (400, "input")
 
 
 def test_a_quantised_cache_turns_flash_attention_on_and_a_context_is_a_multiple_of_256(serve: Serve) -> None:
     worker = serve((), CHAT_TEMPLATE, "--type-k", "q8_0", "--type-v", "q8_0", "--n-ctx", "64")
     assert choice(worker)["message"]["content"] == SENTENCE
-    assert json.loads(worker.ask("GET", "/v1/models")[1])["data"][0]["meta"] == {
+    assert json.loads(worker.request("GET", "/v1/models")[1])["data"][0]["meta"] == {
         "slots": 1, "n_ctx": 256, "cache_type_k": "q8_0", "cache_type_v": "q8_0"
     }  # fmt: skip
 

@@ -23,8 +23,8 @@ from tests.support.scripted_models import (
     calls_in,
     choice,
     error,
+    post,
     streamed,
-    told,
 )
 from tests.support.worker_engines import Fleet, fleet_in
 from tests.support.worker_process import Worker
@@ -125,7 +125,7 @@ def test_an_answer_follows_its_schema(plain: Worker, caller: Worker) -> None:
 
 
 def test_strings_of_a_schema_are_json(plain: Worker) -> None:
-    line_end, quote = (told(plain, "/tokenize", content=each)["tokens"][0] for each in ("\n", '"'))
+    line_end, quote = (post(plain, "/tokenize", content=each)["tokens"][0] for each in ("\n", '"'))
     asked = {"type": "json_object", "schema": SCHEMA}
     for token in (line_end, quote):  # the model would write nothing else
         ended = choice(plain, response_format=asked, max_tokens=400, seed=1, logit_bias={str(token): 30})
@@ -180,7 +180,7 @@ def test_beside_tools_an_answer_follows_its_schema_or_is_a_call(serve: Serve, th
     ended = choice(calling, **asked)
     assert (calls_in(ended["message"]), ended["finish_reason"]) == (CALLS, "tool_calls")
     saying = serve([*thought, "Well. ", '{"day"', ': "mon', '"}'], THINKS, hidden=thought[::2])
-    ended = choice(saying, **asked, logit_bias={str(told(saying, "/tokenize", content='{"day"')["tokens"][0]): 30})
+    ended = choice(saying, **asked, logit_bias={str(post(saying, "/tokenize", content='{"day"')["tokens"][0]): 30})
     assert (ended["message"]["content"], ended["finish_reason"]) == ('{"day": "mon"}', "stop")
     assert ended["message"].get("reasoning") == ("hm" if thought else None)
 
@@ -194,7 +194,7 @@ def test_what_utf_8_cannot_hold(serve: Serve) -> None:
     call = {"id": "i", "type": "function", "function": json.loads(half)}
     call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
     conversation = [*USER, {"role": "assistant", "content": None, "tool_calls": [call]}]
-    prompt = told(worker, "/apply-template", messages=conversation)["prompt"]
+    prompt = post(worker, "/apply-template", messages=conversation)["prompt"]
     assert prompt.endswith("<tool_call>?</tool_call><|end|><|assistant|>")
     assert choice(worker, messages=conversation)["finish_reason"] == "stop"
 

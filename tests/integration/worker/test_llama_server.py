@@ -62,11 +62,11 @@ def start(tmp_path: Path, model: Path) -> Iterator[Start]:
 
 def test_the_flags_arrive(start: Start) -> None:
     worker = start().ready()
-    slots = json.loads(worker.ask("GET", "/slots")[1])
+    slots = json.loads(worker.request("GET", "/slots")[1])
     assert [slot["n_ctx"] for slot in slots] == [2048, 2048]
     assert worker.figure("requests_processing") == 0
     assert worker.figure("tokens_predicted_total") == 0
-    worker.ask("POST", "/v1/completions", {"prompt": "<|assistant|>"})
+    worker.request("POST", "/v1/completions", {"prompt": "<|assistant|>"})
     assert worker.figure("tokens_predicted_total") == COMPLETION_TOKENS
 
 

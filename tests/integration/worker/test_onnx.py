@@ -54,7 +54,7 @@ def test_tokens_are_the_text_that_they_stand_for(worker: Worker) -> None:
     words = VOCABULARY.index("hello"), VOCABULARY.index("world")
     answer = worker.openai().embeddings.create(model="any", input=[words, (VOCABULARY.index("[CLS]"), *words)])
     assert close(answer.data, [VECTORS[0]] * 2)
-    status, body = worker.ask("POST", "/v1/embeddings", {"input": [VOCABULARY.index("[SEP]")]})
+    status, body = worker.request("POST", "/v1/embeddings", {"input": [VOCABULARY.index("[SEP]")]})
     assert (status, json.loads(body)["error"]["param"]) == (400, "input"), "which is no text"
 
 
@@ -63,12 +63,12 @@ async def test_through_the_gateway(worker: Worker) -> None:
         ENGINES["onnx"].definition.model_validate({"model_path": "m.onnx"})
     )
     async with (
-        gateway_harness() as here,
-        openai.AsyncOpenAI(base_url=here.url + "/v1", api_key="any", max_retries=0) as client,
+        gateway_harness() as gateway,
+        openai.AsyncOpenAI(base_url=gateway.url + "/v1", api_key="any", max_retries=0) as client,
     ):
         common: dict[str, Any] = {"token": TOKEN, "apis": ("/v1/embeddings",), "capabilities": capabilities}
         urls = [f"http://127.0.0.1:{worker.port}"]
-        await here.publish(route("demo", urls, **common), route("short", urls, shortens_embeddings=True, **common))
+        await gateway.publish(route("demo", urls, **common), route("short", urls, shortens_embeddings=True, **common))
         for encoding in (None, "float"):
             fields: Any = {"encoding_format": encoding} if encoding else {}
             answer = await client.embeddings.create(model="demo", input=TEXTS, **fields)

@@ -47,33 +47,35 @@ async def session_gateway(fleet: Fleet, backend: str) -> AsyncIterator[GatewayHa
             "session_binding": engine.session_binding(definition),
         }
     )
-    async with gateway_harness() as here:
-        await here.publish(model)
-        yield here
+    async with gateway_harness() as gateway:
+        await gateway.publish(model)
+        yield gateway
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 async def test_ten_turns_cost_the_new_tokens_of_each(fleet: Fleet, backend: str) -> None:
-    async with session_gateway(fleet, backend) as here:
-        with_session = Conversation(here, "with", {"session_id": "ten"}, words=2)
-        without = Conversation(here, "without", words=2)
+    async with session_gateway(fleet, backend) as gateway:
+        with_session = Conversation(gateway, "with", {"session_id": "ten"}, words=2)
+        without = Conversation(gateway, "without", words=2)
         turns, plain = [], []
         for number in range(TURNS):
             turns.append(await with_session.turn())
             plain.append(await without.turn())
-            await disturb(here, 1, number)
+            await disturb(gateway, 1, number)
         assert [turn.decision for turn in turns] == ["new"] + ["reused"] * (TURNS - 1)
         for before, turn in pairwise(turns):
             assert 0 < turn.evaluated_tokens <= turn.prompt_tokens - before.prompt_tokens, turns
         assert all(turn.cached_tokens <= ALIKE for turn in plain)
-        metrics = await here.metrics()
+        metrics = await gateway.metrics()
         assert "roundhouse_gateway_session_misses_total{" not in metrics
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 async def test_five_sessions_on_a_cache_of_four(fleet: Fleet, backend: str) -> None:
-    async with session_gateway(fleet, backend) as here:
-        talks = [Conversation(here, f"talk {number}", {"session_id": f"five {number}"}, words=2) for number in range(5)]
+    async with session_gateway(fleet, backend) as gateway:
+        talks = [
+            Conversation(gateway, f"talk {number}", {"session_id": f"five {number}"}, words=2) for number in range(5)
+        ]
         assert [(await talk.turn()).decision for talk in talks] == ["new"] * 5
         later = [await talk.turn() for talk in talks[1:]]
         assert [turn.decision for turn in later] == ["reused"] * 4
@@ -83,8 +85,8 @@ async def test_five_sessions_on_a_cache_of_four(fleet: Fleet, backend: str) -> N
 
 
 async def test_other_sampling_and_another_beginning_are_rebuilt(fleet: Fleet) -> None:
-    async with session_gateway(fleet, "litert_lm") as here:
-        talk = Conversation(here, "talk", {"session_id": "rules"}, words=2)
+    async with session_gateway(fleet, "litert_lm") as gateway:
+        talk = Conversation(gateway, "talk", {"session_id": "rules"}, words=2)
         changes: list[tuple[dict[str, Any], str | None]] = [
             ({}, "new"),
             ({"max_tokens": 50}, "reused"),
@@ -104,10 +106,10 @@ async def test_other_sampling_and_another_beginning_are_rebuilt(fleet: Fleet) ->
 
 
 async def test_other_sampling_is_nothing_to_llama_cpp(fleet: Fleet) -> None:
-    async with session_gateway(fleet, "llama_cpp") as here:
-        talk = Conversation(here, "talk", {"session_id": "rules"}, words=2)
+    async with session_gateway(fleet, "llama_cpp") as gateway:
+        talk = Conversation(gateway, "talk", {"session_id": "rules"}, words=2)
         await talk.turn()
-        await disturb(here, 1)
+        await disturb(gateway, 1)
         talk.fields |= {"top_k": 3}
         turn = await talk.turn()
         assert (turn.decision, turn.cached_tokens > ALIKE) == ("reused", True)

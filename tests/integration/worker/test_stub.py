@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.scripted_models import CHAT, USER, told
+from tests.support.scripted_models import CHAT, USER, post
 from tests.support.worker_engines import start
 from tests.support.worker_process import Worker, eventually
 from worker.engines.stub import DIMENSIONS, TEXT
@@ -35,18 +35,18 @@ def test_a_stream_on_the_wire(worker: Worker) -> None:
 
 
 def test_words_are_its_tokens_in_llama_server_s_shapes(worker: Worker) -> None:
-    assert told(worker)["choices"][0]["message"]["content"] == TEXT
-    assert told(worker, "/tokenize", content="one two one") == {"tokens": [0, 1, 2]}
+    assert post(worker)["choices"][0]["message"]["content"] == TEXT
+    assert post(worker, "/tokenize", content="one two one") == {"tokens": [0, 1, 2]}
     pieces = [{"id": 1, "piece": " two"}, {"id": 0, "piece": "one"}]
-    assert told(worker, "/tokenize", content=[1, "one"], with_pieces=True) == {"tokens": pieces}
-    assert told(worker, "/detokenize", tokens=[0, 1, 2]) == {"content": "one two one"}
-    assert told(worker, "/apply-template") == {"prompt": "hello"}
+    assert post(worker, "/tokenize", content=[1, "one"], with_pieces=True) == {"tokens": pieces}
+    assert post(worker, "/detokenize", tokens=[0, 1, 2]) == {"content": "one two one"}
+    assert post(worker, "/apply-template") == {"prompt": "hello"}
 
 
 def test_embeddings_as_bytes(worker: Worker) -> None:
-    plain = told(worker, "/v1/embeddings", input="a")["data"][0]["embedding"]
+    plain = post(worker, "/v1/embeddings", input="a")["data"][0]["embedding"]
     encoded = base64.b64decode(
-        told(worker, "/v1/embeddings", input="a", encoding_format="base64")["data"][0]["embedding"]
+        post(worker, "/v1/embeddings", input="a", encoding_format="base64")["data"][0]["embedding"]
     )
     assert list(struct.unpack(f"<{DIMENSIONS}f", encoded)) == pytest.approx(plain, abs=1e-6)
 
@@ -56,7 +56,7 @@ def test_while_it_loads_it_says_so_and_a_signal_ends_it(tmp_path: Path) -> None:
         eventually("it listens", lambda: loading.status_of("/health"))
         assert loading.status_of("/health") == 503
         for path in (CHAT, f"{CHAT}/input_tokens"):
-            status, body = loading.ask("POST", path, {"messages": USER})
+            status, body = loading.request("POST", path, {"messages": USER})
             assert (status, json.loads(body)["error"]["code"]) == (503, "model_loading")
         assert loading.stop() == 0
 

@@ -66,7 +66,7 @@ async def run_step(here: RetrievalHarness, model: Model, step: tuple[str, Any, A
         text, tag = value if kind == "add" else (model[tenant][document_id][0], value)
         body = {"text": text, "id": document_id, "metadata": {"tag": tag}}
         parsed = len(here.parser.parsed)
-        answer = await here.ask("POST", "/v1/documents?wait=true", body, tenant=tenant)
+        answer = await here.request("POST", "/v1/documents?wait=true", body, tenant=tenant)
         if text.startswith("bad"):
             assert answer.status_code == 422
         else:
@@ -75,10 +75,10 @@ async def run_step(here: RetrievalHarness, model: Model, step: tuple[str, Any, A
         if kind == "tag":
             assert len(here.parser.parsed) == parsed
     elif kind == "delete":
-        answer = await here.ask("DELETE", f"/v1/documents/{document_id}", tenant=tenant)
+        answer = await here.request("DELETE", f"/v1/documents/{document_id}", tenant=tenant)
         assert answer.status_code == (200 if model[tenant].pop(document_id, None) is not None else 404)
     else:
-        answer = await here.ask("DELETE", f"/v1/tenants/{tenant}", tenant=tenant)
+        answer = await here.request("DELETE", f"/v1/tenants/{tenant}", tenant=tenant)
         assert answer.status_code == (200 if model[tenant] else 404)
         model[tenant].clear()
 
@@ -87,7 +87,7 @@ async def check(here: RetrievalHarness, model: Model) -> None:
     """Compare everything that a tenant can see with the model."""
     for tenant in TENANTS:
         own = model[tenant]
-        listed = (await here.ask("GET", "/v1/documents?limit=100", tenant=tenant)).json()["data"]
+        listed = (await here.request("GET", "/v1/documents?limit=100", tenant=tenant)).json()["data"]
         assert sorted(document["id"] for document in listed) == sorted(own)
         for word in ("fox", "dog"):
             hits = await here.search(word, tenant=tenant, top_k=100)
@@ -103,7 +103,7 @@ async def check(here: RetrievalHarness, model: Model) -> None:
                 each for each in expected if each[2] == "x"
             ]
             for hit in hits:
-                text = (await here.ask("GET", f"/v1/documents/{hit['document_id']}/text", tenant=tenant)).content
+                text = (await here.request("GET", f"/v1/documents/{hit['document_id']}/text", tenant=tenant)).content
                 assert text[hit["start"] : hit["end"]].decode() == hit["text"]
-        tenants = (await here.ask("GET", "/v1/tenants", tenant=tenant)).json()["data"]
+        tenants = (await here.request("GET", "/v1/tenants", tenant=tenant)).json()["data"]
         assert [(each["id"], each["documents"]) for each in tenants] == ([(tenant, len(own))] if own else [])

@@ -122,7 +122,7 @@ class Keepers:
                 self.acknowledged[what] += 1
             await asyncio.sleep(PAUSE_S)
 
-    async def _ask(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
+    async def _request(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
         async with self._session.request(method, self.url + path, json=body) as answer:
             text = await answer.read()
             return answer.status, json.loads(text) if answer.content_type == "application/json" else text.decode()
@@ -136,28 +136,28 @@ class Keepers:
         text = None if number % 9 == 8 else f"Engine {number} stands at track w{number}w."
         known.add(text)
         if text is None:
-            status, answer = await self._ask("DELETE", f"/v1/documents/{document}")
+            status, answer = await self._request("DELETE", f"/v1/documents/{document}")
             is_done = status in (200, 404)
         else:
-            status, answer = await self._ask("POST", "/v1/documents", {"id": document, "text": text})
+            status, answer = await self._request("POST", "/v1/documents", {"id": document, "text": text})
             is_done = status in (200, 202)
         if is_done:
             self._texts[document] = {text}
         return "" if is_done else f"{status} {answer}"
 
     async def _is_as_written(self, document: str) -> bool:
-        status, content = await self._ask("GET", f"/v1/documents/{document}/content")
+        status, content = await self._request("GET", f"/v1/documents/{document}/content")
         if status == 404:
             return None in self._texts[document]
         if status != 200 or content not in self._texts[document]:
             return False
         word = content.rstrip(".").rpartition(" ")[2]
-        status, found = await self._ask("POST", "/v1/search", {"query": word, "mode": "sparse"})
+        status, found = await self._request("POST", "/v1/search", {"query": word, "mode": "sparse"})
         return status == 200 and [hit["document_id"] for hit in found["data"]][:1] == [document]
 
     async def _store_response(self, number: int) -> str:
         body = {"model": self.model, "input": "Hi", "store": True, "stream": number % 2 == 1}
-        status, answer = await self._ask("POST", "/v1/responses", body)
+        status, answer = await self._request("POST", "/v1/responses", body)
         if status == 200 and number % 2 == 1:
             events = [json.loads(line[6:]) for line in answer.splitlines() if line.startswith("data: {")]
             ends = [each["response"] for each in events if each["type"] == "response.completed"]
@@ -174,12 +174,12 @@ class Keepers:
         return ""
 
     async def _is_stored(self, response: str) -> bool:
-        status, answer = await self._ask("GET", f"/v1/responses/{response}")
+        status, answer = await self._request("GET", f"/v1/responses/{response}")
         return status == 200 and _said(answer) == SENTENCE
 
     async def _call_tool(self, number: int) -> str:
         text = f"word {number}"
-        status, answer = await self._ask("POST", "/tools", {"tool": self.tool, "params": {"text": text}})
+        status, answer = await self._request("POST", "/tools", {"tool": self.tool, "params": {"text": text}})
         return "" if (status, answer) == (200, {"plain_text_response": text}) else f"{status} {answer}"
 
 

@@ -16,11 +16,12 @@ from typing import Any
 import aiohttp
 from ruamel.yaml import YAML
 
-from tests.support.admin import AdminApi, Reply
+from tests.support.admin import AdminApi
 from tests.support.chaos.keepers import Keepers
 from tests.support.chaos.record import GATEWAY_AWAY, INSIDE, RESTARTING, STABLE_S, Fault, Kill, Record
 from tests.support.chaos.stage import LLAMA, Engine, Stage, age_of, kill_process
 from tests.support.checked_clients import CheckedClients
+from tests.support.http_client import Reply
 from tests.support.wait import until
 
 MODELS = Counter({"one": 1, "two": 2, "three": 1, "four": 2})
@@ -185,7 +186,7 @@ class Chaos:
     async def ask_admin(self, method: str, path: str, body: object = None, **query: object) -> Reply | None:
         """One request to the admin API; None where nobody answers it now."""
         try:
-            reply = await self.admin.ask(method, path, body, **query)
+            reply = await self.admin.request(method, path, body, **query)
         except (aiohttp.ClientError, TimeoutError):
             return None
         return None if reply.status == 503 else reply

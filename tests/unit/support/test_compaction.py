@@ -39,7 +39,7 @@ def test_the_model_works_until_it_goes_on_from_its_summary(tmp_path: Path) -> No
 
         def message(*messages: dict[str, Any], **fields: Any) -> Any:
             body = {"messages": messages, "tools": [TOOL], **fields}
-            return json.loads(worker.ask("POST", CHAT, body)[1])["choices"][0]["message"]
+            return json.loads(worker.request("POST", CHAT, body)[1])["choices"][0]["message"]
 
         for messages in ([user("Work.")], [system, user("Work."), *results, *results], [user(SUMMARY)]):
             [call] = message(*messages)["tool_calls"]
@@ -50,7 +50,9 @@ def test_the_model_works_until_it_goes_on_from_its_summary(tmp_path: Path) -> No
         asks = [user("Work."), *results, user("Write a summary.")]
         assert message(*asks)["content"] == message(user("Work."), tools=None)["content"] == SUMMARY
         assert message(user(f"So far: {SUMMARY}"), *results)["content"] == DONE
-        prompt = json.loads(worker.ask("POST", "/apply-template", {"messages": [system], "tools": [TOOL]})[1])["prompt"]
+        prompt = json.loads(worker.request("POST", "/apply-template", {"messages": [system], "tools": [TOOL]})[1])[
+            "prompt"
+        ]
         assert "You make a summary" in prompt
         assert '"required"' in prompt
 

@@ -12,7 +12,7 @@ from controller.observe.load_progress import LoadProgress
 from controller.runtimes.base import Runtime
 from controller.runtimes.logs import EXIT_LINES
 from controller.state import Phase
-from tests.support.runtime_contract import RUN, ContractEngines, exited, give, only, said, waiting_for
+from tests.support.runtime_contract import RUN, ContractEngines, exited, give, only, wait_for_log, waiting_for
 from tests.support.wait import until
 
 pytestmark = pytest.mark.engines
@@ -44,7 +44,7 @@ async def test_a_killed_engine_is_seen_with_how_it_ended(engines: ContractEngine
     runtime = engines.runtime()
     request = engines.request(engines.shell(f"echo last words; {RUN}"))
     await runtime.start_replica(request)
-    await said(runtime, request.name, "last words")
+    await wait_for_log(runtime, request.name, "last words")
     engines.kill(request.name)
     seen = await exited(runtime)
     assert seen.exit is not None

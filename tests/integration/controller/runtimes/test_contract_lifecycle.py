@@ -12,7 +12,7 @@ from controller.engines.base import Launch
 from controller.runtimes.base import RuntimeUnavailableError, StartError
 from controller.state import HOST, Phase
 from tests.support.campaign import campaign_count
-from tests.support.runtime_contract import RUN, ContractEngines, exited, only, running, said, says_and_waits
+from tests.support.runtime_contract import RUN, ContractEngines, exited, only, running, says_and_waits, wait_for_log
 from tests.support.wait import until
 
 pytestmark = pytest.mark.engines
@@ -31,7 +31,7 @@ async def test_an_engine_is_started_seen_and_ended(engines: ContractEngines) -> 
     assert seen.created_at <= seen.started_at
     assert (seen.base_url or "").startswith("http://127.0.0.1:")
     assert f"{engines.models_inside}/m.gguf" in seen.argv
-    await said(runtime, request.name, "hello")
+    await wait_for_log(runtime, request.name, "hello")
     pids = engines.pids(request.name)
     assert pids
     assert all(running(pid) for pid in pids)
@@ -115,7 +115,7 @@ async def test_an_engine_that_ends_when_asked_is_given_time_and_is_not_waited_fo
     body = f"trap 'echo leaving; sleep 0.3; echo left; exit 0' TERM; {says_and_waits('here')}"
     request = engines.request(engines.shell(body))
     await runtime.start_replica(request)
-    await said(runtime, request.name, "here")
+    await wait_for_log(runtime, request.name, "here")
     async with asyncio.timeout(60):
         await runtime.stop_replica(request.name, 3600)
     assert await runtime.read_log_tail(request.name) == "here\nleaving\nleft"
@@ -130,10 +130,10 @@ async def test_an_engine_that_ignores_its_stop_signal_runs_for_its_grace_and_is_
         engines.shell(f"(trap '' TERM; exec sleep 600) & trap 'echo asked' TERM; {says_and_waits('up')}")
     )
     await runtime.start_replica(request)
-    await said(runtime, request.name, "up")
+    await wait_for_log(runtime, request.name, "up")
     await until("its two children", lambda: len(engines.pids(request.name)) >= 3)
     stop = asyncio.create_task(runtime.stop_replica(request.name, 3600))
-    await said(runtime, request.name, "asked")
+    await wait_for_log(runtime, request.name, "asked")
     assert not stop.done()
     assert (await only(runtime)).phase is Phase.RUNNING
     stop.cancel()

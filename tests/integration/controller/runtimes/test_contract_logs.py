@@ -10,8 +10,8 @@ from tests.support.runtime_contract import (
     LogReader,
     exited,
     give,
-    said,
     says_and_waits,
+    wait_for_log,
     waiting_for,
 )
 from tests.support.wait import until
@@ -48,7 +48,7 @@ async def test_a_stop_in_the_middle_loses_no_line(engines: ContractEngines) -> N
     body = f"trap 'echo leaving; echo left; exit 0' TERM; echo one; echo same; {says_and_waits('same')}"
     request = engines.request(engines.shell(body))
     await runtime.start_replica(request)
-    await said(runtime, request.name, "same\nsame")
+    await wait_for_log(runtime, request.name, "same\nsame")
     reader = LogReader(runtime, request.name)
     assert await reader.read() == ["one", "same", "same"]
     await runtime.stop_replica(request.name, 30)
@@ -87,7 +87,7 @@ async def test_a_burst_comes_in_bounded_parts_with_long_lines_whole(engines: Con
     reader = LogReader(runtime, request.name)
     await until("the first line", reader.read)
     give(engines, "go")
-    await said(runtime, request.name, "006000")
+    await wait_for_log(runtime, request.name, "006000")
 
     async def all_of_it() -> bool:
         return (await reader.read())[-1].startswith("006000")
@@ -104,11 +104,11 @@ async def test_what_is_kept_of_a_log_is_bounded(engines: ContractEngines) -> Non
     body = f"seq -f 'line %08g {'x' * 80}' 1 60000; echo done; {waiting_for(engines, 'go')}; echo more; {RUN}"
     request = engines.request(engines.shell(body))
     await runtime.start_replica(request)
-    await said(runtime, request.name, "done")
+    await wait_for_log(runtime, request.name, "done")
     await runtime.list_replicas()
     assert 100_000 < engines.log_bytes(request.name) <= 2 * 2**20
     give(engines, "go")
-    await said(runtime, request.name, f"line 00060000 {'x' * 80}\ndone\nmore")
+    await wait_for_log(runtime, request.name, f"line 00060000 {'x' * 80}\ndone\nmore")
     await runtime.stop_replica(request.name, 30)
     saved = engines.state / "logs" / "ended" / f"{request.name}.log"
     assert 10_000 < saved.stat().st_size <= 64 * 1024

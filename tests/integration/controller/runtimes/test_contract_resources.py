@@ -14,7 +14,7 @@ from controller.runtimes.nvml import NvmlReader
 from tests.fakes.fake_nvml import FakeNvml
 from tests.support.ballast import HELD_MIB, PROGRAM
 from tests.support.docker_engine import DockerEngines
-from tests.support.runtime_contract import RUN, ContractEngines, said
+from tests.support.runtime_contract import RUN, ContractEngines, wait_for_log
 from tests.support.wait import until
 
 pytestmark = pytest.mark.engines
@@ -33,7 +33,7 @@ async def test_what_processes_share_counts_once_and_what_is_only_cached_does_not
     request = engines.request(engines.shell(body))
     assert await runtime.read_host_mib(request.name) is None
     await runtime.start_replica(request)
-    await said(runtime, request.name, "holds it")
+    await wait_for_log(runtime, request.name, "holds it")
     held = await runtime.read_host_mib(request.name)
     assert held is not None
     assert HELD_MIB <= held <= HELD_MIB + PYTHON_MIB

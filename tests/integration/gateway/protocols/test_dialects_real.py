@@ -143,7 +143,7 @@ def known(value: Any) -> Any:
     return [known(each) for each in value] if isinstance(value, list) else value
 
 
-def ask(server: Worker, path: str, body: bytes) -> tuple[int, str, bytes]:
+def post(server: Worker, path: str, body: bytes) -> tuple[int, str, bytes]:
     """Status, content type and body."""
     connection = server.open("POST", path, body)
     try:
@@ -159,7 +159,7 @@ def gathered(server: Worker, path: str, fields: Fields, *, part: int = 700) -> t
     request = parse_request(json.dumps({"model": "demo", **fields}).encode(), may_stream=True)
     gathering = dialect.open_collector(request)
     assert gathering is not None
-    status, content_type, stream = ask(server, path, dialect.engine_body(request, route("demo"), as_stream=True))
+    status, content_type, stream = post(server, path, dialect.engine_body(request, route("demo"), as_stream=True))
     if not content_type.startswith("text/event-stream"):
         assert status >= 400
         return status, json.loads(stream), None
@@ -226,7 +226,7 @@ def test_an_answer_made_of_a_stream_is_the_engines_own(
 ) -> None:
     engine = servers.of(server)
     body = json.dumps({"model": "demo", **fields}).encode()
-    status, _, whole = ask(engine, path, body)
+    status, _, whole = post(engine, path, body)
     request = parse_request(body, may_stream=True)
     change = DIALECTS[path].get_body_converter(request)
     own = json.loads(change(whole) if change is not None and status == 200 else whole)
@@ -280,10 +280,10 @@ def test_what_is_refused_really_differs(servers: Servers, path: str, fields: Fie
     body = json.dumps({"model": "demo", **fields}).encode()
     request = parse_request(body, may_stream=True)
     assert dialect.open_collector(request) is None
-    own = json.loads(ask(servers.plain, path, body)[2])
+    own = json.loads(post(servers.plain, path, body)[2])
     anyway = dialect.open_collector(parse_request(json.dumps({"model": "demo"}).encode(), may_stream=True))
     assert anyway is not None
-    anyway.feed_data(ask(servers.plain, path, dialect.engine_body(request, route("demo"), as_stream=True))[2])
+    anyway.feed_data(post(servers.plain, path, dialect.engine_body(request, route("demo"), as_stream=True))[2])
     result = anyway.build_result()
     assert result is not None
     made = json.loads(result[1])
@@ -296,7 +296,7 @@ def test_a_real_stream_passes_to_its_end(servers: Servers, path: str) -> None:
     fields = {"/v1/completions": PROMPT, "/v1/messages": LETTER, "/infill": GAP}.get(path, HI)
     dialect = DIALECTS[path]
     request = parse_request(json.dumps({"model": "demo", "stream": True, **fields}).encode(), may_stream=True)
-    stream = ask(servers.caller, path, dialect.engine_body(request, route("demo"), as_stream=False))[2]
+    stream = post(servers.caller, path, dialect.engine_body(request, route("demo"), as_stream=False))[2]
     events = dialect.open_stream(request)
     passed = b"".join(events.feed_data(stream[start : start + 99]) for start in range(0, len(stream), 99))
     passed += events.finish_stream()
@@ -345,9 +345,9 @@ def test_the_engine_answers_what_it_is_said_to_offer(start: Start, models: Path,
     server = start(models / "caller.gguf", "--chat-template-file", str(models / "caller.jinja"), *flags)
     for path in LlamaServer().list_apis(definition):
         method, body = EXAMPLES[path]
-        assert server.ask(method, path, body)[0] == 200, path
+        assert server.request(method, path, body)[0] == 200, path
     probe = LlamaServer().describe_probe(definition)
-    assert server.ask("POST", probe.ready_path, probe.ready_body)[0] == 200, "it would never be loaded"
+    assert server.request("POST", probe.ready_path, probe.ready_body)[0] == 200, "it would never be loaded"
     for path in {"/v1/embeddings", "/v1/rerank"} - set(LlamaServer().list_apis(definition)):
         if (mode, path) != ("reranking", "/v1/embeddings"):  # it answers, with nothing but zeros
-            assert server.ask("POST", path, EXAMPLES[path][1])[0] in (400, 501), path
+            assert server.request("POST", path, EXAMPLES[path][1])[0] in (400, 501), path

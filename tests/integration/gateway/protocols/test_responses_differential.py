@@ -55,22 +55,24 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture
-async def here(made: dict[str, Worker]) -> AsyncIterator[GatewayHarness]:
+async def gateway(made: dict[str, Worker]) -> AsyncIterator[GatewayHarness]:
     async with responses_gateway(made) as built:
         yield built
 
 
 def own(made: dict[str, Worker], fields: Fields, *, stream: bool = False) -> str:
     """llama-server's own answer, asked directly."""
-    status, body = made[fields["model"]].ask("POST", "/v1/responses", {"temperature": 0, **fields, "stream": stream})
+    status, body = made[fields["model"]].request(
+        "POST", "/v1/responses", {"temperature": 0, **fields, "stream": stream}
+    )
     assert status == 200, body
     return body
 
 
-async def ours(here: GatewayHarness, fields: Fields, *, stream: bool = False) -> bytes:
+async def ours(gateway: GatewayHarness, fields: Fields, *, stream: bool = False) -> bytes:
     """The gateway's."""
     body = {"temperature": 0, "store": False, **fields, "stream": stream}
-    async with here.post("/v1/responses", **body) as answer:
+    async with gateway.post("/v1/responses", **body) as answer:
         content: bytes = await answer.read()
         assert answer.status == 200, content
         return content
@@ -91,11 +93,11 @@ def own_events(stream: str) -> list[Fields]:
 
 
 @pytest.mark.parametrize("conversation", CONVERSATIONS)
-async def test_a_client_sees_the_same(here: GatewayHarness, made: dict[str, Worker], conversation: str) -> None:
+async def test_a_client_sees_the_same(gateway: GatewayHarness, made: dict[str, Worker], conversation: str) -> None:
     fields = CONVERSATIONS[conversation]
     theirs = visible(json.loads(own(made, fields)))
-    assert visible(json.loads(await ours(here, fields))) == theirs
-    assert visible(folded(await ours(here, fields, stream=True))) == theirs
+    assert visible(json.loads(await ours(gateway, fields))) == theirs
+    assert visible(folded(await ours(gateway, fields, stream=True))) == theirs
     assert visible(own_events(own(made, fields, stream=True))[-1]["response"]) == theirs
 
 
@@ -137,7 +139,7 @@ NEVER_SENT = {
 """Events that a stream of the conversations below must have, and llama-server knows none of them."""
 
 
-async def test_what_llama_servers_own_lack(here: GatewayHarness, made: dict[str, Worker]) -> None:
+async def test_what_llama_servers_own_lack(gateway: GatewayHarness, made: dict[str, Worker]) -> None:
     found: dict[str, set[str]] = defaultdict(set)
     for fields in CONVERSATIONS.values():
         for event in own_events(own(made, fields, stream=True)):
@@ -150,17 +152,17 @@ async def test_what_llama_servers_own_lack(here: GatewayHarness, made: dict[str,
     assert lacking(open_responses.ResponseResource, whole) == {"output_tokens_details", *ABSENT} - {"created_at"}
 
 
-async def test_what_llama_servers_own_get_wrong(here: GatewayHarness, made: dict[str, Worker]) -> None:
+async def test_what_llama_servers_own_get_wrong(gateway: GatewayHarness, made: dict[str, Worker]) -> None:
     cut = {"model": "plain", "input": "Hi", "max_output_tokens": 3}
     assert json.loads(own(made, cut))["status"] == "completed"
-    response = json.loads(await ours(here, cut))
+    response = json.loads(await ours(gateway, cut))
     assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
 
     form = {"format": {"type": "json_schema", "name": "n", "schema": PARAMETERS}}
     shaped = {"model": "plain", "input": "Hi", "text": form}
     with pytest.raises(json.JSONDecodeError):
         json.loads(json.loads(own(made, shaped))["output"][0]["content"][0]["text"])
-    text = json.loads(await ours(here, shaped))["output"][0]["content"][0]["text"]
+    text = json.loads(await ours(gateway, shaped))["output"][0]["content"][0]["text"]
     assert json.loads(text) == {"city": "Paris"}
 
     called = []
@@ -168,13 +170,13 @@ async def test_what_llama_servers_own_get_wrong(here: GatewayHarness, made: dict
         choice = {"type": "function", "name": name}
         chosen = {"model": "agent", "input": "Hi", "tools": [WEATHER, NEWS], "tool_choice": choice}
         called.append(json.loads(own(made, chosen))["output"][-1]["name"])
-        assert json.loads(await ours(here, chosen))["output"][-1]["name"] == name
+        assert json.loads(await ours(gateway, chosen))["output"][-1]["name"] == name
     assert len(set(called)) == 1
 
-    status, body = made["plain"].ask("POST", "/v1/responses", {"input": "Hi", "previous_response_id": "resp_0"})
+    status, body = made["plain"].request("POST", "/v1/responses", {"input": "Hi", "previous_response_id": "resp_0"})
     assert status == 400, body
     custom = {"model": "plain", "input": "Hi", "tools": [{"type": "web_search"}]}
     assert "web_search" not in own(made, custom)
-    async with here.post("/v1/responses", **custom) as answer:
+    async with gateway.post("/v1/responses", **custom) as answer:
         assert (answer.status, (await answer.json())["error"]["param"]) == (400, "tools[0].type")
     check_response(response)

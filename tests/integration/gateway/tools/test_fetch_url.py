@@ -209,7 +209,7 @@ async def test_other_hosts_are_never_asked(url: str, connected: list[str]) -> No
     resolver = Resolver([PUBLIC])
     await refusal(url, "example.org", "*.example.org", resolver=resolver)
     assert connected == []
-    assert resolver.asked == []
+    assert resolver.queries == []
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ async def test_the_address_that_was_checked_is_connected_to(connected: list[str]
     resolver = Resolver([PUBLIC], ["127.0.0.1"])
     await refusal("https://a.example.org/", "*.example.org", resolver=resolver)
     assert connected == [PUBLIC]
-    assert resolver.asked == ["a.example.org"]
+    assert resolver.queries == ["a.example.org"]
 
 
 @pytest.mark.parametrize(
@@ -320,10 +320,10 @@ async def test_a_page_that_never_ends_is_cut() -> None:
 async def test_a_server_that_never_answers_is_given_up() -> None:
     """Also one that sends a byte from time to time, so that no read takes long."""
     for part in (b"", b"x"):
-        async with endless_server(part, pause_s=0.05) as server, gateway_harness() as here:
+        async with endless_server(part, pause_s=0.05) as server, gateway_harness() as gateway:
             tool = ToolRoute(name="fetch_url", hosts=(server.host,), timeout_s=1.0)
-            await here.publish(tools=(tool,))
-            assert await call_code(here, "fetch_url", url=f"http://{server.host}/") == (504, "tool_timeout")
+            await gateway.publish(tools=(tool,))
+            assert await call_code(gateway, "fetch_url", url=f"http://{server.host}/") == (504, "tool_timeout")
             await until(lambda: not server.connections, "the connection is closed")
 
 
@@ -339,12 +339,12 @@ async def test_a_call_that_ends_closes_its_connection() -> None:
 
 async def test_through_a_gateway(site: FileServer) -> None:
     site.answers["/"] = lambda _: (200, {"content-type": "text/html"}, b"<p>Coal")
-    async with gateway_harness() as here:
-        await here.publish(tools=(ToolRoute(name="fetch_url", hosts=(host_of(site),)),))
-        assert await call_text(here, "fetch_url", url=f"{site.url}/") == f"{site.url}/\n\nCoal"
-        assert REFUSED in await call_error(here, "fetch_url", url="http://127.0.0.1:9/")
-        await here.publish(tools=(ToolRoute(name="fetch_url", hosts=("a:99999",)),))
-        assert await call_code(here, "fetch_url", url=f"{site.url}/") == (403, "tools_disabled")
+    async with gateway_harness() as gateway:
+        await gateway.publish(tools=(ToolRoute(name="fetch_url", hosts=(host_of(site),)),))
+        assert await call_text(gateway, "fetch_url", url=f"{site.url}/") == f"{site.url}/\n\nCoal"
+        assert REFUSED in await call_error(gateway, "fetch_url", url="http://127.0.0.1:9/")
+        await gateway.publish(tools=(ToolRoute(name="fetch_url", hosts=("a:99999",)),))
+        assert await call_code(gateway, "fetch_url", url=f"{site.url}/") == (403, "tools_disabled")
 
 
 async def test_a_certificate_that_nobody_vouches_for_is_refused(tmp_path: Path) -> None:

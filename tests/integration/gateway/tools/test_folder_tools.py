@@ -210,8 +210,8 @@ async def test_a_folder_that_the_system_does_not_let_write_is_said() -> None:
 
 
 async def test_through_a_gateway_writing_needs_its_own_tool(folder: Path) -> None:
-    async with gateway_harness() as here:
-        await here.publish(tools=(ToolRoute(name="read_file", folder=str(folder)), ToolRoute(name="write_file")))
-        assert await call_text(here, "read_file", path="notes/coal.md", last_line=1) == "Coal is in the shed.\n"
-        assert await call_code(here, "write_file", path="x", content="x") == (404, "tool_not_found")
-        assert await call_code(here, "read_file", path=1) == (400, "tool_arguments_invalid")
+    async with gateway_harness() as gateway:
+        await gateway.publish(tools=(ToolRoute(name="read_file", folder=str(folder)), ToolRoute(name="write_file")))
+        assert await call_text(gateway, "read_file", path="notes/coal.md", last_line=1) == "Coal is in the shed.\n"
+        assert await call_code(gateway, "write_file", path="x", content="x") == (404, "tool_not_found")
+        assert await call_code(gateway, "read_file", path=1) == (400, "tool_arguments_invalid")

@@ -31,23 +31,23 @@ EVENTS = "text/event-stream"
 
 
 async def test_an_answer_of_100_mb_is_refused_and_never_held() -> None:
-    async with fake_mcp_server() as server, gateway_harness() as here:
+    async with fake_mcp_server() as server, gateway_harness() as gateway:
         server.tools = [tool("json"), tool("events"), tool("event")]
         part = b"x" * 1024 * 1024
         server.answers["json"] = stream_of(part, 100, TEXT, b'{"jsonrpc": "2.0", "result": {"content": "')
         server.answers["events"] = stream_of(b": ping\n" + part + b"\n", 100, EVENTS)
         server.answers["event"] = stream_of(part, 100, EVENTS, b"data: ")
-        await here.publish(mcp_servers=(server.route(),))
-        await connected(here)
+        await gateway.publish(mcp_servers=(server.route(),))
+        await connected(gateway)
         tracemalloc.start()
         try:
             for name in ("json", "events", "event"):
-                assert "larger than 1048576 bytes" in await failure(here, f"fake__{name}")
+                assert "larger than 1048576 bytes" in await failure(gateway, f"fake__{name}")
             _, peak = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
         assert peak < 20 * 1024 * 1024
-        assert (await connected(here))["state"] == "connected", "the connection stays"
+        assert (await connected(gateway))["state"] == "connected", "the connection stays"
 
 
 async def test_a_compressed_answer_is_refused() -> None:
@@ -55,11 +55,11 @@ async def test_a_compressed_answer_is_refused() -> None:
         data = gzip.compress(bytes(50 * 1024 * 1024))
         return web.Response(body=data, headers={"content-type": TEXT, "content-encoding": "gzip"})
 
-    async with fake_mcp_server() as server, gateway_harness() as here:
+    async with fake_mcp_server() as server, gateway_harness() as gateway:
         server.answers["echo"] = bomb
-        await here.publish(mcp_servers=(server.route(),))
-        await connected(here)
-        assert "compressed" in await failure(here, "fake__echo")
+        await gateway.publish(mcp_servers=(server.route(),))
+        await connected(gateway)
+        assert "compressed" in await failure(gateway, "fake__echo")
 
 
 @pytest.mark.parametrize(
@@ -77,14 +77,14 @@ async def test_a_server_that_closes_in_the_middle_costs_that_call_alone(answer: 
         await gate.wait()
         return web.json_response(reply(message, text_result("late")))
 
-    async with fake_mcp_server() as server, gateway_harness() as here:
+    async with fake_mcp_server() as server, gateway_harness() as gateway:
         server.tools = [tool("broken"), tool("waits")]
         server.answers = {"broken": answer, "waits": waits}
-        await here.publish(mcp_servers=(server.route(),))
-        await connected(here)
-        other = asyncio.create_task(call_text(here, "fake__waits"))
+        await gateway.publish(mcp_servers=(server.route(),))
+        await connected(gateway)
+        other = asyncio.create_task(call_text(gateway, "fake__waits"))
         await until("the other call is there", lambda: server.methods.count("tools/call") == 1)
-        status, told = await call_tool(here, "fake__broken")
+        status, told = await call_tool(gateway, "fake__broken")
         assert reason in str(told["error"]), told
         assert status == (200 if reason.startswith("Unexpected") else 502)
         gate.set()
@@ -109,28 +109,30 @@ async def test_an_answer_that_cannot_be_read(body: bytes) -> None:
     async def answer(_: web.Request, message: dict[str, Any]) -> web.Response:
         return web.Response(body=body.replace(b"%d", str(message["id"]).encode()), content_type=TEXT)
 
-    async with fake_mcp_server() as server, gateway_harness() as here:
+    async with fake_mcp_server() as server, gateway_harness() as gateway:
         server.answers["echo"] = answer
-        await here.publish(mcp_servers=(server.route(timeout_s=2.0),))
-        await connected(here)
-        status, code = await call_code(here, "fake__echo")
+        await gateway.publish(mcp_servers=(server.route(timeout_s=2.0),))
+        await connected(gateway)
+        status, code = await call_code(gateway, "fake__echo")
         assert (status, code) in {(502, "tool_failed"), (504, "tool_timeout")}
-        assert (await connected(here))["tools"] == ["fake__echo"]
+        assert (await connected(gateway))["tools"] == ["fake__echo"]
 
 
 async def test_a_server_that_never_answers_is_timed_out(monkeypatch: pytest.MonkeyPatch) -> None:
     from gateway.tools.mcp_client import server_connection
 
     monkeypatch.setattr(server_connection, "CONNECT_S", 5.0)
-    async with fake_mcp_server() as server, gateway_harness() as here:
+    async with fake_mcp_server() as server, gateway_harness() as gateway:
         server.answers["echo"] = never
-        await here.publish(mcp_servers=(server.route(timeout_s=1.0),))
-        await connected(here)
-        assert await asyncio.gather(*(call_code(here, "fake__echo") for _ in range(40))) == [(504, "tool_timeout")] * 40
+        await gateway.publish(mcp_servers=(server.route(timeout_s=1.0),))
+        await connected(gateway)
+        assert (
+            await asyncio.gather(*(call_code(gateway, "fake__echo") for _ in range(40))) == [(504, "tool_timeout")] * 40
+        )
         await until("it is told", lambda: "notifications/cancelled" in server.methods)
         await until("the requests are given up", lambda: not server.open_calls)
         del server.answers["echo"]
-        assert await call_text(here, "fake__echo") == "{}"
+        assert await call_text(gateway, "fake__echo") == "{}"
 
 
 @pytest.mark.parametrize("method", ["server/discover", "initialize", "tools/list"])
@@ -141,25 +143,25 @@ async def test_a_server_that_hangs_at_the_beginning_holds_up_nobody(
 
     monkeypatch.setattr(server_connection, "CONNECT_S", 0.5)
     monkeypatch.setattr(servers, "CALL_WAIT_S", 0.2)
-    async with fake_mcp_server() as server, fake_mcp_server() as other, gateway_harness() as here:
+    async with fake_mcp_server() as server, fake_mcp_server() as other, gateway_harness() as gateway:
         server.answers[method] = never
-        await here.publish(mcp_servers=(server.route(), other.route("other")))
-        await connected(here, "other")
-        assert await call_text(here, "other__echo") == "{}"
-        assert await call_code(here, "fake__echo") == (502, "tool_failed")
-        assert await down(here) == "it does not answer within 0.5 s"
+        await gateway.publish(mcp_servers=(server.route(), other.route("other")))
+        await connected(gateway, "other")
+        assert await call_text(gateway, "other__echo") == "{}"
+        assert await call_code(gateway, "fake__echo") == (502, "tool_failed")
+        assert await down(gateway) == "it does not answer within 0.5 s"
         del server.answers[method]
-        await connected(here)
+        await connected(gateway)
 
 
 async def test_a_server_that_refuses_is_down_with_its_reason() -> None:
     async def forbidden(_: web.Request, __: dict[str, Any]) -> web.Response:
         return web.Response(status=401)
 
-    async with fake_mcp_server() as server, gateway_harness() as here:
+    async with fake_mcp_server() as server, gateway_harness() as gateway:
         server.answers = {"server/discover": forbidden, "initialize": forbidden}
-        await here.publish(mcp_servers=(server.route(token="a-secret-token"),))
-        assert await down(here) == "Server returned an error response"
+        await gateway.publish(mcp_servers=(server.route(token="a-secret-token"),))
+        assert await down(gateway) == "Server returned an error response"
 
 
 @pytest.mark.parametrize("status", [401, 500, 503])
@@ -167,20 +169,20 @@ async def test_a_call_that_a_server_refuses_by_http_is_no_result_of_the_tool(sta
     async def refuse(_: web.Request, __: dict[str, Any]) -> web.Response:
         return web.json_response({"error": "not now"}, status=status)
 
-    async with fake_mcp_server() as server, gateway_harness() as here:
+    async with fake_mcp_server() as server, gateway_harness() as gateway:
         server.answers["echo"] = refuse
-        await here.publish(mcp_servers=(server.route(),))
-        await connected(here)
-        assert await failure(here, "fake__echo") == "The MCP server fake failed: Server returned an error response."
-        assert (await connected(here))["tools"] == ["fake__echo"]
+        await gateway.publish(mcp_servers=(server.route(),))
+        await connected(gateway)
+        assert await failure(gateway, "fake__echo") == "The MCP server fake failed: Server returned an error response."
+        assert (await connected(gateway))["tools"] == ["fake__echo"]
 
 
 async def test_little_of_a_flood_waits_in_the_system() -> None:
     """What waits there is read in one go, in which nobody else's stream goes on."""
-    async with fake_mcp_server() as server, gateway_harness() as here:
-        await here.publish(mcp_servers=(server.route(),))
-        await connected(here)
-        await call_text(here, "fake__echo", text="x")
+    async with fake_mcp_server() as server, gateway_harness() as gateway:
+        await gateway.publish(mcp_servers=(server.route(),))
+        await connected(gateway)
+        await call_text(gateway, "fake__echo", text="x")
         # Linux doubles it; one that is not set grows. A connection that is being made has the system's own yet.
         bound = {2 * RECEIVE_BUFFER_BYTES}
         await until("all buffers are bound", lambda: set(receive_buffers_of_connections_to(server.port)) == bound)

@@ -54,27 +54,27 @@ def route_to(worker: Worker, which: str, replica: str, **fields: Any) -> McpServ
     return McpServerRoute.model_validate({"name": "known", "url": url, "token": token, "replica": replica, **fields})
 
 
-async def in_state(here: GatewayHarness, state: str) -> dict[str, Any]:
+async def in_state(gateway: GatewayHarness, state: str) -> dict[str, Any]:
     """Wait until the server is in a state; what is told of it."""
 
     async def look() -> Any:
-        server = (await list_servers(here)).get("known")
+        server = (await list_servers(gateway)).get("known")
         return server if server is not None and server["state"] == state else None
 
     found: dict[str, Any] = await until(f"the server is {state}", look)
     return found
 
 
-async def answering(here: GatewayHarness) -> str:
+async def answering(gateway: GatewayHarness) -> str:
     """Which of the servers answers a new call."""
-    return str(json.loads(await call_text(here, "known__environment"))["A_VARIABLE"])
+    return str(json.loads(await call_text(gateway, "known__environment"))["A_VARIABLE"])
 
 
-async def waiting_call(here: GatewayHarness) -> asyncio.Task[tuple[int, str]]:
+async def waiting_call(gateway: GatewayHarness) -> asyncio.Task[tuple[int, str]]:
     """A call that waits for the server."""
-    assert here.server is not None
-    changed = here.server._gateway.tool_runner._servers._connections["known"]._changed
-    call = asyncio.create_task(call_code(here, "known__echo", text="x"))
+    assert gateway.server is not None
+    changed = gateway.server._gateway.tool_runner._servers._connections["known"]._changed
+    call = asyncio.create_task(call_code(gateway, "known__echo", text="x"))
     await until("the call waits", lambda: bool(changed._waiters))
     return call
 
@@ -82,23 +82,23 @@ async def waiting_call(here: GatewayHarness) -> asyncio.Task[tuple[int, str]]:
 async def test_running_calls_end_at_the_replica_that_was_replaced(tmp_path: Path) -> None:
     """The controller's drain waits for them: each report counts them, also under the table that has the new one."""
     with bridge(tmp_path / "log-1", "first") as first, bridge(tmp_path / "log-2", "second") as second:
-        async with gateway_harness() as here:
-            await here.publish(mcp_servers=(route_to(first, "first", FIRST, timeout_s=600),))
-            await in_state(here, "connected")
+        async with gateway_harness() as gateway:
+            await gateway.publish(mcp_servers=(route_to(first, "first", FIRST, timeout_s=600),))
+            await in_state(gateway, "connected")
             gone = str(tmp_path / "there")
-            waiting = [asyncio.create_task(call_text(here, "known__wait_for", path=gone)) for _ in range(2)]
-            report = await here.controller.report_where(lambda report: report.inflight == {FIRST: 2})
+            waiting = [asyncio.create_task(call_text(gateway, "known__wait_for", path=gone)) for _ in range(2)]
+            report = await gateway.controller.report_where(lambda report: report.inflight == {FIRST: 2})
             assert (report.leaving, report.last_used) == ({}, {})
-            assert 'inflight{model="mcp' not in await here.metrics(), "it is no model"
+            assert 'inflight{model="mcp' not in await gateway.metrics(), "it is no model"
 
-            await here.publish(mcp_servers=(route_to(second, "second", SECOND, timeout_s=600),))
-            assert here.controller.reports[-1].inflight == {FIRST: 2}
-            assert len(here.controller.reports[-1].leaving[FIRST]) == 2
-            assert await answering(here) == "second"
+            await gateway.publish(mcp_servers=(route_to(second, "second", SECOND, timeout_s=600),))
+            assert gateway.controller.reports[-1].inflight == {FIRST: 2}
+            assert len(gateway.controller.reports[-1].leaving[FIRST]) == 2
+            assert await answering(gateway) == "second"
             assert not any(each.done() for each in waiting)
             (tmp_path / "there").touch()
             assert await asyncio.gather(*waiting) == ["it is there"] * 2
-            await here.idle()
+            await gateway.idle()
 
 
 async def test_no_call_goes_to_a_former_replica_once_the_table_is_in_force() -> None:
@@ -120,75 +120,75 @@ async def test_no_call_goes_to_a_former_replica_once_the_table_is_in_force() -> 
 
 async def test_running_calls_end_at_a_server_that_is_unloaded_or_not_declared_any_more(tmp_path: Path) -> None:
     with bridge(tmp_path / "log", "first") as first:
-        async with gateway_harness() as here:
-            await here.publish(mcp_servers=(route_to(first, "first", FIRST, timeout_s=600),))
-            await in_state(here, "connected")
-            waiting = asyncio.create_task(call_text(here, "known__wait_for", path=str(tmp_path / "there")))
-            await here.controller.report_where(lambda report: report.inflight == {FIRST: 1})
-            await here.publish(mcp_servers=(UNLOADED,))
-            await here.publish()
-            assert here.controller.reports[-1].inflight == {FIRST: 1}
+        async with gateway_harness() as gateway:
+            await gateway.publish(mcp_servers=(route_to(first, "first", FIRST, timeout_s=600),))
+            await in_state(gateway, "connected")
+            waiting = asyncio.create_task(call_text(gateway, "known__wait_for", path=str(tmp_path / "there")))
+            await gateway.controller.report_where(lambda report: report.inflight == {FIRST: 1})
+            await gateway.publish(mcp_servers=(UNLOADED,))
+            await gateway.publish()
+            assert gateway.controller.reports[-1].inflight == {FIRST: 1}
             (tmp_path / "there").touch()
             assert await waiting == "it is there"
-            await here.idle()
+            await gateway.idle()
 
 
 async def test_a_caller_that_leaves_is_counted_no_more(tmp_path: Path) -> None:
     with bridge(tmp_path / "log", "first") as first:
-        async with gateway_harness() as here:
-            await here.publish(mcp_servers=(route_to(first, "first", FIRST, timeout_s=600),))
-            await in_state(here, "connected")
-            waiting = asyncio.create_task(call_tool(here, "known__wait"))
-            await here.controller.report_where(lambda report: report.inflight == {FIRST: 1})
+        async with gateway_harness() as gateway:
+            await gateway.publish(mcp_servers=(route_to(first, "first", FIRST, timeout_s=600),))
+            await in_state(gateway, "connected")
+            waiting = asyncio.create_task(call_tool(gateway, "known__wait"))
+            await gateway.controller.report_where(lambda report: report.inflight == {FIRST: 1})
             await until("the server has the call", lambda: "waiting" in first.log)
             waiting.cancel()
-            await here.idle()
+            await gateway.idle()
             await until("the server is told", lambda: "cancelled" in first.log)
 
 
 async def test_a_dead_replica_is_reported_and_a_call_waits_for_the_one_that_is_started(tmp_path: Path) -> None:
     port = free_port()
-    async with gateway_harness() as here:
+    async with gateway_harness() as gateway:
         with bridge(tmp_path / "log-1", "first", port) as first:
-            await here.publish(mcp_servers=(route_to(first, "first", FIRST, timeout_s=600),))
-            tools = (await in_state(here, "connected"))["tools"]
-            waiting = asyncio.create_task(call_code(here, "known__wait"))
+            await gateway.publish(mcp_servers=(route_to(first, "first", FIRST, timeout_s=600),))
+            tools = (await in_state(gateway, "connected"))["tools"]
+            waiting = asyncio.create_task(call_code(gateway, "known__wait"))
             await until("the server has the call", lambda: "waiting" in first.log)
             first.process.send_signal(signal.SIGKILL)
             async with asyncio.timeout(DEADLINE_S):
                 assert await waiting == (502, "tool_failed")
-            await here.controller.report_where(lambda report: list(report.failed) == [FIRST] and not report.inflight)
+            await gateway.controller.report_where(lambda report: list(report.failed) == [FIRST] and not report.inflight)
             first.process.wait()
-        await here.publish(mcp_servers=(STARTING,))
-        assert here.controller.reports[-1].failed == {}
-        told = await in_state(here, "connecting")
+        await gateway.publish(mcp_servers=(STARTING,))
+        assert gateway.controller.reports[-1].failed == {}
+        told = await in_state(gateway, "connecting")
         assert (told["tools"], told["reason"]) == (tools, "it is loading")
-        assert await list_names(here) == tools
-        call = asyncio.create_task(answering(here))
+        assert await list_names(gateway) == tools
+        call = asyncio.create_task(answering(gateway))
         with bridge(tmp_path / "log-2", "second", port) as second:
-            await here.publish(mcp_servers=(route_to(second, "second", SECOND),))
+            await gateway.publish(mcp_servers=(route_to(second, "second", SECOND),))
             assert await call == "second"
-            assert here.controller.reports[-1].failed == {}
+            assert gateway.controller.reports[-1].failed == {}
 
 
 async def test_a_replica_that_answers_again_is_reported_no_more(tmp_path: Path) -> None:
     port = free_port()
-    async with gateway_harness() as here:
+    async with gateway_harness() as gateway:
         route = None
         for turn in range(2):
             with bridge(tmp_path / f"log-{turn}", "first", port) as first:
                 route = route or route_to(first, "first", FIRST)
-                await here.publish(mcp_servers=(route,))
-                assert await answering(here) == "first"
-                await here.controller.report_where(lambda report: report.failed == {})
-            await here.controller.report_where(lambda report: list(report.failed) == [FIRST])
+                await gateway.publish(mcp_servers=(route,))
+                assert await answering(gateway) == "first"
+                await gateway.controller.report_where(lambda report: report.failed == {})
+            await gateway.controller.report_where(lambda report: list(report.failed) == [FIRST])
 
 
 async def test_a_call_waits_no_longer_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(servers, "CALL_WAIT_S", 0.1)
-    async with gateway_harness() as here:
-        await here.publish(mcp_servers=(STARTING,))
-        status, answer = await call_tool(here, "known__echo", text="x")
+    async with gateway_harness() as gateway:
+        await gateway.publish(mcp_servers=(STARTING,))
+        status, answer = await call_tool(gateway, "known__echo", text="x")
         assert (status, answer["error"]["message"]) == (
             502,
             "The MCP server known is being started, and was not ready within 0.1 s.",
@@ -197,31 +197,31 @@ async def test_a_call_waits_no_longer_than_it_may(monkeypatch: pytest.MonkeyPatc
 
 async def test_a_call_does_not_wait_for_a_server_that_nobody_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(servers, "CALL_WAIT_S", 2 * DEADLINE_S)
-    async with gateway_harness() as here:
-        await here.publish(mcp_servers=(UNLOADED,))
-        assert await call_code(here, "known__echo", text="x") == (502, "tool_failed")
-        await here.publish(mcp_servers=(STARTING,))
-        call = await waiting_call(here)
-        await here.publish(mcp_servers=(UNLOADED,))
+    async with gateway_harness() as gateway:
+        await gateway.publish(mcp_servers=(UNLOADED,))
+        assert await call_code(gateway, "known__echo", text="x") == (502, "tool_failed")
+        await gateway.publish(mcp_servers=(STARTING,))
+        call = await waiting_call(gateway)
+        await gateway.publish(mcp_servers=(UNLOADED,))
         assert await call == (502, "tool_failed"), "also if it was expected when the call came"
-        await here.publish(mcp_servers=(STARTING, McpServerRoute(name="other", url=None)))
-        call = await waiting_call(here)
-        await here.publish(mcp_servers=(McpServerRoute(name="other", url=None),))
+        await gateway.publish(mcp_servers=(STARTING, McpServerRoute(name="other", url=None)))
+        call = await waiting_call(gateway)
+        await gateway.publish(mcp_servers=(McpServerRoute(name="other", url=None),))
         assert await call == (404, "tool_not_found"), "and if it is not declared any more"
 
 
 async def test_a_server_that_stays_declared_keeps_its_tools_listed_as_it_declares_them(tmp_path: Path) -> None:
     with bridge(tmp_path / "log", "first") as first:
-        async with gateway_harness() as here:
-            await here.publish(mcp_servers=(route_to(first, "first", FIRST),))
-            tools = (await in_state(here, "connected"))["tools"]
-            await here.publish(mcp_servers=(UNLOADED,))
-            told = await in_state(here, "down")
+        async with gateway_harness() as gateway:
+            await gateway.publish(mcp_servers=(route_to(first, "first", FIRST),))
+            tools = (await in_state(gateway, "connected"))["tools"]
+            await gateway.publish(mcp_servers=(UNLOADED,))
+            told = await in_state(gateway, "down")
             assert (told["tools"], told["reason"]) == (tools, "it is unloaded")
             assert [each["uri"] for each in told["resources"]] == ["memo://one"]
-            assert await list_names(here) == [], "what cannot be called is offered to no model"
-            await here.publish(mcp_servers=(STARTING.model_copy(update={"tools": ("e*",)}),))
-            assert await list_names(here) == ["known__echo", "known__end", "known__environment"]
-            await here.publish()
-            await here.publish(mcp_servers=(STARTING,))
-            assert (await in_state(here, "connecting"))["tools"] == [], "of what was declared before, nothing stays"
+            assert await list_names(gateway) == [], "what cannot be called is offered to no model"
+            await gateway.publish(mcp_servers=(STARTING.model_copy(update={"tools": ("e*",)}),))
+            assert await list_names(gateway) == ["known__echo", "known__end", "known__environment"]
+            await gateway.publish()
+            await gateway.publish(mcp_servers=(STARTING,))
+            assert (await in_state(gateway, "connecting"))["tools"] == [], "of what was declared before, nothing stays"

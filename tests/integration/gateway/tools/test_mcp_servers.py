@@ -34,19 +34,19 @@ TEXT = "application/json"
 EVENTS = "text/event-stream"
 
 
-async def count_up(here: GatewayHarness) -> dict[str, float]:
+async def count_up(gateway: GatewayHarness) -> dict[str, float]:
     """What the metrics say of each server."""
-    found = re.findall(r'^roundhouse_gateway_mcp_server_up{server="(.*)"} (.*)$', await here.metrics(), re.MULTILINE)
+    found = re.findall(r'^roundhouse_gateway_mcp_server_up{server="(.*)"} (.*)$', await gateway.metrics(), re.MULTILINE)
     return {name: float(value) for name, value in found}
 
 
 async def test_a_real_server() -> None:
-    async with mcp_process() as server, gateway_harness() as here:
-        await here.publish(tools=(ToolRoute(name="calculate"),), mcp_servers=(server.route(timeout_s=20.0),))
-        told = await connected(here, "demo")
+    async with mcp_process() as server, gateway_harness() as gateway:
+        await gateway.publish(tools=(ToolRoute(name="calculate"),), mcp_servers=(server.route(timeout_s=20.0),))
+        told = await connected(gateway, "demo")
         names = ["add", "crash", "fail", "grow", "picture", "repeat", "wait"]
-        assert await list_names(here) == ["calculate", *(f"demo__{name}" for name in names)]
-        added = next(each for each in await list_tools(here) if each["tool"] == "demo__add")
+        assert await list_names(gateway) == ["calculate", *(f"demo__{name}" for name in names)]
+        added = next(each for each in await list_tools(gateway) if each["tool"] == "demo__add")
         assert (added["type"], added["display_name"], added["permissions"]) == ("mcp", "Sum", {"write": False})
         assert added["definition"]["function"]["description"] == "Add two numbers."
         assert added["definition"]["function"]["parameters"]["required"] == ["a", "b"]
@@ -64,19 +64,19 @@ async def test_a_real_server() -> None:
             {"name": "language", "description": "", "required": False},
         ]
 
-        assert await call_text(here, "demo__add", a=1, b=2) == "3"
-        assert await call_code(here, "demo__add", a="x", b=2) == (400, "tool_arguments_invalid")
-        assert "Error executing tool fail" in await call_error(here, "demo__fail")
-        assert await call_text(here, "demo__picture") == "[image, image/png, 100 bytes]"
-        assert await call_code(here, "demo__nothing") == (404, "tool_not_found")
-        assert (await call_text(here, "demo__repeat", text="x", times=70_000)).endswith(
+        assert await call_text(gateway, "demo__add", a=1, b=2) == "3"
+        assert await call_code(gateway, "demo__add", a="x", b=2) == (400, "tool_arguments_invalid")
+        assert "Error executing tool fail" in await call_error(gateway, "demo__fail")
+        assert await call_text(gateway, "demo__picture") == "[image, image/png, 100 bytes]"
+        assert await call_code(gateway, "demo__nothing") == (404, "tool_not_found")
+        assert (await call_text(gateway, "demo__repeat", text="x", times=70_000)).endswith(
             "x\n[The output is cut here: it is longer than 65536 bytes.]"
         )
-        assert await failure(here, "demo__repeat", text="x" * 1000, times=3000) == (
+        assert await failure(gateway, "demo__repeat", text="x" * 1000, times=3000) == (
             "The MCP server demo failed: the answer is larger than 1048576 bytes: ask for less, or declare the server "
             "with a `max_output_kib` above 170 (it is 64)."
         )
-        assert await call_text(here, "demo__add", a=3, b=4) == "7"
+        assert await call_text(gateway, "demo__add", a=3, b=4) == "7"
 
 
 @pytest.mark.parametrize(
@@ -91,82 +91,84 @@ async def test_a_real_server() -> None:
 async def test_of_an_answer_that_is_too_large_it_is_said_what_helps(
     max_output_kib: int, times: int, words: str | None
 ) -> None:
-    async with mcp_process() as server, gateway_harness() as here:
-        await here.publish(mcp_servers=(server.route(timeout_s=600.0, max_output_kib=max_output_kib),))
-        await connected(here, "demo")
+    async with mcp_process() as server, gateway_harness() as gateway:
+        await gateway.publish(mcp_servers=(server.route(timeout_s=600.0, max_output_kib=max_output_kib),))
+        await connected(gateway, "demo")
         repeated = {"text": "x" * 1000, "times": times}
         if words is None:
-            assert (await call_text(here, "demo__repeat", **repeated)).startswith("x" * 400 * 1024)
+            assert (await call_text(gateway, "demo__repeat", **repeated)).startswith("x" * 400 * 1024)
         else:
-            told = await failure(here, "demo__repeat", **repeated)
+            told = await failure(gateway, "demo__repeat", **repeated)
             assert told == f"The MCP server demo failed: the answer is larger than {words}."
 
 
 async def test_a_real_server_tells_of_its_new_tools() -> None:
-    async with mcp_process() as server, gateway_harness() as here:
-        await here.publish(mcp_servers=(server.route(),))
-        await connected(here, "demo")
-        assert await call_text(here, "demo__grow") == "grown"
+    async with mcp_process() as server, gateway_harness() as gateway:
+        await gateway.publish(mcp_servers=(server.route(),))
+        await connected(gateway, "demo")
+        assert await call_text(gateway, "demo__grow") == "grown"
 
         async def is_listed() -> bool:
-            return "demo__grown" in await list_names(here)
+            return "demo__grown" in await list_names(gateway)
 
         await until("the new tool is listed", is_listed)
-        assert await call_text(here, "demo__grown") == "here"
+        assert await call_text(gateway, "demo__grown") == "here"
 
 
 async def test_a_real_server_that_is_killed_costs_its_own_calls_alone(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "gateway.tools.mcp_client")
-    async with mcp_process() as server, fake_mcp_server() as other, gateway_harness() as here:
-        await here.publish(
+    async with mcp_process() as server, fake_mcp_server() as other, gateway_harness() as gateway:
+        await gateway.publish(
             tools=(ToolRoute(name="calculate"),), mcp_servers=(server.route(timeout_s=60.0), other.route())
         )
-        await connected(here, "demo")
-        await connected(here)
-        waiting = asyncio.create_task(failure(here, "demo__wait", seconds=50.0))
-        await until("the call runs", lambda: _is_counted(here))
+        await connected(gateway, "demo")
+        await connected(gateway)
+        waiting = asyncio.create_task(failure(gateway, "demo__wait", seconds=50.0))
+        await until("the call runs", lambda: _is_counted(gateway))
         await server.kill()
         assert (await waiting).startswith("The MCP server demo failed: ")
-        assert await call_text(here, "fake__echo") == "{}"
-        assert await call_text(here, "calculate", expression="1") == "1"
-        assert "is not reachable now" in await failure(here, "demo__add", a=1, b=2)
+        assert await call_text(gateway, "fake__echo") == "{}"
+        assert await call_text(gateway, "calculate", expression="1") == "1"
+        assert "is not reachable now" in await failure(gateway, "demo__add", a=1, b=2)
 
         async def accepts_none() -> bool:  # what the connection ended with is told for a moment before it
-            return await down(here, "demo") == "it accepts no connection"
+            return await down(gateway, "demo") == "it accepts no connection"
 
         await until("it is tried again", accepts_none)
-        assert await count_up(here) == {"demo": 0.0, "fake": 1.0}
-        assert await list_names(here) == ["calculate", "fake__echo"]
+        assert await count_up(gateway) == {"demo": 0.0, "fake": 1.0}
+        assert await list_names(gateway) == ["calculate", "fake__echo"]
         await server.start()
-        assert await call_text(here, "demo__add", a=1, b=2) == "3", "a call has it connected at once"
-        assert await count_up(here) == {"demo": 1.0, "fake": 1.0}
+        assert await call_text(gateway, "demo__add", a=1, b=2) == "3", "a call has it connected at once"
+        assert await count_up(gateway) == {"demo": 1.0, "fake": 1.0}
     told = [each.getMessage() for each in caplog.records if each.name.startswith("gateway.tools.mcp_client")]
     assert told[0].startswith("the MCP server demo is down: ")
     assert told[1:] == ["the MCP server demo is connected again"]
 
 
-async def _is_counted(here: GatewayHarness) -> bool:
+async def _is_counted(gateway: GatewayHarness) -> bool:
     """Whether a call has reached the server: it is one of those that are begun and not noted yet."""
-    runner: Any = here.gateway.tool_runner
+    runner: Any = gateway.app.tool_runner
     connection = runner._servers._connections["demo"]
     return bool(connection._places._value < 32)
 
 
 async def test_a_server_that_ends_within_a_call() -> None:
-    async with mcp_process() as server, gateway_harness() as here:
-        await here.publish(mcp_servers=(server.route(),))
-        await connected(here, "demo")
-        assert (await failure(here, "demo__crash")).startswith("The MCP server demo failed: ")
+    async with mcp_process() as server, gateway_harness() as gateway:
+        await gateway.publish(mcp_servers=(server.route(),))
+        await connected(gateway, "demo")
+        assert (await failure(gateway, "demo__crash")).startswith("The MCP server demo failed: ")
 
 
 async def test_a_server_of_the_older_protocol() -> None:
-    async with fake_mcp_server() as server, gateway_harness() as here:
+    async with fake_mcp_server() as server, gateway_harness() as gateway:
         server.tools = [tool("echo"), tool("other")]
-        await here.publish(mcp_servers=(server.route(headers={"X-Secret": "abc"}, token="the-token", tools=("e*",)),))
-        await connected(here)
-        assert await list_names(here) == ["fake__echo"]
-        assert await call_text(here, "fake__echo", a=1) == "{'a': 1}"
-        assert await call_code(here, "fake__other") == (404, "tool_not_found")
+        await gateway.publish(
+            mcp_servers=(server.route(headers={"X-Secret": "abc"}, token="the-token", tools=("e*",)),)
+        )
+        await connected(gateway)
+        assert await list_names(gateway) == ["fake__echo"]
+        assert await call_text(gateway, "fake__echo", a=1) == "{'a': 1}"
+        assert await call_code(gateway, "fake__other") == (404, "tool_not_found")
         assert {each["x-secret"] for each in server.headers} == {"abc"}
         assert {each["authorization"] for each in server.headers} == {"Bearer the-token"}
         assert {each["accept-encoding"] for each in server.headers} == {"identity"}
@@ -175,44 +177,44 @@ async def test_a_server_of_the_older_protocol() -> None:
         await server.tell_of_change()
 
         async def is_listed() -> bool:
-            return "fake__extra" in await list_names(here)
+            return "fake__extra" in await list_names(gateway)
 
         await until("the new tool is listed", is_listed)
 
 
 async def test_a_server_that_was_started_anew_is_connected_again_for_the_call() -> None:
-    async with fake_mcp_server() as server, gateway_harness() as here:
-        await here.publish(mcp_servers=(server.route(),))
-        await connected(here)
+    async with fake_mcp_server() as server, gateway_harness() as gateway:
+        await gateway.publish(mcp_servers=(server.route(),))
+        await connected(gateway)
         for _ in range(3):
             server.forget_session()
-            assert await call_text(here, "fake__echo", a=1) == "{'a': 1}"
+            assert await call_text(gateway, "fake__echo", a=1) == "{'a': 1}"
         assert server.methods.count("initialize") == 4
 
 
 async def test_keys_call_the_tools_that_they_name() -> None:
     keys = (key("one", tools=("fake__echo",)), key("none"), key("chief", scopes=("inference", "admin")))
-    async with fake_mcp_server() as server, gateway_harness() as here:
+    async with fake_mcp_server() as server, gateway_harness() as gateway:
         server.tools = [tool("echo"), tool("other")]
         dead = McpServerRoute(name="dead", url=None, reason="it is not loaded")
-        await here.publish(mcp_servers=(server.route(), dead), keys=keys)
+        await gateway.publish(mcp_servers=(server.route(), dead), keys=keys)
 
         async def names() -> list[str]:
-            return await list_names(here, "secret-one")
+            return await list_names(gateway, "secret-one")
 
         await until("it is connected", names)
         assert await names() == ["fake__echo"]
-        assert await list_names(here, "secret-none") == []
-        assert await call_code(here, "fake__other", "secret-one") == (403, "tool_not_allowed")
-        [told] = (await list_servers(here, "secret-one")).values()
+        assert await list_names(gateway, "secret-none") == []
+        assert await call_code(gateway, "fake__other", "secret-one") == (403, "tool_not_allowed")
+        [told] = (await list_servers(gateway, "secret-one")).values()
         assert (told["tools"], told["reason"]) == (["fake__echo"], None)
-        assert await list_servers(here, "secret-none") == {}
-        told = (await list_servers(here, "secret-chief"))["dead"]
+        assert await list_servers(gateway, "secret-none") == {}
+        told = (await list_servers(gateway, "secret-chief"))["dead"]
         assert (told["state"], told["reason"]) == ("down", "it is not loaded")
 
 
 async def test_what_a_server_lists_is_checked() -> None:
-    async with fake_mcp_server() as server, gateway_harness() as here:
+    async with fake_mcp_server() as server, gateway_harness() as gateway:
         server.tools = [
             tool("good"),
             tool("good", description="the same again"),
@@ -225,24 +227,24 @@ async def test_what_a_server_lists_is_checked() -> None:
             tool("task", execution={"taskSupport": "required"}),
             tool("either", execution={"taskSupport": "optional"}),
         ]
-        await here.publish(mcp_servers=(server.route(),))
-        told = await connected(here)
+        await gateway.publish(mcp_servers=(server.route(),))
+        told = await connected(gateway)
         assert told["tools"] == ["fake__either", "fake__endless", "fake__good", "fake__slow"]
         assert "The tool task is left out: it runs only as a task, which is not supported." in told["reason"]
         assert "The tool bad is left out: its schema is not valid" in told["reason"]
         assert "The tool large is left out: its schema is larger than 65536 bytes." in told["reason"]
         assert "its name 'with blank' cannot be used" in told["reason"]
-        good = next(each for each in await list_tools(here) if each["tool"] == "fake__good")
+        good = next(each for each in await list_tools(gateway) if each["tool"] == "fake__good")
         assert good["definition"]["function"]["description"] == "Tool good."
-        assert await call_text(here, "fake__slow", a="x" * 50 + "!") == "{'a': '" + "x" * 50 + "!'}"
-        assert await call_code(here, "fake__endless") == (502, "tool_failed")
+        assert await call_text(gateway, "fake__slow", a="x" * 50 + "!") == "{'a': '" + "x" * 50 + "!'}"
+        assert await call_code(gateway, "fake__endless") == (502, "tool_failed")
 
 
 @pytest.mark.parametrize("is_events", [False, True])
 @pytest.mark.parametrize("levels", [150, 400, 3_000])
 async def test_a_schema_that_is_nested_too_deep_takes_its_tool_alone(levels: int, is_events: bool) -> None:
     """The library that reads the answer takes 200 levels, and fails all of it for one more."""
-    async with fake_mcp_server() as server, gateway_harness() as here:
+    async with fake_mcp_server() as server, gateway_harness() as gateway:
         deep = '{"type": "object", "properties": {"}": ' + '{"items": ' * levels + "{}" + "}" * levels + "}}"
         odd = tool("after", title='"{[\\')
         tools = [tool("before"), tool("deep", inputSchema="DEEP"), tool("shown", outputSchema="DEEP"), odd]
@@ -259,18 +261,18 @@ async def test_a_schema_that_is_nested_too_deep_takes_its_tool_alone(levels: int
             return web.Response(text=body, content_type="application/json")
 
         server.answers["tools/list"] = answer
-        await here.publish(mcp_servers=(server.route(),))
-        told = await connected(here)
+        await gateway.publish(mcp_servers=(server.route(),))
+        told = await connected(gateway)
         assert told["tools"] == ["fake__after", "fake__before", "fake__shown"]
         assert told["reason"].startswith("The tool deep is left out: its schema is nested deeper than 100")
-        assert await call_text(here, "fake__after", a=1) == "{'a': 1}"
+        assert await call_text(gateway, "fake__after", a=1) == "{'a': 1}"
 
 
 async def test_a_list_that_cannot_be_read_is_said() -> None:
-    async with fake_mcp_server() as server, gateway_harness() as here:
+    async with fake_mcp_server() as server, gateway_harness() as gateway:
         server.tools = [tool("bad", inputSchema={"type": "object", "properties": 1})]
-        await here.publish(mcp_servers=(server.route(),))
-        assert (await down(here)).startswith("its answer cannot be read: tools.0.inputSchema.properties: ")
+        await gateway.publish(mcp_servers=(server.route(),))
+        assert (await down(gateway)).startswith("its answer cannot be read: tools.0.inputSchema.properties: ")
 
 
 async def test_results_are_texts() -> None:
@@ -296,13 +298,13 @@ async def test_results_are_texts() -> None:
         error = {"code": -32602, "message": "Unknown tool"}
         return web.json_response({"jsonrpc": "2.0", "id": message["id"], "error": error})
 
-    async with fake_mcp_server() as server, gateway_harness() as here:
+    async with fake_mcp_server() as server, gateway_harness() as gateway:
         answers = {"mixed": mixed, "structured": structured, "failed": failed, "refused": refused}
         server.tools = [tool(name) for name in answers]
         server.answers = {**answers}
-        await here.publish(mcp_servers=(server.route(),))
-        await connected(here)
-        assert (await call_text(here, "fake__mixed")).splitlines() == [
+        await gateway.publish(mcp_servers=(server.route(),))
+        await connected(gateway)
+        assert (await call_text(gateway, "fake__mixed")).splitlines() == [
             "Coal",
             "[image, image/png, 3 bytes]",
             "[audio, audio/wav, 3 bytes]",
@@ -310,22 +312,22 @@ async def test_results_are_texts() -> None:
             "[resource file:///b, x/y]",
             "[resource c: file:///c]",
         ]
-        assert await call_text(here, "fake__structured") == '{"a": 1}'
-        assert await call_error(here, "fake__failed") == "no coal"
-        assert await call_error(here, "fake__refused") == "Unknown tool"
+        assert await call_text(gateway, "fake__structured") == '{"a": 1}'
+        assert await call_error(gateway, "fake__failed") == "no coal"
+        assert await call_error(gateway, "fake__refused") == "Unknown tool"
 
 
 async def test_a_server_that_floods_is_asked_once_a_second_at_most() -> None:
-    async with fake_mcp_server() as server, gateway_harness() as here:
-        await here.publish(mcp_servers=(server.route(),))
-        await connected(here)
+    async with fake_mcp_server() as server, gateway_harness() as gateway:
+        await gateway.publish(mcp_servers=(server.route(),))
+        await connected(gateway)
         await until("it listens", lambda: bool(server._streams))
         before = server.methods.count("tools/list")
         for _ in range(2000):
             await server.tell_of_change()
         await until("it is asked", lambda: server.methods.count("tools/list") > before)
         assert server.methods.count("tools/list") <= before + 5
-        assert await call_text(here, "fake__echo") == "{}"
+        assert await call_text(gateway, "fake__echo") == "{}"
 
 
 @pytest.mark.parametrize("status", [200, 307, 404])
@@ -338,42 +340,42 @@ async def test_the_end_of_a_session_takes_no_longer_than_it_may(status: int) -> 
         while True:
             await response.write(b"x" * 65536)
 
-    async with fake_mcp_server() as server, gateway_harness() as here:
+    async with fake_mcp_server() as server, gateway_harness() as gateway:
         server.end_session = endless
-        await here.publish(mcp_servers=(server.route(),))
-        await connected(here)
-        await here.publish(tools=(ToolRoute(name="calculate"),))
+        await gateway.publish(mcp_servers=(server.route(),))
+        await connected(gateway)
+        await gateway.publish(tools=(ToolRoute(name="calculate"),))
         await until("the session is ended", lambda: server.open_ends == 0 and server.ends)
-        assert await call_text(here, "calculate", expression="1") == "1"
+        assert await call_text(gateway, "calculate", expression="1") == "1"
 
 
 async def test_tables_bring_and_take_servers() -> None:
-    async with fake_mcp_server() as server, fake_mcp_server() as other, gateway_harness() as here:
-        await here.publish(mcp_servers=(server.route(),))
-        await connected(here)
-        await here.publish(mcp_servers=(server.route(), other.route("other")))
-        await connected(here, "other")
+    async with fake_mcp_server() as server, fake_mcp_server() as other, gateway_harness() as gateway:
+        await gateway.publish(mcp_servers=(server.route(),))
+        await connected(gateway)
+        await gateway.publish(mcp_servers=(server.route(), other.route("other")))
+        await connected(gateway, "other")
         assert server.methods.count("initialize") == 1, "one that stays keeps its connection"
-        await here.publish(mcp_servers=(other.route("other"),))
-        assert await list_names(here) == ["other__echo"]
-        assert await call_code(here, "fake__echo") == (404, "tool_not_found")
-        await here.publish(mcp_servers=(McpServerRoute(name="other", url=f"http://127.0.0.1:{free_port()}/mcp"),))
-        assert await down(here, "other") == "it accepts no connection"
-        await here.publish()
-        assert await list_servers(here) == {}
-        assert await call_code(here, "other__echo") == (403, "tools_disabled")
+        await gateway.publish(mcp_servers=(other.route("other"),))
+        assert await list_names(gateway) == ["other__echo"]
+        assert await call_code(gateway, "fake__echo") == (404, "tool_not_found")
+        await gateway.publish(mcp_servers=(McpServerRoute(name="other", url=f"http://127.0.0.1:{free_port()}/mcp"),))
+        assert await down(gateway, "other") == "it accepts no connection"
+        await gateway.publish()
+        assert await list_servers(gateway) == {}
+        assert await call_code(gateway, "other__echo") == (403, "tools_disabled")
 
 
 async def test_redirects_to_elsewhere_are_not_followed() -> None:
-    async with fake_mcp_server() as server, fake_mcp_server() as other, gateway_harness() as here:
+    async with fake_mcp_server() as server, fake_mcp_server() as other, gateway_harness() as gateway:
         location = f"http://127.0.0.1:{other.port}/mcp"
 
         async def redirect(_: web.Request, __: dict[str, Any]) -> web.Response:
             return web.Response(status=307, headers={"location": location})
 
         server.answers = {"server/discover": redirect, "initialize": redirect}
-        await here.publish(mcp_servers=(server.route(token="a-secret-token"),))
-        assert "not followed" in await down(here)
+        await gateway.publish(mcp_servers=(server.route(token="a-secret-token"),))
+        assert "not followed" in await down(gateway)
         assert other.methods == []
 
 
@@ -385,12 +387,12 @@ async def test_a_connection_is_not_used_when_its_server_may_be_closing_it(monkey
         ports.append(request.get_extra_info("peername")[1])
         return web.json_response(reply(message, text_result("x")))
 
-    async with fake_mcp_server() as server, gateway_harness() as here:
+    async with fake_mcp_server() as server, gateway_harness() as gateway:
         server.answers["echo"] = note_port
-        await here.publish(mcp_servers=(server.route(),))
-        await connected(here)
+        await gateway.publish(mcp_servers=(server.route(),))
+        await connected(gateway)
         for idle_s in (0.0, 4.0):
             shifted = time.monotonic
             monkeypatch.setattr(time, "monotonic", lambda shifted=shifted, idle_s=idle_s: shifted() + idle_s)
-            await call_text(here, "fake__echo", text="x")
+            await call_text(gateway, "fake__echo", text="x")
     assert ports[0] != ports[1]

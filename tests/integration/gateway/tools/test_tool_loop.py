@@ -61,12 +61,12 @@ async def test_a_call_is_run_and_the_model_answers_with_its_result() -> None:
         assert await loop.client.responses.retrieve(response.id) == response
         [item] = [each async for each in loop.client.responses.input_items.list(response.id)]
         assert "Weather?" in item.to_json()
-        await nothing_left(loop.here)
+        await nothing_left(loop.gateway)
 
 
 async def test_a_stream_is_one_and_suits_openais_types() -> None:
     async with looping(Move("I look.", [Call("weather__get", BONN)], "Hm."), SAYS) as loop:
-        async with loop.ask(stream=True) as answer:
+        async with loop.post(stream=True) as answer:
             assert (answer.status, answer.content_type) == (200, "text/event-stream")
             stream = await answer.read()
         response = folded(stream)
@@ -118,7 +118,7 @@ async def test_built_in_tools_are_the_server_roundhouse() -> None:
         assert [each.name for each in listed.tools] == ["calculate"]
         assert (call.server_label, call.name, call.status) == ("roundhouse", "calculate", "completed")
         assert "42" in call.output
-        report = await loop.here.controller.report_where(lambda each: bool(each.tool_calls))
+        report = await loop.gateway.controller.report_where(lambda each: bool(each.tool_calls))
         [record] = report.tool_calls
         assert (record.tool, record.outcome) == ("calculate", "ok")
 
@@ -136,7 +136,7 @@ async def test_built_in_tools_are_the_server_roundhouse() -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_call_that_fails_is_told_to_the_model(called: Call, kind: str, told: str, stream: bool) -> None:
     async with looping(Move(calls=[called]), SAYS) as loop:
-        async with loop.ask(stream=stream) as answer:
+        async with loop.post(stream=stream) as answer:
             content = await answer.read()
         response = folded(content) if stream else json.loads(content)
         check_response(response)
@@ -150,7 +150,7 @@ async def test_a_call_that_fails_is_told_to_the_model(called: Call, kind: str, t
 
 async def test_two_calls_of_one_round_run_at_once() -> None:
     async with looping(Move(calls=[Call("weather__wait", BONN), Call("weather__wait", {"city": "Ulm"})]), SAYS) as loop:
-        async with loop.ask(stream=True) as answer:
+        async with loop.post(stream=True) as answer:
             await loop.until_in_tool(2)
             assert loop.model.running == 0
             loop.release.set()
@@ -219,7 +219,7 @@ async def test_an_approval_is_refused(stream: bool) -> None:
     async with looping(ASKS, SAYS) as loop:
         asked = await loop.create(tools=[APPROVED])
         refused = {"type": "mcp_approval_response", "approval_request_id": asked.output[1].id, "approve": False}
-        async with loop.ask(input=[refused], previous_response_id=asked.id, tools=[APPROVED], stream=stream) as answer:
+        async with loop.post(input=[refused], previous_response_id=asked.id, tools=[APPROVED], stream=stream) as answer:
             content = await answer.read()
         response = folded(content) if stream else json.loads(content)
         assert [item["type"] for item in response["output"]] == ["message"]
@@ -248,7 +248,7 @@ async def test_what_cannot_be_approved() -> None:
         alone = loop.create(input=[{**answer, "approval_request_id": "mcpr_x"}], tools=[APPROVED])
         assert await refusal(alone) == (400, "invalid_request", "input[0].approval_request_id")
         assert not loop.servers.calls
-        await nothing_left(loop.here)
+        await nothing_left(loop.gateway)
 
 
 async def test_servers_that_are_not_declared_are_refused() -> None:
@@ -298,22 +298,22 @@ async def test_in_the_background() -> None:
         assert [event.sequence_number for event in events] == list(range(len(events)))
         assert "response.mcp_call.completed" in [event.type for event in events]
 
-        async with loop.ask(background=True, stream=True) as answer:
+        async with loop.post(background=True, stream=True) as answer:
             sent = await answer.read()
         response = folded(sent)
-        async with loop.here.client.get(f"{loop.here.url}{RESPONSES}/{response['id']}?stream=true") as again:
+        async with loop.gateway.get(f"{RESPONSES}/{response['id']}?stream=true") as again:
             assert events_in(await again.read() + b"data: [DONE]\n\n" * 0) == events_in(sent)
 
 
 async def test_over_websocket() -> None:
-    async with looping(ASKS, SAYS) as loop, socket(loop.here) as client:
+    async with looping(ASKS, SAYS) as loop, socket(loop.gateway) as client:
         await client.send(input="Weather?", tools=[WEATHER], store=False)
         first = (await client.turn())[-1]["response"]
         assert [item["type"] for item in first["output"]] == ["mcp_list_tools", "mcp_call", "message"]
-        second = await client.ask("And?", previous_response_id=first["id"], tools=[WEATHER], store=False)
+        second = await client.create("And?", previous_response_id=first["id"], tools=[WEATHER], store=False)
         assert [item["type"] for item in second["output"]] == ["message"]
         assert call_and_result(loop) == ([("weather__get", json.dumps(BONN))], ["Rain in Bonn"])
-        empty = await client.ask("Later", tools=[WEATHER], generate=False)
+        empty = await client.create("Later", tools=[WEATHER], generate=False)
         assert (empty["status"], empty["output"]) == ("completed", [])
 
 
@@ -334,7 +334,7 @@ async def test_files_are_searched_beside() -> None:
         retrieval.stores = {"vs": [file_hit(1, "Bonn is on the Rhine.")]}
         async with looping(ASKS, Move("It rains [1]."), retrieval_url=retrieval.url) as loop:
             search: Fields = {"type": "file_search", "vector_store_ids": ["vs"]}
-            async with loop.ask(tools=[search, WEATHER], stream=True) as answer:
+            async with loop.post(tools=[search, WEATHER], stream=True) as answer:
                 response = folded(await answer.read())
             assert [item["type"] for item in response["output"]] == [
                 *("file_search_call", "mcp_list_tools", "mcp_call", "message")
@@ -349,38 +349,38 @@ async def test_files_are_searched_beside() -> None:
 async def test_tools_of_servers_count_as_the_prompts() -> None:
     async with looping(SAYS) as loop:
         counted = {"model": "m", "input": "Hi", "tools": [{**WEATHER, "server_label": "docs"}]}
-        async with loop.here.post(RESPONSES + "/input_tokens", **counted) as answer:
+        async with loop.gateway.post(RESPONSES + "/input_tokens", **counted) as answer:
             assert (answer.status, (await answer.json())["error"]["param"]) == (400, "tools[0].server_label")
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_engine_that_refuses_the_first_round_is_told_as_ever(stream: bool) -> None:
     async with looping(Move(error="too hot")) as loop:
-        async with loop.ask(stream=stream) as answer:
+        async with loop.post(stream=stream) as answer:
             told = await answer.json()
         assert (answer.status, told["error"]["message"]) == (400, "too hot")
-        await nothing_left(loop.here)
+        await nothing_left(loop.gateway)
 
 
 async def test_an_engine_that_refuses_a_later_round() -> None:
     async with looping(ASKS, Move(error="too hot")) as loop:
-        async with loop.ask(stream=True) as answer:
+        async with loop.post(stream=True) as answer:
             response = folded(await answer.read())
         assert (response["status"], response["error"]["message"]) == ("failed", "too hot")
         assert [item["type"] for item in response["output"]] == ["mcp_list_tools", "mcp_call"]
-        async with loop.ask() as answer:
+        async with loop.post() as answer:
             assert (answer.status, (await answer.json())["error"]["message"]) == (400, "too hot")
-        await nothing_left(loop.here)
+        await nothing_left(loop.gateway)
 
 
 async def test_a_model_that_is_not_loaded_is_told_as_ever() -> None:
     async with looping(SAYS, m={"state": "unloaded"}) as loop:
         for stream in (False, True):
-            async with loop.ask(stream=stream) as answer:
+            async with loop.post(stream=stream) as answer:
                 told = await answer.json()
             assert (answer.status, told["error"]["code"]) == (503, "model_not_loaded")
             assert told["error"]["request_id"] == answer.headers["x-request-id"]
-            async with loop.here.post(RESPONSES, model="m", input="Hi") as plain:
+            async with loop.gateway.post(RESPONSES, model="m", input="Hi") as plain:
                 assert plain.headers.get("retry-after") == answer.headers.get("retry-after")
                 assert (await plain.json())["error"]["message"] == told["error"]["message"]
 
@@ -411,7 +411,7 @@ async def test_clients_are_kept_waiting_by_comments_while_a_tool_runs() -> None:
     async with looping(HANGS, SAYS, heartbeat_s=0.1) as loop:
         headers = {"x-progress": "true"}
         asked = {"model": "m", "input": "x", "tools": [WEATHER], "stream": True}
-        async with loop.here.client.post(loop.here.url + RESPONSES, json=asked, headers=headers) as answer:
+        async with loop.gateway.post(RESPONSES, asked, headers=headers) as answer:
             stream = b""
             while b"mcp_call_arguments.done" not in stream or not stream.endswith(b": ka\n\n"):
                 stream += await answer.content.readany()

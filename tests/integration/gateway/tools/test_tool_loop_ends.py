@@ -28,15 +28,15 @@ HOLDS = Move("It rains.", holds=True)
 
 def registry_of(loop: Loop) -> dict[str, Any]:
     """Responses that are being made."""
-    running: dict[str, Any] = loop.here.services.responses._running
+    running: dict[str, Any] = loop.gateway.services.responses._running
     return running
 
 
 async def is_over(loop: Loop) -> None:
     """Nothing of a loop is left."""
     await until(lambda: not loop.servers.running and not loop.model.running, "neither tool nor engine runs")
-    await until(lambda: not loop.here.gateway.is_busy, "no request is left")
-    await nothing_left(loop.here)
+    await until(lambda: not loop.gateway.app.is_busy, "no request is left")
+    await nothing_left(loop.gateway)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -61,14 +61,14 @@ async def test_a_client_that_leaves_cancels_the_round(stream: bool) -> None:
 
 
 async def read(loop: Loop, **fields: Any) -> bytes:
-    async with loop.ask(**fields) as answer:
+    async with loop.post(**fields) as answer:
         content: bytes = await answer.read()
         return content
 
 
 async def test_a_websocket_that_is_closed_cancels_the_tool() -> None:
     async with looping(HANGS, SAYS) as loop:
-        async with socket(loop.here) as client:
+        async with socket(loop.gateway) as client:
             await client.send(input="Weather?", tools=[WEATHER])
             await loop.until_in_tool()
         await until(lambda: loop.servers.cancelled == 1, "the tool is cancelled")
@@ -135,37 +135,37 @@ async def test_a_background_response_goes_on_without_its_client() -> None:
 
 async def test_a_resumable_stream_goes_on_after_a_drop_in_the_middle_of_a_tool() -> None:
     async with looping(HANGS, SAYS) as loop:
-        answer = await open_stream(loop.here, path=RESPONSES, tools=[WEATHER])
+        answer = await open_stream(loop.gateway, path=RESPONSES, tools=[WEATHER])
         await loop.until_in_tool()
         sent = await cut_stream(answer)
-        await until_read(loop.here, 0)
+        await until_read(loop.gateway, 0)
         assert loop.servers.running == 1
-        reader = asyncio.create_task(read_again(loop.here, len(sent)))
-        await until_read(loop.here, 1)
+        reader = asyncio.create_task(read_again(loop.gateway, len(sent)))
+        await until_read(loop.gateway, 1)
         loop.release.set()
         rest = (await reader).body
         response = folded(sent + rest)
         assert [item["type"] for item in response["output"]] == ["mcp_list_tools", "mcp_call", "message"]
-        assert (await read_again(loop.here)).body == sent + rest
+        assert (await read_again(loop.gateway)).body == sent + rest
         await is_over(loop)
 
 
 async def test_a_delete_stops_a_stream_in_the_middle_of_a_tool() -> None:
     async with looping(HANGS, SAYS) as loop:
-        async with open_stream(loop.here, path=RESPONSES, tools=[WEATHER]) as answer:
+        async with open_stream(loop.gateway, path=RESPONSES, tools=[WEATHER]) as answer:
             await loop.until_in_tool()
-            assert await stop(loop.here) == 204
+            assert await stop(loop.gateway) == 204
             response = folded(await answer.read())
         assert response["status"] == "cancelled"
         await until(lambda: loop.servers.cancelled == 1, "the tool is cancelled")
-        assert (await read_again(loop.here)).state == "stopped"
+        assert (await read_again(loop.gateway)).state == "stopped"
         await is_over(loop)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_time_of_the_request_ends_a_tool(stream: bool) -> None:
     async with looping(HANGS, SAYS, request_timeout_s=1) as loop:
-        async with loop.ask(stream=stream) as answer:
+        async with loop.post(stream=stream) as answer:
             content = await answer.read()
             if stream:
                 response = folded(content)
@@ -182,7 +182,7 @@ async def test_a_gateway_that_stops_ends_the_loop() -> None:
     async with looping(HANGS, SAYS) as loop:
         asking = asyncio.create_task(read(loop, stream=True))
         await loop.until_in_tool()
-        loop.here.gateway.end_all()
+        loop.gateway.app.end_all()
         response = folded(await asking)
         assert (response["status"], response["error"]["reason"]) == ("failed", "gateway_stopping")
         await until(lambda: loop.servers.cancelled == 1, "the tool is cancelled")
@@ -209,8 +209,8 @@ async def test_a_key_that_is_withdrawn_ends_the_loop() -> None:
     async with looping(HANGS, SAYS, keys=keys) as loop:
         asking = asyncio.ensure_future(loop.create())
         await loop.until_in_tool()
-        models = list(loop.here.services.live.current.models.values())
-        await loop.here.publish(*models, keys=keys[1:])
+        models = list(loop.gateway.services.live.current.models.values())
+        await loop.gateway.publish(*models, keys=keys[1:])
         loop.release.set()
         assert (await refusal(asking))[:2] == (401, "invalid_api_key")
         assert len(loop.model.requests) == 1
@@ -227,7 +227,7 @@ async def test_a_slow_client_slows_the_round_down(monkeypatch: pytest.MonkeyPatc
         pause(self)
 
     monkeypatch.setattr(EngineStage, "pause", counted)
-    async with looping(ASKS, Move("word " * 20_000), SAYS) as loop, raw(loop.here, receive_bytes=4096) as client:
+    async with looping(ASKS, Move("word " * 20_000), SAYS) as loop, raw(loop.gateway, receive_bytes=4096) as client:
         asked = {"model": "m", "input": "x", "tools": [WEATHER], "stream": True}
         await client.send(request("POST", RESPONSES, json.dumps(asked).encode()))
         await until(lambda: bool(pauses), "the engine of the second round waits for the client")

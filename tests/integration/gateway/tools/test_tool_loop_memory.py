@@ -28,19 +28,19 @@ def decide(body: Fields) -> Move:
 
 def budget_of(loop: Loop) -> BodyBudget:
     """The gateway's."""
-    return loop.here.gateway.inference.body_budget
+    return loop.gateway.app.inference.body_budget
 
 
 async def refused(loop: Loop, **fields: Any) -> tuple[int, str, str | None]:
     """Status, code and `Retry-After`."""
-    async with loop.ask(input=LARGE, **fields) as answer:
+    async with loop.post(input=LARGE, **fields) as answer:
         error = (await answer.json())["error"]
         return answer.status, error["code"], answer.headers.get("retry-after")
 
 
 async def test_of_fifty_large_conversations_as_many_are_held_as_have_room() -> None:
     async with looping(decide=decide, m={"target_inflight": 4}, body_memory_mib=ROOM) as loop:
-        answers = [asyncio.ensure_future(loop.ask(input=LARGE).__aenter__()) for _ in range(50)]
+        answers = [asyncio.ensure_future(loop.post(input=LARGE).__aenter__()) for _ in range(50)]
         done: list[Any] = []
         await until(lambda: sum(each.done() for each in answers) == 48, "all but two are refused")
         await loop.until_in_tool(2)
@@ -59,14 +59,14 @@ async def test_of_fifty_large_conversations_as_many_are_held_as_have_room() -> N
         for each in answers:
             await (await each).read()
         assert sorted([(await each).status for each in answers]) == [200] * 2 + [503] * 48
-        await nothing_left(loop.here)
+        await nothing_left(loop.gateway)
         await until(lambda: budget_of(loop).used_bytes == 0, "nothing is held any more")
         assert (await loop.create(input=LARGE)).output_text == "It rains in Bonn."
 
 
 async def test_a_refusal_says_how_much_there_is() -> None:
     async with looping(SAYS, body_memory_mib=1) as loop:
-        async with loop.ask(input=LARGE) as answer:
+        async with loop.post(input=LARGE) as answer:
             error = (await answer.json())["error"]
         assert error["message"] == (
             "The conversation has 0.4 MiB, and those of all responses whose tools the gateway runs may have 0.2 MiB "
@@ -75,7 +75,7 @@ async def test_a_refusal_says_how_much_there_is() -> None:
         for fields in ({"stream": True}, {"background": True}):
             assert await refused(loop, **fields) == (503, "tool_rounds_full", "5")
         assert not loop.model.requests
-        await nothing_left(loop.here)
+        await nothing_left(loop.gateway)
         assert budget_of(loop).used_bytes == 0
 
 
@@ -83,7 +83,7 @@ async def test_history_counts_too() -> None:
     async with looping(SAYS, body_memory_mib=2) as loop:
         first = await loop.client.responses.create(model="m", input=LARGE)
         second = await loop.client.responses.create(model="m", input=LARGE, previous_response_id=first.id)
-        async with loop.ask(input="So?", previous_response_id=second.id) as answer:
+        async with loop.post(input="So?", previous_response_id=second.id) as answer:
             assert (answer.status, (await answer.json())["error"]["code"]) == (503, "tool_rounds_full")
         assert (await loop.create(input="So?", previous_response_id=first.id)).output_text == "It rains in Bonn."
 
@@ -92,14 +92,14 @@ async def test_what_tools_say_makes_a_conversation_grow() -> None:
     """One call says 64 KiB of rain at most."""
     calls = [Call("weather__get", {"city": "Bonn " * 20_000}) for _ in range(12)]
     async with looping(Move(calls=calls), SAYS, body_memory_mib=ROOM) as loop:
-        async with loop.ask(stream=True) as answer:
+        async with loop.post(stream=True) as answer:
             response = folded(await answer.read())
         assert (response["status"], response["error"]["reason"]) == ("failed", "tool_rounds_full")
         assert len(loop.model.requests) == 1
         assert [item["type"] for item in response["output"]] == ["mcp_list_tools", *["mcp_call"] * 12]
-        async with loop.ask() as answer:
+        async with loop.post() as answer:
             assert (await answer.json())["output"][-1]["type"] == "message"
-        await nothing_left(loop.here)
+        await nothing_left(loop.gateway)
         await until(lambda: budget_of(loop).used_bytes == 0, "nothing is held any more")
 
 

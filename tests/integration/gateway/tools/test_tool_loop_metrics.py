@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.fakes.fake_tool_model import Move
 from tests.fakes.gateway_harness import until
 from tests.support.gateway_rest import nothing_left
+from tests.support.http_client import PendingReply
 from tests.support.queueing import key
 from tests.support.tool_loop import ASKS, RESPONSES, SAYS, WEATHER, Loop, looping
 
@@ -29,9 +30,9 @@ ENGINES = (
 
 async def counted(loop: Loop, names: tuple[str, ...]) -> dict[tuple[str, ...], float]:
     """The samples of these names that are not 0, by name and the values of their labels but `model` and `route`."""
-    await nothing_left(loop.here)
+    await nothing_left(loop.gateway)
     samples: dict[tuple[str, ...], float] = {}
-    for family in text_string_to_metric_families(await loop.here.metrics()):
+    for family in text_string_to_metric_families(await loop.gateway.metrics()):
         for sample in family.samples:
             name = sample.name.removeprefix("roundhouse_gateway_")
             if name in names and sample.value:
@@ -40,11 +41,10 @@ async def counted(loop: Loop, names: tuple[str, ...]) -> dict[tuple[str, ...], f
     return samples
 
 
-def asked(loop: Loop, **fields: Any) -> Any:
+def post(loop: Loop, **fields: Any) -> PendingReply:
     """A response for the client `app` with the key `a`."""
-    headers = {"authorization": "Bearer secret-a", "user-agent": "app"}
     body = {"model": "m", "input": "Weather?", "tools": [WEATHER], **fields}
-    return loop.here.client.post(loop.here.url + RESPONSES, json=body, headers=headers)
+    return loop.gateway.post(RESPONSES, body, key="secret-a", headers={"user-agent": "app"})
 
 
 KEYS = (key("a", tools=["weather__*"]),)
@@ -53,8 +53,7 @@ KEYS = (key("a", tools=["weather__*"]),)
 @pytest.mark.parametrize("stream", [False, True])
 async def test_three_rounds_are_one_request(stream: bool) -> None:
     async with looping(ASKS, ASKS, SAYS, keys=KEYS) as loop:
-        async with asked(loop, stream=stream) as answer:
-            await answer.read()
+        await post(loop, stream=stream)
         assert await counted(loop, CLIENTS) == {
             ("requests_total", "200"): 1,
             ("request_outcomes_total", "completed"): 1,
@@ -78,8 +77,7 @@ async def test_three_rounds_are_one_request(stream: bool) -> None:
 
 async def test_a_round_that_is_refused_is_one_refusal() -> None:
     async with looping(SAYS, keys=KEYS, m={"state": "unloaded"}) as loop:
-        async with asked(loop) as answer:
-            assert answer.status == 503
+        assert (await post(loop)).status == 503
         assert await counted(loop, CLIENTS) == {
             ("requests_total", "503"): 1,
             ("request_outcomes_total", "errored"): 1,
@@ -94,12 +92,7 @@ async def test_a_round_that_is_refused_is_one_refusal() -> None:
 
 async def test_a_client_that_leaves_in_a_round_is_one_that_left() -> None:
     async with looping(ASKS, Move("It rains.", holds=True), keys=KEYS) as loop:
-
-        async def ask() -> None:
-            async with asked(loop) as answer:
-                await answer.read()
-
-        asking = asyncio.create_task(ask())
+        asking = asyncio.ensure_future(post(loop))
         await until(lambda: len(loop.model.requests) == 2 and loop.model.running == 1, "the second round runs")
         asking.cancel()
         await until(lambda: loop.model.cancelled == 1, "the engine stops")
@@ -118,7 +111,7 @@ async def test_a_client_that_leaves_in_a_round_is_one_that_left() -> None:
 async def test_a_round_that_fails_late_breaks_one_answer_off() -> None:
     async with looping(ASKS, SAYS, keys=KEYS) as loop:
         loop.model.decide = _breaks_in_the_second(loop)
-        async with asked(loop, stream=True) as answer:
+        async with post(loop, stream=True) as answer:
             assert answer.status == 200
             assert b"response.failed" in await answer.read()
         told = await counted(loop, CLIENTS)

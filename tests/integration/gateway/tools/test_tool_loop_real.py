@@ -37,23 +37,23 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Worker]
 
 
 @pytest.fixture
-async def here(made: dict[str, Worker]) -> AsyncIterator[GatewayHarness]:
+async def gateway(made: dict[str, Worker]) -> AsyncIterator[GatewayHarness]:
     async with responses_gateway(made) as built:
         yield built
 
 
 @pytest.fixture
-def servers(here: GatewayHarness) -> FakeServers:
+def servers(gateway: GatewayHarness) -> FakeServers:
     async def sunny(call: ToolCall) -> ToolResult:
         return ToolResult(f"sunny in {call.arguments['city']}")
 
-    return install(here, FakeTool("weather__get", sunny, PARIS))
+    return install(gateway, FakeTool("weather__get", sunny, PARIS))
 
 
 @pytest.mark.parametrize("choice", ["auto", "required", {"type": "mcp", "server_label": "weather", "name": "get"}])
-async def test_a_model_calls_and_goes_on(here: GatewayHarness, servers: FakeServers, choice: Any) -> None:
+async def test_a_model_calls_and_goes_on(gateway: GatewayHarness, servers: FakeServers, choice: Any) -> None:
     asked: Fields = {**COLD, "tools": [WEATHER], "tool_choice": choice}
-    async with openai.AsyncOpenAI(base_url=f"{here.url}/v1", api_key="none", max_retries=0) as client:
+    async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
         response: Any = await client.responses.create(**asked)
     *said, call, answer = response.output
     assert isinstance(said[0], McpListTools)
@@ -65,24 +65,23 @@ async def test_a_model_calls_and_goes_on(here: GatewayHarness, servers: FakeServ
     assert (json.loads(call.arguments), call.output) == ({"city": "Paris"}, "sunny in Paris")
     assert answer.content[0].text == DONE_SAID
     assert servers.calls == [("weather__get", {"city": "Paris"})]
-    async with here.post("/v1/responses", **asked, stream=True) as streamed:
+    async with gateway.post("/v1/responses", **asked, stream=True) as streamed:
         folded_response = folded(await streamed.read())
     kinds = [item.type for item in response.output]
     assert [item["type"] for item in folded_response["output"]] == kinds
     assert folded_response["usage"]["output_tokens"] == response.usage.output_tokens
-    await nothing_left(here)
+    await nothing_left(gateway)
 
 
-async def test_the_engine_finds_the_first_round_in_its_cache(here: GatewayHarness, servers: FakeServers) -> None:
+async def test_the_engine_finds_the_first_round_in_its_cache(gateway: GatewayHarness, servers: FakeServers) -> None:
     asked: Fields = {**COLD, "tools": [WEATHER], "store": False}
-    async with here.post("/v1/responses", **asked) as answer:
-        usage = (await answer.json())["usage"]
+    usage = (await gateway.post("/v1/responses", **asked)).body["usage"]
     assert usage["input_tokens_details"]["cached_tokens"] > usage["input_tokens"] // 3
 
 
-async def test_openais_other_client_approves(here: GatewayHarness, servers: FakeServers) -> None:
+async def test_openais_other_client_approves(gateway: GatewayHarness, servers: FakeServers) -> None:
     def ask() -> str:
-        with openai.OpenAI(base_url=f"{here.url}/v1", api_key="none", max_retries=0) as client:
+        with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
             tools: Any = [APPROVED]
             first = client.responses.create(model="agent", input="How is the weather?", temperature=0, tools=tools)
             request = first.output[-1]
@@ -101,7 +100,7 @@ async def test_openais_other_client_approves(here: GatewayHarness, servers: Fake
     assert servers.calls == [("weather__get", {"city": "Paris"})]
 
 
-async def test_a_client_that_leaves_frees_the_slot(here: GatewayHarness, servers: FakeServers) -> None:
+async def test_a_client_that_leaves_frees_the_slot(gateway: GatewayHarness, servers: FakeServers) -> None:
     entered = asyncio.Event()
 
     async def wait(_: ToolCall) -> ToolResult:
@@ -110,7 +109,7 @@ async def test_a_client_that_leaves_frees_the_slot(here: GatewayHarness, servers
         return ToolResult("")
 
     servers.tools = [FakeTool("weather__get", wait, PARIS)]
-    async with here.post("/v1/responses", **COLD, tools=[WEATHER], stream=True):
+    async with gateway.post("/v1/responses", **COLD, tools=[WEATHER], stream=True):
         await entered.wait()
-        await nothing_left(here)
+        await nothing_left(gateway)
     await until(lambda: servers.cancelled == 1, "the tool is cancelled")

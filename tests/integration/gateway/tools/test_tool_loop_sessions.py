@@ -29,14 +29,11 @@ PARIS: Fields = {"type": "object", "properties": {"city": {"enum": ["Paris"]}}, 
 LONG = "How is the weather? " + "hello " * 200
 
 
-async def ask(loop: Loop, headers: dict[str, str] | None = None, **fields: Any) -> tuple[str | None, Fields]:
+async def create(loop: Loop, headers: dict[str, str] | None = None, **fields: Any) -> tuple[str | None, Fields]:
     """`X-Session`, and the response."""
     body = {"model": "m", "input": "Weather?", "tools": [WEATHER], **fields}
-    async with loop.here.client.post(loop.here.url + RESPONSES, json=body, headers=headers) as answer:
-        told: Fields = {} if fields.get("stream") else await answer.json()
-        await answer.read()
-        assert answer.status == 200, told
-        return answer.headers.get("x-session"), told
+    reply = await loop.gateway.post(RESPONSES, body, headers=headers)
+    return reply.headers.get("x-session"), reply.success
 
 
 def slots_of(loop: Loop) -> list[int | None]:
@@ -46,8 +43,8 @@ def slots_of(loop: Loop) -> list[int | None]:
 
 async def turns_of(loop: Loop) -> list[str]:
     """The samples of sessions' turns."""
-    await nothing_left(loop.here)
-    told = (await loop.here.metrics()).splitlines()
+    await nothing_left(loop.gateway)
+    told = (await loop.gateway.metrics()).splitlines()
     return sorted(line for line in told if line.startswith("roundhouse_gateway_session_turns_total"))
 
 
@@ -64,7 +61,7 @@ async def turns_of(loop: Loop) -> list[str]:
 )
 async def test_all_rounds_are_turns_of_one_session(headers: dict[str, str], fields: dict[str, Any]) -> None:
     async with looping(ASKS, ASKS, SAYS, m=SESSIONS) as loop:
-        decision, _ = await ask(loop, headers, **fields)
+        decision, _ = await create(loop, headers, **fields)
         assert decision == "new", "that of the first round"
         assert slots_of(loop) == [3, 3, 3]
         assert await turns_of(loop) == [
@@ -76,9 +73,9 @@ async def test_all_rounds_are_turns_of_one_session(headers: dict[str, str], fiel
 async def test_a_response_that_continues_it_is_of_the_same_session() -> None:
     """Two calls, one after the other, are read back as they were asked, or the session would be rebuilt."""
     async with looping(ASKS, ASKS, SAYS, ASKS, SAYS, m=SESSIONS) as loop:
-        first, response = await ask(loop)
-        second, later = await ask(loop, input="And now?", previous_response_id=response["id"])
-        third, _ = await ask(loop, input="So?", previous_response_id=later["id"], tools=[])
+        first, response = await create(loop)
+        second, later = await create(loop, input="And now?", previous_response_id=response["id"])
+        third, _ = await create(loop, input="So?", previous_response_id=later["id"], tools=[])
         assert [first, second, third] == ["new", "reused", "reused"]
         assert slots_of(loop) == [3] * 6
         assert [each["role"] for each in loop.messages()] == [
@@ -90,15 +87,15 @@ async def test_a_response_that_continues_it_is_of_the_same_session() -> None:
 async def test_a_conversation_is_the_session() -> None:
     async with looping(ASKS, SAYS, ASKS, SAYS, m=SESSIONS) as loop:
         conversation = (await loop.client.conversations.create()).id
-        decisions = [(await ask(loop, conversation=conversation))[0] for _ in range(2)]
+        decisions = [(await create(loop, conversation=conversation))[0] for _ in range(2)]
         assert decisions == ["new", "reused"]
         assert slots_of(loop) == [3] * 4
 
 
 async def test_a_session_over_websocket() -> None:
-    async with looping(ASKS, SAYS, ASKS, SAYS, m=SESSIONS) as loop, socket(loop.here) as client:
-        first = await client.ask("Weather?", tools=[WEATHER], store=False)
-        await client.ask("And?", previous_response_id=first["id"], tools=[WEATHER], store=False)
+    async with looping(ASKS, SAYS, ASKS, SAYS, m=SESSIONS) as loop, socket(loop.gateway) as client:
+        first = await client.create("Weather?", tools=[WEATHER], store=False)
+        await client.create("And?", previous_response_id=first["id"], tools=[WEATHER], store=False)
         assert slots_of(loop) == [3] * 4
         assert await turns_of(loop) == [
             'roundhouse_gateway_session_turns_total{decision="new",model="m"} 1.0',
@@ -108,13 +105,13 @@ async def test_a_session_over_websocket() -> None:
 
 async def test_two_loops_are_two_sessions() -> None:
     async with looping(ASKS, SAYS, ASKS, SAYS, m=SESSIONS) as loop:
-        assert [(await ask(loop))[0] for _ in range(2)] == ["new", "new"]
+        assert [(await create(loop))[0] for _ in range(2)] == ["new", "new"]
         assert slots_of(loop) == [3, 3, 2, 2]
 
 
 async def test_a_model_without_sessions_tells_nothing() -> None:
     async with looping(ASKS, SAYS) as loop:
-        assert (await ask(loop, session_id="s"))[0] is None
+        assert (await create(loop, session_id="s"))[0] is None
         assert slots_of(loop) == [None, None]
         assert [request.get("session_id") for request in loop.model.requests] == ["s", "s"], "passed on as ever"
 
@@ -122,7 +119,7 @@ async def test_a_model_without_sessions_tells_nothing() -> None:
 async def test_an_answer_without_rounds_says_nothing_of_a_session() -> None:
     async with looping(Move(error="too hot"), m={**SESSIONS, "state": "unloaded"}) as loop:
         body = {"model": "m", "input": "Weather?", "tools": [WEATHER], "session_id": "s"}
-        async with loop.here.post(RESPONSES, **body) as answer:
+        async with loop.gateway.post(RESPONSES, **body) as answer:
             assert (answer.status, answer.headers.get("x-session")) == (503, None)
 
 
@@ -142,34 +139,34 @@ async def agents(folder: Path, count: int) -> AsyncIterator[tuple[GatewayHarness
             workers.append(stack.enter_context(agent_engine("embedded", place, "--cache-ram", "0")))
         for worker in workers:
             worker.ready()
-        here = await stack.enter_async_context(gateway_harness())
+        gateway = await stack.enter_async_context(gateway_harness())
         urls = [f"http://127.0.0.1:{worker.port}" for worker in workers]
         made = route("m", urls, token=TOKEN, served_name="inner-agent", apis=("/v1/chat/completions",), **SESSIONS)
-        await here.publish(made.model_copy(update={"backend": "llama_server"}))
+        await gateway.publish(made.model_copy(update={"backend": "llama_server"}))
         others = iter(range(1000))
 
         async def sunny(call: ToolCall) -> ToolResult:
             for _ in range(2 * SLOTS):
                 said = f"{next(others)} other " + "hello " * 50
                 messages = [{"role": "user", "content": said}]
-                async with here.post("/v1/chat/completions", model="m", messages=messages, max_tokens=1) as answer:
+                async with gateway.post("/v1/chat/completions", model="m", messages=messages, max_tokens=1) as answer:
                     assert answer.status == 200, await answer.text()
             return ToolResult(f"sunny in {call.arguments['city']}")
 
-        install(here, FakeTool("weather__get", sunny, PARIS))
-        yield here, workers
+        install(gateway, FakeTool("weather__get", sunny, PARIS))
+        yield gateway, workers
 
 
 @pytest.mark.engines
 @pytest.mark.embedded
 @pytest.mark.parametrize("count", [1, 2])
 async def test_the_second_round_finds_the_first_in_the_engines_cache(tmp_path: Path, count: int) -> None:
-    async with agents(tmp_path, count) as (here, _):
+    async with agents(tmp_path, count) as (gateway, _):
         decisions, prompts, evaluated = [], [], []
         previous: Fields = {}
         for number in range(2):
             asked = {"model": "m", "input": f"{number} {LONG}", "tools": [WEATHER], "temperature": 0, **previous}
-            async with here.post(RESPONSES, **asked) as answer:
+            async with gateway.post(RESPONSES, **asked) as answer:
                 response = await answer.json()
                 assert answer.status == 200, response
             assert [item["type"] for item in response["output"]][-2:] == ["mcp_call", "message"]

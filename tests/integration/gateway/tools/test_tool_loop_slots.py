@@ -30,7 +30,7 @@ async def test_nobody_waits_for_a_tool() -> None:
         loops = [asyncio.ensure_future(loop.create()) for _ in range(LOOPS)]
         await loop.until_in_tool(LOOPS)
         assert loop.model.most_running <= SLOTS
-        await nothing_left(loop.here)
+        await nothing_left(loop.gateway)
         # All loops wait for their tools, and all slots are free.
         others = await asyncio.gather(*(loop.client.responses.create(model="m", input="Hi") for _ in range(LOOPS)))
         assert [each.output_text for each in others] == ["Plain."] * LOOPS
@@ -39,7 +39,7 @@ async def test_nobody_waits_for_a_tool() -> None:
         responses = await asyncio.gather(*loops)
         assert [each.output_text for each in responses] == ["It rains in Bonn."] * LOOPS
         assert loop.model.most_running <= SLOTS
-        await nothing_left(loop.here)
+        await nothing_left(loop.gateway)
 
 
 async def test_each_round_queues() -> None:
@@ -56,11 +56,8 @@ async def test_each_round_queues() -> None:
 async def test_the_key_pays_for_all_rounds_once(stream: bool, clock: Clock) -> None:
     keys = (key("a", tools=["weather__*"], tokens_per_minute=10_000, requests_per_minute=10, concurrency=1),)
     async with looping(ASKS, ASKS, SAYS, keys=keys) as loop:
-        headers = {"authorization": "Bearer secret-a"}
         asked = {"model": "m", "input": "x", "tools": [WEATHER], "stream": stream}
-        async with loop.here.client.post(loop.here.url + RESPONSES, json=asked, headers=headers) as answer:
-            await answer.read()
-            assert answer.status == 200
+        assert (await loop.gateway.post(RESPONSES, asked, key="secret-a")).status == 200
         assert len(loop.model.requests) == 3
         usage = await loop.spent("a")
         assert (usage.token_bucket.level, usage.request_bucket.level) == (10_000 - 45, 9)
@@ -89,9 +86,8 @@ async def test_a_client_that_leaves_in_a_round_saves_nothing(clock: Clock) -> No
 async def test_one_that_is_refused_pays_nothing() -> None:
     keys = (key("a", tools=["weather__*"], tokens_per_minute=1000, requests_per_minute=10),)
     async with looping(SAYS, keys=keys, m={"state": "unloaded"}) as loop:
-        headers = {"authorization": "Bearer secret-a"}
         asked = {"model": "m", "input": "x", "tools": [WEATHER]}
-        async with loop.here.client.post(loop.here.url + RESPONSES, json=asked, headers=headers) as answer:
-            assert (answer.status, answer.headers["x-ratelimit-limit-tokens"]) == (503, "1000")
+        reply = await loop.gateway.post(RESPONSES, asked, key="secret-a")
+        assert (reply.status, reply.headers["x-ratelimit-limit-tokens"]) == (503, "1000")
         usage = await loop.spent("a")
         assert (usage.token_bucket.level, usage.request_bucket.level) == (1000, 10)

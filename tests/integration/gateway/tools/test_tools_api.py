@@ -39,20 +39,20 @@ def all_tools(folder: Path) -> tuple[ToolRoute, ...]:
 
 
 async def test_tools_are_off_by_default() -> None:
-    async with gateway_harness() as here:
-        assert await list_tools(here) == []
-        assert await call_code(here, "current_time") == (403, "tools_disabled")
-        await here.publish(tools=(TIME,))
-        assert await list_names(here) == ["current_time"]
-        assert await call_code(here, "calculate", expression="1") == (404, "tool_not_found")
-        await here.publish()
-        assert await list_tools(here) == []
+    async with gateway_harness() as gateway:
+        assert await list_tools(gateway) == []
+        assert await call_code(gateway, "current_time") == (403, "tools_disabled")
+        await gateway.publish(tools=(TIME,))
+        assert await list_names(gateway) == ["current_time"]
+        assert await call_code(gateway, "calculate", expression="1") == (404, "tool_not_found")
+        await gateway.publish()
+        assert await list_tools(gateway) == []
 
 
 async def test_a_tool_is_listed_with_the_fields_of_the_seed(tmp_path: Path) -> None:
-    async with gateway_harness() as here:
-        await here.publish(tools=all_tools(tmp_path))
-        listed = await list_tools(here)
+    async with gateway_harness() as gateway:
+        await gateway.publish(tools=all_tools(tmp_path))
+        listed = await list_tools(gateway)
         assert [tool["tool"] for tool in listed] == sorted(BUILTIN_TOOLS), "each that can be declared is there"
         for tool in listed:
             assert set(tool) == {"tool", "display_name", "type", "permissions", "definition"}
@@ -65,22 +65,22 @@ async def test_a_tool_is_listed_with_the_fields_of_the_seed(tmp_path: Path) -> N
 
 
 async def test_both_formats_of_answers() -> None:
-    async with gateway_harness() as here:
-        await here.publish(tools=(CALCULATE,))
-        assert await call_tool(here, "calculate", expression="(3 + 4) * 2 ** 10") == (
+    async with gateway_harness() as gateway:
+        await gateway.publish(tools=(CALCULATE,))
+        assert await call_tool(gateway, "calculate", expression="(3 + 4) * 2 ** 10") == (
             200,
             {"plain_text_response": "7168"},
         )
-        assert await call_tool(here, "calculate", expression="1 / 0") == (200, {"error": "It divides by zero."})
+        assert await call_tool(gateway, "calculate", expression="1 / 0") == (200, {"error": "It divides by zero."})
 
 
 async def test_the_time_is_told_in_a_zone() -> None:
-    async with gateway_harness() as here:
-        await here.publish(tools=(TIME,))
-        assert (await call_text(here, "current_time")).endswith(", UTC (UTC)")
-        assert "+05:45, " in await call_text(here, "current_time", timezone="Asia/Kathmandu")
+    async with gateway_harness() as gateway:
+        await gateway.publish(tools=(TIME,))
+        assert (await call_text(gateway, "current_time")).endswith(", UTC (UTC)")
+        assert "+05:45, " in await call_text(gateway, "current_time", timezone="Asia/Kathmandu")
         for name in ("Nowhere/City", "../../../etc/passwd", "/etc/passwd", "Europe", "\0", "x" * 64):
-            assert "no time zone" in await call_error(here, "current_time", timezone=name)
+            assert "no time zone" in await call_error(gateway, "current_time", timezone=name)
 
 
 @pytest.mark.parametrize(
@@ -100,77 +100,79 @@ async def test_the_time_is_told_in_a_zone() -> None:
     ],
 )
 async def test_a_body_of_another_form_is_refused(body: str, code: str, param: str | None) -> None:
-    async with gateway_harness() as here:
-        await here.publish(tools=(CALCULATE,))
-        async with here.client.post(f"{here.url}/tools", data=body) as answer:
-            error = (await answer.json())["error"]
-        assert (answer.status, error["code"], error["param"]) == (400, code, param)
+    async with gateway_harness() as gateway:
+        await gateway.publish(tools=(CALCULATE,))
+        reply = await gateway.request("POST", "/tools", data=body)
+        assert (reply.status, reply.code, reply.error["param"]) == (400, code, param)
 
 
 async def test_a_key_calls_the_tools_that_it_names_and_no_others() -> None:
     """Whatever a prompt makes the model ask for."""
     keys = (key("none"), key("one", tools=("calc*",)), key("all", tools=("*",)), key("admin", scopes=("admin",)))
-    async with gateway_harness() as here:
-        await here.publish(tools=(TIME, CALCULATE), keys=keys)
-        assert await list_names(here, "secret-none") == []
-        assert await list_names(here, "secret-one") == ["calculate"]
-        assert await list_names(here, "secret-all") == ["calculate", "current_time"]
+    async with gateway_harness() as gateway:
+        await gateway.publish(tools=(TIME, CALCULATE), keys=keys)
+        assert await list_names(gateway, "secret-none") == []
+        assert await list_names(gateway, "secret-one") == ["calculate"]
+        assert await list_names(gateway, "secret-all") == ["calculate", "current_time"]
         for name in ("current_time", "write_file", "nothing"):
-            assert await call_code(here, name, "secret-one") == (403, "tool_not_allowed")
-            assert await call_code(here, name, "secret-none") == (403, "tool_not_allowed")
-        assert await call_tool(here, "calculate", "secret-one", expression="1") == (200, {"plain_text_response": "1"})
-        assert await call_code(here, "nothing", "secret-all") == (404, "tool_not_found")
-        assert await call_code(here, "calculate", "secret-admin", expression="1") == (403, "scope_required")
+            assert await call_code(gateway, name, "secret-one") == (403, "tool_not_allowed")
+            assert await call_code(gateway, name, "secret-none") == (403, "tool_not_allowed")
+        assert await call_tool(gateway, "calculate", "secret-one", expression="1") == (
+            200,
+            {"plain_text_response": "1"},
+        )
+        assert await call_code(gateway, "nothing", "secret-all") == (404, "tool_not_found")
+        assert await call_code(gateway, "calculate", "secret-admin", expression="1") == (403, "scope_required")
 
 
 async def test_documents_of_the_callers_tenant_are_searched() -> None:
-    async with fake_retrieval() as retrieval, gateway_harness(retrieval_url=retrieval.url) as here:
+    async with fake_retrieval() as retrieval, gateway_harness(retrieval_url=retrieval.url) as gateway:
         retrieval.hits = [hit(1, "Coal is in the shed."), hit(2, "Tea.", page=7)]
-        await here.publish(
+        await gateway.publish(
             tools=(ToolRoute(name="search_documents"),), keys=(key("alice", tools=("*",), tenant="north"),)
         )
-        status, answer = await call_tool(here, "search_documents", "secret-alice", query="coal", top_k=2)
+        status, answer = await call_tool(gateway, "search_documents", "secret-alice", query="coal", top_k=2)
         assert (status, answer) == (
             200,
             {"plain_text_response": "[1] d1.md\nCoal is in the shed.\n\n[2] d2.md, page 7\nTea."},
         )
         [(tenant, asked)] = retrieval.searches
         assert (tenant, asked["query"], asked["top_k"]) == ("north", "coal", 2)
-        assert await call_code(here, "search_documents", "secret-alice", query="coal", top_k=21) == (
+        assert await call_code(gateway, "search_documents", "secret-alice", query="coal", top_k=21) == (
             400,
             "tool_arguments_invalid",
         )
 
 
 async def test_without_keys_a_client_searches_its_own_documents() -> None:
-    async with fake_retrieval() as retrieval, gateway_harness(retrieval_url=retrieval.url) as here:
-        await here.publish(tools=(ToolRoute(name="search_documents"),))
+    async with fake_retrieval() as retrieval, gateway_harness(retrieval_url=retrieval.url) as gateway:
+        await gateway.publish(tools=(ToolRoute(name="search_documents"),))
         body = {"tool": "search_documents", "params": {"query": "coal"}}
-        async with here.client.post(f"{here.url}/tools", json=body, headers={"x-client-id": "bob"}) as answer:
+        async with gateway.post("/tools", body, headers={"x-client-id": "bob"}) as answer:
             assert await answer.json() == {"plain_text_response": "No passage fits."}
         assert [tenant for tenant, _ in retrieval.searches] == ["bob"]
 
 
 async def test_where_no_documents_are_kept_it_is_said() -> None:
-    async with gateway_harness(retrieval=False) as here:
-        await here.publish(tools=(ToolRoute(name="search_documents"),))
-        assert await call_code(here, "search_documents", query="coal") == (403, "retrieval_disabled")
+    async with gateway_harness(retrieval=False) as gateway:
+        await gateway.publish(tools=(ToolRoute(name="search_documents"),))
+        assert await call_code(gateway, "search_documents", query="coal") == (403, "retrieval_disabled")
 
 
 async def test_an_output_is_cut_at_its_cap(tmp_path: Path) -> None:
     (tmp_path / "long").write_text("ä" * 3000)
-    async with gateway_harness() as here:
-        await here.publish(tools=(ToolRoute(name="read_file", folder=str(tmp_path), max_output_kib=1),))
-        text = await call_text(here, "read_file", path="long")
+    async with gateway_harness() as gateway:
+        await gateway.publish(tools=(ToolRoute(name="read_file", folder=str(tmp_path), max_output_kib=1),))
+        text = await call_text(gateway, "read_file", path="long")
         assert text == "ä" * 512 + "\n[The output is cut here: it is longer than 1024 bytes.]"
 
 
 async def test_a_call_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     """Here an expression that backtracks for ever: it has a process of its own, which is killed."""
     (tmp_path / "text").write_text("a" * 60 + "!\n")
-    async with gateway_harness() as here:
-        await here.publish(tools=(ToolRoute(name="search_files", folder=str(tmp_path), timeout_s=1.0),))
-        assert await call_code(here, "search_files", text="(a+)+$", regex=True) == (504, "tool_timeout")
+    async with gateway_harness() as gateway:
+        await gateway.publish(tools=(ToolRoute(name="search_files", folder=str(tmp_path), timeout_s=1.0),))
+        assert await call_code(gateway, "search_files", text="(a+)+$", regex=True) == (504, "tool_timeout")
         await until(lambda: not _job_processes(), "its process has ended")
 
 
@@ -178,17 +180,17 @@ async def test_a_call_that_takes_too_long_is_ended(tmp_path: Path) -> None:
 async def test_a_client_that_leaves_ends_its_call(tmp_path: Path, is_stopped: bool) -> None:
     """A process that is stopped takes no signal but SIGKILL."""
     (tmp_path / "text").write_text("a" * 60 + "!\n")
-    async with gateway_harness() as here:
-        await here.publish(tools=(ToolRoute(name="search_files", folder=str(tmp_path), timeout_s=600.0),))
+    async with gateway_harness() as gateway:
+        await gateway.publish(tools=(ToolRoute(name="search_files", folder=str(tmp_path), timeout_s=600.0),))
         async with aiohttp.ClientSession() as client:
             body = {"tool": "search_files", "params": {"text": "(a+)+$", "regex": True}}
-            task = asyncio.create_task(client.post(f"{here.url}/tools", json=body).__aenter__())
+            task = asyncio.create_task(client.post(f"{gateway.url}/tools", json=body).__aenter__())
             # Not as soon as there is a process: asyncio itself ends one whose start is cancelled.
             process = await _searching(tmp_path / "text")
             if is_stopped:
                 process.suspend()
             task.cancel()
-        report = await here.controller.report_where(lambda report: bool(report.tool_calls))
+        report = await gateway.controller.report_where(lambda report: bool(report.tool_calls))
         assert [call.outcome for call in report.tool_calls] == ["cancelled"]
         await until(lambda: not process.is_running(), "its process has ended")
 
@@ -196,23 +198,23 @@ async def test_a_client_that_leaves_ends_its_call(tmp_path: Path, is_stopped: bo
 async def test_other_calls_go_on_while_files_hang(tmp_path: Path) -> None:
     """More searches that never end than there are places for: what needs no process is answered."""
     (tmp_path / "text").write_text("a" * 60 + "!\n")
-    async with gateway_harness() as here:
+    async with gateway_harness() as gateway:
         folder = str(tmp_path)
-        await here.publish(tools=(CALCULATE, ToolRoute(name="search_files", folder=folder, timeout_s=2.0)))
-        hanging = [asyncio.create_task(call_code(here, "search_files", text="(a+)+$", regex=True)) for _ in range(8)]
+        await gateway.publish(tools=(CALCULATE, ToolRoute(name="search_files", folder=folder, timeout_s=2.0)))
+        hanging = [asyncio.create_task(call_code(gateway, "search_files", text="(a+)+$", regex=True)) for _ in range(8)]
         await until(lambda: bool(_job_processes()), "they run")
-        assert await call_text(here, "calculate", expression="1 + 1") == "2"
+        assert await call_text(gateway, "calculate", expression="1 + 1") == "2"
         assert await asyncio.gather(*hanging) == [(504, "tool_timeout")] * 8
 
 
 async def test_calls_are_reported_with_their_arguments_redacted() -> None:
-    async with gateway_harness() as here:
-        await here.publish(tools=(CALCULATE,), keys=(key("alice", tools=("*",)),))
-        await call_tool(here, "calculate", "secret-alice", expression="1 + 1")
-        await call_tool(here, "calculate", "secret-alice", expression="nonsense")
-        await call_tool(here, "calculate", "secret-alice", password="hunter2", expression="token=abcdefgh")
-        await call_tool(here, "invented" * 100, "secret-alice", text="x" * 10_000)
-        report = await here.controller.report_where(lambda report: len(report.tool_calls) == 4)
+    async with gateway_harness() as gateway:
+        await gateway.publish(tools=(CALCULATE,), keys=(key("alice", tools=("*",)),))
+        await call_tool(gateway, "calculate", "secret-alice", expression="1 + 1")
+        await call_tool(gateway, "calculate", "secret-alice", expression="nonsense")
+        await call_tool(gateway, "calculate", "secret-alice", password="hunter2", expression="token=abcdefgh")
+        await call_tool(gateway, "invented" * 100, "secret-alice", text="x" * 10_000)
+        report = await gateway.controller.report_where(lambda report: len(report.tool_calls) == 4)
         told = [(call.sequence, call.tool[:9], call.caller, call.outcome) for call in report.tool_calls]
         assert told == [
             (1, "calculate", "alice", "ok"),
@@ -229,24 +231,26 @@ async def test_calls_are_reported_with_their_arguments_redacted() -> None:
 
 
 async def test_a_report_has_the_latest_calls_alone() -> None:
-    async with gateway_harness() as here:
-        await here.publish(tools=(CALCULATE,))
+    async with gateway_harness() as gateway:
+        await gateway.publish(tools=(CALCULATE,))
         for number in range(70):
-            await call_text(here, "calculate", expression=str(number))
-        report = await here.controller.report_where(
+            await call_text(gateway, "calculate", expression=str(number))
+        report = await gateway.controller.report_where(
             lambda report: bool(report.tool_calls) and report.tool_calls[-1].sequence == 70
         )
         assert [call.sequence for call in report.tool_calls] == list(range(7, 71))
 
 
 async def test_calls_are_counted_by_tool_and_outcome() -> None:
-    async with gateway_harness() as here:
-        await here.publish(tools=(CALCULATE,))
-        await call_tool(here, "calculate", expression="1")
-        await call_tool(here, "calculate", expression="x")
-        await call_tool(here, "calculate")
-        await call_tool(here, "a client's text")
-        counts = {line for line in (await here.metrics()).splitlines() if line.startswith("roundhouse_gateway_tool_")}
+    async with gateway_harness() as gateway:
+        await gateway.publish(tools=(CALCULATE,))
+        await call_tool(gateway, "calculate", expression="1")
+        await call_tool(gateway, "calculate", expression="x")
+        await call_tool(gateway, "calculate")
+        await call_tool(gateway, "a client's text")
+        counts = {
+            line for line in (await gateway.metrics()).splitlines() if line.startswith("roundhouse_gateway_tool_")
+        }
         name = "roundhouse_gateway_tool_calls_total"
         assert counts == {
             f'{name}{{outcome="ok",tool="calculate"}} 1.0',
@@ -258,30 +262,29 @@ async def test_calls_are_counted_by_tool_and_outcome() -> None:
 
 async def test_inference_goes_on_beside_calls(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("a" * 60 + "!\n")
-    async with gateway_harness() as here, engines(1) as (engine,):
+    async with gateway_harness() as gateway, engines(1) as (engine,):
         tools = (ToolRoute(name="search_files", folder=str(tmp_path), timeout_s=600.0),)
-        await here.publish(route("m", [engine.url]), tools=tools)
-        waiting = asyncio.create_task(call_tool(here, "search_files", text="(a+)+$", regex=True))
+        await gateway.publish(route("m", [engine.url]), tools=tools)
+        waiting = asyncio.create_task(call_tool(gateway, "search_files", text="(a+)+$", regex=True))
         await until(lambda: bool(_job_processes()), "the call runs")
-        async with here.chat() as answer:
-            assert answer.status == 200
+        assert (await gateway.chat()).status == 200
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
 
 
 async def test_a_stop_ends_calls(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("a" * 60 + "!\n")
-    async with gateway_harness(shutdown_grace_s=0) as here:
-        await here.publish(tools=(ToolRoute(name="search_files", folder=str(tmp_path), timeout_s=600.0),))
-        waiting = asyncio.create_task(call_code(here, "search_files", text="(a+)+$", regex=True))
+    async with gateway_harness(shutdown_grace_s=0) as gateway:
+        await gateway.publish(tools=(ToolRoute(name="search_files", folder=str(tmp_path), timeout_s=600.0),))
+        waiting = asyncio.create_task(call_code(gateway, "search_files", text="(a+)+$", regex=True))
         await until(lambda: bool(_job_processes()), "the call runs")
-        _stop(here)
+        _stop(gateway)
         assert await waiting == (503, "gateway_stopping")
 
 
-def _stop(here: GatewayHarness) -> None:
-    assert here.server is not None
-    here.server.should_exit = True
+def _stop(gateway: GatewayHarness) -> None:
+    assert gateway.server is not None
+    gateway.server.should_exit = True
 
 
 async def _searching(path: Path) -> psutil.Process:

@@ -31,7 +31,7 @@ def test_a_call_that_is_cancelled_while_its_connection_comes_about(how: str, loo
                 later.call.cancel()
                 await until("no connection is under way", lambda: client.connecting_requests == 0)
             await client.close()
-            assert (client.open_connections, client.connecting_requests, at_once.told, later.told) == (0, 0, "", "")
+            assert (client.open_connections, client.connecting_requests, at_once.ending, later.ending) == (0, 0, "", "")
 
     on(loop, scenario)
 
@@ -73,7 +73,7 @@ def test_a_call_that_is_cancelled_while_it_waits(loop: str) -> None:
                     await until("half of it is here", lambda got=got: got.body)  # type: ignore[misc]
                 got.call.cancel()
                 await until("the engine sees it", lambda: not engine.peers)
-                assert got.told == ""
+                assert got.ending == ""
                 got.call.cancel()
                 got.call.pause()
                 got.call.resume()
@@ -96,7 +96,7 @@ def test_a_call_that_is_cancelled_from_a_callback(where: str, loop: str, caplog:
                     assert client.idle_connections == 1, "it was over: cancelling takes no connection from the next"
                     continue
                 await until("closed", lambda: client.open_connections == 0)
-                assert (got.told, got.body) == ("", b"" if where == "head" else got.body[:2])
+                assert (got.ending, got.body) == ("", b"" if where == "head" else got.body[:2])
             assert await post(client, endpoint(engine.url)).outcome() == "end"
 
     on(loop, scenario)
@@ -157,7 +157,7 @@ def test_a_paused_answer_stays_in_the_socket_and_loses_nothing(loop: str) -> Non
                 for _ in range(20):
                     await asyncio.sleep(0)
                 assert len(got.body) == had
-                assert got.told == ""
+                assert got.ending == ""
                 got.call.resume()
                 assert (await got.outcome(), len(got.body)) == ("end", size)
             await until("the second is closed", lambda: client.open_connections == 0)
@@ -198,7 +198,7 @@ def test_closing_cancels_what_is_under_way(loop: str) -> None:
             await client.close()
             assert (client.open_connections, client.idle_connections) == (0, 0)
             await until("the engine sees it", lambda: not engine.peers)
-            assert [got.told for got in busy] == ["", ""]
+            assert [got.ending for got in busy] == ["", ""]
             assert await post(client, where).outcome() == "EngineRefusedError"
             await client.close()
 

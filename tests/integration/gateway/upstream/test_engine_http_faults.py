@@ -149,7 +149,7 @@ def test_an_endpoint_that_cannot_be_used_is_refused_without_its_secrets(base_url
             cancelled = post(client, endpoint(base_url))
             cancelled.call.cancel()
             await post(client, endpoint(base_url)).outcome()
-            assert cancelled.told == ""
+            assert cancelled.ending == ""
 
     on("uvloop", scenario)
 
@@ -217,7 +217,7 @@ def test_a_connection_to_a_replica_that_has_left_the_table_is_not_waited_for(loo
             assert str(gone.failure) == "it has ended"
             assert await served.outcome() == "end", "it drains, and accepts at once"
             await soon("the other one still connects", lambda: client.connecting_requests == 1)
-            assert (stays.told, cancelled.told) == ("", "")
+            assert (stays.ending, cancelled.ending) == ("", "")
             stays.call.cancel()
 
     on(loop, scenario)

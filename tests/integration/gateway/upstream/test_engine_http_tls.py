@@ -141,7 +141,7 @@ def test_a_paused_answer_loses_nothing_when_the_engine_closes(
                 await until("the engine has said all and closed", lambda: not engine.peers)
             for _ in range(50):
                 await asyncio.sleep(0)
-            assert got.told == ""
+            assert got.ending == ""
             got.call.resume()
             assert (await got.outcome(), len(got.body)) == ("end", size)
 

@@ -84,7 +84,7 @@ class Bench:
 
     runner: asyncio.Runner
     clock: LoopClock
-    here: GatewayHarness
+    gateway: GatewayHarness
     engine: MockEngine
     told: list[str]
     """What nobody caught, and errors in the log."""
@@ -109,12 +109,12 @@ def bench() -> Iterator[Bench]:
 
         async def start() -> Bench:
             asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(str(context)))
-            here = await stack.enter_async_context(
+            gateway = await stack.enter_async_context(
                 gateway_harness(client_timeout_s=10, keep_alive_s=10, max_header_kib=4)
             )
             (engine,) = await stack.enter_async_context(engines(1))
-            await here.publish(route("m", [engine.url]), keys=(key("alice", scopes=("inference", "admin")),))
-            return Bench(runner, clock, here, engine, told)
+            await gateway.publish(route("m", [engine.url]), keys=(key("alice", scopes=("inference", "admin")),))
+            return Bench(runner, clock, gateway, engine, told)
 
         with moved_by_hand(runner.get_loop()) as clock:
             yield runner.run(start())
@@ -130,7 +130,7 @@ def parts_of(sent: bytes, places: list[int]) -> list[bytes]:
 
 async def scenario(bench: Bench, sent: bytes, places: list[int], end: End) -> RawClient:
     """One client, from its first byte until nothing of it is left."""
-    async with raw(bench.here) as client:
+    async with raw(bench.gateway) as client:
         await client.send(*parts_of(sent, places))
         if end == "half-close":
             client.half_close()
@@ -140,16 +140,16 @@ async def scenario(bench: Bench, sent: bytes, places: list[int], end: End) -> Ra
             reading = asyncio.create_task(client.to_the_end())
             while not reading.done():
                 # Time goes on only while it is the client's turn.
-                await (asyncio.sleep(0) if is_being_served(bench.here) else bench.clock.skip(0.5))
+                await (asyncio.sleep(0) if is_being_served(bench.gateway) else bench.clock.skip(0.5))
             await reading
-    await spotless(bench.here)
+    await spotless(bench.gateway)
     return client
 
 
-def is_being_served(here: GatewayHarness) -> bool:
+def is_being_served(gateway: GatewayHarness) -> bool:
     """Whether some client's request is there and its answer is not."""
-    assert here.server is not None
-    connections: Any = here.server.server_state.connections
+    assert gateway.server is not None
+    connections: Any = gateway.server.server_state.connections
     return any(each._current_call is not None and not _is_incomplete(each._current_call) for each in connections)
 
 
@@ -162,7 +162,7 @@ def check(answer: Answer) -> None:
     assert not [value for name, value in answer.headers if name == "x-injected" or "\r" in value or "\n" in value]
 
 
-def ask(body: Any) -> bytes:
+def build_request(body: Any) -> bytes:
     """A chat with that body."""
     return request(body=json.dumps(body).encode(), headers=[KEY])
 
@@ -173,7 +173,9 @@ def ask(body: Any) -> bytes:
 @example([(request("GET", "/" + "a" * 5000), []), (VALID[0], [])], [], "stall")
 @example([(VALID[0], []), (request("POST", "/" + "a" * 5000, b"{}"), []), (VALID[0], [])], [], "stall")
 @example([(VALID[10], []), (VALID[11], []), (VALID[2], [])], [], "stall")
-@example([(ask([]), []), (ask(None), []), (ask({"model": "m", "stream": 1}), [])], [], "close")
+@example(
+    [(build_request([]), []), (build_request(None), []), (build_request({"model": "m", "stream": 1}), [])], [], "close"
+)
 def test_any_bytes_any_cuts_any_ending(
     bench: Bench, requests: list[tuple[bytes, list[Edit]]], places: list[int], end: End
 ) -> None:
@@ -196,7 +198,7 @@ def test_any_bytes_any_cuts_any_ending(
 
 async def next_client(bench: Bench) -> int:
     """The status of the next client's request."""
-    async with raw(bench.here) as client:
+    async with raw(bench.gateway) as client:
         client.write(VALID[0])
         return (await client.answer()).status
 

@@ -105,7 +105,7 @@ class Bench:
     """One gateway for all examples, on a loop that runs during each."""
 
     runner: asyncio.Runner
-    here: GatewayHarness
+    gateway: GatewayHarness
     engine: MockEngine
     routes: list[tuple[str, str]]
     """Method and target of every route that is not open. Those of stored responses name one that there is."""
@@ -115,7 +115,7 @@ class Bench:
 
     def touched(self) -> tuple[Any, ...]:
         """Figures of everything that a request may reach."""
-        server: Any = self.here.server
+        server: Any = self.gateway.server
         parts = server._gateway.inference._services
         store = parts.responses._store
         accounts = {
@@ -124,17 +124,17 @@ class Bench:
         }
         return (
             (store._jobs_asked, store._bytes_asked, len(parts.responses._running)),
-            (len(self.engine.requests), self.engine.connections, len(self.here.controller.admin.asked)),
+            (len(self.engine.requests), self.engine.connections, len(self.gateway.controller.admin.requests)),
             (accounts, len(parts.exchanges), dict(parts.lines._clients)),
         )
 
 
-async def ask(here: GatewayHarness, method: str, target: str, body: bytes, sent: Headers) -> Answer:
+async def send(gateway: GatewayHarness, method: str, target: str, body: bytes, sent: Headers) -> Answer:
     """One answer. Names of headers are sent in another case than they are compared in."""
     lines = [b"%b: %b" % (name.title(), value) for name, value in sent]
     data = request(method, target, body if method == "POST" else b"")
     head, _, rest = data.partition(b"\r\n")
-    async with raw(here) as client:
+    async with raw(gateway) as client:
         client.write(b"\r\n".join([head, *lines, rest]))
         return await client.answer()
 
@@ -146,10 +146,10 @@ def bench() -> Iterator[Bench]:
         stack = contextlib.AsyncExitStack()
 
         async def start() -> Bench:
-            here = await stack.enter_async_context(gateway_harness(engine_state_routes=True))
+            gateway = await stack.enter_async_context(gateway_harness(engine_state_routes=True))
             (engine,) = await stack.enter_async_context(engines(1))
-            await here.publish(route("m", [engine.url]), keys=KEYS)
-            made = ask(here, "POST", "/v1/responses", b'{"model": "m", "input": "Hi"}', [(b"x-api-key", SECRET)])
+            await gateway.publish(route("m", [engine.url]), keys=KEYS)
+            made = send(gateway, "POST", "/v1/responses", b'{"model": "m", "input": "Hi"}', [(b"x-api-key", SECRET)])
             stored_id = json.loads((await made).body)["id"]
             body = b'{"model": "m", "input": "Hi", "messages": [], "previous_response_id": "%b"}' % stored_id.encode()
             parts = {"{response_id}": stored_id, "{name:path}": "m", "{id}": "0", "{rest:path}": "plan"}
@@ -159,8 +159,8 @@ def bench() -> Iterator[Bench]:
                     path = path.replace(part, text)  # noqa: PLW2901
                 if access not in ("open", "page", "metrics"):  # without such a key, these are open
                     routes.append((method.replace("*", "POST"), path))
-            plain = {(method, path): await ask(here, method, path, body, []) for method, path in routes}
-            return Bench(runner, here, engine, routes, body, plain)
+            plain = {(method, path): await send(gateway, method, path, body, []) for method, path in routes}
+            return Bench(runner, gateway, engine, routes, body, plain)
 
         yield runner.run(start())
         runner.run(stack.aclose())
@@ -191,7 +191,7 @@ def test_what_is_no_key_is_refused_in_one_shape_and_touches_nothing(
     assume(known_secret(sent) is None)
     method, target = bench.routes[number % len(bench.routes)]
     before = bench.touched()
-    answer = bench.runner.run(ask(bench.here, method, target, bench.body, sent))
+    answer = bench.runner.run(send(bench.gateway, method, target, bench.body, sent))
     assert answer.status == 401
     assert shape(answer) == shape(bench.plain[method, target])
     assert WORDS.fullmatch(answer.error["message"])
@@ -203,8 +203,8 @@ def test_what_is_touched_would_be_seen(bench: Bench) -> None:
     before = bench.touched()
     for target in ("/v1/responses", "/v1/admin/plan"):
         answer = bench.runner.run(
-            ask(
-                bench.here,
+            send(
+                bench.gateway,
                 "POST",
                 target,
                 bench.body,
@@ -221,7 +221,7 @@ def test_what_is_too_large_is_refused_before_anybody_looks_at_it(bench: Bench) -
     for secret in (SECRET + b" " * 40_000, b"a" * 40_000):
         before = bench.touched()
         answer = bench.runner.run(
-            ask(bench.here, "POST", "/v1/responses", bench.body, [(b"authorization", b"Bearer " + secret)])
+            send(bench.gateway, "POST", "/v1/responses", bench.body, [(b"authorization", b"Bearer " + secret)])
         )
         assert (answer.status, answer.error["code"]) == (431, "headers_too_large")
         assert bench.touched() == before

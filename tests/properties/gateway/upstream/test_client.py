@@ -72,14 +72,14 @@ async def one(client: EngineClient, base_url: str, then: Then, cancel_after: int
         return got
     turns = 150 if cancel_after is None else cancel_after
     for _ in range(turns):
-        if got.told:
+        if got.ending:
             break
         await asyncio.sleep(0)
-    if not got.told:
+    if not got.ending:
         had = (got.status, got.parts.copy())
         got.call.cancel()
         await soon("the engine is rid of it", lambda: client.busy_connections == 0 and client.connecting_requests == 0)
-        assert (got.status, got.parts, got.told) == (*had, ""), "nothing is told after a cancel"
+        assert (got.status, got.parts, got.ending) == (*had, ""), "nothing is told after a cancel"
     return got
 
 
@@ -107,7 +107,7 @@ def test_any_bytes_any_cuts_any_ending(answers: list[tuple[bytes, list[Edit], ra
                 engine.scripts = [wanted]
                 got = await one(client, engine.url, then, cancel_after)
                 assert got.violations == []
-                assert got.told in TOLD or got.call.listener is None
+                assert got.ending in TOLD or got.call.listener is None
                 await soon("every connection is idle or closed", lambda: client.busy_connections == 0)
             engine.scripts = []
             last = post(client, endpoint(engine.url), fresh=True)

@@ -37,7 +37,7 @@ async def client(transfers: FakeTransfers, folder: Path) -> AsyncIterator[aiohtt
         yield session
 
 
-async def ask(client: aiohttp.ClientSession, method: str, path: str, **more: Any) -> tuple[int, Any]:
+async def request(client: aiohttp.ClientSession, method: str, path: str, **more: Any) -> tuple[int, Any]:
     """Status and body of an answer; of an error its code."""
     async with client.request(method, path, **more) as answer:
         body = await answer.json()
@@ -46,43 +46,43 @@ async def ask(client: aiohttp.ClientSession, method: str, path: str, **more: Any
 
 async def test_an_order_from_its_inspection_to_its_end(transfers: FakeTransfers, client: aiohttp.ClientSession) -> None:
     order = {"reference": "user/tiny:Q8_0"}
-    status, found = await ask(client, "POST", f"{DOWNLOADS}/inspect", json=order)
+    status, found = await request(client, "POST", f"{DOWNLOADS}/inspect", json=order)
     assert (status, found["name"], found["inspection"]["main"]) == (200, "tiny", MAIN)
     assert found["forecast"]["summary"] == f"what it takes is not known: {MAIN} is not a GGUF file"
-    status, ordered = await ask(client, "POST", DOWNLOADS, json=order, headers={"x-roundhouse-actor": "ada"})
+    status, ordered = await request(client, "POST", DOWNLOADS, json=order, headers={"x-roundhouse-actor": "ada"})
     assert (status, ordered["state"], ordered["forecast"]) == (202, "queued", found["forecast"])
-    status, again = await ask(client, "POST", DOWNLOADS, json=order)
+    status, again = await request(client, "POST", DOWNLOADS, json=order)
     assert (status, again["id"]) == (200, ordered["id"])
-    assert await ask(client, "GET", f"{DOWNLOADS}/{ordered['id']}") == (
+    assert await request(client, "GET", f"{DOWNLOADS}/{ordered['id']}") == (
         200,
         transfers.downloads[ordered["id"]].model_dump(mode="json"),
     )
-    _, listed = await ask(client, "GET", DOWNLOADS)
+    _, listed = await request(client, "GET", DOWNLOADS)
     assert [each["id"] for each in listed["downloads"]] == [ordered["id"]]
     transfers.set_state(ordered["id"], "finished")
-    _, files = await ask(client, "GET", FILES)
+    _, files = await request(client, "GET", FILES)
     [row] = [each for each in files["models"] if each["path"] == MAIN]
     assert (row["download"], row["origin"], row["memory_source"]) == (ordered["id"], "download", "model_artifact_size")
-    assert await ask(client, "DELETE", FILES, params={"model": "hf:user/other"}) == (409, "models_file_kept")
-    _, removal = await ask(client, "DELETE", FILES, params={"model": REFERENCE})
+    assert await request(client, "DELETE", FILES, params={"model": "hf:user/other"}) == (409, "models_file_kept")
+    _, removal = await request(client, "DELETE", FILES, params={"model": REFERENCE})
     assert removal == {"removed": [MAIN], "kept": [], "freed_bytes": 7}
-    _, history = await ask(client, "GET", "/v1/admin/history")
+    _, history = await request(client, "GET", "/v1/admin/history")
     told = [(each["kind"], each["actor"]) for each in history["entries"] if each["kind"] == "download"]
     assert ("download", "ada") in told
 
 
 async def test_a_cancellation(transfers: FakeTransfers, client: aiohttp.ClientSession) -> None:
-    _, ordered = await ask(client, "POST", DOWNLOADS, json={"reference": REFERENCE})
-    status, ended = await ask(client, "DELETE", f"{DOWNLOADS}/{ordered['id']}")
+    _, ordered = await request(client, "POST", DOWNLOADS, json={"reference": REFERENCE})
+    status, ended = await request(client, "DELETE", f"{DOWNLOADS}/{ordered['id']}")
     assert (status, ended["state"]) == (200, "cancelled")
-    assert await ask(client, "DELETE", f"{DOWNLOADS}/dl_0") == (404, "download_not_found")
-    assert await ask(client, "GET", f"{DOWNLOADS}/dl_0") == (404, "download_not_found")
+    assert await request(client, "DELETE", f"{DOWNLOADS}/dl_0") == (404, "download_not_found")
+    assert await request(client, "GET", f"{DOWNLOADS}/dl_0") == (404, "download_not_found")
 
 
 async def test_events_begin_with_every_download_and_end_with_its_end(
     transfers: FakeTransfers, client: aiohttp.ClientSession
 ) -> None:
-    _, ordered = await ask(client, "POST", DOWNLOADS, json={"reference": REFERENCE})
+    _, ordered = await request(client, "POST", DOWNLOADS, json={"reference": REFERENCE})
     states: list[str] = []
     async with client.get(f"{DOWNLOADS}/events") as answer:
         assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
@@ -112,7 +112,7 @@ async def test_events_begin_with_every_download_and_end_with_its_end(
 )
 async def test_what_is_refused(client: aiohttp.ClientSession, body: dict[str, Any], code: str) -> None:
     for path in (DOWNLOADS, f"{DOWNLOADS}/inspect"):
-        assert (await ask(client, "POST", path, json=body))[1] == code
+        assert (await request(client, "POST", path, json=body))[1] == code
 
 
 async def test_while_transfers_is_away_every_route_says_so(
@@ -128,8 +128,8 @@ async def test_while_transfers_is_away_every_route_says_so(
         ("GET", f"{DOWNLOADS}/dl_0", {}),
         ("DELETE", f"{DOWNLOADS}/dl_0", {}),
     ):
-        assert await ask(client, method, path, **more) == (503, "transfers_unreachable")
-    assert (await ask(client, "GET", FILES))[0] == 200
+        assert await request(client, method, path, **more) == (503, "transfers_unreachable")
+    assert (await request(client, "GET", FILES))[0] == 200
     await transfers.open()
 
 
@@ -144,8 +144,8 @@ async def test_while_transfers_is_away_every_route_says_so(
 )
 async def test_who_may_download(folder: Path, settings: dict[str, Any], models: dict[str, Any], code: str) -> None:
     async with running(folder, models, **settings) as made, aiohttp.ClientSession(made.url) as client:
-        assert (await ask(client, "POST", DOWNLOADS, json={"reference": REFERENCE}))[1] == code
-        assert (await ask(client, "GET", DOWNLOADS))[1] == code
+        assert (await request(client, "POST", DOWNLOADS, json={"reference": REFERENCE}))[1] == code
+        assert (await request(client, "GET", DOWNLOADS))[1] == code
 
 
 async def test_an_error_of_the_source_is_passed_on(transfers: FakeTransfers, client: aiohttp.ClientSession) -> None:

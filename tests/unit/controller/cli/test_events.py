@@ -90,7 +90,7 @@ async def following(api: FakeControlApi, *arguments: str) -> Following:
 
 
 def asked(api: FakeControlApi) -> list[dict[str, str]]:
-    return [question for what, question in api.asked if what == "events"]
+    return [question for what, question in api.requests if what == "events"]
 
 
 async def test_a_broken_connection_is_made_again_where_it_broke(api: FakeControlApi) -> None:
@@ -159,7 +159,7 @@ async def test_a_kind_that_there_is_not(api: FakeControlApi, command: str, capsy
     assert capsys.readouterr().err == (
         f"roundhouse: --kind crash: there is no such kind; the kinds are {', '.join(get_args(EventKind))}\n"
     )
-    assert api.asked == []
+    assert api.requests == []
 
 
 async def test_events_of_a_model_that_there_is_not(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:

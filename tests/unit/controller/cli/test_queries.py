@@ -196,7 +196,7 @@ async def test_status_waits_for_a_controller_and_for_its_models(
     waiting = asyncio.create_task(roundhouse(api, "status", "--wait", "--json"))
     async with api:
         api.status = status(model("chat", "loading"))
-        await until("it was asked twice", lambda: len(api.asked) >= 2)
+        await until("it was asked twice", lambda: len(api.requests) >= 2)
         assert not waiting.done()
         api.status = status(model("chat"))
         assert await waiting == ExitCode.DONE
@@ -260,7 +260,7 @@ async def test_a_refusal_is_told_in_the_controllers_words(
 async def test_pause_and_resume(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
     assert await roundhouse(api, "pause") == ExitCode.DONE
     assert await roundhouse(api, "resume", "--json") == ExitCode.DONE
-    assert api.asked == [("pause", {"paused": True}), ("pause", {"paused": False})]
+    assert api.requests == [("pause", {"paused": True}), ("pause", {"paused": False})]
     assert capsys.readouterr().out == 'paused: the controller observes and does not act\n{\n  "paused": false\n}\n'
 
 

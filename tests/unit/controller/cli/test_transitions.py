@@ -30,7 +30,7 @@ async def api(folder: Path) -> AsyncIterator[FakeControlApi]:
 
 
 def question(api: FakeControlApi, verb: str) -> Any:
-    return next(asked for what, asked in api.asked if what == verb)
+    return next(asked for what, asked in api.requests if what == verb)
 
 
 async def test_a_load_with_values(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,7 +97,7 @@ async def test_a_restart_outlasts_its_connection(api: FakeControlApi) -> None:
     api.break_waits = True
     api.rows = [row("chat", replicas=2, loaded_replicas=2, replica_details=OLD_AND_NEW)]
     loading = asyncio.create_task(roundhouse(api, "load", "chat", "--restart"))
-    await until("it asks for the row twice", lambda: api.asked.count(("model", "chat")) >= 2)
+    await until("it asks for the row twice", lambda: api.requests.count(("model", "chat")) >= 2)
     assert not loading.done()
     api.rows = [row("chat", replicas=2, loaded_replicas=2, replica_details=[_replica(0), _replica(1)])]
     assert await loading == ExitCode.DONE
@@ -114,7 +114,7 @@ async def test_a_name_may_hold_anything_that_a_name_may(api: FakeControlApi) -> 
     api.go.set()
     assert await roundhouse(api, "load", "org/long-name:8b@v1+x") == ExitCode.DONE
     assert await roundhouse(api, "load", "a b?c#d") == ExitCode.FAILED
-    assert [asked["name"] for what, asked in api.asked if what == "load"] == ["org/long-name:8b@v1+x", "a b?c#d"]
+    assert [asked["name"] for what, asked in api.requests if what == "load"] == ["org/long-name:8b@v1+x", "a b?c#d"]
 
 
 @pytest.mark.parametrize("arguments", [["--no-wait"], ["--timeout", "0"]])
@@ -178,7 +178,7 @@ async def test_a_failed_load_that_is_tried_again(api: FakeControlApi, capsys: py
     assert await roundhouse(api, "load", "chat") == ExitCode.FAILED
     again = f"tried again at {clock_words(5000.0)} (`roundhouse unload chat` ends that)"
     assert capsys.readouterr() == ("", f"roundhouse: chat failed: no memory; {again}\n")
-    assert ("model", "chat") in api.asked
+    assert ("model", "chat") in api.requests
 
 
 async def test_a_load_whose_next_attempt_succeeded_is_done(
@@ -216,7 +216,7 @@ async def test_a_name_is_not_empty(
     err = capsys.readouterr().err
     assert "a model's name is not empty" in err
     assert err.count("\n") == 1
-    assert api.asked == []
+    assert api.requests == []
 
 
 @pytest.mark.parametrize(
@@ -247,14 +247,14 @@ async def test_a_refusal_names_the_field_and_the_way_out(
 async def test_replicas_are_said_once(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
     assert await roundhouse(api, "load", "chat", "--replicas", "2", "--set", "replicas=3") == ExitCode.USAGE
     assert capsys.readouterr().err == "roundhouse: --replicas and --set replicas: say it once\n"
-    assert api.asked == []
+    assert api.requests == []
 
 
 async def test_a_load_outlasts_its_connection(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
     api.break_waits = True
     api.rows = [row("chat", "loading")]
     loading = asyncio.create_task(roundhouse(api, "load", "chat"))
-    await until("it asks for the row", lambda: ("model", "chat") in api.asked)
+    await until("it asks for the row", lambda: ("model", "chat") in api.requests)
     api.rows = [row("chat")]
     assert await loading == ExitCode.DONE
     assert "the connection broke" in capsys.readouterr().err
@@ -273,7 +273,7 @@ async def test_a_load_fails_also_when_its_connection_broke(
 async def test_ctrl_c_ends_the_waiting_alone(api: FakeControlApi, verb: str, state: str) -> None:
     api.rows = [row("chat", state)]
     program = await started(api, verb, "chat")
-    await until("it waits", lambda: any(what == verb for what, _ in api.asked))
+    await until("it waits", lambda: any(what == verb for what, _ in api.requests))
     program.send_signal(signal.SIGINT)
     out, err = await program.communicate()
     assert (program.returncode, out) == (ExitCode.INTERRUPTED, b"")

@@ -63,7 +63,7 @@ async def test_what_proposed_files_would_change(
     arguments = ("--diff", str(tmp_path / "models.yaml"), "--diff", str(tmp_path / "local.yaml"))
     assert await roundhouse(api, "plan", *arguments) == ExitCode.PENDING
     files = {"models.yaml": "models: {}\n", "local.yaml": "models: {chat: {replicas: 2}}\n"}
-    assert api.asked == [("dry_run", {"files": files})]
+    assert api.requests == [("dry_run", {"files": files})]
     assert capsys.readouterr().out == (
         "chat: edited, restarts chat/0, chat/1\n"
         "  llama_server_n_ctx: 4096 -> 8192\n"
@@ -138,7 +138,7 @@ async def test_files_that_cannot_be_proposed(
         f"roundhouse: --diff {tmp_path}/schema.json: no desired-state file has such a name (*.yaml, *.yml, *.json)\n"
         f"roundhouse: --diff {tmp_path}/sub/b.yaml: there is another file b.yaml\n"
     )
-    assert api.asked == []
+    assert api.requests == []
 
 
 async def test_no_drift(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
@@ -186,7 +186,7 @@ async def test_history_is_read_page_by_page(api: FakeControlApi, capsys: pytest.
     assert lines[0].split() == ["ID", "TIME", "KIND", "MODEL", "WHO", "WHAT"]
     assert lines[1] == f"5   {time_words(1005.0)}  statement  chat   cli  thing 5"
     assert [line.split()[0] for line in lines[1:]] == ["5", "4", "3"]
-    assert [query for what, query in api.asked if what == "history"] == [
+    assert [query for what, query in api.requests if what == "history"] == [
         {"limit": "3"},
         {"limit": "1", "before": "4"},
     ]
@@ -307,7 +307,7 @@ async def test_logs(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> 
     api.log = [b"first\nsec", "ö".encode()[:1], "ö".encode()[1:], b"nd\nwithout an end"]
     api.changed.set()
     assert await roundhouse(api, "logs", "chat", "--replica", "chat-0", "--lines", "2") == ExitCode.DONE
-    assert api.asked == [("logs", {"name": "chat", "replica": "chat-0", "lines": "2"})]
+    assert api.requests == [("logs", {"name": "chat", "replica": "chat-0", "lines": "2"})]
     assert capsys.readouterr().out == "first\nsecönd\nwithout an end"
     assert await roundhouse(api, "logs", "chat", "--json") == ExitCode.DONE
     assert [json.loads(line)["line"] for line in capsys.readouterr().out.splitlines()] == [
@@ -356,7 +356,7 @@ async def test_followed_logs_come_at_once_and_end_with_ctrl_c(
     assert program.stdout is not None
     async with asyncio.timeout(60):
         assert await program.stdout.readline() == first
-    assert api.asked == [("logs", {"name": "chat", "lines": "100", "follow": "true"})]
+    assert api.requests == [("logs", {"name": "chat", "lines": "100", "follow": "true"})]
     program.send_signal(signal.SIGINT)
     assert await program.communicate() == (rest, b"")
     assert program.returncode == ExitCode.DONE

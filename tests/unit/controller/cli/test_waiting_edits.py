@@ -148,13 +148,13 @@ def test_an_edit_that_is_not_applied_is_not_done(model: ModelStatus, code: ExitC
 async def test_nobody_waits_for_an_edit_that_cannot_be_applied(api: FakeControlApi) -> None:
     api.status = status(_assess(_serving(0), _serving(1), preflights=REFUSED))
     assert await roundhouse(api, "status", "--wait") == ExitCode.PENDING
-    assert len(api.asked) == 1
+    assert len(api.requests) == 1
 
 
 async def test_an_edit_that_is_being_applied_is_waited_for(api: FakeControlApi) -> None:
     api.status = status(_assess(_serving(0), _serving(1), preflights={}))
     waiting = asyncio.create_task(roundhouse(api, "status", "--wait"))
-    await until("it was asked twice", lambda: len(api.asked) >= 2)
+    await until("it was asked twice", lambda: len(api.requests) >= 2)
     assert not waiting.done()
     api.status = status(_assess(_serving(0, "new"), _serving(1, "new")))
     assert await waiting == ExitCode.DONE
@@ -164,7 +164,7 @@ async def test_what_loads_is_waited_for_beside_an_edit_that_cannot_be_applied(ap
     waits = _assess(_serving(0), _serving(1), preflights=REFUSED)
     api.status = status(waits, fake_model("other", "loading"))
     waiting = asyncio.create_task(roundhouse(api, "status", "--wait"))
-    await until("it was asked twice", lambda: len(api.asked) >= 2)
+    await until("it was asked twice", lambda: len(api.requests) >= 2)
     assert not waiting.done()
     api.status = status(waits, fake_model("other"))
     assert await waiting == ExitCode.PENDING

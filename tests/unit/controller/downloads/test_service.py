@@ -60,7 +60,7 @@ class Bench:
 
     def sent(self, method: str, path: str) -> int:
         """How often `transfers` was asked so."""
-        return self.transfers.asked.count((method, path))
+        return self.transfers.requests.count((method, path))
 
 
 @pytest.fixture
@@ -188,7 +188,7 @@ async def test_a_refusal_asks_nobody(bench: Bench) -> None:
         with pytest.raises(RoundhouseError, match="ROUNDHOUSE_DOWNLOADS is `off`") as refused:
             await question
         assert code(refused) == "downloads_disabled"
-    assert bench.transfers.asked == []
+    assert bench.transfers.requests == []
     assert await bench.service.list_downloads() == [], "what there is may be looked at, and cancelled"
 
 
@@ -237,7 +237,7 @@ async def test_what_is_no_reference_is_said_here(bench: Bench, reference: str) -
     with pytest.raises(RoundhouseError) as refused:
         await bench.service.inspect_model(order)
     assert code(refused) == "reference_invalid"
-    assert bench.transfers.asked == []
+    assert bench.transfers.requests == []
 
 
 @pytest.mark.parametrize("download", ["../files", "a/b", "dl_\u00e9", ""])
@@ -245,4 +245,4 @@ async def test_an_id_never_becomes_another_path(bench: Bench, download: str) -> 
     with pytest.raises(RoundhouseError) as refused:
         await bench.service.get_download(download)
     assert code(refused) == "download_not_found"
-    assert bench.transfers.asked == []
+    assert bench.transfers.requests == []

@@ -63,42 +63,42 @@ async def listening(app: Any, socket: Path, headers: dict[str, str]) -> AsyncIte
     await server.close()
 
 
-async def ask(client: aiohttp.ClientSession, method: str, path: str, **body: object) -> tuple[int, Any]:
+async def request(client: aiohttp.ClientSession, method: str, path: str, **body: object) -> tuple[int, Any]:
     async with client.request(method, path, json=body or None) as answer:
         return answer.status, await answer.json()
 
 
 async def wait_for_state(client: aiohttp.ClientSession, download: str, state: str) -> None:
     async def look() -> bool:
-        return bool((await ask(client, "GET", f"/downloads/{download}"))[1]["state"] == state)
+        return bool((await request(client, "GET", f"/downloads/{download}"))[1]["state"] == state)
 
     await until(f"{download} is {state}", look)
 
 
 async def test_a_model_comes_and_goes(client: aiohttp.ClientSession, tmp_path: Path, server: FileServer) -> None:
     reference = str(add_file(server, "/m.gguf", CONTENT))
-    status, inspection = await ask(client, "POST", "/inspect", reference=reference)
+    status, inspection = await request(client, "POST", "/inspect", reference=reference)
     assert (status, inspection["total_bytes"], inspection["main"]) == (200, 10, "url/127.0.0.1/m.gguf")
     async with client.post("/ranges", json={"reference": reference, "path": "m.gguf", "start": 2, "length": 3}) as part:
         assert (part.content_type, await part.read()) == ("application/octet-stream", b"234")
     server.gate.clear()
-    status, download = await ask(client, "POST", "/downloads", reference=reference)
-    again, same = await ask(client, "POST", "/downloads", reference=reference)
+    status, download = await request(client, "POST", "/downloads", reference=reference)
+    again, same = await request(client, "POST", "/downloads", reference=reference)
     assert (status, again, same["id"]) == (202, 200, download["id"])
     server.gate.set()
     await wait_for_state(client, download["id"], "finished")
-    assert [each["id"] for each in (await ask(client, "GET", "/downloads"))[1]["downloads"]] == [download["id"]]
-    files = (await ask(client, "GET", "/files"))[1]["files"]
+    assert [each["id"] for each in (await request(client, "GET", "/downloads"))[1]["downloads"]] == [download["id"]]
+    files = (await request(client, "GET", "/files"))[1]["files"]
     assert [(each["path"], each["is_unchanged"]) for each in files] == [("url/127.0.0.1/m.gguf", True)]
-    status, removal = await ask(client, "DELETE", "/files", id=download["id"])
+    status, removal = await request(client, "DELETE", "/files", id=download["id"])
     assert (status, removal["freed_bytes"]) == (200, 10)
     assert not list((tmp_path / "models").rglob("*.gguf"))
 
 
 async def test_a_download_is_cancelled(client: aiohttp.ClientSession, server: FileServer) -> None:
     server.gate.clear()
-    _, download = await ask(client, "POST", "/downloads", reference=str(add_file(server, "/m.gguf", CONTENT)))
-    status, ended = await ask(client, "DELETE", f"/downloads/{download['id']}")
+    _, download = await request(client, "POST", "/downloads", reference=str(add_file(server, "/m.gguf", CONTENT)))
+    status, ended = await request(client, "DELETE", f"/downloads/{download['id']}")
     assert (status, ended["state"]) == (200, "cancelled")
 
 
@@ -111,7 +111,7 @@ async def read_events(answer: aiohttp.ClientResponse) -> AsyncIterator[dict[str,
 async def test_followers_get_all_downloads_and_then_what_changes(
     client: aiohttp.ClientSession, server: FileServer
 ) -> None:
-    _, first = await ask(client, "POST", "/downloads", reference=str(add_file(server, "/a.gguf", CONTENT)))
+    _, first = await request(client, "POST", "/downloads", reference=str(add_file(server, "/a.gguf", CONTENT)))
     await wait_for_state(client, first["id"], "finished")
     server.gate.clear()
     async with client.get("/downloads/events") as answer:
@@ -119,7 +119,7 @@ async def test_followers_get_all_downloads_and_then_what_changes(
         events = read_events(answer)
         told = await anext(events)
         assert (told["id"], told["state"], told["done_bytes"]) == (first["id"], "finished", 10)
-        _, second = await ask(client, "POST", "/downloads", reference=str(add_file(server, "/b.gguf", CONTENT)))
+        _, second = await request(client, "POST", "/downloads", reference=str(add_file(server, "/b.gguf", CONTENT)))
         server.gate.set()
         states = []
         async for event in events:
@@ -168,7 +168,7 @@ async def test_a_disk_that_fails_is_told(
 ) -> None:
     records = tmp_path / "models" / ".roundhouse" / "records"
     records.rename(records.with_name("elsewhere"))
-    status, answer = await ask(client, "POST", "/downloads", reference=str(add_file(server, "/m.gguf", CONTENT)))
+    status, answer = await request(client, "POST", "/downloads", reference=str(add_file(server, "/m.gguf", CONTENT)))
     assert (status, answer["error"]["code"]) == (500, "models_folder_failed")
     assert transfers.board.list_downloads() == []
 

@@ -32,7 +32,7 @@ from controller.state import (
     Statement,
 )
 from tests.support.docker_engine import DockerEngines, base_image, shell_image
-from tests.support.runtime_contract import RUN, exited, only, said
+from tests.support.runtime_contract import RUN, exited, only, wait_for_log
 from tests.support.wait import until
 
 pytestmark = [pytest.mark.engines, pytest.mark.docker]
@@ -92,7 +92,7 @@ async def test_a_container_that_was_only_created_can_be_started(containers: Dock
     assert (await only(runtime)).phase is Phase.CREATED
     await runtime.start_replica(request)
     assert (await only(runtime)).phase is Phase.RUNNING
-    await said(runtime, request.name, "up")
+    await wait_for_log(runtime, request.name, "up")
 
 
 async def test_an_engine_beyond_its_memory_is_seen_as_out_of_memory(containers: DockerEngines) -> None:
@@ -160,7 +160,7 @@ async def test_a_paused_engine_still_runs_and_can_be_stopped(containers: DockerE
     runtime = containers.runtime()
     request = containers.request(containers.shell(f"echo up; {RUN}"))
     await runtime.start_replica(request)
-    await said(runtime, request.name, "up")
+    await wait_for_log(runtime, request.name, "up")
     await until("it is paused", lambda: containers.try_to_pause(request.name))
     assert (await only(runtime)).phase is Phase.RUNNING
     await runtime.stop_replica(request.name, 0.2)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.docker_engine import DockerEngines
-from tests.support.runtime_contract import RUN, exited, only, said
+from tests.support.runtime_contract import RUN, exited, only, wait_for_log
 
 pytestmark = [
     pytest.mark.engines,
@@ -73,7 +73,7 @@ async def test_the_variables_that_choose_gpus_are_ours(containers: DockerEngines
     env = {"CUDA_VISIBLE_DEVICES": "0", "NVIDIA_VISIBLE_DEVICES": "all", "OTHER": "a=b c"}
     request = containers.request(containers.shell(body, env=env))
     await runtime.start_replica(request)
-    await said(runtime, request.name, "end")
+    await wait_for_log(runtime, request.name, "end")
     words = (await runtime.read_log_tail(request.name)).splitlines()
     assert "NVIDIA_VISIBLE_DEVICES=void" in words
     assert "OTHER=a=b c" in words

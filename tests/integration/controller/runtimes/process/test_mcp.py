@@ -17,7 +17,7 @@ from controller.runtimes.base import SeenReplica, StartRequest
 from controller.runtimes.process.runtime import ProcessRuntime
 from tests.support.mcp_bridges import bridge_client, call_text
 from tests.support.process_engines import ProcessEngines
-from tests.support.runtime_contract import exited, only, said
+from tests.support.runtime_contract import exited, only, wait_for_log
 from tests.support.wait import until
 
 SERVER = str(Path(__file__).parents[4] / "support" / "mcp_stdio_server.py")
@@ -61,7 +61,7 @@ async def test_a_server_answers_with_its_own_environment_and_its_stderr_is_the_l
         environment = json.loads(await call_text(client, "environment"))
     assert environment["A_VARIABLE"] == "declared"
     assert not {"SECRET_OF_THE_CONTROLLER", "ROUNDHOUSE_ENGINE_TOKEN"} & environment.keys()
-    await said(runtime, request.name, "the known server starts")
+    await wait_for_log(runtime, request.name, "the known server starts")
     await runtime.stop_replica(request.name, 10)
     assert await runtime.list_replicas() == []
     assert "the known server starts" in await runtime.read_log_tail(request.name)

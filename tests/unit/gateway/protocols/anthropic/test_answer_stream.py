@@ -21,16 +21,16 @@ from tests.support.messages_transcripts import (
     THINKING,
     USAGE,
     Fields,
-    asked,
     call,
     chunk,
     ended,
     grew,
     lines,
-    said,
+    request_of,
     started,
     stopped,
     streamed,
+    texts_of,
 )
 
 
@@ -80,7 +80,7 @@ def test_what_the_engine_counts_before_its_first_token_is_told_at_once(
     assert events[0]["message"]["usage"].items() >= told.items()
     assert [event["type"] for event in events].count("message_start") == 1
     quiet = [progress({"role": "assistant"}, 9)]
-    assert MESSAGES_VIA_CHAT.open_stream(asked()).feed_data(quiet[0]) == b"", "of the answer nothing is there"
+    assert MESSAGES_VIA_CHAT.open_stream(request_of()).feed_data(quiet[0]) == b"", "of the answer nothing is there"
 
 
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
@@ -196,7 +196,7 @@ PREFILLED: Fields = {"messages": [*ASKED["messages"], {"role": "assistant", "con
 
 
 def test_an_answer_goes_on_without_what_llama_server_repeats() -> None:
-    body = json.loads(MESSAGES_VIA_CHAT.engine_body(asked(**PREFILLED), LLAMA_SERVER, as_stream=False))
+    body = json.loads(MESSAGES_VIA_CHAT.engine_body(request_of(**PREFILLED), LLAMA_SERVER, as_stream=False))
     assert body["echo"] is True
     message = {"reasoning_content": "[Hm[Hm.", "content": "[[1,2],[3]]"}
     thought = {"type": "thinking", "thinking": "[Hm.", "signature": ""}
@@ -204,24 +204,26 @@ def test_an_answer_goes_on_without_what_llama_server_repeats() -> None:
     assert whole({"reasoning_content": "[Hm", "content": "["}, **PREFILLED)["content"] == []
     parts = [{"reasoning": "[Hm[H"}, {"reasoning": "m."}, {"content": "["}, {"content": "[1,2]"}, {"content": ",[3]]"}]
     out = streamed(*map(chunk, parts), chunk({}, "stop"), **PREFILLED)
-    assert said(out) == ["[H", "m.", "", "[1,2]", ",[3]]"]
-    assert said(streamed(chunk({"content": "[[1,2]"}), chunk({}, "stop"), **PREFILLED)) == ["[1,2]"]
+    assert texts_of(out) == ["[H", "m.", "", "[1,2]", ",[3]]"]
+    assert texts_of(streamed(chunk({"content": "[[1,2]"}), chunk({}, "stop"), **PREFILLED)) == ["[1,2]"]
 
 
 def test_an_answer_that_begins_as_it_was_begun_is_whole() -> None:
     other = route("m")
-    assert "echo" not in json.loads(MESSAGES_VIA_CHAT.engine_body(asked(other, **PREFILLED), other, as_stream=False))
+    assert "echo" not in json.loads(
+        MESSAGES_VIA_CHAT.engine_body(request_of(other, **PREFILLED), other, as_stream=False)
+    )
     assert whole({"content": "[1,2],[3]]"}, engine=other, **PREFILLED)["content"][0]["text"] == "[1,2],[3]]"
     out = streamed(
         chunk({"content": "["}), chunk({"content": "1,2],[3]]"}), chunk({}, "stop"), engine=other, **PREFILLED
     )
-    assert said(out) == ["[", "1,2],[3]]"]
+    assert texts_of(out) == ["[", "1,2],[3]]"]
 
 
 @pytest.mark.parametrize("before", [b"", chunk({"content": "a"})])
 def test_an_engines_error_is_the_end(before: bytes) -> None:
     event = b"data: " + json.dumps({"error": {"message": "Out of luck.", "code": 503}}).encode() + b"\n\n"
-    events = MESSAGES_VIA_CHAT.open_stream(asked(stream=True))
+    events = MESSAGES_VIA_CHAT.open_stream(request_of(stream=True))
     out = (
         events.feed_data(before)
         + events.feed_data(event)
@@ -238,7 +240,7 @@ def test_an_engines_error_is_the_end(before: bytes) -> None:
 
 @pytest.mark.parametrize("before", [b"", chunk({"content": "a"})])
 def test_an_error_of_ours_is_the_end(before: bytes) -> None:
-    events = MESSAGES_VIA_CHAT.open_stream(asked(stream=True))
+    events = MESSAGES_VIA_CHAT.open_stream(request_of(stream=True))
     out = events.feed_data(before) + events.fail_stream(RoundhouseError("engine_disconnected", "It broke."), "req-1")
     assert events.is_complete
     assert events.fail_stream(RoundhouseError("engine_disconnected", "Again."), "req-1") == b""
@@ -249,7 +251,7 @@ def test_an_error_of_ours_is_the_end(before: bytes) -> None:
 
 @pytest.mark.parametrize("error", [{"message": "Out of luck.", "code": 400}, "Out of luck.", {"why": "Out of luck."}])
 def test_an_engines_error_that_is_called_a_success_is_an_error(error: Any) -> None:
-    translate = MESSAGES_VIA_CHAT.get_body_converter(asked())
+    translate = MESSAGES_VIA_CHAT.get_body_converter(request_of())
     assert translate is not None
     with pytest.raises(RoundhouseError, match=r"Out of luck\.") as caught:
         translate(json.dumps({"error": error, "choices": []}).encode())
@@ -262,7 +264,7 @@ def test_an_engines_error_that_is_called_a_success_is_an_error(error: Any) -> No
 def whole(message: Fields, finish: str = "stop", usage: Fields | None = USAGE, **fields: Any) -> Fields:
     """What the client gets of a blocking answer."""
     answer: Fields = {"id": "chatcmpl-7", "choices": [{"index": 0, "message": message, "finish_reason": finish}]}
-    translate = MESSAGES_VIA_CHAT.get_body_converter(asked(**fields))
+    translate = MESSAGES_VIA_CHAT.get_body_converter(request_of(**fields))
     assert translate is not None
     made: Fields = json.loads(translate(json.dumps(answer | ({} if usage is None else {"usage": usage})).encode()))
     checked_message(made)
@@ -302,7 +304,7 @@ def test_other_whole_messages() -> None:
 
 
 def test_a_count() -> None:
-    translate = MESSAGES_COUNTED_VIA_CHAT.get_body_converter(asked())
+    translate = MESSAGES_COUNTED_VIA_CHAT.get_body_converter(request_of())
     assert translate is not None
     assert translate(b'{"object":"response.input_tokens","input_tokens":12}') == b'{"input_tokens":12}'
     for wrong in (b"{}", b'{"input_tokens":true}', b"[]", b"x"):
@@ -311,7 +313,7 @@ def test_a_count() -> None:
 
 
 def test_what_follows_the_end_is_passed_over() -> None:
-    events = MESSAGES_VIA_CHAT.open_stream(asked(stream=True))
+    events = MESSAGES_VIA_CHAT.open_stream(request_of(stream=True))
     out = events.feed_data(chunk({"content": "a"}) + chunk({}, "stop") + b"data: [DONE]\n\n")
     begun = [BEGUN, started(0, **TEXT), grew(0, "text_delta", text="a"), stopped(0)]
     assert (out, events.is_complete) == (lines(*begun, *ended("end_turn", NONE_TOLD)), True)

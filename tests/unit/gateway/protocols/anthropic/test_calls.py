@@ -12,12 +12,12 @@ from tests.support.messages_transcripts import (
     BEGUN,
     TEXT,
     Fields,
-    asked,
     call,
     chunk,
     ended,
     grew,
     lines,
+    request_of,
     started,
     stopped,
     streamed,
@@ -90,7 +90,7 @@ def test_calls_of_one_number_are_as_many_as_they_have_ids(place: Fields) -> None
     out = streamed(*chunks, chunk({}, "tool_calls"))
     blocks = [each["content_block"] for each in checked_events(out) if each["type"] == "content_block_start"]
     assert [(block["id"], block["name"]) for block in blocks] == [("a", "f"), ("b", "g"), ("c", "f")]
-    made = MESSAGES_VIA_CHAT.open_collector(asked())
+    made = MESSAGES_VIA_CHAT.open_collector(request_of())
     assert made is not None
     for each in (*chunks, chunk({}, "tool_calls"), b"data: [DONE]\n\n"):
         made.feed_data(each)
