@@ -109,12 +109,12 @@ async def test_a_request_that_waits_at_an_address_that_is_silent_goes_on_once_it
     is_declared: bool,
 ) -> None:
     """As with a container that was killed: its address answers nothing, until another one has it."""
-    async with nobody_accepts() as silent, engines(1) as [engine], gateway_harness() as here:
-        await here.publish(route("m", [silent]))
-        waiting = asyncio.create_task(here.chat().__aenter__())
-        await until("it connects", lambda: here.services.engines.connecting_requests == 1)
+    async with nobody_accepts() as silent, engines(1) as [engine], gateway_harness() as gateway:
+        await gateway.publish(route("m", [silent]))
+        waiting = asyncio.create_task(gateway.chat().__aenter__())
+        await until("it connects", lambda: gateway.services.engines.connecting_requests == 1)
         [successor] = [each.model_copy(update={"replica": "m-1"}) for each in route("m", [engine.url]).endpoints]
-        await here.publish(*[route("m").model_copy(update={"endpoints": (successor,)})] if is_declared else [])
+        await gateway.publish(*[route("m").model_copy(update={"endpoints": (successor,)})] if is_declared else [])
         async with asyncio.timeout(20):  # a connection may take longer here
             answered = await waiting
         async with answered as answer:
