@@ -120,7 +120,7 @@ async def kill_engine_without_controller(chaos: Chaos, fault: Fault) -> set[str]
 async def kill_gateway(chaos: Chaos, fault: Fault) -> set[str]:
     at, ended = await chaos.kill_program(fault, "gateway", is_alone=True)
     back = await chaos.wait_for_gateway(fault, at, ended)
-    pid = chaos.stage.find_pid("gateway")
+    pid = chaos.stage.find_pid("gateway")  # it answers
     started = chaos.now() - age_of(pid) if pid is not None else None
     chaos.note_back(fault, back - at, None if started is None else back - started)
     return set()
@@ -233,7 +233,11 @@ async def kill_transfers(chaos: Chaos, fault: Fault) -> set[str]:
 
 def _find_started(chaos: Chaos, program: str, since: float) -> float | None:
     pid = chaos.stage.find_pid(program)
-    return chaos.now() if pid is not None and chaos.now() - age_of(pid) >= since - 0.1 else None
+    try:
+        is_new = pid is not None and chaos.now() - age_of(pid) >= since - 0.1
+    except AssertionError:  # the killed one was still named, and is gone
+        return None
+    return chaos.now() if is_new else None
 
 
 async def _begin_download(chaos: Chaos) -> tuple[str, bytes] | None:
