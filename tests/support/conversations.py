@@ -41,7 +41,8 @@ class Conversation:
         """Send the next turn's request."""
         content = f"{self.name} {len(self.messages)} " + "hello " * self.words
         self.messages.append({"role": "user", "content": content})
-        return self.gateway.chat(messages=self.messages, temperature=0, headers=self.headers, **self.fields)
+        body = {"messages": self.messages, "temperature": 0} | self.fields
+        return self.gateway.chat(headers=self.headers, **body)
 
     async def turn(self) -> Turn:
         """Say something and have it answered."""
