@@ -41,7 +41,7 @@ class Conversation:
         """Send the next turn's request."""
         content = f"{self.name} {len(self.messages)} " + "hello " * self.words
         self.messages.append({"role": "user", "content": content})
-        body = {"messages": self.messages, "temperature": 0} | self.fields
+        body: dict[str, Any] = {"messages": self.messages, "temperature": 0} | self.fields
         return self.gateway.chat(headers=self.headers, **body)
 
     async def turn(self) -> Turn:
