@@ -122,6 +122,7 @@ class Server(uvicorn.Server):
     async def _wait_for_requests(self) -> None:
         """Wait also for requests without a connection, such as background responses."""
         state = self.server_state
+        # Nothing signals that uvicorn's sets are empty.
         while (state.connections or state.tasks or self._gateway.is_busy) and not self.force_exit:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
         for server in self.servers:

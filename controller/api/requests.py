@@ -69,8 +69,8 @@ def _documented_response(codes: list[str]) -> dict[str, Any]:
     }
     content: dict[str, Any] = {"examples": examples}
     if "internal_error" in codes:
-        # FastAPI builds a validator for each model of each route, which takes most of a start: one a route puts the
-        # schema into the document, and the other responses refer to it.
+        # One model per route puts the schema into the document, and the other responses refer to it: FastAPI builds a
+        # validator for each.
         return {"model": ErrorEnvelope, "description": text, "content": {"application/json": content}}
     content["schema"] = {"$ref": "#/components/schemas/ErrorEnvelope"}
     return {"description": text, "content": {"application/json": content}}

@@ -25,9 +25,9 @@ print(read_anonymous_mib() - before)
 """
 
 
-def held_mib(is_told: str) -> float:
+def held_mib(calls_it: str) -> float:
     """What a program holds of 20 MiB that it has freed."""
-    done = subprocess.run([sys.executable, "-c", HOLDS, is_told], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", HOLDS, calls_it], capture_output=True, text=True, check=True)
     return float(done.stdout)
 
 

@@ -16,7 +16,7 @@ from controller.storage.state_dir import StateDir
 
 
 @dataclass
-class Ledger:
+class Bench:
     """A ledger over a state folder, at a time that a test sets."""
 
     persistence: StatePersistence
@@ -43,9 +43,9 @@ class Ledger:
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Iterator[Ledger]:
+def bench(tmp_path: Path) -> Iterator[Bench]:
     store = StateDir.open_folder(tmp_path / "state")
-    yield Ledger(StatePersistence(store))
+    yield Bench(StatePersistence(store))
     store.close()
 
 
@@ -53,72 +53,72 @@ def stamp(seq: int) -> Stamp:
     return Stamp(epoch=1, seq=seq)
 
 
-def test_another_request_of_the_same_gateway_is_new_and_a_repetition_is_not(made: Ledger) -> None:
-    assert made.report(at=90.0)
-    assert made.demand == {"m": 100.0}, "as of now, by this clock"
-    made.now = 110.0
-    assert not made.report(at=90.0)
-    assert not made.report(at=95.0, gateway="other"), "what was wanted already"
-    assert made.report(at=95.0)
-    assert made.demand == {"m": 110.0}
+def test_another_request_of_the_same_gateway_is_new_and_a_repetition_is_not(bench: Bench) -> None:
+    assert bench.report(at=90.0)
+    assert bench.demand == {"m": 100.0}, "as of now, by this clock"
+    bench.now = 110.0
+    assert not bench.report(at=90.0)
+    assert not bench.report(at=95.0, gateway="other"), "what was wanted already"
+    assert bench.report(at=95.0)
+    assert bench.demand == {"m": 110.0}
 
 
-def test_an_eviction_ends_demand_until_the_next_request(made: Ledger) -> None:
-    made.report(at=90.0)
-    made.now = 110.0
-    made.ledger.evict_models({"m": "it made room"})
-    assert (made.demand, made.evictions) == ({}, {"m": Evicted(at=110.0, reason="it made room")})
-    assert not made.report(at=90.0)
-    assert not made.report(at=109.0, gateway="other"), "it is of before the eviction"
-    made.now = 120.0
-    assert made.report(at=115.0, gateway="another")
-    assert (made.demand, made.evictions) == ({"m": 120.0}, {})
+def test_an_eviction_ends_demand_until_the_next_request(bench: Bench) -> None:
+    bench.report(at=90.0)
+    bench.now = 110.0
+    bench.ledger.evict_models({"m": "it made room"})
+    assert (bench.demand, bench.evictions) == ({}, {"m": Evicted(at=110.0, reason="it made room")})
+    assert not bench.report(at=90.0)
+    assert not bench.report(at=109.0, gateway="other"), "it is of before the eviction"
+    bench.now = 120.0
+    assert bench.report(at=115.0, gateway="another")
+    assert (bench.demand, bench.evictions) == ({"m": 120.0}, {})
 
 
 @pytest.mark.parametrize(("first", "later"), [(None, None), (None, stamp(8)), (stamp(6), stamp(6))])
 def test_a_request_from_before_an_unload_does_not_load_again(
-    made: Ledger, first: Stamp | None, later: Stamp | None
+    bench: Bench, first: Stamp | None, later: Stamp | None
 ) -> None:
     """The first table that has the unload is 7. Gateways that do not have it report what was asked before."""
-    made.report(at=90.0)
-    made.unload(revision=5)
-    assert made.demand == {}
-    assert not made.report(at=91.0, stamp=first)
-    made.ledger.note_published(4, stamp(6))  # built before the unload
-    made.ledger.note_published(5, stamp(7))
-    made.ledger.note_published(6, stamp(8))
-    assert made.report(at=92.0, stamp=later) == (later == stamp(8))
+    bench.report(at=90.0)
+    bench.unload(revision=5)
+    assert bench.demand == {}
+    assert not bench.report(at=91.0, stamp=first)
+    bench.ledger.note_published(4, stamp(6))  # built before the unload
+    bench.ledger.note_published(5, stamp(7))
+    bench.ledger.note_published(6, stamp(8))
+    assert bench.report(at=92.0, stamp=later) == (later == stamp(8))
 
 
-def test_demand_after_an_unload_counts_from_the_first_table_that_has_it(made: Ledger) -> None:
-    made.unload(revision=5)
-    assert not made.report(at=91.0, stamp=stamp(7)), "no table is known to have it"
-    made.ledger.note_published(5, stamp(7))
-    made.ledger.note_published(6, stamp(9))
-    assert made.report(at=92.0, stamp=stamp(7))
-    assert made.report(at=93.0, stamp=None), "the unload is forgotten with the first request after it"
+def test_demand_after_an_unload_counts_from_the_first_table_that_has_it(bench: Bench) -> None:
+    bench.unload(revision=5)
+    assert not bench.report(at=91.0, stamp=stamp(7)), "no table is known to have it"
+    bench.ledger.note_published(5, stamp(7))
+    bench.ledger.note_published(6, stamp(9))
+    assert bench.report(at=92.0, stamp=stamp(7))
+    assert bench.report(at=93.0, stamp=None), "the unload is forgotten with the first request after it"
 
 
-def test_a_load_ends_an_eviction_and_leaves_demand(made: Ledger) -> None:
-    made.report(at=90.0)
-    made.ledger.evict_models({"m": "idle", "n": "idle"})
-    made.ledger.request_reload(["m"])
-    made.persistence.update_state(made.ledger.end_for_override("n", None))
-    assert (set(made.demand), made.evictions) == ({"m"}, {})
-    assert made.report(at=95.0), "a load drops nothing that gateways report"
+def test_a_load_ends_an_eviction_and_leaves_demand(bench: Bench) -> None:
+    bench.report(at=90.0)
+    bench.ledger.evict_models({"m": "idle", "n": "idle"})
+    bench.ledger.request_reload(["m"])
+    bench.persistence.update_state(bench.ledger.end_for_override("n", None))
+    assert (set(bench.demand), bench.evictions) == ({"m"}, {})
+    assert bench.report(at=95.0), "a load drops nothing that gateways report"
 
 
-def test_reports_of_so_many_gateways_are_remembered(made: Ledger) -> None:
-    made.report(at=90.0, gateway="first")
+def test_reports_of_so_many_gateways_are_remembered(bench: Bench) -> None:
+    bench.report(at=90.0, gateway="first")
     for number in range(GATEWAYS_HEARD - 1):
-        made.ledger.take_demand(GatewayReport(gateway_id=f"g{number}", stamp=None))
-    assert made.report(at=91.0, gateway="first"), "it is known: another request is new"
+        bench.ledger.take_demand(GatewayReport(gateway_id=f"g{number}", stamp=None))
+    assert bench.report(at=91.0, gateway="first"), "it is known: another request is new"
     for number in range(GATEWAYS_HEARD):
-        made.ledger.take_demand(GatewayReport(gateway_id=f"h{number}", stamp=None))
-    assert not made.report(at=92.0, gateway="first"), "it is not: the model is wanted already"
+        bench.ledger.take_demand(GatewayReport(gateway_id=f"h{number}", stamp=None))
+    assert not bench.report(at=92.0, gateway="first"), "it is not: the model is wanted already"
 
 
-def test_an_end_in_the_future_is_none(made: Ledger) -> None:
-    made.ledger.evict_models({"m": "idle"})
-    made.now = 50.0  # the clock was set back
-    assert made.report(at=40.0)
+def test_an_end_in_the_future_is_none(bench: Bench) -> None:
+    bench.ledger.evict_models({"m": "idle"})
+    bench.now = 50.0  # the clock was set back
+    assert bench.report(at=40.0)
