@@ -74,7 +74,7 @@ PACKAGES = (
     Package("retrieval/catalog", ("tests/unit/retrieval", "tests/integration/retrieval")),
     Package("transfers/fetch", ("tests/unit/transfers", "tests/integration/transfers")),
 )
-SAMPLE = 600
+SAMPLE = 300
 MINUTES = 38.0
 WAYS_TO_GO_ON = ("part", "next_part", "minutes", "pin")
 """Options that decide what is judged when, and not what."""
