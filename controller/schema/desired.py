@@ -175,8 +175,8 @@ class Definition(BaseModel):
     )
     media_urls: Annotated[bool | None, Settable.FROM_FILES] = Field(
         default=None,
-        description="Whether requests may name images and sounds by `http` addresses, which the engine fetches from any "
-        "host that it reaches; default: true for remote models only.",
+        description="Whether requests may name images and sounds by `http` addresses, which the engine fetches from "
+        "any host that it reaches; default: true for remote models only.",
     )
     multi_turn: Annotated[bool | None, Settable.ALWAYS] = Field(
         default=None,
