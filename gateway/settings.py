@@ -76,7 +76,7 @@ class GatewaySettings(BaseSettings):
         None,
         description="Key that `/metrics`, `/metrics/engines`, `/health` and `/health/ready` then need, as "
         "`Authorization: Bearer`, or a key with the scope `admin`; default: they are open. "
-        "Rather use a file.",
+        "Prefer `ROUNDHOUSE_METRICS_KEY_FILE`.",
         repr=False,
     )
     metrics_key_file: Path | None = Field(
@@ -150,9 +150,9 @@ class GatewaySettings(BaseSettings):
     body_memory_mib: int = Field(
         512,
         ge=1,
-        description="Maximum MiB of large request bodies (above 256 KiB) in memory, each as often as it "
-        "is held, until its engine answers and what is stored of it is written. Further "
-        "bodies wait. Conversations of responses with tools have at most half of it.",
+        description="Maximum MiB of memory for request bodies above 256 KiB, all copies counted, until the "
+        "engine answers and what is stored of them is written. Further bodies wait. Conversations of "
+        "responses with tools have at most half of it.",
     )
     max_inputs: int = Field(
         2048,

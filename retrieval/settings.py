@@ -55,7 +55,7 @@ class RetrievalSettings(BaseSettings):
     retrieval_language: SearchLanguage = Field(
         "english",
         description="Language of the documents, for the stop words and stems of searches by words: a name "
-        "that Qdrant knows, such as `german`; `none`: neither, as for many languages at once. "
+        "that Qdrant knows, such as `german`; `none`: no stop words and stems, for several languages. "
         "After a change, run `roundhouse rag reindex`.",
     )
     retrieval_rerank_model: str | None = Field(
@@ -77,12 +77,12 @@ class RetrievalSettings(BaseSettings):
         description="Text that a chunk repeats of the one before, in estimated tokens; at most half a chunk.",
     )
     retrieval_max_file_mib: int = Field(64, ge=1, le=4096, description="Largest document in MiB.")
-    retrieval_parse_timeout_s: float = Field(120, gt=0, description="Most seconds for parsing a document.")
+    retrieval_parse_timeout_s: float = Field(120, gt=0, description="Maximum seconds to parse a document.")
     retrieval_parse_memory_mib: int = Field(
-        1024, ge=256, description="Most memory in MiB of a process that parses documents."
+        1024, ge=256, description="Maximum memory in MiB of a process that parses documents."
     )
     retrieval_parsers: int = Field(1, ge=1, le=64, description="Processes that parse documents at the same time.")
-    retrieval_embed_batch: int = Field(32, ge=1, le=1024, description="Most chunks that are embedded with one request.")
+    retrieval_embed_batch: int = Field(32, ge=1, le=1024, description="Maximum chunks per embedding request.")
     retrieval_concurrency: int = Field(
         8,
         ge=2,

@@ -61,7 +61,9 @@ class TransfersSettings(BaseSettings):
         "https://huggingface.co", description="Address of the Hugging Face hub, or of a mirror of it."
     )
     hub_token: str | None = Field(
-        None, description="Token for gated and private repositories of the hub. Rather use a file.", repr=False
+        None,
+        description="Token for gated and private repositories of the hub. Prefer `ROUNDHOUSE_HUB_TOKEN_FILE`.",
+        repr=False,
     )
     hub_token_file: Path | None = Field(None, description="File with that token. It is read for each download.")
     log_level: str = Field("INFO", description="Lowest severity that is logged: debug, info, warning or error.")

@@ -68,9 +68,8 @@ class Definition(BaseModel):
     )
     source: Annotated[str | None, Settable.HUB_REFERENCE] = Field(
         default=None,
-        description="Where missing files of the model are downloaded from, such as `hf:USER/REPO:Q4_K_M`; "
-        "`model_path` is then where the download puts them. A model with a `model_path` of its own waits "
-        "for no download.",
+        description="Where the model is downloaded from if its files are missing, such as `hf:USER/REPO:Q4_K_M`. "
+        "The download sets `model_path`; a model that declares `model_path` itself is not downloaded.",
     )
     enabled: Annotated[bool, Settable.ALWAYS] = Field(
         default=True,
@@ -123,8 +122,8 @@ class Definition(BaseModel):
         default=None,
         ge=0,
         le=4096,
-        description="Sessions whose computed state each replica keeps, at most what its engine can hold; 0: requests "
-        "belong to no session; default: 4, or a greater `target_inflight` (`llama_cpp`: 0).",
+        description="Sessions whose computed state each replica keeps, at most what its engine can hold; 0: no "
+        "sessions; default: 4 or `target_inflight`, whichever is more (`llama_cpp`: 0).",
     )
     aliases: Annotated[list[ModelName], Settable.ALWAYS] = Field(
         default_factory=list, description="Other names that clients may use for the model."
@@ -176,8 +175,8 @@ class Definition(BaseModel):
     )
     media_urls: Annotated[bool | None, Settable.FROM_FILES] = Field(
         default=None,
-        description="Whether requests may give images and sounds by `http` addresses, which the engine fetches from "
-        "wherever it can reach; default: true for a remote model alone.",
+        description="Whether requests may name images and sounds by `http` addresses, which the engine fetches from "
+        "any host that it reaches; default: true for remote models only.",
     )
     multi_turn: Annotated[bool | None, Settable.ALWAYS] = Field(
         default=None,

@@ -47,7 +47,7 @@ DOWNLOAD_ERRORS: Final = (
         503,
         _SERVER,
         "The source does not answer, or answers with errors.",
-        ("Look at the network of this machine.", "Ask for the same download again: what is here stays."),
+        ("Look at the network of this machine.", "Ask for the same download again: it goes on where it stopped."),
         retry=True,
     ),
     ErrorCode(
@@ -76,8 +76,8 @@ DOWNLOAD_ERRORS: Final = (
         "models_file_conflict",
         409,
         _REQUEST,
-        "Something else is where a file of the download belongs, or a symbolic link is on the way.",
-        ("Move away what is there; what `roundhouse pull` put there, `roundhouse rm` removes.",),
+        "Something else is in the place of a file of the download, or its path has a symbolic link.",
+        ("Move away what is there; `roundhouse rm` removes what `roundhouse pull` put there.",),
     ),
     ErrorCode(
         "models_file_kept",

@@ -88,7 +88,7 @@ RETRIEVAL_ERRORS: Final = (
         "document_not_text",
         422,
         _REQUEST,
-        "The document is declared as text, and its content is none.",
+        "The document is declared as text, but is not text.",
         ("Send the file under its own name and type.",),
     ),
     ErrorCode(

@@ -14,7 +14,7 @@ TOOL_ERRORS: Final = (
         "tool_arguments_invalid",
         400,
         _REQUEST,
-        "The arguments do not fit the tool's JSON Schema, or the prompt.",
+        "The arguments do not fit the tool's JSON Schema, or those of the prompt.",
         (
             "Correct what `param` names; `definition` in GET /tools has the schema, GET /tools/servers what a prompt "
             "takes.",

@@ -85,8 +85,8 @@ class FetchTool(ToolLimits):
     hosts: list[HostPattern] = Field(
         min_length=1,
         description="Hosts that may be read, in lower case; `*.example.org` stands for every subdomain of "
-        "example.org, not for example.org itself. Ports 80 and 443 are meant; `HOST:PORT` names another one. Addresses "
-        "that are not on the public internet are reached only where their host is named in full.",
+        "example.org, not for example.org itself. The ports are 80 and 443; `HOST:PORT` names another one. A "
+        "host whose address is not on the public internet must be named in full.",
     )
 
 
@@ -95,7 +95,7 @@ class FolderTool(ToolLimits):
 
     folder: AbsoluteFolder = Field(
         description="Absolute path of the folder on the gateway's machine (in a container: inside it). Nothing outside "
-        "of it can be reached, through symbolic or hard links neither."
+        "of it can be reached, not even through symbolic or hard links."
     )
 
     @field_validator("folder")
@@ -111,9 +111,7 @@ class FolderTool(ToolLimits):
 class WriteTool(FolderTool):
     """The tool that writes files of one folder."""
 
-    write: bool = Field(
-        description="Must be `true`: whoever declares the tool permits writing, which nothing else does."
-    )
+    write: bool = Field(description="Must be `true`, as the explicit permission to write.")
 
     @field_validator("write")
     @classmethod

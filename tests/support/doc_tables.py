@@ -46,7 +46,7 @@ SETTINGS: dict[str, type[BaseModel]] = {
     "transfers": TransfersSettings,
 }
 """The programs' settings, by program."""
-ERRORS = "| code | status | retry | meaning |"
+ERRORS = "| code | status | retry | meaning | what to do |"
 RETRY = {True: "later", False: "no", None: ""}
 
 
@@ -225,9 +225,9 @@ def error_types() -> list[str]:
 
 
 def error_rows(error_type: str) -> list[str]:
-    """One row per error code of a type: code, status, whether a retry may succeed, meaning."""
+    """One row per error code of a type: code, status, whether a retry may succeed, meaning, what to do."""
     return [
-        row(f"`{entry.code}`", str(entry.status), RETRY[entry.retry], entry.meaning)
+        row(f"`{entry.code}`", str(entry.status), RETRY[entry.retry], entry.meaning, " ".join(entry.next_steps))
         for entry in ERROR_CODES.values()
         if entry.type == error_type
     ]
