@@ -100,8 +100,6 @@ def _p99(values: list[float]) -> float:
 
 
 def run() -> list[Figure]:
-    """All figures."""
-
     async def measured() -> list[Figure]:
         with tempfile.TemporaryDirectory(prefix="rh") as root:
             stack = RoundhouseStack(Path(root), "process")

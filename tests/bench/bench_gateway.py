@@ -52,7 +52,6 @@ IDLE_CPU = f"CPU of {IDLE_S:.0f} s with them"
 
 
 def chunks(streams: int) -> str:
-    """Name of the chunk rate."""
     return f"chunks, {streams} streams"
 
 
@@ -92,7 +91,6 @@ class Seen:
     values: dict[str, dict[str, list[float]]] = field(default_factory=dict)
 
     def add(self, figure: str, target: str, value: float) -> None:
-        """Note one."""
         self.values.setdefault(figure, {}).setdefault(target, []).append(value)
 
     def median(self, figure: str, target: str) -> float | None:
@@ -134,7 +132,6 @@ async def measure_idle(target: Target, secret: str, seen: Seen) -> None:
 
 
 async def measure_all(rounds: int, wanted: Sequence[str]) -> Seen:
-    """All rounds, then the idle streams."""
     secret, seen = f"sk-{secrets.token_urlsafe(32)}", Seen()
     async with targets(secret, wanted) as running:
         for number in range(rounds):

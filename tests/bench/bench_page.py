@@ -57,7 +57,6 @@ _TASK: Final = "ThreadControllerImpl::RunTask"
 
 
 def run(options: Sequence[str] = ()) -> list[Figure]:
-    """Measure."""
     parser = argparse.ArgumentParser(prog="make bench ARGS=page")
     parser.add_argument("--messages", type=int, default=1000, metavar="N")
     parser.add_argument("--top", action="store_true", help="also print where the time went")

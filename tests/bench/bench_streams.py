@@ -39,8 +39,6 @@ PER_REQUEST: Final = f"CPU per blocking request, {CONNECTIONS} connections"
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to ask."""
-
     name: str
     target: Target
     opts_in: bool

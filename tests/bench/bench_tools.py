@@ -64,7 +64,6 @@ class TimedStream(Connection):
         self.times: list[float] = []
 
     def data_received(self, data: bytes) -> None:
-        """Note the time."""
         self.times.append(time.perf_counter())
         super().data_received(data)
 

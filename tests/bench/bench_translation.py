@@ -32,8 +32,6 @@ PER_CHUNK: Final = f"CPU per chunk, {STREAMS} streams of {EVENTS}"
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How one is asked."""
-
     name: str
     path: str
     asked: dict[str, Any]
@@ -57,7 +55,6 @@ FAMILIES: Final = (
 
 
 async def measure_round(target: Target, secret: str, seen: Seen) -> None:
-    """Every family once."""
     port = target.port
     for family in FAMILIES:
         blocking = family.request(port, secret, 100)
@@ -69,7 +66,6 @@ async def measure_round(target: Target, secret: str, seen: Seen) -> None:
 
 
 async def measure_all() -> Seen:
-    """All rounds."""
     secret, seen = f"sk-{secrets.token_urlsafe(32)}", Seen()
     async with targets(secret, (GATEWAY,)) as (_, gateway):
         for _ in range(ROUNDS):

@@ -24,7 +24,6 @@ def request_bytes(port: int, secret: str, **fields: Any) -> bytes:
 
 
 def post_bytes(port: int, secret: str, path: str, **fields: Any) -> bytes:
-    """A request to any path."""
     body = json.dumps({"model": "bench", **fields}).encode()
     head = (
         f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\ncontent-type: application/json\r\n"
@@ -34,8 +33,6 @@ def post_bytes(port: int, secret: str, path: str, **fields: Any) -> bytes:
 
 
 class Connection(asyncio.Protocol):
-    """One connection that asks again and again."""
-
     def __init__(self) -> None:
         self.transport: asyncio.Transport
         self._buffer = b""
@@ -49,7 +46,6 @@ class Connection(asyncio.Protocol):
         self._streaming = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
         self.transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass of it
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -116,13 +112,11 @@ class Connection(asyncio.Protocol):
 
 
 async def connect(port: int, count: int) -> list[Connection]:
-    """So many connections to a port of this machine."""
     loop = asyncio.get_running_loop()
     return [(await loop.create_connection(Connection, "127.0.0.1", port))[1] for _ in range(count)]
 
 
 def close(connections: Sequence[Connection]) -> None:
-    """Close them."""
     for connection in connections:
         connection.transport.close()
 

@@ -99,12 +99,10 @@ class TimedStore:
         self._times = times
 
     async def upsert_points(self, collection: str, points: Sequence[Point]) -> None:
-        """See `VectorStore`."""
         with self._times.note(STORE):
             await self._store.upsert_points(collection, points)
 
     async def flush_collection(self, collection: str) -> None:
-        """See `VectorStore`."""
         with self._times.note(STORE), self._times.note(FLUSH):
             await self._store.flush_collection(collection)
 
@@ -120,12 +118,10 @@ class TimedModels:
         self._times = times
 
     async def embed_texts(self, model: str, texts: Sequence[str], *, is_background: bool) -> list[Sequence[float]]:
-        """See `ModelClient`."""
         with self._times.note(MODEL):
             return await self._models.embed_texts(model, texts, is_background=is_background)
 
     async def rank_passages(self, model: str, query: str, passages: Sequence[str]) -> list[float]:
-        """See `ModelClient`."""
         return await self._models.rank_passages(model, query, passages)
 
 

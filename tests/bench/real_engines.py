@@ -127,7 +127,6 @@ async def _start_gateway(stack: AsyncExitStack, folder: Path, models: list[Model
 
 
 def route_to(engine: RealEngine) -> ModelRoute:
-    """The engine as a table tells of it."""
     backend = _BACKENDS[engine.name]
     made = route(
         engine.model,

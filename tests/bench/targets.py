@@ -58,7 +58,6 @@ class Target:
 
     @property
     def processes(self) -> list[psutil.Process]:
-        """Its own and those that it started."""
         own = psutil.Process(self.pid)
         return [own, *own.children(recursive=True)]
 
@@ -92,7 +91,6 @@ async def process(
     env: dict[str, str] | None = None,
     cwd: Path | None = None,
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A process for as long as the context."""
     environment = {**os.environ, **(env or {})}
     started = await asyncio.create_subprocess_exec(*command, stdout=out, stderr=err, env=environment, cwd=cwd)
     try:
@@ -205,7 +203,6 @@ def declared_keys(secret: str) -> tuple[Key, ...]:
 
 
 def free_port() -> int:
-    """A port that was free a moment ago."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
         return port

@@ -27,13 +27,11 @@ not what. In a command, `-` stands for `_` too."""
 
 
 def campaign_names() -> list[str]:
-    """All campaigns there are, in alphabetical order."""
     found = (module.name for module in iter_modules(tests.campaigns.__path__))
     return sorted(name.removeprefix(PREFIX) for name in found if name.startswith(PREFIX))
 
 
 def page_names() -> dict[str, str]:
-    """The page of every run that there is, and its campaign."""
     pages: dict[str, str] = {}
     for name in campaign_names():
         runtimes = getattr(import_module(f"tests.campaigns.{PREFIX}{name}"), "RUNTIMES", (None,))

@@ -25,5 +25,4 @@ TESTS = (
 
 
 def run(seed: int) -> Outcome:
-    """The tests with full counts."""
     return run_tests(TESTS, seed)

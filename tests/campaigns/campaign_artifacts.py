@@ -15,5 +15,4 @@ TESTS = ("tests/properties/controller/artifacts/test_mutated_heads.py",)
 
 
 def run(seed: int) -> Outcome:
-    """The tests with full counts."""
     return run_tests(TESTS, seed)

@@ -15,5 +15,4 @@ TESTS = ("tests/e2e/page/test_streams.py",)
 
 
 def run(seed: int) -> Outcome:
-    """The tests with full counts."""
     return run_tests(TESTS, seed)

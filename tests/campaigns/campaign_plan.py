@@ -14,5 +14,4 @@ TESTS = ("tests/properties/controller/planning/test_plan.py",)
 
 
 def run(seed: int) -> Outcome:
-    """The tests with full counts."""
     return run_tests(TESTS, seed)

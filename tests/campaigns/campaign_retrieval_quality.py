@@ -37,7 +37,6 @@ MAX_TOKENS: Final = 512
 
 
 def declare_options(parser: ArgumentParser) -> None:
-    """`--chunk_tokens`."""
     parser.add_argument("--chunk_tokens", type=int, help="largest chunk (default: the product's)")
 
 

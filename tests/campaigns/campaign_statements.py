@@ -13,5 +13,4 @@ TESTS = ("tests/properties/controller/desired/test_statements.py",)
 
 
 def run(seed: int) -> Outcome:
-    """The tests with full counts."""
     return run_tests(TESTS, seed)

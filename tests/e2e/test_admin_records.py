@@ -25,14 +25,11 @@ HIDDEN = STUB | {"env": {"HF_TOKEN": SECRET}, "stub_fail": f"cannot log in with 
 
 
 class Events:
-    """A stream of events that is being read."""
-
     def __init__(self, answer: aiohttp.ClientResponse) -> None:
         self._answer = answer
         self.last_id: str | None = None
 
     async def next(self, kind: str | None = None) -> dict[str, Any]:
-        """The next event (of that kind), as its entry."""
         event, fields = "", {}
         async for raw in self._answer.content:
             line = raw.decode().rstrip("\n")
@@ -50,7 +47,6 @@ class Events:
 
 @asynccontextmanager
 async def following(stack: RoundhouseStack, after: str | None = None, **query: str) -> AsyncIterator[Events]:
-    """The events of a stack, through its gateway."""
     headers = {} if after is None else {"last-event-id": after}
     async with (
         aiohttp.ClientSession() as session,

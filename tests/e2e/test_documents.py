@@ -78,7 +78,6 @@ async def add(stack: RoundhouseStack, document_id: str, text: str, **headers: st
 
 
 async def find(stack: RoundhouseStack, query: str, **fields: Any) -> list[str]:
-    """Ids of the documents of the hits."""
     status, answer = await request(stack, "POST", "/v1/search", {"query": query, **fields})
     assert status == 200, answer
     return [hit["document_id"] for hit in answer["data"]]

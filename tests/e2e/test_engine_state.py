@@ -31,21 +31,16 @@ ON = {"ROUNDHOUSE_ENGINE_STATE_ROUTES": "1"}
 
 
 class Client:
-    """Requests to the gateway of a stack."""
-
     def __init__(self, stack: RoundhouseStack) -> None:
         self._stack = stack
 
     async def post(self, path: str, **fields: Any) -> tuple[int, Any]:
-        """Status and JSON of the answer."""
         return await self._request("POST", path, json=fields)
 
     async def put_list(self, path: str, value: list[Any]) -> tuple[int, Any]:
-        """As `post`, with a list as the body."""
         return await self._request("POST", path, json=value)
 
     async def get(self, path: str) -> tuple[int, Any]:
-        """Status and JSON of the answer."""
         return await self._request("GET", path)
 
     async def scales(self, choice: str = "") -> tuple[str, list[float]]:

@@ -28,7 +28,6 @@ SAID = "cannot map the private-place of the weights, --mlock was given"
 
 
 def bearer(name: str) -> dict[str, str]:
-    """That key's header."""
     return {"Authorization": f"Bearer secret-{name}"}
 
 

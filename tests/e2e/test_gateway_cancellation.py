@@ -37,7 +37,6 @@ TIMES = campaign_count(1, 10)
 
 @pytest.fixture
 async def stack(folder: Path) -> AsyncIterator[RoundhouseStack]:
-    """See `endless_stack`."""
     async with endless_stack(folder) as made:
         yield made
 

@@ -81,14 +81,12 @@ def _session() -> aiohttp.ClientSession:
 
 
 async def chat(session: aiohttp.ClientSession, stack: RoundhouseStack, who: str, **fields: Any) -> tuple[int, Any, str]:
-    """Status, headers and text of a chat."""
     url, body = f"{stack.url}/v1/chat/completions", HI | fields
     async with session.post(url, json=body, headers=_headers(who)) as answer:
         return answer.status, answer.headers, await answer.text()
 
 
 def text_of(text: str, *, stream: bool) -> str:
-    """What a whole answer says."""
     if not stream:
         return str(json.loads(text)["choices"][0]["message"]["content"])
     *events, done, rest = text.split("\n\n")
@@ -125,8 +123,6 @@ async def queue_depth(stack: RoundhouseStack) -> int:
 
 @dataclass
 class Served:
-    """What many clients got."""
-
     answers: int = 0
     first: dict[str, list[int]] = field(default_factory=lambda: {who: [] for who in SECRETS})
     """Positions of everybody's first request, by tenant."""

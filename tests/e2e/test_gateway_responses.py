@@ -19,14 +19,12 @@ pytestmark = [pytest.mark.engines, pytest.mark.embedded]
 
 @pytest.fixture
 async def stack(folder: Path) -> AsyncIterator[RoundhouseStack]:
-    """See `endless_stack`."""
     async with endless_stack(folder) as made:
         yield made
 
 
 @contextlib.asynccontextmanager
 async def client_of(stack: RoundhouseStack) -> AsyncIterator[openai.AsyncOpenAI]:
-    """The SDK's."""
     async with openai.AsyncOpenAI(base_url=stack.url + "/v1", api_key="none", max_retries=0) as client:
         yield client
 

@@ -40,19 +40,16 @@ class PortStack(RoundhouseStack):
         return {HEADER: self.token_file.read_text().strip()} if self.token_file.exists() else {}
 
     async def get(self, path: str) -> Any:
-        """As one who has the token."""
         url = self.controller_url + path
         async with aiohttp.ClientSession(headers=self._own()) as session, session.get(url) as answer:
             return await answer.json()
 
     async def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """The same."""
         url = self.controller_url + path
         async with aiohttp.ClientSession(headers=self._own()) as session, session.post(url, json=body) as answer:
             return await answer.json()
 
     async def listens(self) -> bool:
-        """Whether the controller does."""
         async with aiohttp.ClientSession() as session:
             try:
                 async with session.get(self.controller_url + "/internal/health") as answer:

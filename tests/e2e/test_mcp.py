@@ -79,12 +79,10 @@ async def test_an_agent_lists_loads_reads_and_unloads(stack: RoundhouseStack) ->
 
 
 async def states(client: Any) -> dict[str, str]:
-    """The state of each model, by name."""
     return {each["name"]: each["state"] for each in (await call(client, "list_models"))["models"]}
 
 
 def say_hello(stack: RoundhouseStack) -> str | None:
-    """The model's answer."""
     with openai.OpenAI(base_url=f"{stack.url}/v1", api_key="none") as asked:
         answer = asked.chat.completions.create(model="clock", messages=[{"role": "user", "content": "Hello"}])
     return answer.choices[0].message.content

@@ -38,7 +38,6 @@ def declare(stack: RoundhouseStack, which: str) -> None:
 
 
 async def call(stack: RoundhouseStack, tool: str, **params: Any) -> tuple[int, Any]:
-    """Status and JSON of the answer to a call."""
     body = {"tool": f"known__{tool}", "params": params}
     async with aiohttp.ClientSession() as client, client.post(f"{stack.url}/tools", json=body) as answer:
         return answer.status, await answer.json()

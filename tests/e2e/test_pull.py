@@ -65,7 +65,6 @@ async def chat(stack: RoundhouseStack, model: str) -> str | None:
 
 
 def run_command(stack: RoundhouseStack, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A `roundhouse` command that has ended."""
     command = [sys.executable, "-c", "from controller.cli.main import main; main()", *arguments]
     return subprocess.run(
         command, cwd=REPOSITORY, env=stack.environment(), capture_output=True, text=True, check=False, timeout=120

@@ -36,7 +36,6 @@ class Elsewhere:
     paths: set[str] = field(default_factory=set)
 
     async def answer(self, request: web.Request) -> web.Response:
-        """200 to who has the key."""
         self.asked += 1
         self.paths.add(request.path)
         if self.limits_every is not None and self.asked % self.limits_every == 0:
@@ -47,7 +46,6 @@ class Elsewhere:
 
 @contextlib.asynccontextmanager
 async def elsewhere() -> AsyncIterator[Elsewhere]:
-    """One that listens."""
     made = Elsewhere()
 
     app = web.Application()
@@ -83,7 +81,6 @@ async def rounds(stack: RoundhouseStack, count: int) -> None:
 
 
 def declare(stack: RoundhouseStack, remote: Elsewhere, key: Path) -> None:
-    """`far`, which is served there."""
     stack.declare({"far": {"backend": "openai_remote", "base_url": remote.url, "api_key_file": str(key)}})
 
 

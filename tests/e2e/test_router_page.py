@@ -62,7 +62,6 @@ class Page:
         return answer.status, json.loads(text) if text else None
 
     async def read_props(self, model: str | None = None) -> tuple[int, Any]:
-        """`PropsService.fetch` and `fetchForModel`."""
         query = "" if model is None else f"model={quote(model, safe='')}&"
         return await self.request("GET", f"/props?{query}autoload=false", bare=True)
 
@@ -120,7 +119,6 @@ class Feed:
         self._answer = answer
 
     async def next(self) -> dict[str, Any]:
-        """The next event."""
         async with asyncio.timeout(DEADLINE_S):
             while True:
                 record = (await self._answer.content.readuntil(b"\n\n")).decode()
@@ -130,7 +128,6 @@ class Feed:
                     return event
 
     async def of(self, model: str, name: str) -> dict[str, Any]:
-        """The next event of this name about the model."""
         while True:
             event = await self.next()
             if (event["model"], event["event"]) == (model, name):
@@ -148,7 +145,6 @@ class Feed:
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeHub]:
-    """A hub with the model that is downloaded."""
     file = tmp_path_factory.mktemp("hub") / "work-Q4_K_M.gguf"
     make_model(file)
     with FakeHub([HubRepository(REPO, {file.name: file})]) as made:

@@ -20,14 +20,12 @@ pytestmark = pytest.mark.engines
 
 
 def run_down(stack: RoundhouseStack) -> subprocess.CompletedProcess[str]:
-    """`roundhouse down`."""
     command = [str(PROGRAM), "down"]
     return subprocess.run(command, cwd=REPOSITORY, env=stack.environment(), capture_output=True, text=True, check=False)
 
 
 @pytest.fixture
 async def start_service(folder: Path) -> AsyncIterator[tuple[RoundhouseStack, Callable[[], subprocess.Popen[bytes]]]]:
-    """A Roundhouse of one stub model, and what starts its service."""
     stack = RoundhouseStack(folder, "process")
     stack.declare({"m": {"backend": "stub"}})
     started: list[subprocess.Popen[bytes]] = []

@@ -43,7 +43,6 @@ async def stack(folder: Path) -> AsyncIterator[RoundhouseStack]:
 
 
 def loads(stack: RoundhouseStack, *models: str) -> int:
-    """Engines that were started."""
     return sum(stack.log("controller").count(f"start {model}/0") for model in models or ("one", "two"))
 
 

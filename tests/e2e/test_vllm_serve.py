@@ -66,7 +66,6 @@ class Served:
         return float(found[1])
 
     def client(self) -> openai.AsyncOpenAI:
-        """The SDK, unmodified."""
         return openai.AsyncOpenAI(base_url=f"{self.stack.url}/v1", api_key="none", max_retries=0)
 
     def family(self) -> list[psutil.Process]:

@@ -42,7 +42,6 @@ class HoldingEngine:
     url: str = ""
 
     def release(self, tag: str) -> None:
-        """Answer it."""
         self.inside[tag].set()
 
     def release_all(self) -> None:
@@ -52,7 +51,6 @@ class HoldingEngine:
             held.set()
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
-        """One request."""
         body: dict[str, Any] = json.loads(await request.read())
         tag = str(body.get("tag", len(self.seen)))
         assert tag not in self.inside

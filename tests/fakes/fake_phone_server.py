@@ -26,8 +26,6 @@ _FAILURES: Final = {
 
 @dataclass
 class FakePhone:
-    """What it answers, and what it was asked."""
-
     url: str = ""
     """Of its OpenAI API, with `/v1`."""
     code: int = 3
@@ -48,7 +46,6 @@ class FakePhone:
         return answer
 
     async def list_models(self, _: web.Request) -> web.Response:
-        """Answer `/v1/models`."""
         model = {"id": MODEL, "object": "model", "created": 1778610090, "owned_by": "google-aicore"}
         return web.json_response({"object": "list", "data": [model]})
 

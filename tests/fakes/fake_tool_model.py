@@ -19,8 +19,6 @@ Fields = dict[str, Any]
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a function."""
-
     name: str
     arguments: Any = field(default_factory=dict)
     """As JSON; a string goes out as it is."""

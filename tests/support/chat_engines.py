@@ -46,7 +46,6 @@ SAYS = [
 
 
 def tool(name: str, *cities: str) -> Any:
-    """A strict tool."""
     parameters = {
         "type": "object",
         "properties": {"city": {"enum": list(cities)}},

@@ -101,7 +101,6 @@ class ContainedServers:
             YAML(typ="safe", pure=True).dump({"models": {}, "mcp_servers": servers}, file)
 
     def checks(self) -> dict[str, Check]:
-        """What must hold."""
         return {
             "time answers": self._check_time,
             "no capabilities, no root, no Docker socket, no folder of the host, nothing that can be written":

@@ -62,12 +62,9 @@ def make_network(
 
 
 class DownloadSite:
-    """The downloads into one models folder."""
-
     def __init__(
         self, models: Path, network: NetworkOptions, endpoint: str, token: str | None = None, keep_free_bytes: int = 0
     ) -> None:
-        """`models`: a folder that is there."""
         sources = SourceSet(
             hub=HubSource(endpoint, network, lambda: token, QUICK),
             url=UrlSource(network, QUICK),
@@ -85,7 +82,6 @@ class DownloadSite:
         return self.board.order(parse_reference(reference), include_pickle=include_pickle)[0].id
 
     def wait_final(self, download: str) -> Download:
-        """The download after its end."""
         ends = time.monotonic() + DEADLINE_S
         while (found := self.board.find(download)).state not in FINAL_STATES:
             assert time.monotonic() < ends, f"no end of {found}"
@@ -125,7 +121,6 @@ def list_models(models: Path) -> dict[str, str]:
 
 
 def list_partials(models: Path) -> list[str]:
-    """What is there of files that are not in their places."""
     return sorted(path.name for path in (models / OWN_FOLDER / "partial").rglob("*"))
 
 

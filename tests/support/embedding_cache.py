@@ -30,7 +30,6 @@ class CachedModels:
         self._database.close()
 
     async def embed_texts(self, model: str, texts: Sequence[str], *, is_background: bool) -> list[Sequence[float]]:
-        """See `ModelClient`."""
         keys = [hashlib.sha256(f"{self._weights}\n{text}".encode()).digest() for text in texts]
         found = {key: vector for key in keys if (vector := self._read(key)) is not None}
         missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in found}
@@ -44,7 +43,6 @@ class CachedModels:
         return [found[key].tolist() for key in keys]
 
     async def rank_passages(self, model: str, query: str, passages: Sequence[str]) -> list[float]:
-        """See `ModelClient`."""
         return await self._models.rank_passages(model, query, passages)
 
     def _read(self, key: bytes) -> array[float] | None:

@@ -49,7 +49,6 @@ class EngineRecorder:
     _session: aiohttp.ClientSession | None = None
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
-        """Pass one request on."""
         assert self._session is not None
         body = await request.read()
         call = RecordedCall(request.path, _object_of(body))

@@ -59,8 +59,6 @@ class Sample:
 
 @dataclass
 class LlamaSlots:
-    """One llama-server."""
-
     url: str
     session: aiohttp.ClientSession
     log: Path
@@ -68,7 +66,6 @@ class LlamaSlots:
     most: Sample = field(default_factory=Sample)
 
     async def busy(self) -> list[dict[str, Any]]:
-        """The slots that work."""
         async with self.session.get(f"{self.url}/slots") as answer:
             return [slot for slot in await answer.json() if slot["is_processing"]]
 

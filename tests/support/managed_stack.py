@@ -94,7 +94,6 @@ KEYS: Mapping[str, list[str]] = {"reader": ["inference"], "boss": ["inference", 
 
 
 def secret_of(key: str) -> str:
-    """The secret of a key of `KEYS`."""
     return f"rh-secret-of-{key}"
 
 

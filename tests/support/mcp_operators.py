@@ -57,7 +57,6 @@ _HIDDEN: Final = "known__environment"
 
 
 def secret_of(key: str) -> str:
-    """The secret of one of `KEYS`."""
     return f"rh-secret-of-{key}"
 
 
@@ -148,7 +147,6 @@ class OperatedSite:
         return False
 
     def sdk(self, key: str) -> openai.AsyncOpenAI:
-        """OpenAI's client with a key."""
         return openai.AsyncOpenAI(base_url=f"{self.stack.url}/v1", api_key=secret_of(key), max_retries=0)
 
     # The `mcp` library's own client.
@@ -306,7 +304,6 @@ class OperatedSite:
 
 
 def _declare_keys() -> Fields:
-    """As files have them."""
     return {
         name: {"sha256": hashlib.sha256(secret_of(name).encode()).hexdigest(), **fields}
         for name, fields in KEYS.items()
@@ -363,8 +360,6 @@ async def _stream(client: openai.AsyncOpenAI, asked: Fields) -> list[Any]:
 
 @contextlib.asynccontextmanager
 async def _served(model: ToolModel) -> AsyncIterator[str]:
-    """The model as a server elsewhere; its address."""
-
     async def tell_health(_: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": []})
 

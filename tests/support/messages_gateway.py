@@ -65,7 +65,6 @@ def routes_of(name: str, server: Worker) -> tuple[ModelRoute, ...]:
 async def messages_gateway(
     servers: Mapping[str, Worker], worker: Worker | None = None
 ) -> AsyncIterator[GatewayHarness]:
-    """A gateway that knows them all; our worker as `worker`."""
     models = [model for name, server in servers.items() for model in routes_of(name, server)]
     if worker is not None:
         models.append(route("worker", [f"http://127.0.0.1:{worker.port}"], served_name="inner", apis=TRANSLATED))

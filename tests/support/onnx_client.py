@@ -26,11 +26,9 @@ class OnnxModels:
         self._computing = asyncio.Lock()
 
     async def embed_texts(self, model: str, texts: Sequence[str], *, is_background: bool) -> list[Sequence[float]]:
-        """See `ModelClient`."""
         async with self._computing:
             vectors = await asyncio.to_thread(self._engine.embed_texts, list(texts), Job(self._counters))
         return list(vectors)
 
     async def rank_passages(self, model: str, query: str, passages: Sequence[str]) -> list[float]:
-        """See `ModelClient`."""
         raise NotImplementedError("it is no rerank model")

@@ -64,13 +64,11 @@ class Offences:
             self.found.append(f"console: {message.text}")
 
     def note_request(self, request: Request) -> None:
-        """Requests to another origin."""
         parts = urlsplit(request.url)
         if parts.scheme not in ("data", "blob", "about") and f"{parts.scheme}://{parts.netloc}" != self.origin:
             self.found.append(f"request: {request.url:.300}")
 
     def note_error(self, error: Exception) -> None:
-        """An exception that nothing caught."""
         self.found.append(f"error: {error}")
 
 

@@ -58,7 +58,6 @@ async def draw_chat(url: str, out: Path) -> None:
 
 
 async def draw_models(url: str, out: Path) -> None:
-    """The models."""
     async with open_context(url, Look.DESK) as context:
         page = await context.new_page()
         await page.goto("/#/models")
@@ -84,7 +83,6 @@ async def keep(page: Page, path: Path) -> None:
 
 
 def draw_pictures(out: Path) -> None:
-    """Write all pictures to `out`."""
     out.mkdir(exist_ok=True)
     expect.set_options(timeout=DEADLINE_MS)
     with tempfile.TemporaryDirectory(prefix="rh") as folder:

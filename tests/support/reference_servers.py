@@ -62,12 +62,10 @@ class ToolClient:
         self._headers = {} if secret is None else {"authorization": f"Bearer {secret}"}
 
     async def get(self, path: str) -> Any:
-        """The JSON, or the text, of a GET."""
         async with aiohttp.ClientSession(headers=self._headers) as session, session.get(self.url + path) as answer:
             return await (answer.json() if answer.content_type == "application/json" else answer.text())
 
     async def post(self, path: str, body: object) -> tuple[int, Any]:
-        """Status and JSON of a POST."""
         async with (
             aiohttp.ClientSession(headers=self._headers) as session,
             session.post(self.url + path, json=body) as answer,
@@ -75,11 +73,9 @@ class ToolClient:
             return answer.status, await answer.json()
 
     async def call(self, tool: str, **params: object) -> tuple[int, Any]:
-        """Status and JSON of a call."""
         return await self.post("/tools", {"tool": tool, "params": params})
 
     async def read_text(self, tool: str, **params: object) -> str:
-        """What a tool answered."""
         status, answer = await self.call(tool, **params)
         assert (status, set(answer)) == (200, {"plain_text_response"}), answer
         return str(answer["plain_text_response"])
@@ -96,7 +92,6 @@ class ToolClient:
         return str(answer["error"]["code"])
 
     async def list_names(self) -> list[str]:
-        """The names of all tools."""
         return [each["tool"] for each in await self.get("/tools")]
 
     async def connected(self, *names: str) -> dict[str, Any]:
@@ -371,8 +366,6 @@ def _ready(model: Any) -> set[str]:
 
 @contextlib.asynccontextmanager
 async def _page(text: str) -> AsyncIterator[str]:
-    """A site on loopback that has one page, at `/`."""
-
     async def answer(_: web.Request) -> web.Response:
         return web.Response(text=text, content_type="text/html")
 

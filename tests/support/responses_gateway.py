@@ -59,7 +59,6 @@ def route_of(name: str, engine: Worker) -> ModelRoute:
 
 @contextlib.asynccontextmanager
 async def responses_gateway(made: Mapping[str, Worker]) -> AsyncIterator[GatewayHarness]:
-    """A gateway that knows them all."""
     async with gateway_harness() as gateway:
         await gateway.publish(*(route_of(name, engine) for name, engine in made.items()))
         yield gateway

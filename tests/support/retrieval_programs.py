@@ -28,7 +28,6 @@ class DocumentsSite:
 
     @property
     def url(self) -> str:
-        """Of the gateway."""
         return self.gateway.url
 
 

@@ -83,21 +83,17 @@ class RoundhouseStack:
         }
 
     def send(self, program: str, number: int) -> None:
-        """Send a signal to a program."""
         self._processes[program].send_signal(number)
 
     def kill(self, program: str, number: int = signal.SIGKILL) -> None:
-        """End a program and reap it."""
         process = self._processes.pop(program)
         process.send_signal(number)
         process.wait(60)
 
     def pid(self, program: str) -> int:
-        """Process id of a program."""
         return self._processes[program].pid
 
     def log(self, program: str) -> str:
-        """All that a program has logged."""
         path = self.root / f"{program}.log"
         return path.read_text() if path.exists() else ""
 
@@ -162,11 +158,9 @@ class RoundhouseStack:
             return await answer.json()
 
     async def status(self) -> ControllerStatus:
-        """What the controller says there is."""
         return ControllerStatus.model_validate(await self.get("/internal/status"))
 
     async def plan(self) -> PlanView:
-        """What the controller would do."""
         return PlanView.model_validate(await self.get("/internal/plan"))
 
     async def model(self, name: str) -> ModelStatus | None:

@@ -121,7 +121,6 @@ def waiting_for(engines: ContractEngines, signal: str) -> str:
 
 
 def give(engines: ContractEngines, signal: str) -> None:
-    """Give it."""
     (engines.models / signal).touch()
 
 
@@ -137,14 +136,11 @@ def running(pid: int) -> bool:
 
 
 async def only(runtime: Runtime) -> SeenReplica:
-    """The one replica that there is."""
     (seen,) = await runtime.list_replicas()
     return seen
 
 
 async def exited(runtime: Runtime) -> SeenReplica:
-    """The one replica, once it has ended."""
-
     async def look() -> SeenReplica | None:
         seen = await only(runtime)
         return seen if seen.phase is Phase.EXITED else None

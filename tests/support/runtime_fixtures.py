@@ -82,17 +82,13 @@ class ProcessRuntimeFixture:
             signalled(signal.SIGCONT)
 
     def token(self, stack: RoundhouseStack, replica: str) -> str:
-        """As the controller makes it."""
         return token_of(stack, replica)
 
     def left(self, stack: RoundhouseStack) -> list[str]:
-        """By the records."""
         return [path.stem for path in (stack.state / "replicas").glob("*.json")]
 
 
 class DockerRuntimeFixture:
-    """Engines as containers."""
-
     runtime = "docker"
 
     def __init__(self, instance: str, images: dict[str, str], network: str) -> None:
@@ -132,7 +128,6 @@ class DockerRuntimeFixture:
         self.client.containers.get(replica).kill()
 
     def token(self, stack: RoundhouseStack, replica: str) -> str:
-        """As the controller makes it."""
         return token_of(stack, replica)
 
     def left(self, stack: RoundhouseStack) -> list[str]:

@@ -33,7 +33,6 @@ class SpokenStack:
 
     @property
     def url(self) -> str:
-        """Where the page is."""
         return self.stack.url
 
     async def add_conversation(
@@ -83,7 +82,6 @@ def spoken_stack(
 
 
 def message(role: str, text: str, annotations: Sequence[Fields] = ()) -> Fields:
-    """A message as an item of a conversation."""
     if role == "assistant":
         part: Fields = {"type": "output_text", "text": text, "annotations": list(annotations)}
     else:

@@ -71,7 +71,6 @@ class Up:
         return [re.sub(r" \d+$", "", line) for line in self.events_file.read_text().splitlines()]
 
     def pids(self) -> list[int]:
-        """Of every stand-in that was started."""
         return [int(pid) for pid in re.findall(r"started (\d+)", self.events_file.read_text())]
 
     async def ready(self) -> None:

@@ -34,20 +34,16 @@ class Kind:
 
     @property
     def answered_tokens(self) -> int:
-        """All of its answers."""
         length = self.answer_tokens if self.max_tokens is None else min(self.answer_tokens, self.max_tokens)
         return length * self.choices
 
     @property
     def tokens(self) -> int:
-        """What it takes in the end."""
         return self.prompt_tokens + self.answered_tokens
 
 
 @dataclass(eq=False)
 class Request:
-    """One request, and what became of it."""
-
     kind: Kind
     ticket: Ticket = field(init=False)
     answered: int = 0
@@ -86,7 +82,6 @@ class TokenWorld:
         self.admission.apply_table(routes_of(self.route), self.now)
 
     def come(self, kind: Kind, tenant: str = "a") -> Request:
-        """A request comes."""
         request = Request(kind)
         slots = min(kind.choices, self.slots)
         claim = TokenClaim(TokenDemand(kind.text_bytes, False, kind.max_tokens, slots))
@@ -97,7 +92,6 @@ class TokenWorld:
         return request
 
     def inside(self, replica: str) -> list[Request]:
-        """Those inside, the oldest first."""
         return [
             request
             for request in self.requests
@@ -106,7 +100,6 @@ class TokenWorld:
 
     @property
     def under_way(self) -> list[Request]:
-        """Those that have come to no end."""
         return [request for request in self.requests if request.outcome is None]
 
     def tick(self) -> None:

@@ -29,7 +29,6 @@ def make_transfers(models: Path, server: FileServer, **settings: Any) -> Transfe
 
 
 def add_file(server: FileServer, path: str, content: bytes) -> ModelReference:
-    """Put a file on the server, and return the reference to it."""
     server.files[path] = content
     return read_reference(f"{server.url}{path}#sha256={hashlib.sha256(content).hexdigest()}")
 
@@ -44,8 +43,6 @@ def wait_for(what: str, look: Callable[[], Any]) -> Any:
 
 
 def wait_for_end(transfers: Transfers, download: str) -> Download:
-    """Return a download when it has ended."""
-
     def look() -> Download | None:
         found = transfers.board.find(download)
         return found if found.state in FINAL_STATES else None

@@ -59,7 +59,6 @@ class Parser:
 
 @contextmanager
 def parser(folder: Path) -> Iterator[Parser]:
-    """It, ready."""
     command = [str(programs() / "python"), str(REPOSITORY / "tests" / "support" / "vllm_parser.py")]
     pipe = subprocess.PIPE
     with (
@@ -92,7 +91,6 @@ class VllmWorker(Worker):
             )
 
     def ready(self) -> VllmWorker:
-        """As every worker, and more patient."""
         eventually("vLLM serves", self._is_healthy, STARTS_S)
         return self
 

@@ -68,12 +68,10 @@ class Worker:
 
     @property
     def log(self) -> str:
-        """All output so far."""
         return self._log.read_text(errors="replace")
 
     @property
     def last_line(self) -> str:
-        """The last line of output."""
         return self.log.rstrip().rpartition("\n")[2]
 
     def family(self) -> list[psutil.Process]:

@@ -50,13 +50,11 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RoundhouseStack]
 
 
 async def open_with(page: Page, model: str) -> None:
-    """Begin a conversation with a model."""
     await page.goto("/#/chat")
     await choose(page, model)
 
 
 async def choose(page: Page, model: str) -> None:
-    """Choose the model of the conversation that is shown."""
     await page.get_by_role("button", name="Model:").click()
     await page.get_by_role("dialog", name="Models").get_by_role("button", name=model).click()
 
@@ -95,7 +93,6 @@ async def send_and_read(page: Page, text: str) -> list[dict[str, Any]]:
 
 
 def answer_of(page: Page) -> Locator:
-    """The last answer."""
     return page.get_by_role("article", name="Answer").last
 
 

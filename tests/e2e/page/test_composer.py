@@ -36,7 +36,6 @@ async def open_settings(page: Page) -> None:
 
 
 async def close_dialog(page: Page) -> None:
-    """Close the dialog that is open."""
     await page.get_by_role("dialog").get_by_role("button", name="Close").click()
 
 

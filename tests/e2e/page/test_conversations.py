@@ -221,7 +221,6 @@ async def test_a_conversation_in_the_browser_alone_and_a_lost_connection(
 
 
 def contains(value: Any, text: str) -> bool:
-    """Whether a JSON value has a string that contains the text."""
     if isinstance(value, str):
         return text in value
     values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()

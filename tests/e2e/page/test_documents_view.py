@@ -21,7 +21,6 @@ CREW = "# Crew\n\nThe driver sleeps in the yard.\n"
 
 
 def text_file(name: str, text: str) -> FilePayload:
-    """A file for a picker."""
     return {"name": name, "mimeType": "text/markdown", "buffer": text.encode()}
 
 

@@ -16,7 +16,6 @@ pytestmark = [pytest.mark.engines, pytest.mark.slow]
 
 
 async def open_conversation(page: Page, name: str) -> None:
-    """Show a conversation of the API."""
     await page.goto(f"/#/chat/{name}")
 
 

@@ -32,7 +32,6 @@ async def open_offers(page: Page) -> Locator:
 
 
 def message_of(page: Page) -> Locator:
-    """Where a message is written."""
     return page.get_by_role("textbox", name="Message", exact=True)
 
 

@@ -46,14 +46,12 @@ WAYS = ("cut", "down", "offline", "reload", "away")
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[PacedEngine]:
-    """The engine of `slow`."""
     with open_in_thread(paced_engine(WORDS)) as engine:
         yield engine
 
 
 @pytest.fixture(scope="module")
 def growing_engine() -> Iterator[PacedEngine]:
-    """The engine of `growing`."""
     with open_in_thread(paced_engine(TABLE_AND_FORMULA)) as engine:
         yield engine
 
@@ -115,7 +113,6 @@ async def ask(page: Page, text: str, model: str = "slow") -> Locator:
 
 
 async def choose_model(page: Page, model: str) -> None:
-    """Choose the model of the conversation that is shown."""
     await page.get_by_role("button", name="Model:").click()
     await page.get_by_role("dialog", name="Models").get_by_role("button", name=model).click()
 

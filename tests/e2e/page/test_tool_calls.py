@@ -18,7 +18,6 @@ ASKS = Call(f"{SERVER}__look", {"city": "Bonn"})
 
 
 def answers(page: Page) -> Locator:
-    """The answers that are shown."""
     return page.get_by_role("article", name="Answer")
 
 

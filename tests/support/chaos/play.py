@@ -68,11 +68,9 @@ class Chaos:
     # What faults are made of.
 
     def now(self) -> float:
-        """By the clock of the record."""
         return time.monotonic()
 
     def is_only(self, engine: Engine) -> bool:
-        """Whether its model has no other."""
         return MODELS[engine.model] == 1
 
     def stable_engines(self) -> list[Engine]:
@@ -81,7 +79,6 @@ class Chaos:
         return [each for each in found if self.now() - each.started_at > STABLE_S["engine"]]
 
     def chat_engines(self) -> list[Engine]:
-        """Those that serve models."""
         found = (each for each in self.engines.values() if each.model in MODELS)
         return sorted(found, key=lambda each: each.name)
 
@@ -174,7 +171,6 @@ class Chaos:
         return at, self.now()
 
     def note_back(self, fault: Fault, back_s: float, start_s: float | None = None) -> None:
-        """Of the fault's last kill."""
         fault.kills.append(replace(fault.kills.pop(), back_s=back_s, start_s=start_s))
 
     async def wait_for_gateway(self, fault: Fault, at: float, ended: float) -> float:

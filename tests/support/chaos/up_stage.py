@@ -66,7 +66,6 @@ class ProcessHost:
         return engines, what_is_wrong_with_engines(records, wanted)
 
     async def is_healthy(self, engine: Engine) -> bool:
-        """By HTTP."""
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session:
             try:
                 async with session.get(engine.health_url) as answer:
@@ -75,7 +74,6 @@ class ProcessHost:
                 return False
 
     async def kill(self, name: str) -> None:
-        """Its whole process group."""
         await kill_engine(self._stack, name)
 
     def freeze(self, name: str) -> None:
@@ -143,7 +141,6 @@ class UpStage:
             )
 
     async def end(self) -> None:
-        """`roundhouse down`."""
         await self.run_command("down")
         if self._up is not None:
             await asyncio.to_thread(self._up.wait, ENDS_WITHIN_S)
@@ -169,7 +166,6 @@ class UpStage:
         return found[0].pid if found else None
 
     async def restart_dockerd(self) -> None:
-        """There is none."""
         raise AssertionError("engines are processes here")
 
     def find_left(self) -> list[str]:

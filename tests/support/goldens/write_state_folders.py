@@ -43,8 +43,6 @@ _AWAY: Final = ("controller.sock", "cache", "work", "up.json", "up.lock")
 
 
 class Writer:
-    """A Roundhouse, and what is done with it."""
-
     def __init__(self, root: Path) -> None:
         self.stack = RoundhouseStack(root, "process", {"ROUNDHOUSE_RESYNC_S": "1"})
         store = StateDir.open_folder(self.stack.state, INSTANCE)
@@ -139,7 +137,6 @@ def _clean(folder: Path, replaced: dict[str, str]) -> None:
 
 
 async def write(to: Path) -> None:
-    """Make the folder `to`."""
     with tempfile.TemporaryDirectory(prefix="rh") as root:
         writer = Writer(Path(root))
         try:
