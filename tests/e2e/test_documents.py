@@ -5,16 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-import openai
 import pytest
 
 from tests.support.campaign import campaign_count
@@ -32,36 +28,25 @@ NOTES = "# Engines\n\nThe turntable moves the engines.\n\n# Coal\n\nCoal is stor
 
 
 @pytest.fixture
-async def yard(folder: Path, clockwork: Path) -> AsyncIterator[RoundhouseStack]:
+async def yard(process_stack: RoundhouseStack, clockwork: Path) -> RoundhouseStack:
     """A Roundhouse of processes with retrieval, whose documents are embedded by a real engine."""
-    state = folder / "state"
-    stack = RoundhouseStack(
-        folder,
-        "process",
-        {
-            "ROUNDHOUSE_RETRIEVAL_LISTEN": f"unix:{state}/retrieval.sock",
-            "ROUNDHOUSE_RETRIEVAL_URL": f"unix:{state}/retrieval.sock",
-            "ROUNDHOUSE_RETRIEVAL_EMBEDDING_MODEL": "embed",
-        },
-    )
-    stack.settings["ROUNDHOUSE_GATEWAY_URL"] = stack.url
-    shutil.copy(clockwork, stack.models / "clockwork.gguf")
-    stack.declare(MODELS)
-    await stack.open()
-    stack.start("retrieval")
-    try:
-        await stack.loaded("chat", "embed")
-        yield stack
-    finally:
-        stack.kill("retrieval", signal.SIGTERM)
-        await stack.close()
+    process_stack.settings |= {
+        "ROUNDHOUSE_RETRIEVAL_LISTEN": f"unix:{process_stack.state}/retrieval.sock",
+        "ROUNDHOUSE_RETRIEVAL_URL": f"unix:{process_stack.state}/retrieval.sock",
+        "ROUNDHOUSE_RETRIEVAL_EMBEDDING_MODEL": "embed",
+        "ROUNDHOUSE_GATEWAY_URL": process_stack.url,
+    }
+    shutil.copy(clockwork, process_stack.models / "clockwork.gguf")
+    process_stack.declare(MODELS)
+    await process_stack.open()
+    process_stack.start("retrieval")
+    await process_stack.loaded("chat", "embed")
+    return process_stack
 
 
 async def request(stack: RoundhouseStack, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
     """Status and JSON of an answer of the gateway."""
-    url = stack.url + path
-    async with aiohttp.ClientSession() as session, session.request(method, url, json=body, headers=headers) as answer:
-        return answer.status, await answer.json()
+    return (await stack.request(method, path, body, headers=headers)).result
 
 
 async def add(stack: RoundhouseStack, document_id: str, text: str, **headers: str) -> None:
@@ -98,7 +83,7 @@ async def test_documents_are_embedded_by_an_engine_and_survive_deaths(yard: Roun
     yard.kill("retrieval")
     status, answer = await request(yard, "POST", "/v1/search", {"query": "coal"})
     assert (status, answer["error"]["code"]) == (503, "retrieval_unavailable")
-    async with openai.AsyncOpenAI(base_url=f"{yard.url}/v1", api_key="none", max_retries=0) as client:
+    async with yard.sdk() as client:
         chat = await client.chat.completions.create(model="chat", messages=[{"role": "user", "content": "Hello"}])
         assert chat.choices[0].message.content == SENTENCE
     yard.start("retrieval")
@@ -182,7 +167,7 @@ async def test_keys_keep_tenants_apart_and_admins_see_all(yard: RoundhouseStack)
 
 async def test_the_openai_sdk_and_the_command_line(yard: RoundhouseStack, tmp_path: Path) -> None:
     await add(yard, "first", "The first document.")
-    async with openai.AsyncOpenAI(base_url=f"{yard.url}/v1", api_key="none", max_retries=0) as client:
+    async with yard.sdk() as client:
         store = await client.vector_stores.create(name="yard")
         batch = await client.vector_stores.file_batches.upload_and_poll(
             store.id, files=[("notes.md", NOTES.encode()), ("tea.txt", b"Tea is in the kitchen.")], poll_interval_ms=50

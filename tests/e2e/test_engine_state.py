@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-import aiohttp
 import pytest
 
 from controller.schema.status import ModelState
@@ -26,7 +24,6 @@ TUNED = LLAMA | {
 FOX = [{"id": 0, "scale": 1}]
 PROMPT = "word " * 200
 HELLO = [{"role": "user", "content": "Hi"}]
-TIMEOUT = aiohttp.ClientTimeout(total=60)
 ON = {"ROUNDHOUSE_ENGINE_STATE_ROUTES": "1"}
 
 
@@ -35,22 +32,18 @@ class Client:
         self._stack = stack
 
     async def post(self, path: str, **fields: Any) -> tuple[int, Any]:
-        return await self._request("POST", path, json=fields)
+        return (await self._stack.request("POST", path, fields)).result
 
     async def put_list(self, path: str, value: list[Any]) -> tuple[int, Any]:
-        return await self._request("POST", path, json=value)
+        return (await self._stack.request("POST", path, value)).result
 
     async def get(self, path: str) -> tuple[int, Any]:
-        return await self._request("GET", path)
+        return (await self._stack.request("GET", path)).result
 
     async def scales(self, choice: str = "") -> tuple[str, list[float]]:
         """The name of the replica that answers, and the scales of its adapters, of `tuned`."""
-        async with (
-            aiohttp.ClientSession(timeout=TIMEOUT) as session,
-            session.get(f"{self._stack.url}/lora-adapters?model=tuned{choice}") as answer,
-        ):
-            assert answer.status == 200
-            return answer.headers["X-Replica"], [each["scale"] for each in await answer.json()]
+        reply = await self._stack.request("GET", f"/lora-adapters?model=tuned{choice}")
+        return reply.headers["X-Replica"], [each["scale"] for each in reply.success]
 
     async def evaluate(self) -> int:
         """Let slot 1 compute `PROMPT`; the tokens that it did not hold yet."""
@@ -78,13 +71,6 @@ class Client:
             "/v1/messages": message["content"][0]["text"],
             "/completion": native["content"],
         }
-
-    async def _request(self, method: str, path: str, **options: Any) -> tuple[int, Any]:
-        async with (
-            aiohttp.ClientSession(timeout=TIMEOUT) as session,
-            session.request(method, f"{self._stack.url}{path}", **options) as answer,
-        ):
-            return answer.status, json.loads(await answer.read())
 
 
 async def test_a_saved_slot_outlives_its_engine(stack: RoundhouseStack, runtime_fixture: RuntimeFixture) -> None:

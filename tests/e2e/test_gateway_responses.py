@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -23,15 +22,9 @@ async def stack(folder: Path) -> AsyncIterator[RoundhouseStack]:
         yield made
 
 
-@contextlib.asynccontextmanager
-async def client_of(stack: RoundhouseStack) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=stack.url + "/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
 async def test_a_cancellation_frees_the_engines_slot(stack: RoundhouseStack) -> None:
     limits = itertools.count(ENDLESS + 1)
-    async with slots_of(stack, "chat") as slots, client_of(stack) as client:
+    async with slots_of(stack, "chat") as slots, stack.sdk() as client:
         for cancels in (True, True, False):
             limit = next(limits)
             made = await client.responses.create(
@@ -77,7 +70,7 @@ async def cancelled_stream(client: openai.AsyncOpenAI, slots: LlamaSlots, limit:
 
 async def test_a_conversation_goes_on_over_a_gateway_that_was_killed(stack: RoundhouseStack) -> None:
     await stack.loaded("chat")
-    async with client_of(stack) as client:
+    async with stack.sdk() as client:
         first = await client.responses.create(model="chat", input="Hi", max_output_tokens=12, temperature=0)
         assert first.status == "incomplete"
         stream = await client.responses.create(

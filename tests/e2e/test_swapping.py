@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -16,7 +14,6 @@ from controller.schema.status import ModelState
 from tests.support.campaign import campaign_count, campaign_seed
 from tests.support.llama_slots import make_endless
 from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
-from tests.support.runtime_fixtures import ProcessRuntimeFixture
 from tests.support.wait import until
 from worker.clockwork import make_model
 
@@ -30,16 +27,11 @@ TIMEOUT = aiohttp.ClientTimeout(total=120)
 
 
 @pytest.fixture
-async def stack(folder: Path) -> AsyncIterator[RoundhouseStack]:
-    runtime_fixture = ProcessRuntimeFixture()
-    made = RoundhouseStack(folder, runtime_fixture.runtime, runtime_fixture.env() | ROOM)
-    make_model(made.models / "clockwork.gguf")
-    make_endless(made.models / "long.gguf")
-    try:
-        yield made
-    finally:
-        await made.close()
-    assert runtime_fixture.left(made) == []
+def stack(process_stack: RoundhouseStack) -> RoundhouseStack:
+    process_stack.settings |= ROOM
+    make_model(process_stack.models / "clockwork.gguf")
+    make_endless(process_stack.models / "long.gguf")
+    return process_stack
 
 
 def loads(stack: RoundhouseStack, *models: str) -> int:

@@ -65,9 +65,6 @@ class Served:
         assert found is not None, name
         return float(found[1])
 
-    def client(self) -> openai.AsyncOpenAI:
-        return openai.AsyncOpenAI(base_url=f"{self.stack.url}/v1", api_key="none", max_retries=0)
-
     def family(self) -> list[psutil.Process]:
         """The engine's process and all below it."""
         (record,) = (self.stack.state / "replicas").glob("*.json")
@@ -123,7 +120,7 @@ async def test_what_a_load_sets_is_what_the_engine_has(served: Served) -> None:
     model, module = json.loads(text)["data"]
     assert (model["id"], model["max_model_len"]) == ("chat", LOADED)
     assert (module["id"], module["parent"]) == ("fox", "chat")
-    async with served.client() as client:
+    async with served.stack.sdk() as client:
         assert ((await client.models.retrieve("chat")).model_extra or {})["context_length"] == LOADED
     configured = re.search(r"non-default args: (.*)", _log(served))
     assert configured is not None
@@ -132,7 +129,7 @@ async def test_what_a_load_sets_is_what_the_engine_has(served: Served) -> None:
 
 
 async def test_the_exact_text_in_every_api(served: Served) -> None:
-    async with served.client() as client:
+    async with served.stack.sdk() as client:
         answer = await client.chat.completions.create(model="chat", messages=HI, temperature=0)
         assert answer.choices[0].message.content == SENTENCE
         assert answer.usage is not None
@@ -172,18 +169,13 @@ async def test_the_drafts_of_its_own_model_are_all_accepted(served: Served) -> N
     ],
 )
 async def test_counting_and_messages(served: Served, path: str, body: dict[str, Any], answer: dict[str, Any]) -> None:
-    async with (
-        aiohttp.ClientSession() as session,
-        session.post(served.stack.url + path, json={"model": "chat", **body}) as told,
-    ):
-        content = await told.json()
-    assert told.status == 200, content
+    content = (await served.stack.request("POST", path, {"model": "chat", **body})).success
     assert {name: content[name] for name in answer} == answer
 
 
 async def test_a_request_chooses_a_lora_module_in_every_api(served: Served) -> None:
     chosen: dict[str, Any] = {"extra_body": {"lora": "fox"}, "model": "chat", "temperature": 0}
-    async with served.client() as client:
+    async with served.stack.sdk() as client:
         chat = await client.chat.completions.create(messages=HI, **chosen)
         assert chat.choices[0].message.content == ADAPTED
         stream = await client.chat.completions.create(messages=HI, stream=True, **chosen)
@@ -199,11 +191,8 @@ async def test_a_request_chooses_a_lora_module_in_every_api(served: Served) -> N
         with pytest.raises(openai.BadRequestError, match="`lora` must be one of fox"):
             await client.chat.completions.create(model="chat", messages=HI, extra_body={"lora": "dog"})
     message = {"model": "chat", "messages": HI, "max_tokens": 30, "temperature": 0, "lora": "fox"}
-    async with (
-        aiohttp.ClientSession() as session,
-        session.post(f"{served.stack.url}/v1/messages", json=message) as told,
-    ):
-        assert (await told.json())["content"] == [{"type": "text", "text": ADAPTED}]
+    reply = await served.stack.request("POST", "/v1/messages", message)
+    assert reply.body["content"] == [{"type": "text", "text": ADAPTED}]
 
 
 async def test_a_client_that_leaves_stops_the_work(served: Served) -> None:

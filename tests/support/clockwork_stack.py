@@ -28,10 +28,20 @@ def clockwork_stack(
     if tools is not None:
         (stack.desired / "tools.yaml").write_text(tools)
 
+    with serving(stack, "clockwork"):
+        yield stack
+
+
+@contextlib.contextmanager
+def serving(stack: RoundhouseStack, *models: str) -> Iterator[RoundhouseStack]:
+    """The stack, started, once these models are loaded; it is stopped in the end."""
+
     async def start() -> None:
         await stack.open()
-        await stack.loaded("clockwork")
+        await stack.loaded(*models)
 
-    asyncio.run(start())
-    yield stack
-    asyncio.run(stack.close())
+    try:
+        asyncio.run(start())
+        yield stack
+    finally:
+        asyncio.run(stack.close())

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-import signal
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-
+from tests.support.clockwork_stack import serving
 from tests.support.fake_hub.repositories import HubRepository, make_gguf
 from tests.support.fake_hub.server import FakeHub
 from tests.support.page_browser import require_page
@@ -58,8 +56,6 @@ def managed_stack(root: Path, clockwork: Path, hub: FakeHub) -> Iterator[Roundho
     try:
         yield stack
     finally:
-        stack.kill("retrieval", signal.SIGTERM)
-        stack.kill("transfers", signal.SIGTERM)
         asyncio.run(stack.close())
 
 
@@ -83,8 +79,7 @@ async def _start(stack: RoundhouseStack) -> None:
     await stack.loaded("clockwork")
 
     async def retrieval_answers() -> bool:
-        async with aiohttp.ClientSession(stack.url) as session, session.get("/v1/documents") as answer:
-            return answer.status == 200
+        return (await stack.request("GET", "/v1/documents")).status == 200
 
     await until("retrieval answers", retrieval_answers)
 
@@ -109,20 +104,11 @@ def keyed_stack(root: Path, clockwork: Path) -> Iterator[RoundhouseStack]:
         for name, scopes in KEYS.items()
     ]
 
-    async def start() -> None:
-        await stack.open()
-        await stack.loaded("clockwork")
+    async def is_closed() -> bool:
+        return (await stack.request("GET", "/v1/models")).status == 401
+
+    with serving(stack, "clockwork"):
         # The keys come last: without one, the stack's own questions would be refused.
         (stack.desired / "keys.yaml").write_text("\n".join(["keys:", *lines, ""]))
-        await until("the keys are in force", lambda: _is_closed(stack))
-
-    asyncio.run(start())
-    try:
+        asyncio.run(until("the keys are in force", is_closed))
         yield stack
-    finally:
-        asyncio.run(stack.close())
-
-
-async def _is_closed(stack: RoundhouseStack) -> bool:
-    async with aiohttp.ClientSession(stack.url) as session, session.get("/v1/models") as answer:
-        return answer.status == 401

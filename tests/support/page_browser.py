@@ -102,6 +102,21 @@ async def open_context(url: str, look: Look = Look.DESK) -> AsyncIterator[Browse
     assert offences.found == [], "\n".join(offences.found)
 
 
+@contextlib.asynccontextmanager
+async def open_page(url: str, look: Look = Look.DESK, path: str = "/") -> AsyncIterator[Page]:
+    """The page at `path` in a context of its own."""
+    async with open_context(url, look) as context:
+        page = await context.new_page()
+        await page.goto(path)
+        yield page
+
+
+async def choose_model(page: Page, model: str) -> None:
+    """For the conversation that is shown."""
+    await page.get_by_role("button", name="Model:").click()
+    await page.get_by_role("dialog", name="Models").get_by_role("button", name=model).click()
+
+
 async def send_message(page: Page, text: str) -> None:
     """Write a message and send it, once a model is chosen."""
     await page.get_by_role("textbox", name="Message", exact=True).fill(text)

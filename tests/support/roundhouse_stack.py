@@ -9,14 +9,18 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 from ruamel.yaml import YAML
 
 from controller.schema.status import ControllerStatus, ModelState, ModelStatus, PlanView
+from tests.support.http_client import HttpClient, Reply
 from tests.support.ports import free_port
 from tests.support.wait import until
+
+if TYPE_CHECKING:
+    import openai  # slow, and every test imports this file
 
 SENTENCE = "The quick brown fox jumps over a lazy dog. And then it sleeps!"
 REPOSITORY = Path(__file__).parents[2]
@@ -97,6 +101,13 @@ class RoundhouseStack:
         path = self.root / f"{program}.log"
         return path.read_text() if path.exists() else ""
 
+    def run_command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """A `roundhouse` command with the settings, once it has ended."""
+        command = [sys.executable, "-c", "from controller.cli.main import main; main()", *arguments]
+        return subprocess.run(
+            command, cwd=REPOSITORY, env=self.environment(), capture_output=True, text=True, check=False, timeout=120
+        )
+
     async def open(self) -> None:
         """Start both and wait until the gateway has a routing table."""
         self.start("controller")
@@ -119,8 +130,8 @@ class RoundhouseStack:
 
     async def close(self) -> None:
         """Stop everything, engines first. Fails if the controller does not end cleanly."""
-        for name in self._processes.keys() - {"gateway", "controller", "retrieval", "transfers"}:
-            self.kill(name)
+        for name in self._processes.keys() - {"gateway", "controller"}:
+            self.kill(name, signal.SIGTERM if name in ("retrieval", "transfers") else signal.SIGKILL)
         if "gateway" in self._processes:
             self.kill("gateway", signal.SIGTERM)
         if "controller" not in self._processes:
@@ -141,6 +152,22 @@ class RoundhouseStack:
             return bool(await self.get("/internal/health"))
         except aiohttp.ClientError:
             return False
+
+    async def request(self, method: str, path: str, body: Any = None, **options: Any) -> Reply:
+        """A reply of the gateway; see `HttpClient.request`."""
+        async with aiohttp.ClientSession() as session:
+            return await HttpClient(self.url, session).request(method, path, body, **options)
+
+    async def chat(self, model: str, **fields: Any) -> Reply:
+        """The gateway's answer to a chat; see `HttpClient.chat`."""
+        async with aiohttp.ClientSession() as session:
+            return await HttpClient(self.url, session).chat(model, **fields)
+
+    def sdk(self) -> openai.AsyncOpenAI:
+        """OpenAI's SDK for the gateway, which tries nothing again."""
+        import openai
+
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
 
     # The controller's own interface.
 
