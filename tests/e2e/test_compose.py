@@ -47,6 +47,24 @@ async def check_page(url: str) -> None:
                 assert (answer.status, answer.content_type) == (200, "text/javascript")
 
 
+async def check_documents(project: ComposeProject) -> None:
+    """They outlive retrieval's container, and are found."""
+    base = f"http://127.0.0.1:{project.port}/v1"
+    document = {"text": "Coal is in the shed.", "id": "d"}
+
+    async def add_document() -> bool:
+        async with session.post(f"{base}/documents?wait=true", json=document) as sent:
+            return sent.status == 200
+
+    async with aiohttp.ClientSession() as session:
+        await until("retrieval takes documents", add_document, 120)
+        project.compose("restart", "retrieval")
+        await until("retrieval takes documents again", add_document, 120)
+        async with session.post(f"{base}/search", json={"query": "coal"}) as answer:
+            [hit] = (await answer.json())["data"]
+    assert (hit["document_id"], hit["text"]) == ("d", "Coal is in the shed.")
+
+
 async def test_compose_serves_survives_its_controller_and_leaves_nothing(compose_project: ComposeProject) -> None:
     compose_project.compose("up", "-d", "--no-build")
     await until("both replicas are ready", compose_project.loaded, 120)
@@ -59,6 +77,7 @@ async def test_compose_serves_survives_its_controller_and_leaves_nothing(compose
         answer = await client.chat.completions.create(model="chat", messages=HELLO)
         assert answer.choices[0].message.content == SENTENCE
         await check_page(f"http://127.0.0.1:{compose_project.port}")
+        await check_documents(compose_project)
         compose_project.compose("kill", "-s", "SIGKILL", "controller")
         answer = await client.chat.completions.create(model="chat", messages=HELLO)
         assert answer.choices[0].message.content == SENTENCE
@@ -101,25 +120,6 @@ async def test_a_backup_that_was_taken_while_it_runs_is_restored_into_empty_volu
     await until("the model is ready again", compose_project.loaded, 120)
     async with sdk(compose_project) as client:
         assert (await client.responses.retrieve(kept.id)).output_text == kept.output_text != ""
-
-
-async def test_documents_are_kept_and_found(compose_project: ComposeProject) -> None:
-    compose_project.compose("up", "-d", "--no-build")
-    await until("the models are ready", compose_project.loaded, 120)
-    base = f"http://127.0.0.1:{compose_project.port}/v1"
-    document = {"text": "Coal is in the shed.", "id": "d"}
-
-    async def add_document() -> bool:
-        async with session.post(f"{base}/documents?wait=true", json=document) as sent:
-            return sent.status == 200
-
-    async with aiohttp.ClientSession() as session:
-        await until("retrieval takes documents", add_document, 120)
-        compose_project.compose("restart", "retrieval")
-        await until("retrieval takes documents again", add_document, 120)
-        async with session.post(f"{base}/search", json={"query": "coal"}) as answer:
-            [hit] = (await answer.json())["data"]
-    assert (hit["document_id"], hit["text"]) == ("d", "Coal is in the shed.")
 
 
 async def test_the_core_needs_no_registry(compose_project: ComposeProject) -> None:

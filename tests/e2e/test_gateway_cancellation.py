@@ -9,8 +9,7 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import AsyncIterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import aiohttp
@@ -35,10 +34,10 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {
 TIMES = campaign_count(1, 10)
 
 
-@pytest.fixture
-async def stack(folder: Path) -> AsyncIterator[RoundhouseStack]:
-    async with endless_stack(folder) as made:
-        yield made
+@pytest.fixture(scope="module")
+def stack() -> Iterator[RoundhouseStack]:
+    with endless_stack() as stack:
+        yield stack
 
 
 async def leave(stack: RoundhouseStack, slots: LlamaSlots, path: str, limit: int, *, stream: bool) -> float:

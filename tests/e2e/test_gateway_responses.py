@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import openai
 import pytest
@@ -16,10 +15,10 @@ from tests.support.wait import until
 pytestmark = [pytest.mark.engines, pytest.mark.embedded]
 
 
-@pytest.fixture
-async def stack(folder: Path) -> AsyncIterator[RoundhouseStack]:
-    async with endless_stack(folder) as made:
-        yield made
+@pytest.fixture(scope="module")
+def stack() -> Iterator[RoundhouseStack]:
+    with endless_stack() as stack:
+        yield stack
 
 
 async def test_a_cancellation_frees_the_engines_slot(stack: RoundhouseStack) -> None:
@@ -69,7 +68,6 @@ async def cancelled_stream(client: openai.AsyncOpenAI, slots: LlamaSlots, limit:
 
 
 async def test_a_conversation_goes_on_over_a_gateway_that_was_killed(stack: RoundhouseStack) -> None:
-    await stack.loaded("chat")
     async with stack.sdk() as client:
         first = await client.responses.create(model="chat", input="Hi", max_output_tokens=12, temperature=0)
         assert first.status == "incomplete"

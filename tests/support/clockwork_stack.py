@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import shutil
 from collections.abc import Iterator, Mapping
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.page_browser import require_page
-from tests.support.roundhouse_stack import RoundhouseStack
+from tests.support.roundhouse_stack import RoundhouseStack, serving
 
 CLOCKWORK: Mapping[str, Any] = {"model_path": "clockwork.gguf", "llama_server_n_ctx": 4096}
 
@@ -30,18 +29,3 @@ def clockwork_stack(
 
     with serving(stack, "clockwork"):
         yield stack
-
-
-@contextlib.contextmanager
-def serving(stack: RoundhouseStack, *models: str) -> Iterator[RoundhouseStack]:
-    """The stack, started, once these models are loaded; it is stopped in the end."""
-
-    async def start() -> None:
-        await stack.open()
-        await stack.loaded(*models)
-
-    try:
-        asyncio.run(start())
-        yield stack
-    finally:
-        asyncio.run(stack.close())

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator
+import tempfile
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
-from tests.support.roundhouse_stack import RoundhouseStack
+from tests.support.roundhouse_stack import RoundhouseStack, serving
 from tests.support.runtime_fixtures import ProcessRuntimeFixture, token_of
 from tests.support.wait import until
 from worker.clockwork import make_vocabulary, make_weights, write_gguf
@@ -30,21 +31,20 @@ def make_endless(path: Path) -> None:
     write_gguf(path, vocabulary, weights, LONG_CONTEXT)
 
 
-@contextlib.asynccontextmanager
-async def endless_stack(folder: Path) -> AsyncIterator[RoundhouseStack]:
+@contextlib.contextmanager
+def endless_stack() -> Iterator[RoundhouseStack]:
     """A stack with a llama-server of four slots that generates for as long as it is asked to; nothing may be left.
 
     Every blocking call is gathered: of answers that are expected soon, the engine would not notice who leaves.
     """
-    made = RoundhouseStack(folder, "process", env={"ROUNDHOUSE_GATHER_AFTER_S": "0"})
-    make_endless(made.models / "long.gguf")
-    made.declare({"chat": {"model_path": "long.gguf", "llama_server_n_ctx": LONG_CONTEXT, "llama_server_threads": 1}})
-    await made.open()
-    try:
-        yield made
-    finally:
-        await made.close()
-    assert ProcessRuntimeFixture().left(made) == []
+    with tempfile.TemporaryDirectory(prefix="rh") as folder:
+        stack = RoundhouseStack(Path(folder, "here"), "process", env={"ROUNDHOUSE_GATHER_AFTER_S": "0"})
+        make_endless(stack.models / "long.gguf")
+        model = {"model_path": "long.gguf", "llama_server_n_ctx": LONG_CONTEXT, "llama_server_threads": 1}
+        stack.declare({"chat": model})
+        with serving(stack, "chat"):
+            yield stack
+        assert ProcessRuntimeFixture().left(stack) == []
 
 
 @dataclass

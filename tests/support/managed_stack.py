@@ -10,11 +10,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from tests.support.clockwork_stack import serving
 from tests.support.fake_hub.repositories import HubRepository, make_gguf
 from tests.support.fake_hub.server import FakeHub
 from tests.support.page_browser import require_page
-from tests.support.roundhouse_stack import RoundhouseStack
+from tests.support.roundhouse_stack import RoundhouseStack, serving
 from tests.support.scripted_model_file import make_scripted_model
 from tests.support.wait import until
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -233,3 +234,18 @@ class RoundhouseStack:
 def replica_names(model: ModelStatus) -> set[str]:
     """Its replicas' names; a replica that is started again has a new one."""
     return {replica.name for replica in model.replicas}
+
+
+@contextlib.contextmanager
+def serving(stack: RoundhouseStack, *models: str) -> Iterator[RoundhouseStack]:
+    """The stack, started, once these models are loaded; it is stopped in the end."""
+
+    async def start() -> None:
+        await stack.open()
+        await stack.loaded(*models)
+
+    try:
+        asyncio.run(start())
+        yield stack
+    finally:
+        asyncio.run(stack.close())
