@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import resource
 import secrets
 import statistics
 import sys
@@ -20,6 +19,7 @@ import psutil
 import uvloop
 
 from tests.bench.load import (
+    allow_many_files,
     close,
     events_per_second,
     first_event_p50_ms,
@@ -206,8 +206,7 @@ def run(arguments: Sequence[str] = ()) -> list[Figure]:
     parser.add_argument("--without", action="append", default=[], type=str.lower, metavar="nginx|litellm")
     parser.add_argument("--profile", action="store_true", help="where the gateway's CPU time goes, instead")
     options = parser.parse_args(arguments)
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    allow_many_files()
     if options.profile:
         from tests.bench.profile_gateway import profile
 

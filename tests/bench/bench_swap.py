@@ -75,11 +75,8 @@ async def _roundhouse(root: Path, engine: Mapping[str, Any] = LLAMA) -> AsyncIte
     make_model(stack.models / "clockwork.gguf")
     common = {"memory_mib": 600, "enabled": False, "autoload": True, "queue_limit": REQUESTS}
     stack.declare({name: {**engine, **common} for name in MODELS})
-    await stack.open()
-    try:
+    async with stack.running():
         yield stack.url, stack.root / "controller.log"
-    finally:
-        await stack.close()
 
 
 @asynccontextmanager

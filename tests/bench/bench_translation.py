@@ -7,7 +7,6 @@ gateway's CPU time that is told: streams are paced as an engine's are, so their 
 
 from __future__ import annotations
 
-import resource
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Any, Final
 import uvloop
 
 from tests.bench.bench_gateway import Seen
-from tests.bench.load import CHAT, TEXT, events_per_second, post_bytes, sequential_p50_ms
+from tests.bench.load import CHAT, TEXT, allow_many_files, events_per_second, post_bytes, sequential_p50_ms
 from tests.bench.report import Figure
 from tests.bench.targets import GATEWAY, Target, targets
 
@@ -93,6 +92,5 @@ def figures(seen: Seen) -> list[Figure]:
 
 def run(arguments: Sequence[str] = ()) -> list[Figure]:
     """Measure. Takes no options."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    allow_many_files()
     return figures(uvloop.run(measure_all()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 import time
 from collections.abc import Sequence
 from typing import Any, cast
@@ -194,3 +195,23 @@ async def open_streams(port: int, request: bytes, streams: int, limit_s: float) 
         opened += [connection for connection in batch if connection.events]
         close([connection for connection in batch if not connection.events])
     return opened
+
+
+async def wait_until_answered(port: int, request: bytes, limit_s: float) -> None:
+    """Until the request is answered with 200. Raises TimeoutError."""
+    async with asyncio.timeout(limit_s):
+        while True:
+            try:
+                (connection,) = await connect(port, 1)
+                await connection.ask(request)
+            except (OSError, RuntimeError):
+                await asyncio.sleep(0.05)
+            else:
+                close([connection])
+                return
+
+
+def allow_many_files() -> None:
+    """As many as this process may open."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -114,6 +114,16 @@ class RoundhouseStack:
         self.start("controller")
         self.start("gateway")
         await self.gateway_connected()
+
+    @contextlib.asynccontextmanager
+    async def running(self, *models: str) -> AsyncIterator[RoundhouseStack]:
+        """Opened, with these models loaded; closed in the end."""
+        try:
+            await self.open()
+            await self.loaded(*models)
+            yield self
+        finally:
+            await self.close()
 
     async def gateway_connected(self) -> None:
         """Wait until the gateway has a routing table and its link is up."""
