@@ -19,11 +19,11 @@ from tests.support.campaign import CAMPAIGN_VARIABLE, SEED_VARIABLE
 
 PREFIX = "campaign_"
 """A campaign is a module `campaign_NAME` with `ABOUT`, a text, and `run(seed)`, which gives an Outcome. One that is
-tests with larger counts names their files in `TESTS`, and its `run` is `suite(TESTS)`. One with options has `declare_options(parser)`, whose
-defaults are those of `run`. One that can be run on several runtimes names them in `RUNTIMES` and has an option
-`--runtime`; each run has a page of its own, NAME_RUNTIME. One whose page has another name has it in `PAGE`. One that
-goes on where the last run stopped names in `WAYS_TO_GO_ON` the options that its page leaves out: they say when, and
-not what. In a command, `-` stands for `_` too."""
+tests with larger counts names their files in `TESTS`, and its `run` is `suite(TESTS)`. One with options has
+`declare_options(parser)`, whose defaults are those of `run`. One that can be run on several runtimes names them in
+`RUNTIMES` and has an option `--runtime`; each run has a page of its own, NAME_RUNTIME. One whose page has another
+name has it in `PAGE`. One that goes on where the last run stopped names in `WAYS_TO_GO_ON` the options that its page
+leaves out: they say when, and not what. In a command, `-` stands for `_` too."""
 
 
 def campaign_names() -> list[str]:
