@@ -21,9 +21,7 @@ SERVER = str(Path(__file__).parents[1] / "support" / "mcp_stdio_server.py")
 def declare(stack: RoundhouseStack, which: str) -> None:
     """Declare the server. `which`: value of a variable in its environment."""
     server = {"command": [sys.executable, SERVER], "env": {"A_VARIABLE": which}, "timeout_s": 600.0}
-    temporary = stack.root / "servers.tmp"
-    temporary.write_text(json.dumps({"models": {}, "mcp_servers": {"known": server}}))
-    temporary.replace(stack.desired / "servers.yaml")
+    stack.write("servers.yaml", {"models": {}, "mcp_servers": {"known": server}})
 
 
 async def call(stack: RoundhouseStack, tool: str, **params: Any) -> tuple[int, Any]:

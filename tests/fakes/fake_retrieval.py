@@ -13,7 +13,7 @@ from aiohttp import web
 
 from retrieval.schema.files import TextContent, VectorStoreHit, VectorStoreResults
 from retrieval.schema.search import SearchHit, SearchResult, SearchScores
-from tests.support.ports import free_port
+from tests.fakes.served_app import served_app
 
 
 def hit(number: int, text: str, **more: Any) -> SearchHit:
@@ -94,18 +94,14 @@ class FakeRetrieval:
 @asynccontextmanager
 async def fake_retrieval() -> AsyncIterator[FakeRetrieval]:
     """Run one on a free port."""
-    fake, port = FakeRetrieval(), free_port()
+    fake = FakeRetrieval()
     app = web.Application()
     app.router.add_get("/health", fake.answer_health)
     app.router.add_post("/v1/search", fake.answer_search)
     app.router.add_post("/v1/vector_stores/{id}/search", fake.answer_file_search)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", port).start()
-    fake.url = f"http://127.0.0.1:{port}"
-    try:
-        yield fake
-    finally:
-        if fake.gate is not None:
-            fake.gate.set()
-        await runner.cleanup()
+    async with served_app(app) as fake.url:
+        try:
+            yield fake
+        finally:
+            if fake.gate is not None:
+                fake.gate.set()

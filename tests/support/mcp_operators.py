@@ -19,10 +19,8 @@ from typing import Any, Final
 
 import aiohttp
 import openai
-from aiohttp import web
-from ruamel.yaml import YAML
 
-from tests.fakes.fake_tool_model import Call, Fields, Move, ToolModel
+from tests.fakes.fake_tool_model import Call, Fields, Move, ToolModel, served_model
 from tests.support.mcp_clients import (
     ADMIN_TOOLS,
     GENERATIONS,
@@ -107,31 +105,18 @@ class OperatedSite:
     async def started(self) -> AsyncIterator[None]:
         """All of it, ready; nothing of it is left afterwards."""
         make_model(self.stack.models / "clock.gguf")
-        async with _served(self.model) as url:
-            self._declare(url)
-            try:
-                await self.stack.open()
-                await self.stack.loaded("mcp:known")
-                self._write("keys.yaml", {"models": {}, "keys": _declare_keys()})
+        async with served_model(self.model):
+            remote = {"backend": "openai_remote", "base_url": f"{self.model.url}/v1"}
+            declared = {
+                "models": {name: fields for name, (fields, _) in MODELS.items()} | {"agent": remote},
+                "tools": {"calculate": {}},
+                "mcp_servers": {"known": {"command": [sys.executable, str(_SERVER)], "timeout_s": 300}},
+            }
+            self.stack.write("site.yaml", declared)
+            async with self.stack.running("mcp:known"):
+                self.stack.write("keys.yaml", {"models": {}, "keys": _declare_keys()})
                 await until("the keys are in force, and the model and the server are there", self._is_ready)
                 yield
-            finally:
-                await self.stack.close()
-
-    def _declare(self, engine: str) -> None:
-        remote = {"backend": "openai_remote", "base_url": f"{engine}/v1"}
-        declared = {
-            "models": {name: fields for name, (fields, _) in MODELS.items()} | {"agent": remote},
-            "tools": {"calculate": {}},
-            "mcp_servers": {"known": {"command": [sys.executable, str(_SERVER)], "timeout_s": 300}},
-        }
-        self._write("site.yaml", declared)
-
-    def _write(self, name: str, declared: Fields) -> None:
-        temporary = self.stack.root / f"{name}.tmp"
-        with temporary.open("w") as file:
-            YAML(typ="safe", pure=True).dump(declared, file)
-        temporary.replace(self.stack.desired / name)
 
     async def _is_ready(self) -> bool:
         asked: Any = {"model": "agent", "input": write_script(), "tools": [_server("known")]}
@@ -356,20 +341,3 @@ async def _stream(client: openai.AsyncOpenAI, asked: Fields) -> list[Any]:
     events = [event async for event in await create(**asked, stream=True)]
     assert events[-1].type == "response.completed"
     return list(events[-1].response.output)
-
-
-@contextlib.asynccontextmanager
-async def _served(model: ToolModel) -> AsyncIterator[str]:
-    async def tell_health(_: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": []})
-
-    app = web.Application(client_max_size=64 * 1024 * 1024)
-    app.router.add_post("/v1/chat/completions", model.answer)
-    app.router.add_get("/v1/models", tell_health)
-    runner = web.AppRunner(app, handler_cancellation=True)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
-import openai
 import psutil
 from aiohttp import web
-from ruamel.yaml import YAML
 
+from tests.fakes.served_app import served_app
 from tests.support.agent_model import ToolCall, make_agent_model
 from tests.support.foreign_clients import ForeignClients
 from tests.support.ports import free_port
@@ -133,10 +132,7 @@ class ReferenceServers:
 
     def declare(self, **others: object) -> None:
         """Write the servers to the desired state. `others`: further top-level keys."""
-        temporary = self.stack.root / "tools.yaml.tmp"
-        with temporary.open("w") as file:
-            YAML(typ="safe", pure=True).dump({"mcp_servers": self.servers, **others}, file)
-        temporary.replace(self.stack.desired / "tools.yaml")
+        self.stack.write("tools.yaml", {"mcp_servers": self.servers, **others})
 
     @contextlib.asynccontextmanager
     async def started(self) -> AsyncIterator[None]:
@@ -275,7 +271,7 @@ class ReferenceServers:
 
     async def _request(self, **fields: Any) -> Any:
         """A response of the model, which calls `time` until it may no more."""
-        async with openai.AsyncOpenAI(base_url=f"{self.stack.url}/v1", api_key="none", max_retries=0) as client:
+        async with self.stack.sdk() as client:
             asked: dict[str, Any] = {
                 "model": "agent",
                 "input": "What time is it?",
@@ -371,10 +367,5 @@ async def _page(text: str) -> AsyncIterator[str]:
 
     app = web.Application()
     app.router.add_get("/", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}/"
-    finally:
-        await runner.cleanup()
+    async with served_app(app) as url:
+        yield f"{url}/"

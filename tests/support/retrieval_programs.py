@@ -23,8 +23,6 @@ class DocumentsSite:
     """A gateway that knows a retrieval program."""
 
     gateway: GatewayHarness
-    retrieval_address: str
-    """`host:port` of retrieval itself, whose `/metrics` is open."""
 
     @property
     def url(self) -> str:
@@ -45,7 +43,7 @@ async def documents_site(folder: Path, *models: ModelRoute, **settings: str) -> 
                 return bool((await gateway.get("/v1/documents")).status == 200)
 
             await until("the gateway reaches retrieval", answers)
-            yield DocumentsSite(gateway, address)
+            yield DocumentsSite(gateway)
 
 
 @contextlib.asynccontextmanager

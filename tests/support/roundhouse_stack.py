@@ -47,10 +47,14 @@ class RoundhouseStack:
     # Files.
 
     def declare(self, models: Mapping[str, Any], name: str = "models.yaml") -> None:
+        """Write a desired-state file that has these models."""
+        self.write(name, {"models": dict(models)})
+
+    def write(self, name: str, fields: Mapping[str, Any]) -> None:
         """Write a desired-state file, as an editor does: whole, by rename."""
         temporary = self.root / f"{name}.tmp"
         with temporary.open("w") as file:
-            YAML(typ="safe", pure=True).dump({"models": dict(models)}, file)
+            YAML(typ="safe", pure=True).dump(fields, file)
         temporary.replace(self.desired / name)
 
     # Processes.

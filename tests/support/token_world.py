@@ -6,12 +6,11 @@ and when the cache has no room for all of them, every request inside fails. Noth
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 
 from controller.schema.errors import RoundhouseError
 from controller.schema.routing import Endpoint
-from gateway.admission.admission import Admission, Grant, Ticket
+from gateway.admission.admission import Admission, Ticket
 from gateway.admission.token_demand import TokenDemand
 from gateway.admission.token_pool import TokenClaim
 from tests.support.admission import route_of, routes_of
@@ -70,7 +69,6 @@ class TokenWorld:
     """Tokens, by an engine's own count."""
     idle_slots_while_waiting: int = 0
     requests: list[Request] = field(default_factory=list)
-    _grants: deque[Grant] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
         route = route_of("m", [f"r{number}" for number in range(self.replicas)], target=self.slots, queue_limit=10_000)
