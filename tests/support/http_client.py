@@ -78,6 +78,20 @@ class PendingReply:
             return await read_reply(response)
 
 
+async def send_request(url: str, method: str = "GET", body: Any = None, **options: Any) -> Reply:
+    """The reply to one request over a connection of its own. `options`: see `HttpClient.request`."""
+    async with aiohttp.ClientSession() as session:
+        return await HttpClient("", session).request(method, url, body, **options)
+
+
+async def answers(url: str, method: str = "GET", body: Any = None, **options: Any) -> bool:
+    """Whether one request is answered with 200; not while nobody listens."""
+    try:
+        return (await send_request(url, method, body, **options)).status == 200
+    except (aiohttp.ClientError, TimeoutError):
+        return False
+
+
 class HttpClient:
     """Requests to the API at `url`."""
 

@@ -51,11 +51,15 @@ def managed_stack(root: Path, clockwork: Path, hub: FakeHub) -> Iterator[Roundho
     shutil.copy(clockwork, stack.models / "clockwork.gguf")
     make_scripted_model(stack.models / "citing.gguf", CITING)
     stack.declare(MODELS)
-    asyncio.run(_start(stack))
-    try:
+
+    async def retrieval_answers() -> bool:
+        return (await stack.request("GET", "/v1/documents")).status == 200
+
+    stack.start("transfers")
+    stack.start("retrieval")
+    with serving(stack, "clockwork"):
+        asyncio.run(until("retrieval answers", retrieval_answers))
         yield stack
-    finally:
-        asyncio.run(stack.close())
 
 
 def _settings(root: Path, hub: FakeHub) -> dict[str, str]:
@@ -69,18 +73,6 @@ def _settings(root: Path, hub: FakeHub) -> dict[str, str]:
         "ROUNDHOUSE_HUB_ENDPOINT": hub.endpoint,
         "ROUNDHOUSE_TRANSFERS_ALLOW_HOSTS": "127.0.0.1",
     }
-
-
-async def _start(stack: RoundhouseStack) -> None:
-    stack.start("transfers")
-    stack.start("retrieval")
-    await stack.open()
-    await stack.loaded("clockwork")
-
-    async def retrieval_answers() -> bool:
-        return (await stack.request("GET", "/v1/documents")).status == 200
-
-    await until("retrieval answers", retrieval_answers)
 
 
 KEYS: Mapping[str, list[str]] = {"reader": ["inference"], "boss": ["inference", "admin"]}
@@ -98,16 +90,16 @@ def keyed_stack(root: Path, clockwork: Path) -> Iterator[RoundhouseStack]:
     stack = RoundhouseStack(root, "process", {"ROUNDHOUSE_MDNS": "off"})
     shutil.copy(clockwork, stack.models / "clockwork.gguf")
     stack.declare({"clockwork": MODELS["clockwork"]})
-    lines = [
-        f"  {name}: {{sha256: {sha256(secret_of(name).encode()).hexdigest()}, scopes: [{', '.join(scopes)}]}}"
+    keys = {
+        name: {"sha256": sha256(secret_of(name).encode()).hexdigest(), "scopes": scopes}
         for name, scopes in KEYS.items()
-    ]
+    }
 
     async def is_closed() -> bool:
         return (await stack.request("GET", "/v1/models")).status == 401
 
     with serving(stack, "clockwork"):
         # The keys come last: without one, the stack's own questions would be refused.
-        (stack.desired / "keys.yaml").write_text("\n".join(["keys:", *lines, ""]))
+        stack.write("keys.yaml", {"keys": keys})
         asyncio.run(until("the keys are in force", is_closed))
         yield stack

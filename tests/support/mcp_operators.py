@@ -17,7 +17,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import aiohttp
 import openai
 
 from tests.fakes.fake_tool_model import Call, Fields, Move, ToolModel, served_model
@@ -150,9 +149,8 @@ class OperatedSite:
                 ):
                     assert (await call_failing(client, tool, **arguments))["code"] == "scope_required", tool
             headers = {**HEADERS, "authorization": "Bearer rh-nobody"}
-            url, asked = f"{self.stack.url}/mcp", message("tools/list")
-            async with aiohttp.ClientSession(headers=headers) as session, session.post(url, json=asked) as answer:
-                assert (answer.status, (await answer.json())["error"]["code"]) == (401, "invalid_api_key")
+            reply = await self.stack.request("POST", "/mcp", message("tools/list"), headers=headers)
+            assert reply.refusal == (401, "invalid_api_key")
 
     async def walk(self, chance: random.Random, steps: int) -> dict[str, int]:
         """Do so many things at random, by both keys and both generations of the protocol; how often each was done."""

@@ -10,7 +10,6 @@ from enum import StrEnum
 from typing import Any
 from urllib.parse import urlsplit
 
-import aiohttp
 from playwright.async_api import BrowserContext, ConsoleMessage, Page, Request, ViewportSize, async_playwright
 
 from gateway.page.page_files import BUILT_FOLDER, INDEX
@@ -141,9 +140,6 @@ async def _press_if_there(page: Page, name: str) -> None:
 
 async def post_as_page(stack: RoundhouseStack, path: str, body: Mapping[str, Any]) -> Any:
     """Ask a gateway without keys as the page does, so that what it makes is the page's user's. Returns the JSON."""
-    async with (
-        aiohttp.ClientSession(stack.url, headers={"X-Client-Id": "roundhouse-page"}) as session,
-        session.post(path, json=body) as answer,
-    ):
-        assert answer.status in (200, 202), await answer.text()
-        return await answer.json()
+    reply = await stack.request("POST", path, body, headers={"X-Client-Id": "roundhouse-page"})
+    assert reply.status in (200, 202), reply.body
+    return reply.body

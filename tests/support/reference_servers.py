@@ -12,13 +12,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import aiohttp
 import psutil
 from aiohttp import web
 
 from tests.fakes.served_app import served_app
 from tests.support.agent_model import ToolCall, make_agent_model
 from tests.support.foreign_clients import ForeignClients
+from tests.support.http_client import send_request
 from tests.support.ports import free_port
 from tests.support.roundhouse_stack import RoundhouseStack
 from tests.support.wait import until
@@ -58,18 +58,13 @@ class ToolClient:
 
     def __init__(self, url: str, secret: str | None = None) -> None:
         self.url = url
-        self._headers = {} if secret is None else {"authorization": f"Bearer {secret}"}
+        self._secret = secret
 
     async def get(self, path: str) -> Any:
-        async with aiohttp.ClientSession(headers=self._headers) as session, session.get(self.url + path) as answer:
-            return await (answer.json() if answer.content_type == "application/json" else answer.text())
+        return (await send_request(self.url + path, key=self._secret)).body
 
     async def post(self, path: str, body: object) -> tuple[int, Any]:
-        async with (
-            aiohttp.ClientSession(headers=self._headers) as session,
-            session.post(self.url + path, json=body) as answer,
-        ):
-            return answer.status, await answer.json()
+        return (await send_request(self.url + path, "POST", body, key=self._secret)).result
 
     async def call(self, tool: str, **params: object) -> tuple[int, Any]:
         return await self.post("/tools", {"tool": tool, "params": params})
@@ -150,12 +145,10 @@ class ReferenceServers:
             stderr=asyncio.subprocess.DEVNULL,
         )
         try:
-            await self.stack.open()
-            await self.stack.loaded("agent", *(f"mcp:{name}" for name in self.servers if name != "web"))
-            await self.client.connected(*self.servers)
-            yield
+            async with self.stack.running("agent", *(f"mcp:{name}" for name in self.servers if name != "web")):
+                await self.client.connected(*self.servers)
+                yield
         finally:
-            await self.stack.close()
             web_server.kill()
             await web_server.wait()
 

@@ -10,10 +10,9 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import aiohttp
-
 from controller.schema.routing import ModelRoute
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
+from tests.support.http_client import answers
 from tests.support.ports import free_port
 from tests.support.wait import until
 
@@ -62,18 +61,13 @@ async def retrieval_program(folder: Path, gateway_url: str, address: str, **sett
         stderr=asyncio.subprocess.DEVNULL,
     )
     try:
-        async with aiohttp.ClientSession() as client:
 
-            async def answers() -> bool:
-                assert process.returncode is None, f"retrieval ended with {process.returncode}"
-                try:
-                    async with client.get(f"http://{address}/metrics") as answer:
-                        return bool(answer.status == 200)
-                except aiohttp.ClientError:
-                    return False
+        async def is_up() -> bool:
+            assert process.returncode is None, f"retrieval ended with {process.returncode}"
+            return await answers(f"http://{address}/metrics")
 
-            await until("retrieval answers", answers)
-            yield
+        await until("retrieval answers", is_up)
+        yield
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.terminate()

@@ -16,7 +16,7 @@ import aiohttp
 from ruamel.yaml import YAML
 
 from controller.schema.status import ControllerStatus, ModelState, ModelStatus, PlanView
-from tests.support.http_client import HttpClient, Reply
+from tests.support.http_client import HttpClient, Reply, answers, send_request
 from tests.support.ports import free_port
 from tests.support.wait import until
 
@@ -134,14 +134,10 @@ class RoundhouseStack:
         await until("the gateway has a table", self._connected)
 
     async def _connected(self) -> bool:
-        async with aiohttp.ClientSession() as session:
-            try:
-                async with session.get(f"{self.url}/health") as answer:
-                    health = await answer.json()
-                async with session.get(f"{self.url}/v1/models") as answer:
-                    return bool(health["controller"] == "connected" and answer.status == 200)
-            except aiohttp.ClientError:
-                return False
+        if not await answers(f"{self.url}/v1/models"):
+            return False
+        health = await self.request("GET", "/health")
+        return bool(health.body["controller"] == "connected")
 
     async def close(self) -> None:
         """Stop everything, engines first. Fails if the controller does not end cleanly."""
@@ -170,8 +166,7 @@ class RoundhouseStack:
 
     async def request(self, method: str, path: str, body: Any = None, **options: Any) -> Reply:
         """A reply of the gateway; see `HttpClient.request`."""
-        async with aiohttp.ClientSession() as session:
-            return await HttpClient(self.url, session).request(method, path, body, **options)
+        return await send_request(self.url + path, method, body, **options)
 
     async def chat(self, model: str, **fields: Any) -> Reply:
         """The gateway's answer to a chat; see `HttpClient.chat`."""

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from common.model_reference import ModelReference
-from controller.schema.downloads import FINAL_STATES, Download
+from controller.schema.downloads import Download
+from tests.support.download_site import wait_final
 from tests.support.file_server import FileServer
+from tests.support.wait import eventually as wait_for
 from transfers.assembly import Transfers
 from transfers.settings import TransfersSettings
 from transfers.sources.source_set import read_reference
 
-DEADLINE_S = 60.0
+__all__ = ["wait_for"]
 
 
 def make_transfers(models: Path, server: FileServer, **settings: Any) -> Transfers:
@@ -33,23 +33,8 @@ def add_file(server: FileServer, path: str, content: bytes) -> ModelReference:
     return read_reference(f"{server.url}{path}#sha256={hashlib.sha256(content).hexdigest()}")
 
 
-def wait_for(what: str, look: Callable[[], Any]) -> Any:
-    """Return the first true answer of `look`. Raises AssertionError where none comes in time."""
-    ends = time.monotonic() + DEADLINE_S
-    while not (found := look()):
-        assert time.monotonic() < ends, f"waited in vain for: {what}"
-        time.sleep(0.01)
-    return found
-
-
 def wait_for_end(transfers: Transfers, download: str) -> Download:
-    def look() -> Download | None:
-        found = transfers.board.find(download)
-        return found if found.state in FINAL_STATES else None
-
-    found = wait_for(f"the end of {download}", look)
-    assert isinstance(found, Download)
-    return found
+    return wait_final(transfers.board, download)
 
 
 def fetch(transfers: Transfers, reference: ModelReference) -> Download:

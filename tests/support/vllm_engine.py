@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
-
-import psutil
 
 from controller.engines import ENGINES
 from controller.engines.base import Launch, RenderContext
@@ -77,18 +74,8 @@ class VllmWorker(Worker):
     """`python -m worker vllm`, in vLLM's own environment."""
 
     def __init__(self, log: Path, port: int, launch: Launch, token: str) -> None:
-        self.port = port
-        self.token = token
-        self._log = log
         own = {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "VLLM_API_KEY": token}
-        with log.open("wb") as output:
-            self.process = psutil.Popen(
-                launch.argv,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **launch.env, **own},
-                start_new_session=True,
-            )
+        self._start(log, port, launch.argv, {**launch.env, **own}, token)
 
     def ready(self) -> VllmWorker:
         eventually("vLLM serves", self._is_healthy, STARTS_S)

@@ -21,7 +21,7 @@ from tests.support.chaos.keepers import Keepers
 from tests.support.chaos.record import GATEWAY_AWAY, INSIDE, RESTARTING, STABLE_S, Fault, Kill, Record
 from tests.support.chaos.stage import LLAMA, Engine, Stage, age_of, kill_process
 from tests.support.checked_clients import CheckedClients
-from tests.support.http_client import Reply
+from tests.support.http_client import Reply, send_request
 from tests.support.wait import until
 
 MODELS = Counter({"one": 1, "two": 2, "three": 1, "four": 2})
@@ -190,8 +190,7 @@ class Chaos:
     async def ask_health(self) -> dict[str, Any]:
         """What the gateway says of itself; empty where nobody answers."""
         try:
-            async with aiohttp.ClientSession() as session, session.get(f"{self.stage.url}/health") as answer:
-                return dict(await answer.json())
+            return dict((await send_request(f"{self.stage.url}/health")).body)
         except (aiohttp.ClientError, TimeoutError, ValueError):
             return {}
 
