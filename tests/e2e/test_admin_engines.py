@@ -6,10 +6,10 @@ import asyncio
 import signal
 from typing import Any
 
-import aiohttp
 import pytest
 
 from tests.support.admin import AdminApi
+from tests.support.http_client import send_request
 from tests.support.load import Load
 from tests.support.roundhouse_stack import RoundhouseStack
 from tests.support.runtime_fixtures import RuntimeFixture
@@ -34,12 +34,8 @@ async def _context_length(stack: RoundhouseStack, runtime_fixture: RuntimeFixtur
     assert status is not None
     found = set()
     for replica in status.replicas:
-        headers = {"authorization": f"Bearer {runtime_fixture.token(stack, replica.name)}"}
-        async with (
-            aiohttp.ClientSession() as session,
-            session.get(f"{replica.endpoint}/props", headers=headers) as answer,
-        ):
-            found.add(int((await answer.json())["default_generation_settings"]["n_ctx"]))
+        reply = await send_request(f"{replica.endpoint}/props", key=runtime_fixture.token(stack, replica.name))
+        found.add(int(reply.success["default_generation_settings"]["n_ctx"]))
     return found
 
 

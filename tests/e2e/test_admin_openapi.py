@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
@@ -46,10 +45,8 @@ async def fuzzed(folder: Path) -> AsyncIterator[tuple[RoundhouseStack, dict[str,
     stack = RoundhouseStack(folder, runtime_fixture.runtime, runtime_fixture.env())
     stack.declare(MODELS)
     await stack.open()
-    async with aiohttp.ClientSession() as session, session.get(f"{stack.url}/openapi.json") as answer:
-        document = await answer.json()
     try:
-        yield stack, document
+        yield stack, (await stack.request("GET", "/openapi.json")).success
     finally:
         await stack.close()
     assert runtime_fixture.left(stack) == []

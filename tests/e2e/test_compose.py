@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Awaitable
 from pathlib import Path
 
-import aiohttp
 import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
@@ -17,6 +17,7 @@ from tests.support.compose_project import ComposeProject, compose_project
 from tests.support.docker_engine import SOCKET
 from tests.support.fake_hub.repositories import HubRepository
 from tests.support.fake_hub.server import FakeHub
+from tests.support.http_client import answers, send_request
 from tests.support.roundhouse_stack import SENTENCE
 from tests.support.socket_relay import SocketRelay
 from tests.support.wait import until
@@ -37,14 +38,12 @@ def sdk(project: ComposeProject) -> openai.AsyncOpenAI:
 
 async def check_page(url: str) -> None:
     """The image holds the built page: a browser gets it with its scripts."""
-    async with aiohttp.ClientSession() as client:
-        async with client.get(f"{url}/") as answer:
-            page = await answer.text()
-        scripts = re.findall(r'src="(/page/assets/[^"]+\.js)"', page)
-        assert scripts, page
-        for path in scripts:
-            async with client.get(url + path) as answer:
-                assert (answer.status, answer.content_type) == (200, "text/javascript")
+    page = (await send_request(f"{url}/")).text
+    scripts = re.findall(r'src="(/page/assets/[^"]+\.js)"', page)
+    assert scripts, page
+    for path in scripts:
+        reply = await send_request(url + path)
+        assert (reply.status, reply.headers["content-type"].partition(";")[0]) == (200, "text/javascript")
 
 
 async def check_documents(project: ComposeProject) -> None:
@@ -52,16 +51,13 @@ async def check_documents(project: ComposeProject) -> None:
     base = f"http://127.0.0.1:{project.port}/v1"
     document = {"text": "Coal is in the shed.", "id": "d"}
 
-    async def add_document() -> bool:
-        async with session.post(f"{base}/documents?wait=true", json=document) as sent:
-            return sent.status == 200
+    def add_document() -> Awaitable[bool]:
+        return answers(f"{base}/documents?wait=true", "POST", document)
 
-    async with aiohttp.ClientSession() as session:
-        await until("retrieval takes documents", add_document, 120)
-        project.compose("restart", "retrieval")
-        await until("retrieval takes documents again", add_document, 120)
-        async with session.post(f"{base}/search", json={"query": "coal"}) as answer:
-            [hit] = (await answer.json())["data"]
+    await until("retrieval takes documents", add_document, 120)
+    project.compose("restart", "retrieval")
+    await until("retrieval takes documents again", add_document, 120)
+    [hit] = (await send_request(f"{base}/search", "POST", {"query": "coal"})).success["data"]
     assert (hit["document_id"], hit["text"]) == ("d", "Coal is in the shed.")
 
 

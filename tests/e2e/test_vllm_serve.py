@@ -24,6 +24,7 @@ import pytest
 
 from tests.support.admin import AdminApi
 from tests.support.clockwork_folders import make_hf
+from tests.support.http_client import send_request
 from tests.support.lora_adapters import ADAPTED, make_peft_adapter
 from tests.support.roundhouse_stack import RoundhouseStack
 from tests.support.runtime_fixtures import ProcessRuntimeFixture
@@ -51,12 +52,9 @@ class Served:
         model = await self.stack.model("chat")
         assert model is not None
         (replica,) = model.replicas
-        headers = {"authorization": f"Bearer {ProcessRuntimeFixture().token(self.stack, replica.name)}"}
-        async with (
-            aiohttp.ClientSession() as session,
-            session.get(f"{replica.endpoint}{path}", headers=headers) as answer,
-        ):
-            return answer.status, await answer.text()
+        token = ProcessRuntimeFixture().token(self.stack, replica.name)
+        reply = await send_request(f"{replica.endpoint}{path}", key=token)
+        return reply.status, reply.text
 
     async def figure(self, name: str) -> float:
         """One of the engine's own figures."""
@@ -214,10 +212,8 @@ async def _idle(served: Served) -> bool:
 async def test_only_the_controller_s_token_is_let_in(served: Served) -> None:
     model = await served.stack.model("chat")
     assert model is not None
-    async with aiohttp.ClientSession() as session:
-        for headers in ({}, {"authorization": "Bearer wrong"}):
-            async with session.get(f"{model.replicas[0].endpoint}/v1/models", headers=headers) as answer:
-                assert answer.status == 401
+    for key in (None, "wrong"):
+        assert (await send_request(f"{model.replicas[0].endpoint}/v1/models", key=key)).status == 401
 
 
 async def test_of_a_killed_engine_and_of_one_that_is_stopped_while_it_loads_nothing_is_left(served: Served) -> None:

@@ -106,11 +106,12 @@ class RoundhouseStack:
         path = self.root / f"{program}.log"
         return path.read_text() if path.exists() else ""
 
-    def run_command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """A `roundhouse` command with the settings, once it has ended."""
+    def run_command(self, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
+        """A `roundhouse` command with the settings, and with `settings` of its own, once it has ended."""
         command = [sys.executable, "-c", "from controller.cli.main import main; main()", *arguments]
+        env = self.environment() | settings
         return subprocess.run(
-            command, cwd=REPOSITORY, env=self.environment(), capture_output=True, text=True, check=False, timeout=120
+            command, cwd=REPOSITORY, env=env, capture_output=True, text=True, check=False, timeout=120
         )
 
     async def open(self) -> None:

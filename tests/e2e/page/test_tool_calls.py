@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import aiohttp
 import pytest
 from playwright.async_api import Locator, Page, expect
 
@@ -47,8 +46,8 @@ async def test_a_call_waits_for_its_user_and_always_holds_for_the_conversation(s
         await send_message(page, "Third")
         await expect(answers(page).last).to_contain_text("Third, wet.")
         await expect(answers(page).last.get_by_role("group", name="Call of desk/look")).to_have_count(0)
-    async with aiohttp.ClientSession(spoken.url) as session, session.get(f"/v1/conversations/{name}") as stored:
-        assert (await stored.json())["settings"]["approvedTools"] == ["desk/look"]
+    stored = await spoken.stack.request("GET", f"/v1/conversations/{name}")
+    assert stored.body["settings"]["approvedTools"] == ["desk/look"]
 
 
 @pytest.mark.looks(Look.PHONE)
@@ -106,8 +105,7 @@ async def test_a_conversation_in_the_browser_alone_asks_too(spoken: SpokenStack,
         for each in each.get("tool_calls", ())
     ]
     assert calls == [f"{SERVER}__look"] * 2
-    async with aiohttp.ClientSession(spoken.url) as session, session.get("/v1/conversations?limit=100") as stored:
-        assert "Between us" not in await stored.text()
+    assert "Between us" not in (await spoken.stack.request("GET", "/v1/conversations?limit=100")).text
 
 
 async def test_a_citation_opens_its_passage(spoken: SpokenStack, look: Look) -> None:
