@@ -21,8 +21,15 @@ from typing import Final
 
 import uvloop
 
-from tests.bench.cores import with_own_core
-from tests.bench.load import CHAT, close, open_streams, request_bytes, requests_per_second, wait_until_answered
+from tests.bench.load import (
+    CHAT,
+    close,
+    open_streams,
+    request_bytes,
+    requests_per_second,
+    wait_until_answered,
+    with_own_core,
+)
 from tests.bench.report import Figure, percentile
 from tests.bench.targets import Target, declared_keys, start_controller, start_gateway, start_module
 from tests.fakes.fake_controller import FakeController, route

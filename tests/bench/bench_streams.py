@@ -22,8 +22,7 @@ from typing import Final
 
 import uvloop
 
-from tests.bench.cores import with_own_core
-from tests.bench.load import allow_many_files, close, connect, request_bytes, requests_per_second
+from tests.bench.load import allow_many_files, close, connect, request_bytes, requests_per_second, with_own_core
 from tests.bench.report import Figure, median_ratio
 from tests.bench.targets import GATEWAY, Target, targets
 

@@ -17,9 +17,10 @@ from controller.engines import ENGINES
 from controller.schema.admin import Capabilities
 from controller.schema.routing import ModelRoute
 from tests.bench.load import CHAT, post_bytes, wait_until_answered
-from tests.bench.targets import Target, free_port, process, start_controller, start_gateway, start_module
+from tests.bench.targets import Target, process, start_controller, start_gateway, start_module
 from tests.fakes.fake_controller import route
 from tests.support import llama_servers, vllm_engine
+from tests.support.ports import free_port
 from worker.clockwork import make_model
 
 LLAMA_SERVER, VLLM, FAKE, FAKE_BESIDE = "llama-server", "vLLM", "fake", "fake beside"

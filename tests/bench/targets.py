@@ -9,7 +9,6 @@ import os
 import re
 import secrets
 import shutil
-import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Collection, Sequence
@@ -23,6 +22,7 @@ from controller.schema.keys import Key
 from tests.bench import litellm
 from tests.bench.load import CHAT, close, connect, request_bytes
 from tests.fakes.fake_controller import FakeController, route
+from tests.support.ports import free_port
 
 NO_PROXY, NGINX, LITELLM, GATEWAY = "no proxy", "nginx", "LiteLLM", "gateway"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "roundhouse"
@@ -209,12 +209,6 @@ def declared_keys(secret: str) -> tuple[Key, ...]:
         )
         for number, text in enumerate(drawn)
     )
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 async def _is_up(target: Target, secret: str) -> bool:

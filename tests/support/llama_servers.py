@@ -44,6 +44,16 @@ def started(kind: Kind, folder: Path, name: str, model: Path, *flags: str, token
     return Program(log, port, program(), *args, token=token)
 
 
+def llama_cpp_worker(folder: Path, model: Path, served_name: str, token: str | None = None) -> Worker:
+    """Our own worker with llama-cpp-python; not ready yet. Skips where that is not installed."""
+    available = importlib.util.find_spec("llama_cpp") is not None
+    require("llama_cpp", available, "llama-cpp-python is not installed (extra `llama-cpp`)")
+    port = free_port()
+    args = ("--host", "127.0.0.1", "--port", str(port), "--served-name", served_name, "--model", str(model))
+    env = {} if token is None else {"ROUNDHOUSE_ENGINE_TOKEN": token}
+    return Worker(folder / f"{served_name}.log", port, "llama_cpp", *args, token=token, env=env)
+
+
 def program() -> Path:
     """llama-server, where `.ci/engines` puts it."""
     return cached_build("engines") / "app" / "llama-server"
