@@ -1,8 +1,7 @@
-"""A new user's first hour: the openai SDK, unmodified, on real engines; autoload; a remote model."""
+"""A new user's first hour: the openai SDK, unmodified, on real engines; a remote model."""
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from pathlib import Path
 
@@ -60,43 +59,19 @@ async def _is_refused_unseen(client: openai.AsyncOpenAI) -> bool:
     return "resulted in at least" in refused.value.message
 
 
-@pytest.fixture
-def llama_stack(process_stack: RoundhouseStack, clockwork: Path) -> RoundhouseStack:
-    process_stack.settings["ROUNDHOUSE_AUTOLOAD_TIMEOUT_S"] = "60"
+async def test_a_model_of_another_roundhouse(process_stack: RoundhouseStack, clockwork: Path, tmp_path: Path) -> None:
     shutil.copy(clockwork, process_stack.models / "clockwork.gguf")
-    return process_stack
-
-
-async def test_a_request_for_an_autoload_model_loads_it_and_is_answered(llama_stack: RoundhouseStack) -> None:
-    llama_stack.declare({"lazy": LLAMA | {"enabled": False, "autoload": True}, "off": LLAMA | {"enabled": False}})
-    await llama_stack.open()
-    lazy = await llama_stack.model_where("lazy", lambda model: model.state is ModelState.UNLOADED, "unloaded")
-    assert lazy.replicas == []
-    async with llama_stack.sdk() as client:
-        answers = await asyncio.gather(
-            *(client.chat.completions.create(model="lazy", messages=HELLO) for _ in range(3))
-        )
-        assert {answer.choices[0].message.content for answer in answers} == {SENTENCE}
-        with pytest.raises(openai.InternalServerError) as refused:
-            await client.chat.completions.create(model="off", messages=HELLO)
-    assert refused.value.code == "model_not_loaded"
-    loaded = (await llama_stack.loaded("lazy"))["lazy"]
-    assert loaded.statement.kind == "autoload"
-    assert len(loaded.replicas) == 1
-
-
-async def test_a_model_of_another_roundhouse(llama_stack: RoundhouseStack, tmp_path: Path) -> None:
-    llama_stack.declare({"chat": LLAMA})
-    await llama_stack.open()
-    await llama_stack.loaded("chat")
+    process_stack.declare({"chat": LLAMA})
+    await process_stack.open()
+    await process_stack.loaded("chat")
     key = tmp_path / "key"
     key.write_text("secret-key\n")
-    other = RoundhouseStack(llama_stack.root / "other", "process")
+    other = RoundhouseStack(process_stack.root / "other", "process")
     other.declare(
         {
             "far": {
                 "backend": "openai_remote",
-                "base_url": f"{llama_stack.url}/v1",
+                "base_url": f"{process_stack.url}/v1",
                 "remote_model": "chat",
                 "api_key_file": str(key),
             },
@@ -114,16 +89,3 @@ async def test_a_model_of_another_roundhouse(llama_stack: RoundhouseStack, tmp_p
         assert "secret-key" not in other.log("controller") + other.log("gateway")
     finally:
         await other.close()
-
-
-async def test_a_stream_that_is_left_ends_the_engines_work(llama_stack: RoundhouseStack) -> None:
-    llama_stack.declare({"slow": {"backend": "stub", "stub_text": "word " * 500, "stub_token_delay_ms": 20}})
-    await llama_stack.open()
-    await llama_stack.loaded("slow")
-    async with llama_stack.sdk() as client:
-        stream = await client.chat.completions.create(model="slow", messages=HELLO, stream=True)
-        async for _ in stream:
-            break
-        await llama_stack.model_where("slow", lambda model: model.replicas[0].inflight == 1, "one is inside")
-        await stream.close()
-    await llama_stack.model_where("slow", lambda model: model.replicas[0].inflight == 0, "none is inside")

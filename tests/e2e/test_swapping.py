@@ -52,6 +52,8 @@ async def test_each_is_loaded_once_for_many_and_seldom_for_mixed_requests(stack:
     at_once = (chat(stack, model) for model in ("one", "two") * 20)
     assert await asyncio.gather(*at_once) == [SENTENCE] * 40
     assert loads(stack) == 2
+    loaded = [model for model in (await stack.status()).models if model.state is ModelState.LOADED]
+    assert [(model.statement.kind, len(model.replicas)) for model in loaded] == [("autoload", 1)]
     left = iter([dice.choice(("one", "two")) for _ in range(count)])
 
     async def client() -> list[str]:
