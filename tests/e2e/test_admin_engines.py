@@ -83,8 +83,7 @@ async def test_another_context_is_tried_on_a_model_that_serves_and_taken_back(
     stack: RoundhouseStack, runtime_fixture: RuntimeFixture
 ) -> None:
     stack.declare({"m": LLAMA | {"enabled": True, "replicas": 2}})
-    await stack.open()
-    await stack.loaded("m")
+    await stack.open("m")
     load = Load("m")
     async with AdminApi(stack.url) as admin, load.running(stack.url, workers=3):
         await load.more(3)
@@ -123,8 +122,7 @@ async def _is_busy(admin: AdminApi, name: str) -> bool:
 async def test_an_unload_under_load_loses_nothing(stack: RoundhouseStack, runtime_fixture: RuntimeFixture) -> None:
     roomy = LLAMA | {"llama_server_n_ctx": 4096}
     stack.declare({"m": roomy | {"replicas": 2}, "other": roomy | {"enabled": True}})
-    await stack.open()
-    await stack.loaded("other")
+    await stack.open("other")
     load, other = Load("m"), Load("other")
     async with AdminApi(stack.url) as admin:
         assert (await admin.load("m")).status == 200

@@ -215,8 +215,7 @@ async def test_a_dry_run_tells_what_an_edit_does_and_does_nothing(
 async def test_drift_is_what_runs_differently_and_nothing_else(stack: RoundhouseStack) -> None:
     # A stub serves 64 requests at a time, whatever is declared.
     stack.declare({"m": STUB | {"enabled": True}, "other": STUB, "wide": STUB | {"target_inflight": 100}})
-    await stack.open()
-    await stack.loaded("m")
+    await stack.open("m")
     async with AdminApi(stack.url) as admin, following(stack, kind="drift") as events:
         assert (await admin.request("GET", "drift")).body["items"] == []
         before = (await admin.load("other")).body["statement"]["since"]

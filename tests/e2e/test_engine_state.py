@@ -76,8 +76,7 @@ class Client:
 async def test_a_saved_slot_outlives_its_engine(stack: RoundhouseStack, runtime_fixture: RuntimeFixture) -> None:
     stack.settings |= ON
     stack.declare({"saving": SAVING})
-    await stack.open()
-    await stack.loaded("saving")
+    await stack.open("saving")
     client = Client(stack)
     whole = await client.evaluate()
     assert whole > 200

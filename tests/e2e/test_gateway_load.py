@@ -7,11 +7,9 @@ import contextlib
 import itertools
 import json
 import random
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -21,8 +19,8 @@ from tests.support.campaign import campaign_count
 from tests.support.gateway_rest import nothing_left
 from tests.support.http_client import HttpClient
 from tests.support.llama_slots import ENDLESS, LONG_CONTEXT, make_endless, slots_of
-from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack, serving
-from tests.support.runtime_fixtures import ProcessRuntimeFixture
+from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
+from tests.support.runtime_fixtures import stack_of_processes
 from tests.support.wait import until
 
 pytestmark = [pytest.mark.engines, pytest.mark.embedded]
@@ -42,23 +40,20 @@ SECRETS = {"alice": "rh-alice", "bob": "rh-bob"}
 @pytest.fixture(scope="module")
 def stack() -> Iterator[RoundhouseStack]:
     """A stack with two keys, and two llama-servers of four slots, which generate for as long as they are asked to."""
-    with tempfile.TemporaryDirectory(prefix="rh") as folder:
-        stack = RoundhouseStack(Path(folder, "here"), "process")
+
+    async def is_closed() -> bool:
+        return (await stack.request("GET", "/v1/models")).status == 401
+
+    with stack_of_processes() as stack:
         make_endless(stack.models / "long.gguf")
         model = {"model_path": "long.gguf", "llama_server_n_ctx": LONG_CONTEXT, "llama_server_threads": 1}
         model["target_inflight"] = SLOTS
         stack.declare({"chat": model | {"queue_limit": CLIENTS}, "long": model | {"queue_limit": WAITING}})
-        with serving(stack, "chat", "long"):
-            digests = {name: sha256(secret.encode()).hexdigest() for name, secret in SECRETS.items()}
-            keys = {"keys": {name: {"sha256": digest} for name, digest in digests.items()}, "models": {}}
-            (stack.desired / "keys.yaml").write_text(json.dumps(keys))
-
-            async def is_closed() -> bool:
-                return (await stack.request("GET", "/v1/models")).status == 401
-
-            asyncio.run(until("the keys are in force", is_closed))
-            yield stack
-        assert ProcessRuntimeFixture().left(stack) == []
+        asyncio.run(stack.open("chat", "long"))
+        keys = {name: {"sha256": sha256(secret.encode()).hexdigest()} for name, secret in SECRETS.items()}
+        stack.write("keys.yaml", {"keys": keys})
+        asyncio.run(until("the keys are in force", is_closed))
+        yield stack
 
 
 def _session() -> aiohttp.ClientSession:

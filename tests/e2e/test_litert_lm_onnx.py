@@ -38,8 +38,7 @@ async def test_both_serve_and_a_model_without_its_tokenizer_says_so(process_stac
             "alone": {"model_path": "alone/words.onnx"},
         }
     )
-    await stack.open()
-    await stack.loaded("chat", "words")
+    await stack.open("chat", "words")
     alone = await stack.model_where("alone", lambda model: model.state is ModelState.FAILED, "it failed")
     assert "needs a file beside it that is not there: tokenizer.json" in str(alone.last_error)
     async with stack.sdk() as client:

@@ -130,8 +130,7 @@ async def test_without_a_network_the_rest_is_served_and_it_is_said_what_cannot(
     stack.settings |= downloads(stack.root, f"http://127.0.0.1:{port}")
     stack.declare({"talker": {"backend": "stub", "stub_text": "Hello."}, "fetched": {**SERVER, "source": SOURCE}})
     stack.start("transfers")
-    await stack.open()
-    await stack.loaded("talker")
+    await stack.open("talker")
     assert await chat(stack, "talker") == "Hello."
 
     def has_failed(model: ModelStatus) -> bool:

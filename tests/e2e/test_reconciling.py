@@ -137,8 +137,7 @@ async def test_a_removed_model_is_drained_and_its_name_is_free_again(
     stack: RoundhouseStack, runtime_fixture: RuntimeFixture
 ) -> None:
     stack.declare(TWO_MODELS)
-    await stack.open()
-    await stack.loaded("two")
+    await stack.open("two")
     before = await _identities(stack, runtime_fixture, "one")
     two = Load("two")
     async with two.running(stack.url, workers=8, **LONG):
@@ -192,8 +191,7 @@ async def test_loads_that_fail_say_why_and_delay_nobody_and_a_file_that_arrives_
     (stack.models / "text.gguf").write_text("this is not a model")
     bad = {name: definition for name, (definition, _) in FAILING.items()}
     stack.declare(bad | {"good": LLAMA, "late": LLAMA | {"model_path": "late.gguf"}})
-    await stack.open()
-    await stack.loaded("good")
+    await stack.open("good")
     for name, (_, words) in FAILING.items():
         failed = await stack.model_where(name, lambda model: model.state is ModelState.FAILED, "failed")
         for word in words:

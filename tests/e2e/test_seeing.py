@@ -31,8 +31,7 @@ async def test_images_and_sounds_reach_an_engine_with_a_projector(
     make_projector(stack.models / "projector.gguf", hears=True)
     broken = SEEING | {"llama_server_mmproj": "see.gguf"}
     stack.declare({"hearing": HEARING, "blind": TEXT_ONLY, "broken": broken})
-    await stack.open()
-    await stack.loaded("hearing", "blind")
+    await stack.open("hearing", "blind")
     async with (
         stack.sdk() as client,
         anthropic.AsyncAnthropic(base_url=stack.url, api_key="none", max_retries=0) as messages,

@@ -23,8 +23,7 @@ HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Hello"}]
 
 async def test_the_openai_sdk_unmodified(stack: RoundhouseStack, runtime_fixture: RuntimeFixture) -> None:
     stack.declare({"chat": LLAMA | {"aliases": ["gpt-4o"]}, "embed": EMBEDDING})
-    await stack.open()
-    await stack.loaded("chat", "embed")
+    await stack.open("chat", "embed")
     async with stack.sdk() as client:
         listed = {model.id async for model in client.models.list()}
         assert {"chat", "embed"} <= listed
@@ -62,8 +61,7 @@ async def _is_refused_unseen(client: openai.AsyncOpenAI) -> bool:
 async def test_a_model_of_another_roundhouse(process_stack: RoundhouseStack, clockwork: Path, tmp_path: Path) -> None:
     shutil.copy(clockwork, process_stack.models / "clockwork.gguf")
     process_stack.declare({"chat": LLAMA})
-    await process_stack.open()
-    await process_stack.loaded("chat")
+    await process_stack.open("chat")
     key = tmp_path / "key"
     key.write_text("secret-key\n")
     other = RoundhouseStack(process_stack.root / "other", "process")

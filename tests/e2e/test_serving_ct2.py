@@ -29,8 +29,7 @@ async def test_every_api_and_the_thinking_switch(process_stack: RoundhouseStack)
     stack = process_stack
     make_ct2(stack.models / "thinker", THINKER, THINKER_TEMPLATE, hidden=["<think>", "</think>"])
     stack.declare({"thinker": THINKER_MODEL})
-    await stack.open()
-    await stack.loaded("thinker")
+    await stack.open("thinker")
     async with stack.sdk() as client:
         listed = (await client.models.retrieve("thinker")).model_extra or {}
         assert listed["capabilities"]["thinking_modes"] == ["default", "enabled", "disabled"]

@@ -120,8 +120,7 @@ async def test_what_a_killed_gateway_was_using_makes_room_once_its_engine_says_t
 async def test_what_waits_says_why_and_a_client_that_leaves_stops_no_load(stack: RoundhouseStack) -> None:
     slow = {"backend": "stub", "stub_load_s": 3.0, "stub_text": "There.", "memory_mib": 600, "autoload": True}
     stack.declare({"slow": slow | {"enabled": False}, "pinned": BIG | {"model_path": "clockwork.gguf"}})
-    await stack.open()
-    await stack.loaded("pinned")
+    await stack.open("pinned")
     # What is enabled in the files and not loaded on demand goes for nobody.
     assert await chat(stack, "slow") == "model_failed"
     slow_status = await stack.model("slow")

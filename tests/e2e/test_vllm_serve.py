@@ -9,12 +9,9 @@ import asyncio
 import json
 import os
 import re
-import shutil
 import signal
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -27,7 +24,7 @@ from tests.support.clockwork_folders import make_hf
 from tests.support.http_client import send_request
 from tests.support.lora_adapters import ADAPTED, make_peft_adapter
 from tests.support.roundhouse_stack import RoundhouseStack
-from tests.support.runtime_fixtures import ProcessRuntimeFixture
+from tests.support.runtime_fixtures import ProcessRuntimeFixture, stack_of_processes
 from tests.support.vllm_engine import ON_CPU, STARTS_S, engine_cache, programs
 from tests.support.wait import until
 from tests.support.worker_process import alive
@@ -73,22 +70,16 @@ class Served:
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
     binary = programs() / "vllm"
-    root = Path(tempfile.mkdtemp(prefix="rh"))
-    stack = RoundhouseStack(root, "process", {"OMP_NUM_THREADS": "1"})
-    make_hf(stack.models / "clockwork")
-    make_peft_adapter(stack.models / "lora" / "fox")
-    stack.state.mkdir()
-    engine_cache().mkdir(exist_ok=True)
-    (stack.state / "cache").symlink_to(engine_cache())
-    fields = {"backend": "vllm_serve", "model_path": "clockwork", "vllm_serve_binary": str(binary), **ON_CPU}
-    fields |= {"vllm_lora_modules": {"fox": "lora/fox"}, "vllm_max_lora_rank": 8}
-    stack.declare({"chat": {**fields, "enabled": False, "vllm_max_model_len": DECLARED, "target_inflight": 3}})
-    try:
+    with stack_of_processes(OMP_NUM_THREADS="1") as stack:
+        make_hf(stack.models / "clockwork")
+        make_peft_adapter(stack.models / "lora" / "fox")
+        stack.state.mkdir()
+        engine_cache().mkdir(exist_ok=True)
+        (stack.state / "cache").symlink_to(engine_cache())
+        fields = {"backend": "vllm_serve", "model_path": "clockwork", "vllm_serve_binary": str(binary), **ON_CPU}
+        fields |= {"vllm_lora_modules": {"fox": "lora/fox"}, "vllm_max_lora_rank": 8}
+        stack.declare({"chat": {**fields, "enabled": False, "vllm_max_model_len": DECLARED, "target_inflight": 3}})
         yield Served(stack, asyncio.run(_loaded(stack)))
-    finally:
-        asyncio.run(stack.close())
-        assert ProcessRuntimeFixture().left(stack) == []
-        shutil.rmtree(root, ignore_errors=True)
 
 
 def override_of(stack: RoundhouseStack) -> dict[str, Any]:

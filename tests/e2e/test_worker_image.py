@@ -35,8 +35,7 @@ async def test_the_image_serves_every_engine_that_it_holds_and_names_what_it_lac
         path.chmod(0o755 if path.is_dir() else 0o644)
     heavy = {"backend": "vllm", "model_path": "hf", "image": stack.environment()["ROUNDHOUSE_IMAGE_WORKER"]}
     stack.declare(CHATS | {"words": {"model_path": "words.onnx", "onnx_threads": 1}, "heavy": heavy})
-    await stack.open()
-    await stack.loaded("words", *CHATS)
+    await stack.open("words", *CHATS)
     async with stack.sdk() as client:
         for model in CHATS:
             chat = await client.chat.completions.create(model=model, messages=[{"role": "user", "content": "hello"}])

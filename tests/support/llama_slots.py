@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,8 +12,8 @@ from typing import Any
 
 import aiohttp
 
-from tests.support.roundhouse_stack import RoundhouseStack, serving
-from tests.support.runtime_fixtures import ProcessRuntimeFixture, token_of
+from tests.support.roundhouse_stack import RoundhouseStack
+from tests.support.runtime_fixtures import stack_of_processes, token_of
 from tests.support.wait import until
 from worker.clockwork import make_vocabulary, make_weights, write_gguf
 
@@ -37,14 +36,12 @@ def endless_stack() -> Iterator[RoundhouseStack]:
 
     Every blocking call is gathered: of answers that are expected soon, the engine would not notice who leaves.
     """
-    with tempfile.TemporaryDirectory(prefix="rh") as folder:
-        stack = RoundhouseStack(Path(folder, "here"), "process", env={"ROUNDHOUSE_GATHER_AFTER_S": "0"})
+    with stack_of_processes(ROUNDHOUSE_GATHER_AFTER_S="0") as stack:
         make_endless(stack.models / "long.gguf")
         model = {"model_path": "long.gguf", "llama_server_n_ctx": LONG_CONTEXT, "llama_server_threads": 1}
         stack.declare({"chat": model})
-        with serving(stack, "chat"):
-            yield stack
-        assert ProcessRuntimeFixture().left(stack) == []
+        asyncio.run(stack.open("chat"))
+        yield stack
 
 
 @dataclass

@@ -114,18 +114,18 @@ class RoundhouseStack:
             command, cwd=REPOSITORY, env=env, capture_output=True, text=True, check=False, timeout=120
         )
 
-    async def open(self) -> None:
-        """Start both and wait until the gateway has a routing table."""
+    async def open(self, *models: str) -> None:
+        """Start both, and wait until the gateway has a routing table and these models are loaded."""
         self.start("controller")
         self.start("gateway")
         await self.gateway_connected()
+        await self.loaded(*models)
 
     @contextlib.asynccontextmanager
     async def running(self, *models: str) -> AsyncIterator[RoundhouseStack]:
         """Opened, with these models loaded; closed in the end."""
         try:
-            await self.open()
-            await self.loaded(*models)
+            await self.open(*models)
             yield self
         finally:
             await self.close()
@@ -249,13 +249,8 @@ def replica_names(model: ModelStatus) -> set[str]:
 @contextlib.contextmanager
 def serving(stack: RoundhouseStack, *models: str) -> Iterator[RoundhouseStack]:
     """The stack, started, once these models are loaded; it is stopped in the end."""
-
-    async def start() -> None:
-        await stack.open()
-        await stack.loaded(*models)
-
     try:
-        asyncio.run(start())
+        asyncio.run(stack.open(*models))
         yield stack
     finally:
         asyncio.run(stack.close())

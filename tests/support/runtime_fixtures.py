@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Iterable
+import tempfile
+from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -152,3 +154,15 @@ class DockerRuntimeFixture:
         for network in self.client.networks.list(names=[self.network]):
             network.remove()
         self.client.close()
+
+
+@contextlib.contextmanager
+def stack_of_processes(**settings: str) -> Iterator[RoundhouseStack]:
+    """A stack in a folder of its own, not started yet. It is closed in the end; nothing of it may be left then."""
+    with tempfile.TemporaryDirectory(prefix="rh", ignore_cleanup_errors=True) as folder:
+        stack = RoundhouseStack(Path(folder, "here"), "process", settings)
+        try:
+            yield stack
+        finally:
+            asyncio.run(stack.close())
+        assert ProcessRuntimeFixture().left(stack) == []
