@@ -40,20 +40,20 @@ SECRETS = {"alice": "rh-alice", "bob": "rh-bob"}
 @pytest.fixture(scope="module")
 def stack() -> Iterator[RoundhouseStack]:
     """A stack with two keys, and two llama-servers of four slots, which generate for as long as they are asked to."""
+    with stack_of_processes() as created:
 
-    async def is_closed() -> bool:
-        return (await stack.request("GET", "/v1/models")).status == 401
+        async def is_closed() -> bool:
+            return (await created.request("GET", "/v1/models")).status == 401
 
-    with stack_of_processes() as stack:
-        make_endless(stack.models / "long.gguf")
+        make_endless(created.models / "long.gguf")
         model = {"model_path": "long.gguf", "llama_server_n_ctx": LONG_CONTEXT, "llama_server_threads": 1}
         model["target_inflight"] = SLOTS
-        stack.declare({"chat": model | {"queue_limit": CLIENTS}, "long": model | {"queue_limit": WAITING}})
-        asyncio.run(stack.open("chat", "long"))
+        created.declare({"chat": model | {"queue_limit": CLIENTS}, "long": model | {"queue_limit": WAITING}})
+        asyncio.run(created.open("chat", "long"))
         keys = {name: {"sha256": sha256(secret.encode()).hexdigest()} for name, secret in SECRETS.items()}
-        stack.write("keys.yaml", {"keys": keys})
+        created.write("keys.yaml", {"keys": keys})
         asyncio.run(until("the keys are in force", is_closed))
-        yield stack
+        yield created
 
 
 def _session() -> aiohttp.ClientSession:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,10 @@ from common.model_reference import ModelReference
 from controller.schema.downloads import Download
 from tests.support.download_site import wait_final
 from tests.support.file_server import FileServer
-from tests.support.wait import eventually as wait_for
+from tests.support.wait import eventually
 from transfers.assembly import Transfers
 from transfers.settings import TransfersSettings
 from transfers.sources.source_set import read_reference
-
-__all__ = ["wait_for"]
 
 
 def make_transfers(models: Path, server: FileServer, **settings: Any) -> Transfers:
@@ -31,6 +30,11 @@ def make_transfers(models: Path, server: FileServer, **settings: Any) -> Transfe
 def add_file(server: FileServer, path: str, content: bytes) -> ModelReference:
     server.files[path] = content
     return read_reference(f"{server.url}{path}#sha256={hashlib.sha256(content).hexdigest()}")
+
+
+def wait_for(what: str, look: Callable[[], Any]) -> Any:
+    """Return the first true answer of `look`. Raises AssertionError where none comes in time."""
+    return eventually(what, look)
 
 
 def wait_for_end(transfers: Transfers, download: str) -> Download:
