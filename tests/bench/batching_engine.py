@@ -40,8 +40,6 @@ def _shared(one: Sequence[str], other: Sequence[str]) -> int:
 
 @dataclass(eq=False)
 class Job:
-    """One request inside."""
-
     prompt: list[str]
     answer_tokens: int
     asked_slot: int | None
@@ -54,8 +52,6 @@ class Job:
 
 
 class Cache(Protocol):
-    """What an engine has computed."""
-
     def enter(self, job: Job) -> bool:
         """Let a request in, and say how much of it is cached; False: not now."""
 
@@ -64,8 +60,6 @@ class Cache(Protocol):
 
 
 class SlotCache:
-    """One conversation for each slot."""
-
     def __init__(self) -> None:
         self._held: list[list[str]] = [[] for _ in range(SLOTS)]
         self._is_busy = [False] * SLOTS
@@ -90,7 +84,6 @@ class SlotCache:
         return best if is_similar else min(idle, key=self._used_at.__getitem__)
 
     def leave(self, job: Job) -> None:
-        """See Cache."""
         self._is_busy[job.slot] = False
         self._used_at[job.slot] = time.monotonic()
         self._held[job.slot] = job.prompt + job.said
@@ -103,13 +96,11 @@ class PrefixCache:
         self._held: OrderedDict[str, list[str]] = OrderedDict()
 
     def enter(self, job: Job) -> bool:
-        """See Cache."""
         held = self._held.get(job.prompt[0], [])
         job.cached = min(_shared(held, job.prompt), len(job.prompt) - 1)
         return True
 
     def leave(self, job: Job) -> None:
-        """See Cache."""
         self._held[job.prompt[0]] = job.prompt + job.said
         self._held.move_to_end(job.prompt[0])
         while sum(map(len, self._held.values())) > ROOM:
@@ -117,8 +108,6 @@ class PrefixCache:
 
 
 class BatchingEngine:
-    """One engine."""
-
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
         self._waiting: list[Job] = []
@@ -166,7 +155,6 @@ class BatchingEngine:
         job.out.put_nowait(None)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        """Answer a chat completion by a stream."""
         body = await request.json()
         words = [word for message in body["messages"] for word in message["content"].split()]
         job = Job(words, body["max_tokens"], body.get("id_slot"))

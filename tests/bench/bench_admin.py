@@ -70,10 +70,15 @@ async def _poll(session: aiohttp.ClientSession, url: str) -> tuple[list[float], 
     return times, size
 
 
-async def _measure(stack: RoundhouseStack) -> list[Figure]:
-    stack.declare(_declared())
-    await stack.open()
-    await stack.loaded("busy")
+async def _measure() -> list[Figure]:
+    with tempfile.TemporaryDirectory(prefix="rh") as root:
+        stack = RoundhouseStack(Path(root), "process")
+        stack.declare(_declared())
+        async with stack.running("busy"):
+            return await _measure_lists(stack)
+
+
+async def _measure_lists(stack: RoundhouseStack) -> list[Figure]:
     socket = aiohttp.UnixConnector(str(stack.state / "controller.sock"))
     async with aiohttp.ClientSession() as session, aiohttp.ClientSession(connector=socket) as direct:
         idle, size = await _poll(session, stack.url)
@@ -100,14 +105,4 @@ def _p99(values: list[float]) -> float:
 
 
 def run() -> list[Figure]:
-    """All figures."""
-
-    async def measured() -> list[Figure]:
-        with tempfile.TemporaryDirectory(prefix="rh") as root:
-            stack = RoundhouseStack(Path(root), "process")
-            try:
-                return await _measure(stack)
-            finally:
-                await stack.close()
-
-    return asyncio.run(measured())
+    return asyncio.run(_measure())

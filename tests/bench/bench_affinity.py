@@ -26,7 +26,7 @@ import uvloop
 
 from controller.schema.routing import ModelRoute
 from tests.bench.batching_engine import SLOTS
-from tests.bench.report import Figure
+from tests.bench.report import Figure, median_ratio
 from tests.bench.targets import process
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
@@ -146,7 +146,7 @@ def _figures(where: str, seen: dict[str, list[Seen]]) -> list[Figure]:
             Figure(f"{where}: part of the prompts that was cached", cached, "", of=way),
         ]
     for name, values, aim in (("first token p50", first, ""), ("answers per second", rates, AIM)):
-        ratio = statistics.median(ours / base for ours, base in zip(values[AFFINITY], values[LEAST], strict=True))
+        ratio = median_ratio(values[AFFINITY], values[LEAST])
         shown.append(Figure(f"{where}: {name}, {AFFINITY} over {LEAST}", ratio, "x", aim))
     return shown
 

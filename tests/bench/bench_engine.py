@@ -52,15 +52,12 @@ class Kind:
 
     @property
     def name(self) -> str:
-        """As it is shown."""
         kind = "streams" if self.stream else "blocking"
         return f"{self.engine.name}, {self.clients} {kind}{', 12 MB beside' if self.beside else ''}"
 
 
 @dataclass(slots=True)
 class Sample:
-    """One measurement."""
-
     tokens_per_s: float
     first_ms: float
     """Median until the first event of a stream; of a blocking call, until its end."""

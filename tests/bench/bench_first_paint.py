@@ -40,17 +40,10 @@ async def _run() -> list[Figure]:
     with tempfile.TemporaryDirectory(prefix="rh") as root:
         stack = RoundhouseStack(Path(root), "process")
         stack.declare({"one": {"backend": "stub"}})
-        await stack.open()
-        try:
-            await stack.loaded("one")
-            async with async_playwright() as playwright:
-                browser = await playwright.chromium.launch(
-                    executable_path=shutil.which(CHROMIUM), args=["--no-sandbox"]
-                )
-                opened = [await _open(browser, f"{stack.url}/") for _ in range(ROUNDS)]
-                await browser.close()
-        finally:
-            await stack.close()
+        async with stack.running("one"), async_playwright() as playwright:
+            browser = await playwright.chromium.launch(executable_path=shutil.which(CHROMIUM), args=["--no-sandbox"])
+            opened = [await _open(browser, f"{stack.url}/") for _ in range(ROUNDS)]
+            await browser.close()
     return [
         Figure("first contentful paint, median", statistics.median(ms for ms, _ in opened), "ms", aim="<= 1,000"),
         Figure("first contentful paint, slowest", max(ms for ms, _ in opened), "ms"),

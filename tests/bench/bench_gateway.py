@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import resource
 import secrets
 import statistics
 import sys
@@ -20,6 +19,7 @@ import psutil
 import uvloop
 
 from tests.bench.load import (
+    allow_many_files,
     close,
     events_per_second,
     first_event_p50_ms,
@@ -52,7 +52,6 @@ IDLE_CPU = f"CPU of {IDLE_S:.0f} s with them"
 
 
 def chunks(streams: int) -> str:
-    """Name of the chunk rate."""
     return f"chunks, {streams} streams"
 
 
@@ -92,7 +91,6 @@ class Seen:
     values: dict[str, dict[str, list[float]]] = field(default_factory=dict)
 
     def add(self, figure: str, target: str, value: float) -> None:
-        """Note one."""
         self.values.setdefault(figure, {}).setdefault(target, []).append(value)
 
     def median(self, figure: str, target: str) -> float | None:
@@ -134,7 +132,6 @@ async def measure_idle(target: Target, secret: str, seen: Seen) -> None:
 
 
 async def measure_all(rounds: int, wanted: Sequence[str]) -> Seen:
-    """All rounds, then the idle streams."""
     secret, seen = f"sk-{secrets.token_urlsafe(32)}", Seen()
     async with targets(secret, wanted) as running:
         for number in range(rounds):
@@ -209,8 +206,7 @@ def run(arguments: Sequence[str] = ()) -> list[Figure]:
     parser.add_argument("--without", action="append", default=[], type=str.lower, metavar="nginx|litellm")
     parser.add_argument("--profile", action="store_true", help="where the gateway's CPU time goes, instead")
     options = parser.parse_args(arguments)
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    allow_many_files()
     if options.profile:
         from tests.bench.profile_gateway import profile
 

@@ -21,10 +21,17 @@ from typing import Final
 
 import uvloop
 
-from tests.bench.cores import with_own_core
-from tests.bench.load import CHAT, close, connect, open_streams, request_bytes, requests_per_second
-from tests.bench.report import Figure
-from tests.bench.targets import Target, declared_keys, free_port, process
+from tests.bench.load import (
+    CHAT,
+    close,
+    open_streams,
+    request_bytes,
+    requests_per_second,
+    wait_until_answered,
+    with_own_core,
+)
+from tests.bench.report import Figure, percentile
+from tests.bench.targets import Target, declared_keys, start_controller, start_gateway, start_module
 from tests.fakes.fake_controller import FakeController, route
 
 SECONDS: Final = 6.0
@@ -65,46 +72,16 @@ async def start_site() -> AsyncIterator[Site]:
     secret = f"sk-{secrets.token_urlsafe(32)}"
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rh-bench")))
-        engine = await stack.enter_async_context(
-            process([sys.executable, "-m", "tests.bench.engine"], out=asyncio.subprocess.PIPE)
-        )
-        assert engine.stdout is not None
-        engine_port = int(await engine.stdout.readline())
-        controller = FakeController()
-        await controller.start()
-        stack.push_async_callback(controller.stop)
-        port = free_port()
-        env = {
-            "ROUNDHOUSE_PORT": str(port),
-            "ROUNDHOUSE_CONTROLLER_URL": controller.url,
-            "ROUNDHOUSE_STATE": str(folder),
-            "ROUNDHOUSE_LOG_LEVEL": "error",
-        }
-        command = [sys.executable, "-m", "gateway"]
-        gateway = await stack.enter_async_context(process(command, out=asyncio.subprocess.DEVNULL, env=env))
-        model = route(
-            "bench", [f"http://127.0.0.1:{engine_port}"], target_inflight=4096, queue_limit=4096, apis=(CHAT,)
-        )
+        engine, engine_port = await start_module(stack, "tests.bench.engine")
+        controller = await start_controller(stack)
+        gateway = await start_gateway(stack, controller, folder)
+        urls = [f"http://127.0.0.1:{int(engine_port)}"]
+        model = route("bench", urls, target_inflight=4096, queue_limit=4096, apis=(CHAT,))
         await controller.publish(model, keys=declared_keys(secret))
-        site = Site(Target("gateway", port, gateway.pid), controller, secret)
-        await _wait_until_served(site)
+        site = Site(gateway, controller, secret)
+        await wait_until_answered(gateway.port, site.build_request(), 60)
         stack.enter_context(with_own_core(gateway.pid, others=[engine.pid]))
         yield site
-
-
-async def _wait_until_served(site: Site) -> None:
-    async with asyncio.timeout(60):
-        while True:
-            with contextlib.suppress(OSError, RuntimeError):
-                (connection,) = await connect(site.gateway.port, 1)
-                await connection.ask(site.build_request())
-                close([connection])
-                return
-            await asyncio.sleep(0.05)
-
-
-async def _measure_at_rest(site: Site, seconds: float) -> dict[str, list[float]]:
-    return await site.probe_health(seconds)
 
 
 async def _measure_saturated(site: Site, seconds: float) -> dict[str, list[float]]:
@@ -135,27 +112,14 @@ async def _measure_without_controller(site: Site, seconds: float) -> dict[str, l
     return await site.probe_health(seconds)
 
 
-async def _measure_saturated_without_controller(site: Site, seconds: float) -> dict[str, list[float]]:
-    load = asyncio.create_task(requests_per_second(site.gateway.port, site.build_request(), CONNECTIONS, seconds + 1.5))
-    times = await site.probe_health(seconds)
-    await load
-    return times
-
-
 WAYS: Final[dict[str, Callable[[Site, float], Awaitable[dict[str, list[float]]]]]] = {
-    "at rest": _measure_at_rest,
+    "at rest": Site.probe_health,
     f"saturated by {CONNECTIONS} connections": _measure_saturated,
     f"{STREAMS} streams": _measure_with_streams,
     f"{HUNG} requests in an engine that hangs": _measure_hung,
     "no controller": _measure_without_controller,
-    "saturated, and no controller": _measure_saturated_without_controller,
+    "saturated, and no controller": _measure_saturated,
 }
-
-
-def find_percentile(times: Sequence[float], percent: float) -> float:
-    """Return the smallest value that `percent` of the values do not exceed."""
-    ordered = sorted(times)
-    return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
 
 
 async def _measure_all(seconds: float) -> list[Figure]:
@@ -163,8 +127,8 @@ async def _measure_all(seconds: float) -> list[Figure]:
     async with start_site() as site:
         for name, measure in WAYS.items():
             for path, times in (await measure(site, seconds)).items():
-                figures.append(Figure(f"{path}, p50", find_percentile(times, 50), "ms", of=name))
-                figures.append(Figure(f"{path}, p99", find_percentile(times, 99), "ms", AIM, of=name))
+                figures.append(Figure(f"{path}, p50", percentile(times, 0.5), "ms", of=name))
+                figures.append(Figure(f"{path}, p99", percentile(times, 0.99), "ms", AIM, of=name))
     return figures
 
 

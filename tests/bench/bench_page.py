@@ -18,7 +18,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import aiohttp
 from playwright.async_api import Browser, CDPSession, async_playwright
 
 from tests.bench.report import Figure
@@ -57,7 +56,6 @@ _TASK: Final = "ThreadControllerImpl::RunTask"
 
 
 def run(options: Sequence[str] = ()) -> list[Figure]:
-    """Measure."""
     parser = argparse.ArgumentParser(prog="make bench ARGS=page")
     parser.add_argument("--messages", type=int, default=1000, metavar="N")
     parser.add_argument("--top", action="store_true", help="also print where the time went")
@@ -70,10 +68,8 @@ def run(options: Sequence[str] = ()) -> list[Figure]:
 async def _measure(folder: Path, messages: int, *, shows_top: bool) -> list[Figure]:
     stack = RoundhouseStack(folder, "process", {"ROUNDHOUSE_MDNS": "off"})
     stack.declare({"speaker": {"backend": "stub", "stub_text": ANSWER, "stub_token_delay_ms": PACE_MS}})
-    await stack.open()
-    try:
-        await stack.loaded("speaker")
-        name = await _store_conversation(stack.url, messages)
+    async with stack.running("speaker"):
+        name = await _store_conversation(stack, messages)
         async with async_playwright() as playwright:
             browser = await playwright.chromium.launch(executable_path=shutil.which(CHROMIUM), args=["--no-sandbox"])
             opened = [await _open(browser, stack.url, name, messages) for _ in range(OPENINGS)]
@@ -85,24 +81,20 @@ async def _measure(folder: Path, messages: int, *, shows_top: bool) -> list[Figu
             Figure(f"{what}, its newest are seen", statistics.median(newest for newest, _ in opened), "ms", "<= 1,000"),
             Figure(f"{what}, CPU time of all of it", statistics.median(cpu for _, cpu in opened), "ms"),
         ]
-    finally:
-        await stack.close()
 
 
-async def _store_conversation(url: str, messages: int) -> str:
+async def _store_conversation(stack: RoundhouseStack, messages: int) -> str:
     parts = {"user": {"type": "input_text", "text": PARAGRAPH}, "assistant": {"type": "output_text", "text": SECTION}}
-    async with aiohttp.ClientSession(url) as session:
-        async with session.post("/v1/conversations", json={"settings": {"model": "speaker"}}) as made:
-            name: str = (await made.json())["id"]
-        items = [
-            {"type": "message", "role": role, "content": [parts[role]]}
-            for _ in range(messages // 2)
-            for role in ("user", "assistant")
-        ]
-        for first in range(0, len(items), 20):
-            body = {"items": items[first : first + 20]}
-            async with session.post(f"/v1/conversations/{name}/items", json=body) as added:
-                assert added.status == 200, await added.text()
+    created = await stack.request("POST", "/v1/conversations", {"settings": {"model": "speaker"}})
+    name = str(created.body["id"])
+    items = [
+        {"type": "message", "role": role, "content": [parts[role]]}
+        for _ in range(messages // 2)
+        for role in ("user", "assistant")
+    ]
+    for first in range(0, len(items), 20):
+        added = await stack.request("POST", f"/v1/conversations/{name}/items", {"items": items[first : first + 20]})
+        assert added.success
     return name
 
 

@@ -12,17 +12,13 @@ from tests.bench.report import Figure
 from tests.support.roundhouse_stack import RoundhouseStack
 
 
-async def _run(runtime: str) -> list[Figure]:
+async def _run() -> list[Figure]:
     with tempfile.TemporaryDirectory(prefix="rh") as root:
-        stack = RoundhouseStack(Path(root), runtime)
+        stack = RoundhouseStack(Path(root), "process")
         stack.declare({"one": {"backend": "stub"}})
-        await stack.open()
-        try:
-            await stack.loaded("one")
+        async with stack.running("one"):
             programs = {name: psutil.Process(stack.pid(name)) for name in ("controller", "gateway")}
             mib = {name: process.memory_info().rss / 2**20 for name, process in programs.items()}
-        finally:
-            await stack.close()
     return [
         *(Figure(f"{name}, resident at idle", value, "MiB") for name, value in mib.items()),
         Figure("together, resident at idle", sum(mib.values()), "MiB", aim="< 200 MB (190 MiB)"),
@@ -31,4 +27,4 @@ async def _run(runtime: str) -> list[Figure]:
 
 def run() -> list[Figure]:
     """MiB resident, process runtime."""
-    return asyncio.run(_run("process"))
+    return asyncio.run(_run())

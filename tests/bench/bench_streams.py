@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
-import resource
 import secrets
 import statistics
 from collections.abc import Sequence
@@ -23,9 +22,8 @@ from typing import Final
 
 import uvloop
 
-from tests.bench.cores import with_own_core
-from tests.bench.load import close, connect, request_bytes, requests_per_second
-from tests.bench.report import Figure
+from tests.bench.load import allow_many_files, close, connect, request_bytes, requests_per_second, with_own_core
+from tests.bench.report import Figure, median_ratio
 from tests.bench.targets import GATEWAY, Target, targets
 
 STREAMS, EVENTS, PACE_S = 64, 300, 0.01
@@ -39,8 +37,6 @@ PER_REQUEST: Final = f"CPU per blocking request, {CONNECTIONS} connections"
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to ask."""
-
     name: str
     target: Target
     opts_in: bool
@@ -108,8 +104,8 @@ def _figures(seen: dict[tuple[str, str], list[float]]) -> list[Figure]:
     ]
     for figure, name, base in pairs:
         if (figure, base) in seen:
-            ratios = [ours / theirs for ours, theirs in zip(seen[figure, name], seen[figure, base], strict=True)]
-            shown.append(Figure(f"{name} over {base}: {figure}", statistics.median(ratios), "x", AIMS[name]))
+            ratio = median_ratio(seen[figure, name], seen[figure, base])
+            shown.append(Figure(f"{name} over {base}: {figure}", ratio, "x", AIMS[name]))
     return shown
 
 
@@ -119,6 +115,5 @@ def run(arguments: Sequence[str] = ()) -> list[Figure]:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--against", type=Path, metavar="CHECKOUT")
     options = parser.parse_args(arguments)
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    allow_many_files()
     return uvloop.run(_measure_all(options.rounds, options.against))

@@ -20,6 +20,7 @@ from typing import Any, Final
 import aiohttp
 
 from tests.bench.report import Figure
+from tests.support.http_client import answers
 from tests.support.llama_servers import program
 from tests.support.ports import free_port
 from tests.support.roundhouse_stack import RoundhouseStack
@@ -75,11 +76,8 @@ async def _roundhouse(root: Path, engine: Mapping[str, Any] = LLAMA) -> AsyncIte
     make_model(stack.models / "clockwork.gguf")
     common = {"memory_mib": 600, "enabled": False, "autoload": True, "queue_limit": REQUESTS}
     stack.declare({name: {**engine, **common} for name in MODELS})
-    await stack.open()
-    try:
+    async with stack.running():
         yield stack.url, stack.root / "controller.log"
-    finally:
-        await stack.close()
 
 
 @asynccontextmanager
@@ -91,18 +89,10 @@ async def _router(folder: Path) -> AsyncIterator[tuple[str, Path]]:
     process = _spawned(log, str(program()), *flags)
     url = f"http://127.0.0.1:{port}"
     try:
-        await until("the router is up", lambda: _is_up(url))
+        await until("the router is up", lambda: answers(f"{url}/health"))
         yield url, log
     finally:
         _end(process)
-
-
-async def _is_up(url: str) -> bool:
-    try:
-        async with aiohttp.ClientSession() as session, session.get(f"{url}/health") as answer:
-            return answer.status == 200
-    except aiohttp.ClientError:
-        return False
 
 
 async def _mixed(of: str, url: str, log: Path) -> list[Figure]:
@@ -188,7 +178,7 @@ async def _started(folder: Path, port: int, *command: str) -> float:
     process = _spawned(folder / "own.log", *command)
     url = f"http://127.0.0.1:{port}"
     try:
-        while not await _is_up(url):  # noqa: ASYNC110 - another program cannot set an event
+        while not await answers(f"{url}/health"):  # noqa: ASYNC110 - another program cannot set an event
             await asyncio.sleep(0.005)
         async with aiohttp.ClientSession(timeout=TIMEOUT) as session:
             await _first_token(session, url, "m")

@@ -56,8 +56,6 @@ KINDS = (
 
 @dataclass(slots=True)
 class Sample:
-    """One measurement."""
-
     short_answered: int = 0
     long_answered: int = 0
     failed: int = 0
@@ -68,7 +66,6 @@ class Sample:
 
     @property
     def short_per_s(self) -> float:
-        """Of all clients."""
         return self.short_answered / self.short_s
 
 

@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import json
 import re
-import resource
 import statistics
 import sys
 import tempfile
@@ -30,13 +29,12 @@ from urllib.request import urlopen
 import uvloop
 
 from controller.schema.tools import McpServerRoute, ToolRoute
-from tests.bench.bench_health import find_percentile
-from tests.bench.load import CHAT, Connection, close, connect, post_bytes, request_bytes
-from tests.bench.report import Figure
-from tests.bench.targets import free_port, process
+from tests.bench.load import CHAT, Connection, allow_many_files, close, connect, post_bytes, request_bytes
+from tests.bench.report import Figure, median_ratio, percentile
+from tests.bench.targets import start_controller, start_gateway, start_module
 from tests.bench.tool_loops import MODEL
 from tests.bench.tool_sides import Sides
-from tests.fakes.fake_controller import FakeController, route
+from tests.fakes.fake_controller import route
 
 STREAMS: Final = 16
 PACE_S: Final = 0.02
@@ -64,7 +62,6 @@ class TimedStream(Connection):
         self.times: list[float] = []
 
     def data_received(self, data: bytes) -> None:
-        """Note the time."""
         self.times.append(time.perf_counter())
         super().data_received(data)
 
@@ -82,30 +79,16 @@ async def start_gateways() -> AsyncIterator[Gateways]:
     """Start engines, tools, a controller and two gateways, which serve and are connected to the MCP servers."""
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rh-bench")))
-        controller = FakeController()
-        await controller.start()
-        stack.push_async_callback(controller.stop)
-        lines = []
-        for module in ("tests.bench.engine", "tests.bench.tool_sides"):
-            started = await stack.enter_async_context(
-                process([sys.executable, "-m", module], out=asyncio.subprocess.PIPE)
-            )
-            assert started.stdout is not None
-            lines.append(await started.stdout.readline())
-        sides: Sides = json.loads(lines[1])
-        ports = free_port(), free_port()
-        for number, port in enumerate(ports):
-            (folder / str(number)).mkdir()
-            env = {
-                "ROUNDHOUSE_PORT": str(port),
-                "ROUNDHOUSE_CONTROLLER_URL": controller.url,
-                "ROUNDHOUSE_STATE": str(folder / str(number)),
-                "ROUNDHOUSE_LOG_LEVEL": "error",
-            }
-            command = [sys.executable, "-m", "gateway"]
-            await stack.enter_async_context(process(command, out=asyncio.subprocess.DEVNULL, env=env))
+        controller = await start_controller(stack)
+        _, engine_port = await start_module(stack, "tests.bench.engine")
+        _, described = await start_module(stack, "tests.bench.tool_sides")
+        sides: Sides = json.loads(described)
+        ports = []
+        for name in ("measured", "other"):
+            (folder / name).mkdir()
+            ports.append((await start_gateway(stack, controller, folder / name)).port)
         await controller.publish(
-            route("bench", [f"http://127.0.0.1:{int(lines[0])}"], target_inflight=4096, apis=(CHAT,)),
+            route("bench", [f"http://127.0.0.1:{int(engine_port)}"], target_inflight=4096, apis=(CHAT,)),
             route(MODEL, [sides["engine"]], target_inflight=SLOTS, queue_limit=4096, apis=(CHAT,)),
             tools=_declare_tools(sides, folder / "files"),
             mcp_servers=(
@@ -229,20 +212,13 @@ async def _measure_slots(gateways: Gateways, rounds: int) -> list[Figure]:
     what = f"requests to a model of {SLOTS} slots, {SLOTS} at a time"
     shown = []
     for percent in (50, 99):
-        pair = [[find_percentile(each, percent) for each in way] for way in (alone, beside)]
+        pair = [[percentile(each, percent / 100) for each in way] for way in (alone, beside)]
         shown += [
             Figure(f"{what}, p{percent}", statistics.median(values), "ms", of=name)
             for name, values in zip((WITHOUT, SAME), pair, strict=True)
         ]
-    ratios = [find_percentile(two, 99) / find_percentile(one, 99) for one, two in zip(alone, beside, strict=True)]
-    shown.append(
-        Figure(
-            f"p99 of those, beside {LOOPS} loops that wait for a tool over without",
-            statistics.median(ratios),
-            "x",
-            GAP_AIM,
-        )
-    )
+    ratio = median_ratio(*([percentile(each, 0.99) for each in way] for way in (beside, alone)))
+    shown.append(Figure(f"p99 of those, beside {LOOPS} loops that wait for a tool over without", ratio, "x", GAP_AIM))
     slowest = max(max(each) for each in beside)
     shown.append(Figure("the slowest of those beside loops that wait", slowest, "ms"))
     shown.append(Figure("of those beside loops, requests that waited for a slot", waits, "", "0"))
@@ -271,23 +247,22 @@ async def _measure_streams(gateways: Gateways, tools: Sequence[str], rounds: int
                 if port is not None:
                     await stack.enter_async_context(tools_at_work(port, tools, calls))
                 gaps[way].append(await measure_gaps(gateways.measured, seconds))
-    name = "all tools" if len(tools) > 1 else tools[0]
-    print(f"{name}: calls in {2 * rounds * seconds:g} s: {dict(calls)}", file=sys.stderr)
+    what = "all tools" if len(tools) > 1 else tools[0]
+    print(f"{what}: calls in {2 * rounds * seconds:g} s: {dict(calls)}", file=sys.stderr)
     shown = []
     for figure, pick in (("p50", 50), ("p99", 99), ("p99.9", 99.9)):
         shown += [
             Figure(
-                f"{name}: gap of {STREAMS} streams, {figure}",
-                statistics.median(find_percentile(values, pick) for values in found),
+                f"{what}: gap of {STREAMS} streams, {figure}",
+                statistics.median(percentile(values, pick / 100) for values in found),
                 "ms",
                 of=way,
             )
             for way, found in gaps.items()
         ]
     for way, base, aim in ((SAME, WITHOUT, GAP_AIM), (OTHER, WITHOUT, ""), (SAME, OTHER, "")):
-        pairs = zip(gaps[way], gaps[base], strict=True)
-        ratios = [find_percentile(ours, 99) / find_percentile(theirs, 99) for ours, theirs in pairs]
-        shown.append(Figure(f"{name}: p99 of gaps, {way} over {base}", statistics.median(ratios), "x", aim))
+        ratio = median_ratio(*([percentile(each, 0.99) for each in gaps[name]] for name in (way, base)))
+        shown.append(Figure(f"{what}: p99 of gaps, {way} over {base}", ratio, "x", aim))
     return shown
 
 
@@ -298,6 +273,5 @@ def run(arguments: Sequence[str] = ()) -> list[Figure]:
     parser.add_argument("--seconds", type=float, default=SECONDS)
     parser.add_argument("--each", action="store_true")
     options = parser.parse_args(arguments)
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    allow_many_files()
     return uvloop.run(_measure_all(options.rounds, options.seconds, options.each))

@@ -7,7 +7,6 @@ gateway's CPU time that is told: streams are paced as an engine's are, so their 
 
 from __future__ import annotations
 
-import resource
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Any, Final
 import uvloop
 
 from tests.bench.bench_gateway import Seen
-from tests.bench.load import CHAT, TEXT, events_per_second, post_bytes, sequential_p50_ms
+from tests.bench.load import CHAT, TEXT, allow_many_files, events_per_second, post_bytes, sequential_p50_ms
 from tests.bench.report import Figure
 from tests.bench.targets import GATEWAY, Target, targets
 
@@ -32,8 +31,6 @@ PER_CHUNK: Final = f"CPU per chunk, {STREAMS} streams of {EVENTS}"
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How one is asked."""
-
     name: str
     path: str
     asked: dict[str, Any]
@@ -57,7 +54,6 @@ FAMILIES: Final = (
 
 
 async def measure_round(target: Target, secret: str, seen: Seen) -> None:
-    """Every family once."""
     port = target.port
     for family in FAMILIES:
         blocking = family.request(port, secret, 100)
@@ -69,7 +65,6 @@ async def measure_round(target: Target, secret: str, seen: Seen) -> None:
 
 
 async def measure_all() -> Seen:
-    """All rounds."""
     secret, seen = f"sk-{secrets.token_urlsafe(32)}", Seen()
     async with targets(secret, (GATEWAY,)) as (_, gateway):
         for _ in range(ROUNDS):
@@ -97,6 +92,5 @@ def figures(seen: Seen) -> list[Figure]:
 
 def run(arguments: Sequence[str] = ()) -> list[Figure]:
     """Measure. Takes no options."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    allow_many_files()
     return figures(uvloop.run(measure_all()))

@@ -70,19 +70,15 @@ class Engine(asyncio.Protocol):
         """The reader is slow, or gone."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass of it
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop generating."""
         self._stopped, self._left = True, 0
 
     def pause_writing(self) -> None:
-        """Wait for the reader."""
         self._stopped = True
 
     def resume_writing(self) -> None:
-        """Go on."""
         self._stopped = False
         if self._left:
             self._loop.call_soon(self._step)

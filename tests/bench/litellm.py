@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import venv
 from pathlib import Path
-
-from tests.bench.environment import program
 
 VERSION = "1.104.0"
 """Of the releases whose dependencies the package index held on 2026-11-21, the newest of several tried."""
+REQUIREMENT = f"litellm[proxy]=={VERSION}"
+_INSTALL_LIMIT_S = 900
 
 ENV = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # it fetches a price list otherwise
@@ -19,13 +22,34 @@ ENV = {
 }
 
 
-def installed(cache: Path) -> Path:
-    """The `litellm` program. Takes a minute the first time.
+class UnavailableError(Exception):
+    """It cannot be installed; the message says why."""
 
-    Raises:
-        UnavailableError: it is not there, and cannot be had.
-    """
-    return program(cache, "litellm", VERSION, "litellm[proxy]")
+
+def installed(cache: Path) -> Path:
+    """The `litellm` program, in a virtual environment of its own, from the package index unless it is there already.
+    Takes a minute the first time. Raises UnavailableError: it is not there, and cannot be had."""
+    home = cache / f"litellm-{VERSION}"
+    found, complete = home / "bin" / "litellm", home / ".complete"
+    if complete.exists() and found.exists():
+        return found
+    print(f"installing {REQUIREMENT} into {home}", file=sys.stderr)
+    try:
+        venv.create(home, with_pip=True, clear=True)
+        subprocess.run(
+            [home / "bin" / "python", "-m", "pip", "install", "--quiet", REQUIREMENT],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=_INSTALL_LIMIT_S,
+        )
+    except subprocess.CalledProcessError as error:
+        told = [line for line in str(error.stderr).splitlines() if line.startswith("ERROR")]
+        raise UnavailableError(told[-1][-300:] if told else f"pip ended with {error.returncode}") from None
+    except (OSError, subprocess.SubprocessError) as error:
+        raise UnavailableError(str(error)) from None
+    complete.touch()
+    return found
 
 
 def config(engine_port: int, secret: str) -> str:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
+import resource
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, cast
 
 _CHUNKED_END = b"0\r\n\r\n"
@@ -24,7 +27,6 @@ def request_bytes(port: int, secret: str, **fields: Any) -> bytes:
 
 
 def post_bytes(port: int, secret: str, path: str, **fields: Any) -> bytes:
-    """A request to any path."""
     body = json.dumps({"model": "bench", **fields}).encode()
     head = (
         f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\ncontent-type: application/json\r\n"
@@ -34,8 +36,6 @@ def post_bytes(port: int, secret: str, path: str, **fields: Any) -> bytes:
 
 
 class Connection(asyncio.Protocol):
-    """One connection that asks again and again."""
-
     def __init__(self) -> None:
         self.transport: asyncio.Transport
         self._buffer = b""
@@ -49,7 +49,6 @@ class Connection(asyncio.Protocol):
         self._streaming = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
         self.transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass of it
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -116,13 +115,11 @@ class Connection(asyncio.Protocol):
 
 
 async def connect(port: int, count: int) -> list[Connection]:
-    """So many connections to a port of this machine."""
     loop = asyncio.get_running_loop()
     return [(await loop.create_connection(Connection, "127.0.0.1", port))[1] for _ in range(count)]
 
 
 def close(connections: Sequence[Connection]) -> None:
-    """Close them."""
     for connection in connections:
         connection.transport.close()
 
@@ -200,3 +197,44 @@ async def open_streams(port: int, request: bytes, streams: int, limit_s: float) 
         opened += [connection for connection in batch if connection.events]
         close([connection for connection in batch if not connection.events])
     return opened
+
+
+async def wait_until_answered(port: int, request: bytes, limit_s: float) -> None:
+    """Until the request is answered with 200. Raises TimeoutError."""
+    async with asyncio.timeout(limit_s):
+        while True:
+            try:
+                (connection,) = await connect(port, 1)
+                await connection.ask(request)
+            except (OSError, RuntimeError):
+                await asyncio.sleep(0.05)
+            else:
+                close([connection])
+                return
+
+
+def allow_many_files() -> None:
+    """As many as this process may open."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+@contextlib.contextmanager
+def with_own_core(*measured: int, others: Collection[int] = ()) -> Iterator[None]:
+    """Let the measured processes (ids) have one core for themselves while the block runs; they share it.
+
+    This process, `others`, and what this process starts meanwhile run on the other cores. Without a second core,
+    nothing is changed.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        yield
+        return
+    for pid in measured:
+        os.sched_setaffinity(pid, cores[:1])
+    for pid in (*others, 0):
+        os.sched_setaffinity(pid, cores[1:])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import random
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -93,13 +93,6 @@ class Corpus:
     def _make_text(self, words: int) -> str:
         ranks = self._random.choices(range(VOCABULARY), cum_weights=self._frequencies, k=words)
         return " ".join(f"w{rank:x}" for rank in ranks)
-
-
-def percentile(times: Sequence[float], part: float) -> float:
-    """Return the time that this part (0 to 1) of `times` does not exceed. Raises ValueError where there are none."""
-    if not times:
-        raise ValueError("nothing was measured")
-    return sorted(times)[min(len(times) - 1, int(len(times) * part))]
 
 
 def _place_of(number: int) -> tuple[int, int]:

@@ -7,7 +7,6 @@ import asyncio
 import itertools
 import random
 import shutil
-import signal
 import statistics
 import sys
 import time
@@ -27,8 +26,7 @@ from retrieval.parsing.pool import ParserPool
 from retrieval.vector_store.base import Point, VectorStore
 from retrieval.vector_store.edge.store import EdgeStore
 from tests.bench.load import Connection, close, connect, post_bytes
-from tests.bench.rag_corpus import percentile
-from tests.bench.report import Figure
+from tests.bench.report import Figure, median_ratio, percentile
 from tests.support.minilm_model import Minilm
 from tests.support.retrieval_harness import RetrievalHarness, retrieval_harness
 from tests.support.roundhouse_stack import RoundhouseStack
@@ -99,12 +97,10 @@ class TimedStore:
         self._times = times
 
     async def upsert_points(self, collection: str, points: Sequence[Point]) -> None:
-        """See `VectorStore`."""
         with self._times.note(STORE):
             await self._store.upsert_points(collection, points)
 
     async def flush_collection(self, collection: str) -> None:
-        """See `VectorStore`."""
         with self._times.note(STORE), self._times.note(FLUSH):
             await self._store.flush_collection(collection)
 
@@ -120,12 +116,10 @@ class TimedModels:
         self._times = times
 
     async def embed_texts(self, model: str, texts: Sequence[str], *, is_background: bool) -> list[Sequence[float]]:
-        """See `ModelClient`."""
         with self._times.note(MODEL):
             return await self._models.embed_texts(model, texts, is_background=is_background)
 
     async def rank_passages(self, model: str, query: str, passages: Sequence[str]) -> list[float]:
-        """See `ModelClient`."""
         return await self._models.rank_passages(model, query, passages)
 
 
@@ -164,29 +158,25 @@ async def measure_share(folder: Path, model: Minilm, sizes: Sizes) -> list[Figur
 async def measure_chat(folder: Path, model: Minilm, sizes: Sizes) -> list[Figure]:
     """Ask for chats one after the other, alone, beside a program that only computes, and beside an ingestion that does
     not end, in turn."""
-    alone: list[list[float]] = []
-    computing: list[list[float]] = []
-    beside: list[list[float]] = []
+    seen: dict[str, list[list[float]]] = {"alone": [], "computing": [], "beside": []}
     async with _open_stack(folder, model, has_chat=True) as stack:
         questions = _make_questions(stack.port)
         await _ask_chats(stack.port, questions, sizes.chats)
         for _ in range(sizes.rounds):
-            alone.append(await _ask_chats(stack.port, questions, sizes.chats))
+            seen["alone"].append(await _ask_chats(stack.port, questions, sizes.chats))
             async with _computing():
-                computing.append(await _ask_chats(stack.port, questions, sizes.chats))
+                seen["computing"].append(await _ask_chats(stack.port, questions, sizes.chats))
             async with _ingesting(stack):
-                beside.append(await _ask_chats(stack.port, questions, sizes.chats))
-    ratios = [_median_ms(busy) / _median_ms(idle) for busy, idle in zip(beside, alone, strict=True)]
-    shared = [_median_ms(busy) / _median_ms(idle) for busy, idle in zip(computing, alone, strict=True)]
-    own = [_median_ms(busy) / _median_ms(idle) for busy, idle in zip(beside, computing, strict=True)]
-    late = [percentile(busy, 0.95) / percentile(idle, 0.95) for busy, idle in zip(beside, alone, strict=True)]
+                seen["beside"].append(await _ask_chats(stack.port, questions, sizes.chats))
+    alone, computing, beside = ([*map(statistics.median, rounds)] for rounds in seen.values())
+    late = {name: [percentile(each, 0.95) for each in rounds] for name, rounds in seen.items()}
     return [
-        Figure("chat's first token p50, alone", statistics.median(map(_median_ms, alone)), "ms"),
-        Figure("chat's first token p50, beside an ingestion", statistics.median(map(_median_ms, beside)), "ms"),
-        Figure("chat's first token p50, beside over alone", statistics.median(ratios), "x", "<= 1.2"),
-        Figure("the same, beside a program that computes on one core", statistics.median(shared), "x"),
-        Figure("the same, beside an ingestion over beside that program", statistics.median(own), "x"),
-        Figure("chat's first token p95, beside over alone", statistics.median(late), "x"),
+        Figure("chat's first token p50, alone", statistics.median(alone) * 1000, "ms"),
+        Figure("chat's first token p50, beside an ingestion", statistics.median(beside) * 1000, "ms"),
+        Figure("chat's first token p50, beside over alone", median_ratio(beside, alone), "x", "<= 1.2"),
+        Figure("the same, beside a program that computes on one core", median_ratio(computing, alone), "x"),
+        Figure("the same, beside an ingestion over beside that program", median_ratio(beside, computing), "x"),
+        Figure("chat's first token p95, beside over alone", median_ratio(late["beside"], late["alone"]), "x"),
     ]
 
 
@@ -214,16 +204,10 @@ async def _open_stack(folder: Path, model: Minilm, *, has_chat: bool) -> AsyncIt
         make_model(stack.models / "chat.gguf", context=CONTEXT, layers=LAYERS)
         models[CHAT_MODEL] = {"model_path": "chat.gguf", "llama_server_n_ctx": CONTEXT, "llama_server_threads": 1}
     stack.declare(models)
-    await stack.open()
-    if has_chat:
-        stack.start("retrieval")
-    try:
-        await stack.loaded(*models)
-        yield stack
-    finally:
+    async with stack.running(*models):
         if has_chat:
-            stack.kill("retrieval", signal.SIGTERM)
-        await stack.close()
+            stack.start("retrieval")
+        yield stack
 
 
 @asynccontextmanager
@@ -308,7 +292,3 @@ def _make_questions(port: int) -> Any:
         yield post_bytes(
             port, "", "/v1/chat/completions", model=CHAT_MODEL, messages=messages, stream=True, max_tokens=2
         )
-
-
-def _median_ms(seconds: Sequence[float]) -> float:
-    return statistics.median(seconds) * 1000

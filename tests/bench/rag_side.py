@@ -12,8 +12,9 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from tests.bench.rag_corpus import Corpus, Query, percentile
+from tests.bench.rag_corpus import Corpus, Query
 from tests.bench.rag_sides import LOCAL, SIDES, Place, Side, measure_disk, measure_memory
+from tests.bench.report import percentile
 
 BATCH: Final = 256
 """Points per call."""
@@ -26,8 +27,6 @@ Search = Callable[[Query, int], Coroutine[Any, Any, Sequence[Place]]]
 
 
 class Measurement:
-    """Measures one store."""
-
     def __init__(self, name: str, folder: Path, chunks: int, searches: int) -> None:
         """Make the corpus. `folder`: of the store, which must not exist yet."""
         self._name = name
@@ -37,7 +36,6 @@ class Measurement:
         self.figures: dict[str, float] = {}
 
     async def run(self) -> None:
-        """Measure everything."""
         before = measure_memory()["own"]
         side = await SIDES[self._name](self._folder)
         try:
@@ -116,7 +114,6 @@ async def _time_searches(search: Search, queries: Sequence[Query]) -> list[float
 
 
 def main() -> None:
-    """Measure, and print."""
     name, folder, chunks, searches = sys.argv[1:]
     measurement = Measurement(name, Path(folder), int(chunks), int(searches))
     asyncio.run(measurement.run())

@@ -34,31 +34,17 @@ Place = tuple[int, int]
 
 
 class Side(Protocol):
-    """One of the stores."""
+    async def insert(self, points: Sequence[Point]) -> None: ...
 
-    async def insert(self, points: Sequence[Point]) -> None:
-        """Write points."""
-        ...
+    async def flush(self) -> None: ...
 
-    async def flush(self) -> None:
-        """Make them durable."""
-        ...
+    async def search_dense(self, query: Query, limit: int) -> Sequence[Place]: ...
 
-    async def search_dense(self, query: Query, limit: int) -> Sequence[Place]:
-        """Find by vectors."""
-        ...
+    async def search_sparse(self, query: Query, limit: int) -> Sequence[Place]: ...
 
-    async def search_sparse(self, query: Query, limit: int) -> Sequence[Place]:
-        """Find by words."""
-        ...
+    async def optimize(self) -> None: ...
 
-    async def optimize(self) -> None:
-        """Build the indexes."""
-        ...
-
-    async def close(self) -> None:
-        """End it."""
-        ...
+    async def close(self) -> None: ...
 
 
 class OurStore:
@@ -70,35 +56,28 @@ class OurStore:
 
     @classmethod
     async def open(cls, folder: Path) -> Side:
-        """Create the collection."""
         store = await EdgeStore.open(folder)
         await store.create_collection(CollectionSpec(COLLECTION, DIMENSION))
         return cls(store)
 
     async def insert(self, points: Sequence[Point]) -> None:
-        """See `Side`."""
         await self._store.upsert_points(COLLECTION, points)
 
     async def flush(self) -> None:
-        """See `Side`."""
         await self._store.flush_collection(COLLECTION)
 
     async def search_dense(self, query: Query, limit: int) -> Sequence[Place]:
-        """See `Side`."""
         found = await self._store.search_dense(COLLECTION, query.vector, _scope_of(query), limit)
         return [(each.version, each.ordinal) for each in found]
 
     async def search_sparse(self, query: Query, limit: int) -> Sequence[Place]:
-        """See `Side`."""
         found = await self._store.search_sparse(COLLECTION, query.text, _scope_of(query), limit)
         return [(each.version, each.ordinal) for each in found]
 
     async def optimize(self) -> None:
-        """See `Side`."""
         await self._store.optimize_collection(COLLECTION)
 
     async def close(self) -> None:
-        """See `Side`."""
         await self._store.close()
 
 
@@ -112,36 +91,29 @@ class BareLibrary:
 
     @classmethod
     async def open(cls, folder: Path) -> Side:
-        """Create the shard."""
         folder.mkdir()
         return cls(Shard.create(folder, DIMENSION, Bm25Options()))
 
     async def insert(self, points: Sequence[Point]) -> None:
-        """See `Side`."""
         stored = [{"id": each.id, "text": each.text, "payload": make_payload(each), "dense": True} for each in points]
         self._shard.upsert(stored, [each.vector or () for each in points])
 
     async def flush(self) -> None:
-        """See `Side`."""
         self._shard.flush()
 
     async def search_dense(self, query: Query, limit: int) -> Sequence[Place]:
-        """See `Side`."""
         found = self._shard.search_dense(query.vector, make_search_filter(_scope_of(query)), limit)
         return [(version, ordinal) for version, ordinal, _ in found]
 
     async def search_sparse(self, query: Query, limit: int) -> Sequence[Place]:
-        """See `Side`."""
         where, corpus = make_search_filter(_scope_of(query)), make_tenant_filter(query.tenant)
         found = self._shard.search_sparse(query.text, where, corpus, limit)
         return [(version, ordinal) for version, ordinal, _ in found]
 
     async def optimize(self) -> None:
-        """See `Side`."""
         await asyncio.to_thread(self._shard.optimize)
 
     async def close(self) -> None:
-        """See `Side`."""
         self._shard.close()
 
 
@@ -156,7 +128,6 @@ class LocalMode:
 
     @classmethod
     async def open(cls, folder: Path) -> Side:
-        """Create the collection."""
         from qdrant_client import QdrantClient, models
 
         client = QdrantClient(path=str(folder))
@@ -168,7 +139,6 @@ class LocalMode:
         return cls(client)
 
     async def insert(self, points: Sequence[Point]) -> None:
-        """See `Side`."""
         from qdrant_client import models
 
         made = [
@@ -185,18 +155,15 @@ class LocalMode:
         """See `Side`: every write is durable already."""
 
     async def search_dense(self, query: Query, limit: int) -> Sequence[Place]:
-        """See `Side`."""
         return self._search(query, query.vector, DENSE_VECTOR, limit)
 
     async def search_sparse(self, query: Query, limit: int) -> Sequence[Place]:
-        """See `Side`."""
         return self._search(query, self._sparse(query.text, is_query=True), SPARSE_VECTOR, limit)
 
     async def optimize(self) -> None:
         """See `Side`: there is nothing to build."""
 
     async def close(self) -> None:
-        """See `Side`."""
         self._client.close()
 
     def _search(self, query: Query, vector: Any, using: str, limit: int) -> Sequence[Place]:

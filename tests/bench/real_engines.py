@@ -16,10 +16,11 @@ import pytest
 from controller.engines import ENGINES
 from controller.schema.admin import Capabilities
 from controller.schema.routing import ModelRoute
-from tests.bench.load import CHAT, close, connect, post_bytes
-from tests.bench.targets import Target, free_port, process
-from tests.fakes.fake_controller import FakeController, route
+from tests.bench.load import CHAT, post_bytes, wait_until_answered
+from tests.bench.targets import Target, process, start_controller, start_gateway, start_module
+from tests.fakes.fake_controller import route
 from tests.support import llama_servers, vllm_engine
+from tests.support.ports import free_port
 from worker.clockwork import make_model
 
 LLAMA_SERVER, VLLM, FAKE, FAKE_BESIDE = "llama-server", "vLLM", "fake", "fake beside"
@@ -64,11 +65,13 @@ async def open_engines(
             except pytest.skip.Exception as error:
                 print(f"measuring without {name}: {error}", file=sys.stderr)
         models = [route for engine in engines for route in routes(engine)]
-        gateway = await _start_gateway(stack, folder, models)
-        for engine in engines:
-            await _until_answered(engine.port, engine.token, engine.model)
-        for model in models:
-            await _until_answered(gateway.port, "", model.name)
+        controller = await start_controller(stack)
+        # 50 large bodies keep the fake engine from accepting connections.
+        gateway = await start_gateway(stack, controller, folder, ROUNDHOUSE_CONNECT_TIMEOUT_S="60")
+        await controller.publish(*models)
+        asked = [(engine.port, engine.token, engine.model) for engine in engines]
+        for port, token, model in (*asked, *((gateway.port, "", each.name) for each in models)):
+            await wait_until_answered(port, _greeting(port, token, model), _START_LIMIT_S)
         yield gateway, engines
 
 
@@ -101,33 +104,11 @@ async def _start_vllm(stack: AsyncExitStack, folder: Path) -> RealEngine:
 
 
 async def _start_fake(name: str, stack: AsyncExitStack) -> RealEngine:
-    command = [sys.executable, "-m", "tests.bench.engine"]
-    engine = await stack.enter_async_context(process(command, out=asyncio.subprocess.PIPE))
-    assert engine.stdout is not None
-    return RealEngine(name, name.replace(" ", "-"), int(await engine.stdout.readline()), "")
-
-
-async def _start_gateway(stack: AsyncExitStack, folder: Path, models: list[ModelRoute]) -> Target:
-    """Told of the engines by a fake controller in this process, as the real one describes them."""
-    controller = FakeController()
-    await controller.start()
-    stack.push_async_callback(controller.stop)
-    port = free_port()
-    env = {
-        "ROUNDHOUSE_PORT": str(port),
-        "ROUNDHOUSE_CONTROLLER_URL": controller.url,
-        "ROUNDHOUSE_STATE": str(folder),
-        "ROUNDHOUSE_LOG_LEVEL": "error",
-        "ROUNDHOUSE_CONNECT_TIMEOUT_S": "60",  # 50 large bodies keep the fake engine from accepting connections
-    }
-    command = [sys.executable, "-m", "gateway"]
-    started = await stack.enter_async_context(process(command, out=asyncio.subprocess.DEVNULL, env=env))
-    await controller.publish(*models)
-    return Target("gateway", port, started.pid)
+    _, port = await start_module(stack, "tests.bench.engine")
+    return RealEngine(name, name.replace(" ", "-"), int(port), "")
 
 
 def route_to(engine: RealEngine) -> ModelRoute:
-    """The engine as a table tells of it."""
     backend = _BACKENDS[engine.name]
     made = route(
         engine.model,
@@ -141,15 +122,5 @@ def route_to(engine: RealEngine) -> ModelRoute:
     return made.model_copy(update={"backend": backend, "notices_leaving": ENGINES[backend].notices_leaving})
 
 
-async def _until_answered(port: int, secret: str, model: str) -> None:
-    request = post_bytes(port, secret, CHAT, model=model, messages=[{"role": "user", "content": "Hi"}], max_tokens=2)
-    async with asyncio.timeout(_START_LIMIT_S):
-        while True:
-            try:
-                (connection,) = await connect(port, 1)
-                await connection.ask(request)
-            except (OSError, RuntimeError):
-                await asyncio.sleep(0.1)
-            else:
-                close([connection])
-                return
+def _greeting(port: int, token: str, model: str) -> bytes:
+    return post_bytes(port, token, CHAT, model=model, messages=[{"role": "user", "content": "Hi"}], max_tokens=2)

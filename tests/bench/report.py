@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
@@ -22,6 +23,19 @@ class Figure:
     aim: str = ""
     of: str = ""
     """Whose it is, where the same figure of several stands side by side."""
+
+
+def percentile(values: Iterable[float], part: float) -> float:
+    """The smallest value that this part (0 to 1) of the values does not exceed. Raises ValueError: there are none."""
+    ordered = sorted(values)
+    if not ordered:
+        raise ValueError("nothing was measured")
+    return ordered[min(len(ordered) - 1, int(len(ordered) * part))]
+
+
+def median_ratio(ours: Iterable[float], theirs: Iterable[float]) -> float:
+    """Of what was measured in pairs."""
+    return statistics.median(one / other for one, other in zip(ours, theirs, strict=True))
 
 
 def show(title: str, figures: Iterable[Figure], *, as_json: bool) -> None:

@@ -36,7 +36,6 @@ class Sampler:
         self._entries: dict[CodeType, int] = {}
 
     def take(self, _number: int, frame: FrameType | None) -> None:
-        """Note where the process is."""
         at = frame
         if at is not None and at.f_lasti == self._entry(at.f_code):
             at = at.f_back  # a signal that came in C code is told at the first Python function that this calls

@@ -9,7 +9,6 @@ import os
 import re
 import secrets
 import shutil
-import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Collection, Sequence
@@ -21,9 +20,9 @@ import psutil
 
 from controller.schema.keys import Key
 from tests.bench import litellm
-from tests.bench.environment import UnavailableError
 from tests.bench.load import CHAT, close, connect, request_bytes
 from tests.fakes.fake_controller import FakeController, route
+from tests.support.ports import free_port
 
 NO_PROXY, NGINX, LITELLM, GATEWAY = "no proxy", "nginx", "LiteLLM", "gateway"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "roundhouse"
@@ -58,7 +57,6 @@ class Target:
 
     @property
     def processes(self) -> list[psutil.Process]:
-        """Its own and those that it started."""
         own = psutil.Process(self.pid)
         return [own, *own.children(recursive=True)]
 
@@ -92,7 +90,6 @@ async def process(
     env: dict[str, str] | None = None,
     cwd: Path | None = None,
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A process for as long as the context."""
     environment = {**os.environ, **(env or {})}
     started = await asyncio.create_subprocess_exec(*command, stdout=out, stderr=err, env=environment, cwd=cwd)
     try:
@@ -107,6 +104,37 @@ async def process(
             await started.wait()
 
 
+async def start_module(stack: contextlib.AsyncExitStack, module: str) -> tuple[asyncio.subprocess.Process, bytes]:
+    """A program of this folder, and the first line that it prints. `stack` ends it."""
+    started = await stack.enter_async_context(process([sys.executable, "-m", module], out=asyncio.subprocess.PIPE))
+    assert started.stdout is not None
+    return started, await started.stdout.readline()
+
+
+async def start_controller(stack: contextlib.AsyncExitStack) -> FakeController:
+    controller = FakeController()
+    await controller.start()
+    stack.push_async_callback(controller.stop)
+    return controller
+
+
+async def start_gateway(
+    stack: contextlib.AsyncExitStack, controller: FakeController, state: Path, *module: str, **env: str
+) -> Target:
+    """`module`: another one than `gateway`, with its arguments. `env`: its further variables."""
+    port = free_port()
+    env = {
+        "ROUNDHOUSE_PORT": str(port),
+        "ROUNDHOUSE_CONTROLLER_URL": controller.url,
+        "ROUNDHOUSE_STATE": str(state),
+        "ROUNDHOUSE_LOG_LEVEL": "error",
+        **env,
+    }
+    command = [sys.executable, "-m", *(module or ("gateway",))]
+    started = await stack.enter_async_context(process(command, out=asyncio.subprocess.DEVNULL, env=env))
+    return Target(GATEWAY, port, started.pid)
+
+
 @contextlib.asynccontextmanager
 async def targets(
     secret: str, wanted: Collection[str], *, samples: Path | None = None, env: dict[str, str] | None = None
@@ -118,10 +146,8 @@ async def targets(
     """
     async with contextlib.AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rh-bench")))
-        command = [sys.executable, "-m", "tests.bench.engine"]
-        engine = await stack.enter_async_context(process(command, out=asyncio.subprocess.PIPE))
-        assert engine.stdout is not None
-        direct = Target(NO_PROXY, int(await engine.stdout.readline()), engine.pid)
+        engine, engine_port = await start_module(stack, "tests.bench.engine")
+        direct = Target(NO_PROXY, int(engine_port), engine.pid)
         setting = Setting(stack, folder, secret, direct.port)
         found: list[Target | None] = [direct]
         if NGINX in wanted:
@@ -129,8 +155,12 @@ async def targets(
         if LITELLM in wanted:
             found.append(await _start_litellm(setting))
         if GATEWAY in wanted:
-            module = ["gateway"] if samples is None else ["tests.bench.sampled_gateway", str(samples)]
-            found.append(await _start_gateway(setting, module, env or {}))
+            module = () if samples is None else ("tests.bench.sampled_gateway", str(samples))
+            controller = await start_controller(stack)
+            found.append(await start_gateway(stack, controller, folder, *module, **(env or {})))
+            urls = [f"http://127.0.0.1:{direct.port}"]
+            model = route("bench", urls, target_inflight=4096, queue_limit=4096, apis=(CHAT,))
+            await controller.publish(model, keys=declared_keys(secret))
         yield [target for target in found if target is not None and await _is_up(target, secret)]
 
 
@@ -150,7 +180,7 @@ async def _start_nginx(setting: Setting) -> Target | None:
 async def _start_litellm(setting: Setting) -> Target | None:
     try:
         program = await asyncio.to_thread(litellm.installed, CACHE)
-    except UnavailableError as error:
+    except litellm.UnavailableError as error:
         print(f"LiteLLM cannot be installed; measuring without it: {error}", file=sys.stderr)
         return None
     port = free_port()
@@ -160,29 +190,6 @@ async def _start_litellm(setting: Setting) -> Target | None:
     command = litellm.command(program, config, port)
     started = await setting.stack.enter_async_context(process(command, out=log, env=litellm.ENV, cwd=setting.folder))
     return Target(LITELLM, port, started.pid)
-
-
-async def _start_gateway(setting: Setting, module: list[str], more_env: dict[str, str]) -> Target:
-    """Told of the engine and the keys by a fake controller in this process."""
-    controller = FakeController()
-    await controller.start()
-    setting.stack.push_async_callback(controller.stop)
-    port = free_port()
-    env = {
-        "ROUNDHOUSE_PORT": str(port),
-        "ROUNDHOUSE_CONTROLLER_URL": controller.url,
-        "ROUNDHOUSE_STATE": str(setting.folder),
-        "ROUNDHOUSE_LOG_LEVEL": "error",
-        **more_env,
-    }
-    command = [sys.executable, "-m", *module]
-    started = await setting.stack.enter_async_context(process(command, out=asyncio.subprocess.DEVNULL, env=env))
-    engine = f"http://127.0.0.1:{setting.engine_port}"
-    await controller.publish(
-        route("bench", [engine], target_inflight=4096, queue_limit=4096, apis=(CHAT,)),
-        keys=declared_keys(setting.secret),
-    )
-    return Target(GATEWAY, port, started.pid)
 
 
 def declared_keys(secret: str) -> tuple[Key, ...]:
@@ -202,13 +209,6 @@ def declared_keys(secret: str) -> tuple[Key, ...]:
         )
         for number, text in enumerate(drawn)
     )
-
-
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 async def _is_up(target: Target, secret: str) -> bool:

@@ -36,8 +36,6 @@ _ARGUMENTS: Final = {
 
 
 class Sides(TypedDict):
-    """Addresses."""
-
     engine: str
     page: str
     flood: str
@@ -47,7 +45,6 @@ class Sides(TypedDict):
 
 
 def decide(body: dict[str, Any], page: str) -> Move:
-    """Return what the model does."""
     offered = [each["function"]["name"] for each in body.get("tools", ())]
     asked = next(each["content"] for each in reversed(body["messages"]) if each["role"] == "user")
     wanted = asked.split()[-1]

@@ -19,21 +19,19 @@ from tests.support.campaign import CAMPAIGN_VARIABLE, SEED_VARIABLE
 
 PREFIX = "campaign_"
 """A campaign is a module `campaign_NAME` with `ABOUT`, a text, and `run(seed)`, which gives an Outcome. One that is
-tests with larger counts names their files in `TESTS`. One with options has `declare_options(parser)`, whose
-defaults are those of `run`. One that can be run on several runtimes names them in `RUNTIMES` and has an option
-`--runtime`; each run has a page of its own, NAME_RUNTIME. One whose page has another name has it in `PAGE`. One that
-goes on where the last run stopped names in `WAYS_TO_GO_ON` the options that its page leaves out: they say when, and
-not what. In a command, `-` stands for `_` too."""
+tests with larger counts names their files in `TESTS`, and its `run` is `suite(TESTS)`. One with options has
+`declare_options(parser)`, whose defaults are those of `run`. One that can be run on several runtimes names them in
+`RUNTIMES` and has an option `--runtime`; each run has a page of its own, NAME_RUNTIME. One whose page has another
+name has it in `PAGE`. One that goes on where the last run stopped names in `WAYS_TO_GO_ON` the options that its page
+leaves out: they say when, and not what. In a command, `-` stands for `_` too."""
 
 
 def campaign_names() -> list[str]:
-    """All campaigns there are, in alphabetical order."""
     found = (module.name for module in iter_modules(tests.campaigns.__path__))
     return sorted(name.removeprefix(PREFIX) for name in found if name.startswith(PREFIX))
 
 
 def page_names() -> dict[str, str]:
-    """The page of every run that there is, and its campaign."""
     pages: dict[str, str] = {}
     for name in campaign_names():
         runtimes = getattr(import_module(f"tests.campaigns.{PREFIX}{name}"), "RUNTIMES", (None,))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tests.campaigns.pytest_run import run_tests
-from tests.campaigns.record import Outcome
+from tests.campaigns.pytest_run import suite
 
 ABOUT = """
 Generated arrivals, ends, cancellations, new routing tables and failures of replicas. No slot leaks, no request is
@@ -22,8 +21,4 @@ TESTS = (
     "tests/integration/gateway/test_link.py",
     "tests/e2e/test_gateway_load.py",
 )
-
-
-def run(seed: int) -> Outcome:
-    """The tests with full counts."""
-    return run_tests(TESTS, seed)
+run = suite(TESTS)

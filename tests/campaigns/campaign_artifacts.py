@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tests.campaigns.pytest_run import run_tests
-from tests.campaigns.record import Outcome
+from tests.campaigns.pytest_run import suite
 
 ABOUT = """
 100,000 mutations of GGUF files, split sets, folders of safetensors with their JSON, and CTranslate2 models: flipped
@@ -12,8 +11,4 @@ Each is read, or refused with a printable message that names the file. Memory an
 size of the files.
 """
 TESTS = ("tests/properties/controller/artifacts/test_mutated_heads.py",)
-
-
-def run(seed: int) -> Outcome:
-    """The tests with full counts."""
-    return run_tests(TESTS, seed)
+run = suite(TESTS)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-import tempfile
-from pathlib import Path
 
 from tests.campaigns.record import Outcome, Table
 
@@ -26,7 +24,7 @@ def run(seed: int) -> Outcome:
         for busy in (False, True):
             answer, engine = "streaming" if stream else "blocking", "busy" if busy else "idle"
             try:
-                times = asyncio.run(_measure(stream, busy))
+                times = _measure(stream, busy)
             except AssertionError as error:
                 failures.append(f"{answer}, {engine}: {error}")
                 continue
@@ -36,11 +34,10 @@ def run(seed: int) -> Outcome:
     return Outcome((Table("Seconds until the slot is free", COLUMNS, rows),), failures)
 
 
-async def _measure(stream: bool, busy: bool) -> dict[str, list[float]]:
+def _measure(stream: bool, busy: bool) -> dict[str, list[float]]:
     # Imported here: how many times it tries is decided when the module is imported, and the environment says it.
     from tests.e2e.test_gateway_cancellation import measured
     from tests.support.llama_slots import endless_stack
 
-    with tempfile.TemporaryDirectory(prefix="rh") as folder:
-        async with endless_stack(Path(folder)) as stack:
-            return await measured(stack, stream=stream, busy=busy)
+    with endless_stack() as stack:
+        return asyncio.run(measured(stack, stream=stream, busy=busy))

@@ -41,7 +41,6 @@ TESTS = ("tests/e2e/test_chaos.py",)
 
 
 def declare_options(parser: argparse.ArgumentParser) -> None:
-    """Where the engines run."""
     parser.add_argument("--runtime", choices=RUNTIMES, default=RUNTIMES[0], help="where engines run (default: process)")
 
 

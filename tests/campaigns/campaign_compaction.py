@@ -62,7 +62,6 @@ async def _play(agent: CodingAgent, clients: ForeignClients, folder: Path, secon
 
 
 def tables_of(raised: Mapping[str, Mapping[str, str]], runs: Sequence[CompactionRun]) -> list[Table]:
-    """The page's figures."""
     names = list(next(iter(raised.values())))
     return [
         Table(
@@ -106,7 +105,6 @@ def _told_of(made: CompactionRun) -> str:
 
 
 def failures_of(raised: Mapping[str, Mapping[str, str]], runs: Sequence[CompactionRun]) -> list[str]:
-    """What did not hold."""
     failures = [
         f"{name}, refused by {who}: raises {classes}"
         for who, by_name in raised.items()

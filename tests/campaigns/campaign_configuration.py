@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tests.campaigns.pytest_run import run_tests
-from tests.campaigns.record import Outcome
+from tests.campaigns.pytest_run import suite
 
 ABOUT = """
 Generated files, sequences of reads, and loads. Merging is associative and every value comes from a file that has it;
@@ -21,8 +20,4 @@ TESTS = (
     "tests/properties/controller/engines/test_load_fields.py",
     "tests/properties/controller/redaction/test_patterns.py",
 )
-
-
-def run(seed: int) -> Outcome:
-    """The tests with full counts."""
-    return run_tests(TESTS, seed)
+run = suite(TESTS)

@@ -38,7 +38,6 @@ def run(seed: int, *, clients: Path | None = None) -> Outcome:
 
 
 def tables_of(results: Mapping[str, Mapping[str, str]]) -> list[Table]:
-    """The page's figures."""
     tried = [(client, name, result.splitlines()[0]) for client, by in results.items() for name, result in by.items()]
     return [
         Table("What was tried", ("client", "what", "result"), tried),
@@ -47,7 +46,6 @@ def tables_of(results: Mapping[str, Mapping[str, str]]) -> list[Table]:
 
 
 def failures_of(results: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """What did not hold."""
     return [
         f"{client}, {name}: {result}" for client, by in results.items() for name, result in by.items() if result != HELD
     ]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tests.campaigns.pytest_run import run_tests
-from tests.campaigns.record import Outcome
+from tests.campaigns.pytest_run import suite
 
 ABOUT = """
 Engines that answer with generated garbage, break off, reset, stall or fall silent at any point, in every API family.
@@ -17,8 +16,4 @@ TESTS = (
     "tests/properties/gateway/protocols/test_addresses.py",
     "tests/properties/gateway/protocols/test_engine_errors.py",
 )
-
-
-def run(seed: int) -> Outcome:
-    """The tests with full counts."""
-    return run_tests(TESTS, seed)
+run = suite(TESTS)

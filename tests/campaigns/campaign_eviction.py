@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tests.campaigns.pytest_run import run_tests
-from tests.campaigns.record import Outcome
+from tests.campaigns.pytest_run import suite
 
 ABOUT = """
 Generated traffic for models that do not fit into memory together. Every request is served in the end; models that are
@@ -17,8 +16,4 @@ TESTS = (
     "tests/properties/controller/planning/test_draining.py",
     "tests/e2e/test_swapping.py",
 )
-
-
-def run(seed: int) -> Outcome:
-    """The tests with full counts."""
-    return run_tests(TESTS, seed)
+run = suite(TESTS)

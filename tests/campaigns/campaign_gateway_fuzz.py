@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tests.campaigns.pytest_run import run_tests
-from tests.campaigns.record import Outcome
+from tests.campaigns.pytest_run import suite
 
 ABOUT = """
 Requests and answers with inserted, deleted, flipped and repeated bytes, cut and ended anywhere. The gateway answers
@@ -24,8 +23,4 @@ TESTS = (
     "tests/integration/gateway/test_access_matrix.py",
     "tests/e2e/test_admin_openapi.py",
 )
-
-
-def run(seed: int) -> Outcome:
-    """The tests with full counts."""
-    return run_tests(TESTS, seed)
+run = suite(TESTS)

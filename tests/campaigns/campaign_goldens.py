@@ -81,7 +81,6 @@ def try_change(copy: Path, change: Change) -> tuple[list[str], str | None]:
 
 @contextmanager
 def patched(copy: Path, change: Change) -> Iterator[None]:
-    """The copy with the change."""
     [path] = files_with(copy, change)
     text = path.read_text()
     try:

@@ -87,5 +87,4 @@ def tables_of(results: Mapping[str, str], counts: Mapping[str, int]) -> list[Tab
 
 
 def failures_of(results: Mapping[str, str]) -> list[str]:
-    """What did not hold."""
     return [f"{title}: {result}" for title, result in results.items() if result != HELD]

@@ -47,7 +47,6 @@ async def _check_all(folder: Path, installed: ForeignClients) -> Mapping[str, Ma
 
 
 def tables_of(results: Mapping[str, Mapping[str, str]]) -> list[Table]:
-    """The page's figures."""
     tried = [(where, title, result.splitlines()[0]) for where, by in results.items() for title, result in by.items()]
     return [
         Table("What was tried", ("servers as", "what", "result"), tried),
@@ -56,7 +55,6 @@ def tables_of(results: Mapping[str, Mapping[str, str]]) -> list[Table]:
 
 
 def failures_of(results: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """What did not hold."""
     return [
         f"{where}, {title}: {result}" for where, by in results.items() for title, result in by.items() if result != HELD
     ]

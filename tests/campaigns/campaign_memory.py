@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tests.campaigns.pytest_run import run_tests
-from tests.campaigns.record import Outcome
+from tests.campaigns.pytest_run import suite
 
 ABOUT = """
 Generated GPUs, claims and models. Placement never gives out more memory than there is, a failed reading is unknown and
@@ -16,8 +15,4 @@ TESTS = (
     "tests/unit/controller/sizing/test_history.py",
     "tests/unit/controller/runtimes/test_model_files.py",
 )
-
-
-def run(seed: int) -> Outcome:
-    """The tests with full counts."""
-    return run_tests(TESTS, seed)
+run = suite(TESTS)

@@ -92,7 +92,6 @@ async def _torment(
 
 
 def failures_of(taken: Sequence[Figures], wrong: Sequence[str]) -> list[str]:
-    """What did not hold."""
     failures = [f"wrong answer: {said}" for said in wrong]
     growth = judge_growth(_minutes(taken), [figures["anonymous"] for figures in taken])
     if growth is not None and growth.grows:

@@ -48,7 +48,6 @@ def run(seed: int, *, minutes: float = MINUTES, rate: float = RATE) -> Outcome:
 async def take_readings(
     folder: Path, seed: int, rate: float, seconds: float, every_s: float
 ) -> tuple[list[Reading], TormentedSite]:
-    """Torment a site, and read its memory every `every_s` seconds."""
     readings: list[Reading] = []
     async with tormented_site(folder, seed, rate) as here:
         await here.run(lambda: readings.append(here.read_memory()), every_s, seconds)

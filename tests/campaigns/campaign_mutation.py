@@ -46,8 +46,6 @@ known is kept by content in `~/.cache/roundhouse/mutation`; `survivors/` there l
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """One that decides."""
-
     name: str
     """Its folder."""
     more: tuple[str, ...] = ()
@@ -193,13 +191,11 @@ class Survey:
 
     @property
     def judged(self) -> list[tuple[Mutant, str]]:
-        """Mutants of the sample and their verdicts."""
         known = self.results
         return [(mutant, known[mutant.name].verdict) for mutant in self.sample if mutant.name in known]
 
 
 def survey_package(package: Package, files: TestFiles, store: MutationStore, seed: int, sample: int) -> Survey:
-    """What there is, and what is known of it."""
     paths = [str(path.relative_to(REPOSITORY)) for path in sorted((REPOSITORY / package.name).rglob("*.py"))]
     by_path = {path: store.read_mutated(path)[1] for path in paths}
     tests = {path: files.choose(path, package.more) for path, found in by_path.items() if found}
@@ -363,8 +359,6 @@ def judge(surveys: Sequence[Survey], equivalents: Mapping[MutantKey, str], pins:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Figures of one package."""
-
     verdicts: Counter[str]
     wording: int
     equivalent: int

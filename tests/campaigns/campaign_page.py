@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tests.campaigns.pytest_run import run_tests
-from tests.campaigns.record import Outcome
+from tests.campaigns.pytest_run import suite
 
 ABOUT = """
 A browser reads answers that the campaign paces while their connection breaks 50 times: cut, refused for a while,
@@ -12,8 +11,4 @@ stops; a killed gateway leaves a true prefix that is marked, and a real engine c
 its message; two tabs that send at once lose nothing.
 """
 TESTS = ("tests/e2e/page/test_streams.py",)
-
-
-def run(seed: int) -> Outcome:
-    """The tests with full counts."""
-    return run_tests(TESTS, seed)
+run = suite(TESTS)

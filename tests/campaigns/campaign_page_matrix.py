@@ -38,7 +38,6 @@ TESTS = _paths(tuple(PARTS))
 
 
 def declare_options(parser: argparse.ArgumentParser) -> None:
-    """Which walks are taken."""
     parser.add_argument("--part", choices=PARTS, help="only these walks")
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tests.campaigns.pytest_run import run_tests
-from tests.campaigns.record import Outcome
+from tests.campaigns.pytest_run import suite
 
 ABOUT = """
 Generated definitions: the real parsers of llama-server and vLLM accept the command lines with the same meaning.
@@ -21,8 +20,4 @@ TESTS = (
     "tests/unit/controller/runtimes/test_naming.py",
     "tests/unit/controller/runtimes/test_logs.py",
 )
-
-
-def run(seed: int) -> Outcome:
-    """The tests with full counts."""
-    return run_tests(TESTS, seed)
+run = suite(TESTS)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tests.campaigns.pytest_run import run_tests
-from tests.campaigns.record import Outcome
+from tests.campaigns.pytest_run import suite
 
 ABOUT = """
 The plan's invariants hold from any observed state: 12,850 generated worlds of models, replicas, GPUs, running
@@ -11,8 +10,4 @@ operations and failures. Repeated plans end in an empty plan and the declared st
 any prefix and the controller forgets what it did not store.
 """
 TESTS = ("tests/properties/controller/planning/test_plan.py",)
-
-
-def run(seed: int) -> Outcome:
-    """The tests with full counts."""
-    return run_tests(TESTS, seed)
+run = suite(TESTS)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tests.campaigns.pytest_run import run_tests
-from tests.campaigns.record import Outcome
+from tests.campaigns.pytest_run import suite
 
 ABOUT = """
 Sessions of sixteen turns in the shapes of Claude Code (2.1.197) and Codex (0.169), by /v1/messages and /v1/responses:
@@ -17,8 +16,4 @@ TESTS = (
     "tests/properties/gateway/protocols/test_system_messages.py",
     "tests/integration/gateway/test_prefix_stability.py",
 )
-
-
-def run(seed: int) -> Outcome:
-    """The tests with full counts."""
-    return run_tests(TESTS, seed)
+run = suite(TESTS)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tests.campaigns.pytest_run import run_tests
-from tests.campaigns.record import Outcome
+from tests.campaigns.pytest_run import suite
 
 ABOUT = """
 Generated operations on both vector stores (Qdrant Edge, and a Qdrant server whose part a fake has) against a
@@ -20,8 +19,4 @@ TESTS = (
     "tests/integration/retrieval/test_killed_ingestion.py",
     "tests/e2e/test_documents.py",
 )
-
-
-def run(seed: int) -> Outcome:
-    """The tests with full counts."""
-    return run_tests(TESTS, seed)
+run = suite(TESTS)

@@ -14,10 +14,9 @@ from retrieval.vector_store.edge.store import EdgeStore
 from tests.bench.targets import CACHE
 from tests.campaigns.record import Outcome, Table
 from tests.support.debian_documents import PACKAGES, DocumentsUnavailableError, load_documents
-from tests.support.embedding_cache import CachedModels
+from tests.support.embedding_cache import CachedModels, OnnxModels
 from tests.support.known_items import MIXED, Question, make_question_sets
 from tests.support.minilm_model import NAME, PACKAGE, WEIGHTS_SHA256, ModelUnavailableError, prepare_minilm
-from tests.support.onnx_client import OnnxModels
 from tests.support.retrieval_harness import retrieval_harness
 from tests.support.retrieval_quality import Qualities, add_documents, find_misses, measure_quality
 
@@ -37,7 +36,6 @@ MAX_TOKENS: Final = 512
 
 
 def declare_options(parser: ArgumentParser) -> None:
-    """`--chunk_tokens`."""
     parser.add_argument("--chunk_tokens", type=int, help="largest chunk (default: the product's)")
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tests.campaigns.pytest_run import run_tests
-from tests.campaigns.record import Outcome
+from tests.campaigns.pytest_run import suite
 
 ABOUT = """
 The contract of runtimes, on processes and on containers of a Docker Engine, with its races tried twenty times: four
@@ -18,8 +17,4 @@ TESTS = (
     "tests/integration/controller/runtimes/docker/test_daemon.py",
     "tests/integration/controller/runtimes/process/test_endings.py",
 )
-
-
-def run(seed: int) -> Outcome:
-    """The contract, and the tests of one runtime that try something often."""
-    return run_tests(TESTS, seed)
+run = suite(TESTS)

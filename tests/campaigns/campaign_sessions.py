@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tests.campaigns.pytest_run import run_tests
-from tests.campaigns.record import Outcome
+from tests.campaigns.pytest_run import suite
 
 ABOUT = """
 Generated interleavings of turns, requests without a session, retries, failures, unloads and changed tables, on replicas
@@ -15,8 +14,4 @@ TESTS = (
     "tests/properties/gateway/admission/test_sessions.py",
     "tests/integration/gateway/test_session_tenants.py",
 )
-
-
-def run(seed: int) -> Outcome:
-    """The tests with full counts."""
-    return run_tests(TESTS, seed)
+run = suite(TESTS)

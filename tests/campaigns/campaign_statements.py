@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from tests.campaigns.pytest_run import run_tests
-from tests.campaigns.record import Outcome
+from tests.campaigns.pytest_run import suite
 
 ABOUT = """
 Generated sequences of loads, unloads, edits, failures and restarts of the controller. The latest valid statement
 decides what is wanted of a model, survives a restart, and published states follow one another as documented.
 """
 TESTS = ("tests/properties/controller/desired/test_statements.py",)
-
-
-def run(seed: int) -> Outcome:
-    """The tests with full counts."""
-    return run_tests(TESTS, seed)
+run = suite(TESTS)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tests.campaigns.pytest_run import run_tests
-from tests.campaigns.record import Outcome
+from tests.campaigns.pytest_run import suite
 
 ABOUT = """
 Generated sequences of writes, reads, deletions and expiries, compared with a dictionary: every answer is equal, room
@@ -14,8 +13,4 @@ TESTS = (
     "tests/properties/gateway/storage/test_conversation_tree.py",
     "tests/integration/gateway/test_responses_process.py",
 )
-
-
-def run(seed: int) -> Outcome:
-    """The tests with full counts."""
-    return run_tests(TESTS, seed)
+run = suite(TESTS)

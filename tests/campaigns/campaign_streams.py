@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tests.campaigns.pytest_run import run_tests
-from tests.campaigns.record import Outcome
+from tests.campaigns.pytest_run import suite
 
 ABOUT = """
 Generated interleavings of requests, reads, stops, replacements, garbage collection and restarts against a model of the
@@ -20,8 +19,4 @@ TESTS = (
     "tests/integration/gateway/test_resumed_process.py",
     "tests/integration/gateway/test_resumed_streams.py",
 )
-
-
-def run(seed: int) -> Outcome:
-    """The tests with full counts."""
-    return run_tests(TESTS, seed)
+run = suite(TESTS)

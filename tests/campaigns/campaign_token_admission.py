@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tests.campaigns.pytest_run import run_tests
-from tests.campaigns.record import Outcome
+from tests.campaigns.pytest_run import suite
 
 ABOUT = """
 Generated lengths and limits at simulated engines that, like llama-server, fail all requests when their cache is full.
@@ -15,8 +14,4 @@ TESTS = (
     "tests/properties/gateway/admission/test_tokens.py",
     "tests/integration/gateway/test_token_admission.py",
 )
-
-
-def run(seed: int) -> Outcome:
-    """The tests with full counts."""
-    return run_tests(TESTS, seed)
+run = suite(TESTS)

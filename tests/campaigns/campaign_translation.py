@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tests.campaigns.pytest_run import run_tests
-from tests.campaigns.record import Outcome
+from tests.campaigns.pytest_run import suite
 
 ABOUT = """
 Generated conversations, answers and streams. A dialect writes again what it reads, cuts change nothing, a stream says
@@ -22,8 +21,4 @@ TESTS = (
     "tests/properties/gateway/protocols/test_prompt_length.py",
     "tests/unit/gateway/protocols/chat/test_reasoning.py",
 )
-
-
-def run(seed: int) -> Outcome:
-    """The tests with full counts."""
-    return run_tests(TESTS, seed)
+run = suite(TESTS)

@@ -18,7 +18,6 @@ class Change:
 
     @property
     def subject(self) -> str:
-        """What the golden is about."""
         return self.golden.partition("/")[0]
 
 

@@ -45,8 +45,6 @@ def limit_of(seconds: float) -> float:
 
 @dataclass(eq=False)
 class Driver:
-    """One run."""
-
     files: Mapping[str, Sequence[str]]
     """By module: the test files that judge it, the nearest first."""
     stop_at: float
@@ -76,7 +74,6 @@ class Driver:
         return not left
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """A hook of pytest's."""
         self.order = {item.nodeid: number for number, item in enumerate(items)}
 
     def judge(self, names: Sequence[str]) -> None:

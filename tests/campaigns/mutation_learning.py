@@ -45,8 +45,6 @@ def end_after(seconds: float) -> None:
 
 @dataclass
 class Lessons:
-    """What is known of the tests."""
-
     tests: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     """By function, as mutmut names it: the tests that call it."""
     seconds: dict[str, float] = field(default_factory=dict)
@@ -72,7 +70,6 @@ class Lessons:
         return {"tests": tests, "seconds": self.seconds, "left_out": self.left_out, "done": self.done}
 
     def jobs(self, files: Sequence[str], scratch: Path) -> list[Job]:
-        """Those that are to run."""
         halves = [(file, half) for file in files for half in (0, 1) if f"{file} {half}" not in self.done]
         return [self._job(file, half, scratch) for file, half in halves]
 
@@ -128,7 +125,6 @@ class _Learner:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Every second test."""
         items[:] = [item for item in items[self.half :: 2] if item.nodeid not in self.skipped]
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)

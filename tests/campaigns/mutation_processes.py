@@ -25,8 +25,6 @@ PATIENCE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What one process does."""
-
     name: str
     body: Callable[[Path, int], int]
     """In the process: gets a folder of its own, and where to write what is told. Gives the status to end with."""
@@ -35,8 +33,6 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a job ended."""
-
     job: Job
     status: int
     """As `os.waitstatus_to_exitcode` gives it."""
@@ -53,7 +49,6 @@ class _Child:
 
     @property
     def ends(self) -> float:
-        """When it is ended, at the latest."""
         return self.began + self.job.allowed_s
 
 

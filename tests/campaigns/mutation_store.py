@@ -41,14 +41,11 @@ class Result:
 
 
 def cache_folder() -> Path:
-    """Where it is kept."""
     root = os.environ.get("ROUNDHOUSE_CACHE") or Path.home() / ".cache" / "roundhouse"
     return Path(root) / "mutation"
 
 
 class MutationStore:
-    """What is known."""
-
     def __init__(self, folder: Path, repository: Path = REPOSITORY) -> None:
         self.folder = folder
         self.repository = repository
@@ -107,7 +104,6 @@ class MutationStore:
         return json.loads(kept.read_text()) if kept.exists() else None
 
     def keep_lessons(self, paths: Iterable[str], tests: Iterable[str], lessons: Mapping[str, Any]) -> None:
-        """Keep what was learned."""
         _replace(self._lessons(paths, tests), json.dumps(lessons).encode())
 
     def _lessons(self, paths: Iterable[str], tests: Iterable[str]) -> Path:

@@ -16,8 +16,6 @@ FOLDERS = ("tests/unit", "tests/properties")
 
 
 class TestFiles:
-    """The test files of a repository."""
-
     __test__ = False
 
     def __init__(self, repository: Path = REPOSITORY) -> None:

@@ -43,8 +43,6 @@ class MutmutMissingError(Exception):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Mutant:
-    """One mutant: where it is, and what it changes."""
-
     path: str
     line: int
     function: str
@@ -71,7 +69,6 @@ class Batch:
 
 
 def require_mutmut() -> str:
-    """mutmut's version."""
     if find_spec("mutmut") is None:
         raise MutmutMissingError(INSTALL)
     return version("mutmut")
@@ -194,7 +191,6 @@ def run_driver(folder: Path, batch: Batch, stop_at: float, on_event: Callable[[d
 
 
 def _listen(driver: subprocess.Popen[str], stop_at: float, on_event: Callable[[dict[str, Any]], None]) -> None:
-    """Until the driver has ended."""
     assert driver.stdout is not None
     for line in driver.stdout:
         on_event(json.loads(line))
@@ -222,5 +218,4 @@ def copy_repository(folder: Path, sources: Mapping[str, str]) -> None:
 
 
 def to_json(mutants: Sequence[Mutant]) -> list[dict[str, Any]]:
-    """For a file."""
     return [asdict(mutant) for mutant in mutants]

@@ -21,7 +21,6 @@ class Table:
     rows: Sequence[Sequence[object]]
 
     def to_markdown(self) -> str:
-        """A heading and a table."""
         lines = [self.columns, ["---"] * len(self.columns), *self.rows]
         rows = ("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
         return "\n".join([f"## {self.title}", "", *rows])
@@ -54,7 +53,6 @@ class Run:
     outcome: Outcome
 
     def to_markdown(self) -> str:
-        """The page that is committed."""
         count = len(self.outcome.failures)
         held = "no failure" if not count else f"{count} failure{'s' * (count > 1)}"
         facts = {

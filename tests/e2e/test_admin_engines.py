@@ -6,10 +6,10 @@ import asyncio
 import signal
 from typing import Any
 
-import aiohttp
 import pytest
 
 from tests.support.admin import AdminApi
+from tests.support.http_client import send_request
 from tests.support.load import Load
 from tests.support.roundhouse_stack import RoundhouseStack
 from tests.support.runtime_fixtures import RuntimeFixture
@@ -34,12 +34,8 @@ async def _context_length(stack: RoundhouseStack, runtime_fixture: RuntimeFixtur
     assert status is not None
     found = set()
     for replica in status.replicas:
-        headers = {"authorization": f"Bearer {runtime_fixture.token(stack, replica.name)}"}
-        async with (
-            aiohttp.ClientSession() as session,
-            session.get(f"{replica.endpoint}/props", headers=headers) as answer,
-        ):
-            found.add(int((await answer.json())["default_generation_settings"]["n_ctx"]))
+        reply = await send_request(f"{replica.endpoint}/props", key=runtime_fixture.token(stack, replica.name))
+        found.add(int(reply.success["default_generation_settings"]["n_ctx"]))
     return found
 
 
@@ -87,8 +83,7 @@ async def test_another_context_is_tried_on_a_model_that_serves_and_taken_back(
     stack: RoundhouseStack, runtime_fixture: RuntimeFixture
 ) -> None:
     stack.declare({"m": LLAMA | {"enabled": True, "replicas": 2}})
-    await stack.open()
-    await stack.loaded("m")
+    await stack.open("m")
     load = Load("m")
     async with AdminApi(stack.url) as admin, load.running(stack.url, workers=3):
         await load.more(3)
@@ -96,19 +91,19 @@ async def test_another_context_is_tried_on_a_model_that_serves_and_taken_back(
         assert (refused.status, refused.code) == (400, "invalid_load_request")
         restarted = await admin.load("m", {"llama_server_n_ctx": 2048}, restart=True)
         assert (restarted.status, restarted.body["runtime_state"]) == (200, "loaded"), restarted.body
-        await until("what drained is gone", lambda: _is_at_rest(admin, "m", 2))
+        await until("what drained is gone", lambda: _is_at_rest(admin))
         assert await _context_length(stack, runtime_fixture, "m") == {2048}
         assert (await admin.request("DELETE", "models/m/override")).status == 200
-        await until("the files rule again", lambda: _is_at_rest(admin, "m", 2))
+        await until("the files rule again", lambda: _is_at_rest(admin))
         assert await _context_length(stack, runtime_fixture, "m") == {1024}
         await load.more(3)
     assert (load.lost, load.refused) == ([], {})
 
 
-async def _is_at_rest(admin: AdminApi, name: str, replicas: int) -> bool:
-    """Whether so many replicas serve with the values in force, and no other one is left."""
-    found = [(each["phase"], each["outdated"]) for each in (await admin.row(name))["replica_details"]]
-    return found == [("ready", False)] * replicas
+async def _is_at_rest(admin: AdminApi) -> bool:
+    """Whether both replicas serve with the values in force, and no other one is left."""
+    found = [(each["phase"], each["outdated"]) for each in (await admin.row("m"))["replica_details"]]
+    return found == [("ready", False)] * 2
 
 
 async def _is_back(admin: AdminApi) -> bool:
@@ -127,8 +122,7 @@ async def _is_busy(admin: AdminApi, name: str) -> bool:
 async def test_an_unload_under_load_loses_nothing(stack: RoundhouseStack, runtime_fixture: RuntimeFixture) -> None:
     roomy = LLAMA | {"llama_server_n_ctx": 4096}
     stack.declare({"m": roomy | {"replicas": 2}, "other": roomy | {"enabled": True}})
-    await stack.open()
-    await stack.loaded("other")
+    await stack.open("other")
     load, other = Load("m"), Load("other")
     async with AdminApi(stack.url) as admin:
         assert (await admin.load("m")).status == 200
@@ -144,36 +138,17 @@ async def test_an_unload_under_load_loses_nothing(stack: RoundhouseStack, runtim
     assert all("-other-" in name for name in runtime_fixture.left(stack))
 
 
-async def test_two_loads_at_once_start_one_engine(stack: RoundhouseStack, runtime_fixture: RuntimeFixture) -> None:
-    stack.declare({"m": LLAMA})
-    await stack.open()
-    async with AdminApi(stack.url) as admin:
-        first, second = await asyncio.gather(admin.load("m"), admin.load("m"))
-        assert (first.status, second.status) == (200, 200)
-        assert len(runtime_fixture.left(stack)) == 1
-        starts = (await admin.request("GET", "history", kind="action", model="m")).body["entries"]
-        assert [entry["details"]["action"] for entry in starts].count("start") == 1
-
-
-async def test_a_load_goes_on_when_its_client_leaves(stack: RoundhouseStack, runtime_fixture: RuntimeFixture) -> None:
-    stack.declare({"m": {"backend": "stub", "enabled": False, "stub_load_s": 1.5}})
-    await stack.open()
-    async with AdminApi(stack.url) as admin:
-        asking = asyncio.create_task(admin.load("m"))
-        await admin.state("m", "loading")
-        asking.cancel()
-        await admin.state("m", "loaded")
-    assert len(runtime_fixture.left(stack)) == 1
-
-
-async def test_a_load_whose_file_is_missing_fails_in_words_and_delays_nobody(
+async def test_loads_start_one_engine_each_whoever_asks_and_a_missing_file_delays_nobody(
     stack: RoundhouseStack, runtime_fixture: RuntimeFixture
 ) -> None:
-    stack.declare({"lost": LLAMA | {"model_path": "clockwrok.gguf"}, "m": LLAMA})
+    slow = {"backend": "stub", "enabled": False, "stub_load_s": 1.5}
+    stack.declare({"lost": LLAMA | {"model_path": "clockwrok.gguf"}, "m": LLAMA, "slow": slow})
     await stack.open()
     async with AdminApi(stack.url) as admin:
-        lost, well = await asyncio.gather(admin.load("lost"), admin.load("m"))
-        assert well.status == 200
+        lost, first, second = await asyncio.gather(admin.load("lost"), admin.load("m"), admin.load("m"))
+        assert (first.status, second.status) == (200, 200)
+        starts = (await admin.request("GET", "history", kind="action", model="m")).body["entries"]
+        assert [entry["details"]["action"] for entry in starts].count("start") == 1
         assert (lost.status, lost.code) == (503, "model_failed")
         row = await admin.row("lost")
         assert row["runtime_state"] == "failed"
@@ -183,15 +158,29 @@ async def test_a_load_whose_file_is_missing_fails_in_words_and_delays_nobody(
         (stack.models / "clockwrok.gguf").write_bytes((stack.models / "clockwork.gguf").read_bytes())
         (stack.models / "clockwrok.gguf").chmod(0o644)
         assert (await admin.load("lost")).status == 200
-    assert len(runtime_fixture.left(stack)) == 2
+        # A load goes on when its client leaves.
+        leaving = asyncio.create_task(admin.load("slow"))
+        await admin.state("slow", "loading")
+        leaving.cancel()
+        await admin.state("slow", "loaded")
+    assert len(runtime_fixture.left(stack)) == 3
 
 
 async def test_a_model_that_was_unloaded_stays_so_over_a_restart_and_against_demand(
     stack: RoundhouseStack, runtime_fixture: RuntimeFixture
 ) -> None:
-    stack.declare({"m": {"backend": "stub", "autoload": True}})
+    endless = {"backend": "stub", "autoload": True, "enabled": False, "stub_load_s": 600}
+    stack.declare({"m": {"backend": "stub", "autoload": True}, "endless": endless})
     await stack.open()
     async with AdminApi(stack.url) as admin:
+        # Who waits for a load is told of the unload.
+        waiting = [asyncio.create_task(admin.chat("endless", stream=stream)) for stream in (False, True)]
+        await until("both wait", lambda: _queued(admin, 2))
+        assert (await admin.unload("endless")).status == 200
+        for refused in await asyncio.gather(*waiting):
+            assert (refused.status, refused.code) == (503, "model_unloading")
+        row = await admin.row("endless")
+        assert (row["queue_depth"], row["runtime_state"]) == (0, "unloaded"), "nobody asked for it again"
         assert (await admin.chat("m")).status == 200
         assert (await admin.unload("m")).status == 200
         assert (await admin.chat("m")).code == "model_not_loaded"
@@ -205,22 +194,5 @@ async def test_a_model_that_was_unloaded_stays_so_over_a_restart_and_against_dem
     assert len(runtime_fixture.left(stack)) == 1
 
 
-async def test_a_request_that_waits_for_a_load_is_told_of_the_unload(
-    stack: RoundhouseStack, runtime_fixture: RuntimeFixture
-) -> None:
-    stack.declare({"m": {"backend": "stub", "autoload": True, "enabled": False, "stub_load_s": 600}})
-    await stack.open()
-    async with AdminApi(stack.url) as admin:
-        waiting = [asyncio.create_task(admin.chat("m", stream=stream)) for stream in (False, True)]
-        await until("both wait", lambda: _queued(admin, 2))
-        assert (await admin.unload("m")).status == 200
-        for refused in await asyncio.gather(*waiting):
-            assert (refused.status, refused.code) == (503, "model_unloading")
-        assert (await admin.row("m"))["queue_depth"] == 0
-        # It was not asked for again by those that were sent away.
-        assert (await admin.row("m"))["runtime_state"] == "unloaded"
-    assert runtime_fixture.left(stack) == []
-
-
 async def _queued(admin: AdminApi, count: int) -> bool:
-    return bool((await admin.row("m"))["queue_depth"] == count)
+    return bool((await admin.row("endless"))["queue_depth"] == count)

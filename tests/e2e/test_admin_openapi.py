@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
@@ -22,7 +19,6 @@ from schemathesis.specs.openapi.checks import (
 
 from tests.support.campaign import campaign_count
 from tests.support.roundhouse_stack import RoundhouseStack
-from tests.support.runtime_fixtures import ProcessRuntimeFixture
 
 pytestmark = pytest.mark.engines
 
@@ -39,26 +35,13 @@ FIXED: dict[str, Any] = {"timeout_s": 0.05, "for_s": 0.05, "follow": "false"}
 load_all_checks()
 
 
-@pytest.fixture
-async def fuzzed(folder: Path) -> AsyncIterator[tuple[RoundhouseStack, dict[str, Any]]]:
-    """A Roundhouse, and its document as a client gets it."""
-    runtime_fixture = ProcessRuntimeFixture()
-    stack = RoundhouseStack(folder, runtime_fixture.runtime, runtime_fixture.env())
+async def test_the_document_passes_a_validator_and_generated_requests_find_nothing_undocumented(
+    process_stack: RoundhouseStack,
+) -> None:
+    stack = process_stack
     stack.declare(MODELS)
     await stack.open()
-    async with aiohttp.ClientSession() as session, session.get(f"{stack.url}/openapi.json") as answer:
-        document = await answer.json()
-    try:
-        yield stack, document
-    finally:
-        await stack.close()
-    assert runtime_fixture.left(stack) == []
-
-
-async def test_the_document_passes_a_validator_and_generated_requests_find_nothing_undocumented(
-    fuzzed: tuple[RoundhouseStack, dict[str, Any]],
-) -> None:
-    stack, document = fuzzed
+    document: dict[str, Any] = (await stack.request("GET", "/openapi.json")).success
     OpenAPIV31SpecValidator(document).validate()
     asked = await asyncio.to_thread(_ask_everything, document, stack.url)
     assert asked == {path for path in document["paths"] if path.startswith("/v1/admin")}

@@ -25,14 +25,11 @@ HIDDEN = STUB | {"env": {"HF_TOKEN": SECRET}, "stub_fail": f"cannot log in with 
 
 
 class Events:
-    """A stream of events that is being read."""
-
     def __init__(self, answer: aiohttp.ClientResponse) -> None:
         self._answer = answer
         self.last_id: str | None = None
 
     async def next(self, kind: str | None = None) -> dict[str, Any]:
-        """The next event (of that kind), as its entry."""
         event, fields = "", {}
         async for raw in self._answer.content:
             line = raw.decode().rstrip("\n")
@@ -50,7 +47,6 @@ class Events:
 
 @asynccontextmanager
 async def following(stack: RoundhouseStack, after: str | None = None, **query: str) -> AsyncIterator[Events]:
-    """The events of a stack, through its gateway."""
     headers = {} if after is None else {"last-event-id": after}
     async with (
         aiohttp.ClientSession() as session,
@@ -216,13 +212,11 @@ async def test_a_dry_run_tells_what_an_edit_does_and_does_nothing(
     assert (await stack.loaded("m"))["m"].replicas[0].name == replica
 
 
-async def test_drift_is_what_runs_differently_and_nothing_else(
-    stack: RoundhouseStack, runtime_fixture: RuntimeFixture
-) -> None:
-    stack.declare({"m": STUB | {"enabled": True}, "other": STUB})
-    await stack.open()
-    await stack.loaded("m")
-    async with AdminApi(stack.url) as admin:
+async def test_drift_is_what_runs_differently_and_nothing_else(stack: RoundhouseStack) -> None:
+    # A stub serves 64 requests at a time, whatever is declared.
+    stack.declare({"m": STUB | {"enabled": True}, "other": STUB, "wide": STUB | {"target_inflight": 100}})
+    await stack.open("m")
+    async with AdminApi(stack.url) as admin, following(stack, kind="drift") as events:
         assert (await admin.request("GET", "drift")).body["items"] == []
         before = (await admin.load("other")).body["statement"]["since"]
         [stated] = (await admin.request("GET", "drift")).body["items"]
@@ -231,19 +225,11 @@ async def test_drift_is_what_runs_differently_and_nothing_else(
         await admin.state("other", "unloaded")
         assert (await admin.request("GET", "drift")).body["items"] == []
 
-
-@pytest.mark.parametrize("runtime_fixture", ["process"], indirect=True)
-async def test_what_an_engine_applied_otherwise_is_drift_an_event_and_part_of_its_row(stack: RoundhouseStack) -> None:
-    """A stub serves 64 requests at a time, whatever is declared."""
-    stack.declare({"m": STUB | {"target_inflight": 100}})
-    await stack.open()
-    async with AdminApi(stack.url) as admin, following(stack, kind="drift") as events:
-        await admin.load("m")
+        await admin.load("wide")
         told = await events.next()
         details = {"field": "target_inflight", "declared": 100, "applied": 64}
-        assert (told["model"], told["details"]) == ("m", details | {"replica": told["details"]["replica"]})
-        [row] = (await admin.request("GET", "models")).body["models"]
-        assert row["drift"] == [told["message"]]
+        assert (told["model"], told["details"]) == ("wide", details | {"replica": told["details"]["replica"]})
+        assert (await admin.row("wide"))["drift"] == [told["message"]]
         items = (await admin.request("GET", "drift")).body["items"]
         [item] = [each for each in items if each["kind"] == "applied"]
         assert (item["replica"], item["field"]) == (told["details"]["replica"], "target_inflight")

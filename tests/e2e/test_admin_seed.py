@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import pytest
 
 from tests.support.admin import AdminApi
 from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
-from tests.support.runtime_fixtures import ProcessRuntimeFixture
+from tests.support.runtime_fixtures import ProcessRuntimeFixture, stack_of_processes
 from tests.support.seed_examples import EXAMPLES, GGUF, MODELS, ROW_OF_THE_SEED, SCHEMA, VALUES
 from tests.support.wait import until
 
@@ -25,18 +24,11 @@ pytestmark = pytest.mark.engines
 @pytest.fixture(scope="module")
 def walked(clockwork: Path) -> Iterator[RoundhouseStack]:
     """A Roundhouse on processes with a model of every backend, none of them loaded."""
-    root = Path(tempfile.mkdtemp(prefix="rh"))
-    runtime_fixture = ProcessRuntimeFixture()
-    stack = RoundhouseStack(root, runtime_fixture.runtime, runtime_fixture.env())
-    shutil.copy(clockwork, stack.models / GGUF)
-    stack.declare(MODELS)
-    asyncio.run(stack.open())
-    try:
+    with stack_of_processes() as stack:
+        shutil.copy(clockwork, stack.models / GGUF)
+        stack.declare(MODELS)
+        asyncio.run(stack.open())
         yield stack
-    finally:
-        asyncio.run(stack.close())
-        assert runtime_fixture.left(stack) == []
-        shutil.rmtree(root, ignore_errors=True)
 
 
 @pytest.fixture

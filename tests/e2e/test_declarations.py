@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.admin import AdminApi
-from tests.support.roundhouse_stack import REPOSITORY, RoundhouseStack
+from tests.support.roundhouse_stack import RoundhouseStack
 from tests.support.runtime_fixtures import ProcessRuntimeFixture
 from tests.support.wait import until
 
@@ -21,63 +19,48 @@ pytestmark = pytest.mark.engines
 STUB: dict[str, Any] = {"backend": "stub", "stub_text": "one two three"}
 
 
-def run_command(stack: RoundhouseStack, *arguments: str) -> str:
-    """What a `roundhouse` command prints to stdout. It must end with 0."""
-    command = [sys.executable, "-c", "from controller.cli.main import main; main()", *arguments]
-    done = subprocess.run(
-        command, cwd=REPOSITORY, env=stack.environment(), capture_output=True, text=True, check=False, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-async def test_from_the_first_answer_to_the_commit(tmp_path: Path) -> None:
-    runtime = ProcessRuntimeFixture()
-    stack = RoundhouseStack(tmp_path, "process", runtime.env())
+async def test_from_the_first_answer_to_the_commit(process_stack: RoundhouseStack) -> None:
+    stack, runtime = process_stack, ProcessRuntimeFixture()
     stack.declare({"in-file": STUB | {"enabled": False}})
     await stack.open()
-    try:
-        async with AdminApi(stack.url) as admin:
-            made = await admin.request("PUT", "declarations/models/by/hand", STUB)
-            assert (made.status, made.body["kind"], made.body["name"]) == (201, "models", "by/hand")
-            model = (await stack.loaded("by/hand"))["by/hand"]
-            engine = runtime.identity(stack, model.replicas[0].name)
-            question = {"model": "by/hand", "messages": [{"role": "user", "content": "Hi"}]}
+    async with AdminApi(stack.url) as admin:
+        made = await admin.request("PUT", "declarations/models/by/hand", STUB)
+        assert (made.status, made.body["kind"], made.body["name"]) == (201, "models", "by/hand")
+        model = (await stack.loaded("by/hand"))["by/hand"]
+        engine = runtime.identity(stack, model.replicas[0].name)
 
-            async def answered() -> bool:
-                async with admin.session.post(f"{stack.url}/v1/chat/completions", json=question) as answer:
-                    said = await answer.json()
-                return answer.status == 200 and bool(said["choices"][0]["message"]["content"] == "one two three")
+        async def answered() -> bool:
+            reply = await admin.chat("by/hand")
+            return reply.status == 200 and bool(reply.body["choices"][0]["message"]["content"] == "one two three")
 
-            await until("it answers", answered)
-            assert (await admin.request("GET", "models/by/hand")).body["declared_by"] == "runtime"
-            assert (await admin.request("PUT", "declarations/models/in-file", STUB)).code == "declared_in_files"
-            drift = (await admin.request("GET", "drift")).body["items"]
-            assert [(each["model"], each["kind"]) for each in drift if each["kind"] == "declaration"] == [
-                ("by/hand", "declaration")
-            ]
+        await until("it answers", answered)
+        assert (await admin.request("GET", "models/by/hand")).body["declared_by"] == "runtime"
+        assert (await admin.request("PUT", "declarations/models/in-file", STUB)).code == "declared_in_files"
+        drift = (await admin.request("GET", "drift")).body["items"]
+        assert [(each["model"], each["kind"]) for each in drift if each["kind"] == "declaration"] == [
+            ("by/hand", "declaration")
+        ]
 
-            stack.kill("controller")
-            stack.start("controller")
-            await stack.loaded("by/hand")
-            assert (await asyncio.to_thread(run_command, stack, "declarations", "ls")).startswith("model by/hand, ")
-            exported = await asyncio.to_thread(run_command, stack, "declarations", "export")
-            (stack.desired / "more.yaml").write_text(exported)
+        stack.kill("controller")
+        stack.start("controller")
+        await stack.loaded("by/hand")
+        listed = await asyncio.to_thread(stack.run_command, "declarations", "ls")
+        assert listed.stdout.startswith("model by/hand, ")
+        exported = await asyncio.to_thread(stack.run_command, "declarations", "export")
+        assert (listed.returncode, exported.returncode) == (0, 0)
+        (stack.desired / "more.yaml").write_text(exported.stdout)
 
-            async def is_of_the_files() -> bool:
-                return bool((await admin.request("GET", "models/by/hand")).body.get("declared_by") == "files")
+        async def is_of_the_files() -> bool:
+            return bool((await admin.request("GET", "models/by/hand")).body.get("declared_by") == "files")
 
-            await until("the files declare it", is_of_the_files)
-            assert (await admin.request("GET", "declarations")).body == {"models": {}, "keys": {}, "problems": []}
-            history = (await admin.request("GET", "history")).body["entries"]
-            assert "the runtime declaration of by/hand has ended: the files declare it" in [
-                each["message"] for each in history
-            ]
-            model = (await stack.loaded("by/hand"))["by/hand"]
-            assert runtime.identity(stack, model.replicas[0].name) == engine, "nothing restarted"
-    finally:
-        await stack.close()
-    assert runtime.left(stack) == []
+        await until("the files declare it", is_of_the_files)
+        assert (await admin.request("GET", "declarations")).body == {"models": {}, "keys": {}, "problems": []}
+        history = (await admin.request("GET", "history")).body["entries"]
+        assert "the runtime declaration of by/hand has ended: the files declare it" in [
+            each["message"] for each in history
+        ]
+        model = (await stack.loaded("by/hand"))["by/hand"]
+        assert runtime.identity(stack, model.replicas[0].name) == engine, "nothing restarted"
 
 
 async def _try_attacks(admin: AdminApi, evil: Path, bait: Path) -> None:
@@ -117,9 +100,10 @@ async def _try_attacks(admin: AdminApi, evil: Path, bait: Path) -> None:
     assert not (evil / "ran").exists()
 
 
-async def test_no_request_runs_code_or_reads_a_file_with_and_without_keys(folder: Path) -> None:
-    runtime = ProcessRuntimeFixture()
-    stack = RoundhouseStack(folder, "process", runtime.env())
+async def test_no_request_runs_code_or_reads_a_file_with_and_without_keys(
+    process_stack: RoundhouseStack, folder: Path
+) -> None:
+    stack = process_stack
     evil, bait = folder / "evil", folder / "bait"
     evil.mkdir()
     (evil / "sitecustomize.py").write_text(f"open({str(evil / 'ran')!r}, 'w')")
@@ -127,19 +111,15 @@ async def test_no_request_runs_code_or_reads_a_file_with_and_without_keys(folder
     (stack.models / "link").symlink_to(evil)
     stack.declare({"draft": {"backend": "vllm", "model_path": "m", "enabled": False, "aliases": ["other-name"]}})
     await stack.open()
-    try:
-        async with AdminApi(stack.url) as admin:
-            await _try_attacks(admin, evil, bait)
-            secret = "rh-" + "x" * 43
-            key = {"sha256": hashlib.sha256(secret.encode()).hexdigest(), "scopes": ["admin"]}
-            assert (await admin.request("PUT", "declarations/keys/operator", key)).status == 201
+    async with AdminApi(stack.url) as admin:
+        await _try_attacks(admin, evil, bait)
+        secret = "rh-" + "x" * 43
+        key = {"sha256": hashlib.sha256(secret.encode()).hexdigest(), "scopes": ["admin"]}
+        assert (await admin.request("PUT", "declarations/keys/operator", key)).status == 201
 
-            async def is_closed() -> bool:
-                return (await admin.request("GET", "models")).status == 401
+        async def is_closed() -> bool:
+            return (await admin.request("GET", "models")).status == 401
 
-            await until("the gateway wants a key", is_closed)
-            admin.session.headers["authorization"] = f"Bearer {secret}"
-            await _try_attacks(admin, evil, bait)
-    finally:
-        await stack.close()
-    assert runtime.left(stack) == []
+        await until("the gateway wants a key", is_closed)
+        admin.session.headers["authorization"] = f"Bearer {secret}"
+        await _try_attacks(admin, evil, bait)

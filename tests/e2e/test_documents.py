@@ -5,16 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-import openai
 import pytest
 
 from tests.support.campaign import campaign_count
@@ -32,64 +28,45 @@ NOTES = "# Engines\n\nThe turntable moves the engines.\n\n# Coal\n\nCoal is stor
 
 
 @pytest.fixture
-async def yard(folder: Path, clockwork: Path) -> AsyncIterator[RoundhouseStack]:
+async def yard(process_stack: RoundhouseStack, clockwork: Path) -> RoundhouseStack:
     """A Roundhouse of processes with retrieval, whose documents are embedded by a real engine."""
-    state = folder / "state"
-    stack = RoundhouseStack(
-        folder,
-        "process",
-        {
-            "ROUNDHOUSE_RETRIEVAL_LISTEN": f"unix:{state}/retrieval.sock",
-            "ROUNDHOUSE_RETRIEVAL_URL": f"unix:{state}/retrieval.sock",
-            "ROUNDHOUSE_RETRIEVAL_EMBEDDING_MODEL": "embed",
-        },
-    )
-    stack.settings["ROUNDHOUSE_GATEWAY_URL"] = stack.url
-    shutil.copy(clockwork, stack.models / "clockwork.gguf")
-    stack.declare(MODELS)
-    await stack.open()
-    stack.start("retrieval")
-    try:
-        await stack.loaded("chat", "embed")
-        yield stack
-    finally:
-        stack.kill("retrieval", signal.SIGTERM)
-        await stack.close()
-
-
-async def request(stack: RoundhouseStack, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
-    """Status and JSON of an answer of the gateway."""
-    url = stack.url + path
-    async with aiohttp.ClientSession() as session, session.request(method, url, json=body, headers=headers) as answer:
-        return answer.status, await answer.json()
+    process_stack.settings |= {
+        "ROUNDHOUSE_RETRIEVAL_LISTEN": f"unix:{process_stack.state}/retrieval.sock",
+        "ROUNDHOUSE_RETRIEVAL_URL": f"unix:{process_stack.state}/retrieval.sock",
+        "ROUNDHOUSE_RETRIEVAL_EMBEDDING_MODEL": "embed",
+        "ROUNDHOUSE_GATEWAY_URL": process_stack.url,
+    }
+    shutil.copy(clockwork, process_stack.models / "clockwork.gguf")
+    process_stack.declare(MODELS)
+    await process_stack.open()
+    process_stack.start("retrieval")
+    await process_stack.loaded("chat", "embed")
+    return process_stack
 
 
 async def add(stack: RoundhouseStack, document_id: str, text: str, **headers: str) -> None:
     """Add a document, as soon as retrieval answers."""
 
     async def is_added() -> bool:
-        status, answer = await request(
-            stack, "POST", "/v1/documents?wait=true", {"text": text, "id": document_id}, **headers
-        )
-        assert status in (200, 503), answer
-        return status == 200
+        document = {"text": text, "id": document_id}
+        reply = await stack.request("POST", "/v1/documents?wait=true", document, headers=headers)
+        assert reply.status in (200, 503), reply.body
+        return reply.status == 200
 
     await until("the document is added", is_added)
 
 
 async def find(stack: RoundhouseStack, query: str, **fields: Any) -> list[str]:
-    """Ids of the documents of the hits."""
-    status, answer = await request(stack, "POST", "/v1/search", {"query": query, **fields})
-    assert status == 200, answer
-    return [hit["document_id"] for hit in answer["data"]]
+    reply = await stack.request("POST", "/v1/search", {"query": query, **fields})
+    return [hit["document_id"] for hit in reply.success["data"]]
 
 
 async def test_documents_are_embedded_by_an_engine_and_survive_deaths(yard: RoundhouseStack) -> None:
     await add(yard, "yard", NOTES)
     await add(yard, "kitchen", "Tea and bread are in the kitchen.")
-    status, answer = await request(yard, "POST", "/v1/search", {"query": "Coal is stored beside the shed."})
-    assert (status, answer["mode"], answer["embedding_model"]) == (200, "hybrid", "embed")
-    best = answer["data"][0]
+    found = (await yard.request("POST", "/v1/search", {"query": "Coal is stored beside the shed."})).success
+    assert (found["mode"], found["embedding_model"]) == ("hybrid", "embed")
+    best = found["data"][0]
     assert best["document_id"] == "yard"
     assert best["scores"]["dense"] is not None
     assert best["scores"]["sparse_rank"] == 1
@@ -97,52 +74,47 @@ async def test_documents_are_embedded_by_an_engine_and_survive_deaths(yard: Roun
 
     # It dies alone, and what it had accepted is there again.
     yard.kill("retrieval")
-    status, answer = await request(yard, "POST", "/v1/search", {"query": "coal"})
-    assert (status, answer["error"]["code"]) == (503, "retrieval_unavailable")
-    async with openai.AsyncOpenAI(base_url=f"{yard.url}/v1", api_key="none", max_retries=0) as client:
+    reply = await yard.request("POST", "/v1/search", {"query": "coal"})
+    assert reply.refusal == (503, "retrieval_unavailable")
+    async with yard.sdk() as client:
         chat = await client.chat.completions.create(model="chat", messages=[{"role": "user", "content": "Hello"}])
         assert chat.choices[0].message.content == SENTENCE
     yard.start("retrieval")
 
     async def is_back() -> bool:
-        status, _ = await request(yard, "POST", "/v1/search", {"query": "coal"})
-        return status == 200
+        return (await yard.request("POST", "/v1/search", {"query": "coal"})).status == 200
 
     await until("retrieval answers again", is_back)
     assert await find(yard, "coal", mode="sparse") == ["yard"]
     # Without the engine, words are searched still.
-    status, _ = await request(yard, "POST", "/v1/admin/models/embed/unload")
-    assert status == 200
+    assert (await yard.request("POST", "/v1/admin/models/embed/unload")).status == 200
     await until("the engine is gone", lambda: _is_unavailable(yard))
     assert await find(yard, "tea", mode="sparse") == ["kitchen"]
 
 
-async def test_accents_that_are_too_long_for_the_engine_cost_their_document_nothing(
-    yard: RoundhouseStack,
-) -> None:
+async def test_accents_that_are_too_long_for_the_engine_cost_their_document_nothing(yard: RoundhouseStack) -> None:
     """Its tokens are many more than any estimate says."""
     accents = "e" + "\u0301" * campaign_count(2_000, 500_000)
     await add(yard, "first", "Tea and bread are in the kitchen.")
     text = f"The turntable moves the engines.\n\n{accents}\n\nCoal is stored beside the shed."
-    status, document = await request(yard, "POST", "/v1/documents", {"text": text, "id": "odd"})
-    assert status == 202, document
+    added = await yard.request("POST", "/v1/documents", {"text": text, "id": "odd"})
+    assert added.status == 202, added.body
 
-    async def is_done() -> bool:
-        nonlocal document
-        _, document = await request(yard, "GET", "/v1/documents/odd")
-        return document["status"] in ("ready", "failed")
+    async def look() -> Any:
+        found = (await yard.request("GET", "/v1/documents/odd")).body
+        return found if found["status"] in ("ready", "failed") else None
 
-    await until("the document is embedded", is_done, campaign_count(60, 1200))
+    document = await until("the document is embedded", look, campaign_count(60, 1200))
     assert (document["status"], document["error"], document["notice"]) == ("ready", None, None)
-    status, answer = await request(yard, "POST", "/v1/search", {"query": accents[:100], "mode": "dense", "top_k": 50})
-    texts = [hit["text"] for hit in answer["data"]]
+    found = await yard.request("POST", "/v1/search", {"query": accents[:100], "mode": "dense", "top_k": 50})
+    texts = [hit["text"] for hit in found.success["data"]]
     assert any(accents[1:100] in text for text in texts), "its vectors are there"
     assert await find(yard, "turntable", mode="sparse") == await find(yard, "coal", mode="sparse") == ["odd"]
 
 
 async def _is_unavailable(yard: RoundhouseStack) -> bool:
-    status, answer = await request(yard, "POST", "/v1/search", {"query": "tea"})
-    return status == 503 and answer["error"]["code"] == "embedding_unavailable"
+    reply = await yard.request("POST", "/v1/search", {"query": "tea"})
+    return reply.status == 503 and reply.code == "embedding_unavailable"
 
 
 async def test_keys_keep_tenants_apart_and_admins_see_all(yard: RoundhouseStack) -> None:
@@ -151,39 +123,38 @@ async def test_keys_keep_tenants_apart_and_admins_see_all(yard: RoundhouseStack)
         name: {"sha256": sha256(f"secret-{name}".encode()).hexdigest(), "scopes": scopes}
         for name, scopes in (("alice", ["inference"]), ("bob", ["inference"]), ("boss", ["inference", "admin"]))
     }
-    (yard.desired / "keys.yaml").write_text(json.dumps({"keys": keys}))
-
-    def bearer(name: str) -> dict[str, str]:
-        return {"Authorization": f"Bearer secret-{name}"}
+    yard.write("keys.yaml", {"keys": keys})
 
     async def is_closed() -> bool:
-        return (await request(yard, "GET", "/v1/documents"))[0] == 401
+        return (await yard.request("GET", "/v1/documents")).status == 401
 
     await until("the keys are in force", is_closed)
-    await add(yard, "d", "A fox of bob.", **bearer("bob"))
+    await add(yard, "d", "A fox of bob.", Authorization="Bearer secret-bob")
     for name, text in (("alice", "A fox without a key."), ("bob", "A fox of bob.")):
         # A header does not change a key's tenant.
-        headers = {**bearer(name), "X-Client-Id": "alice", "x-roundhouse-tenant": "alice", "x-roundhouse-admin": "1"}
-        status, answer = await request(yard, "POST", "/v1/search", {"query": "fox", "mode": "sparse"}, **headers)
-        assert (status, [hit["text"] for hit in answer["data"]]) == (200, [text])
-        _, own = await request(yard, "GET", "/v1/tenants", **headers)
+        shown: dict[str, Any] = {
+            "key": f"secret-{name}",
+            "headers": {"X-Client-Id": "alice", "x-roundhouse-tenant": "alice", "x-roundhouse-admin": "1"},
+        }
+        found = (await yard.request("POST", "/v1/search", {"query": "fox", "mode": "sparse"}, **shown)).success
+        assert [hit["text"] for hit in found["data"]] == [text]
+        own = (await yard.request("GET", "/v1/tenants", **shown)).success
         assert [each["id"] for each in own["data"]] == [name]
-        status, answer = await request(yard, "GET", "/v1/retrieval", **headers)
-        assert (status, answer["error"]["code"]) == (403, "scope_required")
-    status, answer = await request(yard, "DELETE", "/v1/tenants/alice", **bearer("bob"))
-    assert (status, answer["error"]["code"]) == (404, "tenant_not_found")
-    _, everybody = await request(yard, "GET", "/v1/tenants", **bearer("boss"))
+        assert (await yard.request("GET", "/v1/retrieval", **shown)).refusal == (403, "scope_required")
+    reply = await yard.request("DELETE", "/v1/tenants/alice", key="secret-bob")
+    assert reply.refusal == (404, "tenant_not_found")
+    everybody = (await yard.request("GET", "/v1/tenants", key="secret-boss")).success
     assert [each["id"] for each in everybody["data"]] == ["alice", "bob"]
-    status, answer = await request(yard, "GET", "/v1/retrieval", **bearer("boss"))
-    assert (status, answer["index"]["embedding_model"], answer["needs_reindex"]) == (200, "embed", False)
+    status = (await yard.request("GET", "/v1/retrieval", key="secret-boss")).success
+    assert (status["index"]["embedding_model"], status["needs_reindex"]) == ("embed", False)
     # The token of retrieval is nobody's to guess, and opens nothing to others.
-    status, answer = await request(yard, "GET", "/v1/documents", **{"x-roundhouse-retrieval-token": "x" * 32})
-    assert (status, answer["error"]["code"]) == (401, "invalid_api_key")
+    reply = await yard.request("GET", "/v1/documents", headers={"x-roundhouse-retrieval-token": "x" * 32})
+    assert reply.refusal == (401, "invalid_api_key")
 
 
 async def test_the_openai_sdk_and_the_command_line(yard: RoundhouseStack, tmp_path: Path) -> None:
     await add(yard, "first", "The first document.")
-    async with openai.AsyncOpenAI(base_url=f"{yard.url}/v1", api_key="none", max_retries=0) as client:
+    async with yard.sdk() as client:
         store = await client.vector_stores.create(name="yard")
         batch = await client.vector_stores.file_batches.upload_and_poll(
             store.id, files=[("notes.md", NOTES.encode()), ("tea.txt", b"Tea is in the kitchen.")], poll_interval_ms=50
@@ -201,13 +172,11 @@ async def test_the_openai_sdk_and_the_command_line(yard: RoundhouseStack, tmp_pa
         assert (call["type"], message["type"], result["filename"]) == ("file_search_call", "message", "notes.md")
         assert NOTES.encode()[result["start"] : result["end"]].decode() == result["text"]
         # Another client has no such vector store.
-        status, answer = await request(
-            yard, "POST", "/v1/responses", {"model": "chat", **asked}, **{"X-Client-Id": "eve"}
-        )
-        assert (status, answer["error"]["code"]) == (404, "vector_store_not_found")
+        reply = await yard.request("POST", "/v1/responses", {"model": "chat", **asked}, headers={"X-Client-Id": "eve"})
+        assert reply.refusal == (404, "vector_store_not_found")
     body = {"model": "chat", "max_tokens": 60, "messages": [{"role": "user", "content": "first document"}], "rag": True}
-    status, answer = await request(yard, "POST", "/v1/messages", body)
-    assert (status, [each["document_id"] for each in answer["sources"]]) == (200, ["first"])
+    answer = (await yard.request("POST", "/v1/messages", body)).success
+    assert [each["document_id"] for each in answer["sources"]] == ["first"]
 
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "notes.md").write_text(NOTES)

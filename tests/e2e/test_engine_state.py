@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-import aiohttp
 import pytest
 
 from controller.schema.status import ModelState
+from tests.support.http_client import Reply
 from tests.support.lora_adapters import ADAPTED, make_gguf_adapter
 from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
 from tests.support.runtime_fixtures import RuntimeFixture
@@ -26,108 +25,75 @@ TUNED = LLAMA | {
 FOX = [{"id": 0, "scale": 1}]
 PROMPT = "word " * 200
 HELLO = [{"role": "user", "content": "Hi"}]
-TIMEOUT = aiohttp.ClientTimeout(total=60)
 ON = {"ROUNDHOUSE_ENGINE_STATE_ROUTES": "1"}
 
 
-class Client:
-    """Requests to the gateway of a stack."""
+async def post(stack: RoundhouseStack, path: str, **fields: Any) -> Reply:
+    return await stack.request("POST", path, fields)
 
-    def __init__(self, stack: RoundhouseStack) -> None:
-        self._stack = stack
 
-    async def post(self, path: str, **fields: Any) -> tuple[int, Any]:
-        """Status and JSON of the answer."""
-        return await self._request("POST", path, json=fields)
+async def scales(stack: RoundhouseStack, choice: str = "") -> tuple[str, list[float]]:
+    """The name of the replica that answers, and the scales of its adapters, of `tuned`."""
+    reply = await stack.request("GET", f"/lora-adapters?model=tuned{choice}")
+    return reply.headers["X-Replica"], [each["scale"] for each in reply.success]
 
-    async def put_list(self, path: str, value: list[Any]) -> tuple[int, Any]:
-        """As `post`, with a list as the body."""
-        return await self._request("POST", path, json=value)
 
-    async def get(self, path: str) -> tuple[int, Any]:
-        """Status and JSON of the answer."""
-        return await self._request("GET", path)
+async def evaluate(stack: RoundhouseStack) -> int:
+    """Let slot 1 compute `PROMPT`; the tokens that it did not hold yet."""
+    reply = await post(stack, "/completion?model=saving", prompt=PROMPT, n_predict=1, id_slot=1)
+    return int(reply.success["timings"]["prompt_n"])
 
-    async def scales(self, choice: str = "") -> tuple[str, list[float]]:
-        """The name of the replica that answers, and the scales of its adapters, of `tuned`."""
-        async with (
-            aiohttp.ClientSession(timeout=TIMEOUT) as session,
-            session.get(f"{self._stack.url}/lora-adapters?model=tuned{choice}") as answer,
-        ):
-            assert answer.status == 200
-            return answer.headers["X-Replica"], [each["scale"] for each in await answer.json()]
 
-    async def evaluate(self) -> int:
-        """Let slot 1 compute `PROMPT`; the tokens that it did not hold yet."""
-        status, answer = await self.post("/completion?model=saving", prompt=PROMPT, n_predict=1, id_slot=1)
-        assert status == 200, answer
-        return int(answer["timings"]["prompt_n"])
+async def chat(stack: RoundhouseStack, **fields: Any) -> str:
+    """The text that `tuned` answers."""
+    reply = await stack.chat("tuned", temperature=0, **fields)
+    return str(reply.success["choices"][0]["message"]["content"])
 
-    async def chat(self, **fields: Any) -> str:
-        """The text that `tuned` answers."""
-        status, answer = await self.post("/v1/chat/completions", model="tuned", messages=HELLO, temperature=0, **fields)
-        assert status == 200, answer
-        return str(answer["choices"][0]["message"]["content"])
 
-    async def say_elsewhere(self, **fields: Any) -> dict[str, str]:
-        """The text that `tuned` answers in each API beside chat completions."""
-        plain = {"model": "tuned", "temperature": 0, **fields}
-        begun = {"prompt": "<|assistant|>"}
-        _, completion = await self.post("/v1/completions", **plain, **begun, max_tokens=40)
-        _, response = await self.post("/v1/responses", **plain, input="Hi", store=False)
-        _, message = await self.post("/v1/messages", **plain, messages=HELLO, max_tokens=40)
-        _, native = await self.post("/completion", **plain, **begun, n_predict=40)
-        return {
-            "/v1/completions": completion["choices"][0]["text"],
-            "/v1/responses": response["output"][-1]["content"][0]["text"],
-            "/v1/messages": message["content"][0]["text"],
-            "/completion": native["content"],
-        }
-
-    async def _request(self, method: str, path: str, **options: Any) -> tuple[int, Any]:
-        async with (
-            aiohttp.ClientSession(timeout=TIMEOUT) as session,
-            session.request(method, f"{self._stack.url}{path}", **options) as answer,
-        ):
-            return answer.status, json.loads(await answer.read())
+async def say_elsewhere(stack: RoundhouseStack, **fields: Any) -> dict[str, str]:
+    """The text that `tuned` answers in each API beside chat completions."""
+    plain = {"model": "tuned", "temperature": 0, **fields}
+    begun = {"prompt": "<|assistant|>"}
+    completion = (await post(stack, "/v1/completions", **plain, **begun, max_tokens=40)).success
+    response = (await post(stack, "/v1/responses", **plain, input="Hi", store=False)).success
+    message = (await post(stack, "/v1/messages", **plain, messages=HELLO, max_tokens=40)).success
+    native = (await post(stack, "/completion", **plain, **begun, n_predict=40)).success
+    return {
+        "/v1/completions": completion["choices"][0]["text"],
+        "/v1/responses": response["output"][-1]["content"][0]["text"],
+        "/v1/messages": message["content"][0]["text"],
+        "/completion": native["content"],
+    }
 
 
 async def test_a_saved_slot_outlives_its_engine(stack: RoundhouseStack, runtime_fixture: RuntimeFixture) -> None:
     stack.settings |= ON
     stack.declare({"saving": SAVING})
-    await stack.open()
-    await stack.loaded("saving")
-    client = Client(stack)
-    whole = await client.evaluate()
+    await stack.open("saving")
+    whole = await evaluate(stack)
     assert whole > 200
-    assert await client.evaluate() == 1, "the last token is always computed again"
+    assert await evaluate(stack) == 1, "the last token is always computed again"
 
-    status, saved = await client.post("/slots/1?action=save&model=saving", filename="talk.bin")
-    assert status == 200, saved
+    saved = (await post(stack, "/slots/1?action=save&model=saving", filename="talk.bin")).success
     assert saved["n_saved"] >= whole
-    status, answer = await client.post("/models/unload", model="saving")
-    assert status == 200, answer
+    assert (await post(stack, "/models/unload", model="saving")).success
     await stack.model_where("saving", lambda model: model.state is ModelState.UNLOADED, "unloaded")
-    status, answer = await client.post("/models/load", model="saving")
-    assert status == 200, answer
+    assert (await post(stack, "/models/load", model="saving")).success
     await stack.loaded("saving")
-    status, restored = await client.post("/slots/1?action=restore&model=saving", filename="talk.bin")
-    assert status == 200, restored
+    restored = (await post(stack, "/slots/1?action=restore&model=saving", filename="talk.bin")).success
     assert restored["n_restored"] == saved["n_saved"]
-    assert await client.evaluate() == 1
+    assert await evaluate(stack) == 1
 
-    status, answer = await client.post("/slots/1?action=erase&model=saving")
-    assert (status, answer["n_erased"]) == (200, saved["n_saved"])
-    assert await client.evaluate() == whole
-    status, answer = await client.post("/props?model=saving")
-    assert (status, answer) == (200, {"success": True})
+    assert (await post(stack, "/slots/1?action=erase&model=saving")).success["n_erased"] == saved["n_saved"]
+    assert await evaluate(stack) == whole
+    assert (await post(stack, "/props?model=saving")).result == (200, {"success": True})
     for name in ("../talk.bin", "/etc/passwd", ".hidden", "a/b", "", None, 3, "x" * 300):
-        status, answer = await client.post("/slots/1?action=save&model=saving", filename=name)
-        assert (status, answer["error"]["param"]) == (400, "filename"), name
-    status, answer = await client.post("/slots/1?action=eat&model=saving")
-    assert (status, answer["error"]["param"]) == (400, "action")
-    status, answer = await client.post("/slots/1?action=restore&model=saving", filename="never.bin")
-    assert status == 400, answer
+        refused = await post(stack, "/slots/1?action=save&model=saving", filename=name)
+        assert (refused.status, refused.error["param"]) == (400, "filename"), name
+    refused = await post(stack, "/slots/1?action=eat&model=saving")
+    assert (refused.status, refused.error["param"]) == (400, "action")
+    refused = await post(stack, "/slots/1?action=restore&model=saving", filename="never.bin")
+    assert refused.status == 400, refused.body
 
 
 async def test_adapters_are_chosen_by_requests_and_replicas_by_name(
@@ -138,32 +104,29 @@ async def test_adapters_are_chosen_by_requests_and_replicas_by_name(
     stack.declare({"tuned": TUNED})
     await stack.open()
     names = [each.name for each in (await stack.loaded("tuned"))["tuned"].replicas]
-    client = Client(stack)
-    assert await client.chat() == SENTENCE
-    assert await client.chat(lora=FOX) == ADAPTED
-    said = await client.say_elsewhere(lora=FOX)
+    assert await chat(stack) == SENTENCE
+    assert await chat(stack, lora=FOX) == ADAPTED
+    said = await say_elsewhere(stack, lora=FOX)
     assert said == dict.fromkeys(("/v1/completions", "/v1/responses", "/v1/messages", "/completion"), ADAPTED)
 
-    status, answer = await client.put_list("/lora-adapters?model=tuned", FOX)
-    assert (status, answer["error"]["param"]) == (400, "replica")
-    assert all(name in answer["error"]["message"] for name in names)
-    assert await client.scales("&replica=0") == (names[0], [0.0])
-    assert (await client.scales())[0] in names
+    refused = await stack.request("POST", "/lora-adapters?model=tuned", FOX)
+    assert (refused.status, refused.error["param"]) == (400, "replica")
+    assert all(name in refused.error["message"] for name in names)
+    assert await scales(stack, "&replica=0") == (names[0], [0.0])
+    assert (await scales(stack))[0] in names
     for number, choice in enumerate(("&replica=0", f"&replica={names[1]}")):
-        status, answer = await client.put_list(f"/lora-adapters?model=tuned{choice}", FOX)
-        assert status == 200, answer
-        assert await client.scales(choice) == (names[number], [1.0])
-    assert await client.chat() == ADAPTED
-    assert await client.chat(lora=[{"id": 0, "scale": 0}]) == SENTENCE
+        chosen = await stack.request("POST", f"/lora-adapters?model=tuned{choice}", FOX)
+        assert chosen.status == 200, chosen.body
+        assert await scales(stack, choice) == (names[number], [1.0])
+    assert await chat(stack) == ADAPTED
+    assert await chat(stack, lora=[{"id": 0, "scale": 0}]) == SENTENCE
 
-    status, answer = await client.get("/slots?model=tuned&replica=nobody")
-    assert (status, answer["error"]["param"]) == (400, "replica")
-    status, slots = await client.get(f"/slots?model=tuned&replica={names[0]}")
-    assert (status, len(slots)) == (200, 2)
-    status, answer = await client.post("/slots/0?action=save&model=tuned&replica=0", filename="talk")
-    assert status == 200, answer
+    refused = await stack.request("GET", "/slots?model=tuned&replica=nobody")
+    assert (refused.status, refused.error["param"]) == (400, "replica")
+    assert len((await stack.request("GET", f"/slots?model=tuned&replica={names[0]}")).success) == 2
+    assert (await post(stack, "/slots/0?action=save&model=tuned&replica=0", filename="talk")).success
     statuses = [
-        (await client.post(f"/slots/0?action=restore&model=tuned&replica={number}", filename="talk"))[0]
+        (await post(stack, f"/slots/0?action=restore&model=tuned&replica={number}", filename="talk")).status
         for number in (1, 0)
     ]
     assert statuses == [400, 200], "a replica has files of its own"

@@ -34,7 +34,6 @@ def run(folder: Path, *options: str) -> tuple[int, str]:
 
 
 def steps_in(folder: Path) -> dict[str, dict[str, Any]]:
-    """The file of results."""
     content: dict[str, Any] = json.loads((folder / "results.json").read_text())
     assert content["host"] == {"device": "cpu", "runtime": "process", "small": True, "gpus": []}
     steps: dict[str, dict[str, Any]] = content["steps"]

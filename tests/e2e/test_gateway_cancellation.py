@@ -9,18 +9,17 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import AsyncIterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import aiohttp
 import pytest
 
 from tests.support.campaign import campaign_count
-from tests.support.gateway_rest import shows_requests
+from tests.support.gateway_rest import nothing_left
+from tests.support.http_client import HttpClient
 from tests.support.llama_slots import ENDLESS, LlamaSlots, endless_stack, slots_of
 from tests.support.roundhouse_stack import RoundhouseStack
-from tests.support.wait import until
 
 pytestmark = [pytest.mark.engines, pytest.mark.embedded]
 
@@ -35,11 +34,10 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {
 TIMES = campaign_count(1, 10)
 
 
-@pytest.fixture
-async def stack(folder: Path) -> AsyncIterator[RoundhouseStack]:
-    """See `endless_stack`."""
-    async with endless_stack(folder) as made:
-        yield made
+@pytest.fixture(scope="module")
+def stack() -> Iterator[RoundhouseStack]:
+    with endless_stack() as stack:
+        yield stack
 
 
 async def leave(stack: RoundhouseStack, slots: LlamaSlots, path: str, limit: int, *, stream: bool) -> float:
@@ -102,7 +100,8 @@ async def measured(stack: RoundhouseStack, *, stream: bool, busy: bool) -> dict[
             for path in list(ASKED) * TIMES:
                 times[path].append(await leave(stack, slots, path, next(limits), stream=stream))
         await slots.idle()
-    await _nothing_left(stack)
+    async with aiohttp.ClientSession() as session:
+        await nothing_left(HttpClient(stack.url, session))
     return times
 
 
@@ -111,17 +110,3 @@ async def measured(stack: RoundhouseStack, *, stream: bool, busy: bool) -> dict[
 async def test_the_engine_stops_when_its_client_leaves(stack: RoundhouseStack, stream: bool, busy: bool) -> None:
     times = await measured(stack, stream=stream, busy=busy)
     assert [len(seen) for seen in times.values()] == [TIMES] * len(ASKED)
-
-
-async def _nothing_left(stack: RoundhouseStack) -> None:
-    async def look() -> bool:
-        async with aiohttp.ClientSession() as session:
-            async with session.get(f"{stack.url}/health") as answer:
-                health = await answer.json()
-            async with session.get(f"{stack.url}/metrics") as answer:
-                metrics = await answer.text()
-        return not (
-            shows_requests(metrics) or health["queue_depth"] or any(engine["inflight"] for engine in health["engines"])
-        )
-
-    await until("the gateway holds nothing", look)

@@ -7,20 +7,20 @@ import contextlib
 import itertools
 import json
 import random
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
 from tests.support.campaign import campaign_count
-from tests.support.gateway_rest import shows_requests
+from tests.support.gateway_rest import nothing_left
+from tests.support.http_client import HttpClient
 from tests.support.llama_slots import ENDLESS, LONG_CONTEXT, make_endless, slots_of
 from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
-from tests.support.runtime_fixtures import ProcessRuntimeFixture
+from tests.support.runtime_fixtures import stack_of_processes
 from tests.support.wait import until
 
 pytestmark = [pytest.mark.engines, pytest.mark.embedded]
@@ -37,43 +37,23 @@ HI = {"messages": [{"role": "user", "content": "Hi"}], "temperature": 0}
 SECRETS = {"alice": "rh-alice", "bob": "rh-bob"}
 
 
-@pytest.fixture
-async def stack(folder: Path) -> AsyncIterator[RoundhouseStack]:
+@pytest.fixture(scope="module")
+def stack() -> Iterator[RoundhouseStack]:
     """A stack with two keys, and two llama-servers of four slots, which generate for as long as they are asked to."""
-    made = RoundhouseStack(folder, "process")
-    make_endless(made.models / "long.gguf")
-    common = {
-        "model_path": "long.gguf",
-        "llama_server_n_ctx": LONG_CONTEXT,
-        "llama_server_threads": 1,
-        "target_inflight": SLOTS,
-    }
-    made.declare(
-        {
-            "chat": common | {"queue_limit": CLIENTS},
-            "long": common | {"queue_limit": WAITING},
-        }
-    )
-    await made.open()
-    try:
-        await made.loaded("chat", "long")
-        digests = {name: sha256(secret.encode()).hexdigest() for name, secret in SECRETS.items()}
-        keys = {"keys": {name: {"sha256": digest} for name, digest in digests.items()}, "models": {}}
-        (made.desired / "keys.yaml").write_text(json.dumps(keys))
-        await until("the keys are in force", lambda: _status(made, None, 401))
-        yield made
-    finally:
-        await made.close()
-    assert ProcessRuntimeFixture().left(made) == []
+    with stack_of_processes() as created:
 
+        async def is_closed() -> bool:
+            return (await created.request("GET", "/v1/models")).status == 401
 
-async def _status(stack: RoundhouseStack, who: str | None, status: int) -> bool:
-    async with aiohttp.ClientSession(headers=_headers(who)) as session, session.get(f"{stack.url}/v1/models") as answer:
-        return answer.status == status
-
-
-def _headers(who: str | None) -> dict[str, str]:
-    return {"authorization": f"Bearer {SECRETS[who]}"} if who else {}
+        make_endless(created.models / "long.gguf")
+        model = {"model_path": "long.gguf", "llama_server_n_ctx": LONG_CONTEXT, "llama_server_threads": 1}
+        model["target_inflight"] = SLOTS
+        created.declare({"chat": model | {"queue_limit": CLIENTS}, "long": model | {"queue_limit": WAITING}})
+        asyncio.run(created.open("chat", "long"))
+        keys = {name: {"sha256": sha256(secret.encode()).hexdigest()} for name, secret in SECRETS.items()}
+        created.write("keys.yaml", {"keys": keys})
+        asyncio.run(until("the keys are in force", is_closed))
+        yield created
 
 
 def _session() -> aiohttp.ClientSession:
@@ -81,14 +61,12 @@ def _session() -> aiohttp.ClientSession:
 
 
 async def chat(session: aiohttp.ClientSession, stack: RoundhouseStack, who: str, **fields: Any) -> tuple[int, Any, str]:
-    """Status, headers and text of a chat."""
     url, body = f"{stack.url}/v1/chat/completions", HI | fields
-    async with session.post(url, json=body, headers=_headers(who)) as answer:
+    async with session.post(url, json=body, headers={"authorization": f"Bearer {SECRETS[who]}"}) as answer:
         return answer.status, answer.headers, await answer.text()
 
 
 def text_of(text: str, *, stream: bool) -> str:
-    """What a whole answer says."""
     if not stream:
         return str(json.loads(text)["choices"][0]["message"]["content"])
     *events, done, rest = text.split("\n\n")
@@ -97,36 +75,8 @@ def text_of(text: str, *, stream: bool) -> str:
     return "".join(delta.get("content") or "" for delta in deltas)
 
 
-async def nothing_left(stack: RoundhouseStack) -> None:
-    """Wait until the gateway holds nothing, by /metrics and by /health."""
-
-    async def look() -> bool:
-        async with aiohttp.ClientSession() as session:
-            async with session.get(f"{stack.url}/health") as answer:
-                health = await answer.json()
-            async with session.get(f"{stack.url}/metrics") as answer:
-                metrics = await answer.text()
-        busy = 'roundhouse_gateway_engine_connections{state="busy"} 0.0' not in metrics
-        return not (
-            shows_requests(metrics)
-            or busy
-            or health["queue_depth"]
-            or any(each["inflight"] for each in health["engines"])
-        )
-
-    await until("the gateway holds nothing", look)
-
-
-async def queue_depth(stack: RoundhouseStack) -> int:
-    """How many wait, as /health says."""
-    async with aiohttp.ClientSession() as session, session.get(f"{stack.url}/health") as answer:
-        return int((await answer.json())["queue_depth"])
-
-
 @dataclass
 class Served:
-    """What many clients got."""
-
     answers: int = 0
     first: dict[str, list[int]] = field(default_factory=lambda: {who: [] for who in SECRETS})
     """Positions of everybody's first request, by tenant."""
@@ -160,7 +110,7 @@ async def test_two_hundred_clients_share_four_slots(stack: RoundhouseStack) -> N
         clients = [asyncio.create_task(served.client(session, stack, number)) for number in range(CLIENTS)]
 
         async def all_wait() -> bool:
-            return await queue_depth(stack) == CLIENTS
+            return bool((await stack.request("GET", "/health")).body["queue_depth"] == CLIENTS)
 
         await until("all clients wait", all_wait)
         for task in holding:
@@ -182,7 +132,7 @@ async def test_two_hundred_clients_share_four_slots(stack: RoundhouseStack) -> N
     assert [len(served.first[who]) for who in ("alice", "bob")] == [CLIENTS * 3 // 4, CLIENTS // 4]
     assert all(place <= 1 + 2 * number for number, place in enumerate(sorted(served.first["bob"]), 1))
     assert max(served.first["alice"]) > 1 + CLIENTS // 2, "they really waited"
-    await nothing_left(stack)
+    await _nothing_left(stack)
 
 
 async def test_beyond_the_bound_and_after_a_storm(stack: RoundhouseStack) -> None:
@@ -205,14 +155,19 @@ async def test_beyond_the_bound_and_after_a_storm(stack: RoundhouseStack) -> Non
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await slots.idle()
-        await nothing_left(stack)
+        await _nothing_left(stack)
         again = [chat(session, stack, who, model="long", max_tokens=TOKENS) for who in ("alice", "bob") * 2]
         for status, _, text in await asyncio.gather(*again):
             assert (status, text_of(text, stream=False)) == (200, SENTENCE)
         # Deferred there may be some: who left has given up the slot, and the engine has not seen it for a moment.
         assert most.looks
         assert max(most.slots, most.processing) <= SLOTS
-    await nothing_left(stack)
+    await _nothing_left(stack)
+
+
+async def _nothing_left(stack: RoundhouseStack) -> None:
+    async with aiohttp.ClientSession() as session:
+        await nothing_left(HttpClient(stack.url, session))
 
 
 async def _busy(slots: Any, count: int) -> bool:

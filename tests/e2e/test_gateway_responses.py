@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-from collections.abc import AsyncIterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import openai
 import pytest
@@ -17,23 +15,15 @@ from tests.support.wait import until
 pytestmark = [pytest.mark.engines, pytest.mark.embedded]
 
 
-@pytest.fixture
-async def stack(folder: Path) -> AsyncIterator[RoundhouseStack]:
-    """See `endless_stack`."""
-    async with endless_stack(folder) as made:
-        yield made
-
-
-@contextlib.asynccontextmanager
-async def client_of(stack: RoundhouseStack) -> AsyncIterator[openai.AsyncOpenAI]:
-    """The SDK's."""
-    async with openai.AsyncOpenAI(base_url=stack.url + "/v1", api_key="none", max_retries=0) as client:
-        yield client
+@pytest.fixture(scope="module")
+def stack() -> Iterator[RoundhouseStack]:
+    with endless_stack() as stack:
+        yield stack
 
 
 async def test_a_cancellation_frees_the_engines_slot(stack: RoundhouseStack) -> None:
     limits = itertools.count(ENDLESS + 1)
-    async with slots_of(stack, "chat") as slots, client_of(stack) as client:
+    async with slots_of(stack, "chat") as slots, stack.sdk() as client:
         for cancels in (True, True, False):
             limit = next(limits)
             made = await client.responses.create(
@@ -78,8 +68,7 @@ async def cancelled_stream(client: openai.AsyncOpenAI, slots: LlamaSlots, limit:
 
 
 async def test_a_conversation_goes_on_over_a_gateway_that_was_killed(stack: RoundhouseStack) -> None:
-    await stack.loaded("chat")
-    async with client_of(stack) as client:
+    async with stack.sdk() as client:
         first = await client.responses.create(model="chat", input="Hi", max_output_tokens=12, temperature=0)
         assert first.status == "incomplete"
         stream = await client.responses.create(

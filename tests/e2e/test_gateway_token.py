@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.support.cli import PROGRAM
+from tests.support.http_client import HttpClient, answers, send_request
 from tests.support.ports import free_port
 from tests.support.roundhouse_stack import RoundhouseStack
 from tests.support.wait import until
@@ -40,51 +39,13 @@ class PortStack(RoundhouseStack):
         return {HEADER: self.token_file.read_text().strip()} if self.token_file.exists() else {}
 
     async def get(self, path: str) -> Any:
-        """As one who has the token."""
-        url = self.controller_url + path
-        async with aiohttp.ClientSession(headers=self._own()) as session, session.get(url) as answer:
-            return await answer.json()
+        return (await send_request(self.controller_url + path, headers=self._own())).body
 
     async def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """The same."""
-        url = self.controller_url + path
-        async with aiohttp.ClientSession(headers=self._own()) as session, session.post(url, json=body) as answer:
-            return await answer.json()
+        return (await send_request(self.controller_url + path, "POST", body, headers=self._own())).body
 
-    async def listens(self) -> bool:
-        """Whether the controller does."""
-        async with aiohttp.ClientSession() as session:
-            try:
-                async with session.get(self.controller_url + "/internal/health") as answer:
-                    return answer.status == 200
-            except aiohttp.ClientError:
-                return False
-
-    async def said_by_the_gateway(self) -> str:
-        """What /health says of the controller."""
-        async with aiohttp.ClientSession() as session:
-            try:
-                async with session.get(self.url + "/health") as answer:
-                    return str((await answer.json())["controller"])
-            except aiohttp.ClientError:
-                return ""
-
-    async def connected(self) -> None:
-        """Wait until the gateway has the controller."""
-
-        async def look() -> bool:
-            return await self.said_by_the_gateway() == "connected"
-
-        await until("the gateway is connected", look)
-
-    async def command(self, *arguments: str, token_file: Path | None = None) -> tuple[int | None, str]:
-        """Exit code and output of the command line."""
-        env = self.environment() | ({"ROUNDHOUSE_GATEWAY_TOKEN_FILE": str(token_file)} if token_file else {})
-        process = await asyncio.create_subprocess_exec(
-            PROGRAM, *arguments, env=env, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-        )
-        output, _ = await process.communicate()
-        return process.returncode, output.decode()
+    async def controller_listens(self) -> None:
+        await until("the controller listens", lambda: answers(self.controller_url + "/internal/health"))
 
 
 @pytest.fixture
@@ -97,9 +58,10 @@ async def stack(tmp_path: Path) -> AsyncIterator[PortStack]:
 
 async def test_who_has_no_token_is_refused_and_the_link_and_the_command_line_have_it(stack: PortStack) -> None:
     stack.start("controller")
-    await until("the controller listens", stack.listens)
+    await stack.controller_listens()
     for headers in ({}, {HEADER: "wrong"}, {"Authorization": "Bearer wrong"}):
         async with aiohttp.ClientSession(stack.controller_url, headers=headers) as stranger:
+            client = HttpClient("", stranger)
             for method, path in (
                 ("GET", "/internal/status"),
                 ("GET", "/internal/plan"),
@@ -112,25 +74,23 @@ async def test_who_has_no_token_is_refused_and_the_link_and_the_command_line_hav
                 ("GET", "/internal/health/"),
                 ("GET", "/metrics/"),
             ):
-                async with stranger.request(method, path, json={} if method == "POST" else None) as answer:
-                    error = (await answer.json())["error"]
-                    assert (answer.status, error["code"]) == (401, "invalid_gateway_token"), (method, path)
-                    assert "ROUNDHOUSE_GATEWAY_TOKEN_FILE" in str(error["next_steps"])
+                reply = await client.request(method, path, {} if method == "POST" else None)
+                assert reply.refusal == (401, "invalid_gateway_token"), (method, path)
+                assert "ROUNDHOUSE_GATEWAY_TOKEN_FILE" in str(reply.error["next_steps"])
             with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
                 await stranger.ws_connect("/internal/link")
             assert refused.value.status == 401
             for path in ("/internal/health", "/metrics"):
-                async with stranger.get(path) as answer:
-                    assert answer.status == 200, path
+                assert (await client.get(path)).status == 200, path
 
     stack.start("gateway")
-    await stack.connected()
-    async with aiohttp.ClientSession(stack.url) as client, client.get("/v1/admin/models") as answer:
-        assert [model["name"] for model in (await answer.json())["models"]] == ["m"]
-    assert (await stack.command("status"))[0] == 0
-    code, output = await stack.command("status", token_file=stack.root / "nowhere")
-    assert code != 0
-    assert "ROUNDHOUSE_GATEWAY_TOKEN_FILE" in output
+    await stack.gateway_connected()
+    reply = await stack.request("GET", "/v1/admin/models")
+    assert [model["name"] for model in reply.success["models"]] == ["m"]
+    assert stack.run_command("status").returncode == 0
+    without = stack.run_command("status", ROUNDHOUSE_GATEWAY_TOKEN_FILE=str(stack.root / "nowhere"))
+    assert without.returncode != 0
+    assert "ROUNDHOUSE_GATEWAY_TOKEN_FILE" in without.stdout + without.stderr
     token = stack.token_file.read_text().strip()
     assert token not in stack.log("controller") + stack.log("gateway")
     assert "ERROR" not in stack.log("controller"), "who is refused is no error of ours"
@@ -140,13 +100,13 @@ async def test_who_has_no_token_is_refused_and_the_link_and_the_command_line_hav
 async def test_a_gateway_may_start_first_and_takes_up_a_token_that_changes(stack: PortStack) -> None:
     stack.start("gateway")
     stack.start("controller")
-    await stack.connected()
+    await stack.gateway_connected()
     first = stack.token_file.read_text()
     stack.kill("controller")
     stack.start("controller")
-    await until("the controller listens", stack.listens)
+    await stack.controller_listens()
     assert stack.token_file.read_text() == first, "it outlives the controller"
-    await stack.connected()
+    await stack.gateway_connected()
 
     # What counts is what is in the file now; a gateway that shows another one is refused, and says why.
     stack.kill("controller")
@@ -157,11 +117,9 @@ async def test_a_gateway_may_start_first_and_takes_up_a_token_that_changes(stack
     logged = len(stack.log("gateway"))
     stack.start("controller")
     await until("the gateway is refused", lambda: "ROUNDHOUSE_GATEWAY_TOKEN_FILE" in stack.log("gateway")[logged:])
-    async with aiohttp.ClientSession(stack.url) as client, client.get("/v1/admin/models") as answer:
-        error = (await answer.json())["error"]
-        assert (answer.status, error["code"]) == (503, "controller_unavailable"), "it is not the client's key"
-        assert "token" in error["message"]
+    reply = await stack.request("GET", "/v1/admin/models")
+    assert reply.refusal == (503, "controller_unavailable"), "it is not the client's key"
+    assert "token" in reply.error["message"]
     stack.token_file.write_text(right)
-    await stack.connected()
-    async with aiohttp.ClientSession(stack.url) as client, client.get("/v1/admin/models") as answer:
-        assert answer.status == 200
+    await stack.gateway_connected()
+    assert (await stack.request("GET", "/v1/admin/models")).status == 200

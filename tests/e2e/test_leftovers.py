@@ -99,11 +99,21 @@ def _half_created(runtime_fixture: DockerRuntimeFixture, like: str) -> str:
     return name
 
 
-async def test_engines_are_shut_in(docker_stack: RoundhouseStack, docker_runtime: DockerRuntimeFixture) -> None:
-    docker_stack.declare({"one": LLAMA | {"memory_mib": 2048}})
+async def test_engines_are_shut_in_and_what_cannot_run_says_why(
+    docker_stack: RoundhouseStack, docker_runtime: DockerRuntimeFixture
+) -> None:
+    docker_stack.declare(
+        {
+            "one": LLAMA | {"memory_mib": 2048},
+            "ours": {"backend": "stub", "image": "roundhouse/no-such-image:latest"},
+            "theirs": {"backend": "stub", "image": "127.0.0.1:9/no-such-image:latest"},
+            "big": {"backend": "stub", "memory_mib": 16},
+        }
+    )
     await docker_stack.open()
     [replica] = replica_names((await docker_stack.loaded("one"))["one"])
-    host = docker_runtime.client.containers.get(replica).attrs["HostConfig"]
+    container = docker_runtime.client.containers.get(replica)
+    host = container.attrs["HostConfig"]
     assert host["CapDrop"] == ["ALL"]
     assert "no-new-privileges" in str(host["SecurityOpt"])
     assert host["RestartPolicy"]["Name"] in ("", "no")
@@ -111,34 +121,15 @@ async def test_engines_are_shut_in(docker_stack: RoundhouseStack, docker_runtime
     assert host["PidsLimit"] > 0
     assert host["LogConfig"]["Type"] == "json-file"
     assert int(host["LogConfig"]["Config"]["max-file"]) >= 1
-    [models] = [mount for mount in docker_runtime.client.containers.get(replica).attrs["Mounts"]
-                if mount["Destination"] == "/models"]  # fmt: skip
-    assert models["RW"] is False
+    assert [mount["RW"] for mount in container.attrs["Mounts"] if mount["Destination"] == "/models"] == [False]
 
-
-async def test_a_missing_image_is_said_and_one_of_ours_is_never_pulled(
-    docker_stack: RoundhouseStack, docker_runtime: DockerRuntimeFixture
-) -> None:
-    docker_stack.declare(
-        {
-            "ours": {"backend": "stub", "image": "roundhouse/no-such-image:latest"},
-            "theirs": {"backend": "stub", "image": "127.0.0.1:9/no-such-image:latest"},
-            "good": LLAMA,
-        }
-    )
-    await docker_stack.open()
-    await docker_stack.loaded("good")
-    ours = await docker_stack.model_where("ours", lambda model: model.state is ModelState.FAILED, "failed")
-    assert ours.last_error == "image roundhouse/no-such-image:latest is missing: `make images` builds it"
-    theirs = await docker_stack.model_where("theirs", lambda model: model.state is ModelState.FAILED, "failed")
-    assert "missing and cannot be pulled" in (theirs.last_error or "")
+    for name, words in (
+        ("ours", "image roundhouse/no-such-image:latest is missing: `make images` builds it"),
+        ("theirs", "missing and cannot be pulled"),
+        ("big", "out of memory"),
+    ):
+        failed = await docker_stack.model_where(name, lambda model: model.state is ModelState.FAILED, "failed")
+        assert words in (failed.last_error or "")
     log = docker_stack.log("controller")
     assert "pull theirs" in log
-    assert "pull ours" not in log
-
-
-async def test_out_of_memory_is_said(docker_stack: RoundhouseStack, docker_runtime: DockerRuntimeFixture) -> None:
-    docker_stack.declare({"big": {"backend": "stub", "memory_mib": 16}})
-    await docker_stack.open()
-    big = await docker_stack.model_where("big", lambda model: model.state is ModelState.FAILED, "failed")
-    assert "out of memory" in (big.last_error or "")
+    assert "pull ours" not in log, "one of ours is never pulled"

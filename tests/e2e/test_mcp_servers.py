@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 
 from tests.support.roundhouse_stack import RoundhouseStack
-from tests.support.runtime_fixtures import ProcessRuntimeFixture
 from tests.support.wait import until
 
 pytestmark = pytest.mark.engines
@@ -21,27 +18,14 @@ pytestmark = pytest.mark.engines
 SERVER = str(Path(__file__).parents[1] / "support" / "mcp_stdio_server.py")
 
 
-@pytest.fixture
-async def stack(tmp_path: Path) -> AsyncIterator[RoundhouseStack]:
-    made = RoundhouseStack(tmp_path / "here", "process")
-    yield made
-    await made.close()
-    assert ProcessRuntimeFixture().left(made) == []
-
-
 def declare(stack: RoundhouseStack, which: str) -> None:
     """Declare the server. `which`: value of a variable in its environment."""
     server = {"command": [sys.executable, SERVER], "env": {"A_VARIABLE": which}, "timeout_s": 600.0}
-    temporary = stack.root / "servers.tmp"
-    temporary.write_text(json.dumps({"models": {}, "mcp_servers": {"known": server}}))
-    temporary.replace(stack.desired / "servers.yaml")
+    stack.write("servers.yaml", {"models": {}, "mcp_servers": {"known": server}})
 
 
 async def call(stack: RoundhouseStack, tool: str, **params: Any) -> tuple[int, Any]:
-    """Status and JSON of the answer to a call."""
-    body = {"tool": f"known__{tool}", "params": params}
-    async with aiohttp.ClientSession() as client, client.post(f"{stack.url}/tools", json=body) as answer:
-        return answer.status, await answer.json()
+    return (await stack.request("POST", "/tools", {"tool": f"known__{tool}", "params": params})).result
 
 
 async def answering(stack: RoundhouseStack) -> str | None:
@@ -64,7 +48,10 @@ async def inflight(stack: RoundhouseStack) -> list[int | None]:
     return [] if status is None else sorted((each.inflight for each in status.replicas), key=lambda n: n or 0)
 
 
-async def test_an_edit_lets_running_calls_end_and_a_server_that_ends_is_started_again(stack: RoundhouseStack) -> None:
+async def test_an_edit_lets_running_calls_end_and_a_server_that_ends_is_started_again(
+    process_stack: RoundhouseStack,
+) -> None:
+    stack = process_stack
     declare(stack, "first")
     await stack.open()
     await is_answered_by(stack, "first")

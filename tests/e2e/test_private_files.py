@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 
 from tests.support.cli import PROGRAM
+from tests.support.http_client import answers, send_request
 from tests.support.ports import free_port
 from tests.support.roundhouse_stack import REPOSITORY
 from tests.support.wait import until
@@ -58,21 +58,15 @@ def up(folder: Path) -> Iterator[tuple[Path, str]]:
 
 async def test_no_file_of_the_state_folder_is_for_others(up: tuple[Path, str]) -> None:
     folder, url = up
-    async with aiohttp.ClientSession(url) as session:
 
-        async def is_done(path: str, body: dict[str, Any]) -> bool:
-            try:
-                async with session.post(path, json=body) as answer:
-                    return answer.status == 200
-            except aiohttp.ClientError:
-                return False
+    async def until_done(what: str, path: str, **body: Any) -> None:
+        await until(what, lambda: answers(url + path, "POST", body))
 
-        asked = {"model": "chat", "input": "Hi", "store": True}
-        await until("it answers", lambda: is_done("/v1/responses", asked))
-        await until("a document is kept", lambda: is_done("/v1/documents?wait=true", {"id": "d", "text": "A fox."}))
-        await until("it is found", lambda: is_done("/v1/search", {"query": "fox"}))
-        async with session.put("/v1/admin/declarations/models/late", json={"backend": "stub"}) as answer:
-            assert answer.status in (200, 201), await answer.text()
+    await until_done("it answers", "/v1/responses", model="chat", input="Hi", store=True)
+    await until_done("a document is kept", "/v1/documents?wait=true", id="d", text="A fox.")
+    await until_done("it is found", "/v1/search", query="fox")
+    reply = await send_request(f"{url}/v1/admin/declarations/models/late", "PUT", {"backend": "stub"})
+    assert reply.status in (200, 201), reply.text
     kept = [*LAX_BEFORE, "up.json", "identity.json", "memory.json"]
     found = {path.relative_to(folder / "state"): path.lstat().st_mode for path in (folder / "state").rglob("*")}
     files = {str(path): mode for path, mode in found.items() if not stat.S_ISDIR(mode) and not stat.S_ISLNK(mode)}

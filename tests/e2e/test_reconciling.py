@@ -87,6 +87,10 @@ async def test_an_edit_of_one_model_changes_only_its_engines_and_fails_no_reques
     stack.declare(TWO_MODELS)
     await stack.open()
     before = await _identities(stack, runtime_fixture, "one", "two")
+    renamed = TWO_MODELS["two"] | {"aliases": ["deux"], "drain_timeout_s": 5.0}
+    stack.declare(TWO_MODELS | {"two": renamed})
+    await stack.model_where("two", lambda model: model.aliases == ["deux"], "has its alias")
+    assert await _identities(stack, runtime_fixture, "one", "two") == before, "that touches no engine"
     one, two = Load("one"), Load("two")
     async with one.running(stack.url), two.running(stack.url, **LONG):
         await two.more(10)
@@ -102,17 +106,6 @@ async def test_an_edit_of_one_model_changes_only_its_engines_and_fails_no_reques
     assert len(after) == 3
     kept = before.items() & after.items()
     assert {name for name, _ in kept} == replica_names((await stack.loaded("one"))["one"])
-
-
-async def test_an_edit_that_touches_no_engine_restarts_none(
-    stack: RoundhouseStack, runtime_fixture: RuntimeFixture
-) -> None:
-    stack.declare(TWO_MODELS)
-    await stack.open()
-    before = await _identities(stack, runtime_fixture, "one", "two")
-    stack.declare(TWO_MODELS | {"two": TWO_MODELS["two"] | {"aliases": ["deux"], "drain_timeout_s": 5.0}})
-    await stack.model_where("two", lambda model: model.aliases == ["deux"], "has its alias")
-    assert await _identities(stack, runtime_fixture, "one", "two") == before
 
 
 async def test_a_broken_file_changes_nothing_and_says_where(
@@ -132,6 +125,8 @@ async def test_a_broken_file_changes_nothing_and_says_where(
     assert await _identities(stack, runtime_fixture, "one") == before
     assert (await stack.status()).desired_problems == [problem]
     assert (await stack.plan()).actions == []
+    for path in stack.state.rglob("*.json"):
+        assert json.loads(path.read_text())["schema_version"] == 1, path
 
 
 async def _problems(stack: RoundhouseStack) -> bool:
@@ -142,8 +137,7 @@ async def test_a_removed_model_is_drained_and_its_name_is_free_again(
     stack: RoundhouseStack, runtime_fixture: RuntimeFixture
 ) -> None:
     stack.declare(TWO_MODELS)
-    await stack.open()
-    await stack.loaded("two")
+    await stack.open("two")
     before = await _identities(stack, runtime_fixture, "one")
     two = Load("two")
     async with two.running(stack.url, workers=8, **LONG):
@@ -181,44 +175,28 @@ async def _plan_kinds(stack: RoundhouseStack) -> list[str]:
         return []
 
 
-@pytest.mark.parametrize(
-    ("definition", "words"),
-    [
-        (LLAMA | {"model_path": "clockwrk.gguf"}, ("model_path", "clockwork.gguf")),
-        (LLAMA | {"model_path": "text.gguf"}, ("not a GGUF",)),
-        (LLAMA | {"extra_args": ["--no-such-flag"]}, ("argument", "--no-such-flag")),
-        ({"backend": "stub", "stub_fail": "CUDA out of tune"}, ("CUDA out of tune",)),
-        ({"backend": "stub", "stub_load_s": 60.0, "start_timeout_s": 1.5}, ("not ready within 1.5 s",)),
-    ],
-)
-async def test_a_load_that_fails_says_why_and_delays_nobody(
-    stack: RoundhouseStack, runtime_fixture: RuntimeFixture, definition: dict[str, object], words: tuple[str, ...]
-) -> None:
-    (stack.models / "text.gguf").write_text("this is not a model")
-    stack.declare({"bad": definition, "good": LLAMA})
-    await stack.open()
-    await stack.loaded("good")
-    bad = await stack.model_where("bad", lambda model: model.state is ModelState.FAILED, "failed")
-    assert bad.last_error is not None
-    for word in words:
-        assert word in bad.last_error, bad.last_error
+FAILING: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
+    "misspelt": (LLAMA | {"model_path": "clockwrk.gguf"}, ("model_path", "clockwork.gguf")),
+    "text": (LLAMA | {"model_path": "text.gguf"}, ("not a GGUF",)),
+    "flag": (LLAMA | {"extra_args": ["--no-such-flag"]}, ("argument", "--no-such-flag")),
+    "broken": ({"backend": "stub", "stub_fail": "CUDA out of tune"}, ("CUDA out of tune",)),
+    "slow": ({"backend": "stub", "stub_load_s": 60.0, "start_timeout_s": 1.5}, ("not ready within 1.5 s",)),
+}
 
 
-async def test_a_file_that_arrives_late_heals_the_model(
+async def test_loads_that_fail_say_why_and_delay_nobody_and_a_file_that_arrives_late_heals_its_model(
     stack: RoundhouseStack, runtime_fixture: RuntimeFixture
 ) -> None:
     stack.settings["ROUNDHOUSE_PREFLIGHT_RECHECK_S"] = "1"
-    stack.declare({"late": LLAMA | {"model_path": "late.gguf"}})
-    await stack.open()
-    failed = await stack.model_where("late", lambda model: model.state is ModelState.FAILED, "failed")
-    assert failed.retry_at is not None
+    (stack.models / "text.gguf").write_text("this is not a model")
+    bad = {name: definition for name, (definition, _) in FAILING.items()}
+    stack.declare(bad | {"good": LLAMA, "late": LLAMA | {"model_path": "late.gguf"}})
+    await stack.open("good")
+    for name, (_, words) in FAILING.items():
+        failed = await stack.model_where(name, lambda model: model.state is ModelState.FAILED, "failed")
+        for word in words:
+            assert word in (failed.last_error or ""), (name, failed.last_error)
+    late = await stack.model_where("late", lambda model: model.state is ModelState.FAILED, "failed")
+    assert late.retry_at is not None
     shutil.copy(stack.models / "clockwork.gguf", stack.models / "late.gguf")
     await stack.loaded("late")
-
-
-async def test_state_files_carry_a_schema_version(stack: RoundhouseStack, runtime_fixture: RuntimeFixture) -> None:
-    stack.declare({"one": {"backend": "stub"}})
-    await stack.open()
-    await stack.loaded("one")
-    for path in stack.state.rglob("*.json"):
-        assert json.loads(path.read_text())["schema_version"] == 1, path

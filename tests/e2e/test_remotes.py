@@ -19,8 +19,6 @@ from tests.support.wait import until
 
 pytestmark = pytest.mark.slow
 
-FAST = {"ROUNDHOUSE_PROBE_INTERVAL_S": "0.05", "ROUNDHOUSE_RESYNC_S": "0.1"}
-
 
 @dataclass
 class Elsewhere:
@@ -36,7 +34,6 @@ class Elsewhere:
     paths: set[str] = field(default_factory=set)
 
     async def answer(self, request: web.Request) -> web.Response:
-        """200 to who has the key."""
         self.asked += 1
         self.paths.add(request.path)
         if self.limits_every is not None and self.asked % self.limits_every == 0:
@@ -47,7 +44,6 @@ class Elsewhere:
 
 @contextlib.asynccontextmanager
 async def elsewhere() -> AsyncIterator[Elsewhere]:
-    """One that listens."""
     made = Elsewhere()
 
     app = web.Application()
@@ -68,6 +64,20 @@ async def elsewhere() -> AsyncIterator[Elsewhere]:
     await runner.cleanup()
 
 
+@pytest.fixture
+def stack(process_stack: RoundhouseStack) -> RoundhouseStack:
+    process_stack.settings |= {"ROUNDHOUSE_PROBE_INTERVAL_S": "0.05", "ROUNDHOUSE_RESYNC_S": "0.1"}
+    return process_stack
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> Path:
+    """The file of the key that `Elsewhere` wants."""
+    path = tmp_path / "key"
+    path.write_text("sk-123\n")
+    return path
+
+
 async def rounds(stack: RoundhouseStack, count: int) -> None:
     """Wait until the controller has looked so often."""
     seen: set[float] = set()
@@ -83,93 +93,78 @@ async def rounds(stack: RoundhouseStack, count: int) -> None:
 
 
 def declare(stack: RoundhouseStack, remote: Elsewhere, key: Path) -> None:
-    """`far`, which is served there."""
     stack.declare({"far": {"backend": "openai_remote", "base_url": remote.url, "api_key_file": str(key)}})
 
 
-async def test_the_controller_asks_no_remote_a_gateway_does(tmp_path: Path) -> None:
-    stack = RoundhouseStack(tmp_path / "here", "process", FAST)
-    key = tmp_path / "key"
-    key.write_text("sk-123\n")
+async def test_the_controller_asks_no_remote_a_gateway_does(stack: RoundhouseStack, key: Path) -> None:
     async with elsewhere() as remote:
         declare(stack, remote, key)
         stack.start("controller")
-        try:
-            await rounds(stack, 3)
-            far = await stack.model("far")
-            assert far is not None
-            assert (far.state, far.last_error) == (ModelState.LOADING, None), "nobody has asked it"
-            assert remote.connections == 0
-            stack.start("gateway")
-            await stack.model_where("far", lambda model: model.state is ModelState.LOADED, "a gateway asked it")
-            assert remote.paths == {"/v1/models"}
-            assert await _states_while_limited(stack, remote) == {ModelState.LOADED}
-            remote.status = 503
-            down = await stack.model_where("far", lambda model: model.state is ModelState.FAILED, "it is down")
-            assert down.last_error == f"{remote.url}/models answers HTTP 503"
-            assert down.retry_at is not None
-            status, headers = await _chat(stack)
-            assert (status, "x-should-retry" in headers, "retry-after" in headers) == (503, False, True)
-            remote.status = 200
-            await stack.model_where("far", lambda model: model.state is ModelState.LOADED, "it is back")
-        finally:
-            await stack.close()
+        await rounds(stack, 3)
+        far = await stack.model("far")
+        assert far is not None
+        assert (far.state, far.last_error) == (ModelState.LOADING, None), "nobody has asked it"
+        assert remote.connections == 0
+        stack.start("gateway")
+        await stack.model_where("far", lambda model: model.state is ModelState.LOADED, "a gateway asked it")
+        assert remote.paths == {"/v1/models"}
+        assert await _states_while_limited(stack, remote) == {ModelState.LOADED}
+        remote.status = 503
+        down = await stack.model_where("far", lambda model: model.state is ModelState.FAILED, "it is down")
+        assert down.last_error == f"{remote.url}/models answers HTTP 503"
+        assert down.retry_at is not None
+        reply = await stack.chat("far")
+        assert (reply.status, "x-should-retry" in reply.headers, "retry-after" in reply.headers) == (503, False, True)
+        remote.status = 200
+        await stack.model_where("far", lambda model: model.state is ModelState.LOADED, "it is back")
         assert "sk-123" not in stack.log("controller") + stack.log("gateway")
 
 
-async def test_a_key_that_changes_is_read_again_and_one_that_cannot_be_is_said(tmp_path: Path) -> None:
-    stack = RoundhouseStack(tmp_path / "here", "process", FAST)
-    key = tmp_path / "key"
+async def test_a_key_that_changes_is_read_again_and_one_that_cannot_be_is_said(
+    stack: RoundhouseStack, key: Path
+) -> None:
+    key.unlink()
     async with elsewhere() as remote:
         declare(stack, remote, key)
         await stack.open()
-        try:
-            lacking = await stack.model_where("far", lambda model: model.state is ModelState.FAILED, "it has no key")
-            assert str(key) in (lacking.last_error or "")
-            assert remote.connections == 0
-            key.write_text("sk-9\n")
-            await stack.model_where("far", lambda model: "its key was refused" in (model.last_error or ""), "refused")
-            key.write_text("sk-123\n")
-            await stack.model_where("far", lambda model: model.state is ModelState.LOADED, "it has its key")
-        finally:
-            await stack.close()
+        lacking = await stack.model_where("far", lambda model: model.state is ModelState.FAILED, "it has no key")
+        assert str(key) in (lacking.last_error or "")
+        assert remote.connections == 0
+        key.write_text("sk-9\n")
+        await stack.model_where("far", lambda model: "its key was refused" in (model.last_error or ""), "refused")
+        key.write_text("sk-123\n")
+        await stack.model_where("far", lambda model: model.state is ModelState.LOADED, "it has its key")
         assert "sk-" not in stack.log("controller") + stack.log("gateway")
 
 
-async def test_a_controller_that_comes_back_takes_no_remote_from_clients(tmp_path: Path) -> None:
-    stack = RoundhouseStack(tmp_path / "here", "process", FAST)
-    key = tmp_path / "key"
-    key.write_text("sk-123\n")
+async def test_a_controller_that_comes_back_takes_no_remote_from_clients(stack: RoundhouseStack, key: Path) -> None:
     async with elsewhere() as remote:
         declare(stack, remote, key)
         await stack.open()
-        try:
-            await stack.model_where("far", lambda model: model.state is ModelState.LOADED, "loaded")
-            stack.kill("controller")
-            asked = remote.asked
-            await until("the gateway asks on", lambda: remote.asked > asked)
-            stack.start("controller")
-            states: set[str] = set()
+        await stack.model_where("far", lambda model: model.state is ModelState.LOADED, "loaded")
+        stack.kill("controller")
+        asked = remote.asked
+        await until("the gateway asks on", lambda: remote.asked > asked)
+        stack.start("controller")
+        states: set[str] = set()
 
-            async def look() -> bool:
-                states.add(await _listed_state(stack))
-                try:
-                    return bool((await stack.status()).gateways)
-                except aiohttp.ClientError:
-                    return False
-
-            await until("the gateway is back", look)
-            await rounds(stack, 3)
+        async def look() -> bool:
             states.add(await _listed_state(stack))
-            assert states == {"loaded"}
-            # Nor does a gateway that is started anew begin without it.
-            stack.kill("gateway", signal.SIGTERM)
-            await rounds(stack, 3)
-            far = await stack.model("far")
-            assert far is not None
-            assert far.state is ModelState.LOADED, "as it was last seen"
-        finally:
-            await stack.close()
+            try:
+                return bool((await stack.status()).gateways)
+            except aiohttp.ClientError:
+                return False
+
+        await until("the gateway is back", look)
+        await rounds(stack, 3)
+        states.add(await _listed_state(stack))
+        assert states == {"loaded"}
+        # Nor does a gateway that is started anew begin without it.
+        stack.kill("gateway", signal.SIGTERM)
+        await rounds(stack, 3)
+        far = await stack.model("far")
+        assert far is not None
+        assert far.state is ModelState.LOADED, "as it was last seen"
 
 
 async def _states_while_limited(stack: RoundhouseStack, remote: Elsewhere) -> set[ModelState]:
@@ -188,19 +183,7 @@ async def _states_while_limited(stack: RoundhouseStack, remote: Elsewhere) -> se
     return states
 
 
-async def _chat(stack: RoundhouseStack) -> tuple[int, set[str]]:
-    """Status of a chat with `far`, and the names of the answer's headers."""
-    body = {"model": "far", "messages": [{"role": "user", "content": "Hi"}]}
-    async with (
-        aiohttp.ClientSession() as session,
-        session.post(f"{stack.url}/v1/chat/completions", json=body) as answer,
-    ):
-        return answer.status, {name.lower() for name in answer.headers}
-
-
 async def _listed_state(stack: RoundhouseStack) -> str:
     """What the gateway says of `far`."""
-    async with aiohttp.ClientSession() as session, session.get(f"{stack.url}/v1/models") as answer:
-        [model] = (await answer.json())["data"]
-        state: str = model["state"]
-        return state
+    [model] = (await stack.request("GET", "/v1/models")).body["data"]
+    return str(model["state"])

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -23,7 +21,7 @@ from tests.support.fake_hub.faults import Fault
 from tests.support.fake_hub.repositories import HubRepository
 from tests.support.fake_hub.server import FakeHub
 from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
-from tests.support.runtime_fixtures import ProcessRuntimeFixture
+from tests.support.runtime_fixtures import stack_of_processes
 from worker.clockwork import make_model
 
 pytestmark = pytest.mark.engines
@@ -62,7 +60,6 @@ class Page:
         return answer.status, json.loads(text) if text else None
 
     async def read_props(self, model: str | None = None) -> tuple[int, Any]:
-        """`PropsService.fetch` and `fetchForModel`."""
         query = "" if model is None else f"model={quote(model, safe='')}&"
         return await self.request("GET", f"/props?{query}autoload=false", bare=True)
 
@@ -120,7 +117,6 @@ class Feed:
         self._answer = answer
 
     async def next(self) -> dict[str, Any]:
-        """The next event."""
         async with asyncio.timeout(DEADLINE_S):
             while True:
                 record = (await self._answer.content.readuntil(b"\n\n")).decode()
@@ -130,7 +126,6 @@ class Feed:
                     return event
 
     async def of(self, model: str, name: str) -> dict[str, Any]:
-        """The next event of this name about the model."""
         while True:
             event = await self.next()
             if (event["model"], event["event"]) == (model, name):
@@ -148,7 +143,6 @@ class Feed:
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeHub]:
-    """A hub with the model that is downloaded."""
     file = tmp_path_factory.mktemp("hub") / "work-Q4_K_M.gguf"
     make_model(file)
     with FakeHub([HubRepository(REPO, {file.name: file})]) as made:
@@ -158,26 +152,19 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeHub]:
 @pytest.fixture(scope="module")
 def stack(hub: FakeHub) -> Iterator[RoundhouseStack]:
     """A Roundhouse with two models on real llama-servers, and one that cannot be loaded."""
-    with tempfile.TemporaryDirectory(prefix="rh") as folder, asyncio.Runner() as runner:
-        listen = f"unix:{folder}/t.sock"
-        settings = {"ROUNDHOUSE_TRANSFERS_LISTEN": listen, "ROUNDHOUSE_TRANSFERS_URL": listen}
-        settings |= {"ROUNDHOUSE_HUB_ENDPOINT": hub.endpoint, "ROUNDHOUSE_TRANSFERS_ALLOW_HOSTS": "127.0.0.1"}
-        made = RoundhouseStack(Path(folder, "i"), "process", settings)
-        make_model(made.models / "clockwork.gguf")
-        (made.models / "torn.gguf").write_bytes((made.models / "clockwork.gguf").read_bytes()[:5000])
-        serving = {"model_path": "clockwork.gguf", "llama_server_n_ctx": 1024, "llama_server_threads": 1}
-        on_demand = serving | {"enabled": False, "autoload": True}
+    with stack_of_processes() as stack:
+        listen = f"unix:{stack.root}/t.sock"
+        stack.settings |= {"ROUNDHOUSE_TRANSFERS_LISTEN": listen, "ROUNDHOUSE_TRANSFERS_URL": listen}
+        stack.settings |= {"ROUNDHOUSE_HUB_ENDPOINT": hub.endpoint, "ROUNDHOUSE_TRANSFERS_ALLOW_HOSTS": "127.0.0.1"}
+        make_model(stack.models / "clockwork.gguf")
+        (stack.models / "torn.gguf").write_bytes((stack.models / "clockwork.gguf").read_bytes()[:5000])
+        first = {"model_path": "clockwork.gguf", "llama_server_n_ctx": 1024, "llama_server_threads": 1}
+        on_demand = first | {"enabled": False, "autoload": True}
         torn = on_demand | {"model_path": "torn.gguf", "memory_mib": 50}
-        made.declare({"first": serving | {"aliases": ["short"]}, SLASHED: on_demand, "torn": torn})
-        made.start("transfers")
-        try:
-            runner.run(made.open())
-            runner.run(made.loaded("first"))
-            yield made
-        finally:
-            made.kill("transfers", 15)
-            runner.run(made.close())
-        assert ProcessRuntimeFixture().left(made) == []
+        stack.declare({"first": first | {"aliases": ["short"]}, SLASHED: on_demand, "torn": torn})
+        stack.start("transfers")
+        asyncio.run(stack.open("first"))
+        yield stack
 
 
 async def refuse_files(page: Page, hub: FakeHub) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import anthropic
-import openai
 import pytest
 
 from controller.schema.status import ModelState
@@ -32,10 +31,9 @@ async def test_images_and_sounds_reach_an_engine_with_a_projector(
     make_projector(stack.models / "projector.gguf", hears=True)
     broken = SEEING | {"llama_server_mmproj": "see.gguf"}
     stack.declare({"hearing": HEARING, "blind": TEXT_ONLY, "broken": broken})
-    await stack.open()
-    await stack.loaded("hearing", "blind")
+    await stack.open("hearing", "blind")
     async with (
-        openai.AsyncOpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0) as client,
+        stack.sdk() as client,
         anthropic.AsyncAnthropic(base_url=stack.url, api_key="none", max_retries=0) as messages,
     ):
         models = {model.id: (model.model_extra or {})["modalities"] async for model in client.models.list()}

@@ -8,26 +8,19 @@ import subprocess
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-import aiohttp
 import pytest
 
 from tests.support.cli import PROGRAM
 from tests.support.engine_processes import read_records
+from tests.support.http_client import answers
 from tests.support.roundhouse_stack import REPOSITORY, RoundhouseStack
 from tests.support.wait import until
 
 pytestmark = pytest.mark.engines
 
 
-def run_down(stack: RoundhouseStack) -> subprocess.CompletedProcess[str]:
-    """`roundhouse down`."""
-    command = [str(PROGRAM), "down"]
-    return subprocess.run(command, cwd=REPOSITORY, env=stack.environment(), capture_output=True, text=True, check=False)
-
-
 @pytest.fixture
 async def start_service(folder: Path) -> AsyncIterator[tuple[RoundhouseStack, Callable[[], subprocess.Popen[bytes]]]]:
-    """A Roundhouse of one stub model, and what starts its service."""
     stack = RoundhouseStack(folder, "process")
     stack.declare({"m": {"backend": "stub"}})
     started: list[subprocess.Popen[bytes]] = []
@@ -39,7 +32,7 @@ async def start_service(folder: Path) -> AsyncIterator[tuple[RoundhouseStack, Ca
         return started[-1]
 
     yield stack, start
-    await asyncio.to_thread(run_down, stack)
+    await asyncio.to_thread(stack.run_command, "down")
     for process in started:
         process.kill()
         process.wait()
@@ -55,12 +48,7 @@ async def test_engines_outlive_the_service_and_down_ends_all(
         if (stack.root / "service.log").read_text().count(" gateway: listening on ") < starts:
             return False
         body = {"model": "m", "messages": [{"role": "user", "content": "Hello"}]}
-        async with aiohttp.ClientSession() as session:
-            try:
-                async with session.post(f"{stack.url}/v1/chat/completions", json=body) as answer:
-                    return answer.status == 200
-            except aiohttp.ClientError:
-                return False
+        return await answers(f"{stack.url}/v1/chat/completions", "POST", body)
 
     def engine_pids() -> list[int]:
         return [record.leader.pid for record in read_records(stack).values() if record.leader is not None]
@@ -79,7 +67,7 @@ async def test_engines_outlive_the_service_and_down_ends_all(
     service = start()
     await until("the killed one's gateway is followed by another", lambda: serves(3))
     assert engine_pids() == engines
-    done = await asyncio.to_thread(run_down, stack)
+    done = await asyncio.to_thread(stack.run_command, "down")
     assert done.returncode == 0, done.stderr
     assert "stopped engine rh-" in done.stdout
     assert await asyncio.to_thread(service.wait, 60) == 0

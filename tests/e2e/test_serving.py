@@ -1,10 +1,8 @@
-"""A new user's first hour: the openai SDK, unmodified, on real engines; autoload; a remote model."""
+"""A new user's first hour: the openai SDK, unmodified, on real engines; a remote model."""
 
 from __future__ import annotations
 
-import asyncio
 import shutil
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import openai
@@ -13,7 +11,7 @@ from openai.types.chat import ChatCompletionMessageParam
 
 from controller.schema.status import ModelState
 from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
-from tests.support.runtime_fixtures import ProcessRuntimeFixture, RuntimeFixture
+from tests.support.runtime_fixtures import RuntimeFixture
 from tests.support.wait import until
 
 pytestmark = pytest.mark.engines
@@ -23,15 +21,10 @@ EMBEDDING = {"model_path": "clockwork.gguf", "llama_server_embedding": True, "ll
 HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Hello"}]
 
 
-def _client(stack: RoundhouseStack) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0)
-
-
 async def test_the_openai_sdk_unmodified(stack: RoundhouseStack, runtime_fixture: RuntimeFixture) -> None:
     stack.declare({"chat": LLAMA | {"aliases": ["gpt-4o"]}, "embed": EMBEDDING})
-    await stack.open()
-    await stack.loaded("chat", "embed")
-    async with _client(stack) as client:
+    await stack.open("chat", "embed")
+    async with stack.sdk() as client:
         listed = {model.id async for model in client.models.list()}
         assert {"chat", "embed"} <= listed
         # Declared of the one; of the other, the engine tells what its model has.
@@ -65,37 +58,10 @@ async def _is_refused_unseen(client: openai.AsyncOpenAI) -> bool:
     return "resulted in at least" in refused.value.message
 
 
-@pytest.fixture
-async def process_stack(folder: Path, clockwork: Path) -> AsyncIterator[RoundhouseStack]:
-    made = RoundhouseStack(folder, "process", {"ROUNDHOUSE_AUTOLOAD_TIMEOUT_S": "60"})
-    shutil.copy(clockwork, made.models / "clockwork.gguf")
-    yield made
-    await made.close()
-    assert ProcessRuntimeFixture().left(made) == []
-
-
-async def test_a_request_for_an_autoload_model_loads_it_and_is_answered(process_stack: RoundhouseStack) -> None:
-    process_stack.declare({"lazy": LLAMA | {"enabled": False, "autoload": True}, "off": LLAMA | {"enabled": False}})
-    await process_stack.open()
-    lazy = await process_stack.model_where("lazy", lambda model: model.state is ModelState.UNLOADED, "unloaded")
-    assert lazy.replicas == []
-    async with _client(process_stack) as client:
-        answers = await asyncio.gather(
-            *(client.chat.completions.create(model="lazy", messages=HELLO) for _ in range(3))
-        )
-        assert {answer.choices[0].message.content for answer in answers} == {SENTENCE}
-        with pytest.raises(openai.InternalServerError) as refused:
-            await client.chat.completions.create(model="off", messages=HELLO)
-    assert refused.value.code == "model_not_loaded"
-    loaded = (await process_stack.loaded("lazy"))["lazy"]
-    assert loaded.statement.kind == "autoload"
-    assert len(loaded.replicas) == 1
-
-
-async def test_a_model_of_another_roundhouse(process_stack: RoundhouseStack, tmp_path: Path) -> None:
+async def test_a_model_of_another_roundhouse(process_stack: RoundhouseStack, clockwork: Path, tmp_path: Path) -> None:
+    shutil.copy(clockwork, process_stack.models / "clockwork.gguf")
     process_stack.declare({"chat": LLAMA})
-    await process_stack.open()
-    await process_stack.loaded("chat")
+    await process_stack.open("chat")
     key = tmp_path / "key"
     key.write_text("secret-key\n")
     other = RoundhouseStack(process_stack.root / "other", "process")
@@ -113,7 +79,7 @@ async def test_a_model_of_another_roundhouse(process_stack: RoundhouseStack, tmp
     await other.open()
     try:
         await other.model_where("far", lambda model: model.state is ModelState.LOADED, "loaded")
-        async with _client(other) as client:
+        async with other.sdk() as client:
             answer = await client.chat.completions.create(model="far", messages=HELLO)
         assert answer.choices[0].message.content == SENTENCE
         nowhere = await other.model_where("nowhere", lambda model: model.state is ModelState.FAILED, "failed")
@@ -121,16 +87,3 @@ async def test_a_model_of_another_roundhouse(process_stack: RoundhouseStack, tmp
         assert "secret-key" not in other.log("controller") + other.log("gateway")
     finally:
         await other.close()
-
-
-async def test_a_stream_that_is_left_ends_the_engines_work(process_stack: RoundhouseStack) -> None:
-    process_stack.declare({"slow": {"backend": "stub", "stub_text": "word " * 500, "stub_token_delay_ms": 20}})
-    await process_stack.open()
-    await process_stack.loaded("slow")
-    async with _client(process_stack) as client:
-        stream = await client.chat.completions.create(model="slow", messages=HELLO, stream=True)
-        async for _ in stream:
-            break
-        await process_stack.model_where("slow", lambda model: model.replicas[0].inflight == 1, "one is inside")
-        await stream.close()
-    await process_stack.model_where("slow", lambda model: model.replicas[0].inflight == 0, "none is inside")

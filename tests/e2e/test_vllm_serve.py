@@ -9,12 +9,9 @@ import asyncio
 import json
 import os
 import re
-import shutil
 import signal
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -24,9 +21,10 @@ import pytest
 
 from tests.support.admin import AdminApi
 from tests.support.clockwork_folders import make_hf
+from tests.support.http_client import send_request
 from tests.support.lora_adapters import ADAPTED, make_peft_adapter
 from tests.support.roundhouse_stack import RoundhouseStack
-from tests.support.runtime_fixtures import ProcessRuntimeFixture
+from tests.support.runtime_fixtures import ProcessRuntimeFixture, stack_of_processes
 from tests.support.vllm_engine import ON_CPU, STARTS_S, engine_cache, programs
 from tests.support.wait import until
 from tests.support.worker_process import alive
@@ -51,12 +49,9 @@ class Served:
         model = await self.stack.model("chat")
         assert model is not None
         (replica,) = model.replicas
-        headers = {"authorization": f"Bearer {ProcessRuntimeFixture().token(self.stack, replica.name)}"}
-        async with (
-            aiohttp.ClientSession() as session,
-            session.get(f"{replica.endpoint}{path}", headers=headers) as answer,
-        ):
-            return answer.status, await answer.text()
+        token = ProcessRuntimeFixture().token(self.stack, replica.name)
+        reply = await send_request(f"{replica.endpoint}{path}", key=token)
+        return reply.status, reply.text
 
     async def figure(self, name: str) -> float:
         """One of the engine's own figures."""
@@ -64,10 +59,6 @@ class Served:
         found = re.search(rf"^vllm:{name}\{{[^}}]*\}} (\S+)$", text, re.MULTILINE)
         assert found is not None, name
         return float(found[1])
-
-    def client(self) -> openai.AsyncOpenAI:
-        """The SDK, unmodified."""
-        return openai.AsyncOpenAI(base_url=f"{self.stack.url}/v1", api_key="none", max_retries=0)
 
     def family(self) -> list[psutil.Process]:
         """The engine's process and all below it."""
@@ -79,22 +70,16 @@ class Served:
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
     binary = programs() / "vllm"
-    root = Path(tempfile.mkdtemp(prefix="rh"))
-    stack = RoundhouseStack(root, "process", {"OMP_NUM_THREADS": "1"})
-    make_hf(stack.models / "clockwork")
-    make_peft_adapter(stack.models / "lora" / "fox")
-    stack.state.mkdir()
-    engine_cache().mkdir(exist_ok=True)
-    (stack.state / "cache").symlink_to(engine_cache())
-    fields = {"backend": "vllm_serve", "model_path": "clockwork", "vllm_serve_binary": str(binary), **ON_CPU}
-    fields |= {"vllm_lora_modules": {"fox": "lora/fox"}, "vllm_max_lora_rank": 8}
-    stack.declare({"chat": {**fields, "enabled": False, "vllm_max_model_len": DECLARED, "target_inflight": 3}})
-    try:
+    with stack_of_processes(OMP_NUM_THREADS="1") as stack:
+        make_hf(stack.models / "clockwork")
+        make_peft_adapter(stack.models / "lora" / "fox")
+        stack.state.mkdir()
+        engine_cache().mkdir(exist_ok=True)
+        (stack.state / "cache").symlink_to(engine_cache())
+        fields = {"backend": "vllm_serve", "model_path": "clockwork", "vllm_serve_binary": str(binary), **ON_CPU}
+        fields |= {"vllm_lora_modules": {"fox": "lora/fox"}, "vllm_max_lora_rank": 8}
+        stack.declare({"chat": {**fields, "enabled": False, "vllm_max_model_len": DECLARED, "target_inflight": 3}})
         yield Served(stack, asyncio.run(_loaded(stack)))
-    finally:
-        asyncio.run(stack.close())
-        assert ProcessRuntimeFixture().left(stack) == []
-        shutil.rmtree(root, ignore_errors=True)
 
 
 def override_of(stack: RoundhouseStack) -> dict[str, Any]:
@@ -124,7 +109,7 @@ async def test_what_a_load_sets_is_what_the_engine_has(served: Served) -> None:
     model, module = json.loads(text)["data"]
     assert (model["id"], model["max_model_len"]) == ("chat", LOADED)
     assert (module["id"], module["parent"]) == ("fox", "chat")
-    async with served.client() as client:
+    async with served.stack.sdk() as client:
         assert ((await client.models.retrieve("chat")).model_extra or {})["context_length"] == LOADED
     configured = re.search(r"non-default args: (.*)", _log(served))
     assert configured is not None
@@ -133,7 +118,7 @@ async def test_what_a_load_sets_is_what_the_engine_has(served: Served) -> None:
 
 
 async def test_the_exact_text_in_every_api(served: Served) -> None:
-    async with served.client() as client:
+    async with served.stack.sdk() as client:
         answer = await client.chat.completions.create(model="chat", messages=HI, temperature=0)
         assert answer.choices[0].message.content == SENTENCE
         assert answer.usage is not None
@@ -173,18 +158,13 @@ async def test_the_drafts_of_its_own_model_are_all_accepted(served: Served) -> N
     ],
 )
 async def test_counting_and_messages(served: Served, path: str, body: dict[str, Any], answer: dict[str, Any]) -> None:
-    async with (
-        aiohttp.ClientSession() as session,
-        session.post(served.stack.url + path, json={"model": "chat", **body}) as told,
-    ):
-        content = await told.json()
-    assert told.status == 200, content
+    content = (await served.stack.request("POST", path, {"model": "chat", **body})).success
     assert {name: content[name] for name in answer} == answer
 
 
 async def test_a_request_chooses_a_lora_module_in_every_api(served: Served) -> None:
     chosen: dict[str, Any] = {"extra_body": {"lora": "fox"}, "model": "chat", "temperature": 0}
-    async with served.client() as client:
+    async with served.stack.sdk() as client:
         chat = await client.chat.completions.create(messages=HI, **chosen)
         assert chat.choices[0].message.content == ADAPTED
         stream = await client.chat.completions.create(messages=HI, stream=True, **chosen)
@@ -200,11 +180,8 @@ async def test_a_request_chooses_a_lora_module_in_every_api(served: Served) -> N
         with pytest.raises(openai.BadRequestError, match="`lora` must be one of fox"):
             await client.chat.completions.create(model="chat", messages=HI, extra_body={"lora": "dog"})
     message = {"model": "chat", "messages": HI, "max_tokens": 30, "temperature": 0, "lora": "fox"}
-    async with (
-        aiohttp.ClientSession() as session,
-        session.post(f"{served.stack.url}/v1/messages", json=message) as told,
-    ):
-        assert (await told.json())["content"] == [{"type": "text", "text": ADAPTED}]
+    reply = await served.stack.request("POST", "/v1/messages", message)
+    assert reply.body["content"] == [{"type": "text", "text": ADAPTED}]
 
 
 async def test_a_client_that_leaves_stops_the_work(served: Served) -> None:
@@ -226,10 +203,8 @@ async def _idle(served: Served) -> bool:
 async def test_only_the_controller_s_token_is_let_in(served: Served) -> None:
     model = await served.stack.model("chat")
     assert model is not None
-    async with aiohttp.ClientSession() as session:
-        for headers in ({}, {"authorization": "Bearer wrong"}):
-            async with session.get(f"{model.replicas[0].endpoint}/v1/models", headers=headers) as answer:
-                assert answer.status == 401
+    for key in (None, "wrong"):
+        assert (await send_request(f"{model.replicas[0].endpoint}/v1/models", key=key)).status == 401
 
 
 async def test_of_a_killed_engine_and_of_one_that_is_stopped_while_it_loads_nothing_is_left(served: Served) -> None:

@@ -14,8 +14,6 @@ Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass(frozen=True)
 class ReceivedRequest:
-    """One request as it came."""
-
     method: str
     target: str
     headers: dict[str, str]
@@ -42,7 +40,6 @@ class FakeAdmin:
     _open: set[asyncio.Transport] = field(default_factory=set)
 
     def declare(self, app: web.Application) -> None:
-        """Add the routes to `app`."""
         app.router.add_route("*", "/v1/admin/{rest:.*}", self._answer)
         app.router.add_get("/openapi.json", self._document)
 

@@ -22,11 +22,9 @@ class FakeConnection:
         self.asked_for_body = 0
 
     def send_continue(self) -> None:
-        """Note it."""
         self.asked_for_body += 1
 
     def finish_call(self, call: ClientCall) -> None:
-        """Note it."""
         self.complete.append(call)
 
     @property
@@ -36,7 +34,6 @@ class FakeConnection:
 
     @property
     def status(self) -> int:
-        """Of the answer."""
         return int(self.written.split(b" ", 2)[1])
 
     @property
@@ -60,6 +57,5 @@ class FakeConnection:
 
     @property
     def error(self) -> dict[str, Any]:
-        """The error of an envelope."""
         error: dict[str, Any] = json.loads(self.body)["error"]
         return error

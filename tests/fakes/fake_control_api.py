@@ -48,7 +48,6 @@ def status(*models: ModelStatus, **more: Any) -> ControllerStatus:
 
 
 def row(name: str, state: str = "loaded", **more: Any) -> AdminModel:
-    """One model as the admin API shows it."""
     fields: dict[str, Any] = {
         "resolved_backend": "stub",
         "configured_enabled": True,
@@ -86,7 +85,6 @@ def row(name: str, state: str = "loaded", **more: Any) -> AdminModel:
 
 
 def listed(*rows: AdminModel, **more: Any) -> AdminModels:
-    """The list of models, of a controller that is well."""
     fields: dict[str, Any] = {
         "last_event_id": 0,
         "observed_at": 1000.0,
@@ -163,7 +161,6 @@ class FakeControlApi:
         await self.close()
 
     async def close(self) -> None:
-        """Stop listening."""
         await self._runner.cleanup()
         self._socket.unlink(missing_ok=True)
 

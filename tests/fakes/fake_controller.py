@@ -113,7 +113,6 @@ class FakeController:
         tools: tuple[ToolRoute, ...] = (),
         mcp_servers: tuple[McpServerRoute, ...] = (),
     ) -> RoutingTable:
-        """The next table."""
         self.seq += 1
         stamp = Stamp(epoch=self.epoch, seq=self.seq)
         return RoutingTable(
@@ -133,7 +132,6 @@ class FakeController:
         return table.stamp
 
     async def send(self, message: str) -> None:
-        """Send any text."""
         self.message = message
         for socket in list(self._sockets):
             await socket.send_str(message)

@@ -25,7 +25,6 @@ class FakeDownloader:
         await self._waits[source]
 
     async def cancel_source(self, source: str) -> None:
-        """Note it, and fail the download."""
         self.cancelled.append(source)
         self.fail(source, "its download was cancelled")
 

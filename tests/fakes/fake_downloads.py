@@ -56,7 +56,6 @@ class FakeDownloads:
             follower.put_nowait(changed)
 
     async def __call__(self, request: web.Request) -> web.StreamResponse:
-        """Answer one request."""
         error = self.refusals.get(f"{request.method} {request.path}")
         if error is not None:
             return web.json_response(body=error.json_bytes("req-1"), status=error.entry.status)

@@ -22,15 +22,12 @@ class FakeEngineCall:
     is_cancelled: bool = False
 
     def pause(self) -> None:
-        """Note it."""
         self.is_paused = True
 
     def resume(self) -> None:
-        """Note it."""
         self.is_paused = False
 
     def cancel(self) -> None:
-        """Note it."""
         self.is_cancelled = True
 
     def begin_stream(self, *texts: str) -> None:
@@ -40,13 +37,11 @@ class FakeEngineCall:
             self.send_chunk(text)
 
     def send_chunk(self, text: str) -> None:
-        """Send one chunk of a stream."""
         choice = {"index": 0, "delta": {"content": text}, "finish_reason": None}
         chunk = {"id": "1", "object": "chat.completion.chunk", "model": "m", "choices": [choice]}
         self.listener.engine_data(b"data: %b\n\n" % json.dumps(chunk).encode())
 
     def end_stream(self) -> None:
-        """End a stream as the family ends."""
         self.listener.engine_data(b"data: [DONE]\n\n")
         self.listener.engine_end()
 
@@ -60,7 +55,6 @@ class FakeEngineClient:
     def send_request(
         self, endpoint: Any, method: str, target: str, headers: bytes, body: Any, listener: Any, *, fresh: bool
     ) -> FakeEngineCall:
-        """Keep it. See EngineClient."""
         call = FakeEngineCall(listener, endpoint.replica, bytes(body))
         self.calls.append(call)
         return call

@@ -46,7 +46,6 @@ class Config:
 
     @staticmethod
     def from_directory(directory: str) -> Config:
-        """As the real one."""
         return Config(directory)
 
 
@@ -60,7 +59,6 @@ class Model:
 
     @staticmethod
     def from_config(config: Config) -> Model:
-        """As the real one."""
         return Model(config)
 
     def load(self, **kwargs: Any) -> None:
@@ -127,8 +125,6 @@ def find_limits(use_per_device: list[float] | float | None) -> list[int]:
 
 
 class CacheLayer_fp16:  # noqa: N801 - the real name
-    """What a cache is made of."""
-
     def __init__(self, config: Config | None, attention: Any, cache_id: int, max_num_tokens: int) -> None:
         assert max_num_tokens % PAGE_SIZE == 0, f"max_num_tokens must be a multiple of {PAGE_SIZE}."
 
@@ -145,8 +141,6 @@ class CacheLayer_quant(CacheLayer_fp16):  # noqa: N801 - the real name
 
 
 class Cache:
-    """Pages of tokens."""
-
     def __init__(
         self,
         model: Model,
@@ -166,14 +160,11 @@ class Cache:
 
 
 class Tokenizer:
-    """The folder's."""
-
     def __init__(self, config: Config) -> None:
         self.tokenizer = HFTokenizer.from_file(str(Path(config.directory) / "tokenizer.json"))
 
     @staticmethod
     def from_config(config: Config) -> Tokenizer:
-        """As the real one."""
         return Tokenizer(config)
 
 
@@ -198,7 +189,6 @@ class ComboSampler:
         self._bias = logit_bias or {}
 
     def pick(self, logits: Any, past: Sequence[int], rng: Any) -> int:
-        """The next token."""
         rep_p, freq_p, pres_p = self._penalties
         for token, count in Counter(past).items():
             logits[token] = logits[token] / rep_p if logits[token] > 0 else logits[token] * rep_p
@@ -217,8 +207,6 @@ class ComboSampler:
 
 
 class Job:
-    """One request."""
-
     def __init__(
         self,
         input_ids: Any,
@@ -248,7 +236,6 @@ class Job:
 
     @property
     def new_tokens(self) -> int:
-        """Made so far."""
         return len(self.tokens) - self.prompt_tokens
 
     def reserve(self, total: int) -> None:
@@ -273,7 +260,6 @@ class Generator:
         self._thread: int | None = None
 
     def num_remaining_jobs(self) -> int:
-        """Waiting and at work."""
         return len(self.pending_jobs) + len(self.active_jobs)
 
     def enqueue(self, job: Job) -> int:
@@ -288,7 +274,6 @@ class Generator:
         return job.serial_number
 
     def cancel(self, job: Job) -> None:
-        """As the real one."""
         self._alone()
         for jobs in (self.pending_jobs, self.active_jobs):
             if job in jobs:
@@ -296,7 +281,6 @@ class Generator:
                 _tell(f"job {job.serial_number} cancelled after {job.new_tokens} tokens")
 
     def iterate(self) -> list[dict[str, Any]]:
-        """As the real one."""
         self._alone()
         assert self._cache.initialized, "Cache tensors were never allocated."
         time.sleep(STEP_S)

@@ -11,6 +11,8 @@ from typing import Any
 
 from aiohttp import web
 
+from tests.fakes.served_app import served_app
+
 ANSWER = {
     "id": "held-1",
     "object": "chat.completion",
@@ -42,7 +44,6 @@ class HoldingEngine:
     url: str = ""
 
     def release(self, tag: str) -> None:
-        """Answer it."""
         self.inside[tag].set()
 
     def release_all(self) -> None:
@@ -52,7 +53,6 @@ class HoldingEngine:
             held.set()
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
-        """One request."""
         body: dict[str, Any] = json.loads(await request.read())
         tag = str(body.get("tag", len(self.seen)))
         assert tag not in self.inside
@@ -80,12 +80,8 @@ async def holding() -> AsyncIterator[HoldingEngine]:
     engine = HoldingEngine()
     app = web.Application()
     app.router.add_post("/v1/{path:.*}", engine.serve)
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0, backlog=1024).start()
-    engine.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    try:
-        yield engine
-    finally:
-        engine.release_all()
-        await runner.cleanup()
+    async with served_app(app, shutdown_s=0.1, backlog=1024) as engine.url:
+        try:
+            yield engine
+        finally:
+            engine.release_all()

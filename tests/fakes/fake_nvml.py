@@ -38,7 +38,6 @@ class FakeGpu:
     errors: dict[str, str] = field(default_factory=dict)
 
     def add(self, number: int, uuid: str, **fields: Any) -> FakeGpu:
-        """A MIG instance."""
         self.mig = True
         self.instances[number] = FakeGpu(uuid, name=f"{self.name} MIG 1g.5gb", is_instance=True, **fields)
         return self.instances[number]
@@ -55,8 +54,6 @@ class Memory:
 
 @dataclass
 class PciInfo:
-    """As in nvmlPciInfo_t."""
-
     domain: int
     bus: int
     device: int
@@ -85,8 +82,6 @@ def error_of(name: str) -> Exception:
 
 
 class FakeNvml:
-    """Stands for the module."""
-
     NVMLError = pynvml.NVMLError
     NVML_DEVICE_MIG_ENABLE = pynvml.NVML_DEVICE_MIG_ENABLE
     nvmlMemory_v2 = pynvml.nvmlMemory_v2  # noqa: N815 - its name there
@@ -119,7 +114,6 @@ class FakeNvml:
         self.opened += 1
 
     def nvmlShutdown(self) -> None:  # noqa: N802
-        """Undo one nvmlInit."""
         if not self.opened:
             raise error_of("Uninitialized")
         self.opened -= 1
@@ -138,7 +132,6 @@ class FakeNvml:
         return self.cuda_version
 
     def nvmlDeviceGetCount(self) -> int:  # noqa: N802
-        """How many there are."""
         self._ask()
         return len(self.gpus)
 
@@ -148,12 +141,10 @@ class FakeNvml:
         return self.gpus[index]
 
     def nvmlDeviceGetPciInfo(self, handle: FakeGpu) -> PciInfo:  # noqa: N802
-        """Where it sits."""
         self._ask(handle, "nvmlDeviceGetPciInfo")
         return PciInfo(handle.domain, handle.bus, 0)
 
     def nvmlDeviceGetUUID(self, handle: FakeGpu) -> str:  # noqa: N802
-        """Its uuid."""
         self._ask(handle, "nvmlDeviceGetUUID")
         return handle.uuid
 
@@ -177,7 +168,6 @@ class FakeNvml:
         return Memory(handle.total_mib * MIB, free * MIB, used * MIB)
 
     def nvmlDeviceGetUtilizationRates(self, handle: FakeGpu) -> Utilization:  # noqa: N802
-        """Not of MIG instances."""
         self._ask(handle, "nvmlDeviceGetUtilizationRates")
         if handle.is_instance:
             raise error_of("NotSupported")
@@ -191,26 +181,22 @@ class FakeNvml:
         return _processes(handle.computing)
 
     def nvmlDeviceGetGraphicsRunningProcesses_v3(self, handle: FakeGpu) -> list[ProcessInfo]:  # noqa: N802
-        """Those with a graphics context."""
         self._ask(handle, "nvmlDeviceGetGraphicsRunningProcesses_v3")
         if handle.is_instance:
             raise error_of("NotSupported")
         return _processes(handle.drawing)
 
     def nvmlDeviceGetMigMode(self, device: FakeGpu) -> list[int]:  # noqa: N802
-        """Current and pending."""
         self._ask(device, "nvmlDeviceGetMigMode")
         if device.mig is None:
             raise error_of("NotSupported")
         return [int(device.mig), int(device.mig)]
 
     def nvmlDeviceGetMaxMigDeviceCount(self, device: FakeGpu) -> int:  # noqa: N802
-        """As many as there can be."""
         self._ask()
         return 7
 
     def nvmlDeviceGetMigDeviceHandleByIndex(self, device: FakeGpu, index: int) -> FakeGpu:  # noqa: N802
-        """One instance."""
         self._ask()
         if index not in device.instances:
             raise error_of("NotFound")

@@ -37,11 +37,9 @@ class PacedEngine:
         self._loop.call_soon_threadsafe(self._changed.set)
 
     def allow_all(self) -> None:
-        """Allow every answer all of its words."""
         self.allow(len(self.words) + 1)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        """Answer one streamed chat completion."""
         body = await request.json()
         self.requests.append(body)
         words = [body["messages"][-1]["content"], *self.words] if self.echoes else self.words

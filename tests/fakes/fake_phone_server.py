@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,7 +10,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from tests.support.ports import free_port
+from tests.fakes.served_app import served_app
 
 MODEL: Final = "gemini-nano-aicore"
 KEY: Final = "llm-key"
@@ -26,8 +25,6 @@ _FAILURES: Final = {
 
 @dataclass
 class FakePhone:
-    """What it answers, and what it was asked."""
-
     url: str = ""
     """Of its OpenAI API, with `/v1`."""
     code: int = 3
@@ -48,7 +45,6 @@ class FakePhone:
         return answer
 
     async def list_models(self, _: web.Request) -> web.Response:
-        """Answer `/v1/models`."""
         model = {"id": MODEL, "object": "model", "created": 1778610090, "owned_by": "google-aicore"}
         return web.json_response({"object": "list", "data": [model]})
 
@@ -111,16 +107,11 @@ def _refuse(status: int, code: str, message: str, aicore_status: str) -> web.Res
 @asynccontextmanager
 async def fake_phone() -> AsyncIterator[FakePhone]:
     """Run one on a free port."""
-    fake, port = FakePhone(), free_port()
+    fake = FakePhone()
     app = web.Application(middlewares=[fake.check_key])
     app.router.add_get("/v1/models", fake.list_models)
     app.router.add_get("/v1/aicore/status", fake.tell_status)
     app.router.add_post("/v1/chat/completions", fake.complete)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", port).start()
-    fake.url = f"http://127.0.0.1:{port}/v1"
-    try:
+    async with served_app(app) as url:
+        fake.url = f"{url}/v1"
         yield fake
-    finally:
-        await asyncio.shield(runner.cleanup())

@@ -29,22 +29,18 @@ class FakeProbeDaemon:
         """Why the daemon refuses to start a container; None: it does not."""
 
     async def call(self, work: Callable[[docker.APIClient], T]) -> T:
-        """Do it at once."""
         return work(cast("docker.APIClient", self))
 
     def write(self, line: str) -> None:
-        """The container writes a line."""
         moment = datetime.fromtimestamp(1_700_000_000 + len(self.lines) + 1000 * self.started, UTC)
         self.lines.append(f"{moment:%Y-%m-%dT%H:%M:%S}.000000000Z {line}")
 
     def inspect_container(self, container: str) -> dict[str, Any]:
-        """By its name or id."""
         if self.container is None or container not in (self.container["Id"], self.container["Name"].removeprefix("/")):
             raise NotFound(f"No such container: {container}")
         return self.container
 
     def create_container_from_config(self, config: dict[str, Any], name: str) -> dict[str, Any]:
-        """Not started yet."""
         state = {"Status": "created", "Running": False, "ExitCode": 0}
         self.container = {"Id": f"id-{self.started}", "Name": f"/{name}", "Config": config, "State": state}
         return {"Id": self.container["Id"], "Warnings": []}
@@ -60,12 +56,10 @@ class FakeProbeDaemon:
             self.write(self.first_line)
 
     def logs(self, container: str, *, stdout: bool, stderr: bool, timestamps: bool, tail: int) -> bytes:
-        """The last lines."""
         assert (stdout, stderr, timestamps) == (True, False, True)
         self.inspect_container(container)
         return "".join(f"{line}\n" for line in self.lines[-tail:]).encode()
 
     def remove_container(self, container: str, *, v: bool, force: bool = False) -> None:
-        """It is gone."""
         self.inspect_container(container)
         self.container = None

@@ -30,7 +30,6 @@ class FakeProber:
         """Nothing is asked."""
 
     def get_health(self, name: str) -> ProbedHealth:
-        """As the test says."""
         since = self.ready.get(name)
         if since is None:
             return ProbedHealth()

@@ -30,7 +30,6 @@ class RefusalError(Exception):
     """A request that a server answers with an error."""
 
     def __init__(self, status: int, message: str) -> None:
-        """`message`: as the server words it."""
         super().__init__(message)
         self.status = status
 
@@ -75,7 +74,6 @@ class FakeQdrantServer:
         self._stopping = asyncio.Event()
 
     async def __aenter__(self) -> Self:
-        """Start to serve."""
         app = web.Application(client_max_size=64 * 2**20)
         app.router.add_get("/", self._serve(self._version_info, None, None))
         add = app.router.add_route
@@ -102,7 +100,6 @@ class FakeQdrantServer:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Stop to serve."""
         assert self._runner is not None
         self._stopping.set()
         await self._runner.cleanup()

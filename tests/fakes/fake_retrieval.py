@@ -13,11 +13,10 @@ from aiohttp import web
 
 from retrieval.schema.files import TextContent, VectorStoreHit, VectorStoreResults
 from retrieval.schema.search import SearchHit, SearchResult, SearchScores
-from tests.support.ports import free_port
+from tests.fakes.served_app import served_app
 
 
 def hit(number: int, text: str, **more: Any) -> SearchHit:
-    """A hit of the document `d` and a number."""
     fields: dict[str, Any] = {
         "document_id": f"d{number}",
         "filename": f"d{number}.md",
@@ -35,7 +34,6 @@ def hit(number: int, text: str, **more: Any) -> SearchHit:
 
 
 def file_hit(number: int, text: str, **more: Any) -> VectorStoreHit:
-    """A hit of the file `file-` and a number."""
     fields: dict[str, Any] = {
         "file_id": f"file-{number}",
         "filename": f"f{number}.md",
@@ -53,8 +51,6 @@ def file_hit(number: int, text: str, **more: Any) -> VectorStoreHit:
 
 @dataclass
 class FakeRetrieval:
-    """What it answers, and what it was asked."""
-
     url: str = ""
     hits: list[SearchHit] = field(default_factory=list)
     stores: dict[str, list[VectorStoreHit]] = field(default_factory=dict)
@@ -70,11 +66,9 @@ class FakeRetrieval:
     """Tenant, vector store and body of each search in one."""
 
     async def answer_health(self, _: web.Request) -> web.Response:
-        """Answer `/health`."""
         return web.Response(status=404) if self.health is None else web.Response(text=self.health)
 
     async def answer_search(self, request: web.Request) -> web.Response:
-        """Answer `/v1/search`."""
         self.searches.append((request.headers["x-roundhouse-tenant"], await request.json()))
         if self.gate is not None:
             await self.gate.wait()
@@ -100,18 +94,14 @@ class FakeRetrieval:
 @asynccontextmanager
 async def fake_retrieval() -> AsyncIterator[FakeRetrieval]:
     """Run one on a free port."""
-    fake, port = FakeRetrieval(), free_port()
+    fake = FakeRetrieval()
     app = web.Application()
     app.router.add_get("/health", fake.answer_health)
     app.router.add_post("/v1/search", fake.answer_search)
     app.router.add_post("/v1/vector_stores/{id}/search", fake.answer_file_search)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", port).start()
-    fake.url = f"http://127.0.0.1:{port}"
-    try:
-        yield fake
-    finally:
-        if fake.gate is not None:
-            fake.gate.set()
-        await runner.cleanup()
+    async with served_app(app) as fake.url:
+        try:
+            yield fake
+        finally:
+            if fake.gate is not None:
+                fake.gate.set()

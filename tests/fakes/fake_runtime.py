@@ -55,19 +55,16 @@ class FakeRuntime:
             raise (RuntimeGoneError if self.is_gone else RuntimeUnavailableError)(self.unavailable)
 
     async def list_replicas(self) -> list[SeenReplica]:
-        """What is in the table."""
         self._check()
         return list(self.replicas.values())
 
     async def check_preflight(self, model: str, definition: Definition, image: str | None) -> PreflightResult:
-        """As the test says."""
         self.calls.append(f"preflight {model}")
         self._check()
         error = self.preflight_error or (f"image {image} is missing" if self.missing_image else None)
         return PreflightResult(error is None, self._clock(), error, self.missing_image)
 
     async def pull_image(self, image: str) -> None:
-        """As the test says."""
         self.calls.append(f"pull {image}")
         if self.pull_error is not None:
             raise StartError(self.pull_error)
@@ -87,7 +84,6 @@ class FakeRuntime:
         )
 
     def end(self, name: str, code: int, tail: str = "") -> None:
-        """The engine ends by itself."""
         seen = self.replicas[name]
         self.replicas[name] = SeenReplica(
             seen.id,
@@ -100,13 +96,11 @@ class FakeRuntime:
         )
 
     async def stop_replica(self, name: str, grace_s: float) -> None:
-        """Leave the table."""
         self.calls.append(f"stop {name}")
         self._check()
         self.replicas.pop(name, None)
 
     async def remove_replica(self, name: str) -> None:
-        """Leave the table."""
         self.calls.append(f"remove {name}")
         self._check()
         if self.refuses_ends:
@@ -138,24 +132,19 @@ class FakeRuntime:
         return self.rendered_argv.get(replica.name, Rendered(replica.argv, replica.image_id))
 
     async def read_gpus(self) -> tuple[Gpu, ...] | None:
-        """As the test says."""
         return self.found_gpus
 
     async def read_host_mib(self, name: str) -> int | None:
-        """As the test says."""
         self._check()
         return self.held.get(name)
 
     def get_gpu_error(self) -> str | None:
-        """As the test says."""
         return self.gpu_reason
 
     def get_gpu_driver(self) -> GpuDriver | None:
-        """As the test says."""
         return self.gpu_driver
 
     def list_unread_gpus(self) -> tuple[UnreadGpu, ...]:
-        """As the test says."""
         return self.unread_gpus
 
     async def watch_events(self) -> AsyncIterator[None]:

@@ -19,8 +19,6 @@ OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
 @dataclass(frozen=True)
 class Script:
-    """What one request is answered with."""
-
     pieces: tuple[bytes, ...] = (OK,)
     """Each is one write, and a client on the same loop has the time to read it before the next."""
     then: Then = "keep"
@@ -31,7 +29,6 @@ class Script:
 
 
 def script(answer: bytes, then: Then = "keep", *, cuts: Iterable[int] = (), early: bool = False) -> Script:
-    """An answer that is cut at these places."""
     ends = sorted({0, len(answer), *(cut for cut in cuts if 0 < cut < len(answer))})
     return Script(tuple(answer[start:end] for start, end in itertools.pairwise(ends)), then, early)
 
@@ -53,7 +50,6 @@ class ScriptedEngine:
 
     @property
     def url(self) -> str:
-        """Base URL."""
         return f"{self.origin}:{self.port}"
 
     def say(self, data: bytes) -> None:
@@ -62,12 +58,10 @@ class ScriptedEngine:
             peer.write(data)
 
     def close_connections(self) -> None:
-        """End every open connection."""
         for peer in list(self.peers):
             peer.close()
 
     def reset_connections(self) -> None:
-        """Reset every open connection."""
         for peer in list(self.peers):
             reset(peer)
 
@@ -76,7 +70,6 @@ class ScriptedEngine:
 async def scripted(
     *scripts: Script, tls: ssl.SSLContext | None = None, host: str = "127.0.0.1"
 ) -> AsyncIterator[ScriptedEngine]:
-    """A scripted engine that listens."""
     scheme = "http" if tls is None else "https"
     engine = ScriptedEngine(list(scripts), origin=f"{scheme}://[{host}]" if ":" in host else f"{scheme}://{host}")
     server = await asyncio.get_running_loop().create_server(lambda: _Peer(engine), host, 0, ssl=tls)

@@ -19,8 +19,6 @@ Fields = dict[str, Any]
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a function."""
-
     name: str
     arguments: Any = field(default_factory=dict)
     """As JSON; a string goes out as it is."""
@@ -98,7 +96,12 @@ class ToolModel:
 async def tool_model(*moves: Move, decide: Callable[[Fields], Move] | None = None) -> AsyncIterator[ToolModel]:
     """An engine whose model makes these moves, one a request and the last for ever, or what `decide` says."""
     left = list(moves)
-    model = ToolModel(decide or (lambda _: left.pop(0) if len(left) > 1 else left[0]))
+    async with served_model(ToolModel(decide or (lambda _: left.pop(0) if len(left) > 1 else left[0]))) as model:
+        yield model
+
+
+@asynccontextmanager
+async def served_model(model: ToolModel) -> AsyncIterator[ToolModel]:
     app = web.Application(client_max_size=64 * 1024 * 1024)
     app.router.add_post("/v1/chat/completions", model.answer)
     app.router.add_get("/v1/models", _answer_health)

@@ -28,12 +28,10 @@ class FakeTool:
 
     @property
     def spec(self) -> ToolSpec:
-        """What is listed."""
         server = self.name.partition("__")[0]
         return ToolSpec(self.name, self.name, f"What {self.name} does.", self.parameters, self.writes, server)
 
     async def run(self, call: ToolCall) -> ToolResult:
-        """Run the call."""
         return await self.answer(call)
 
 

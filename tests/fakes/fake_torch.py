@@ -15,10 +15,8 @@ class cuda:  # noqa: N801 - the real name
 
     @staticmethod
     def device_count() -> int:
-        """As the real one."""
         return int(os.environ.get("FAKE_GPUS", "1"))
 
 
 def tensor(data: Any, dtype: Any = None) -> Any:
-    """An array of these numbers."""
     return np.array(data, dtype)

@@ -83,7 +83,6 @@ class FakeTransfers:
         await self.close()
 
     async def open(self) -> None:
-        """Listen."""
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(self.socket))
         self._listener.listen()

@@ -15,34 +15,27 @@ class FakeTransport:
         self.reads = True
 
     def write(self, data: bytes) -> None:
-        """Keep it."""
         self.written += data
 
     def writelines(self, parts: Iterable[bytes]) -> None:
-        """Keep them."""
         for part in parts:
             self.write(part)
 
     def close(self) -> None:
-        """Close."""
         self.is_open = False
 
     abort = close
 
     def is_closing(self) -> bool:
-        """Whether it was closed."""
         return not self.is_open
 
     def pause_reading(self) -> None:
-        """Read no more."""
         self.reads = False
 
     def resume_reading(self) -> None:
-        """Read again."""
         self.reads = True
 
     def can_write_eof(self) -> bool:
-        """As TCP."""
         return True
 
     def write_eof(self) -> None:
@@ -53,5 +46,4 @@ class FakeTransport:
         return 0
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Nothing is known."""
         return default

@@ -83,7 +83,6 @@ class GatewayHarness(HttpClient):
 
     @property
     def services(self) -> Services:
-        """What its exchanges share."""
         return self.app.inference._services
 
     async def publish(
@@ -98,7 +97,6 @@ class GatewayHarness(HttpClient):
         await self.controller.acknowledged(stamp)
 
     async def metrics(self) -> str:
-        """The text of /metrics."""
         return str((await self.get("/metrics")).body)
 
     async def idle(self) -> None:
@@ -132,7 +130,6 @@ async def gateway_harness(*, with_table: bool = True, **settings: Any) -> AsyncI
 
 @contextlib.asynccontextmanager
 async def engines(count: int) -> AsyncIterator[list[MockEngine]]:
-    """So many fake engines."""
     started = [MockEngine() for _ in range(count)]
     for engine in started:
         await engine.start()

@@ -35,15 +35,12 @@ _ERRORS: dict[str, tuple[int, str, bytes]] = {
 
 @dataclass
 class Request:
-    """One request as it came."""
-
     path: str
     headers: dict[str, str]
     raw: bytes
 
     @property
     def body(self) -> dict[str, Any]:
-        """The decoded body."""
         fields: dict[str, Any] = json.loads(self.raw)
         return fields
 
@@ -74,14 +71,12 @@ class MockEngine:
         return [each for each in self.requests if each.path != "/metrics"]
 
     async def start(self, port: int = 0) -> None:
-        """Listen on 127.0.0.1."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(lambda: _Connection(self), "127.0.0.1", port)
         self.port = self._server.sockets[0].getsockname()[1]
 
     @property
     def url(self) -> str:
-        """Base URL."""
         return f"http://127.0.0.1:{self.port}"
 
     async def stop(self) -> None:
@@ -93,7 +88,6 @@ class MockEngine:
         await asyncio.sleep(0)
 
     def drop_connections(self) -> None:
-        """Break every open connection."""
         for transport in list(self.open_transports):
             transport.abort()
 

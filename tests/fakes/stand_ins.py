@@ -78,7 +78,6 @@ async def until_told(program: str, does: str, told: asyncio.Event, asked: asynci
 
 
 async def controller(does: str) -> None:
-    """The stand-in controller."""
     address = split_listen_address(load_settings().listen)
     assert isinstance(address, Path)
     told = note_signals("controller")
@@ -88,7 +87,6 @@ async def controller(does: str) -> None:
 
 
 async def gateway(does: str) -> None:
-    """The stand-in gateway."""
     settings, told = load_settings(), note_signals("gateway")
 
     async def models(_request: web.Request) -> web.Response:

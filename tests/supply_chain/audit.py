@@ -26,8 +26,6 @@ _LONGEST: Final = 160
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What one service said."""
-
     audited: int
     """Packages that it knows."""
     skipped: tuple[str, ...]
@@ -40,7 +38,6 @@ class Audit:
         return self.audited > 0
 
     def join(self, other: Audit) -> Audit:
-        """Of both together."""
         skipped = tuple(sorted({*self.skipped, *other.skipped}))
         return Audit(self.audited + other.audited, skipped, (*self.findings, *other.findings))
 

@@ -45,7 +45,6 @@ class Pin:
 
 
 def list_locks() -> list[Path]:
-    """Every lock of the repository."""
     patterns = ("requirements/*.txt", "images/*.txt", "images/worker/*.txt", ".ci/*.txt")
     return sorted(path for pattern in patterns for path in REPOSITORY.glob(pattern))
 

@@ -49,8 +49,6 @@ print(json.dumps({
 
 @dataclass(frozen=True, slots=True)
 class ImageContents:
-    """What is installed in an image."""
-
     image_id: str
     created: datetime
     python_packages: Mapping[str, str]
@@ -142,7 +140,6 @@ def _npm_component(package: PagePackage) -> Component:
 
 
 def make_sbom(name: str, image: str) -> str:
-    """The SBOM of an image that the Docker Engine has."""
     contents = read_image(name, image)
     pins = read_image_locks(name, contents.environment) if name in IMAGE_LOCKS else {}
     return build_sbom(name, image, contents, pins)

@@ -45,7 +45,6 @@ BODY: Final = json.dumps(
 
 
 def filled_in(path: str, response_id: str = NO_RESPONSE) -> str:
-    """A declared path, as it is asked for."""
     parts = {"{name:path}": "org/m", "{response_id}": response_id, "{id}": "0", "{rest:path}": "plan"}
     parts |= {
         "{path:path}": "assets/none.js",
@@ -60,7 +59,6 @@ def filled_in(path: str, response_id: str = NO_RESPONSE) -> str:
 
 
 def bearer(who: str) -> dict[str, str]:
-    """The key of that name."""
     return {"authorization": f"Bearer secret-{who}"} if who else {}
 
 
@@ -102,7 +100,6 @@ class Asker:
         self._clients: dict[int, RawClient] = {}
 
     async def request(self, method: str, target: str, who: str) -> Answer:
-        """One whole answer."""
         (answer,) = await self.request_all([(method, target, b"localhost")], who)
         return answer
 

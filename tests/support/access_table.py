@@ -94,7 +94,6 @@ MAY_BE_OPEN: Final = re.compile(r"/health(/(?!warm$).*)?|/v1/health|/metrics(/en
 
 
 def list_expected() -> dict[tuple[str, str], Access]:
-    """The access of each method and path."""
     return {
         (method, path): family.access
         for family in FAMILIES

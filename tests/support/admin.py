@@ -30,11 +30,9 @@ class AdminApi:
         return await self._client.request(method, f"/v1/admin/{path}", body, params=params)
 
     async def load(self, name: str, body: object = None, **query: object) -> Reply:
-        """`POST models/{name}/load`."""
         return await self.request("POST", f"models/{quote(name, safe='/:@')}/load", body, **query)
 
     async def unload(self, name: str, body: object = None, **query: object) -> Reply:
-        """`POST models/{name}/unload`."""
         return await self.request("POST", f"models/{quote(name, safe='/:@')}/unload", body, **query)
 
     async def row(self, name: str) -> dict[str, Any]:
@@ -45,8 +43,6 @@ class AdminApi:
         return found
 
     async def state(self, name: str, wanted: str) -> dict[str, Any]:
-        """The row, once its state is the wanted one."""
-
         async def look() -> dict[str, Any] | None:
             row = await self.row(name)
             return row if row["runtime_state"] == wanted else None

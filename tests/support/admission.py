@@ -24,7 +24,6 @@ def route_of(
     session_cache: int = 0,
     session_binding: SessionBinding | None = None,
 ) -> ModelRoute:
-    """A model with these replicas."""
     return ModelRoute(
         name=name,
         backend="stub",
@@ -50,7 +49,6 @@ def claim_of(
 
 
 def routes_of(*models: ModelRoute) -> Routes:
-    """A table of these models."""
     return Routes.of(RoutingTable(instance="i", stamp=Stamp(epoch=1, seq=1), models=models))
 
 
@@ -63,7 +61,6 @@ class AdmissionHarness:
     now: float = 1000.0
 
     def table(self, *models: ModelRoute) -> list[Grant]:
-        """A new table."""
         self.routes = routes_of(*models)
         return list(self.admission.apply_table(self.routes, self.now))
 
@@ -88,7 +85,6 @@ class AdmissionHarness:
         return ticket
 
     def leave(self, ticket: Ticket) -> list[Grant]:
-        """It leaves now."""
         return list(self.admission.release_ticket(ticket, self.now))
 
 

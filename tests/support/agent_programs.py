@@ -38,19 +38,15 @@ class AgentHome:
 
     @property
     def home(self) -> Path:
-        """HOME."""
         return self.folder / "home"
 
     @property
     def project(self) -> Path:
-        """Where it works."""
         return self.folder / "project"
 
 
 @dataclass(frozen=True, slots=True)
 class CodingAgent:
-    """One program."""
-
     name: str
     package: str
     program: str
@@ -66,8 +62,6 @@ class CodingAgent:
 
 @dataclass(frozen=True, slots=True)
 class AgentRun:
-    """What became of one."""
-
     code: int | None
     """None: it did not end in time, and was killed."""
     output: str

@@ -23,8 +23,6 @@ FILES = {
 
 @dataclass(frozen=True)
 class Installation:
-    """Its folders."""
-
     root: Path
 
     @property
@@ -34,7 +32,6 @@ class Installation:
 
     @property
     def desired(self) -> Path:
-        """The desired-state folder."""
         return self.root / "desired-state"
 
     @property
@@ -43,11 +40,9 @@ class Installation:
         return RestoreFolders(self.state, self.state, self.desired, self.state)
 
     def content(self) -> dict[str, bytes]:
-        """Every file there, by its path."""
         return {str(path.relative_to(self.root)): path.read_bytes() for path in self.root.rglob("*") if path.is_file()}
 
     def back_up(self, path: Path) -> Manifest:
-        """Write its backup."""
         folders = BackupFolders(self.desired, self.state, self.state, self.state)
         return write_backup(path, folders, 1_000_000.0, lambda: None)
 
@@ -78,7 +73,6 @@ def _make_database(path: Path) -> None:
 
 
 def make_installation(root: Path) -> Installation:
-    """An installation with one of everything."""
     made = Installation(root)
     made.state.mkdir(parents=True)
     made.desired.mkdir()

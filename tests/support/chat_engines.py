@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -13,8 +12,6 @@ from controller.engines import ENGINES
 from controller.schema.routing import ModelRoute
 from tests.fakes.fake_controller import route
 from tests.support import clockwork_caller, llama_servers
-from tests.support.ports import free_port
-from tests.support.require import require
 from tests.support.scripted_model_file import make_scripted_model
 from tests.support.worker_process import Worker
 from worker.clockwork import make_model
@@ -46,7 +43,6 @@ SAYS = [
 
 
 def tool(name: str, *cities: str) -> Any:
-    """A strict tool."""
     parameters = {
         "type": "object",
         "properties": {"city": {"enum": list(cities)}},
@@ -129,19 +125,15 @@ def llama_server(kind: llama_servers.Kind, folder: Path, stack: ExitStack) -> En
 
 def worker(folder: Path, stack: ExitStack) -> Engine:
     """llama-cpp-python in our worker."""
-    available = importlib.util.find_spec("llama_cpp") is not None
-    require("llama_cpp", available, "llama-cpp-python is not installed (extra `llama-cpp`)")
     hidden = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
     make_scripted_model(folder / "thinks.gguf", SAYS, WORKERS, hidden=hidden)
     make_model(folder / "plain.gguf")
-    workers = {}
-    for name in ("thinks", "plain"):
-        port = free_port()
-        args = ("--host", "127.0.0.1", "--port", str(port), "--served-name", f"inner-{name}")
-        env = {"ROUNDHOUSE_ENGINE_TOKEN": TOKEN}
-        model = ("--model", str(folder / f"{name}.gguf"))
-        started = Worker(folder / f"{name}.log", port, "llama_cpp", *args, *model, token=TOKEN, env=env)
-        workers[name] = stack.enter_context(started)
+    workers = {
+        name: stack.enter_context(
+            llama_servers.llama_cpp_worker(folder, folder / f"{name}.gguf", f"inner-{name}", TOKEN)
+        )
+        for name in ("thinks", "plain")
+    }
     calls = [("get_weather", {"city": "Oslo"}), ("get_weather", {"city": "Rome"})]
     weather = [tool("get_weather", "Oslo", "Rome")]
     return Engine("llama_cpp", workers, "thinks", "well", "Sure.", weather, calls, {"tools": weather})

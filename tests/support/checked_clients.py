@@ -56,8 +56,6 @@ class WrongAnswerError(Exception):
 
 
 class SilentEndError(WrongAnswerError):
-    """An answer that ended as if it were complete and is not."""
-
     outcome = Outcome.SILENT
 
 
@@ -103,7 +101,6 @@ class CheckedClients:
 
     @property
     def requests(self) -> int:
-        """All that ended."""
         return self.answered.total() + len(self.lost)
 
     @property

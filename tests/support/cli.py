@@ -30,8 +30,6 @@ async def started(api: FakeControlApi, *arguments: str, **streams: Any) -> async
 
 
 class Terminal:
-    """A terminal that collects what is written to it."""
-
     async def __aenter__(self) -> Self:
         self._master, self.end = pty.openpty()
         self._seen = b""
@@ -50,7 +48,6 @@ class Terminal:
         return _ESCAPES.sub("", self._seen.decode("utf-8", "replace"))
 
     def type_text(self, text: str) -> None:
-        """Press these keys."""
         os.write(self._master, text.encode())
 
     def _read(self) -> None:

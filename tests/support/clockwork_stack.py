@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import shutil
 from collections.abc import Iterator, Mapping
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.page_browser import require_page
-from tests.support.roundhouse_stack import RoundhouseStack
+from tests.support.roundhouse_stack import RoundhouseStack, serving
 
 CLOCKWORK: Mapping[str, Any] = {"model_path": "clockwork.gguf", "llama_server_n_ctx": 4096}
 
@@ -28,10 +27,5 @@ def clockwork_stack(
     if tools is not None:
         (stack.desired / "tools.yaml").write_text(tools)
 
-    async def start() -> None:
-        await stack.open()
-        await stack.loaded("clockwork")
-
-    asyncio.run(start())
-    yield stack
-    asyncio.run(stack.close())
+    with serving(stack, "clockwork"):
+        yield stack

@@ -25,7 +25,6 @@ def write_text(name: str, length: int) -> str:
 
 
 def write_schema(name: str, length: int) -> Fields:
-    """The parameters of a tool."""
     command = {"type": "string", "description": write_text(name, length)}
     return {
         "type": "object",
@@ -36,8 +35,6 @@ def write_schema(name: str, length: int) -> Fields:
 
 
 class CodingAgent(Protocol):
-    """One session of an agent."""
-
     path: str
 
     def build_request(self, model: str, answers: Sequence[str]) -> Fields:
@@ -225,8 +222,6 @@ AGENTS: Final[dict[str, type[ClaudeCode] | type[Codex]]] = {"claude-code": Claud
 
 @dataclass(frozen=True)
 class Session:
-    """What a session of an agent came to."""
-
     prompt_tokens: list[int] = field(default_factory=list)
     """By turn."""
     cached_tokens: list[int] = field(default_factory=list)

@@ -38,8 +38,6 @@ _SHOWN: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class CompactionRun:
-    """What became of one agent."""
-
     agent: CodingAgent
     is_told: bool
     """It was told how much context its model has."""
@@ -72,7 +70,6 @@ class CompactionRun:
 
     @property
     def end(self) -> str:
-        """How it ended, in words."""
         if self.has_gone_on:
             return "compacts and goes on to the end of its task"
         told = _TOLD.findall(self.run.output)

@@ -40,7 +40,6 @@ class ComposeProject:
         self.settings = runtime_fixture.compose_env(self.name, self.port, folder)
 
     def run_compose(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run docker-compose in the repository."""
         return subprocess.run(
             ["docker-compose", *arguments],
             cwd=REPOSITORY,

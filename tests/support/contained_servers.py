@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from ruamel.yaml import YAML
-
 from tests.support.docker_images import PREFIX, ensure_images
 from tests.support.foreign_clients import ForeignClients
 from tests.support.reference_servers import PYTHON_PACKAGES, Check, ToolClient, run_checks
@@ -54,13 +52,9 @@ async def check_containers(folder: Path, clients: ForeignClients) -> Mapping[str
     try:
         with outside_host() as outside:
             here = ContainedServers(folder / "site", fixture, outside)
-            try:
-                await here.stack.open()
-                await here.stack.loaded("mcp:time", "mcp:fetch", "mcp:open")
+            async with here.stack.running("mcp:time", "mcp:fetch", "mcp:open"):
                 await here.client.connected("time", "fetch", "open")
                 return await run_checks(here.checks())
-            finally:
-                await here.stack.close()
     finally:
         fixture.close()
 
@@ -97,11 +91,9 @@ class ContainedServers:
             "fetch": {"image": IMAGE, "command": fetch, "timeout_s": 10},
             "open": {"image": IMAGE, "command": fetch, "network": True},
         }
-        with (self.stack.desired / "tools.yaml").open("w") as file:
-            YAML(typ="safe", pure=True).dump({"models": {}, "mcp_servers": servers}, file)
+        self.stack.write("tools.yaml", {"mcp_servers": servers})
 
     def checks(self) -> dict[str, Check]:
-        """What must hold."""
         return {
             "time answers": self._check_time,
             "no capabilities, no root, no Docker socket, no folder of the host, nothing that can be written":

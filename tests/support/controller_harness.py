@@ -34,10 +34,7 @@ from tests.fakes.fake_runtime import FakeRuntime
 
 
 class AddressedRuntime(FakeRuntime):
-    """Its engines have addresses."""
-
     async def start_replica(self, request: StartRequest) -> None:
-        """As the fake does, with an address."""
         await super().start_replica(request)
         self.replicas[request.name] = replace(self.replicas[request.name], base_url="http://engine")
 
@@ -57,7 +54,6 @@ class RecordingHub(GatewayHub):
         tools: tuple[ToolRoute, ...] = (),
         mcp_servers: tuple[McpServerRoute, ...] = (),
     ) -> Stamp:
-        """As the hub does."""
         before = {route.name: route.state for route in self.table.models} if self.table else {}
         for route in models:
             was = before.get(route.name, route.state)

@@ -25,15 +25,12 @@ class Rest:
         return self.site.gateway.request(method, f"/v1/conversations{path}", body, key=self.key)
 
     async def get(self, path: str) -> Any:
-        """What it reads."""
         return (await self.request("GET", path)).success
 
     async def post(self, path: str, **fields: Any) -> Any:
-        """What it created or changed."""
         return (await self.request("POST", path, **fields)).success
 
     async def delete(self, path: str) -> Any:
-        """The reply to the deletion."""
         return (await self.request("DELETE", path)).success
 
     async def refused(self, method: str, path: str, **fields: Any) -> tuple[int, str, str | None]:
@@ -54,5 +51,4 @@ def message(text: str, role: str = "user", **fields: Any) -> Fields:
 
 
 def text_of(item: Fields) -> str:
-    """What a message says."""
     return str(item["content"][0]["text"])

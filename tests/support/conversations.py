@@ -11,8 +11,6 @@ from worker.clockwork import SENTENCE
 
 
 class Turn(NamedTuple):
-    """One turn's answer."""
-
     decision: str | None
     """`X-Session`."""
     prompt_tokens: int

@@ -59,7 +59,6 @@ def rows_of(page: str, heading: str) -> list[str]:
 
 
 def rows_within(page: str) -> list[str]:
-    """The rows of every table of a page."""
     return [line for line in (DOCS / page).read_text().splitlines() if line.startswith("| `")]
 
 
@@ -90,7 +89,6 @@ def tool_rows() -> list[str]:
 
 
 def own_fields(declaration: type[ToolLimits]) -> list[str]:
-    """The fields of a tool or server that not every one has."""
     return [name for name in declaration.model_fields if name not in ToolLimits.model_fields]
 
 
@@ -204,7 +202,6 @@ def load_rows() -> list[str]:
 
 
 def load_words(field: LoadField) -> str:
-    """The values of one field of a load."""
     limits, kind = field.constraint, {int: "integer", float: "number", str: "text"}[value_type(field)]
     words = f"`{limits.format}`" if kind == "text" and limits.format and not limits.examples else kind
     if kind == "text" and limits.allowed_values is not None:
@@ -215,12 +212,10 @@ def load_words(field: LoadField) -> str:
 
 
 def exit_rows() -> list[str]:
-    """One row per exit code."""
     return [row(f"`{code.value}`", code.name.lower(), code.meaning) for code in ExitCode]
 
 
 def error_types() -> list[str]:
-    """The types of errors, each once."""
     return list(dict.fromkeys(entry.type for entry in ERROR_CODES.values()))
 
 
@@ -234,7 +229,6 @@ def error_rows(error_type: str) -> list[str]:
 
 
 def row(*cells: str) -> str:
-    """A table's row."""
     return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
 
 

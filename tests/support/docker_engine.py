@@ -38,7 +38,6 @@ _SHELL = '#!/bin/sh\nexec /bin/sh -c "$BODY" "$0" "$@"\n'
 
 @functools.cache
 def engine_answers() -> tuple[bool, str]:
-    """Whether a Docker Engine answers here; if not, why."""
     try:
         client = docker.from_env(timeout=60)
         client.ping()
@@ -72,7 +71,6 @@ def shell_image() -> str:
 
 
 def image_with_variable(name: str, value: str) -> str:
-    """The base image with one variable more."""
     dockerfile = f'FROM {base_image()}\nENV {name}="{value}"\n'
     return _build_image(f"{PREFIX}/variable:{name.lower()}", {"Dockerfile": dockerfile})
 
@@ -138,7 +136,6 @@ class DockerEngines:
         return other
 
     def file(self, name: str, content: bytes, mode: int = 0o644) -> Path:
-        """A file in the models folder."""
         path = self.models / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
@@ -156,7 +153,6 @@ class DockerEngines:
         return StubDefinition.model_validate({"backend": "stub", "image": images()["worker"], **fields})
 
     def llama_server(self, model_path: str) -> LlamaServerDefinition:
-        """A model served by llama-server as its image has it."""
         return LlamaServerDefinition(model_path=model_path, image=images()["llama-server"])
 
     def request(
@@ -166,7 +162,6 @@ class DockerEngines:
         return request_for(self.instance, definition, definition.image, model, attempt, claims)
 
     def unstartable(self) -> tuple[StartRequest, str]:
-        """An image that is missing."""
         image = "roundhouse-test/none:1"
         return self.request(self.shell("exit 0", image=image)), f"image {image} is missing"
 
@@ -228,7 +223,6 @@ class DockerEngines:
         return inspected["Id"] == self._foreign[name] and bool(inspected["State"]["Running"])
 
     async def half_created(self, request: StartRequest) -> None:
-        """A container that was created and not started."""
         runtime = self.runtime()
         around = await runtime.get_surroundings()
         launch, identity = await runtime._render_launch(request.served_name, 0, request.definition, request.image, ())

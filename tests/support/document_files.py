@@ -47,7 +47,6 @@ def make_docx(*paragraphs: str, prolog: str = "", body: str = "") -> bytes:
 
 
 def make_docx_of(document: bytes | str) -> bytes:
-    """One with this `word/document.xml`."""
     styles = "".join(
         f'<w:style w:type="paragraph" w:styleId="Heading{level}"><w:name w:val="heading {level}"/>'
         f'<w:pPr><w:outlineLvl w:val="{level - 1}"/></w:pPr></w:style>'
@@ -97,7 +96,6 @@ def make_pptx(*slides: Sequence[str]) -> bytes:
 
 
 def make_xlsx(sheets: Mapping[str, Sequence[Sequence[str | float]]]) -> bytes:
-    """One with these sheets of rows."""
     numbers = range(1, len(sheets) + 1)
     names = "".join(
         f'<sheet name="{escape(name)}" sheetId="{number}" r:id="rId{number}"/>'
@@ -126,7 +124,6 @@ def make_xlsx(sheets: Mapping[str, Sequence[Sequence[str | float]]]) -> bytes:
 
 
 def make_epub(chapters: Mapping[str, str]) -> bytes:
-    """One with these chapters: title and paragraph."""
     numbers = range(1, len(chapters) + 1)
     items = "".join(f'<item id="c{n}" href="c{n}.xhtml" media-type="application/xhtml+xml"/>' for n in numbers)
     spine = "".join(f'<itemref idref="c{n}"/>' for n in numbers)

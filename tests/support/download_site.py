@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import ssl
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +16,7 @@ from common.network.address_rule import AllowedHosts, parse_allowed_hosts
 from common.network.backend import Resolver, resolve_addresses
 from common.network.transport import origin_of
 from controller.schema.downloads import FINAL_STATES, RECORDS_FOLDER, Download
-from tests.support.wait import DEADLINE_S, POLL_S
+from tests.support.wait import eventually
 from transfers.downloads.board import DownloadBoard
 from transfers.downloads.job import FolderLocks, JobTools
 from transfers.fetch.file_fetch import FetchOptions
@@ -62,12 +61,9 @@ def make_network(
 
 
 class DownloadSite:
-    """The downloads into one models folder."""
-
     def __init__(
         self, models: Path, network: NetworkOptions, endpoint: str, token: str | None = None, keep_free_bytes: int = 0
     ) -> None:
-        """`models`: a folder that is there."""
         sources = SourceSet(
             hub=HubSource(endpoint, network, lambda: token, QUICK),
             url=UrlSource(network, QUICK),
@@ -85,16 +81,17 @@ class DownloadSite:
         return self.board.order(parse_reference(reference), include_pickle=include_pickle)[0].id
 
     def wait_final(self, download: str) -> Download:
-        """The download after its end."""
-        ends = time.monotonic() + DEADLINE_S
-        while (found := self.board.find(download)).state not in FINAL_STATES:
-            assert time.monotonic() < ends, f"no end of {found}"
-            time.sleep(POLL_S)
-        return found
+        return wait_final(self.board, download)
 
     def pull(self, reference: str, *, include_pickle: bool = False) -> Download:
         """Begin a download, and wait for its end."""
         return self.wait_final(self.order(reference, include_pickle=include_pickle))
+
+
+def wait_final(board: DownloadBoard, download: str) -> Download:
+    """Wait for a download's end."""
+    eventually(f"the end of {download}", lambda: board.find(download).state in FINAL_STATES)
+    return board.find(download)
 
 
 @contextmanager
@@ -125,7 +122,6 @@ def list_models(models: Path) -> dict[str, str]:
 
 
 def list_partials(models: Path) -> list[str]:
-    """What is there of files that are not in their places."""
     return sorted(path.name for path in (models / OWN_FOLDER / "partial").rglob("*"))
 
 

@@ -79,12 +79,10 @@ class DryRunHarness:
     redactor: Redactor = field(default_factory=lambda: Redactor(lambda name: name))
 
     def declared(self) -> DebouncedState:
-        """What is in force."""
         parsed = parse_folder(read_folder(self.folder), MODELS_ROOT)
         return combine_declarations(settled_state(parsed), self.declarations, MODELS_ROOT).state
 
     def desired(self) -> DesiredState:
-        """What is wanted."""
         found = self.declared()
         declared = {
             name: DeclaredModel(each, found.declared_models[name], 1.0) for name, each in found.definitions.items()
@@ -104,13 +102,11 @@ class DryRunHarness:
         ]  # fmt: skip
 
     async def with_files(self, **files: str | None) -> DryRun:
-        """The dry run of these files, by stem."""
         return await self.of(
             ProposedFiles(files={f"{stem}.yaml": text and dedent(text) for stem, text in files.items()})
         )
 
     async def of(self, proposed: ProposedFiles, *loads: Override) -> DryRun:
-        """The dry run of what is proposed, and of these statements."""
         replicas = self.running() if self.replicas is None else self.replicas
         return await run_dry_run(
             proposed,

@@ -56,7 +56,6 @@ class Recorder:
 
     @property
     def body(self) -> bytes:
-        """What has come of it."""
         return b"".join(self.parts)
 
     @property
@@ -65,26 +64,22 @@ class Recorder:
         return type(self.failure).__name__ if self.failure is not None else "end" if self.ended else ""
 
     def engine_head(self, status: int, headers: Headers) -> None:
-        """The answer's head."""
         self._expect("head", self.status == 0)
         self.status, self.headers = status, headers
         self.on_head()
 
     def engine_data(self, data: bytes) -> None:
-        """A part of the body."""
         self._expect("data", bool(self.status and data))
         self.parts.append(data)
         self.on_data()
 
     def engine_end(self) -> None:
-        """Its end."""
         self._expect("end", self.status > 0)
         self.ended = True
         self.over.set()
         self.on_end()
 
     def engine_failed(self, failure: EngineFailureError) -> None:
-        """Its failure."""
         self._expect("failed", True)
         self.failure = failure
         self.over.set()
@@ -127,7 +122,6 @@ def endpoint(base_url: str, **fields: Any) -> Endpoint:
 def post(
     client: EngineClient, where: Endpoint, listener: Recorder | None = None, *, body: bytes = b"{}", fresh: bool = False
 ) -> Recorder:
-    """Send a request; the recorder listens."""
     recorder = listener or Recorder()
     recorder.call = client.send_request(
         where, "POST", "/v1/chat/completions", b"x-request-id: req-1\r\n", body, recorder, fresh=fresh

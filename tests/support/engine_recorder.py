@@ -13,6 +13,8 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
+from tests.fakes.served_app import served_app
+
 _PROMPT_TOKENS = re.compile(rb'"prompt_tokens":(\d+)')
 _KEPT_BYTES = 4096
 
@@ -49,7 +51,6 @@ class EngineRecorder:
     _session: aiohttp.ClientSession | None = None
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
-        """Pass one request on."""
         assert self._session is not None
         body = await request.read()
         call = RecordedCall(request.path, _object_of(body))
@@ -80,17 +81,12 @@ async def recording(upstream: str) -> AsyncIterator[EngineRecorder]:
     recorder = EngineRecorder(upstream)
     app = web.Application(client_max_size=2**28)
     app.router.add_route("*", "/{path:.*}", recorder.serve)
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    recorder.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     timeout = aiohttp.ClientTimeout(total=None)
-    async with aiohttp.ClientSession(timeout=timeout, auto_decompress=False) as session:
-        recorder._session = session
-        try:
-            yield recorder
-        finally:
-            await runner.cleanup()
+    async with (
+        aiohttp.ClientSession(timeout=timeout, auto_decompress=False) as recorder._session,
+        served_app(app, shutdown_s=0.1) as recorder.url,
+    ):
+        yield recorder
 
 
 def _object_of(body: bytes) -> dict[str, Any]:

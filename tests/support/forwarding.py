@@ -20,12 +20,10 @@ def error_of(reply: Reply) -> ErrorBody:
 
 
 async def received(gateway: GatewayHarness, path: str = "/v1/admin/models") -> ReceivedRequest:
-    """What the controller sees of a request."""
     assert (await gateway.get(path, encoded=True)).status == 200
     return gateway.controller.admin.requests[-1]
 
 
 async def never(_: web.Request) -> web.Response:
-    """An answer that does not come."""
     await asyncio.Event().wait()
     raise AssertionError

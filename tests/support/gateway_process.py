@@ -19,7 +19,6 @@ SETTINGS = {"ROUNDHOUSE_CONTROLLER_URL": "unix:/nowhere/controller.sock", "ROUND
 
 
 async def start(**settings: str) -> asyncio.subprocess.Process:
-    """The process; its settings are only these."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("ROUNDHOUSE_")}
     return await asyncio.create_subprocess_exec(
         sys.executable,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tests.fakes.gateway_harness import GatewayHarness
+from tests.support.http_client import HttpClient
 from tests.support.wait import until
 
 
@@ -13,11 +13,11 @@ def shows_requests(metrics: str) -> bool:
     return re.search(r"^roundhouse_gateway_(inflight|queued)\{.*\} (?!0\.0$)", metrics, re.MULTILINE) is not None
 
 
-async def nothing_left(gateway: GatewayHarness) -> None:
+async def nothing_left(gateway: HttpClient) -> None:
     """Wait until nothing is inside or waits, and no connection to an engine is in use, by /metrics and by /health."""
 
     async def look() -> bool:
-        metrics = await gateway.metrics()
+        metrics = (await gateway.get("/metrics")).text
         health = (await gateway.get("/health")).body
         busy = 'roundhouse_gateway_engine_connections{state="busy"} 0.0' not in metrics
         return not (

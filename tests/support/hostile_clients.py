@@ -219,7 +219,6 @@ async def bad_http(target: Target, rng: random.Random) -> None:
 
 
 async def bad_json(target: Target, rng: random.Random) -> None:
-    """A body that is no JSON, or none that is meant."""
     word = _word(rng).encode()
     body = rng.choice(
         (
@@ -242,7 +241,6 @@ async def unknown_model(target: Target, rng: random.Random) -> None:
 
 
 async def unknown_key(target: Target, rng: random.Random) -> None:
-    """A key that never was."""
     secret = f"sk-{rng.randbytes(rng.randrange(1, 64)).hex()}"
     headers = (f"x-api-key: {_word(rng)}",) if rng.random() < 0.3 else ()
     await _send(target, rng, _request(target, _chat(rng), secret=secret, headers=headers))

@@ -14,8 +14,6 @@ from yarl import URL
 
 @dataclass(frozen=True)
 class Reply:
-    """A whole reply."""
-
     status: int
     body: Any
     """What JSON says; text of any other type."""
@@ -30,12 +28,10 @@ class Reply:
 
     @property
     def error(self) -> Any:
-        """The error that it is: its fields."""
         return self.body["error"]
 
     @property
     def code(self) -> str:
-        """The error's code."""
         return str(self.error["code"])
 
     @property
@@ -51,12 +47,10 @@ class Reply:
 
     @property
     def result(self) -> tuple[int, Any]:
-        """Status and body."""
         return self.status, self.body
 
 
 async def read_reply(response: aiohttp.ClientResponse) -> Reply:
-    """The whole of a response."""
     content = await response.read()
     is_json = response.content_type == "application/json"
     body = (json.loads(content) if content else None) if is_json else content.decode(errors="replace")
@@ -82,6 +76,20 @@ class PendingReply:
     async def _read(self) -> Reply:
         async with self._pending as response:
             return await read_reply(response)
+
+
+async def send_request(url: str, method: str = "GET", body: Any = None, **options: Any) -> Reply:
+    """The reply to one request over a connection of its own. `options`: see `HttpClient.request`."""
+    async with aiohttp.ClientSession() as session:
+        return await HttpClient("", session).request(method, url, body, **options)
+
+
+async def answers(url: str, method: str = "GET", body: Any = None, **options: Any) -> bool:
+    """Whether one request is answered with 200; not while nobody listens."""
+    try:
+        return (await send_request(url, method, body, **options)).status == 200
+    except (aiohttp.ClientError, TimeoutError):
+        return False
 
 
 class HttpClient:
@@ -113,7 +121,6 @@ class HttpClient:
         return PendingReply(self.client.request(method, url, headers={**shown, **(headers or {})}, **options))
 
     def get(self, path: str, **options: Any) -> PendingReply:
-        """As `request`."""
         return self.request("GET", path, **options)
 
     def post(self, path: str, body: Any = None, *, key: Any = None, headers: Any = None, **fields: Any) -> PendingReply:

@@ -47,7 +47,6 @@ class LangChainProbe:
         self._memory = vectorstores.InMemoryVectorStore
 
     def list_tries(self) -> dict[str, Callable[[], None]]:
-        """What is tried, by what it is called."""
         return {
             "OpenAIEmbeddings: documents and queries": self.embed,
             "OpenAIEmbeddings below InMemoryVectorStore": self.search_in_memory,

@@ -117,7 +117,6 @@ def without_tensorflow() -> None:
 
 
 def main() -> None:
-    """Write both."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     out = parser.parse_args().out

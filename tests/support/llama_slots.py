@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 
 from tests.support.roundhouse_stack import RoundhouseStack
-from tests.support.runtime_fixtures import ProcessRuntimeFixture, token_of
+from tests.support.runtime_fixtures import stack_of_processes, token_of
 from tests.support.wait import until
 from worker.clockwork import make_vocabulary, make_weights, write_gguf
 
@@ -30,21 +30,18 @@ def make_endless(path: Path) -> None:
     write_gguf(path, vocabulary, weights, LONG_CONTEXT)
 
 
-@contextlib.asynccontextmanager
-async def endless_stack(folder: Path) -> AsyncIterator[RoundhouseStack]:
+@contextlib.contextmanager
+def endless_stack() -> Iterator[RoundhouseStack]:
     """A stack with a llama-server of four slots that generates for as long as it is asked to; nothing may be left.
 
     Every blocking call is gathered: of answers that are expected soon, the engine would not notice who leaves.
     """
-    made = RoundhouseStack(folder, "process", env={"ROUNDHOUSE_GATHER_AFTER_S": "0"})
-    make_endless(made.models / "long.gguf")
-    made.declare({"chat": {"model_path": "long.gguf", "llama_server_n_ctx": LONG_CONTEXT, "llama_server_threads": 1}})
-    await made.open()
-    try:
-        yield made
-    finally:
-        await made.close()
-    assert ProcessRuntimeFixture().left(made) == []
+    with stack_of_processes(ROUNDHOUSE_GATHER_AFTER_S="0") as stack:
+        make_endless(stack.models / "long.gguf")
+        model = {"model_path": "long.gguf", "llama_server_n_ctx": LONG_CONTEXT, "llama_server_threads": 1}
+        stack.declare({"chat": model})
+        asyncio.run(stack.open("chat"))
+        yield stack
 
 
 @dataclass
@@ -59,8 +56,6 @@ class Sample:
 
 @dataclass
 class LlamaSlots:
-    """One llama-server."""
-
     url: str
     session: aiohttp.ClientSession
     log: Path
@@ -68,7 +63,6 @@ class LlamaSlots:
     most: Sample = field(default_factory=Sample)
 
     async def busy(self) -> list[dict[str, Any]]:
-        """The slots that work."""
         async with self.session.get(f"{self.url}/slots") as answer:
             return [slot for slot in await answer.json() if slot["is_processing"]]
 

@@ -24,7 +24,6 @@ class Load:
     """What came of the requests to one model. A request is answered in full, refused in words, or lost."""
 
     model: str
-    text: str = SENTENCE
     answered: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     """By error code: an explicit error, before or in the answer."""
@@ -77,7 +76,7 @@ class Load:
         errors = [event["error"]["code"] for event in events if "error" in event]
         if errors:
             self.refused.update(errors)
-        elif _text(events, stream=stream).startswith(self.text):
+        elif _text(events, stream=stream).startswith(SENTENCE):
             self.answered += 1
         else:
             self.lost.append(f"ended early: {content[-300:]!r}")

@@ -32,7 +32,6 @@ class Timer:
         self._handle = self._clock.real_call_later(max(0.0, self._when - self._clock.monotonic()), self._fire)
 
     def reset(self) -> None:
-        """The clock was moved."""
         self._handle.cancel()
         self.set()
 
@@ -41,17 +40,14 @@ class Timer:
         self._run()
 
     def cancel(self) -> None:
-        """As of a TimerHandle."""
         self._cancelled = True
         self._handle.cancel()
         self._clock.timers.discard(self)
 
     def cancelled(self) -> bool:
-        """As of a TimerHandle."""
         return self._cancelled
 
     def when(self) -> float:
-        """As of a TimerHandle."""
         return self._when
 
 
@@ -68,7 +64,6 @@ class LoopClock:
         self.timers: set[Timer] = set()
 
     def monotonic(self) -> float:
-        """Seconds."""
         return (time.monotonic() if self._stopped_at is None else self._stopped_at) + self._ahead_s
 
     def time(self) -> float:
@@ -78,7 +73,6 @@ class LoopClock:
     def call_at(
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> Timer:
-        """As of a loop."""
         inside = context or copy_context()
         timer = Timer(self, when, lambda: inside.run(callback, *args))
         self.timers.add(timer)
@@ -87,7 +81,6 @@ class LoopClock:
     def call_later(
         self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> Timer:
-        """As of a loop."""
         return self.call_at(self.monotonic() + delay, callback, *args, context=context)
 
     async def skip(self, seconds: float) -> None:

@@ -5,18 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-import signal
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-
 from tests.support.fake_hub.repositories import HubRepository, make_gguf
 from tests.support.fake_hub.server import FakeHub
 from tests.support.page_browser import require_page
-from tests.support.roundhouse_stack import RoundhouseStack
+from tests.support.roundhouse_stack import RoundhouseStack, serving
 from tests.support.scripted_model_file import make_scripted_model
 from tests.support.wait import until
 
@@ -54,13 +51,15 @@ def managed_stack(root: Path, clockwork: Path, hub: FakeHub) -> Iterator[Roundho
     shutil.copy(clockwork, stack.models / "clockwork.gguf")
     make_scripted_model(stack.models / "citing.gguf", CITING)
     stack.declare(MODELS)
-    asyncio.run(_start(stack))
-    try:
+
+    async def retrieval_answers() -> bool:
+        return (await stack.request("GET", "/v1/documents")).status == 200
+
+    stack.start("transfers")
+    stack.start("retrieval")
+    with serving(stack, "clockwork"):
+        asyncio.run(until("retrieval answers", retrieval_answers))
         yield stack
-    finally:
-        stack.kill("retrieval", signal.SIGTERM)
-        stack.kill("transfers", signal.SIGTERM)
-        asyncio.run(stack.close())
 
 
 def _settings(root: Path, hub: FakeHub) -> dict[str, str]:
@@ -76,25 +75,11 @@ def _settings(root: Path, hub: FakeHub) -> dict[str, str]:
     }
 
 
-async def _start(stack: RoundhouseStack) -> None:
-    stack.start("transfers")
-    stack.start("retrieval")
-    await stack.open()
-    await stack.loaded("clockwork")
-
-    async def retrieval_answers() -> bool:
-        async with aiohttp.ClientSession(stack.url) as session, session.get("/v1/documents") as answer:
-            return answer.status == 200
-
-    await until("retrieval answers", retrieval_answers)
-
-
 KEYS: Mapping[str, list[str]] = {"reader": ["inference"], "boss": ["inference", "admin"]}
 """Keys of `keyed_stack`, with their scopes."""
 
 
 def secret_of(key: str) -> str:
-    """The secret of a key of `KEYS`."""
     return f"rh-secret-of-{key}"
 
 
@@ -105,25 +90,16 @@ def keyed_stack(root: Path, clockwork: Path) -> Iterator[RoundhouseStack]:
     stack = RoundhouseStack(root, "process", {"ROUNDHOUSE_MDNS": "off"})
     shutil.copy(clockwork, stack.models / "clockwork.gguf")
     stack.declare({"clockwork": MODELS["clockwork"]})
-    lines = [
-        f"  {name}: {{sha256: {sha256(secret_of(name).encode()).hexdigest()}, scopes: [{', '.join(scopes)}]}}"
+    keys = {
+        name: {"sha256": sha256(secret_of(name).encode()).hexdigest(), "scopes": scopes}
         for name, scopes in KEYS.items()
-    ]
+    }
 
-    async def start() -> None:
-        await stack.open()
-        await stack.loaded("clockwork")
+    async def is_closed() -> bool:
+        return (await stack.request("GET", "/v1/models")).status == 401
+
+    with serving(stack, "clockwork"):
         # The keys come last: without one, the stack's own questions would be refused.
-        (stack.desired / "keys.yaml").write_text("\n".join(["keys:", *lines, ""]))
-        await until("the keys are in force", lambda: _is_closed(stack))
-
-    asyncio.run(start())
-    try:
+        stack.write("keys.yaml", {"keys": keys})
+        asyncio.run(until("the keys are in force", is_closed))
         yield stack
-    finally:
-        asyncio.run(stack.close())
-
-
-async def _is_closed(stack: RoundhouseStack) -> bool:
-    async with aiohttp.ClientSession(stack.url) as session, session.get("/v1/models") as answer:
-        return answer.status == 401

@@ -124,7 +124,6 @@ class ClaudeOperator:
         return await run_agent(agent, self._clients, home, ends=asyncio.Event(), seconds=SECONDS)
 
     async def _run(self, home: Path, *arguments: str) -> str:
-        """What it printed."""
         env = {"PATH": f"{self._clients.node_folder}:/usr/bin:/bin", "HOME": str(home), "NO_PROXY": "127.0.0.1"}
         command = [str(self._clients.program("claude")), *arguments]
 

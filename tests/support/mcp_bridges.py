@@ -33,7 +33,6 @@ async def bridge_client(base_url: str, token: str) -> AsyncIterator[Client]:
 
 
 async def call_text(client: Client, tool: str, **arguments: str) -> str:
-    """The one text that a tool answers."""
     [content] = (await client.call_tool(tool, arguments)).content
     assert isinstance(content, TextContent)
     return content.text

@@ -42,7 +42,6 @@ async def mcp_client(
 
 
 async def list_names(client: Client) -> list[str]:
-    """The names of the tools that the client is shown."""
     return [tool.name for tool in (await client.list_tools()).tools]
 
 
@@ -65,7 +64,6 @@ async def call_failing(client: Client, tool: str, **arguments: Any) -> dict[str,
 
 
 def text_of(result: CallToolResult) -> str:
-    """The text of a result."""
     [content] = result.content
     assert isinstance(content, TextContent)
     return content.text

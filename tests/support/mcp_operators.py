@@ -17,12 +17,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import aiohttp
 import openai
-from aiohttp import web
-from ruamel.yaml import YAML
 
-from tests.fakes.fake_tool_model import Call, Fields, Move, ToolModel
+from tests.fakes.fake_tool_model import Call, Fields, Move, ToolModel, served_model
 from tests.support.mcp_clients import (
     ADMIN_TOOLS,
     GENERATIONS,
@@ -57,7 +54,6 @@ _HIDDEN: Final = "known__environment"
 
 
 def secret_of(key: str) -> str:
-    """The secret of one of `KEYS`."""
     return f"rh-secret-of-{key}"
 
 
@@ -108,31 +104,18 @@ class OperatedSite:
     async def started(self) -> AsyncIterator[None]:
         """All of it, ready; nothing of it is left afterwards."""
         make_model(self.stack.models / "clock.gguf")
-        async with _served(self.model) as url:
-            self._declare(url)
-            try:
-                await self.stack.open()
-                await self.stack.loaded("mcp:known")
-                self._write("keys.yaml", {"models": {}, "keys": _declare_keys()})
+        async with served_model(self.model):
+            remote = {"backend": "openai_remote", "base_url": f"{self.model.url}/v1"}
+            declared = {
+                "models": {name: fields for name, (fields, _) in MODELS.items()} | {"agent": remote},
+                "tools": {"calculate": {}},
+                "mcp_servers": {"known": {"command": [sys.executable, str(_SERVER)], "timeout_s": 300}},
+            }
+            self.stack.write("site.yaml", declared)
+            async with self.stack.running("mcp:known"):
+                self.stack.write("keys.yaml", {"models": {}, "keys": _declare_keys()})
                 await until("the keys are in force, and the model and the server are there", self._is_ready)
                 yield
-            finally:
-                await self.stack.close()
-
-    def _declare(self, engine: str) -> None:
-        remote = {"backend": "openai_remote", "base_url": f"{engine}/v1"}
-        declared = {
-            "models": {name: fields for name, (fields, _) in MODELS.items()} | {"agent": remote},
-            "tools": {"calculate": {}},
-            "mcp_servers": {"known": {"command": [sys.executable, str(_SERVER)], "timeout_s": 300}},
-        }
-        self._write("site.yaml", declared)
-
-    def _write(self, name: str, declared: Fields) -> None:
-        temporary = self.stack.root / f"{name}.tmp"
-        with temporary.open("w") as file:
-            YAML(typ="safe", pure=True).dump(declared, file)
-        temporary.replace(self.stack.desired / name)
 
     async def _is_ready(self) -> bool:
         asked: Any = {"model": "agent", "input": write_script(), "tools": [_server("known")]}
@@ -148,7 +131,6 @@ class OperatedSite:
         return False
 
     def sdk(self, key: str) -> openai.AsyncOpenAI:
-        """OpenAI's client with a key."""
         return openai.AsyncOpenAI(base_url=f"{self.stack.url}/v1", api_key=secret_of(key), max_retries=0)
 
     # The `mcp` library's own client.
@@ -167,9 +149,8 @@ class OperatedSite:
                 ):
                     assert (await call_failing(client, tool, **arguments))["code"] == "scope_required", tool
             headers = {**HEADERS, "authorization": "Bearer rh-nobody"}
-            url, asked = f"{self.stack.url}/mcp", message("tools/list")
-            async with aiohttp.ClientSession(headers=headers) as session, session.post(url, json=asked) as answer:
-                assert (answer.status, (await answer.json())["error"]["code"]) == (401, "invalid_api_key")
+            reply = await self.stack.request("POST", "/mcp", message("tools/list"), headers=headers)
+            assert reply.refusal == (401, "invalid_api_key")
 
     async def walk(self, chance: random.Random, steps: int) -> dict[str, int]:
         """Do so many things at random, by both keys and both generations of the protocol; how often each was done."""
@@ -306,7 +287,6 @@ class OperatedSite:
 
 
 def _declare_keys() -> Fields:
-    """As files have them."""
     return {
         name: {"sha256": hashlib.sha256(secret_of(name).encode()).hexdigest(), **fields}
         for name, fields in KEYS.items()
@@ -359,22 +339,3 @@ async def _stream(client: openai.AsyncOpenAI, asked: Fields) -> list[Any]:
     events = [event async for event in await create(**asked, stream=True)]
     assert events[-1].type == "response.completed"
     return list(events[-1].response.output)
-
-
-@contextlib.asynccontextmanager
-async def _served(model: ToolModel) -> AsyncIterator[str]:
-    """The model as a server elsewhere; its address."""
-
-    async def tell_health(_: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": []})
-
-    app = web.Application(client_max_size=64 * 1024 * 1024)
-    app.router.add_post("/v1/chat/completions", model.answer)
-    app.router.add_get("/v1/models", tell_health)
-    runner = web.AppRunner(app, handler_cancellation=True)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()

@@ -60,7 +60,6 @@ class McpProcess:
 
 @contextlib.asynccontextmanager
 async def mcp_process() -> AsyncIterator[McpProcess]:
-    """A server that has been started."""
     server = McpProcess()
     await server.start()
     try:

@@ -4,7 +4,6 @@ are translated, and once so that they pass through."""
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,9 +15,7 @@ from controller.schema.routing import ModelRoute
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.clockwork_caller import TEMPLATE, make_caller
-from tests.support.llama_servers import Kind, started
-from tests.support.ports import free_port
-from tests.support.require import require
+from tests.support.llama_servers import Kind, llama_cpp_worker, started
 from tests.support.worker_process import Worker
 from worker.clockwork import make_model
 
@@ -44,11 +41,8 @@ def llama_servers(kind: Kind, folder: Path) -> Iterator[dict[str, Worker]]:
 @contextlib.contextmanager
 def worker_of_ours(folder: Path) -> Iterator[Worker]:
     """Our own worker with llama-cpp-python, which says the sentence."""
-    require("llama_cpp", importlib.util.find_spec("llama_cpp") is not None, "llama-cpp-python is not installed")
     make_model(folder / "plain.gguf")
-    port = free_port()
-    args = ("--host", "127.0.0.1", "--port", str(port), "--served-name", "inner", "--model", str(folder / "plain.gguf"))
-    with Worker(folder / "worker.log", port, "llama_cpp", *args) as worker:
+    with llama_cpp_worker(folder, folder / "plain.gguf", "inner") as worker:
         yield worker.ready()
 
 
@@ -65,7 +59,6 @@ def routes_of(name: str, server: Worker) -> tuple[ModelRoute, ...]:
 async def messages_gateway(
     servers: Mapping[str, Worker], worker: Worker | None = None
 ) -> AsyncIterator[GatewayHarness]:
-    """A gateway that knows them all; our worker as `worker`."""
     models = [model for name, server in servers.items() for model in routes_of(name, server)]
     if worker is not None:
         models.append(route("worker", [f"http://127.0.0.1:{worker.port}"], served_name="inner", apis=TRANSLATED))

@@ -33,7 +33,6 @@ COUNTED = {
 
 
 def request_of(engine: ModelRoute = LLAMA_SERVER, **fields: Any) -> InferenceRequest:
-    """A request that was checked."""
     request = parse_request(json.dumps({**ASKED, **fields}).encode(), may_stream=True)
     request.id = "req-7"
     MESSAGES_VIA_CHAT.check_request(request, engine)
@@ -47,7 +46,6 @@ def chunk(delta: Delta, finish: str | None = None, *, index: int = 0, **more: An
 
 
 def call(index: int, arguments: str, name: str | None = None) -> Delta:
-    """A part of a call; the first one has a name."""
     function = {"arguments": arguments} if name is None else {"name": name, "arguments": arguments}
     return {"tool_calls": [{"index": index, "function": function} | ({} if name is None else {"id": f"id{index}"})]}
 
@@ -65,28 +63,23 @@ def streamed(*chunks: bytes, usage: Fields | None = USAGE, done: bytes = b"data:
 
 
 def lines(*events: Fields) -> bytes:
-    """Events as they are sent."""
     made = [(each["type"], json.dumps(each, ensure_ascii=False, separators=(",", ":"))) for each in events]
     return "".join([f"event: {kind}\ndata: {data}\n\n" for kind, data in made]).encode()
 
 
 def started(index: int, **block: Any) -> Fields:
-    """A block begins."""
     return {"type": "content_block_start", "index": index, "content_block": block}
 
 
 def grew(index: int, kind: str, **delta: Any) -> Fields:
-    """A block grows."""
     return {"type": "content_block_delta", "index": index, "delta": {"type": kind, **delta}}
 
 
 def stopped(index: int) -> Fields:
-    """A block ends."""
     return {"type": "content_block_stop", "index": index}
 
 
 def ended(reason: str, usage: Fields = COUNTED, sequence: str | None = None) -> tuple[Fields, Fields]:
-    """The message ends."""
     delta = {"stop_reason": reason, "stop_sequence": sequence}
     return {"type": "message_delta", "delta": delta, "usage": usage}, {"type": "message_stop"}
 

@@ -48,8 +48,6 @@ class ModelUnavailableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Minilm:
-    """Where its files are."""
-
     gguf: Path
     """For llama-server."""
     onnx: Path

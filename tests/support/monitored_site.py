@@ -34,6 +34,7 @@ from gateway.settings import GatewaySettings
 from tests.fakes.fake_nvml import FakeNvml
 from tests.fakes.gateway_harness import engines, server_running
 from tests.fakes.mock_engine import MockEngine
+from tests.fakes.served_app import served_app
 from tests.support.controller_app import serve_controller
 from tests.support.mcp_servers import mcp_process
 from tests.support.ports import free_port
@@ -215,13 +216,8 @@ async def absent_parts() -> AsyncIterator[str]:
 
     app = web.Application()
     app.router.add_get("/metrics/engines", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield f"127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    async with served_app(app) as url:
+        yield url.removeprefix("http://")
 
 
 def _vllm_text(beat: int) -> str:

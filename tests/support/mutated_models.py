@@ -48,12 +48,10 @@ _JSON_TEXTS: Final = (
 
 
 def gguf_model() -> Files:
-    """One file."""
     return {"a.gguf": gguf_head(FIELDS, TENSORS) + bytes(4 * sum(_size(shape) for shape in TENSORS.values()))}
 
 
 def split_model() -> Files:
-    """A set of three files."""
     names = list(TENSORS)
     files: Files = {}
     for number, part in enumerate((names[:2], names[2:3], names[3:])):
@@ -88,7 +86,6 @@ def safetensors_file(tensors: Mapping[str, tuple[str, int]]) -> bytes:
 
 
 def ct2_model() -> Files:
-    """A folder of CTranslate2."""
     parts = [struct.pack("<I", 6), _ct2_text("Spec"), struct.pack("<II", 8, 2)]
     for name, shape, kind, length in (("a/weight", (4, 8), 4, 64), ("a/bias", (4,), 0, 16)):
         parts.append(_ct2_text(name) + struct.pack(f"<B{len(shape)}IBI", len(shape), *shape, kind, length))

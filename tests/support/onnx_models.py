@@ -29,7 +29,6 @@ def table(rows: int = len(VOCABULARY), seed: int = 7) -> Vectors:
 
 
 def write_vocabulary(path: Path) -> Path:
-    """A `vocab.txt`."""
     path.write_text("\n".join(VOCABULARY) + "\n", encoding="utf-8")
     return path
 
@@ -106,6 +105,5 @@ def token_vectors(words: str) -> Vectors:
 
 
 def unit(vector: Vectors) -> Vectors:
-    """Of length 1."""
     scaled: Vectors = vector / np.linalg.norm(vector)
     return scaled

@@ -27,7 +27,6 @@ def option_values(option: Option) -> st.SearchStrategy[Any]:
 
 
 def sample_value(option: Option) -> Any:
-    """One value that differs from the default."""
     if isinstance(option.flag, PathFlag):
         path = f"org/{option.name}.gguf" if option.flag.kind == "gguf" else f"org/{option.name}"
         return {list: [path, f"other/{path}"], dict: {"name": path}}.get(_origin(option), path)

@@ -10,7 +10,6 @@ from enum import StrEnum
 from typing import Any
 from urllib.parse import urlsplit
 
-import aiohttp
 from playwright.async_api import BrowserContext, ConsoleMessage, Page, Request, ViewportSize, async_playwright
 
 from gateway.page.page_files import BUILT_FOLDER, INDEX
@@ -64,13 +63,11 @@ class Offences:
             self.found.append(f"console: {message.text}")
 
     def note_request(self, request: Request) -> None:
-        """Requests to another origin."""
         parts = urlsplit(request.url)
         if parts.scheme not in ("data", "blob", "about") and f"{parts.scheme}://{parts.netloc}" != self.origin:
             self.found.append(f"request: {request.url:.300}")
 
     def note_error(self, error: Exception) -> None:
-        """An exception that nothing caught."""
         self.found.append(f"error: {error}")
 
 
@@ -104,6 +101,21 @@ async def open_context(url: str, look: Look = Look.DESK) -> AsyncIterator[Browse
     assert offences.found == [], "\n".join(offences.found)
 
 
+@contextlib.asynccontextmanager
+async def open_page(url: str, look: Look = Look.DESK, path: str = "/") -> AsyncIterator[Page]:
+    """The page at `path` in a context of its own."""
+    async with open_context(url, look) as context:
+        page = await context.new_page()
+        await page.goto(path)
+        yield page
+
+
+async def choose_model(page: Page, model: str) -> None:
+    """For the conversation that is shown."""
+    await page.get_by_role("button", name="Model:").click()
+    await page.get_by_role("dialog", name="Models").get_by_role("button", name=model).click()
+
+
 async def send_message(page: Page, text: str) -> None:
     """Write a message and send it, once a model is chosen."""
     await page.get_by_role("textbox", name="Message", exact=True).fill(text)
@@ -128,9 +140,6 @@ async def _press_if_there(page: Page, name: str) -> None:
 
 async def post_as_page(stack: RoundhouseStack, path: str, body: Mapping[str, Any]) -> Any:
     """Ask a gateway without keys as the page does, so that what it makes is the page's user's. Returns the JSON."""
-    async with (
-        aiohttp.ClientSession(stack.url, headers={"X-Client-Id": "roundhouse-page"}) as session,
-        session.post(path, json=body) as answer,
-    ):
-        assert answer.status in (200, 202), await answer.text()
-        return await answer.json()
+    reply = await stack.request("POST", path, body, headers={"X-Client-Id": "roundhouse-page"})
+    assert reply.status in (200, 202), reply.body
+    return reply.body

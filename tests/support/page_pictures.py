@@ -16,7 +16,7 @@ from playwright.async_api import Page, expect
 from tests.fakes.fake_mcp_server import text_result
 from tests.fakes.fake_tool_model import Move
 from tests.support.managed_stack import MODELS, make_hub, managed_stack
-from tests.support.page_browser import DEADLINE_MS, Look, open_context, send_message
+from tests.support.page_browser import DEADLINE_MS, Look, open_context, open_page, send_message
 from tests.support.page_tour import take_tour, tour_stack
 from tests.support.spoken_stack import spoken_stack
 from worker.clockwork import make_model
@@ -41,27 +41,20 @@ def angle_between(tracks: int) -> float:
 
 async def draw_chat(url: str, out: Path) -> None:
     """A conversation on a desk, and on a phone in the dark theme."""
-    async with open_context(url, Look.DESK) as context:
-        page = await context.new_page()
-        await page.goto("/")
+    async with open_page(url) as page:
         await send_message(page, QUESTION)
         await expect(page.get_by_role("button", name="Regenerate answer")).to_be_visible()
         await expect(page.locator(".katex").first).to_be_visible()
         await page.mouse.move(0, 0)
         await keep(page, out / "chat.png")
         hash_of_it = page.url.partition("#")[2]
-    async with open_context(url, Look.PHONE_DARK) as context:
-        page = await context.new_page()
-        await page.goto(f"/#{hash_of_it}")
+    async with open_page(url, Look.PHONE_DARK, f"/#{hash_of_it}") as page:
         await expect(page.locator(".katex").first).to_be_visible()
         await keep(page, out / "chat-phone.png")
 
 
 async def draw_models(url: str, out: Path) -> None:
-    """The models."""
-    async with open_context(url, Look.DESK) as context:
-        page = await context.new_page()
-        await page.goto("/#/models")
+    async with open_page(url, path="/#/models") as page:
         await expect(page.get_by_role("link", name="clockwork", exact=True)).to_be_visible()
         await keep(page, out / "models.png")
 
@@ -84,7 +77,6 @@ async def keep(page: Page, path: Path) -> None:
 
 
 def draw_pictures(out: Path) -> None:
-    """Write all pictures to `out`."""
     out.mkdir(exist_ok=True)
     expect.set_options(timeout=DEADLINE_MS)
     with tempfile.TemporaryDirectory(prefix="rh") as folder:

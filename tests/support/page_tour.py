@@ -48,7 +48,7 @@ def tour_stack(root: Path, clockwork: Path) -> Iterator[RoundhouseStack]:
     ):
         remote = {"backend": "openai_remote", "base_url": f"{model.url}/v1"}
         stack.declare({"clockwork": MODELS["clockwork"], CALLER: remote})
-        (stack.desired / "tools.yaml").write_text("tools:\n  calculate: {}\n  current_time: {}\n")
+        stack.write("tools.yaml", {"tools": {"calculate": {}, "current_time": {}}})
 
         async def settle() -> None:
             await stack.gone("broken")

@@ -36,7 +36,6 @@ def read_dashboard(path: Path) -> dict[str, Any]:
 
 
 def read_rules() -> list[dict[str, Any]]:
-    """Return all rules as their files have them."""
     yaml = YAML(typ="safe", pure=True)
     return [rule for path in RULES for group in yaml.load(path)["groups"] for rule in group["rules"]]
 

@@ -73,7 +73,6 @@ def make_bomb() -> bytes:
 
 
 def make_encrypted_pdf(password: str) -> bytes:
-    """One that a password opens."""
     from pypdf import PdfReader, PdfWriter
 
     writer = PdfWriter(clone_from=PdfReader(BytesIO(make_pdf("secret"))))
@@ -84,7 +83,6 @@ def make_encrypted_pdf(password: str) -> bytes:
 
 
 def as_data_url(data: bytes) -> str:
-    """As clients send it."""
     return "data:application/pdf;base64," + base64.b64encode(data).decode()
 
 

@@ -77,7 +77,6 @@ class ProcessEngines:
         return request_for(self.instance, definition, None, model, attempt, claims)
 
     def unstartable(self) -> tuple[StartRequest, str]:
-        """A program that is gone."""
         definition = self.shell("exit 0")
         Path(str(definition.llama_server_binary)).unlink()
         return self.request(definition), "cannot be started: No such file"
@@ -87,7 +86,6 @@ class ProcessEngines:
         return ReplicaRecord.model_validate_json(self.record_path(name).read_bytes())
 
     def record_path(self, name: str) -> Path:
-        """Where it says so."""
         return self.state / "replicas" / f"{name}.json"
 
     def log(self, name: str) -> Path:
@@ -116,7 +114,6 @@ class ProcessEngines:
         os.kill(self.leader(name), signal.SIGKILL)
 
     def log_bytes(self, name: str) -> int:
-        """Of the log and of what was cut from it."""
         return sum(path.stat().st_size for path in self.log(name).parent.glob(f"{name}.log*"))
 
     def foreign(self, name: str) -> None:
@@ -145,7 +142,6 @@ class ProcessEngines:
         self.record_path(name).write_text(record.model_dump_json())
 
     def foreign_runs(self, name: str) -> bool:
-        """The process runs, and its record is there."""
         process = self._foreign[name]
         return running(process.pid) and self.record(name).pid == process.pid
 

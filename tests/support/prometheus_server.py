@@ -34,8 +34,6 @@ def find_program(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PrometheusServer:
-    """A Prometheus that runs."""
-
     url: str
     client: aiohttp.ClientSession
 

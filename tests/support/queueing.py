@@ -43,7 +43,6 @@ class Clock:
         self.now = 1_000_000.0
 
     def monotonic(self) -> float:
-        """Seconds."""
         return self.now
 
     def time(self) -> float:
@@ -80,7 +79,6 @@ class Client:
         return int(headers["x-queue-position"]), int(headers["x-queue-depth"]), None if wait is None else int(wait)
 
     async def leave(self) -> None:
-        """Close its connection."""
         self.task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self.task
@@ -189,17 +187,14 @@ async def queue_at(
 
 @pytest.fixture
 async def engine() -> AsyncIterator[HoldingEngine]:
-    """An engine that holds whoever comes."""
     async with holding() as made:
         yield made
 
 
 def four_slots(engine: HoldingEngine, queue_limit: int = 8) -> ModelRoute:
-    """`m`, with `SLOTS` slots."""
     return route("m", [engine.url], target_inflight=SLOTS, queue_limit=queue_limit)
 
 
 async def filled(queue: Queue, who: str | None = None) -> None:
-    """Take every slot."""
     for number in range(SLOTS):
         await queue.enter(f"first-{number}", who)

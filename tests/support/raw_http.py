@@ -89,7 +89,6 @@ class RawClient:
 
     @property
     def answers(self) -> list[Answer]:
-        """Final answers so far."""
         return self._answers.answers
 
     @property
@@ -102,7 +101,6 @@ class RawClient:
         self._writer.write(data)
 
     async def send(self, *parts: bytes) -> None:
-        """Send each part by itself."""
         with contextlib.suppress(ConnectionError):
             for part in parts:
                 self._writer.write(part)
@@ -130,7 +128,6 @@ class RawClient:
         return bool(data)
 
     async def answer(self, number: int = 1) -> Answer:
-        """The answer of that number, when it is whole."""
         while len(self.answers) < number or not self.answers[number - 1].whole:
             assert await self.read(), f"the connection ended after {self.received!r:.500}"
         return self.answers[number - 1]
@@ -154,7 +151,6 @@ class RawClient:
         self._writer.transport.abort()
 
     def close(self) -> None:
-        """End the connection."""
         self._writer.close()
 
 

@@ -12,14 +12,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import aiohttp
-import openai
 import psutil
 from aiohttp import web
-from ruamel.yaml import YAML
 
+from tests.fakes.served_app import served_app
 from tests.support.agent_model import ToolCall, make_agent_model
 from tests.support.foreign_clients import ForeignClients
+from tests.support.http_client import send_request
 from tests.support.ports import free_port
 from tests.support.roundhouse_stack import RoundhouseStack
 from tests.support.wait import until
@@ -59,27 +58,18 @@ class ToolClient:
 
     def __init__(self, url: str, secret: str | None = None) -> None:
         self.url = url
-        self._headers = {} if secret is None else {"authorization": f"Bearer {secret}"}
+        self._secret = secret
 
     async def get(self, path: str) -> Any:
-        """The JSON, or the text, of a GET."""
-        async with aiohttp.ClientSession(headers=self._headers) as session, session.get(self.url + path) as answer:
-            return await (answer.json() if answer.content_type == "application/json" else answer.text())
+        return (await send_request(self.url + path, key=self._secret)).body
 
     async def post(self, path: str, body: object) -> tuple[int, Any]:
-        """Status and JSON of a POST."""
-        async with (
-            aiohttp.ClientSession(headers=self._headers) as session,
-            session.post(self.url + path, json=body) as answer,
-        ):
-            return answer.status, await answer.json()
+        return (await send_request(self.url + path, "POST", body, key=self._secret)).result
 
     async def call(self, tool: str, **params: object) -> tuple[int, Any]:
-        """Status and JSON of a call."""
         return await self.post("/tools", {"tool": tool, "params": params})
 
     async def read_text(self, tool: str, **params: object) -> str:
-        """What a tool answered."""
         status, answer = await self.call(tool, **params)
         assert (status, set(answer)) == (200, {"plain_text_response"}), answer
         return str(answer["plain_text_response"])
@@ -96,7 +86,6 @@ class ToolClient:
         return str(answer["error"]["code"])
 
     async def list_names(self) -> list[str]:
-        """The names of all tools."""
         return [each["tool"] for each in await self.get("/tools")]
 
     async def connected(self, *names: str) -> dict[str, Any]:
@@ -138,10 +127,7 @@ class ReferenceServers:
 
     def declare(self, **others: object) -> None:
         """Write the servers to the desired state. `others`: further top-level keys."""
-        temporary = self.stack.root / "tools.yaml.tmp"
-        with temporary.open("w") as file:
-            YAML(typ="safe", pure=True).dump({"mcp_servers": self.servers, **others}, file)
-        temporary.replace(self.stack.desired / "tools.yaml")
+        self.stack.write("tools.yaml", {"mcp_servers": self.servers, **others})
 
     @contextlib.asynccontextmanager
     async def started(self) -> AsyncIterator[None]:
@@ -159,12 +145,10 @@ class ReferenceServers:
             stderr=asyncio.subprocess.DEVNULL,
         )
         try:
-            await self.stack.open()
-            await self.stack.loaded("agent", *(f"mcp:{name}" for name in self.servers if name != "web"))
-            await self.client.connected(*self.servers)
-            yield
+            async with self.stack.running("agent", *(f"mcp:{name}" for name in self.servers if name != "web")):
+                await self.client.connected(*self.servers)
+                yield
         finally:
-            await self.stack.close()
             web_server.kill()
             await web_server.wait()
 
@@ -280,7 +264,7 @@ class ReferenceServers:
 
     async def _request(self, **fields: Any) -> Any:
         """A response of the model, which calls `time` until it may no more."""
-        async with openai.AsyncOpenAI(base_url=f"{self.stack.url}/v1", api_key="none", max_retries=0) as client:
+        async with self.stack.sdk() as client:
             asked: dict[str, Any] = {
                 "model": "agent",
                 "input": "What time is it?",
@@ -371,17 +355,10 @@ def _ready(model: Any) -> set[str]:
 
 @contextlib.asynccontextmanager
 async def _page(text: str) -> AsyncIterator[str]:
-    """A site on loopback that has one page, at `/`."""
-
     async def answer(_: web.Request) -> web.Response:
         return web.Response(text=text, content_type="text/html")
 
     app = web.Application()
     app.router.add_get("/", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}/"
-    finally:
-        await runner.cleanup()
+    async with served_app(app) as url:
+        yield f"{url}/"

@@ -24,7 +24,6 @@ class RunReport:
         self._skips: list[str] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Count one phase of a test."""
         self._seconds[report.nodeid.partition("::")[0]] += report.duration
         if report.skipped and not hasattr(report, WAS_XFAIL):
             self._skips.append(_reason_of(report))

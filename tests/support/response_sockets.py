@@ -15,8 +15,6 @@ from tests.support.responses import LAST, Fields, as_json, check_event
 
 
 class Socket:
-    """One connection."""
-
     def __init__(self, connection: ClientConnection) -> None:
         self.connection = connection
 

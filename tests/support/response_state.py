@@ -51,7 +51,6 @@ class Site:
 
     @property
     def streams(self) -> ResumableStreams:
-        """The gateway's resumable streams."""
         return streams_of(self.gateway)
 
     async def make(self, said: Any = "Hi", **fields: Any) -> Response:
@@ -89,7 +88,6 @@ class Site:
             go_on.set()
 
     def as_key(self, name: str) -> openai.AsyncOpenAI:
-        """The client with that key."""
         return self.client.with_options(api_key=f"secret-{name}")
 
 

@@ -166,7 +166,6 @@ class Fold:
         self._part, self._is_said = part, False
 
     def _growing(self, name: str, event: Fields) -> tuple[Fields, str]:
-        """What grows, and in which field."""
         item = self._item(event)
         if "content_index" not in event:
             named = {"function_call": "function_call_arguments", RUN_CALL: "mcp_call_arguments"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,9 +12,7 @@ from controller.schema.routing import ModelRoute
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.clockwork_caller import AGENT_TEMPLATE, make_caller
-from tests.support.llama_servers import Kind, started
-from tests.support.ports import free_port
-from tests.support.require import require
+from tests.support.llama_servers import Kind, llama_cpp_worker, started
 from tests.support.worker_process import Worker
 from worker.clockwork import make_model
 
@@ -28,15 +25,11 @@ _OF_LLAMA_SERVER = LlamaServer().list_apis(LlamaServerDefinition.model_validate(
 def engines(kind: Kind, folder: Path) -> Iterator[dict[str, Worker]]:
     """llama-servers: `plain` says the sentence, `agent` thinks, calls tools, and stops when it has their results. And
     `worker`, our own with llama-cpp-python, which says the sentence too."""
-    require("llama_cpp", importlib.util.find_spec("llama_cpp") is not None, "llama-cpp-python is not installed")
-    port = free_port()
     make_model(folder / "plain.gguf")
     with ExitStack() as stack:
         plain = stack.enter_context(started(kind, folder, "plain", folder / "plain.gguf", token=TOKEN))
         agent = stack.enter_context(agent_engine(kind, folder))
-        args: tuple[str, ...] = ("--host", "127.0.0.1", "--port", str(port), "--served-name", "inner-worker")
-        args += ("--model", str(folder / "plain.gguf"))
-        worker = stack.enter_context(Worker(folder / "worker.log", port, "llama_cpp", *args))
+        worker = stack.enter_context(llama_cpp_worker(folder, folder / "plain.gguf", "inner-worker"))
         yield {"plain": plain.ready(), "agent": agent.ready(), "worker": worker.ready()}
 
 
@@ -59,7 +52,6 @@ def route_of(name: str, engine: Worker) -> ModelRoute:
 
 @contextlib.asynccontextmanager
 async def responses_gateway(made: Mapping[str, Worker]) -> AsyncIterator[GatewayHarness]:
-    """A gateway that knows them all."""
     async with gateway_harness() as gateway:
         await gateway.publish(*(route_of(name, engine) for name, engine in made.items()))
         yield gateway

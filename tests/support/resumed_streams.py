@@ -37,12 +37,10 @@ class Read:
 
     @property
     def state(self) -> str:
-        """As the header says."""
         return self.headers["x-stream-state"]
 
     @property
     def code(self) -> str:
-        """Of the error that it is."""
         code: str = json.loads(self.body)["error"]["code"]
         return code
 
@@ -87,7 +85,6 @@ async def until_live(gateway: GatewayHarness, count: int = 1) -> None:
 
 
 async def cut_stream(answer: aiohttp.ClientResponse, at_least: int = 1) -> bytes:
-    """What a client had of a stream when its connection was cut."""
     sent = b""
     while len(sent) < at_least:
         sent += await answer.content.readany()

@@ -34,7 +34,6 @@ class ManualClock:
     """Seconds by which the wall clock is wrong."""
 
     def read(self) -> ClockReading:
-        """Read both clocks, for a `TrustedClock`."""
         return ClockReading(self.now + self.ahead_s, self.now, "boot")
 
 
@@ -64,7 +63,6 @@ class RetrievalHarness:
         is_admin: bool = False,
         **options: Any,
     ) -> httpx.Response:
-        """Send a request for a tenant."""
         headers = {TENANT_HEADER: quote(tenant), ADMIN_HEADER: "1" if is_admin else "0", "x-request-id": "req-1"}
         if body is not None:
             options["content"] = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -79,7 +77,6 @@ class RetrievalHarness:
         return answer.json()
 
     async def search(self, query: str, *, tenant: str = "alice", **fields: Any) -> list[Any]:
-        """Return the hits of a search."""
         answer = await self.request("POST", "/v1/search", {"query": query, **fields}, tenant=tenant)
         assert answer.status_code == 200, answer.text
         hits: list[Any] = answer.json()["data"]

@@ -10,10 +10,9 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import aiohttp
-
 from controller.schema.routing import ModelRoute
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
+from tests.support.http_client import answers
 from tests.support.ports import free_port
 from tests.support.wait import until
 
@@ -23,12 +22,9 @@ class DocumentsSite:
     """A gateway that knows a retrieval program."""
 
     gateway: GatewayHarness
-    retrieval_address: str
-    """`host:port` of retrieval itself, whose `/metrics` is open."""
 
     @property
     def url(self) -> str:
-        """Of the gateway."""
         return self.gateway.url
 
 
@@ -46,7 +42,7 @@ async def documents_site(folder: Path, *models: ModelRoute, **settings: str) -> 
                 return bool((await gateway.get("/v1/documents")).status == 200)
 
             await until("the gateway reaches retrieval", answers)
-            yield DocumentsSite(gateway, address)
+            yield DocumentsSite(gateway)
 
 
 @contextlib.asynccontextmanager
@@ -65,18 +61,13 @@ async def retrieval_program(folder: Path, gateway_url: str, address: str, **sett
         stderr=asyncio.subprocess.DEVNULL,
     )
     try:
-        async with aiohttp.ClientSession() as client:
 
-            async def answers() -> bool:
-                assert process.returncode is None, f"retrieval ended with {process.returncode}"
-                try:
-                    async with client.get(f"http://{address}/metrics") as answer:
-                        return bool(answer.status == 200)
-                except aiohttp.ClientError:
-                    return False
+        async def is_up() -> bool:
+            assert process.returncode is None, f"retrieval ended with {process.returncode}"
+            return await answers(f"http://{address}/metrics")
 
-            await until("retrieval answers", answers)
-            yield
+        await until("retrieval answers", is_up)
+        yield
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.terminate()

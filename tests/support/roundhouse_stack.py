@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 from ruamel.yaml import YAML
 
 from controller.schema.status import ControllerStatus, ModelState, ModelStatus, PlanView
+from tests.support.http_client import HttpClient, Reply, answers, send_request
 from tests.support.ports import free_port
 from tests.support.wait import until
+
+if TYPE_CHECKING:
+    import openai  # slow, and every test imports this file
 
 SENTENCE = "The quick brown fox jumps over a lazy dog. And then it sleeps!"
 REPOSITORY = Path(__file__).parents[2]
@@ -42,10 +47,14 @@ class RoundhouseStack:
     # Files.
 
     def declare(self, models: Mapping[str, Any], name: str = "models.yaml") -> None:
+        """Write a desired-state file that has these models."""
+        self.write(name, {"models": dict(models)})
+
+    def write(self, name: str, fields: Mapping[str, Any]) -> None:
         """Write a desired-state file, as an editor does: whole, by rename."""
         temporary = self.root / f"{name}.tmp"
         with temporary.open("w") as file:
-            YAML(typ="safe", pure=True).dump({"models": dict(models)}, file)
+            YAML(typ="safe", pure=True).dump(fields, file)
         temporary.replace(self.desired / name)
 
     # Processes.
@@ -83,48 +92,58 @@ class RoundhouseStack:
         }
 
     def send(self, program: str, number: int) -> None:
-        """Send a signal to a program."""
         self._processes[program].send_signal(number)
 
     def kill(self, program: str, number: int = signal.SIGKILL) -> None:
-        """End a program and reap it."""
         process = self._processes.pop(program)
         process.send_signal(number)
         process.wait(60)
 
     def pid(self, program: str) -> int:
-        """Process id of a program."""
         return self._processes[program].pid
 
     def log(self, program: str) -> str:
-        """All that a program has logged."""
         path = self.root / f"{program}.log"
         return path.read_text() if path.exists() else ""
 
-    async def open(self) -> None:
-        """Start both and wait until the gateway has a routing table."""
+    def run_command(self, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
+        """A `roundhouse` command with the settings, and with `settings` of its own, once it has ended."""
+        command = [sys.executable, "-c", "from controller.cli.main import main; main()", *arguments]
+        env = self.environment() | settings
+        return subprocess.run(
+            command, cwd=REPOSITORY, env=env, capture_output=True, text=True, check=False, timeout=120
+        )
+
+    async def open(self, *models: str) -> None:
+        """Start both, and wait until the gateway has a routing table and these models are loaded."""
         self.start("controller")
         self.start("gateway")
         await self.gateway_connected()
+        await self.loaded(*models)
+
+    @contextlib.asynccontextmanager
+    async def running(self, *models: str) -> AsyncIterator[RoundhouseStack]:
+        """Opened, with these models loaded; closed in the end."""
+        try:
+            await self.open(*models)
+            yield self
+        finally:
+            await self.close()
 
     async def gateway_connected(self) -> None:
         """Wait until the gateway has a routing table and its link is up."""
         await until("the gateway has a table", self._connected)
 
     async def _connected(self) -> bool:
-        async with aiohttp.ClientSession() as session:
-            try:
-                async with session.get(f"{self.url}/health") as answer:
-                    health = await answer.json()
-                async with session.get(f"{self.url}/v1/models") as answer:
-                    return bool(health["controller"] == "connected" and answer.status == 200)
-            except aiohttp.ClientError:
-                return False
+        if not await answers(f"{self.url}/v1/models"):
+            return False
+        health = await self.request("GET", "/health")
+        return bool(health.body["controller"] == "connected")
 
     async def close(self) -> None:
         """Stop everything, engines first. Fails if the controller does not end cleanly."""
-        for name in self._processes.keys() - {"gateway", "controller", "retrieval", "transfers"}:
-            self.kill(name)
+        for name in self._processes.keys() - {"gateway", "controller"}:
+            self.kill(name, signal.SIGTERM if name in ("retrieval", "transfers") else signal.SIGKILL)
         if "gateway" in self._processes:
             self.kill("gateway", signal.SIGTERM)
         if "controller" not in self._processes:
@@ -146,6 +165,21 @@ class RoundhouseStack:
         except aiohttp.ClientError:
             return False
 
+    async def request(self, method: str, path: str, body: Any = None, **options: Any) -> Reply:
+        """A reply of the gateway; see `HttpClient.request`."""
+        return await send_request(self.url + path, method, body, **options)
+
+    async def chat(self, model: str, **fields: Any) -> Reply:
+        """The gateway's answer to a chat; see `HttpClient.chat`."""
+        async with aiohttp.ClientSession() as session:
+            return await HttpClient(self.url, session).chat(model, **fields)
+
+    def sdk(self) -> openai.AsyncOpenAI:
+        """OpenAI's SDK for the gateway, which tries nothing again."""
+        import openai
+
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+
     # The controller's own interface.
 
     def _session(self) -> aiohttp.ClientSession:
@@ -162,11 +196,9 @@ class RoundhouseStack:
             return await answer.json()
 
     async def status(self) -> ControllerStatus:
-        """What the controller says there is."""
         return ControllerStatus.model_validate(await self.get("/internal/status"))
 
     async def plan(self) -> PlanView:
-        """What the controller would do."""
         return PlanView.model_validate(await self.get("/internal/plan"))
 
     async def model(self, name: str) -> ModelStatus | None:
@@ -212,3 +244,13 @@ class RoundhouseStack:
 def replica_names(model: ModelStatus) -> set[str]:
     """Its replicas' names; a replica that is started again has a new one."""
     return {replica.name for replica in model.replicas}
+
+
+@contextlib.contextmanager
+def serving(stack: RoundhouseStack, *models: str) -> Iterator[RoundhouseStack]:
+    """The stack, started, once these models are loaded; it is stopped in the end."""
+    try:
+        asyncio.run(stack.open(*models))
+        yield stack
+    finally:
+        asyncio.run(stack.close())

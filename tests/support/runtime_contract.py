@@ -19,6 +19,7 @@ from controller.runtimes.base import Runtime, SeenReplica, StartRequest
 from controller.runtimes.naming import replica_name, replica_token
 from controller.schema.desired import Definition
 from controller.state import Phase, ReplicaId
+from tests.support.http_client import answers, send_request
 from tests.support.wait import until
 
 RUN = "exec sleep 600"
@@ -121,7 +122,6 @@ def waiting_for(engines: ContractEngines, signal: str) -> str:
 
 
 def give(engines: ContractEngines, signal: str) -> None:
-    """Give it."""
     (engines.models / signal).touch()
 
 
@@ -137,14 +137,11 @@ def running(pid: int) -> bool:
 
 
 async def only(runtime: Runtime) -> SeenReplica:
-    """The one replica that there is."""
     (seen,) = await runtime.list_replicas()
     return seen
 
 
 async def exited(runtime: Runtime) -> SeenReplica:
-    """The one replica, once it has ended."""
-
     async def look() -> SeenReplica | None:
         seen = await only(runtime)
         return seen if seen.phase is Phase.EXITED else None
@@ -168,28 +165,19 @@ async def ready(runtime: Runtime) -> SeenReplica:
     async def look() -> SeenReplica | None:
         seen = await only(runtime)
         assert seen.phase is Phase.RUNNING, seen.exit
-        try:
-            async with client.get(f"{seen.base_url}/health") as answer:
-                return seen if answer.status == 200 else None
-        except aiohttp.ClientConnectionError:
-            return None
+        is_healthy = await answers(f"{seen.base_url}/health", timeout=aiohttp.ClientTimeout(30))
+        return seen if is_healthy else None
 
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(30)) as client:
-        found: SeenReplica = await until("a healthy engine", look)
+    found: SeenReplica = await until("a healthy engine", look)
     return found
 
 
 async def complete(seen: SeenReplica, token: str | None) -> tuple[int, str]:
     """Status and text of one chat completion."""
     body = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "temperature": 0}
-    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-    url = f"{seen.base_url}/v1/chat/completions"
-    async with (
-        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(60)) as client,
-        client.post(url, json=body, headers=headers) as answer,
-    ):
-        content = await answer.json()
-    return answer.status, content["choices"][0]["message"]["content"] if answer.status == 200 else ""
+    timeout = aiohttp.ClientTimeout(60)
+    reply = await send_request(f"{seen.base_url}/v1/chat/completions", "POST", body, key=token, timeout=timeout)
+    return reply.status, reply.body["choices"][0]["message"]["content"] if reply.status == 200 else ""
 
 
 async def serve_and_end(engines: ContractEngines, definition: Definition, text: str) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Iterable
+import tempfile
+from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -82,17 +84,13 @@ class ProcessRuntimeFixture:
             signalled(signal.SIGCONT)
 
     def token(self, stack: RoundhouseStack, replica: str) -> str:
-        """As the controller makes it."""
         return token_of(stack, replica)
 
     def left(self, stack: RoundhouseStack) -> list[str]:
-        """By the records."""
         return [path.stem for path in (stack.state / "replicas").glob("*.json")]
 
 
 class DockerRuntimeFixture:
-    """Engines as containers."""
-
     runtime = "docker"
 
     def __init__(self, instance: str, images: dict[str, str], network: str) -> None:
@@ -132,7 +130,6 @@ class DockerRuntimeFixture:
         self.client.containers.get(replica).kill()
 
     def token(self, stack: RoundhouseStack, replica: str) -> str:
-        """As the controller makes it."""
         return token_of(stack, replica)
 
     def left(self, stack: RoundhouseStack) -> list[str]:
@@ -157,3 +154,15 @@ class DockerRuntimeFixture:
         for network in self.client.networks.list(names=[self.network]):
             network.remove()
         self.client.close()
+
+
+@contextlib.contextmanager
+def stack_of_processes(**settings: str) -> Iterator[RoundhouseStack]:
+    """A stack in a folder of its own, not started yet. It is closed in the end; nothing of it may be left then."""
+    with tempfile.TemporaryDirectory(prefix="rh", ignore_cleanup_errors=True) as folder:
+        stack = RoundhouseStack(Path(folder, "here"), "process", settings)
+        try:
+            yield stack
+        finally:
+            asyncio.run(stack.close())
+        assert ProcessRuntimeFixture().left(stack) == []

@@ -62,5 +62,4 @@ def speaker_vocabulary(says: Sequence[Token], after: Token = "<|assistant|>") ->
 
 
 def token_name(token: Token) -> str:
-    """As it stands in the vocabulary."""
     return token if isinstance(token, str) else "".join(byte_alphabet()[byte] for byte in token)

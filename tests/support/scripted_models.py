@@ -49,7 +49,6 @@ CALLER_TEMPLATE = """\
 
 
 def tool(name: str, parameters: dict[str, Any] | None = None) -> dict[str, Any]:
-    """One of a client's."""
     function = {"name": name} | ({} if parameters is None else {"parameters": parameters})
     return {"type": "function", "function": function}
 
@@ -60,13 +59,11 @@ REST = tool("rest")
 
 
 def post(worker: Worker, path: str = CHAT, **fields: Any) -> Any:
-    """The answer, whatever it is."""
     body = fields if path in ("/v1/completions", "/v1/embeddings") else {"messages": USER, **fields}
     return json.loads(worker.request("POST", path, body)[1])
 
 
 def choice(worker: Worker, **fields: Any) -> Any:
-    """The one choice of an answer."""
     answer = post(worker, **fields)
     assert "choices" in answer, answer
     return answer["choices"][0]
@@ -93,5 +90,4 @@ def error(worker: Worker, **fields: Any) -> tuple[int, str, str | None]:
 
 
 def calls_in(message: Any) -> list[tuple[str, Any]]:
-    """Names and arguments of the calls in a message."""
     return [(each["function"]["name"], json.loads(each["function"]["arguments"])) for each in message["tool_calls"]]

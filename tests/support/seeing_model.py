@@ -182,7 +182,6 @@ def _sound_tensors() -> dict[str, Matrix]:
 
 
 def _encoder_layer(encoder: str) -> dict[str, Matrix]:
-    """A layer that adds nothing."""
     layer = f"{encoder}.blk.0."
     tensors: dict[str, Matrix] = {}
     for name in ("attn_q", "attn_k", "attn_v", "attn_out", "ffn_up", "ffn_down"):
@@ -200,7 +199,6 @@ def _axis(size: int, number: int) -> Matrix:
 
 
 def _one(rows: int, columns: int, place: tuple[int, int], value: float) -> Matrix:
-    """A matrix that is zero but in one place."""
     matrix = np.zeros((rows, columns), np.float32)
     matrix[place] = value
     return matrix

@@ -69,7 +69,6 @@ class SiteLoad:
             await answer.read()
 
     async def search(self) -> None:
-        """A document, and searches for it."""
         text = f"Coal is stored beside shed {next(self._turn) % 40}."
         async with self._site.client.post(
             f"{self._site.gateway_url}/v1/documents?wait=true", data=text, headers=_authorize("research")

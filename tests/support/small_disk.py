@@ -14,8 +14,6 @@ PAGE_BYTES = 4096
 
 
 class SmallDisk:
-    """A mounted tmpfs."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._ballast = folder / ".ballast"

@@ -9,14 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 from aiohttp import web
 
 from tests.fakes.fake_mcp_server import Answer, FakeMcpServer, fake_mcp_server, reply, tool
 from tests.fakes.fake_tool_model import Fields, Move, ToolModel, tool_model
 from tests.support.loop_thread import open_in_thread
 from tests.support.page_browser import require_page
-from tests.support.roundhouse_stack import RoundhouseStack
+from tests.support.roundhouse_stack import RoundhouseStack, serving
 
 MODEL = "speaker"
 SERVER = "desk"
@@ -33,21 +32,18 @@ class SpokenStack:
 
     @property
     def url(self) -> str:
-        """Where the page is."""
         return self.stack.url
 
     async def add_conversation(
         self, title: str, items: Sequence[Fields], settings: Mapping[str, Any] | None = None
     ) -> str:
         """Store a conversation with these items, and return its id."""
-        async with aiohttp.ClientSession(self.url) as session:
-            body = {"metadata": {"title": title}, "settings": {"model": MODEL, **(settings or {})}}
-            made = await _post(session, "/v1/conversations", body)
-            for first in range(0, len(items), 20):
-                part = list(items[first : first + 20])
-                await _post(session, f"/v1/conversations/{made['id']}/items", {"items": part})
-        name: str = made["id"]
-        return name
+        body = {"metadata": {"title": title}, "settings": {"model": MODEL, **(settings or {})}}
+        conversation = (await self.stack.request("POST", "/v1/conversations", body)).success["id"]
+        for first in range(0, len(items), 20):
+            part = {"items": list(items[first : first + 20])}
+            assert (await self.stack.request("POST", f"/v1/conversations/{conversation}/items", part)).success
+        return str(conversation)
 
 
 @contextlib.contextmanager
@@ -68,22 +64,13 @@ def spoken_stack(
         declared = {"backend": "openai_remote", "base_url": f"{model.url}/v1", "modalities": ["text", "image"]}
         stack.declare({MODEL: declared})
         urls = {SERVER: f"http://127.0.0.1:{server.port}/mcp", **(servers or {})}
-        lines = [f"  {name}:\n    url: {url}\n" for name, url in urls.items()]
-        (stack.desired / "tools.yaml").write_text("mcp_servers:\n" + "".join(lines))
-
-        async def start() -> None:
-            await stack.open()
-            await stack.model_where(MODEL, lambda model: model.state.value == "loaded", "loaded")
-
-        asyncio.run(start())
-        try:
+        stack.write("tools.yaml", {"mcp_servers": {name: {"url": url} for name, url in urls.items()}})
+        with serving(stack):
+            asyncio.run(stack.model_where(MODEL, lambda model: model.state.value == "loaded", "loaded"))
             yield SpokenStack(stack, model, scripts)
-        finally:
-            asyncio.run(stack.close())
 
 
 def message(role: str, text: str, annotations: Sequence[Fields] = ()) -> Fields:
-    """A message as an item of a conversation."""
     if role == "assistant":
         part: Fields = {"type": "output_text", "text": text, "annotations": list(annotations)}
     else:
@@ -126,10 +113,3 @@ def _decide(scripts: Mapping[str, Sequence[Move]], body: Fields) -> Move:
     moves = scripts[text]
     rounds = sum(1 for each in messages[last:] if each.get("tool_calls"))
     return moves[min(rounds, len(moves) - 1)]
-
-
-async def _post(session: aiohttp.ClientSession, path: str, body: Fields) -> Fields:
-    async with session.post(path, json=body) as answer:
-        assert answer.status == 200, await answer.text()
-        fields: Fields = await answer.json()
-        return fields

@@ -10,10 +10,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import aiohttp
-
 from controller.cli.app import run
 from controller.cli.up.record import ProcessRecord
+from tests.support.http_client import answers
 from tests.support.ports import free_port
 from tests.support.wait import until
 
@@ -71,7 +70,6 @@ class Up:
         return [re.sub(r" \d+$", "", line) for line in self.events_file.read_text().splitlines()]
 
     def pids(self) -> list[int]:
-        """Of every stand-in that was started."""
         return [int(pid) for pid in re.findall(r"started (\d+)", self.events_file.read_text())]
 
     async def ready(self) -> None:
@@ -90,12 +88,7 @@ class Up:
 
     async def answers(self) -> bool:
         """Whether the gateway's port answers as the gateway."""
-        async with aiohttp.ClientSession() as client:
-            try:
-                async with client.get(f"http://127.0.0.1:{self.port}/v1/models") as answer:
-                    return answer.status == 200
-            except aiohttp.ClientError:
-                return False
+        return await answers(f"http://127.0.0.1:{self.port}/v1/models")
 
     def kill_all(self) -> None:
         if self.process is not None and self.process.poll() is None:

@@ -29,7 +29,6 @@ def token(name: str) -> str:
 
 
 def rid(name: str) -> str:
-    """Its id."""
     return id_of(token(name))
 
 
@@ -39,7 +38,6 @@ def iid(name: str, side: Literal["in", "out"]) -> str:
 
 
 def message(item_id: str, text: str, role: str = "user") -> dict[str, Any]:
-    """An item."""
     kind = "output_text" if role == "assistant" else "input_text"
     content = [{"type": kind, "text": text}]
     return {"id": item_id, "type": "message", "role": role, "status": "completed", "content": content}
@@ -70,13 +68,11 @@ def stored(
     asked: str = "really?",
     said: str = "yes",
 ) -> StoredResponse:
-    """The response called `name`, which continues `previous`."""
     made = response(name, previous, status, said)
     return StoredResponse.of(tenant, model, made, [message(iid(name, "in"), asked)])
 
 
 def opened(folder: Path, clock: Clock, *, max_mib: float = 64, retention_h: float = 1) -> StateDatabase:
-    """A database in this folder."""
     return StateDatabase(
         folder / "responses.db", max_bytes=int(max_mib * MIB), retention_s=retention_h * HOUR, clock=clock
     )

@@ -49,7 +49,6 @@ async def judge_streams(gateway: GatewayHarness, model: str, *tools: Fields) -> 
 async def streamed(
     gateway: GatewayHarness, path: str, model: str, headers: dict[str, str] | None = None, **fields: Any
 ) -> bytes:
-    """The whole stream."""
     asked = {"model": model, "stream": True, **fields}
     async with gateway.post(path, asked, headers=headers) as answer:
         content: bytes = await answer.read()

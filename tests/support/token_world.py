@@ -6,12 +6,11 @@ and when the cache has no room for all of them, every request inside fails. Noth
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 
 from controller.schema.errors import RoundhouseError
 from controller.schema.routing import Endpoint
-from gateway.admission.admission import Admission, Grant, Ticket
+from gateway.admission.admission import Admission, Ticket
 from gateway.admission.token_demand import TokenDemand
 from gateway.admission.token_pool import TokenClaim
 from tests.support.admission import route_of, routes_of
@@ -34,20 +33,16 @@ class Kind:
 
     @property
     def answered_tokens(self) -> int:
-        """All of its answers."""
         length = self.answer_tokens if self.max_tokens is None else min(self.answer_tokens, self.max_tokens)
         return length * self.choices
 
     @property
     def tokens(self) -> int:
-        """What it takes in the end."""
         return self.prompt_tokens + self.answered_tokens
 
 
 @dataclass(eq=False)
 class Request:
-    """One request, and what became of it."""
-
     kind: Kind
     ticket: Ticket = field(init=False)
     answered: int = 0
@@ -74,7 +69,6 @@ class TokenWorld:
     """Tokens, by an engine's own count."""
     idle_slots_while_waiting: int = 0
     requests: list[Request] = field(default_factory=list)
-    _grants: deque[Grant] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
         route = route_of("m", [f"r{number}" for number in range(self.replicas)], target=self.slots, queue_limit=10_000)
@@ -86,7 +80,6 @@ class TokenWorld:
         self.admission.apply_table(routes_of(self.route), self.now)
 
     def come(self, kind: Kind, tenant: str = "a") -> Request:
-        """A request comes."""
         request = Request(kind)
         slots = min(kind.choices, self.slots)
         claim = TokenClaim(TokenDemand(kind.text_bytes, False, kind.max_tokens, slots))
@@ -97,7 +90,6 @@ class TokenWorld:
         return request
 
     def inside(self, replica: str) -> list[Request]:
-        """Those inside, the oldest first."""
         return [
             request
             for request in self.requests
@@ -106,7 +98,6 @@ class TokenWorld:
 
     @property
     def under_way(self) -> list[Request]:
-        """Those that have come to no end."""
         return [request for request in self.requests if request.outcome is None]
 
     def tick(self) -> None:

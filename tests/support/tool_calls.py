@@ -14,7 +14,6 @@ async def call_tool(gateway: GatewayHarness, tool: str, secret: str | None = Non
 
 
 async def call_text(gateway: GatewayHarness, tool: str, **params: Any) -> str:
-    """What a tool answered."""
     status, answer = await call_tool(gateway, tool, **params)
     assert status == 200, answer
     return str(answer["plain_text_response"])
@@ -36,7 +35,6 @@ async def call_code(gateway: GatewayHarness, tool: str, secret: str | None = Non
 
 
 async def list_tools(gateway: GatewayHarness, secret: str | None = None) -> list[Any]:
-    """The answer of GET /tools."""
     listed: list[Any] = (await gateway.get("/tools", key=secret)).success
     return listed
 
@@ -59,7 +57,6 @@ async def get_prompt(
 
 
 async def read_resource(gateway: GatewayHarness, server: str, uri: Any, secret: str | None = None) -> tuple[int, Any]:
-    """Status and JSON of a resource of a server."""
     return await _post(gateway, f"{server}/resources/read", {"uri": uri}, secret)
 
 

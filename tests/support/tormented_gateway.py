@@ -67,8 +67,6 @@ _SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Torment:
-    """How much of it."""
-
     seed: int
     rate: float
     """Hostile clients begun per second."""
@@ -80,8 +78,6 @@ class Torment:
 
 @dataclass(slots=True)
 class TormentedGateway:
-    """The gateway, and all that happens to it."""
-
     port: int
     dead_port: int
     """Where nobody listens."""
@@ -227,7 +223,6 @@ class TormentedGateway:
             await engine.start(port)
 
     async def metrics(self) -> str:
-        """The text of /metrics."""
         async with self.client.get(f"http://127.0.0.1:{self.port}/metrics") as answer:
             return await answer.text()
 

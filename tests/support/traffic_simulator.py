@@ -44,7 +44,6 @@ class TrafficSimulator:
         self.world = World(desired, host_mib=self.host_mib)
 
     def ask(self, model: str, count: int = 1) -> None:
-        """Requests come."""
         self.waiting.setdefault(model, deque()).extend([self.world.now] * count)
 
     def step(self, takes_s: float = 1.0) -> None:

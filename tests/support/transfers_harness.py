@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from common.model_reference import ModelReference
-from controller.schema.downloads import FINAL_STATES, Download
+from controller.schema.downloads import Download
+from tests.support.download_site import wait_final
 from tests.support.file_server import FileServer
+from tests.support.wait import eventually
 from transfers.assembly import Transfers
 from transfers.settings import TransfersSettings
 from transfers.sources.source_set import read_reference
-
-DEADLINE_S = 60.0
 
 
 def make_transfers(models: Path, server: FileServer, **settings: Any) -> Transfers:
@@ -29,30 +28,17 @@ def make_transfers(models: Path, server: FileServer, **settings: Any) -> Transfe
 
 
 def add_file(server: FileServer, path: str, content: bytes) -> ModelReference:
-    """Put a file on the server, and return the reference to it."""
     server.files[path] = content
     return read_reference(f"{server.url}{path}#sha256={hashlib.sha256(content).hexdigest()}")
 
 
 def wait_for(what: str, look: Callable[[], Any]) -> Any:
     """Return the first true answer of `look`. Raises AssertionError where none comes in time."""
-    ends = time.monotonic() + DEADLINE_S
-    while not (found := look()):
-        assert time.monotonic() < ends, f"waited in vain for: {what}"
-        time.sleep(0.01)
-    return found
+    return eventually(what, look)
 
 
 def wait_for_end(transfers: Transfers, download: str) -> Download:
-    """Return a download when it has ended."""
-
-    def look() -> Download | None:
-        found = transfers.board.find(download)
-        return found if found.state in FINAL_STATES else None
-
-    found = wait_for(f"the end of {download}", look)
-    assert isinstance(found, Download)
-    return found
+    return wait_final(transfers.board, download)
 
 
 def fetch(transfers: Transfers, reference: ModelReference) -> Download:

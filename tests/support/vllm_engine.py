@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
-
-import psutil
 
 from controller.engines import ENGINES
 from controller.engines.base import Launch, RenderContext
@@ -59,7 +56,6 @@ class Parser:
 
 @contextmanager
 def parser(folder: Path) -> Iterator[Parser]:
-    """It, ready."""
     command = [str(programs() / "python"), str(REPOSITORY / "tests" / "support" / "vllm_parser.py")]
     pipe = subprocess.PIPE
     with (
@@ -78,21 +74,10 @@ class VllmWorker(Worker):
     """`python -m worker vllm`, in vLLM's own environment."""
 
     def __init__(self, log: Path, port: int, launch: Launch, token: str) -> None:
-        self.port = port
-        self.token = token
-        self._log = log
         own = {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "VLLM_API_KEY": token}
-        with log.open("wb") as output:
-            self.process = psutil.Popen(
-                launch.argv,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **launch.env, **own},
-                start_new_session=True,
-            )
+        self._start(log, port, launch.argv, {**launch.env, **own}, token)
 
     def ready(self) -> VllmWorker:
-        """As every worker, and more patient."""
         eventually("vLLM serves", self._is_healthy, STARTS_S)
         return self
 

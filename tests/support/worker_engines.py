@@ -70,7 +70,6 @@ class WorkerEngine:
 
     @property
     def chats(self) -> bool:
-        """It is a language model."""
         return "chat" in self.apis
 
     @property
@@ -259,11 +258,9 @@ class Fleet:
         self._starts = 0
 
     def plain(self, engine: WorkerEngine) -> Worker:
-        """Says `SENTENCE`."""
         return self._shared(engine.name, "plain", plain_flags)
 
     def busy(self, engine: WorkerEngine) -> Worker:
-        """Is long at the engine's `work`."""
         return self._shared(engine.name, "busy", busy_flags)
 
     def says(
@@ -299,14 +296,12 @@ class Fleet:
         return self._workers[key].ready()
 
     def close(self) -> None:
-        """End all."""
         for worker in self._workers.values():
             worker.__exit__()
 
 
 @contextmanager
 def fleet_in(folder: Path) -> Iterator[Fleet]:
-    """A fleet that ends with the block."""
     fleet = Fleet(folder)
     try:
         yield fleet

@@ -9,29 +9,19 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import openai
 import psutil
 
-T = TypeVar("T")
+from tests.support.wait import DEADLINE_S, eventually
 
-POLL_S = 0.02
-DEADLINE_S = 60.0
+__all__ = ["Worker", "alive", "eventually", "leave"]
+
 FIGURE = "llamacpp:"
-
-
-def eventually(what: str, look: Callable[[], T], deadline_s: float = DEADLINE_S) -> T:
-    """The first true answer of `look`. Fails, naming the last answer, when none comes in time."""
-    ends = time.monotonic() + deadline_s
-    while not (found := look()):
-        assert time.monotonic() < ends, f"waited {deadline_s:g} s in vain for: {what}; last answer: {found!r}"
-        time.sleep(POLL_S)
-    return found
 
 
 class Worker:
@@ -40,15 +30,18 @@ class Worker:
     def __init__(
         self, log: Path, port: int, *args: str, token: str | None = None, env: Mapping[str, str] | None = None
     ):
+        self._start(log, port, [sys.executable, "-m", "worker", *args], env or {}, token)
+
+    def _start(self, log: Path, port: int, argv: Sequence[str], env: Mapping[str, str], token: str | None) -> None:
         self.port = port
         self.token = token
         self._log = log
         with log.open("wb") as output:
             self.process = psutil.Popen(
-                [sys.executable, "-m", "worker", *args],
+                argv,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **(env or {})},
+                env={**os.environ, **env},
                 start_new_session=True,
             )
 
@@ -68,12 +61,10 @@ class Worker:
 
     @property
     def log(self) -> str:
-        """All output so far."""
         return self._log.read_text(errors="replace")
 
     @property
     def last_line(self) -> str:
-        """The last line of output."""
         return self.log.rstrip().rpartition("\n")[2]
 
     def family(self) -> list[psutil.Process]:

@@ -73,7 +73,6 @@ class World:
         )
 
     def plan(self) -> Plan:
-        """The plan for what is seen now."""
         return plan(self.desired, self.observed(), self.now)
 
     def apply(self, actions: Iterable[Action]) -> None:

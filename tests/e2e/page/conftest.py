@@ -36,10 +36,10 @@ def patient_expectations() -> None:
     expect.set_options(timeout=DEADLINE_MS)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def page_stack(tmp_path_factory: pytest.TempPathFactory, clockwork: Path) -> Iterator[RoundhouseStack]:
-    """Controller and gateway as processes, with the model `clockwork` on a real llama-server. Kept for a file's tests,
-    which therefore leave its conversations alone."""
+    """Controller and gateway as processes, with the model `clockwork` on a real llama-server. Kept for all tests, which
+    therefore leave the conversations of others alone."""
     with clockwork_stack(tmp_path_factory.mktemp("page"), clockwork, {"clockwork": CLOCKWORK}) as stack:
         yield stack
 

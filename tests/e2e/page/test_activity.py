@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import aiohttp
 import pytest
 from playwright.async_api import expect
 
-from tests.support.page_browser import Look, open_context, post_as_page
+from tests.support.page_browser import Look, open_page, post_as_page
 from tests.support.roundhouse_stack import RoundhouseStack
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow]
@@ -14,16 +13,13 @@ pytestmark = [pytest.mark.engines, pytest.mark.slow]
 
 async def count_statements(stack: RoundhouseStack) -> int:
     """Loads, unloads and resets of the model `resting` that the history has."""
-    query = {"model": "resting", "kind": "statement", "limit": "500"}
-    async with aiohttp.ClientSession(stack.url) as session, session.get("/v1/admin/history", params=query) as answer:
-        return len((await answer.json())["entries"])
+    reply = await stack.request("GET", "/v1/admin/history?model=resting&kind=statement&limit=500")
+    return len(reply.success["entries"])
 
 
 async def test_events_come_live_can_be_filtered_and_paused(whole_stack: RoundhouseStack, look: Look) -> None:
     await post_as_page(whole_stack, "/v1/admin/models/clockwork/load", {})
-    async with open_context(whole_stack.url, look) as context:
-        page = await context.new_page()
-        await page.goto("/#/activity")
+    async with open_page(whole_stack.url, look, "/#/activity") as page:
         log = page.get_by_role("log", name="Events")
         # What was before the page was opened is there, too.
         await expect(log).to_contain_text("clockwork")
@@ -33,7 +29,7 @@ async def test_events_come_live_can_be_filtered_and_paused(whole_stack: Roundhou
         entries = log.get_by_role("listitem")
         before = await count_statements(whole_stack)
         await expect(entries).to_have_count(before)
-        other = await context.new_page()
+        other = await page.context.new_page()
         await other.goto("/#/models")
         await other.get_by_role("button", name="Load resting", exact=True).click()
         await expect(entries).to_have_count(before + 1)
@@ -51,9 +47,7 @@ async def test_events_come_live_can_be_filtered_and_paused(whole_stack: Roundhou
 
 
 async def test_keys_and_settings(whole_stack: RoundhouseStack, look: Look) -> None:
-    async with open_context(whole_stack.url, look) as context:
-        page = await context.new_page()
-        await page.goto("/#/settings")
+    async with open_page(whole_stack.url, look, "/#/settings") as page:
         about = page.get_by_role("region", name="About", exact=True)
         await expect(about).to_contain_text("connected")
         await expect(page.get_by_text("for 36 hours after their last use")).to_be_visible()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 import struct
@@ -12,9 +11,9 @@ from typing import Any
 import pytest
 from playwright.async_api import FilePayload, Locator, Page, Request, expect
 
-from tests.support.page_browser import Look, open_context, require_page, send_message
+from tests.support.page_browser import Look, choose_model, open_page, require_page, send_message
 from tests.support.pdf_files import make_pdf
-from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
+from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack, serving
 from tests.support.seeing_model import BRIGHT, DARK, encode, make_image, make_projector, make_seeing_model, make_sound
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow]
@@ -39,26 +38,8 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RoundhouseStack]
     make_seeing_model(stack.models / "see.gguf")
     make_projector(stack.models / "projector.gguf", hears=True)
     stack.declare({"hearing": HEARING, "blind": TEXT_ONLY})
-
-    async def start() -> None:
-        await stack.open()
-        await stack.loaded("hearing", "blind")
-
-    asyncio.run(start())
-    yield stack
-    asyncio.run(stack.close())
-
-
-async def open_with(page: Page, model: str) -> None:
-    """Begin a conversation with a model."""
-    await page.goto("/#/chat")
-    await choose(page, model)
-
-
-async def choose(page: Page, model: str) -> None:
-    """Choose the model of the conversation that is shown."""
-    await page.get_by_role("button", name="Model:").click()
-    await page.get_by_role("dialog", name="Models").get_by_role("button", name=model).click()
+    with serving(stack, "hearing", "blind"):
+        yield stack
 
 
 async def attach(page: Page, name: str, kind: str, content: bytes) -> Locator:
@@ -95,7 +76,6 @@ async def send_and_read(page: Page, text: str) -> list[dict[str, Any]]:
 
 
 def answer_of(page: Page) -> Locator:
-    """The last answer."""
     return page.get_by_role("article", name="Answer").last
 
 
@@ -109,9 +89,8 @@ def size_of(url: str) -> tuple[int, int]:
 
 @pytest.mark.looks(Look.DESK, Look.PHONE)
 async def test_a_model_sees_and_hears_what_is_attached(stack: RoundhouseStack, look: Look) -> None:
-    async with open_context(stack.url, look) as context:
-        page = await context.new_page()
-        await open_with(page, "hearing")
+    async with open_page(stack.url, look, "/#/chat") as page:
+        await choose_model(page, "hearing")
         picture = make_image(230)
         if look.is_phone:
             entry = await take_picture(page, "bright.png", picture)
@@ -130,9 +109,8 @@ async def test_a_model_sees_and_hears_what_is_attached(stack: RoundhouseStack, l
 
 
 async def test_files_are_dropped_pasted_scaled_and_removed(stack: RoundhouseStack, look: Look) -> None:
-    async with open_context(stack.url, look) as context:
-        page = await context.new_page()
-        await open_with(page, "hearing")
+    async with open_page(stack.url, look, "/#/chat") as page:
+        await choose_model(page, "hearing")
         form = page.get_by_role("form", name="New message")
         message = page.get_by_role("textbox", name="Message", exact=True)
         for target, event, name in ((form, "drop", "dropped.txt"), (message, "paste", "pasted.txt")):
@@ -154,9 +132,8 @@ async def test_files_are_dropped_pasted_scaled_and_removed(stack: RoundhouseStac
 
 
 async def test_a_pdf_goes_as_text_or_as_pages_to_a_model_that_can_take_them(stack: RoundhouseStack, look: Look) -> None:
-    async with open_context(stack.url, look) as context:
-        page = await context.new_page()
-        await open_with(page, "blind")
+    async with open_page(stack.url, look, "/#/chat") as page:
+        await choose_model(page, "blind")
         await attach(page, "two.pdf", "application/pdf", make_pdf("Coal is here", "Water is there"))
         await expect(page.get_by_text("Text of 2 pages")).to_be_visible()
         await page.get_by_role("button", name="Send two.pdf as pages").click()
@@ -169,14 +146,14 @@ async def test_a_pdf_goes_as_text_or_as_pages_to_a_model_that_can_take_them(stac
             *("Coal", "is", "here", "Water", "is", "there")
         ]
         await expect(answer_of(page)).to_contain_text(SENTENCE)
-        await choose(page, "hearing")
+        await choose_model(page, "hearing")
         await attach(page, "pages.pdf", "application/pdf", make_pdf("One", "Two"))
         await page.get_by_role("button", name="Send pages.pdf as pages").click()
         await expect(page.get_by_text("2 of 2 pages")).to_be_visible()
         (_, *pages) = await send_and_read(page, "Look")
         assert [each["image_url"].partition(",")[0] for each in pages] == ["data:image/jpeg;base64"] * 2
         await expect(answer_of(page)).to_contain_text(BRIGHT)
-        await choose(page, "blind")
+        await choose_model(page, "blind")
         note = page.get_by_role("alert").filter(has_text="This conversation has some in earlier messages.")
         await note.get_by_role("button", name="Use hearing").click()
         await expect(note).to_have_count(0)

@@ -7,16 +7,14 @@ import asyncio
 import pytest
 from playwright.async_api import Route, expect
 
-from tests.support.page_browser import Look, open_context, send_message, show_conversations
+from tests.support.page_browser import Look, open_context, open_page, send_message, show_conversations
 from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow]
 
 
 async def test_a_first_message_is_answered_and_stays(page_stack: RoundhouseStack, look: Look) -> None:
-    async with open_context(page_stack.url, look) as context:
-        page = await context.new_page()
-        await page.goto("/")
+    async with open_page(page_stack.url, look) as page:
         await send_message(page, f"Hello there, {look}")
         answer = page.get_by_role("article", name="Answer")
         await expect(answer.last).to_contain_text(SENTENCE)
@@ -60,9 +58,7 @@ async def test_a_message_that_is_written_before_its_conversation_is_read_is_kept
         await is_read.wait()
         await route.continue_()
 
-    async with open_context(page_stack.url, look) as context:
-        page = await context.new_page()
-        await page.goto("/")
+    async with open_page(page_stack.url, look) as page:
         await send_message(page, "Once")
         answers = page.get_by_role("article", name="Answer")
         regenerate = page.get_by_role("button", name="Regenerate answer")

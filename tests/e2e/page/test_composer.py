@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 from playwright.async_api import Page, expect
 
 from controller.schema.status import ModelState
 from tests.support.clockwork_stack import CLOCKWORK, clockwork_stack
-from tests.support.page_browser import Look, open_context, send_message
+from tests.support.page_browser import Look, open_page, send_message
 from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow]
@@ -36,7 +35,6 @@ async def open_settings(page: Page) -> None:
 
 
 async def close_dialog(page: Page) -> None:
-    """Close the dialog that is open."""
     await page.get_by_role("dialog").get_by_role("button", name="Close").click()
 
 
@@ -55,9 +53,7 @@ async def ask(page: Page, text: str) -> dict[str, Any]:
 async def test_parameters_presets_and_tools_of_a_conversation(
     stack: RoundhouseStack, tmp_path: Path, look: Look
 ) -> None:
-    async with open_context(stack.url, look) as context:
-        page = await context.new_page()
-        await page.goto("/")
+    async with open_page(stack.url, look) as page:
         await open_settings(page)
         await expect(page.get_by_label("Temperature")).to_have_attribute("placeholder", "0.8 (the model's own)")
         await page.get_by_label("Instructions (system prompt)").fill("Be brief.")
@@ -99,9 +95,7 @@ async def test_parameters_presets_and_tools_of_a_conversation(
 
 @pytest.mark.looks(Look.PHONE)
 async def test_a_model_is_loaded_on_selection_and_kept(stack: RoundhouseStack, look: Look) -> None:
-    async with open_context(stack.url, look) as context:
-        page = await context.new_page()
-        await page.goto("/")
+    async with open_page(stack.url, look) as page:
         await page.get_by_role("textbox", name="Message", exact=True).fill("A draft that a reload keeps")
         await page.reload()
         await expect(page.get_by_role("textbox", name="Message", exact=True)).to_have_value(
@@ -119,6 +113,5 @@ async def test_a_model_is_loaded_on_selection_and_kept(stack: RoundhouseStack, l
         await expect(page.get_by_role("article", name="Answer").last).to_contain_text(SENTENCE)
         await page.reload()
         await expect(page.get_by_role("button", name="Model: second")).to_be_visible()
-    async with aiohttp.ClientSession(stack.url) as session, session.post("/v1/admin/models/second/unload") as answer:
-        assert answer.status == 200, await answer.text()
+    assert (await stack.request("POST", "/v1/admin/models/second/unload")).success
     await stack.model_where("second", lambda model: model.state is ModelState.UNLOADED, "unloaded")

@@ -6,12 +6,19 @@ import json
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 from playwright.async_api import Download, Page, expect
 
-from tests.support.page_browser import Look, hide_conversations, open_context, send_message, show_conversations
+from tests.support.page_browser import (
+    Look,
+    hide_conversations,
+    open_context,
+    open_page,
+    send_message,
+    show_conversations,
+)
 from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
+from tests.support.spoken_stack import message
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow]
 
@@ -25,13 +32,7 @@ OPEN_WEBUI = [
             "models": ["clockwork"],
             "history": {
                 "messages": {
-                    "q": {
-                        "id": "q",
-                        "parentId": None,
-                        "childrenIds": ["a", "b"],
-                        "role": "user",
-                        "content": "Which?",
-                    },
+                    "q": {"id": "q", "parentId": None, "childrenIds": ["a", "b"], "role": "user", "content": "Which?"},
                     "a": {"id": "a", "parentId": "q", "childrenIds": [], "role": "assistant", "content": "Left."},
                     "b": {"id": "b", "parentId": "q", "childrenIds": [], "role": "assistant", "content": HOSTILE},
                 },
@@ -53,16 +54,6 @@ NOTE_FIRST_SIGHT = """
 """Has a page note how many messages are there as soon as the newest one is."""
 
 
-def question_and_answer(number: int) -> list[dict[str, Any]]:
-    """Two items of a long conversation."""
-    question = {"type": "input_text", "text": f"Question {number}. " * 5}
-    answer = {"type": "output_text", "text": f"**Answer {number}.** " + "It depends. " * 40}
-    return [
-        {"type": "message", "role": "user", "content": [question]},
-        {"type": "message", "role": "assistant", "content": [answer]},
-    ]
-
-
 async def answered(page: Page, text: str) -> None:
     """Ask, and wait until the answer is stored."""
     await send_message(page, text)
@@ -79,9 +70,7 @@ async def saved(page: Page, button: str) -> Download:
 
 
 async def test_branches_are_kept_and_moved_between(page_stack: RoundhouseStack, look: Look) -> None:
-    async with open_context(page_stack.url, look) as context:
-        page = await context.new_page()
-        await page.goto("/")
+    async with open_page(page_stack.url, look) as page:
         await answered(page, "First wording")
         await page.get_by_role("button", name="Edit message").click()
         await page.get_by_role("textbox", name="Edit message").fill("Second wording")
@@ -112,9 +101,7 @@ async def test_branches_are_kept_and_moved_between(page_stack: RoundhouseStack, 
 
 
 async def test_a_conversation_is_found_named_and_deleted(page_stack: RoundhouseStack, look: Look) -> None:
-    async with open_context(page_stack.url, look) as context:
-        page = await context.new_page()
-        await page.goto("/")
+    async with open_page(page_stack.url, look) as page:
         await answered(page, "Do wolpertingers sing?")
         title = page.get_by_role("heading", level=1, name="Do wolpertingers sing?")
         await expect(title).to_be_visible()
@@ -138,9 +125,7 @@ async def test_a_conversation_is_found_named_and_deleted(page_stack: RoundhouseS
 
 
 async def test_a_model_of_the_users_choice_writes_titles(page_stack: RoundhouseStack, look: Look) -> None:
-    async with open_context(page_stack.url, look) as context:
-        page = await context.new_page()
-        await page.goto("/")
+    async with open_page(page_stack.url, look) as page:
         await show_conversations(page)
         await page.get_by_role("button", name="Import and options").click()
         await page.get_by_label("Written by").select_option("clockwork")
@@ -158,9 +143,7 @@ async def test_export_import_and_sharing_keep_every_word(
 ) -> None:
     foreign = tmp_path / "open-webui.json"
     foreign.write_text(json.dumps(OPEN_WEBUI).replace(TITLE, f"{TITLE} {look}"))
-    async with open_context(page_stack.url, look) as context:
-        page = await context.new_page()
-        await page.goto("/")
+    async with open_page(page_stack.url, look) as page:
         await show_conversations(page)
         await page.get_by_role("button", name="Import and options").click()
         await page.get_by_label("File of conversations").set_input_files(foreign)
@@ -172,7 +155,7 @@ async def test_export_import_and_sharing_keep_every_word(
             await (await saved(page, button)).save_as(path)
             assert contains(json.loads(path.read_text()), "Left.")
         await (await saved(page, "HTML file")).save_as(tmp_path / "shared.html")
-        shared = await context.new_page()
+        shared = await page.context.new_page()
         await shared.set_content((tmp_path / "shared.html").read_text())
         await expect(shared.get_by_text("Which?")).to_be_visible()
         await expect(shared.get_by_text(HOSTILE).last).to_be_visible()
@@ -196,9 +179,7 @@ async def test_export_import_and_sharing_keep_every_word(
 async def test_a_conversation_in_the_browser_alone_and_a_lost_connection(
     page_stack: RoundhouseStack, look: Look
 ) -> None:
-    async with open_context(page_stack.url, look) as context:
-        page = await context.new_page()
-        await page.goto("/")
+    async with open_page(page_stack.url, look) as page:
         await answered(page, "Known to the gateway")
         await show_conversations(page)
         await page.get_by_role("button", name="Import and options").click()
@@ -212,16 +193,15 @@ async def test_a_conversation_in_the_browser_alone_and_a_lost_connection(
         await expect(page.get_by_role("article", name="Your message")).to_contain_text("Between us")
         await expect(page.get_by_role("article", name="Answer").last).to_contain_text(SENTENCE)
         await show_conversations(page)
-        await context.set_offline(True)
+        await page.context.set_offline(True)
         await page.get_by_role("link", name="Known to the gateway").first.click()
         await expect(page.get_by_role("article", name="Your message")).to_contain_text("Known to the gateway")
         await show_conversations(page)
         await expect(page.get_by_text("Shown is this browser's copy")).to_be_visible()
-        await context.set_offline(False)
+        await page.context.set_offline(False)
 
 
 def contains(value: Any, text: str) -> bool:
-    """Whether a JSON value has a string that contains the text."""
     if isinstance(value, str):
         return text in value
     values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
@@ -231,12 +211,15 @@ def contains(value: Any, text: str) -> bool:
 async def test_the_newest_messages_of_a_long_conversation_are_there_before_the_older_ones(
     page_stack: RoundhouseStack,
 ) -> None:
-    items = [message for number in range(500) for message in question_and_answer(number)]
-    async with (
-        aiohttp.ClientSession(page_stack.url) as session,
-        session.post("/v1/conversations", json={"items": items}) as made,
-    ):
-        conversation = (await made.json())["id"]
+    items = [
+        item
+        for number in range(500)
+        for item in (
+            message("user", f"Question {number}. " * 5),
+            message("assistant", f"**Answer {number}.** " + "It depends. " * 40),
+        )
+    ]
+    conversation = (await page_stack.request("POST", "/v1/conversations", {"items": items})).success["id"]
     async with open_context(page_stack.url) as context:
         page = await context.new_page()
         await page.add_init_script(NOTE_FIRST_SIGHT)

@@ -9,7 +9,7 @@ import pytest
 from playwright.async_api import FilePayload, expect
 
 from controller.schema.status import ModelState
-from tests.support.page_browser import Look, open_context, post_as_page, send_message
+from tests.support.page_browser import Look, choose_model, open_context, open_page, post_as_page, send_message
 from tests.support.roundhouse_stack import RoundhouseStack
 from tests.support.spoken_stack import message
 
@@ -21,14 +21,11 @@ CREW = "# Crew\n\nThe driver sleeps in the yard.\n"
 
 
 def text_file(name: str, text: str) -> FilePayload:
-    """A file for a picker."""
     return {"name": name, "mimeType": "text/markdown", "buffer": text.encode()}
 
 
 async def test_documents_are_added_cut_found_and_deleted(whole_stack: RoundhouseStack, look: Look) -> None:
-    async with open_context(whole_stack.url, look) as context:
-        page = await context.new_page()
-        await page.goto("/#/documents")
+    async with open_page(whole_stack.url, look, "/#/documents") as page:
         await page.get_by_label("Attributes of these documents").fill("project=yard")
         picker = page.get_by_label("Drop files here, or choose them")
         await picker.set_input_files([text_file("notes.md", NOTES), text_file("crew.md", CREW)])
@@ -75,9 +72,7 @@ async def test_documents_are_added_cut_found_and_deleted(whole_stack: Roundhouse
 
 @pytest.mark.looks(Look.PHONE)
 async def test_a_vector_store_is_made_filled_and_deleted(whole_stack: RoundhouseStack, look: Look) -> None:
-    async with open_context(whole_stack.url, look) as context:
-        page = await context.new_page()
-        await page.goto("/#/documents")
+    async with open_page(whole_stack.url, look, "/#/documents") as page:
         await page.get_by_label("Name of the vector store").fill("yard")
         await page.get_by_role("button", name="Create").click()
         store = page.get_by_role("list", name="Vector stores").get_by_role("listitem", name="yard")
@@ -96,9 +91,7 @@ async def test_an_answer_is_grounded_on_documents_and_its_citation_opens(
     whole_stack: RoundhouseStack, look: Look
 ) -> None:
     store_name = f"ground {look}"
-    async with open_context(whole_stack.url, look) as context:
-        page = await context.new_page()
-        await page.goto("/#/documents")
+    async with open_page(whole_stack.url, look, "/#/documents") as page:
         await page.get_by_label("Name of the vector store").fill(store_name)
         await page.get_by_role("button", name="Create").click()
         store = page.get_by_role("list", name="Vector stores").get_by_role("listitem", name=store_name)
@@ -107,8 +100,7 @@ async def test_an_answer_is_grounded_on_documents_and_its_citation_opens(
         store_id = await store.locator("code").inner_text()
 
         await page.goto("/#/chat")
-        await page.get_by_role("button", name="Model:").click()
-        await page.get_by_role("dialog", name="Models").get_by_role("button", name="citing").click()
+        await choose_model(page, "citing")
         await page.get_by_role("button", name="Settings of this conversation").click()
         await page.get_by_role("checkbox", name=store_name).check()
         await page.get_by_role("dialog").get_by_role("button", name="Close").click()

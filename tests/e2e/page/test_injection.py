@@ -12,7 +12,7 @@ from playwright.async_api import Error, Page, Route, expect
 
 from tests.fakes.fake_tool_model import Call, Fields, Move
 from tests.support.attacks import ATTACKING_NAMES, CORPUS, IMAGE, SVG
-from tests.support.page_browser import Look, open_context, send_message
+from tests.support.page_browser import Look, open_context, open_page, send_message
 from tests.support.spoken_stack import SERVER, SpokenStack, message
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow]
@@ -41,9 +41,7 @@ async def expect_unharmed(page: Page) -> None:
 async def test_stored_items_of_others_do_not_run(spoken: SpokenStack, look: Look) -> None:
     items = [message(role, text) for text in CORPUS for role in ("user", "assistant")]
     name = await spoken.add_conversation(f"Title {IMAGE}", items)
-    async with open_context(spoken.url, look) as context:
-        page = await context.new_page()
-        await page.goto(f"/#/chat/{name}")
+    async with open_page(spoken.url, look, f"/#/chat/{name}") as page:
         answers = page.get_by_role("article", name="Answer")
         await expect(answers).to_have_count(len(CORPUS))
         for number in range(len(CORPUS)):
@@ -102,9 +100,7 @@ async def test_streams_tools_citations_and_names_do_not_run(spoken: SpokenStack,
 
 async def test_prompts_and_resources_of_servers_do_not_run(spoken: SpokenStack, look: Look) -> None:
     text, names = "\n\n".join(ATTACKING_NAMES), len(ATTACKING_NAMES)
-    async with open_context(spoken.url, look) as context:
-        page = await context.new_page()
-        await page.goto("/#/chat")
+    async with open_page(spoken.url, look, "/#/chat") as page:
         button = page.get_by_role("button", name="Prompts and resources of servers")
         dialog = page.get_by_role("dialog", name="Prompts and resources")
         prompts = dialog.get_by_role("list", name=f"Prompts of {SERVER}").get_by_role("button")

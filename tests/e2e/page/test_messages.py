@@ -5,26 +5,19 @@ from __future__ import annotations
 import re
 
 import pytest
-from playwright.async_api import Page, expect
+from playwright.async_api import expect
 
 from tests.fakes.fake_tool_model import Move
-from tests.support.page_browser import Look, open_context, send_message
+from tests.support.page_browser import Look, open_page, send_message
 from tests.support.rich_markdown import RICH
 from tests.support.spoken_stack import SpokenStack, message
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow]
 
 
-async def open_conversation(page: Page, name: str) -> None:
-    """Show a conversation of the API."""
-    await page.goto(f"/#/chat/{name}")
-
-
 async def test_each_element_of_markdown_is_drawn(spoken: SpokenStack, look: Look) -> None:
     name = await spoken.add_conversation("Rich", [message("user", "Show all"), message("assistant", RICH)])
-    async with open_context(spoken.url, look) as context:
-        page = await context.new_page()
-        await open_conversation(page, name)
+    async with open_page(spoken.url, look, f"/#/chat/{name}") as page:
         answer = page.get_by_role("article", name="Answer")
         await expect(answer.get_by_role("heading", name="Heading")).to_be_visible()
         link = answer.get_by_role("link", name="link", exact=True)
@@ -74,9 +67,7 @@ async def test_each_element_of_markdown_is_drawn(spoken: SpokenStack, look: Look
 @pytest.mark.looks(Look.PHONE)
 async def test_thoughts_fold_when_the_answer_begins_and_figures_follow(spoken: SpokenStack, look: Look) -> None:
     spoken.scripts["Think"] = [Move("The **answer** is `4", thought="Two and two", tokens=9)]
-    async with open_context(spoken.url, look) as context:
-        page = await context.new_page()
-        await page.goto("/")
+    async with open_page(spoken.url, look) as page:
         await send_message(page, "Think")
         answer = page.get_by_role("article", name="Answer")
         await expect(answer.locator("strong")).to_have_text("answer")
@@ -94,9 +85,7 @@ async def test_thoughts_fold_when_the_answer_begins_and_figures_follow(spoken: S
         said = [await figures.inner_text(), await thoughts.inner_text()]
         address = page.url
     # The gateway keeps them: a browser that has not read the answer shows the same.
-    async with open_context(spoken.url, look) as context:
-        page = await context.new_page()
-        await page.goto(address)
+    async with open_page(spoken.url, look, address) as page:
         answer = page.get_by_role("article", name="Answer")
         await expect(answer.locator("strong")).to_have_text("answer")
         for text in said:
@@ -105,9 +94,7 @@ async def test_thoughts_fold_when_the_answer_begins_and_figures_follow(spoken: S
 
 async def test_thoughts_are_open_while_nothing_else_comes(spoken: SpokenStack, look: Look) -> None:
     spoken.scripts["Wait"] = [Move("Held", holds=True, thought="Still at it")]
-    async with open_context(spoken.url, look) as context:
-        page = await context.new_page()
-        await page.goto("/")
+    async with open_page(spoken.url, look) as page:
         await send_message(page, "Wait")
         answer = page.get_by_role("article", name="Answer")
         await expect(answer.get_by_text("Still at it")).to_be_visible()

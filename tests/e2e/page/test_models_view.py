@@ -13,7 +13,7 @@ from tests.support.fake_hub.faults import Fault
 from tests.support.fake_hub.server import FakeHub
 from tests.support.gpu_site import gpu_site
 from tests.support.managed_stack import FILE, LARGE, LARGE_FILE, REPOSITORY, keyed_stack, secret_of
-from tests.support.page_browser import Look, open_context, require_page, send_message
+from tests.support.page_browser import Look, open_page, require_page, send_message
 from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
 from tests.support.wait import until
 
@@ -26,9 +26,7 @@ def row(page: Page, model: str) -> Locator:
 
 
 async def test_models_say_what_they_do_and_why_they_wait(whole_stack: RoundhouseStack, look: Look) -> None:
-    async with open_context(whole_stack.url, look) as context:
-        page = await context.new_page()
-        await page.goto("/#/models")
+    async with open_page(whole_stack.url, look, "/#/models") as page:
         await expect(row(page, "clockwork")).to_contain_text("loaded")
         await expect(row(page, "clockwork")).to_contain_text("replicas1 of 1")
         await expect(row(page, "clockwork")).to_contain_text("waiting0")
@@ -52,9 +50,7 @@ async def test_models_say_what_they_do_and_why_they_wait(whole_stack: Roundhouse
 
 
 async def test_a_model_is_loaded_with_values_within_its_constraints(whole_stack: RoundhouseStack, look: Look) -> None:
-    async with open_context(whole_stack.url, look) as context:
-        page = await context.new_page()
-        await page.goto("/#/models")
+    async with open_page(whole_stack.url, look, "/#/models") as page:
         await page.get_by_role("link", name="resting", exact=True).click()
         await expect(page.get_by_role("heading", name="resting", level=1)).to_be_visible()
         form = page.get_by_role("form", name="Load with values")
@@ -98,9 +94,7 @@ async def test_a_model_is_loaded_with_values_within_its_constraints(whole_stack:
 
 
 async def test_a_failed_model_says_why_everywhere_and_is_reset(whole_stack: RoundhouseStack, look: Look) -> None:
-    async with open_context(whole_stack.url, look) as context:
-        page = await context.new_page()
-        await page.goto("/#/models/resting")
+    async with open_page(whole_stack.url, look, "/#/models/resting") as page:
         # The file has no layers for it, so that llama-server ends.
         form = page.get_by_role("form", name="Load with values")
         await form.get_by_label("llama_server_spec_type").select_option("draft-mtp")
@@ -122,7 +116,7 @@ async def test_a_failed_model_says_why_everywhere_and_is_reset(whole_stack: Roun
         await expect(page.get_by_role("alert").filter(has_text="resting")).to_be_visible()
         await expect(page.get_by_role("article", name="Your message")).to_contain_text("Are you there?")
 
-        other = await context.new_page()
+        other = await page.context.new_page()
         await other.goto("/#/models")
         await other.get_by_role("button", name="Reset resting to the files", exact=True).click()
         await expect(row(other, "resting").get_by_role("heading", name="resting unloaded")).to_be_visible()
@@ -138,10 +132,8 @@ async def test_memory_of_gpus_is_shown_as_bars(tmp_path: Path, look: Look) -> No
     require_page()
     async with (
         gpu_site(tmp_path, engine_mib=4000, used_mib=6000, busy_percent=37) as url,
-        open_context(url, look) as context,
+        open_page(url, look, "/#/models") as page,
     ):
-        page = await context.new_page()
-        await page.goto("/#/models")
         card = page.get_by_role("region", name="GPU 0", exact=True)
         for name, percent in (("used", 75), ("claimed", 50), ("predicted", 25)):
             meter = card.get_by_role("meter", name=f"GPU 0 {name}")
@@ -155,9 +147,7 @@ async def test_memory_of_gpus_is_shown_as_bars(tmp_path: Path, look: Look) -> No
 
 
 async def test_a_model_is_looked_at_downloaded_declared_and_removed(whole_stack: RoundhouseStack, look: Look) -> None:
-    async with open_context(whole_stack.url, look) as context:
-        page = await context.new_page()
-        await page.goto("/#/models")
+    async with open_page(whole_stack.url, look, "/#/models") as page:
         reference = page.get_by_role("textbox", name="Reference of a model")
         await reference.fill("clock/nothing-GGUF")
         await page.get_by_role("button", name="Look", exact=True).click()
@@ -216,9 +206,7 @@ def slow_hub(hub: FakeHub) -> Iterator[FakeHub]:
 
 
 async def test_a_download_is_cancelled(whole_stack: RoundhouseStack, slow_hub: FakeHub, look: Look) -> None:
-    async with open_context(whole_stack.url, look) as context:
-        page = await context.new_page()
-        await page.goto("/#/models")
+    async with open_page(whole_stack.url, look, "/#/models") as page:
         await page.get_by_role("textbox", name="Reference of a model").fill(f"{LARGE}:Q4_K_M")
         await page.get_by_role("button", name="Look", exact=True).click()
         found = page.get_by_role("region", name="What was found", exact=True)
@@ -241,9 +229,7 @@ def closed_stack(tmp_path_factory: pytest.TempPathFactory, clockwork: Path) -> I
 
 
 async def test_keys_open_what_they_may(closed_stack: RoundhouseStack, look: Look) -> None:
-    async with open_context(closed_stack.url, look) as context:
-        page = await context.new_page()
-        await page.goto("/#/models")
+    async with open_page(closed_stack.url, look, "/#/models") as page:
         key = page.get_by_label("API key")
         await key.fill("rh-unknown")
         await page.get_by_role("button", name="Sign in").click()
@@ -270,4 +256,4 @@ async def test_keys_open_what_they_may(closed_stack: RoundhouseStack, look: Look
         await page.reload()
         await expect(page.get_by_role("button", name="Unload clockwork")).to_be_visible()
         assert secret_of("boss") not in page.url
-        assert await context.cookies() == []
+        assert await page.context.cookies() == []

@@ -10,7 +10,7 @@ from playwright.async_api import Locator, Page, expect
 from tests.fakes.fake_tool_model import Move
 from tests.support.axe import AXE, require_axe, violations
 from tests.support.mcp_server_program import PIXEL
-from tests.support.page_browser import PHONE, Look, open_context
+from tests.support.page_browser import PHONE, Look, open_context, open_page
 from tests.support.roundhouse_stack import RoundhouseStack
 from tests.support.spoken_stack import SpokenStack
 
@@ -32,15 +32,12 @@ async def open_offers(page: Page) -> Locator:
 
 
 def message_of(page: Page) -> Locator:
-    """Where a message is written."""
     return page.get_by_role("textbox", name="Message", exact=True)
 
 
 async def test_a_prompt_and_resources_reach_the_model(spoken: SpokenStack, look: Look) -> None:
     spoken.scripts[f"Before.\n\n{TALK}Fetch coal.Fetch coal.a/b"] = [Move("With coal.")]
-    async with open_context(spoken.url, look) as context:
-        page = await context.new_page()
-        await page.goto("/#/chat")
+    async with open_page(spoken.url, look, "/#/chat") as page:
         await message_of(page).fill("Before.")
         offers = await open_offers(page)
         await offers.get_by_role("button", name="Insert prompt talk").click()

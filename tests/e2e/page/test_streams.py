@@ -10,7 +10,6 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-import aiohttp
 import pytest
 from playwright.async_api import FilePayload, Locator, Page, expect
 
@@ -19,8 +18,16 @@ from tests.fakes.fake_paced_engine import PacedEngine, paced_engine
 from tests.support.campaign import RecordProperty, campaign_count, campaign_name, campaign_seed, record_figure
 from tests.support.cutting_proxy import CuttingProxy, cutting_proxy
 from tests.support.loop_thread import open_in_thread
-from tests.support.page_browser import Look, open_context, require_page, send_message, show_conversations
-from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
+from tests.support.page_browser import (
+    Look,
+    choose_model,
+    open_context,
+    open_page,
+    require_page,
+    send_message,
+    show_conversations,
+)
+from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack, serving
 from tests.support.wait import until
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow]
@@ -46,14 +53,12 @@ WAYS = ("cut", "down", "offline", "reload", "away")
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[PacedEngine]:
-    """The engine of `slow`."""
     with open_in_thread(paced_engine(WORDS)) as engine:
         yield engine
 
 
 @pytest.fixture(scope="module")
 def growing_engine() -> Iterator[PacedEngine]:
-    """The engine of `growing`."""
     with open_in_thread(paced_engine(TABLE_AND_FORMULA)) as engine:
         yield engine
 
@@ -83,15 +88,10 @@ def stack(
         }
     )
 
-    async def start() -> None:
-        await stack.open()
-        await stack.loaded("clockwork")
+    with serving(stack, "clockwork"):
         for name in ("slow", "narrow", "growing"):
-            await serves(stack, name)
-
-    asyncio.run(start())
-    yield stack
-    asyncio.run(stack.close())
+            asyncio.run(serves(stack, name))
+        yield stack
 
 
 @pytest.fixture(autouse=True)
@@ -112,12 +112,6 @@ async def ask(page: Page, text: str, model: str = "slow") -> Locator:
     await choose_model(page, model)
     await send_message(page, text)
     return page.get_by_role("article", name="Answer")
-
-
-async def choose_model(page: Page, model: str) -> None:
-    """Choose the model of the conversation that is shown."""
-    await page.get_by_role("button", name="Model:").click()
-    await page.get_by_role("dialog", name="Models").get_by_role("button", name=model).click()
 
 
 def text_of(answer: Locator) -> Locator:
@@ -279,9 +273,7 @@ async def test_what_a_killed_gateway_cut_is_marked_and_can_be_continued(
 
 
 async def test_a_real_engine_continues_the_text(stack: RoundhouseStack, look: Look) -> None:
-    async with open_context(stack.url, look) as context:
-        page = await context.new_page()
-        await page.goto("/#/chat")
+    async with open_page(stack.url, look, "/#/chat") as page:
         await choose_model(page, "clockwork")
         await page.get_by_role("button", name="Settings of this conversation").click()
         await page.get_by_label("Most tokens of an answer").fill("5")
@@ -407,9 +399,8 @@ async def shows(page: Page, messages: list[str], answer: str) -> None:
 
 async def said_below(stack: RoundhouseStack, conversation: str) -> list[tuple[str, str | None]]:
     """Text of each message of all branches, with the text of the message that it follows."""
-    url = f"{stack.url}/v1/conversations/{conversation}/items?branch=all&limit=1000"
-    async with aiohttp.ClientSession() as session, session.get(url) as got:
-        items = (await got.json())["data"]
+    path = f"/v1/conversations/{conversation}/items?branch=all&limit=1000"
+    items = (await stack.request("GET", path)).success["data"]
     texts = {item["id"]: item["content"][0]["text"].strip() for item in items}
     return [(texts[item["id"]], texts.get(item["parent_id"])) for item in items]
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import aiohttp
 import pytest
 from playwright.async_api import Locator, Page, expect
 
 from tests.fakes.fake_tool_model import Call, Move
-from tests.support.page_browser import Look, open_context, send_message, show_conversations
+from tests.support.page_browser import Look, open_page, send_message, show_conversations
 from tests.support.spoken_stack import SERVER, SpokenStack, message
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow]
@@ -18,16 +17,13 @@ ASKS = Call(f"{SERVER}__look", {"city": "Bonn"})
 
 
 def answers(page: Page) -> Locator:
-    """The answers that are shown."""
     return page.get_by_role("article", name="Answer")
 
 
 async def test_a_call_waits_for_its_user_and_always_holds_for_the_conversation(spoken: SpokenStack, look: Look) -> None:
     spoken.scripts |= {each: [Move(calls=[ASKS]), Move(f"{each}, wet.")] for each in ("First", "Second", "Third")}
     name = await spoken.add_conversation("Allowed", [], TOOLS)
-    async with open_context(spoken.url, look) as context:
-        page = await context.new_page()
-        await page.goto(f"/#/chat/{name}")
+    async with open_page(spoken.url, look, f"/#/chat/{name}") as page:
         await send_message(page, "First")
         asked = answers(page).get_by_role("group", name="Call of desk/look")
         await expect(asked.get_by_role("figure", name="Arguments")).to_contain_text('"city": "Bonn"')
@@ -50,8 +46,8 @@ async def test_a_call_waits_for_its_user_and_always_holds_for_the_conversation(s
         await send_message(page, "Third")
         await expect(answers(page).last).to_contain_text("Third, wet.")
         await expect(answers(page).last.get_by_role("group", name="Call of desk/look")).to_have_count(0)
-    async with aiohttp.ClientSession(spoken.url) as session, session.get(f"/v1/conversations/{name}") as stored:
-        assert (await stored.json())["settings"]["approvedTools"] == ["desk/look"]
+    stored = await spoken.stack.request("GET", f"/v1/conversations/{name}")
+    assert stored.body["settings"]["approvedTools"] == ["desk/look"]
 
 
 @pytest.mark.looks(Look.PHONE)
@@ -59,9 +55,7 @@ async def test_refused_and_failed_calls_are_told(spoken: SpokenStack, look: Look
     both = [Move(calls=[ASKS, Call(f"{SERVER}__break")]), Move("One failed, one was refused.")]
     spoken.scripts["Both"] = both
     name = await spoken.add_conversation("Refused", [], TOOLS)
-    async with open_context(spoken.url, look) as context:
-        page = await context.new_page()
-        await page.goto(f"/#/chat/{name}")
+    async with open_page(spoken.url, look, f"/#/chat/{name}") as page:
         await send_message(page, "Both")
         asked = answers(page).get_by_role("group", name="Call of desk/look")
         await asked.get_by_role("button", name="Refuse").click()
@@ -85,9 +79,7 @@ async def test_refused_and_failed_calls_are_told(spoken: SpokenStack, look: Look
 async def test_a_conversation_in_the_browser_alone_asks_too(spoken: SpokenStack, look: Look) -> None:
     spoken.scripts["Between us"] = [Move(calls=[ASKS]), Move("Wet, in secret.")]
     spoken.scripts["And again"] = [Move(calls=[ASKS]), Move("Still wet.")]
-    async with open_context(spoken.url, look) as context:
-        page = await context.new_page()
-        await page.goto("/")
+    async with open_page(spoken.url, look) as page:
         await show_conversations(page)
         await page.get_by_role("button", name="Import and options").click()
         await page.get_by_role("checkbox", name="Keep them in this browser alone").check()
@@ -113,8 +105,7 @@ async def test_a_conversation_in_the_browser_alone_asks_too(spoken: SpokenStack,
         for each in each.get("tool_calls", ())
     ]
     assert calls == [f"{SERVER}__look"] * 2
-    async with aiohttp.ClientSession(spoken.url) as session, session.get("/v1/conversations?limit=100") as stored:
-        assert "Between us" not in await stored.text()
+    assert "Between us" not in (await spoken.stack.request("GET", "/v1/conversations?limit=100")).text
 
 
 async def test_a_citation_opens_its_passage(spoken: SpokenStack, look: Look) -> None:
@@ -125,9 +116,7 @@ async def test_a_citation_opens_its_passage(spoken: SpokenStack, look: Look) -> 
     search = {"type": "file_search_call", "id": "fs_1", "queries": ["coal"], "results": [found], "status": "completed"}
     items = [message("user", "Where?"), search, message("assistant", text, annotations)]
     name = await spoken.add_conversation("Cited", items)
-    async with open_context(spoken.url, look) as context:
-        page = await context.new_page()
-        await page.goto(f"/#/chat/{name}")
+    async with open_page(spoken.url, look, f"/#/chat/{name}") as page:
         mark = answers(page).get_by_role("button", name="Source 1: manual.txt")
         await expect(mark).to_have_count(1)
         await mark.click()

@@ -464,7 +464,6 @@ async def unload_and_kill_controller(chaos: Chaos, fault: Fault) -> set[str]:
 
 
 async def load_and_kill_engine(chaos: Chaos, fault: Fault) -> set[str]:
-    """An engine of a load is killed while it starts."""
     model = chaos.dice.choice(sorted(chaos.declared))
     at = chaos.now()
     old = {each.name for each in chaos.engines.values() if each.model == model}

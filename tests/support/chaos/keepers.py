@@ -19,6 +19,7 @@ from typing import Any
 
 import aiohttp
 
+from tests.support.http_client import HttpClient
 from tests.support.roundhouse_stack import SENTENCE
 from tests.support.wait import until
 
@@ -123,9 +124,7 @@ class Keepers:
             await asyncio.sleep(PAUSE_S)
 
     async def _request(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
-        async with self._session.request(method, self.url + path, json=body) as answer:
-            text = await answer.read()
-            return answer.status, json.loads(text) if answer.content_type == "application/json" else text.decode()
+        return (await HttpClient(self.url, self._session).request(method, path, body)).result
 
     # Each returns why the request was refused; empty: it was acknowledged.
 

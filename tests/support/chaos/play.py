@@ -21,7 +21,7 @@ from tests.support.chaos.keepers import Keepers
 from tests.support.chaos.record import GATEWAY_AWAY, INSIDE, RESTARTING, STABLE_S, Fault, Kill, Record
 from tests.support.chaos.stage import LLAMA, Engine, Stage, age_of, kill_process
 from tests.support.checked_clients import CheckedClients
-from tests.support.http_client import Reply
+from tests.support.http_client import Reply, send_request
 from tests.support.wait import until
 
 MODELS = Counter({"one": 1, "two": 2, "three": 1, "four": 2})
@@ -68,11 +68,9 @@ class Chaos:
     # What faults are made of.
 
     def now(self) -> float:
-        """By the clock of the record."""
         return time.monotonic()
 
     def is_only(self, engine: Engine) -> bool:
-        """Whether its model has no other."""
         return MODELS[engine.model] == 1
 
     def stable_engines(self) -> list[Engine]:
@@ -81,7 +79,6 @@ class Chaos:
         return [each for each in found if self.now() - each.started_at > STABLE_S["engine"]]
 
     def chat_engines(self) -> list[Engine]:
-        """Those that serve models."""
         found = (each for each in self.engines.values() if each.model in MODELS)
         return sorted(found, key=lambda each: each.name)
 
@@ -174,7 +171,6 @@ class Chaos:
         return at, self.now()
 
     def note_back(self, fault: Fault, back_s: float, start_s: float | None = None) -> None:
-        """Of the fault's last kill."""
         fault.kills.append(replace(fault.kills.pop(), back_s=back_s, start_s=start_s))
 
     async def wait_for_gateway(self, fault: Fault, at: float, ended: float) -> float:
@@ -194,8 +190,7 @@ class Chaos:
     async def ask_health(self) -> dict[str, Any]:
         """What the gateway says of itself; empty where nobody answers."""
         try:
-            async with aiohttp.ClientSession() as session, session.get(f"{self.stage.url}/health") as answer:
-                return dict(await answer.json())
+            return dict((await send_request(f"{self.stage.url}/health")).body)
         except (aiohttp.ClientError, TimeoutError, ValueError):
             return {}
 

@@ -52,7 +52,6 @@ class Allowance:
     until: float
 
     def excuses(self, lost: Ended) -> bool:
-        """Whether this request may be lost."""
         is_asked_of = self.models is None or lost.model in self.models
         return is_asked_of and lost.outcome in self.outcomes and lost.began <= self.until and lost.ended >= self.since
 
@@ -80,8 +79,6 @@ class Kill:
 
 @dataclass
 class Fault:
-    """One fault, from a whole Roundhouse to a whole Roundhouse."""
-
     kind: str
     began: float
     ended: float | None = None
@@ -101,8 +98,6 @@ class Fault:
 
 @dataclass
 class Record:
-    """All that a campaign saw."""
-
     faults: list[Fault] = field(default_factory=list)
     lost: list[Ended] = field(default_factory=list)
     """Requests that were not answered rightly."""

@@ -22,8 +22,6 @@ LLAMA = {"backend": "llama_server", "model_path": "clockwork.gguf", "llama_serve
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """One engine that runs."""
-
     name: str
     model: str
     index: int

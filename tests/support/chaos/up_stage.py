@@ -28,6 +28,7 @@ from tests.support.engine_processes import (
     what_is_wrong_with_engines,
 )
 from tests.support.fake_hub import FakeHub
+from tests.support.http_client import answers
 from tests.support.roundhouse_stack import RoundhouseStack
 from tests.support.shifted_clock import ShiftedClock
 from tests.support.small_disk import SmallDisk, find_small_disk
@@ -66,16 +67,9 @@ class ProcessHost:
         return engines, what_is_wrong_with_engines(records, wanted)
 
     async def is_healthy(self, engine: Engine) -> bool:
-        """By HTTP."""
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session:
-            try:
-                async with session.get(engine.health_url) as answer:
-                    return answer.status == 200
-            except (aiohttp.ClientError, TimeoutError):
-                return False
+        return await answers(engine.health_url, timeout=aiohttp.ClientTimeout(total=2))
 
     async def kill(self, name: str) -> None:
-        """Its whole process group."""
         await kill_engine(self._stack, name)
 
     def freeze(self, name: str) -> None:
@@ -143,7 +137,6 @@ class UpStage:
             )
 
     async def end(self) -> None:
-        """`roundhouse down`."""
         await self.run_command("down")
         if self._up is not None:
             await asyncio.to_thread(self._up.wait, ENDS_WITHIN_S)
@@ -169,7 +162,6 @@ class UpStage:
         return found[0].pid if found else None
 
     async def restart_dockerd(self) -> None:
-        """There is none."""
         raise AssertionError("engines are processes here")
 
     def find_left(self) -> list[str]:

@@ -90,7 +90,6 @@ def make_outcome(record: Record, kills: int) -> CampaignOutcome:
 
 
 def must_be_zero(record: Record) -> list[tuple[str, int]]:
-    """Name and value."""
     return [
         ("requests lost outside what was killed", len(unexcused(record))),
         *((f"{each.value} answers", len(_of_outcome(record, each))) for each in NEVER_EXCUSED),

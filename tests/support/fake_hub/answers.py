@@ -19,8 +19,6 @@ _QUANT = re.compile(r"(?:^|[-._])((?:IQ|Q)\d[A-Z0-9_]*|BF16|F16|F32)(?=[-.])", r
 
 @dataclass(frozen=True)
 class Request:
-    """One request."""
-
     method: str
     target: str
     """Path and query."""
@@ -68,7 +66,6 @@ class HubAnswers:
         self._page = page
 
     def answer(self, request: Request, storage: str) -> Answer:
-        """Answer a request to the hub. `storage`: origin of the storage."""
         path = request.path
         if request.token is not None and request.token not in self._tokens:
             return _refuse(401, None, "Invalid credentials in Authorization header")

@@ -77,7 +77,6 @@ class FaultPlan:
         self.add(*faults)
 
     def add(self, *faults: Fault) -> None:
-        """Plan more of them."""
         with self._lock:
             self._pending.extend(_Pending(fault, fault.skip, fault.times) for fault in faults)
 

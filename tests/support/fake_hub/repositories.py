@@ -27,22 +27,18 @@ class HubFile:
     """The bytes, or a file of this machine that has them and does not change."""
 
     def read(self) -> bytes:
-        """The content."""
         return self.content if isinstance(self.content, bytes) else self.content.read_bytes()
 
     @functools.cached_property
     def size(self) -> int:
-        """Bytes."""
         return len(self.content) if isinstance(self.content, bytes) else self.content.stat().st_size
 
     @property
     def is_lfs(self) -> bool:
-        """Whether the large file storage has it."""
         return self.path.lower().endswith(LFS_SUFFIXES)
 
     @functools.cached_property
     def sha256(self) -> str:
-        """Hash of the content."""
         return hashlib.sha256(self.read()).hexdigest()
 
     @functools.cached_property

@@ -28,8 +28,6 @@ _RESET = struct.pack("ii", 1, 0)
 
 @dataclass(frozen=True, slots=True)
 class SeenRequest:
-    """A request that came."""
-
     server: str
     """`hub` or `storage`."""
     method: str
@@ -81,7 +79,6 @@ class FakeHub:
 
     @property
     def storage(self) -> str:
-        """Address of the storage, which is another origin."""
         return self._origin("storage")
 
     @property
@@ -91,7 +88,6 @@ class FakeHub:
             return list(self._seen)
 
     def clear_requests(self) -> None:
-        """Forget the requests."""
         with self._lock:
             self._seen.clear()
 

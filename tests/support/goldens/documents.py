@@ -33,7 +33,6 @@ def make_routes() -> Any:
 
 
 def make_schema() -> Any:
-    """`roundhouse schema`."""
     return without_prose(json.loads(schema_text()))
 
 

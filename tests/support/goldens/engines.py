@@ -56,7 +56,6 @@ def definition_of(backend: str, fields: dict[str, Any]) -> Definition:
 
 
 def make_engine(backend: str) -> dict[str, Any]:
-    """Everything of one backend."""
     engine = ENGINES[backend]
     cases = {name: _case(engine, name, fields) for name, fields in DEFINITIONS[backend].items()}
     return {

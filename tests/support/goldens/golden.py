@@ -33,7 +33,6 @@ class Golden:
 
     @property
     def path(self) -> Path:
-        """The file that is compared."""
         return FOLDER / self.subject / f"{self.name}.json"
 
     def text(self) -> str:

@@ -52,11 +52,9 @@ class Script:
         (root / "desired").mkdir()
 
     def declare(self, content: object) -> None:
-        """Write the file."""
         (self.root / "desired" / "models.yaml").write_text(content if isinstance(content, str) else json.dumps(content))
 
     def open(self) -> RecordedHarness:
-        """The controller."""
         self.harness = RecordedHarness(self.root, self.runtime, self.time)
         self.harness.begin(self.time)
         return self.harness
@@ -70,7 +68,6 @@ class Script:
         await self.harness.files.read_files()
 
     async def rounds(self, count: int) -> None:
-        """Rounds of a second."""
         for _ in range(count):
             await self.harness.reconciler.run_round()
             await self.harness.operations.wait_until_idle()

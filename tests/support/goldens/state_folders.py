@@ -120,5 +120,4 @@ def read_gateway(folder: Path, responses: list[str]) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it."""
     return json.loads(json.dumps(value))

@@ -20,11 +20,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
-import aiohttp
-
 from tests.support.goldens.printing import print_json
 from tests.support.goldens.product import JOURNAL_NAME, RESPONSES_NAME, StateDir, boot_id
 from tests.support.goldens.state_folders import FOLDERS, INSTANCE, KEY, TENANT, copy_of, read_controller, read_gateway
+from tests.support.http_client import answers
 from tests.support.roundhouse_stack import REPOSITORY, RoundhouseStack
 from tests.support.wait import until
 
@@ -43,8 +42,6 @@ _AWAY: Final = ("controller.sock", "cache", "work", "up.json", "up.lock")
 
 
 class Writer:
-    """A Roundhouse, and what is done with it."""
-
     def __init__(self, root: Path) -> None:
         self.stack = RoundhouseStack(root, "process", {"ROUNDHOUSE_RESYNC_S": "1"})
         store = StateDir.open_folder(self.stack.state, INSTANCE)
@@ -64,21 +61,19 @@ class Writer:
         stack.start("gateway")
         await stack.loaded("served", "put-away")
         await stack.model_where("broken", lambda model: model.state == "failed", "has failed")
-        async with aiohttp.ClientSession(headers={"authorization": f"Bearer {KEY}"}) as session:
-            self.session = session
-            await until("the gateway has a table", self._answers)
-            await self.post("/v1/admin/models/by-hand/load", {"replicas": 2})
-            await self.post("/v1/admin/models/put-away/unload", {"hold": True})
-            await self.post("/v1/admin/models/llama/load?wait=false", {"llama_server_n_ctx": 8192})
-            await self.put("/v1/admin/declarations/models/by-word", {"backend": "stub", "enabled": False})
-            await self.put("/v1/admin/declarations/keys/by-word", {"sha256": "0" * 64})
-            said = {"role": "user", "content": "a"}
-            for model in ("on-demand", "at-rest"):
-                await self.post("/v1/chat/completions", {"model": model, "messages": [said]})
-            await stack.model_where("at-rest", lambda model: model.state == "unloaded", "is unloaded")
-            previous = None
-            for text in ("one", "two", "three"):
-                previous = await self._respond(text, previous)
+        await until("the gateway has a table", lambda: answers(f"{stack.url}/v1/models", key=KEY))
+        await self.post("/v1/admin/models/by-hand/load", {"replicas": 2})
+        await self.post("/v1/admin/models/put-away/unload", {"hold": True})
+        await self.post("/v1/admin/models/llama/load?wait=false", {"llama_server_n_ctx": 8192})
+        await self.put("/v1/admin/declarations/models/by-word", {"backend": "stub", "enabled": False})
+        await self.put("/v1/admin/declarations/keys/by-word", {"sha256": "0" * 64})
+        said = {"role": "user", "content": "a"}
+        for model in ("on-demand", "at-rest"):
+            await self.post("/v1/chat/completions", {"model": model, "messages": [said]})
+        await stack.model_where("at-rest", lambda model: model.state == "unloaded", "is unloaded")
+        previous = None
+        for text in ("one", "two", "three"):
+            previous = await self._respond(text, previous)
         edited = {"broken": {**MODELS["broken"], "queue_limit": 3}, "new": {"backend": "stub", "enabled": False}}
         stack.declare({**MODELS, **edited})
         await stack.model_where("new", lambda model: model.state == "unloaded", "is declared")
@@ -88,20 +83,14 @@ class Writer:
 
     async def post(self, path: str, body: dict[str, Any]) -> Any:
         """JSON of a request to the gateway."""
-        async with self.session.post(f"{self.stack.url}{path}", json=body) as answer:
-            assert answer.status in (200, 202), await answer.text()
-            return await answer.json()
+        reply = await self.stack.request("POST", path, body, key=KEY)
+        assert reply.status in (200, 202), reply.text
+        return reply.body
 
     async def put(self, path: str, body: dict[str, Any]) -> None:
         """Declare something at run time."""
-        async with self.session.put(f"{self.stack.url}{path}", json=body) as answer:
-            assert answer.status == 201, await answer.text()
-
-    async def _answers(self) -> bool:
-        with contextlib.suppress(aiohttp.ClientError):
-            async with self.session.get(f"{self.stack.url}/v1/models") as answer:
-                return answer.status == 200
-        return False
+        reply = await self.stack.request("PUT", path, body, key=KEY)
+        assert reply.status == 201, reply.text
 
     async def _respond(self, text: str, previous: str | None) -> str:
         made = await self.post("/v1/responses", {"model": "served", "input": text, "previous_response_id": previous})
@@ -139,7 +128,6 @@ def _clean(folder: Path, replaced: dict[str, str]) -> None:
 
 
 async def write(to: Path) -> None:
-    """Make the folder `to`."""
     with tempfile.TemporaryDirectory(prefix="rh") as root:
         writer = Writer(Path(root))
         try:
