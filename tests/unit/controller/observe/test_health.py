@@ -1,11 +1,15 @@
-"""From probes to health."""
+"""From probes to health, and what engines report of themselves."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from controller.observe.engine_figures import MODELS_PATH, PROPS_PATH, SLOTS_PATH, parse_figures
 from controller.observe.health import (
     PREEMPTION_HOLD_S,
     STALL_S,
@@ -15,6 +19,8 @@ from controller.observe.health import (
     metric_sum,
     parse_cache_tokens,
 )
+from controller.observe.runtime_silence import UNHEALTHY_AFTER_S, RuntimeSilence, extend_silence
+from controller.observe.template_probe import judge_rendering
 from controller.schema.applied_figures import AppliedFigures
 from controller.state import Health, IdleSpan
 
@@ -186,3 +192,138 @@ VLLM_INFO = (
 )
 def test_the_tokens_of_a_cache_are_labels_of_an_info_metric(text: str, tokens: int | None) -> None:
     assert parse_cache_tokens(text, "vllm:cache_config_info") == tokens
+
+
+METRICS = "/metrics"
+VLLM_METRICS = """\
+# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig
+# TYPE vllm:cache_config_info gauge
+vllm:cache_config_info{block_size="16",cache_dtype="fp8",enable_prefix_caching="True",engine="0",\
+gpu_memory_utilization="0.85",kv_cache_memory_bytes="None",num_gpu_blocks="512",prefix_caching_hash_algo="sha256"} 1.0
+vllm:num_requests_running{engine="0",model_name="m"} 0.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "length"),
+    [
+        ('{"data": [{"id": "m", "meta": {"n_ctx": 4096, "n_ctx_train": 8192}}]}', 4096),
+        ('{"data": [{"id": "m", "max_model_len": 32768}]}', 32768),
+        ('{"data": [{"id": "m", "max_model_len": null, "meta": {"n_ctx": 4096}}]}', 4096),
+        ('{"data": [{"id": "m"}]}', None),
+        ('{"data": [{"id": "m", "meta": null}]}', None),
+        ('{"data": []}', None),
+        ('{"data": [5]}', None),
+        ('{"data": [{"meta": {"n_ctx": true}}]}', None),
+        ('{"data": [{"meta": {"n_ctx": 0}}]}', None),
+        ('{"data": [{"meta": {"n_ctx": "4096"}}]}', None),
+        ("[]", None),
+        ("<html>", None),
+        ("[" * 100_000, None),
+    ],
+)
+def test_the_context_length_in_a_list_of_models(text: str, length: int | None) -> None:
+    assert parse_figures(MODELS_PATH, text).context_length == length
+
+
+def test_a_list_of_models_tells_what_a_worker_or_llama_server_applies() -> None:
+    worker = '{"data": [{"meta": {"n_ctx": 512, "slots": 1, "cache_type_k": "q8_0", "cache_type_v": "f16"}}]}'
+    assert parse_figures(MODELS_PATH, worker) == AppliedFigures(
+        context_length=512, slots=1, cache_type_k="q8_0", cache_type_v="f16"
+    )
+    llama = '{"data": [{"id": "m", "meta": {"n_ctx": 4096, "n_ctx_train": 4096, "n_embd": 128}}]}'
+    assert parse_figures(MODELS_PATH, llama) == AppliedFigures(context_length=4096, trained_context_length=4096)
+
+
+def test_llama_server_tells_its_slots_and_whether_they_speculate() -> None:
+    settings = '{"params": {"speculative.types": "none"}, "n_ctx": 4096}'
+    props = f'{{"default_generation_settings": {settings}, "total_slots": 4}}'
+    assert parse_figures(PROPS_PATH, props) == AppliedFigures(context_length=4096, slots=4)
+    slots = '[{"id": 0, "n_ctx": 4096, "speculative": true}, {"id": 1, "n_ctx": 4096, "speculative": true}]'
+    assert parse_figures(SLOTS_PATH, slots) == AppliedFigures(speculates=True)
+    assert parse_figures(SLOTS_PATH, slots.replace("true", "false")) == AppliedFigures(speculates=False)
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", "[5]", '[{"speculative": "yes"}]', '[{"speculative": []}]', "<html>"])
+def test_slots_that_do_not_tell_whether_they_speculate_are_unknown(text: str) -> None:
+    assert parse_figures(SLOTS_PATH, text) == AppliedFigures()
+
+
+def test_vllm_tells_its_cache_and_that_it_speculates_but_never_that_it_does_not() -> None:
+    figures = AppliedFigures(cache_type_k="fp8", cache_type_v="fp8", prefix_caching=True, gpu_share=0.85)
+    assert parse_figures(METRICS, VLLM_METRICS) == figures
+    speculating = VLLM_METRICS + 'vllm:spec_decode_num_drafts_total{engine="0",model_name="m"} 0.0\n'
+    assert parse_figures(METRICS, speculating).speculates is True
+    sized = VLLM_METRICS.replace('kv_cache_memory_bytes="None"', 'kv_cache_memory_bytes="1073741824"')
+    assert parse_figures(METRICS, sized).kv_cache_bytes == 2**30
+
+
+@given(path=st.sampled_from([MODELS_PATH, PROPS_PATH, SLOTS_PATH, METRICS]), text=st.text())
+def test_any_text_is_read_without_an_error(path: str, text: str) -> None:
+    assert parse_figures(path, text) == AppliedFigures()
+
+
+NAMES = st.sampled_from(["data", "meta", "n_ctx", "slots", "total_slots", "default_generation_settings", "speculative"])
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=4),
+)
+
+
+@given(path=st.sampled_from([MODELS_PATH, PROPS_PATH, SLOTS_PATH]), answer=JSON)
+def test_any_json_gives_positive_counts_or_none(path: str, answer: object) -> None:
+    figures = parse_figures(path, json.dumps(answer))
+    assert all(count is None or count > 0 for count in (figures.context_length, figures.slots))
+    assert figures.speculates in (None, True, False)
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "expected"),
+    [
+        (200, '{"prompt": "<|user|>a<|system|>7351<|end|>"}', "taken"),
+        (200, '{"prompt": "<|user|>a<|end|>"}', "refused"),
+        (200, '{"count": 4, "token_strs": ["<|user|>", "73", "5", "1"]}', "taken"),
+        (200, '{"count": 4, "token_strs": ["<|user|>", "a"]}', "refused"),
+        (400, '{"error": {"message": "System message must be at the beginning."}}', "refused"),
+        (500, '{"error": {"message": "Jinja Exception"}}', "refused"),
+        (200, "{}", "untold"),
+        (200, '{"token_strs": null}', "untold"),
+        (200, '{"prompt": 5}', "untold"),
+        (200, "[]", "untold"),
+        (200, "not JSON", "untold"),
+        (200, "[" * 100_000, "untold"),
+        (404, "", "untold"),
+        (401, "", "untold"),
+        (503, "", "untold"),
+    ],
+)
+def test_what_became_of_the_system_message(status: int, text: str, expected: str) -> None:
+    assert judge_rendering(status, text) == expected
+
+
+def test_silence_counts_from_the_first_failed_observation() -> None:
+    silence = extend_silence(None, is_gone=False, now=100.0)
+    silence = extend_silence(silence, is_gone=False, now=100.0 + UNHEALTHY_AFTER_S - 1)
+    assert silence == RuntimeSilence(100.0, None)
+    assert not silence.is_unhealthy(100.0 + UNHEALTHY_AFTER_S - 1)
+    assert silence.is_unhealthy(100.0 + UNHEALTHY_AFTER_S)
+
+
+def test_a_runtime_that_hangs_does_not_end_the_controller() -> None:
+    silence = extend_silence(None, is_gone=False, now=100.0)
+    assert not silence.ends_controller(1e9, 30)
+
+
+@pytest.mark.parametrize(("now", "limit_s", "ends"), [(139.9, 30, False), (140, 30, True), (1e9, 0, False)])
+def test_nobody_at_the_socket_ends_it_after_the_limit(now: float, limit_s: float, ends: bool) -> None:
+    hanging = extend_silence(None, is_gone=False, now=100.0)
+    silence = extend_silence(extend_silence(hanging, is_gone=True, now=110.0), is_gone=True, now=120.0)
+    assert silence == RuntimeSilence(100.0, 110.0)
+    assert silence.ends_controller(now, limit_s) is ends
+
+
+def test_somebody_at_the_socket_begins_that_anew() -> None:
+    gone = extend_silence(None, is_gone=True, now=100.0)
+    assert extend_silence(gone, is_gone=False, now=120.0) == RuntimeSilence(100.0, None)
+    again = extend_silence(extend_silence(gone, is_gone=False, now=120.0), is_gone=True, now=130.0)
+    assert again == RuntimeSilence(100.0, 130.0)

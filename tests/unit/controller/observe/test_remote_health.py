@@ -1,18 +1,22 @@
-"""Remotes: keys as they are found in the wild, and what gateways say of them."""
+"""Remotes: keys as they are found in the wild, what gateways say of them, and when one that is wanted no longer holds no
+request any more."""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from controller.engines.openai_remote import OpenAIRemoteDefinition
+from controller.engines.stub import StubDefinition
 from controller.observe.gateway_hub import GatewayHub
+from controller.observe.remote_draining import RemoteDraining
 from controller.observe.remote_health import KEPT_S, GatewayResult, RemoteHealth, judge_remote
-from controller.planning.draining import ARRIVAL_S
-from controller.schema.routing import GatewayReport, RemoteResult
-from controller.state import DesiredModel, Statement
+from controller.planning.draining import ARRIVAL_S, GatewayView
+from controller.schema.routing import GatewayReport, RemoteResult, Stamp
+from controller.state import DesiredModel, DesiredState, Statement
 from tests.support.loop_clock import LoopClock, loop_clock
 
 __all__ = ["loop_clock"]
@@ -195,3 +199,52 @@ async def test_a_first_table_waits_for_a_gateway_only_for_what_was_served_before
     await loop_clock.skip(ARRIVAL_S + 1)
     await waiting
     assert bench.remotes.list_errors() == {}
+
+
+REMOTE = DesiredModel(
+    "far", StubDefinition(backend="stub"), "stub", "hash", 1, Statement("file", 0.0, "enabled"), runs=False
+)
+WANTED = DesiredState(1, {"far": REMOTE})
+UNWANTED = DesiredState(2, {"far": replace(REMOTE, replicas=0)})
+ROUTED, UNROUTED = Stamp(epoch=1, seq=1), Stamp(epoch=1, seq=2)
+SINCE = 100.0
+
+
+def _gateway(stamp: Stamp, count: int = 0, lost_at: float | None = None) -> GatewayView:
+    return GatewayView(GatewayReport(gateway_id="g", stamp=stamp, inflight={"far": count} if count else {}), lost_at)
+
+
+def _drains(*views: GatewayView, now: float) -> bool:
+    """Whether the remote still drains, by these gateways."""
+    draining = RemoteDraining()
+    draining.follow_desired(WANTED, UNWANTED, SINCE)
+    draining.note_published(UNROUTED)
+    draining.forget_empty(views, now)
+    return "far" in draining.models
+
+
+def test_a_gateway_that_is_there_is_waited_for_as_long_as_it_takes() -> None:
+    assert _drains(_gateway(UNROUTED, 1), now=SINCE + 100_000)
+    assert _drains(_gateway(ROUTED), now=SINCE + 100_000), "its table still routes to it"
+    assert not _drains(_gateway(UNROUTED), now=SINCE)
+
+
+def test_a_lost_gateway_is_waited_for_only_as_long_as_one_takes_that_lost_its_link() -> None:
+    lost = _gateway(ROUTED, 3, lost_at=SINCE + 50)
+    assert _drains(_gateway(UNROUTED), lost, now=SINCE + 50 + ARRIVAL_S - 0.1)
+    assert not _drains(_gateway(UNROUTED), lost, now=SINCE + 50 + ARRIVAL_S)
+    assert _drains(_gateway(UNROUTED, 1), lost, now=SINCE + 50 + ARRIVAL_S), "the other one has a request inside"
+
+
+def test_without_any_gateway_it_ends_too() -> None:
+    assert _drains(now=SINCE + ARRIVAL_S - 0.1)
+    assert not _drains(now=SINCE + ARRIVAL_S)
+
+
+def test_one_that_is_wanted_again_drains_no_longer() -> None:
+    draining = RemoteDraining()
+    draining.follow_desired(WANTED, UNWANTED, SINCE)
+    draining.forget_empty([_gateway(UNROUTED)], SINCE + 100)
+    assert draining.models == {"far"}, "no table without it was published"
+    draining.follow_desired(UNWANTED, WANTED, SINCE)
+    assert draining.models == frozenset()
