@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,17 +28,9 @@ from controller.schema.tools import McpServerRoute
 from controller.state import Exit, Phase, ReplicaId
 from tests.support.config_files import MODELS_ROOT, parse_text, problems_of
 from tests.support.controller_harness import AddressedRuntime, ControllerHarness
+from tests.support.engine_definitions import PROCESS
 
 TIME = "mcp_servers: {time: {command: [mcp-server-time, --utc], env: {B: '2', A: s3cr3t}}, far: {url: https://far/mcp}}"
-PROCESS = RenderContext(
-    runtime="process",
-    served_name="mcp:time",
-    models_root=PurePosixPath("/srv/models"),
-    host="127.0.0.1",
-    port=4242,
-    cache_dir=PurePosixPath("/var/cache"),
-    executables={"python": "/venv/bin/python"},
-)
 USER = UserIdentity(1000, 1001)
 
 
@@ -133,27 +125,23 @@ def test_a_missing_program_is_found_before_the_start(program: str, problem: str 
     assert check_program(render(server(f"{{command: [{program}, --, x]}}"), ctx).argv) == problem
 
 
-@pytest.mark.parametrize("reason", ["No such file or directory", "Permission denied"])
-def test_a_program_that_cannot_be_run_is_permanent(reason: str) -> None:
-    verdict = McpBridge().explain_exit(1, f"x\nthe MCP server /a b cannot be used: {reason}\n")
-    assert verdict is not None
-    assert verdict.permanent
-
-
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("line", "message", "permanent"),
     [
-        ("the MCP server /a b ended before it introduced itself", "its command ended before it spoke MCP"),
-        ("the MCP server /a b cannot be used: Connection closed", "its command does not speak MCP"),
-        ("the MCP server /a b ended", "its command ended"),
-        ("the bridge of the MCP server /a b ended (SIGKILL)", "its command ended"),
+        ("cannot be used: No such file or directory", "its command cannot be run: No such file or directory", True),
+        ("cannot be used: Permission denied", "its command cannot be run: Permission denied", True),
+        ("ended before it introduced itself", "its command ended before it spoke MCP", False),
+        ("cannot be used: Connection closed", "its command does not speak MCP", False),
+        ("ended", "its command ended", False),
+        ("ended (SIGKILL)", "its command ended", False),
     ],
 )
-def test_the_reason_names_the_command(line: str, message: str) -> None:
-    log_tail = f"x\n{line}\n"
+def test_the_reason_names_the_command(line: str, message: str, permanent: bool) -> None:
+    log_tail = f"x\nthe MCP server /a b {line}\n"
     plain = f"{message}; the launcher ended with exit code 1"
-    shown = f"{plain}. Last log lines:\nx\n{line}"
-    assert verdict_of_exit("mcp", Exit(1, False, log_tail), was_ready=False) == Verdict(shown, False, 1, plain)
+    shown = f"{plain}. Last log lines:\nx\nthe MCP server /a b {line}"
+    verdict = verdict_of_exit("mcp", Exit(1, False, log_tail), was_ready=False)
+    assert verdict == Verdict(shown, permanent, 1, plain)
 
 
 # The container.

@@ -25,138 +25,107 @@ from controller.schema.applied_figures import AppliedFigures
 from controller.state import Health, IdleSpan
 
 WELL = ProbeOutcome(healthy=True, generated=True, busy_requests=0, progress=10)
+BUSY = ProbeOutcome(healthy=True, busy_requests=2, progress=10)
+UNTOLD = ProbeOutcome(healthy=True, generated=True, busy_requests=0)
+MUTE = ProbeOutcome(healthy=False, error="health: refused")
+AWAY = ProbeOutcome(healthy=False, reached=False)
 
 
-def _ready(now: float = 0.0) -> ProbedHealth:
-    return apply_outcome(ProbedHealth(), WELL, now)
+def probe(*steps: tuple[ProbeOutcome, float], first: ProbeOutcome = WELL) -> ProbedHealth:
+    """The health after probes at these times, the first of which was at 0."""
+    health = apply_outcome(ProbedHealth(), first, 0.0)
+    for outcome, now in steps:
+        health = apply_outcome(health, outcome, now)
+    return health
+
+
+STEPS: dict[str, tuple[list[tuple[ProbeOutcome, float]], Health]] = {
+    "one failed probe": ([(MUTE, 1.0)], Health.FAILING),
+    "a good one after it": ([(MUTE, 1.0), (WELL, 2.0)], Health.READY),
+    "silent": ([(MUTE, STALL_S - 1)], Health.FAILING),
+    "silent for long": ([(MUTE, STALL_S)], Health.STALLED),
+    "busy": ([(BUSY, STALL_S - 1)], Health.READY),
+    "busy with progress": ([(BUSY, STALL_S - 1), (replace(BUSY, progress=11), STALL_S)], Health.READY),
+    "busy without progress": ([(BUSY, STALL_S - 1), (BUSY, STALL_S)], Health.STALLED),
+    "idle": ([(WELL, minute * 60.0) for minute in range(1, 10)], Health.READY),
+    "away": ([(AWAY, STALL_S - 1)], Health.FAILING),
+    "away for long": ([(AWAY, STALL_S - 1), (AWAY, 10 * STALL_S)], Health.FAILING),
+    "dead by its own word": ([(ProbeOutcome(healthy=False, dead=True), 1.0)], Health.DEAD),
+}
+
+
+@pytest.mark.parametrize(("steps", "health"), STEPS.values(), ids=STEPS)
+def test_health_of_what_was_ready(steps: list[tuple[ProbeOutcome, float]], health: Health) -> None:
+    probed = probe(*steps)
+    assert probed.health is health
+    if steps[-1][0] is MUTE:
+        assert probed.ready_since == 0.0
 
 
 def test_ready_takes_health_and_one_token() -> None:
-    waiting = apply_outcome(
-        ProbedHealth(), ProbeOutcome(healthy=True, generated=False, error="first token: HTTP 500"), 1.0
-    )
-    assert waiting.health is Health.STARTING
-    assert waiting.error == "first token: HTTP 500"
+    waiting = probe(first=ProbeOutcome(healthy=True, generated=False, error="first token: HTTP 500"))
+    assert (waiting.health, waiting.error) == (Health.STARTING, "first token: HTTP 500")
     ready = apply_outcome(waiting, WELL, 2.0)
     assert (ready.health, ready.ready_since) == (Health.READY, 2.0)
 
 
-def test_a_failed_probe_unroutes_and_a_good_one_routes_again() -> None:
-    failing = apply_outcome(_ready(), ProbeOutcome(healthy=False, error="health: refused"), 1.0)
-    assert failing.health is Health.FAILING
-    assert failing.ready_since == 0.0
-    assert apply_outcome(failing, WELL, 2.0).health is Health.READY
-
-
-def test_busy_without_progress_is_a_stall_and_progress_is_none() -> None:
-    busy = ProbeOutcome(healthy=True, busy_requests=2, progress=10)
-    probed_health = apply_outcome(_ready(), busy, STALL_S - 1)
-    assert probed_health.health is Health.READY
-    assert (
-        apply_outcome(probed_health, ProbeOutcome(healthy=True, busy_requests=2, progress=11), STALL_S).health
-        is Health.READY
-    )
-    assert apply_outcome(probed_health, busy, STALL_S).health is Health.STALLED
-
-
 def test_a_clock_that_is_set_makes_no_engine_stalled_and_hides_none() -> None:
-    busy = ProbeOutcome(healthy=True, busy_requests=2, progress=10)
-    probed_health = apply_outcome(_ready(), busy, 0, uptime=0)
-    ahead = apply_outcome(probed_health, busy, 40 * 86_400, uptime=5)
+    probed = apply_outcome(probe(), BUSY, 0, uptime=0)
+    ahead = apply_outcome(probed, BUSY, 40 * 86_400, uptime=5)
     assert ahead.health is Health.READY
-    assert apply_outcome(ahead, busy, -3600, uptime=STALL_S).health is Health.STALLED
+    assert apply_outcome(ahead, BUSY, -3600, uptime=STALL_S).health is Health.STALLED
 
 
-def test_an_idle_engine_never_stalls() -> None:
-    probed_health = _ready()
-    for minute in range(1, 10):
-        probed_health = apply_outcome(probed_health, WELL, minute * 60.0)
-    assert probed_health.health is Health.READY
-    assert probed_health.idle is True
-
-
-def test_an_engine_that_answers_nothing_stalls_after_the_same_time() -> None:
-    mute = ProbeOutcome(healthy=False)
-    assert apply_outcome(_ready(), mute, STALL_S - 1).health is Health.FAILING
-    assert apply_outcome(_ready(), mute, STALL_S).health is Health.STALLED
-
-
-def test_an_engine_that_cannot_be_reached_is_unrouted_and_not_restarted() -> None:
-    probed_health = apply_outcome(_ready(), ProbeOutcome(healthy=False, reached=False), STALL_S - 1)
-    assert probed_health.health is Health.FAILING
-    assert (
-        apply_outcome(probed_health, ProbeOutcome(healthy=False, reached=False), 10 * STALL_S).health is Health.FAILING
-    )
-
-
-def test_figures_that_are_no_numbers_are_left_out() -> None:
-    assert metric_sum("a nonsense\na 2e1\n", ("a",)) == 20.0
-
-
-def test_an_engine_that_says_it_is_dead_is() -> None:
-    assert apply_outcome(_ready(), ProbeOutcome(healthy=False, dead=True), 1.0).health is Health.DEAD
-
-
-def test_unknown_figures_are_not_idle() -> None:
-    assert apply_outcome(_ready(), ProbeOutcome(healthy=True, generated=True), 1.0).idle is None
-
-
-def test_how_long_it_says_that_it_is_idle_counts_from_when_its_probes_began() -> None:
-    first = apply_outcome(_ready(), WELL, 9.0, began_at=8.0)
-    assert (first.idle_span, first.probed_at) == (IdleSpan(0.0, 8.0), 8.0)
+def test_how_long_it_is_idle_counts_from_when_its_probes_began() -> None:
+    first = apply_outcome(probe(), WELL, 9.0, began_at=8.0)
+    assert (first.idle, first.idle_span, first.probed_at) == (True, IdleSpan(0.0, 8.0), 8.0)
     assert apply_outcome(first, WELL, 12.5, began_at=12.0).idle_span == IdleSpan(0.0, 12.0)
+    set_back = apply_outcome(apply_outcome(ProbedHealth(), WELL, 500.0), WELL, 100.0)
+    assert set_back.idle_span == IdleSpan(100.0, 100.0), "from now on, where the clock was set back"
+    assert probe((UNTOLD, 3.0), first=UNTOLD).idle_span == IdleSpan(0.0, 3.0), "without a figure of its work"
 
 
 @pytest.mark.parametrize(
-    "outcome",
+    ("outcome", "span"),
     [
-        ProbeOutcome(healthy=True, busy_requests=1, progress=10),
-        ProbeOutcome(healthy=True, progress=10),
-        ProbeOutcome(healthy=False),
-        ProbeOutcome(healthy=False, reached=False),
+        (replace(BUSY, busy_requests=1), None),
+        (ProbeOutcome(healthy=True, progress=10), None),
+        (ProbeOutcome(healthy=False), None),
+        (AWAY, None),
+        (replace(BUSY, busy_requests=0, progress=11), IdleSpan(1.0, 1.0)),
+        (ProbeOutcome(healthy=True, busy_requests=0), IdleSpan(1.0, 1.0)),  # nobody knows what it did
     ],
-    ids=["busy", "does not tell", "unwell", "away"],
+    ids=["busy", "does not tell", "unwell", "away", "worked between two probes", "may have worked"],
 )
-def test_one_probe_that_does_not_find_it_idle_ends_that(outcome: ProbeOutcome) -> None:
-    broken = apply_outcome(_ready(), outcome, 1.0)
-    assert broken.idle_span is None
-    assert apply_outcome(broken, WELL, 2.0).idle_span == IdleSpan(2.0, 2.0)
+def test_one_probe_that_does_not_find_it_idle_ends_that(outcome: ProbeOutcome, span: IdleSpan | None) -> None:
+    broken = probe((outcome, 1.0))
+    assert broken.idle_span == span
+    if span is None:
+        assert apply_outcome(broken, WELL, 2.0).idle_span == IdleSpan(2.0, 2.0)
 
 
-def test_work_between_two_probes_ends_it_too() -> None:
-    worked = ProbeOutcome(healthy=True, busy_requests=0, progress=11)
-    assert apply_outcome(_ready(), worked, 1.0).idle_span == IdleSpan(1.0, 1.0)
-    untold = ProbeOutcome(healthy=True, busy_requests=0)
-    assert apply_outcome(_ready(), untold, 1.0).idle_span == IdleSpan(1.0, 1.0), "nobody knows what it did"
-
-
-def test_an_engine_without_a_figure_of_its_work_is_idle_by_the_other_one() -> None:
-    idle = ProbeOutcome(healthy=True, generated=True, busy_requests=0)
-    assert apply_outcome(apply_outcome(ProbedHealth(), idle, 1.0), idle, 3.0).idle_span == IdleSpan(1.0, 3.0)
-
-
-def test_it_is_idle_from_now_on_where_the_clock_was_set_back() -> None:
-    assert apply_outcome(_ready(500.0), WELL, 100.0).idle_span == IdleSpan(100.0, 100.0)
+def test_unknown_figures_are_not_idle() -> None:
+    assert probe((ProbeOutcome(healthy=True, generated=True), 1.0)).idle is None
 
 
 def test_metrics_are_summed_over_names_and_labels() -> None:
     text = '# HELP a x\na{slot="0"} 1\na{slot="1"} 2.5\nb 4\nab 100\n'
     assert metric_sum(text, ("a", "b")) == 7.5
     assert metric_sum(text, ("c",)) is None
+    assert metric_sum("a nonsense\na 2e1\n", ("a",)) == 20.0, "what is no number is left out"
 
 
 def test_a_figure_that_was_told_once_stays_until_another_is_told() -> None:
-    first = ProbeOutcome(healthy=True, generated=True, figures=AppliedFigures(context_length=4096, slots=4))
-    told = apply_outcome(ProbedHealth(), first, 0.0)
-    assert told.figures == AppliedFigures(context_length=4096, slots=4)
-    assert apply_outcome(told, WELL, 1.0).figures == told.figures
-    second = ProbeOutcome(healthy=True, generated=True, figures=AppliedFigures(context_length=512))
-    assert apply_outcome(told, second, 1.0).figures == AppliedFigures(context_length=512, slots=4)
+    first = probe(first=replace(UNTOLD, figures=AppliedFigures(context_length=4096, slots=4)))
+    assert first.figures == AppliedFigures(context_length=4096, slots=4)
+    assert apply_outcome(first, WELL, 1.0).figures == first.figures
+    second = apply_outcome(first, replace(UNTOLD, figures=AppliedFigures(context_length=512)), 1.0)
+    assert second.figures == AppliedFigures(context_length=512, slots=4)
 
 
 def test_an_engine_counts_as_preempting_when_two_probes_in_a_row_see_it_and_ten_minutes_longer() -> None:
-    health = _ready()
-    told: list[tuple[float, float | None, bool]] = [
+    health = probe()
+    rounds: list[tuple[float, float | None, bool]] = [
         (2.0, 5.0, False),  # from before it was watched
         (4.0, 6.0, False),  # one burst
         (6.0, 6.0, False),
@@ -167,7 +136,7 @@ def test_an_engine_counts_as_preempting_when_two_probes_in_a_row_see_it_and_ten_
         (11.0 + PREEMPTION_HOLD_S, 10.0, True),
         (12.0 + 1.5 * PREEMPTION_HOLD_S, 10.0, False),
     ]
-    for now, preemptions, is_preempting in told:
+    for now, preemptions, is_preempting in rounds:
         health = apply_outcome(health, replace(WELL, preemptions=preemptions, kv_cache_tokens=3072), now)
         assert health.is_preempting is is_preempting, now
     assert apply_outcome(health, WELL, 2000.0).kv_cache_tokens == 3072, "it holds for an engine's life"
@@ -307,23 +276,12 @@ def test_silence_counts_from_the_first_failed_observation() -> None:
     assert silence == RuntimeSilence(100.0, None)
     assert not silence.is_unhealthy(100.0 + UNHEALTHY_AFTER_S - 1)
     assert silence.is_unhealthy(100.0 + UNHEALTHY_AFTER_S)
-
-
-def test_a_runtime_that_hangs_does_not_end_the_controller() -> None:
-    silence = extend_silence(None, is_gone=False, now=100.0)
-    assert not silence.ends_controller(1e9, 30)
-
-
-@pytest.mark.parametrize(("now", "limit_s", "ends"), [(139.9, 30, False), (140, 30, True), (1e9, 0, False)])
-def test_nobody_at_the_socket_ends_it_after_the_limit(now: float, limit_s: float, ends: bool) -> None:
-    hanging = extend_silence(None, is_gone=False, now=100.0)
-    silence = extend_silence(extend_silence(hanging, is_gone=True, now=110.0), is_gone=True, now=120.0)
-    assert silence == RuntimeSilence(100.0, 110.0)
-    assert silence.ends_controller(now, limit_s) is ends
-
-
-def test_somebody_at_the_socket_begins_that_anew() -> None:
-    gone = extend_silence(None, is_gone=True, now=100.0)
-    assert extend_silence(gone, is_gone=False, now=120.0) == RuntimeSilence(100.0, None)
-    again = extend_silence(extend_silence(gone, is_gone=False, now=120.0), is_gone=True, now=130.0)
-    assert again == RuntimeSilence(100.0, 130.0)
+    assert not silence.ends_controller(1e9, 30), "a runtime that hangs does not end the controller"
+    silence = extend_silence(extend_silence(silence, is_gone=True, now=210.0), is_gone=True, now=220.0)
+    assert silence == RuntimeSilence(100.0, 210.0)
+    ends = [silence.ends_controller(now, limit_s) for now, limit_s in ((239.9, 30), (240, 30), (1e9, 0))]
+    assert ends == [False, True, False], "nobody at the socket ends it after the limit"
+    silence = extend_silence(silence, is_gone=False, now=230.0)
+    assert silence == RuntimeSilence(100.0, None)
+    again = extend_silence(silence, is_gone=True, now=240.0)
+    assert again == RuntimeSilence(100.0, 240.0), "somebody at the socket begins that anew"

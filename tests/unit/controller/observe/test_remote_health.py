@@ -1,5 +1,4 @@
-"""Remotes: keys as they are found in the wild, what gateways say of them, and when one that is wanted no longer holds no
-request any more."""
+"""Remotes: keys as they are found in the wild, what gateways say of them, and when one holds no request any more."""
 
 from __future__ import annotations
 
@@ -214,31 +213,30 @@ def _gateway(stamp: Stamp, count: int = 0, lost_at: float | None = None) -> Gate
     return GatewayView(GatewayReport(gateway_id="g", stamp=stamp, inflight={"far": count} if count else {}), lost_at)
 
 
-def _drains(*views: GatewayView, now: float) -> bool:
-    """Whether the remote still drains, by these gateways."""
+LOST = _gateway(ROUTED, 3, lost_at=SINCE + 50)
+
+
+@pytest.mark.parametrize(
+    ("gateways", "since_s", "drains"),
+    [
+        ([_gateway(UNROUTED, 1)], 100_000, True),  # waited for as long as it takes
+        ([_gateway(ROUTED)], 100_000, True),  # its table still routes to it
+        ([_gateway(UNROUTED)], 0, False),
+        ([_gateway(UNROUTED), LOST], 50 + ARRIVAL_S - 0.1, True),
+        ([_gateway(UNROUTED), LOST], 50 + ARRIVAL_S, False),
+        ([_gateway(UNROUTED, 1), LOST], 50 + ARRIVAL_S, True),  # the other one has a request inside
+        ([], ARRIVAL_S - 0.1, True),
+        ([], ARRIVAL_S, False),
+    ],
+)
+def test_a_remote_drains_until_no_gateway_can_hold_a_request(
+    gateways: list[GatewayView], since_s: float, drains: bool
+) -> None:
     draining = RemoteDraining()
     draining.follow_desired(WANTED, UNWANTED, SINCE)
     draining.note_published(UNROUTED)
-    draining.forget_empty(views, now)
-    return "far" in draining.models
-
-
-def test_a_gateway_that_is_there_is_waited_for_as_long_as_it_takes() -> None:
-    assert _drains(_gateway(UNROUTED, 1), now=SINCE + 100_000)
-    assert _drains(_gateway(ROUTED), now=SINCE + 100_000), "its table still routes to it"
-    assert not _drains(_gateway(UNROUTED), now=SINCE)
-
-
-def test_a_lost_gateway_is_waited_for_only_as_long_as_one_takes_that_lost_its_link() -> None:
-    lost = _gateway(ROUTED, 3, lost_at=SINCE + 50)
-    assert _drains(_gateway(UNROUTED), lost, now=SINCE + 50 + ARRIVAL_S - 0.1)
-    assert not _drains(_gateway(UNROUTED), lost, now=SINCE + 50 + ARRIVAL_S)
-    assert _drains(_gateway(UNROUTED, 1), lost, now=SINCE + 50 + ARRIVAL_S), "the other one has a request inside"
-
-
-def test_without_any_gateway_it_ends_too() -> None:
-    assert _drains(now=SINCE + ARRIVAL_S - 0.1)
-    assert not _drains(now=SINCE + ARRIVAL_S)
+    draining.forget_empty(gateways, SINCE + since_s)
+    assert ("far" in draining.models) is drains
 
 
 def test_one_that_is_wanted_again_drains_no_longer() -> None:

@@ -42,18 +42,19 @@ def test_a_gpu_that_is_not_there_and_gpus_that_are_unknown_are_told_apart() -> N
         find_claimed_gpus({"GPU-a": 1}, None, "the driver is away")
 
 
-def test_no_claims_hide_every_gpu() -> None:
-    assert visible_gpus([]) == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ""}
-    gpus = [Gpu("GPU-b", 2, "fake", 1), Gpu("GPU-a", 10, "fake", 1)]
-    assert visible_gpus(gpus)["CUDA_VISIBLE_DEVICES"] == "2,10"
-
-
-def test_a_mig_instance_is_named_by_its_uuid() -> None:
-    assert visible_gpus([Gpu("MIG-a", 0, "fake", 1, mig=1)])["CUDA_VISIBLE_DEVICES"] == "MIG-a"
-
-
-def test_gpus_are_named_by_uuid_where_their_numbers_may_be_others_to_cuda() -> None:
-    assert visible_gpus([Gpu("GPU-b", 2, "fake", 1)], by_uuid=True)["CUDA_VISIBLE_DEVICES"] == "GPU-b"
+@pytest.mark.parametrize(
+    ("gpus", "by_uuid", "devices"),
+    [
+        ([], False, ""),
+        ([Gpu("GPU-b", 2, "fake", 1), Gpu("GPU-a", 10, "fake", 1)], False, "2,10"),
+        ([Gpu("MIG-a", 0, "fake", 1, mig=1)], False, "MIG-a"),
+        ([Gpu("GPU-b", 2, "fake", 1)], True, "GPU-b"),
+    ],
+    ids=["none", "by number", "a MIG instance", "where numbers may be others to CUDA"],
+)
+def test_devices_that_an_engine_may_see(gpus: list[Gpu], by_uuid: bool, devices: str) -> None:
+    variables = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": devices}
+    assert visible_gpus(gpus, by_uuid=by_uuid) == variables
 
 
 @pytest.mark.parametrize(
@@ -75,11 +76,11 @@ class Host:
 
     def __init__(self) -> None:
         self.pids: dict[str, list[int]] = {}
-        self.asked = 0
+        self.requests = 0
         self.silent = False
 
     async def __call__(self) -> Mapping[str, list[int]]:
-        self.asked += 1
+        self.requests += 1
         if self.silent:
             raise RuntimeUnavailableError("the daemon hangs")
         return self.pids
@@ -98,14 +99,16 @@ async def test_the_runtime_is_asked_only_about_new_processes() -> None:
     host = Host()
     found = GpuOwners(host)
     assert await owners(found) == {}
-    assert host.asked == 0
-    host.pids = {"rh-1": [10, 11]}
+    assert host.requests == 0
+    host.pids, host.silent = {"rh-1": [10, 11]}, True
+    assert await owners(found, 11) == {11: None}
+    host.requests, host.silent = 0, False
     for _ in range(3):
         assert await owners(found, 11, 7) == {11: "rh-1", 7: None}
-    assert host.asked == 1
+    assert host.requests == 1
     host.pids = {"rh-1": [10, 11], "rh-2": [12]}
     assert await owners(found, 11, 12) == {11: "rh-1", 12: "rh-2"}
-    assert host.asked == 2
+    assert host.requests == 2
 
 
 async def test_a_process_that_outlives_its_replica_keeps_its_owner_until_it_is_gone() -> None:
@@ -119,19 +122,10 @@ async def test_a_process_that_outlives_its_replica_keeps_its_owner_until_it_is_g
     assert await owners(found, 10) == {10: None}, "the number was given out again"
 
 
-async def test_a_runtime_that_does_not_answer_is_asked_again() -> None:
-    host = Host()
-    found = GpuOwners(host)
-    host.pids, host.silent = {"rh-1": [10]}, True
-    assert await owners(found, 10) == {10: None}
-    host.silent = False
-    assert await owners(found, 10) == {10: "rh-1"}
-
-
 async def test_what_is_unknown_stays_unknown() -> None:
     host = Host()
     found = GpuOwners(host)
     silent = (Gpu("GPU-a", 0, "fake", 9),)
     assert await found.name_owners(None) is None
     assert await found.name_owners(silent) == silent
-    assert host.asked == 0
+    assert host.requests == 0

@@ -8,34 +8,19 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from common.model_reference import HubReference, parse_reference
-from common.setting_names import KNOWN_VARIABLES, RETRIEVAL_VARIABLES, TRANSFERS_VARIABLES
 from controller.cli import stop_timeouts
-from controller.cli.app import run
 from controller.cli.exit_codes import ExitCode
 from controller.cli.up.announce import Announcer
-from controller.cli.up.first_model import (
-    DEMO_MODELS,
-    REAL_MODEL_LINE,
-    choose_first_model,
-    commands_line,
-    has_only_demo,
-    try_line,
-    without_servers,
-)
-from controller.cli.up.record import ProcessRecord, UpRecord, read_record, write_record
-from controller.cli.up.run import UpRun, program_specs
+from controller.cli.up.record import read_record
+from controller.cli.up.run import UpRun
 from controller.cli.up.supervisor import ChildSpec
-from controller.schema.status import ControllerStatus, ModelState, ModelStatus, StatementView
-from controller.settings import ControllerSettings, url_of
+from controller.settings import ControllerSettings
 from tests.support.small_disk import SmallDisk, mount_small_disk
 from tests.support.stand_in_up import ENDED_IN_ORDER, Up, down, runs
 from tests.support.wait import until
@@ -315,147 +300,6 @@ async def test_down_kills_what_a_killed_up_left_and_does_not_end(up: Up, capsys:
     assert await down(up, "--timeout", "0.5", "--json") == ExitCode.DONE
     assert json.loads(capsys.readouterr().out) == {"stopped": [gateway, controller], "killed": [gateway, controller]}
     assert not any(runs(pid) for pid in up.pids())
-
-
-# Before anything is started.
-
-
-def test_a_side_program_gets_the_settings_of_no_other_program() -> None:
-    settings = ControllerSettings(retrieval=True, downloads="on")
-    of_programs = {"retrieval": RETRIEVAL_VARIABLES, "transfers": TRANSFERS_VARIABLES}
-    started = {each.name: set(each.env) for each in program_specs(settings, dict.fromkeys(KNOWN_VARIABLES, "x"))}
-    assert {name: started[name] & KNOWN_VARIABLES for name in of_programs} == of_programs
-
-
-@contextmanager
-def taken_port() -> Iterator[int]:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        yield int(server.getsockname()[1])
-
-
-def test_a_taken_port_is_one_line_and_nothing_is_started(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "models.yaml").write_text("models: {}")
-    with taken_port() as port:
-        arguments = ["up", "--desired", str(folder), "--state", str(folder / "state"), "--port", str(port)]
-        assert run(arguments) == ExitCode.ADDRESS_TAKEN
-    assert capsys.readouterr() == (
-        "",
-        f"roundhouse: cannot listen on 127.0.0.1:{port}: Address already in use; "
-        "choose another with --host or --port\n",
-    )
-    assert not (folder / "state" / "up.json").exists()
-
-
-def test_a_missing_desired_state_folder_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["up", "--desired", str(folder / "none"), "--state", str(folder / "state")]) == ExitCode.USAGE
-    assert capsys.readouterr().err == (
-        f"roundhouse: there is no folder {folder}/none; --desired or ROUNDHOUSE_DESIRED names the folder of the "
-        "desired-state files\n"
-    )
-    assert not (folder / "state").exists()
-
-
-def test_a_state_folder_that_cannot_be_made_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "file").touch()
-    assert run(["up", "--desired", str(folder), "--state", str(folder / "file" / "state")]) == ExitCode.FAILED
-    assert capsys.readouterr().err == f"roundhouse: state folder {folder}/file/state cannot be used: Not a directory\n"
-
-
-# The parts.
-
-
-def test_the_model_to_try_is_the_one_with_the_best_api() -> None:
-    embed = {"id": "e", "state": "loaded", "apis": ["/v1/embeddings"]}
-    chat = {"id": "c", "state": "loaded", "apis": ["/v1/chat/completions", "/v1/completions"]}
-    assert choose_first_model([embed, chat]) == ("c", "/v1/chat/completions")
-    assert choose_first_model([embed, {**chat, "state": "loading"}]) is None, "the better one is coming"
-    assert choose_first_model([embed, {**chat, "state": "failed"}]) == ("e", "/v1/embeddings")
-    assert choose_first_model([chat, {**embed, "state": "loading"}]) == ("c", "/v1/chat/completions")
-    assert (
-        choose_first_model([{**chat, "state": "failed"}, {"id": "r", "state": "loaded", "apis": ["/v1/rerank"]}])
-        is None
-    )
-
-
-def test_an_mcp_server_is_no_model_to_try() -> None:
-    rows = [
-        ModelStatus(
-            name=name, backend=backend, state=ModelState.LOADED, wanted_replicas=1, loaded_replicas=1,
-            statement=StatementView(kind="file", since=1.0, reason="enabled in the files"),
-        )
-        for name, backend in (("mcp:time", "mcp"), ("m", "stub"))
-    ]  # fmt: skip
-    status = ControllerStatus(instance="i", version="1", runtime="process", generation=1, models=rows)
-    assert [model.name for model in without_servers(status).models] == ["m"]
-
-
-def test_the_line_to_try_is_a_shell_command_with_json() -> None:
-    line = try_line("org/chat:1", "/v1/chat/completions", "http://127.0.0.1:8080")
-    command = line.partition("Try: ")[2]
-    done = subprocess.run(
-        ["bash", "-c", command.replace("curl ", "printf '%s\\n' ", 1)], capture_output=True, text=True, check=True
-    )
-    url, *_, body = done.stdout.splitlines()
-    assert url == "http://127.0.0.1:8080/v1/chat/completions"
-    assert json.loads(body)["model"] == "org/chat:1"
-
-
-def test_the_demo_is_what_the_checkout_declares() -> None:
-    from controller.artifacts.model_roots import ModelRoots
-    from controller.config.parse import parse_folder
-    from controller.config.read import read_folder
-
-    folder = Path(__file__).parents[5] / "desired-state"
-    assert set(parse_folder(read_folder(folder), ModelRoots((folder,))).definitions) == DEMO_MODELS
-
-
-def test_only_who_has_the_demo_alone_is_led_to_a_real_model() -> None:
-    assert has_only_demo(["clockwork", "clockwork-embed"])
-    assert has_only_demo(["clockwork"])
-    assert not has_only_demo(["clockwork", "gemma"])
-    assert not has_only_demo(["gemma"])
-
-
-@pytest.mark.parametrize(
-    ("program", "in_checkout", "line"),
-    [
-        ("/srv/r/.venv/bin/roundhouse", False, "Other commands: `.venv/bin/roundhouse status` and so on."),
-        ("/opt/bin/roundhouse", False, "Other commands: `/opt/bin/roundhouse status` and so on."),
-        (
-            "/srv/a b/.venv/bin/roundhouse",
-            True,
-            "Other commands: `'/srv/a b/.venv/bin/roundhouse' status` and so on; `make install-launcher` puts"
-            " `roundhouse` on PATH.",
-        ),
-    ],
-)
-def test_the_line_on_other_commands_names_the_program(program: str, in_checkout: bool, line: str) -> None:
-    assert commands_line(Path(program), Path("/srv/r"), in_checkout=in_checkout) == line
-
-
-def test_the_line_that_leads_to_a_real_model_is_a_command_that_is_understood(tmp_path: Path) -> None:
-    written = re.search(r"`roundhouse (pull (\S+) .*)`", REAL_MODEL_LINE)
-    assert written is not None
-    reference = parse_reference(written.group(2))
-    assert (isinstance(reference, HubReference) and reference.quantisation) == "Q4_K_M"
-    arguments = [*written.group(1).split(), "--controller", f"unix:{tmp_path}/none.sock"]
-    assert run(arguments) == ExitCode.NO_CONTROLLER
-
-
-def test_addresses() -> None:
-    assert url_of("0.0.0.0", 80) == "http://127.0.0.1:80"
-    assert url_of("::", 80) == "http://[::1]:80"
-    assert url_of("house", 80) == "http://house:80"
-
-
-def test_a_record_of_another_boot_names_nobody(folder: Path) -> None:
-    myself = ProcessRecord.of(os.getpid())
-    assert myself is not None
-    write_record(folder, UpRecord(boot_id="another", up=myself, children={"gateway": myself}))
-    assert read_record(folder).up is None
-    write_record(folder, UpRecord(up=myself))
-    assert read_record(folder).up == myself
-    assert not ProcessRecord(pid=myself.pid, start_ticks=myself.start_ticks - 1).is_alive()
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from controller.engines.litert_lm import LiteRTLMDefinition
 from controller.engines.llama_server import LlamaServerDefinition
 from controller.engines.stub import StubDefinition
 from controller.gpus import Gpu
-from controller.runtimes.base import RuntimeUnavailableError, StartRequest
+from controller.runtimes.base import LogPart, RuntimeUnavailableError, StartRequest
 from controller.runtimes.claimed_gpus import visible_gpus
 from controller.runtimes.docker.client import (
     NEWEST_API,
@@ -49,7 +49,7 @@ from controller.runtimes.docker.self_inspect import DockerSetupError, host_mount
 from controller.runtimes.docker.user import UNPRIVILEGED, FileEntry, UserIdentity, choose_identity, entries_to_read
 from controller.state import Exit, Phase, ReplicaId
 
-HOST_CONTEXT = HostContext(
+HOST = HostContext(
     "one", "engines", publishes_ports=False, models=({"Type": "bind", "Source": "/srv/models"},), log_mib=16
 )
 USER = UserIdentity(1000, 1001)
@@ -61,7 +61,7 @@ REQUEST = StartRequest(
 
 def config(
     request: StartRequest = REQUEST,
-    host: HostContext = HOST_CONTEXT,
+    host: HostContext = HOST,
     visible: Mapping[str, str] | None = None,
     **launch: Any,
 ) -> dict[str, Any]:
@@ -84,8 +84,7 @@ def test_an_engine_sees_its_own_world() -> None:
     made = config()
     assert made["Entrypoint"] == ["/app/llama-server"]
     assert made["Cmd"][:2] == ["--model", "/models/m.gguf"]
-    assert made["Image"] == "engine:1"
-    assert made["User"] == "1000:1001"
+    assert (made["Image"], made["User"]) == ("engine:1", "1000:1001")
 
 
 def test_the_token_is_in_the_environment_and_nowhere_else() -> None:
@@ -140,7 +139,7 @@ def test_a_port_is_published_on_loopback_only_where_names_do_not_reach() -> None
     inside = config()
     assert "ExposedPorts" not in inside
     assert "PortBindings" not in inside["HostConfig"]
-    outside = config(host=replace(HOST_CONTEXT, publishes_ports=True))
+    outside = config(host=replace(HOST, publishes_ports=True))
     assert outside["HostConfig"]["PortBindings"] == {"8000/tcp": [{"HostIp": "127.0.0.1", "HostPort": ""}]}
     assert outside["HostConfig"]["NetworkMode"] == "engines"
 
@@ -163,15 +162,13 @@ def test_everything_is_restricted() -> None:
         ("/models", True),
         ("/cache", False),
     ]
-    cap_added = container_config(
-        REQUEST, Launch(("x",), image="i"), UserIdentity(0, 0, ("DAC_OVERRIDE",)), HOST_CONTEXT, 0.0
-    )
+    cap_added = container_config(REQUEST, Launch(("x",), image="i"), UserIdentity(0, 0, ("DAC_OVERRIDE",)), HOST, 0.0)
     assert cap_added["HostConfig"]["CapAdd"] == ["DAC_OVERRIDE"]
 
 
 def test_every_models_folder_is_mounted_beside_the_first_one_and_read_only() -> None:
     folders = [{"Type": "bind", "Source": "/srv/models"}, None, {"Type": "volume", "Source": "hub"}]
-    mounts = config(host=replace(HOST_CONTEXT, models=folders))["HostConfig"]["Mounts"]
+    mounts = config(host=replace(HOST, models=folders))["HostConfig"]["Mounts"]
     assert mounts[:-1] == [
         {"Type": "bind", "Source": "/srv/models", "Target": "/models", "ReadOnly": True},
         {"Type": "volume", "Source": "hub", "Target": "/models-3", "ReadOnly": True},
@@ -185,20 +182,14 @@ def test_logs_are_bounded_whatever_is_asked() -> None:
     assert bounded_log(1)["Config"] == {"max-size": "1m", "max-file": "2"}
 
 
-def test_the_cache_s_archive_holds_one_folder_of_the_user_s_own() -> None:
-    with tarfile.open(fileobj=io.BytesIO(cache_folder_archive(1000, 1001))) as tar:
-        (folder,) = tar.getmembers()
-    assert (folder.name, folder.isdir(), folder.mode, folder.uid, folder.gid) == ("1000", True, 0o700, 1000, 1001)
-
-
-def test_the_cache_s_archive_holds_the_engine_s_folders_and_those_that_they_lie_in() -> None:
-    wanted = [PurePosixPath("/cache/1000/slots/a%2Fb/0"), PurePosixPath("/cache/1000/x")]
-    with tarfile.open(fileobj=io.BytesIO(cache_folder_archive(1000, 1001, wanted))) as tar:
-        folders = tar.getmembers()
-    names = ["1000", "1000/slots", "1000/slots/a%2Fb", "1000/slots/a%2Fb/0", "1000/x"]
-    assert [(each.name, each.isdir(), each.mode, each.uid, each.gid) for each in folders] == [
-        (name, True, 0o700, 1000, 1001) for name in names
-    ]
+@pytest.mark.parametrize(
+    ("wanted", "below"), [([], []), (["slots/a%2Fb/0", "x"], ["slots", "slots/a%2Fb", "slots/a%2Fb/0", "x"])]
+)
+def test_the_cache_s_archive_holds_the_user_s_folder_and_the_engine_s(wanted: list[str], below: list[str]) -> None:
+    paths = [PurePosixPath("/cache/1000", each) for each in wanted]
+    with tarfile.open(fileobj=io.BytesIO(cache_folder_archive(1000, 1001, paths))) as tar:
+        folders = [(each.name, each.isdir(), each.mode, each.uid, each.gid) for each in tar.getmembers()]
+    assert folders == [(name, True, 0o700, 1000, 1001) for name in ("1000", *(f"1000/{each}" for each in below))]
 
 
 FILE, FOLDER = stat.S_IFREG, stat.S_IFDIR
@@ -407,14 +398,11 @@ def test_phases(status: str, running: bool, phase: Phase) -> None:
     assert (seen.base_url is not None) is (phase is Phase.RUNNING)
 
 
-def test_an_end() -> None:
-    found = inspected(Status="exited", Running=False, ExitCode=137, OOMKilled=True)
-    assert seen_replica(found, "last line", publishes_ports=True).exit == Exit(137, oom=True, log_tail="last line")
-
-
-def test_a_half_created_container_has_not_started() -> None:
-    found = inspected(Status="created", Running=False, StartedAt="0001-01-01T00:00:00Z")
-    assert seen_replica(found, "", publishes_ports=False).started_at is None
+def test_an_end_and_a_half_created_container() -> None:
+    ended = inspected(Status="exited", Running=False, ExitCode=137, OOMKilled=True)
+    assert seen_replica(ended, "last line", publishes_ports=True).exit == Exit(137, oom=True, log_tail="last line")
+    created = inspected(Status="created", Running=False, StartedAt="0001-01-01T00:00:00Z")
+    assert seen_replica(created, "", publishes_ports=False).started_at is None
 
 
 def test_labels_of_somebody_else_are_refused() -> None:
@@ -507,47 +495,42 @@ def test_both_kinds_of_control_groups_are_read() -> None:
 ENDED = {"Id": "c" * 64, "State": {"Status": "exited"}}
 
 
-class Removing:
-    """A daemon that is removing the container."""
+class LoggingDaemon:
+    """A daemon that has what a container wrote so far, or is removing the container."""
 
-    def logs(self, *_: object, **__: object) -> bytes:
-        """Refused."""
-        raise APIError("can not get logs from container which is dead or marked for removal")
-
-
-def test_one_that_is_being_removed_is_read_from_what_was_kept_and_followed_to_its_end() -> None:
-    client: Any = Removing()
-    assert read_log_part(client, ENDED, None, 5) is None
-    cursor = str(DockerLogCursor("2026-11-21T20:00:00.000000001Z"))
-    part = read_log_part(client, ENDED, cursor, 5)
-    assert part is not None
-    assert (part.lines, part.cursor, part.running) == ((), cursor, True)
-
-
-class Running:
-    """A daemon that has what a container wrote so far."""
-
-    def __init__(self) -> None:
-        self.data = b""
+    def __init__(self, data: bytes | None) -> None:
+        self.data = data
 
     def logs(self, *_: object, **__: object) -> bytes:
         """All of it: more than was asked for."""
+        if self.data is None:
+            raise APIError("can not get logs from container which is dead or marked for removal")
         return self.data
 
 
-def test_a_line_that_is_still_being_written_is_given_once_it_is_whole() -> None:
-    daemon = Running()
+def read_part(daemon: LoggingDaemon, container: dict[str, Any], cursor: str | None) -> LogPart | None:
     client: Any = daemon
-    running = {"Id": "c" * 64, "State": {"Status": "running"}}
-    daemon.data = b"2026-11-21T20:00:00.000000001Z one\n2026-11-21T20:00:00.000000002Z tw"
-    first = read_log_part(client, running, None, 5)
-    assert first is not None
-    assert (first.lines, first.running) == (("one",), True)
-    daemon.data += b"o\n"
-    second = read_log_part(client, running, first.cursor, 5)
-    assert second is not None
-    assert (second.lines, second.running) == (("two",), True)
-    daemon.data += b"2026-11-21T20:00:00.000000003Z thr"
-    last = read_log_part(client, ENDED, second.cursor, 5)
-    assert last is not None
-    assert (last.lines, last.running) == (("thr",), False)
+    return read_log_part(client, container, cursor, 5)
+
+
+def test_a_container_that_is_being_removed_is_read_from_what_was_kept_and_followed_to_its_end() -> None:
+    daemon = LoggingDaemon(None)
+    assert read_part(daemon, ENDED, None) is None
+    cursor = str(DockerLogCursor("2026-11-21T20:00:00.000000001Z"))
+    assert read_part(daemon, ENDED, cursor) == LogPart((), cursor, running=True)
+
+
+def test_a_line_that_is_still_being_written_is_given_once_it_is_whole() -> None:
+    stamp = b"2026-11-21T20:00:00.00000000%dZ "
+    daemon, running = LoggingDaemon(b""), {**ENDED, "State": {"Status": "running"}}
+    cursor: str | None = None
+    for written, container, line in (
+        (stamp % 1 + b"one\n" + stamp % 2 + b"tw", running, "one"),
+        (b"o\n", running, "two"),
+        (stamp % 3 + b"thr", ENDED, "thr"),
+    ):
+        daemon.data = (daemon.data or b"") + written
+        part = read_part(daemon, container, cursor)
+        assert part is not None
+        assert (part.lines, part.running) == ((line,), container is running)
+        cursor = part.cursor

@@ -73,9 +73,9 @@ def test_an_ended_replica_leaves_one_bounded_file(tmp_path: Path) -> None:
     (kept,) = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert kept == tmp_path / "ended" / f"{NAME}.log"
     assert kept.stat().st_size <= 64 * 1024
-    assert logs.read_tail(NAME, 1) == "line 009999"
-    logs.retire_log(NAME)
-    assert logs.read_tail(NAME, 1) == "line 009999"
+    for _ in range(2):
+        assert logs.read_tail(NAME, 1) == "line 009999"
+        logs.retire_log(NAME)
 
 
 def test_the_oldest_ended_logs_go_first(tmp_path: Path) -> None:

@@ -26,7 +26,13 @@ from controller.runtimes.process import groups
 from controller.runtimes.process.groups import START_ENV, ReplicaMark, find_leader, group_members, send_signal
 from controller.runtimes.process.preflight import check_program
 from controller.runtimes.process.records import Records, ReplicaRecord
-from controller.runtimes.process.spawn import check_gpu_support, find_free_port, inherited_environment, spawn_engine
+from controller.runtimes.process.spawn import (
+    Child,
+    check_gpu_support,
+    find_free_port,
+    inherited_environment,
+    spawn_engine,
+)
 from controller.runtimes.process.stat import Process, boot_id, is_alive, list_stats, read_stat
 from controller.state import ReplicaId
 from worker import engines
@@ -35,23 +41,10 @@ PYPROJECT = Path(__file__).parents[5] / "pyproject.toml"
 
 
 def test_only_what_is_known_to_be_harmless_is_inherited() -> None:
-    controller = {
-        "PATH": "/bin",
-        "LC_TIME": "C",
-        "LD_LIBRARY_PATH": "/cuda",
-        "ROUNDHOUSE_KEYS": "secret",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "HF_TOKEN": "secret",
-        "http_proxy": "http://proxy",
-        "CUDA_VISIBLE_DEVICES": "3",
-        "SOME_OTHER": "x",
-    }
-    assert inherited_environment(controller) == {
-        "PATH": "/bin",
-        "LC_TIME": "C",
-        "LD_LIBRARY_PATH": "/cuda",
-        "PYTHONUNBUFFERED": "1",
-    }
+    harmless = {"PATH": "/bin", "LC_TIME": "C", "LD_LIBRARY_PATH": "/cuda"}
+    secrets = dict.fromkeys(("ROUNDHOUSE_KEYS", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN"), "secret")
+    others = {"http_proxy": "http://proxy", "CUDA_VISIBLE_DEVICES": "3", "SOME_OTHER": "x"}
+    assert inherited_environment(harmless | secrets | others) == harmless | {"PYTHONUNBUFFERED": "1"}
 
 
 @pytest.mark.parametrize("backend", ["vllm", "vllm_serve"])
@@ -85,26 +78,22 @@ def test_a_command_line_that_cannot_be_passed_is_a_permanent_error(tmp_path: Pat
     assert not caught.value.permanent
 
 
-def test_an_exit_code_is_learned_once_and_kept(tmp_path: Path) -> None:
+def spawn(tmp_path: Path, *argv: str) -> Child:
     with (tmp_path / "log").open("ab") as log:
-        child = spawn_engine(["/bin/sh", "-c", "exit 5"], {}, tmp_path, log.fileno())
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert [child.poll(), child.poll()] == [5, 5]
+        return spawn_engine(argv, {}, tmp_path, log.fileno())
 
 
-def test_a_later_start_does_not_take_an_exit_code(tmp_path: Path) -> None:
-    with (tmp_path / "log").open("ab") as log:
-        first = spawn_engine(["/bin/sh", "-c", "exit 5"], {}, tmp_path, log.fileno())
-        gc.collect()
-        os.waitid(os.P_PID, first.pid, os.WEXITED | os.WNOWAIT)
-        second = spawn_engine(["/bin/sh", "-c", "exit 6"], {}, tmp_path, log.fileno())
+def test_an_exit_code_is_learned_once_and_no_later_start_takes_it(tmp_path: Path) -> None:
+    first = spawn(tmp_path, "/bin/sh", "-c", "exit 5")
+    gc.collect()
+    os.waitid(os.P_PID, first.pid, os.WEXITED | os.WNOWAIT)
+    second = spawn(tmp_path, "/bin/sh", "-c", "exit 6")
     os.waitid(os.P_PID, second.pid, os.WEXITED | os.WNOWAIT)
-    assert [first.poll(), second.poll()] == [5, 6]
+    assert [first.poll(), second.poll(), first.poll()] == [5, 6, 5]
 
 
 def test_an_exit_code_that_somebody_else_took_is_not_known(tmp_path: Path) -> None:
-    with (tmp_path / "log").open("ab") as log:
-        child = spawn_engine(["/bin/sh", "-c", "exit 5"], {}, tmp_path, log.fileno())
+    child = spawn(tmp_path, "/bin/sh", "-c", "exit 5")
     os.waitpid(child.pid, 0)
     assert [child.poll(), child.poll()] == [None, None]
 
@@ -170,8 +159,7 @@ def test_this_process_is_alive_and_no_other_with_its_pid() -> None:
 def test_a_command_name_may_hold_anything(tmp_path: Path) -> None:
     program = tmp_path / "a) S 1 (\u00fc"
     program.symlink_to("/bin/sleep")
-    with (tmp_path / "log").open("ab") as log:
-        child = spawn_engine([str(program), "600"], {}, tmp_path, log.fileno())
+    child = spawn(tmp_path, str(program), "600")
     stat = read_stat(child.pid)
     assert stat is not None
     assert (stat.parent, stat.session) == (os.getpid(), child.pid)
@@ -198,19 +186,12 @@ def mark(folder: Path, leader: Process | None = None, start_id: str = "0123") ->
     return ReplicaMark(start_id, folder / "work", folder / "log", leader)
 
 
-def test_a_stranger_is_no_member(stranger: Process, tmp_path: Path) -> None:
+def test_a_member_leads_or_was_known_as_one(stranger: Process, tmp_path: Path) -> None:
     assert group_members(mark(tmp_path)) == []
     earlier = Process(stranger.pid, stranger.start_ticks - 1)
     assert group_members(mark(tmp_path, earlier)) == []
     assert find_leader(mark(tmp_path, earlier)) is None
-
-
-def test_the_leader_is_one(stranger: Process, tmp_path: Path) -> None:
     assert group_members(mark(tmp_path, stranger)) == [stranger]
-
-
-def test_who_was_known_as_a_member_stays_one(stranger: Process, tmp_path: Path) -> None:
-    earlier = Process(stranger.pid, stranger.start_ticks - 1)
     assert group_members(mark(tmp_path), {stranger, earlier}) == [stranger]
 
 
@@ -253,26 +234,20 @@ NAME = "rh-a-m-0-12345678-1"
 
 
 def record(name: str = NAME, instance: str = "a") -> ReplicaRecord:
-    return ReplicaRecord(
-        instance=instance,
-        name=name,
-        model="org/m:1",
-        index=0,
-        spec_hash="1234567890abcdef",
-        attempt=1,
-        start_id="00",
-        boot_id="boot",
-        host="127.0.0.1",
-        port=1234,
-        argv=("program", "--flag"),
-        claims={"GPU-a": 10},
-        created_at=1.5,
-    )
+    replica = {"model": "org/m:1", "index": 0, "spec_hash": "1234567890abcdef", "attempt": 1, "created_at": 1.5}
+    process = {"start_id": "00", "boot_id": "boot", "host": "127.0.0.1", "port": 1234, "argv": ("program", "--flag")}
+    return ReplicaRecord(instance=instance, name=name, claims={"GPU-a": 10}, **replica, **process)
 
 
-def test_a_record_is_what_was_written(tmp_path: Path) -> None:
+def test_a_record_is_what_was_written_and_private(tmp_path: Path) -> None:
     records = Records(tmp_path / "replicas", "a")
-    assert records.create_record(record())
+    before = os.umask(0)
+    try:
+        assert records.create_record(record())
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "replicas").stat().st_mode) == 0o700
+    assert stat.S_IMODE((tmp_path / "replicas" / f"{NAME}.json").stat().st_mode) == 0o600
     (read,) = Records(tmp_path / "replicas", "a").read_records()
     assert read == record()
     assert read.id == ReplicaId("org/m:1", 0, "1234567890abcdef", 1)
@@ -295,21 +270,18 @@ def test_a_folder_that_is_away_is_unknown_and_not_empty(tmp_path: Path) -> None:
     assert records.read_records() == [record()]
 
 
-def test_an_existing_record_is_not_created_again(tmp_path: Path) -> None:
+def test_a_record_is_created_and_removed_once(tmp_path: Path) -> None:
     records = Records(tmp_path, "a")
+    (tmp_path / f".{NAME}.json.new").write_text("{")  # as a crash leaves it
+    assert records.read_records() == []
     assert records.create_record(record())
     assert not records.create_record(record().model_copy(update={"port": 1}))
     assert records.read_records() == [record()]
-
-
-def test_a_removed_record_cannot_be_changed_back_into_being(tmp_path: Path) -> None:
-    records = Records(tmp_path, "a")
-    records.create_record(record())
     records.remove_record(NAME)
     assert records.update_record(NAME, ended=True) is None
     records.remove_record(NAME)
     assert records.read_records() == []
-    assert list(tmp_path.iterdir()) == []
+    assert not (tmp_path / f"{NAME}.json").exists()
 
 
 def test_other_instances_records_are_left_alone(tmp_path: Path) -> None:
@@ -339,24 +311,6 @@ def test_a_record_that_cannot_be_read_is_unknown_not_absent(tmp_path: Path, cont
     (tmp_path / "rh-a-m-1-12345678-1.json").write_text(content)
     with pytest.raises(RuntimeUnavailableError, match=rf"rh-a-m-1-12345678-1\.json is no record .*{what}.*delete"):
         records.read_records()
-
-
-def test_a_file_that_a_crash_left_half_written_is_not_a_record(tmp_path: Path) -> None:
-    records = Records(tmp_path, "a")
-    (tmp_path / f".{NAME}.json.new").write_text("{")
-    assert records.read_records() == []
-    assert records.create_record(record())
-    assert records.read_records() == [record()]
-
-
-def test_records_are_private(tmp_path: Path) -> None:
-    before = os.umask(0)
-    try:
-        Records(tmp_path / "replicas", "a").create_record(record())
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE((tmp_path / "replicas").stat().st_mode) == 0o700
-    assert stat.S_IMODE((tmp_path / "replicas" / f"{NAME}.json").stat().st_mode) == 0o600
 
 
 def test_a_full_disk_does_not_hide_what_is_seen(tmp_path: Path) -> None:
