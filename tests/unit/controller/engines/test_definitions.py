@@ -61,7 +61,7 @@ DEFAULT, ALL = ("default",), ("default", "enabled", "disabled")
 
 
 def derive(backend: str, **fields: Any) -> Capabilities:
-    return ENGINES[backend].derivederive(define(backend, **fields))
+    return ENGINES[backend].derive_capabilities(define(backend, **fields))
 
 
 @pytest.mark.parametrize(

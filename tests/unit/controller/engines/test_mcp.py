@@ -128,8 +128,12 @@ def test_a_missing_program_is_found_before_the_start(program: str, problem: str 
 @pytest.mark.parametrize(
     ("line", "message", "permanent"),
     [
-        ("cannot be used: No such file or directory", "its command cannot be run: No such file or directory", True),
-        ("cannot be used: Permission denied", "its command cannot be run: Permission denied", True),
+        (
+            "cannot be used: No such file or directory",
+            "the program of the MCP server is missing or cannot be run",
+            True,
+        ),
+        ("cannot be used: Permission denied", "the program of the MCP server is missing or cannot be run", True),
         ("ended before it introduced itself", "its command ended before it spoke MCP", False),
         ("cannot be used: Connection closed", "its command does not speak MCP", False),
         ("ended", "its command ended", False),

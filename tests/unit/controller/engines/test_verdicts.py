@@ -208,74 +208,75 @@ OLD_CUDA = "CUDA driver version is insufficient for CUDA runtime version"
 """What `cudaGetErrorString` says of `cudaErrorInsufficientDriver`."""
 
 
+MENDED_BY_NO_START = {
+    "exllamav3": {
+        f"ExLlamaV3 cannot load /m: {TORCH_OLD_DRIVER}": "the NVIDIA driver of this host is too old",
+        f"{TORCH_WARNING}\nExLlamaV3 sees none of the GPUs that": "driver of this host is",
+        "ExLlamaV3 cannot load /models/CUDA-7B: Unknown architecture X in": "not a model",
+        "ExLlamaV3 cannot be used: No module named 'torch' (it is the extra": "not installed",
+        "ExLlamaV3 needs a GPU, and sees none here: declare `gpus`": "needs a GPU",
+    },
+    "ct2": {
+        f"CTranslate2 cannot load /m: CUDA failed with error {OLD_CUDA}": "host is too old",
+        "CTranslate2 cannot load /m: This package was not compiled with CUDA support": "without CUDA",
+        "CTranslate2 cannot load /m: Unsupported model binary version": "not a model",
+        "CTranslate2 cannot be used: No module named 'ctranslate2' (it is": "not installed",
+    },
+    "litert_lm": {
+        "LiteRT-LM cannot be used: No module named 'litert_lm' (": "not installed",
+        "x.litertlm holds no language model, but embedding": "not a language model",
+    },
+    "onnx": {
+        "x-vocab.txt is not a BERT vocabulary: it has no [UNK]": "not a tokenizer",
+        "no output of the model is an embedding": "not an embedding model",
+        "--max-tokens 2 leaves no room for a text": "bad argument",
+        "ONNX Runtime cannot load /m/a.onnx: External data path does not exist": "external data",
+    },
+}
+MENDED_LATER = {
+    "exllamav3": {
+        "ExLlamaV3 cannot load /m: The tensor-parallel shared arena needs 64.0 MiB of": "too little shared memory",
+        "ExLlamaV3 cannot load /m: CUDA error: all CUDA-capable devices are busy": "the GPU",
+        "ExLlamaV3 cannot load /m: NCCL error in: ProcessGroup.cpp": "the GPU",
+        # turboderp-org/exllamav3#50, #361
+        f"ExLlamaV3 cannot load /m: {NO_ROOM_IN_SPLIT}": "raise `vram_mib`",
+        "ExLlamaV3 sees 1 of the 2 GPUs that it was given": "does not see all of its GPUs",
+        "ExLlamaV3 cannot load /m: CUDA out of memory": "out of memory while it loaded (lower exllama_cache_size",
+        "ExLlamaV3 failed: OutOfMemoryError('CUDA out of": "out of memory while it served (lower exllama_cache_size",
+        "ExLlamaV3 failed: AcceleratorError('CUDA error: an illegal memory access": "the GPU",
+        "ExLlamaV3 failed: ValueError('odd')": "failed while it answered",
+        # PyTorch's words, as in vllm-project/vllm#14885
+        "ExLlamaV3 cannot load /m: CUDA error: invalid argument": "the GPU",
+        "ExLlamaV3 cannot load /models/a: b: CUDA error: invalid argument": "the GPU",
+        "ExLlamaV3 cannot be used: CUDA error: unknown error": "the GPU",
+        "ExLlamaV3 cannot be used: libcudart.so.12: cannot open shared": "ExLlamaV3 cannot be",
+        "ExLlamaV3 cannot be used: Error building extension 'exllamav3_ext'": "cannot be used",
+        "ExLlamaV3 sees none of the GPUs that it was given (GPU-1)": "sees none of its GPUs",
+    },
+    "ct2": {
+        "CTranslate2 cannot load /m: CUDA failed with error out of memory": "out of memory while it loaded",
+        "CTranslate2 cannot load /m: CUDA failed with error no CUDA-capable device is": "the GPU",
+        "CTranslate2 cannot load /m: cuBLAS failed with status CUBLAS_STATUS_NOT_INIT": "the GPU",
+        "CTranslate2 cannot be used: libcublas.so.12: cannot open shared": "cannot be used",
+    },
+    "litert_lm": {
+        "MemoryError: std::bad_alloc": "out of memory",
+        "port 8000 on 127.0.0.1 is taken: stop what": "port taken",
+    },
+    "onnx": {
+        "bad_alloc": "out of memory",
+        "port 8000 on 127.0.0.1 is taken: stop what": "port taken",
+    },
+}
+
+
 @pytest.mark.parametrize(
     ("backend", "line", "message", "permanent"),
     [
-        (
-            "exllamav3",
-            "ExLlamaV3 cannot load /m: The tensor-parallel shared arena needs 64.0 MiB of POSIX shared memory",
-            "too little shared memory",
-            False,
-        ),
-        ("exllamav3", "ExLlamaV3 cannot load /m: CUDA error: all CUDA-capable devices are busy", "the GPU", False),
-        ("exllamav3", "ExLlamaV3 cannot load /m: NCCL error in: ProcessGroup.cpp", "the GPU", False),
-        (
-            "exllamav3",
-            f"ExLlamaV3 cannot load /m: {TORCH_OLD_DRIVER}",
-            "the NVIDIA driver of this host is too old",
-            True,
-        ),
-        ("exllamav3", f"{TORCH_WARNING}\nExLlamaV3 sees none of the GPUs that", "driver of this host is", True),
-        ("ct2", f"CTranslate2 cannot load /m: CUDA failed with error {OLD_CUDA}", "host is too old", True),
-        # turboderp-org/exllamav3#50, #361
-        ("exllamav3", f"ExLlamaV3 cannot load /m: {NO_ROOM_IN_SPLIT}", "raise `vram_mib`", False),
-        ("exllamav3", "ExLlamaV3 sees 1 of the 2 GPUs that it was given", "does not see all of its GPUs", False),
-        (
-            "exllamav3",
-            "ExLlamaV3 cannot load /m: CUDA out of memory. Tried to allocate",
-            "out of memory while it loaded (lower exllama_cache_size",
-            False,
-        ),
-        (
-            "exllamav3",
-            "ExLlamaV3 failed: OutOfMemoryError('CUDA out of memory. Tried to allocate 232.00 MiB.",
-            "out of memory while it served (lower exllama_cache_size",
-            False,
-        ),
-        ("exllamav3", "ExLlamaV3 failed: AcceleratorError('CUDA error: an illegal memory access", "the GPU", False),
-        ("exllamav3", "ExLlamaV3 failed: ValueError('odd')", "failed while it answered", False),
-        # PyTorch's words, as in vllm-project/vllm#14885
-        ("exllamav3", "ExLlamaV3 cannot load /m: CUDA error: invalid argument", "the GPU", False),
-        ("exllamav3", "ExLlamaV3 cannot load /models/a: b: CUDA error: invalid argument", "the GPU", False),
-        ("exllamav3", "ExLlamaV3 cannot be used: CUDA error: unknown error", "the GPU", False),
-        (
-            "ct2",
-            "CTranslate2 cannot load /m: CUDA failed with error out of memory",
-            "out of memory while it loaded",
-            False,
-        ),
-        ("exllamav3", "ExLlamaV3 cannot load /models/CUDA-7B: Unknown architecture X in", "not a model", True),
-        ("exllamav3", "ExLlamaV3 cannot be used: No module named 'torch' (it is the extra", "not installed", True),
-        ("exllamav3", "ExLlamaV3 cannot be used: libcudart.so.12: cannot open shared", "ExLlamaV3 cannot be", False),
-        ("exllamav3", "ExLlamaV3 cannot be used: Error building extension 'exllamav3_ext'", "cannot be used", False),
-        ("exllamav3", "ExLlamaV3 needs a GPU, and sees none here: declare `gpus`", "needs a GPU", True),
-        ("exllamav3", "ExLlamaV3 sees none of the GPUs that it was given (GPU-1)", "sees none of its GPUs", False),
-        ("ct2", "CTranslate2 cannot load /m: CUDA failed with error no CUDA-capable device is", "the GPU", False),
-        ("ct2", "CTranslate2 cannot load /m: cuBLAS failed with status CUBLAS_STATUS_NOT_INIT", "the GPU", False),
-        ("ct2", "CTranslate2 cannot load /m: This package was not compiled with CUDA support", "without CUDA", True),
-        ("ct2", "CTranslate2 cannot load /m: Unsupported model binary version", "not a model", True),
-        ("ct2", "CTranslate2 cannot be used: No module named 'ctranslate2' (it is", "not installed", True),
-        ("ct2", "CTranslate2 cannot be used: libcublas.so.12: cannot open shared", "cannot be used", False),
-        ("litert_lm", "LiteRT-LM cannot be used: No module named 'litert_lm' (", "not installed", True),
-        ("litert_lm", "MemoryError: std::bad_alloc", "out of memory", False),
-        ("litert_lm", "port 8000 on 127.0.0.1 is taken: stop what", "port taken", False),
-        ("litert_lm", "x.litertlm holds no language model, but embedding", "not a language model", True),
-        ("onnx", "x-vocab.txt is not a BERT vocabulary: it has no [UNK]", "not a tokenizer", True),
-        ("onnx", "no output of the model is an embedding", "not an embedding model", True),
-        ("onnx", "--max-tokens 2 leaves no room for a text", "bad argument", True),
-        ("onnx", "bad_alloc", "out of memory", False),
-        ("onnx", "ONNX Runtime cannot load /m/a.onnx: External data path does not exist", "external data", True),
-        ("onnx", "port 8000 on 127.0.0.1 is taken: stop what", "port taken", False),
+        (backend, line, message, table is MENDED_BY_NO_START)
+        for table in (MENDED_BY_NO_START, MENDED_LATER)
+        for backend, ends in table.items()
+        for line, message in ends.items()
     ],
 )
 def test_ends_of_workers_engines(backend: str, line: str, message: str, permanent: bool) -> None:
@@ -346,177 +347,141 @@ OLD_DRIVER_WORDS = (
 )
 
 
-@pytest.mark.parametrize(
-    ("before", "error", "reason", "permanent"),
-    [
-        ("vllm: error: ", "unrecognized arguments: --nope", "bad argument", True),
+PARKED = {
+    "unrecognized arguments: --nope": ("vllm: error: ", "bad argument"),
+    "argument --kv-cache-dtype: invalid choice: 'x'": (
+        "usage: vllm serve [options]\nvllm serve: error: ",
+        "bad argument",
+    ),
+    "SafetensorError: Error while deserializing header": (
+        f"{WORKER}safetensors._safetensors_rust.",
+        "the model's files are corrupted or incomplete",
+    ),
+    "RuntimeError: Cannot find any model weights with `m`": (WORKER, "there are no weights in the model's folder"),
+    (
+        "The checkpoint you are trying to load has model type `foo` but Transformers does not recognize this "
+        "architecture."
+    ): (
+        f"pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig\n{VALUE}",
+        "unsupported model architecture",
+    ),
+    "Model architectures ['FooForCausalLM'] are not supported for now.": (VALUE, "unsupported model architecture"),
+    "User-specified max_model_len (9) is greater than the derived max_model_len (4)": (
+        VALUE,
+        "vllm_max_model_len is more than the model can do",
+    ),
+    "Total number of attention heads (2) must be divisible by tensor parallel size (8).": (
+        VALUE,
+        "the model cannot be split over that many GPUs",
+    ),
+    "KeyError: 'invalid tool call parser: nope (chose from { a,b })'": ("", "no such vllm_tool_call_parser"),
+    "KeyError: \"Reasoning parser 'nope' not found. Available parsers: a, b\"": ("", "no such vllm_reasoning_parser"),
+    "OSError: Repo id must be in the form 'repo_name' or 'namespace/repo_name': '/srv/nope'.": (
+        "",
+        "there is no such model",
+    ),
+    "Input should be 'ngram' or 'mtp' [type=literal_error, input_value='nope', input_type=str]": (
+        "pydantic_core._pydantic_core.ValidationError: 1 validation error for SpeculativeConfig\nmethod\n  ",
+        "vLLM cannot speculate like that",
+    ),
+    # guqiong96/Lvllmds4#46, an image of CUDA 13 on driver 570
+    OLD_DRIVER_WORDS: (
+        "(EngineCore pid=546) ERROR 08-12 03:12:29 [core.py:1202] ",
         (
-            "usage: vllm serve [options]\nvllm serve: error: ",
-            "argument --kv-cache-dtype: invalid choice: 'x'",
-            "bad argument",
-            True,
+            "the NVIDIA driver of this host is too old for the CUDA that the engine was built with: update the driver, "
+            "or take a build for an earlier CUDA (docs/images.md)"
         ),
+    ),
+    (
+        "ValueError: The repository m contains custom code which must be executed. Please pass the argument "
+        "`trust_remote_code=True` to allow custom code to be run."
+    ): ("", "the model brings code of its own: vllm_trust_remote_code is not set"),
+    "World size (4) is larger than the number of available GPUs (2) in this node. If this is": (
+        VALUE,
+        "vllm_tensor_parallel_size is more than the GPUs that the engine sees",
+    ),
+    # oss_harmony 0.0.11, which vLLM 0.32 has and which holds its vocabulary, with a wrong folder.
+    "HarmonyError: invalid tiktoken vocab file: No such file or directory (os error 2)": (
+        "openai_harmony.",
+        "TIKTOKEN_ENCODINGS_BASE names no folder with o200k_base.tiktoken and cl100k_base.tiktoken",
+    ),
+    # huggingface_hub 2.4.0, file_download.py
+    (
+        "LocalEntryNotFoundError: Cannot find the requested files in the disk cache and outgoing traffic has been "
+        "disabled. To enable hf.co look-ups and downloads online, set 'x' to False."
+    ): (
+        "huggingface_hub.errors.",
+        "a file is missing in the model's folder or the hub's cache, and HF_HUB_OFFLINE keeps vLLM from the hub",
+    ),
+}
+"""Errors of vLLM's that no new start would mend: the lines before each, and what is said of it."""
+TRIED_AGAIN = {
+    "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.": (f"{WORKER}torch.", TOO_LARGE),
+    # noonghunna/club-3090#16
+    "OutOfMemoryError: CUDA out of memory. Tried to allocate 50.00 MiB.": (
         (
-            f"{WORKER}safetensors._safetensors_rust.",
-            "SafetensorError: Error while deserializing header",
-            "the model's files are corrupted or incomplete",
-            True,
-        ),
-        (
-            WORKER,
-            "RuntimeError: Cannot find any model weights with `m`",
-            "there are no weights in the model's folder",
-            True,
-        ),
-        (f"{WORKER}torch.", "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", TOO_LARGE, False),
-        (  # noonghunna/club-3090#16
             "(EngineCore pid=112) ERROR 05-01 14:39:06 [core.py:1131] EngineCore encountered a fatal error.\n"
             "(EngineCore pid=112) ERROR 05-01 14:39:06 [core.py:1131] Traceback (most recent call last):\n"
-            "(EngineCore pid=112) ERROR 05-01 14:39:06 [core.py:1131] torch.",
-            "OutOfMemoryError: CUDA out of memory. Tried to allocate 50.00 MiB.",
+            "(EngineCore pid=112) ERROR 05-01 14:39:06 [core.py:1131] torch."
+        ),
+        (
             "out of memory while it served (lower vllm_gpu_memory_utilization or vram_mib, or the cache in bytes, so "
-            "that more is left for requests, or target_inflight, which makes them fewer)",
-            False,
+            "that more is left for requests, or target_inflight, which makes them fewer)"
         ),
+    ),
+    (
+        "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when "
+        "initializing the engine."
+    ): (
+        WORKER,
         (
-            WORKER,
-            "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when "
-            "initializing the engine.",
             "out of memory: its share has no room for a KV cache (raise vram_mib or vllm_gpu_memory_utilization, or "
-            "lower target_inflight)",
-            False,
+            "lower target_inflight)"
         ),
+    ),
+    "ValueError: Available memory on node 0 (18/19 GiB) on kv cache allocation is less": (WORKER, TOO_LARGE),
+    "OSError: We couldn't connect to 'https://huggingface.co' to load the files": (
+        "",
+        "the model's hub cannot be reached",
+    ),
+    "OSError: [Errno 98] Address already in use": ("", "port taken"),
+    (
+        "ValueError: Free memory on device (9.1/139.8 GiB) on startup is less than desired GPU memory utilization "
+        "(0.92, 128.6 GiB)."
+    ): (
+        WORKER,
         (
-            WORKER,
-            "ValueError: Available memory on node 0 (18/19 GiB) on kv cache allocation is less",
-            TOO_LARGE,
-            False,
-        ),
-        (
-            f"pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig\n{VALUE}",
-            "The checkpoint you are trying to load has model type `foo` but Transformers does not recognize this "
-            "architecture.",
-            "unsupported model architecture",
-            True,
-        ),
-        (
-            VALUE,
-            "Model architectures ['FooForCausalLM'] are not supported for now.",
-            "unsupported model architecture",
-            True,
-        ),
-        (
-            VALUE,
-            "User-specified max_model_len (9) is greater than the derived max_model_len (4)",
-            "vllm_max_model_len is more than the model can do",
-            True,
-        ),
-        (
-            VALUE,
-            "Total number of attention heads (2) must be divisible by tensor parallel size (8).",
-            "the model cannot be split over that many GPUs",
-            True,
-        ),
-        ("", "KeyError: 'invalid tool call parser: nope (chose from { a,b })'", "no such vllm_tool_call_parser", True),
-        (
-            "",
-            "KeyError: \"Reasoning parser 'nope' not found. Available parsers: a, b\"",
-            "no such vllm_reasoning_parser",
-            True,
-        ),
-        (
-            "",
-            "OSError: Repo id must be in the form 'repo_name' or 'namespace/repo_name': '/srv/nope'.",
-            "there is no such model",
-            True,
-        ),
-        (
-            "",
-            "OSError: We couldn't connect to 'https://huggingface.co' to load the files",
-            "the model's hub cannot be reached",
-            False,
-        ),
-        (
-            "pydantic_core._pydantic_core.ValidationError: 1 validation error for SpeculativeConfig\nmethod\n  ",
-            "Input should be 'ngram' or 'mtp' [type=literal_error, input_value='nope', input_type=str]",
-            "vLLM cannot speculate like that",
-            True,
-        ),
-        ("", "OSError: [Errno 98] Address already in use", "port taken", False),
-        (
-            WORKER,
-            "ValueError: Free memory on device (9.1/139.8 GiB) on startup is less than desired GPU memory utilization "
-            "(0.92, 128.6 GiB).",
             "out of memory: less is free than it takes at once (lower vram_mib or vllm_gpu_memory_utilization, or end "
-            "what else uses the GPU)",
-            False,
+            "what else uses the GPU)"
         ),
-        (  # guqiong96/Lvllmds4#46, an image of CUDA 13 on driver 570
-            "(EngineCore pid=546) ERROR 08-12 03:12:29 [core.py:1202] ",
-            OLD_DRIVER_WORDS,
-            "the NVIDIA driver of this host is too old for the CUDA that the engine was built with: update the driver, "
-            "or take a build for an earlier CUDA (docs/images.md)",
-            True,
-        ),
-        (f"{HEALTHY}{WORKER}torch.", "AcceleratorError: CUDA error: an illegal memory access", BROKEN_GPU, False),
-        # vllm-project/vllm#14885, #49101 and #18446
+    ),
+    "AcceleratorError: CUDA error: an illegal memory access": (f"{HEALTHY}{WORKER}torch.", BROKEN_GPU),
+    # vllm-project/vllm#14885, #49101 and #18446
+    "RuntimeError: CUDA error: invalid argument": ("[rank0]: Traceback (most recent call last):\n", BROKEN_GPU),
+    "Failed: Cuda error /workspace/csrc/custom_all_reduce.cuh:455 'invalid argument'": ("", BROKEN_GPU),
+    (
+        "DistBackendError: NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:133, unhandled cuda "
+        "error (run with NCCL_DEBUG=INFO for details)"
+    ): ("(VllmWorker rank=7 pid=240) torch.distributed.", BROKEN_GPU),
+    "LocalEntryNotFoundError: couldn't connect to 'https://hf'": (
+        f"{HEALTHY}{WORKER}huggingface_hub.errors.",
+        "the model's hub cannot be reached",
+    ),
+    # openai_harmony of the images before 0.32: vllm-project/vllm#22525, openai/harmony#46.
+    "HarmonyError: error downloading or loading vocab file: failed to download or load vocab file": (
+        "(APIServer pid=1) openai_harmony.",
         (
-            "[rank0]: Traceback (most recent call last):\n",
-            "RuntimeError: CUDA error: invalid argument",
-            BROKEN_GPU,
-            False,
-        ),
-        ("", "Failed: Cuda error /workspace/csrc/custom_all_reduce.cuh:455 'invalid argument'", BROKEN_GPU, False),
-        (
-            "(VllmWorker rank=7 pid=240) torch.distributed.",
-            "DistBackendError: NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:133, unhandled cuda "
-            "error (run with NCCL_DEBUG=INFO for details)",
-            BROKEN_GPU,
-            False,
-        ),
-        (
-            f"{HEALTHY}{WORKER}huggingface_hub.errors.",
-            "LocalEntryNotFoundError: couldn't connect to 'https://hf'",
-            "the model's hub cannot be reached",
-            False,
-        ),
-        (
-            "",
-            "ValueError: The repository m contains custom code which must be executed. Please pass the argument "
-            "`trust_remote_code=True` to allow custom code to be run.",
-            "the model brings code of its own: vllm_trust_remote_code is not set",
-            True,
-        ),
-        (
-            VALUE,
-            "World size (4) is larger than the number of available GPUs (2) in this node. If this is",
-            "vllm_tensor_parallel_size is more than the GPUs that the engine sees",
-            True,
-        ),
-        (  # openai_harmony of the images before 0.32: vllm-project/vllm#22525, openai/harmony#46.
-            "(APIServer pid=1) openai_harmony.",
-            "HarmonyError: error downloading or loading vocab file: failed to download or load vocab file",
             "this vLLM brings no vocabulary for gpt-oss along, and cannot download it: put o200k_base.tiktoken and "
-            "cl100k_base.tiktoken into a folder below the models folder and set TIKTOKEN_ENCODINGS_BASE to it (`env`)",
-            False,
+            "cl100k_base.tiktoken into a folder below the models folder and set TIKTOKEN_ENCODINGS_BASE to it (`env`)"
         ),
-        (  # oss_harmony 0.0.11, which vLLM 0.32 has and which holds its vocabulary, with a wrong folder.
-            "openai_harmony.",
-            "HarmonyError: invalid tiktoken vocab file: No such file or directory (os error 2)",
-            "TIKTOKEN_ENCODINGS_BASE names no folder with o200k_base.tiktoken and cl100k_base.tiktoken",
-            True,
-        ),
-        (  # huggingface_hub 2.4.0, file_download.py
-            "huggingface_hub.errors.",
-            "LocalEntryNotFoundError: Cannot find the requested files in the disk cache and outgoing traffic has been "
-            "disabled. To enable hf.co look-ups and downloads online, set 'x' to False.",
-            "a file is missing in the model's folder or the hub's cache, and HF_HUB_OFFLINE keeps vLLM from the hub",
-            True,
-        ),
-    ],
-)
-def test_why_vllm_ended(before: str, error: str, reason: str, permanent: bool) -> None:
-    check_vllm(f"{before}{error}\n{UPSTREAM}", f"{reason}: {error}", permanent=permanent)
+    ),
+}
+
+
+@pytest.mark.parametrize("error", [*PARKED, *TRIED_AGAIN])
+def test_why_vllm_ended(error: str) -> None:
+    before, reason = (PARKED | TRIED_AGAIN)[error]
+    check_vllm(f"{before}{error}\n{UPSTREAM}", f"{reason}: {error}", permanent=error in PARKED)
 
 
 def check_vllm(log: str, words: str, *, permanent: bool) -> None:

@@ -54,14 +54,11 @@ def test_percentiles_are_those_of_the_standard_library(values: list[float]) -> N
     assert (find_percentile(ordered, 0), find_percentile(ordered, 100)) == (ordered[0], ordered[-1])
 
 
-def test_a_percentile_of_nothing_is_an_error() -> None:
+def test_figures_of_values() -> None:
     with pytest.raises(ValueError, match="at least one value"):
         find_percentile([], 50)
     with pytest.raises(ValueError, match="from 0 to 100"):
         find_percentile([1.0], 101)
-
-
-def test_figures_of_values() -> None:
     assert describe_values([]) is None
     figures = describe_values([4.0, 1.0, 3.0, 2.0])
     assert figures is not None
@@ -148,28 +145,19 @@ class Page(HTMLParser):
 
 
 def test_a_report_has_the_figures_of_its_levels() -> None:
-    made = report(level(1), level(4, 1.0, "queue_full"))
-    assert summary_rows(made) == [
+    built = report(level(1), level(4, 1.0, "queue_full"))
+    assert summary_rows(built) == [
         ("1", "4", "0", "10.0", "500.0 ms", "500.0 ms", "100.0 ms", "100.0 ms"),
         ("4", "4", "1", "10.0", "500.0 ms", "500.0 ms", "100.0 ms", "100.0 ms"),
     ]
-    assert made["levels"][1]["errors"] == {"queue_full": 1}
-    assert set(made["levels"][0]["ttft_ms"]) == {"count", "mean", "min", "max", "p50", "p90", "p95", "p99"}
-    assert made["levels"][1]["requests"][4] == {
-        "started_s": 0.0,
-        "duration_s": 0.1,
-        "ttft_s": None,
-        "output_tokens": 0,
-        "error": "queue_full",
-        "cut": False,
-    }
-
-
-def test_a_level_without_answers_has_dashes() -> None:
+    assert built["levels"][1]["errors"] == {"queue_full": 1}
+    assert set(built["levels"][0]["ttft_ms"]) == {"count", "mean", "min", "max", "p50", "p90", "p95", "p99"}
+    times = {"started_s": 0.0, "duration_s": 0.1, "ttft_s": None}
+    assert built["levels"][1]["requests"][4] == {**times, "output_tokens": 0, "error": "queue_full", "cut": False}
     samples = (RequestSample(0.0, 0.1, None, (), 0, error="queue_full"),)
-    made = report(LevelResult(summarize_level(2, samples, 1.0), samples))
-    assert summary_rows(made) == [("2", "0", "1", "0.0", "-", "-", "-", "-")]
-    assert "queue_full" in render_page(made)
+    unanswered = report(LevelResult(summarize_level(2, samples, 1.0), samples))
+    assert summary_rows(unanswered) == [("2", "0", "1", "0.0", "-", "-", "-", "-")]
+    assert "queue_full" in render_page(unanswered)
 
 
 def test_a_page_is_whole_by_itself() -> None:
@@ -195,9 +183,6 @@ def test_a_comparison_says_what_changed() -> None:
     page = Page(render_comparison("a.json", first, "b.json", second))
     assert page.tags.count("svg") == 4
     assert "A is a.json: m" in page.text
-
-
-def test_a_figure_that_one_report_lacks_has_no_change() -> None:
     empty = LevelResult(summarize_level(1, (), 1.0), ())
     changes = {figure["figure"]: figure["change"] for figure in compare_reports(report(empty), report(level(1)))}
     assert set(changes.values()) == {None}
@@ -234,11 +219,6 @@ def test_a_plot_is_well_formed_and_in_its_frame() -> None:
     assert ET.fromstring(draw_lines("nothing", "x", ["1"], [Series("a", [None])])).findall("circle") == []
 
 
-@pytest.mark.parametrize(("largest", "step"), [(0, 1), (1, 0.2), (9.9, 2), (10, 2), (11, 5), (260, 100), (5000, 1000)])
-def test_marks_of_an_axis_are_round_numbers(largest: float, step: float) -> None:
-    assert nice_step(largest, 5) == pytest.approx(step)
-
-
 def test_the_live_picture() -> None:
     view = LiveView("m", 64, lambda: 10.5)
     progress = LevelProgress(4, 0.5, [RequestSample(0.0, 1.0, 0.25, (), 100)], running=3)
@@ -254,9 +234,11 @@ def test_the_live_picture() -> None:
     assert "250.0 ms" in text
 
 
-def test_a_sparkline() -> None:
+def test_a_sparkline_and_marks_of_an_axis() -> None:
     assert draw_sparkline([0, 1, 50, 100]) == " ▁▄█"
     assert draw_sparkline([0, 0]) == "  "
+    steps = {0: 1, 1: 0.2, 9.9: 2, 10: 2, 11: 5, 260: 100, 5000: 1000}
+    assert {largest: nice_step(largest, 5) for largest in steps} == pytest.approx(steps), "round numbers"
 
 
 def test_levels_of_an_option() -> None:

@@ -237,9 +237,14 @@ async def write_export(path: Path) -> None:
         writer.finish(io.BytesIO(LINES))
 
 
-async def test_what_was_written_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "e.tar"
-    await write_export(path)
+@pytest.fixture
+async def path(tmp_path: Path) -> Path:
+    """A whole export."""
+    await write_export(tmp_path / "e.tar")
+    return tmp_path / "e.tar"
+
+
+async def test_what_was_written_is_read(path: Path, tmp_path: Path) -> None:
     with ExportReader(path) as reader:
         assert reader.description == DESCRIPTION
         assert list(reader.read_documents()) == DOCUMENTS
@@ -253,24 +258,16 @@ async def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-async def test_an_export_goes_on_from_wherever_it_was_killed(tmp_path: Path) -> None:
-    path, partial = tmp_path / "e.tar", tmp_path / "e.tar.partial"
-    await write_export(path)
-    whole = path.read_bytes()
-    for length in (0, *range(1024, len(whole) + 1, 128)):
-        partial.write_bytes(whole[:length])
+async def test_an_export_goes_on_from_wherever_it_was_killed(path: Path) -> None:
+    whole, partial = path.read_bytes(), path.with_name("e.tar.partial")
+    damaged = whole.index(b"x" * 512)
+    lengths = (0, *range(1024, len(whole) + 1, 128))
+    left = [*(whole[:length] for length in lengths), whole[:damaged] + bytes(512) + whole[damaged + 512 :]]
+    for content in left:
+        partial.write_bytes(content)
         await write_export(path)
-        assert path.read_bytes() == whole, length
+        assert path.read_bytes() == whole, len(content)
         assert not partial.exists()
-
-
-async def test_damage_in_an_unfinished_file_is_written_anew(tmp_path: Path) -> None:
-    path, partial = tmp_path / "e.tar", tmp_path / "e.tar.partial"
-    await write_export(path)
-    whole = path.read_bytes()
-    partial.write_bytes(whole[: whole.index(b"x" * 512)] + bytes(512) + whole[whole.index(b"x" * 512) + 512 :])
-    await write_export(path)
-    assert path.read_bytes() == whole
 
 
 async def test_content_that_is_not_the_one_expected_is_not_kept(tmp_path: Path) -> None:
@@ -324,9 +321,7 @@ async def test_a_full_disk_loses_nothing_that_was_written(tmp_path: Path) -> Non
             assert list(reader.read_documents()) == DOCUMENTS
 
 
-async def test_what_is_no_whole_export_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "e.tar"
-    await write_export(path)
+async def test_what_is_no_whole_export_is_refused(path: Path, tmp_path: Path) -> None:
     whole = path.read_bytes()
     path.write_bytes(whole[:2048])
     with pytest.raises(ExportError, match="is not complete: run `roundhouse rag export` again"):
