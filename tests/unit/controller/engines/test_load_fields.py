@@ -286,24 +286,21 @@ def test_the_schema_refuses(body: dict[str, Any]) -> None:
         _read(body)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"gguf_type_k": "q8-0"},
-        {"gguf_type_k": "foo"},
-        {"exllama_cache_k_bits": 8},
-        {"exllama_cache_k_bits": 1, "exllama_cache_v_bits": 99},
-        {"exllama_cache_quant": "8,8", "exllama_cache_k_bits": 8, "exllama_cache_v_bits": 8},
-        {"exllama_cache_size": 8000},
-        {"exllama_cache_size": 1},
-        {"exllama_cache_quant": "fp16"},
-        {"llama_server_spec_type": "medusa"},
-        {"llama_server_spec_draft_n_max": 7},
-        {"llama_server_spec_draft_p_min": 1.5},
-        {"llama_server_spec_draft_p_min": -1},
-        {"vllm_kv_cache_memory_bytes": 1},
-    ],
-)
+LEFT: list[dict[str, Any]] = [
+    *({"gguf_type_k": each} for each in ("q8-0", "foo")),
+    {"exllama_cache_k_bits": 8},
+    {"exllama_cache_k_bits": 1, "exllama_cache_v_bits": 99},
+    {"exllama_cache_quant": "8,8", "exllama_cache_k_bits": 8, "exllama_cache_v_bits": 8},
+    *({"exllama_cache_size": each} for each in (8000, 1)),
+    {"exllama_cache_quant": "fp16"},
+    {"llama_server_spec_type": "medusa"},
+    {"llama_server_spec_draft_n_max": 7},
+    *({"llama_server_spec_draft_p_min": each} for each in (1.5, -1)),
+    {"vllm_kv_cache_memory_bytes": 1},
+]
+
+
+@pytest.mark.parametrize("body", LEFT)
 def test_what_the_schema_leaves_to_the_backend(body: dict[str, Any]) -> None:
     params = load_params(_read(body))
     engine = ENGINES[OWNERS[next(iter(params))]]

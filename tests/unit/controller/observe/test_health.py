@@ -173,26 +173,20 @@ vllm:num_requests_running{engine="0",model_name="m"} 0.0
 """
 
 
-@pytest.mark.parametrize(
-    ("text", "length"),
-    [
-        ('{"data": [{"id": "m", "meta": {"n_ctx": 4096, "n_ctx_train": 8192}}]}', 4096),
-        ('{"data": [{"id": "m", "max_model_len": 32768}]}', 32768),
-        ('{"data": [{"id": "m", "max_model_len": null, "meta": {"n_ctx": 4096}}]}', 4096),
-        ('{"data": [{"id": "m"}]}', None),
-        ('{"data": [{"id": "m", "meta": null}]}', None),
-        ('{"data": []}', None),
-        ('{"data": [5]}', None),
-        ('{"data": [{"meta": {"n_ctx": true}}]}', None),
-        ('{"data": [{"meta": {"n_ctx": 0}}]}', None),
-        ('{"data": [{"meta": {"n_ctx": "4096"}}]}', None),
-        ("[]", None),
-        ("<html>", None),
-        ("[" * 100_000, None),
-    ],
-)
-def test_the_context_length_in_a_list_of_models(text: str, length: int | None) -> None:
-    assert parse_figures(MODELS_PATH, text).context_length == length
+LENGTHS = {
+    '{"data": [{"id": "m", "meta": {"n_ctx": 4096, "n_ctx_train": 8192}}]}': 4096,
+    '{"data": [{"id": "m", "max_model_len": 32768}]}': 32768,
+    '{"data": [{"id": "m", "max_model_len": null, "meta": {"n_ctx": 4096}}]}': 4096,
+    **{
+        f'{{"data": [{{"meta": {meta}}}]}}': None
+        for meta in ("null", '{"n_ctx": true}', '{"n_ctx": 0}', '{"n_ctx": "9"}')
+    },
+    **dict.fromkeys(('{"data": [{"id": "m"}]}', '{"data": []}', '{"data": [5]}', "[]", "<html>", "[" * 100_000)),
+}
+
+
+def test_the_context_length_in_a_list_of_models() -> None:
+    assert {text: parse_figures(MODELS_PATH, text).context_length for text in LENGTHS} == LENGTHS
 
 
 def test_a_list_of_models_tells_what_a_worker_or_llama_server_applies() -> None:
@@ -246,28 +240,28 @@ def test_any_json_gives_positive_counts_or_none(path: str, answer: object) -> No
     assert figures.speculates in (None, True, False)
 
 
-@pytest.mark.parametrize(
-    ("status", "text", "expected"),
-    [
-        (200, '{"prompt": "<|user|>a<|system|>7351<|end|>"}', "taken"),
-        (200, '{"prompt": "<|user|>a<|end|>"}', "refused"),
-        (200, '{"count": 4, "token_strs": ["<|user|>", "73", "5", "1"]}', "taken"),
-        (200, '{"count": 4, "token_strs": ["<|user|>", "a"]}', "refused"),
-        (400, '{"error": {"message": "System message must be at the beginning."}}', "refused"),
-        (500, '{"error": {"message": "Jinja Exception"}}', "refused"),
-        (200, "{}", "untold"),
-        (200, '{"token_strs": null}', "untold"),
-        (200, '{"prompt": 5}', "untold"),
-        (200, "[]", "untold"),
-        (200, "not JSON", "untold"),
-        (200, "[" * 100_000, "untold"),
-        (404, "", "untold"),
-        (401, "", "untold"),
-        (503, "", "untold"),
+RENDERINGS: dict[str, list[tuple[int, str]]] = {
+    "taken": [
+        (200, '{"prompt": "<|user|>a<|system|>7351<|end|>"}'),
+        (200, '{"count": 4, "token_strs": ["<|user|>", "73", "5", "1"]}'),
     ],
-)
-def test_what_became_of_the_system_message(status: int, text: str, expected: str) -> None:
-    assert judge_rendering(status, text) == expected
+    "refused": [
+        (200, '{"prompt": "<|user|>a<|end|>"}'),
+        (200, '{"count": 4, "token_strs": ["<|user|>", "a"]}'),
+        (400, '{"error": {"message": "System message must be at the beginning."}}'),
+        (500, '{"error": {"message": "Jinja Exception"}}'),
+    ],
+    "untold": [
+        *((200, text) for text in ("{}", '{"token_strs": null}', '{"prompt": 5}', "[]", "not JSON", "[" * 100_000)),
+        *((status, "") for status in (404, 401, 503)),
+    ],
+}
+
+
+@pytest.mark.parametrize("expected", RENDERINGS)
+def test_what_became_of_the_system_message(expected: str) -> None:
+    for status, text in RENDERINGS[expected]:
+        assert judge_rendering(status, text) == expected, text[:100]
 
 
 def test_silence_counts_from_the_first_failed_observation() -> None:

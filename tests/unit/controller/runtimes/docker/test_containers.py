@@ -380,15 +380,8 @@ def test_no_port_is_no_address(ports: object) -> None:
     ("status", "running", "phase"),
     [
         ("created", False, Phase.CREATED),
-        ("running", True, Phase.RUNNING),
-        ("paused", True, Phase.RUNNING),
-        ("restarting", True, Phase.RUNNING),
-        ("exited", False, Phase.EXITED),
-        ("dead", False, Phase.EXITED),
-        ("removing", False, Phase.EXITED),
-        ("of a later version", True, Phase.RUNNING),
-        ("of a later version", False, Phase.EXITED),
-        ("", False, Phase.EXITED),
+        *((status, True, Phase.RUNNING) for status in ("running", "paused", "restarting", "of a later version")),
+        *((status, False, Phase.EXITED) for status in ("exited", "dead", "removing", "of a later version", "")),
     ],
 )
 def test_phases(status: str, running: bool, phase: Phase) -> None:
@@ -448,12 +441,8 @@ def test_what_builds_an_image_of_ours(image: str, command: str) -> None:
 @pytest.mark.parametrize(
     ("newest", "oldest", "version"),
     [
-        ("1.41", "1.12", "1.41"),
-        ("1.43", "1.12", "1.43"),
-        (NEWEST_API, "1.24", NEWEST_API),
-        ("1.54", "1.24", NEWEST_API),
-        ("1.99", "1.60", "1.60"),
-        ("1.41", None, "1.41"),
+        *(("1.41", "1.12", "1.41"), ("1.43", "1.12", "1.43"), ("1.41", None, "1.41")),
+        *((NEWEST_API, "1.24", NEWEST_API), ("1.54", "1.24", NEWEST_API), ("1.99", "1.60", "1.60")),
     ],
 )
 def test_the_newest_version_that_both_know_is_spoken(newest: str, oldest: str | None, version: str) -> None:

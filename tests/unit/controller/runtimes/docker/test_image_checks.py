@@ -158,8 +158,7 @@ CUDA = ("PATH=/usr/local/nvidia/bin:/usr/bin", "LD_LIBRARY_PATH=/usr/local/nvidi
     [
         (),
         CUDA,
-        ("LD_LIBRARY_PATH=/usr/local/cuda/lib64",),
-        ("LD_LIBRARY_PATH=/opt/proc/lib:/device/lib",),
+        *((f"LD_LIBRARY_PATH={path}",) for path in ("/usr/local/cuda/lib64", "/opt/proc/lib:/device/lib")),
         ("LD_PRELOAD=", "LD_LIBRARY_PATH="),
         ("OLD_PRELOAD=/a.so", "A=LD_PRELOAD=/a.so"),
     ],
@@ -168,30 +167,21 @@ def test_images_that_may_have_gpus(environment: tuple[str, ...]) -> None:
     assert find_loader_problem("i:1", environment, {}) is None
 
 
-@pytest.mark.parametrize(
-    "variable",
-    [
-        "LD_PRELOAD=/proc/self/cwd/its.so",
-        "LD_PRELOAD=libtcmalloc.so",
-        "LD_AUDIT=/proc/self/cwd/its.so",
-        "LD_DEBUG_OUTPUT=/etc/cron.d/x",
-        "LD_LIBRARY_PATH=/proc/self/cwd/lib",
-        "LD_LIBRARY_PATH=/usr/lib:/./proc//self/cwd",
-        "LD_LIBRARY_PATH=/usr/../proc/1/cwd",
-        "LD_LIBRARY_PATH=//proc/self/cwd",
-        "LD_LIBRARY_PATH=/dev/fd/7",
-        "LD_LIBRARY_PATH=/proc",
-        "LD_LIBRARY_PATH=lib",
-        "LD_LIBRARY_PATH=./lib;/usr/lib",
-        "LD_LIBRARY_PATH=/usr/lib:",
-        "LD_LIBRARY_PATH=:/usr/lib",
-        "LD_LIBRARY_PATH=/usr/lib;$ORIGIN/x",
-        "LD_LIBRARY_PATH=/usr/$LIB/x",
+ON_THE_HOST = {
+    "LD_PRELOAD": ["/proc/self/cwd/its.so", "libtcmalloc.so"],
+    "LD_AUDIT": ["/proc/self/cwd/its.so"],
+    "LD_DEBUG_OUTPUT": ["/etc/cron.d/x"],
+    "LD_LIBRARY_PATH": [
+        *("/proc/self/cwd/lib", "/usr/lib:/./proc//self/cwd", "/usr/../proc/1/cwd", "//proc/self/cwd", "/dev/fd/7"),
+        *("/proc", "lib", "./lib;/usr/lib", "/usr/lib:", ":/usr/lib", "/usr/lib;$ORIGIN/x", "/usr/$LIB/x"),
     ],
-)
-def test_images_that_get_no_gpus(variable: str) -> None:
-    name = variable.partition("=")[0]
-    assert find_loader_problem("i:1", (*CUDA[:1], variable), {"PATH": "/bin"}) == (
+}
+"""Values that the loader would look up on the host."""
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in ON_THE_HOST.items() for value in values])
+def test_images_that_get_no_gpus(name: str, value: str) -> None:
+    assert find_loader_problem("i:1", (*CUDA[:1], f"{name}={value}"), {"PATH": "/bin"}) == (
         f"image i:1 sets {name}, which NVIDIA's hooks would follow on the host as root (CVE-2025-23266), so it gets no"
         f" GPUs: take another image, or set {name} in the definition's `env` (empty: none)"
     )
