@@ -26,11 +26,12 @@ from controller.schema.declarations import RuntimeDeclaration, RuntimeDeclaratio
 from controller.schema.status import ModelState
 from controller.schema.tools import McpServerRoute
 from controller.state import Exit, Phase, ReplicaId
+from tests.support import engine_definitions
 from tests.support.config_files import MODELS_ROOT, parse_text, problems_of
 from tests.support.controller_harness import AddressedRuntime, ControllerHarness
-from tests.support.engine_definitions import PROCESS
 
 TIME = "mcp_servers: {time: {command: [mcp-server-time, --utc], env: {B: '2', A: s3cr3t}}, far: {url: https://far/mcp}}"
+PROCESS = replace(engine_definitions.PROCESS, served_name="mcp:time")
 USER = UserIdentity(1000, 1001)
 
 
@@ -66,7 +67,6 @@ def test_a_server_with_a_command_is_run_and_one_with_an_address_is_not() -> None
 
 
 def test_no_file_and_no_operator_can_name_the_backend_or_take_a_servers_name() -> None:
-    assert "mcp" not in ENGINES
     assert set(REPLICA_ENGINES) - set(ENGINES) == {"mcp"}
     assert problems_of("models: {a: {backend: mcp, mcp_command: [sh]}}")[0].startswith(
         "desired-state/models.yaml:1: models.a.backend: unknown backend `mcp`"
@@ -172,9 +172,7 @@ def test_a_container_gets_no_folder_that_is_not_declared() -> None:
 def test_a_container_gets_the_declared_folders_read_only_unless_they_say_otherwise() -> None:
     made = container("{command: [x], mounts: ['/srv/a:/a', '/srv/b:/b:rw', '/srv/c:/c:ro']}")
     assert made["HostConfig"]["Mounts"] == [
-        {"Type": "bind", "Source": "/srv/a", "Target": "/a", "ReadOnly": True},
-        {"Type": "bind", "Source": "/srv/b", "Target": "/b", "ReadOnly": False},
-        {"Type": "bind", "Source": "/srv/c", "Target": "/c", "ReadOnly": True},
+        {"Type": "bind", "Source": f"/srv/{name}", "Target": f"/{name}", "ReadOnly": name != "b"} for name in "abc"
     ]
 
 

@@ -235,7 +235,7 @@ MENDED_BY_NO_START = {
 }
 MENDED_LATER = {
     "exllamav3": {
-        "ExLlamaV3 cannot load /m: The tensor-parallel shared arena needs 64.0 MiB of": "too little shared memory",
+        "ExLlamaV3 cannot load /m: The shared arena needs 64.0 MiB of POSIX shared memory": "too little shared memory",
         "ExLlamaV3 cannot load /m: CUDA error: all CUDA-capable devices are busy": "the GPU",
         "ExLlamaV3 cannot load /m: NCCL error in: ProcessGroup.cpp": "the GPU",
         # turboderp-org/exllamav3#50, #361

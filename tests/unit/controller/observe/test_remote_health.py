@@ -74,6 +74,13 @@ def _result(at: float, error: str | None = None, spec: str = "h", retry_at: floa
     return RemoteResult(spec=spec, at=at, error=error, retry_at=retry_at)
 
 
+def _tracking() -> Bench:
+    """One that tracks the model `m`."""
+    bench = Bench()
+    bench.remotes.track_models([_model("m")])
+    return bench
+
+
 def test_keys_with_a_line_end_are_keys_and_bad_ones_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     remotes = Bench().remotes
     (tmp_path / "key").write_text("sk-123\n")
@@ -110,8 +117,11 @@ def test_keys_with_a_line_end_are_keys_and_bad_ones_are_said(tmp_path: Path, mon
 
 
 def test_what_gateways_say_counts_for_the_definition_that_they_asked_by() -> None:
-    bench = Bench()
-    bench.remotes.track_models([_model("m")])
+    early = Bench()
+    early.report(m=_result(1.0))
+    early.remotes.track_models([_model("m")])
+    assert early.remotes.list_errors() == {"m": None}, "a report from before the files were read"
+    bench = _tracking()
     bench.report()
     assert (bench.remotes.list_errors(), bench.wakes) == ({}, 0)
     bench.report(m=_result(1.0, "http://u:pa55@h/v1 is down"))
@@ -141,16 +151,8 @@ def test_when_a_failed_remote_is_asked_again_is_said() -> None:
     assert bench.remotes.list_retries() == {}
 
 
-def test_a_report_that_came_before_the_files_were_read_counts() -> None:
-    bench = Bench()
-    bench.report(m=_result(1.0))
-    bench.remotes.track_models([_model("m")])
-    assert bench.remotes.list_errors() == {"m": None}
-
-
 def test_after_a_reset_the_next_answer_counts_also_if_it_is_the_same() -> None:
-    bench = Bench()
-    bench.remotes.track_models([_model("m")])
+    bench = _tracking()
     bench.report(m=_result(1.0, "down"))
     before = bench.remotes.list_probes()["m"]
     bench.remotes.reset_health("m")
@@ -166,8 +168,7 @@ def test_after_a_reset_the_next_answer_counts_also_if_it_is_the_same() -> None:
 
 
 def test_without_gateways_the_last_word_stands_for_a_while() -> None:
-    bench = Bench()
-    bench.remotes.track_models([_model("m")])
+    bench = _tracking()
     bench.report(m=_result(1.0))
     bench.hub.close_link("gw")
     bench.now += KEPT_S - 1
@@ -184,16 +185,14 @@ def test_without_gateways_the_last_word_stands_for_a_while() -> None:
 async def test_a_first_table_waits_for_a_gateway_only_for_what_was_served_before_and_not_for_ever(
     loop_clock: LoopClock,
 ) -> None:
-    bench = Bench()
-    bench.remotes.track_models([_model("m")])
+    bench = _tracking()
     await bench.remotes.wait_for_first_round({"other"})
     waiting = asyncio.create_task(bench.remotes.wait_for_first_round({"m"}))
     await asyncio.sleep(0)
     assert not waiting.done()
     bench.report()
     await waiting
-    bench = Bench()
-    bench.remotes.track_models([_model("m")])
+    bench = _tracking()
     waiting = asyncio.create_task(bench.remotes.wait_for_first_round({"m"}))
     await loop_clock.skip(ARRIVAL_S + 1)
     await waiting

@@ -29,7 +29,6 @@ from controller.runtimes.claimed_gpus import visible_gpus
 from controller.runtimes.docker.client import (
     NEWEST_API,
     OLDEST_API,
-    DaemonRefusedError,
     negotiate_version,
     plain_reason,
 )
@@ -87,14 +86,11 @@ def test_an_engine_sees_its_own_world() -> None:
     assert (made["Image"], made["User"]) == ("engine:1", "1000:1001")
 
 
-def test_the_token_is_in_the_environment_and_nowhere_else() -> None:
+def test_the_environment_has_the_token_and_what_is_declared_but_not_which_gpus_are_seen() -> None:
     made = config()
     assert "LLAMA_API_KEY=SECRET" in made["Env"]
     assert "SECRET" not in str(without(made, "Env"))
     assert "SECRET" not in str(config(token_env=None))
-
-
-def test_definitions_set_variables_but_not_which_gpus_are_seen() -> None:
     env = {"CUDA_VISIBLE_DEVICES": "3", "NVIDIA_VISIBLE_DEVICES": "all", "HOME": "/elsewhere"}
     words = config(env=env)["Env"]
     assert "HOME=/elsewhere" in words
@@ -144,26 +140,22 @@ def test_a_port_is_published_on_loopback_only_where_names_do_not_reach() -> None
     assert outside["HostConfig"]["NetworkMode"] == "engines"
 
 
-def test_limits_follow_the_definition() -> None:
+def test_limits_follow_the_definition_and_everything_is_restricted() -> None:
     host = config()["HostConfig"]
     assert (host["Memory"], host["MemorySwap"]) == (512 * 2**20, 512 * 2**20)
     assert "ShmSize" not in host
     assert config(shm_bytes=10 * 2**30)["HostConfig"]["ShmSize"] == 10 * 2**30
     free = replace(REQUEST, definition=LlamaServerDefinition(model_path="m.gguf", image="engine:1"))
     assert "Memory" not in config(free)["HostConfig"]
-
-
-def test_everything_is_restricted() -> None:
-    host = config()["HostConfig"]
     assert (host["CapDrop"], host["CapAdd"], host["SecurityOpt"]) == (["ALL"], [], ["no-new-privileges"])
-    assert host["ReadonlyRootfs"]
-    assert host["RestartPolicy"] == {"Name": "no"}
-    assert [(mount["Target"], mount.get("ReadOnly", False)) for mount in host["Mounts"]] == [
-        ("/models", True),
-        ("/cache", False),
-    ]
-    cap_added = container_config(REQUEST, Launch(("x",), image="i"), UserIdentity(0, 0, ("DAC_OVERRIDE",)), HOST, 0.0)
+    assert (host["ReadonlyRootfs"], host["RestartPolicy"]) == (True, {"Name": "no"})
+    mounts = [(mount["Target"], mount.get("ReadOnly", False)) for mount in host["Mounts"]]
+    assert mounts == [("/models", True), ("/cache", False)]
+    user = UserIdentity(0, 0, ("DAC_OVERRIDE",))
+    cap_added = container_config(REQUEST, Launch(("x",), image="i"), user, HOST, 0.0)
     assert cap_added["HostConfig"]["CapAdd"] == ["DAC_OVERRIDE"]
+    assert bounded_log(16)["Config"] == {"max-size": "8m", "max-file": "2"}
+    assert bounded_log(1)["Config"] == {"max-size": "1m", "max-file": "2"}, "whatever is asked"
 
 
 def test_every_models_folder_is_mounted_beside_the_first_one_and_read_only() -> None:
@@ -177,11 +169,6 @@ def test_every_models_folder_is_mounted_beside_the_first_one_and_read_only() -> 
     assert render_context("m", USER, {}, model_paths=paths).resolve_path("m.gguf") == "/models-3/m.gguf"
 
 
-def test_logs_are_bounded_whatever_is_asked() -> None:
-    assert bounded_log(16)["Config"] == {"max-size": "8m", "max-file": "2"}
-    assert bounded_log(1)["Config"] == {"max-size": "1m", "max-file": "2"}
-
-
 @pytest.mark.parametrize(
     ("wanted", "below"), [([], []), (["slots/a%2Fb/0", "x"], ["slots", "slots/a%2Fb", "slots/a%2Fb/0", "x"])]
 )
@@ -192,6 +179,7 @@ def test_the_cache_s_archive_holds_the_user_s_folder_and_the_engine_s(wanted: li
     assert folders == [(name, True, 0o700, 1000, 1001) for name in ("1000", *(f"1000/{each}" for each in below))]
 
 
+BY_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="giving files to other users needs root")
 FILE, FOLDER = stat.S_IFREG, stat.S_IFDIR
 
 
@@ -229,7 +217,7 @@ def test_the_least_rights_that_suffice(entries: list[FileEntry], identity: UserI
     assert identity.user == f"{identity.uid}:{identity.gid}"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="giving files to other users needs root")
+@BY_ROOT
 def test_what_must_be_read_is_the_model_all_below_it_and_the_way_to_it(tmp_path: Path) -> None:
     inside = tmp_path / "org" / "model"
     inside.mkdir(parents=True)
@@ -248,7 +236,7 @@ def test_what_must_be_read_is_the_model_all_below_it_and_the_way_to_it(tmp_path:
     assert [entry.uid for entry in entries_to_read(ModelRoots((tmp_path,)), ["missing"])] == [1]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="giving files to other users needs root")
+@BY_ROOT
 def test_links_are_followed_to_what_they_name(tmp_path: Path) -> None:
     blobs = tmp_path / "blobs"
     blobs.mkdir()
@@ -259,7 +247,7 @@ def test_links_are_followed_to_what_they_name(tmp_path: Path) -> None:
     assert {entry.uid for entry in entries_to_read(ModelRoots((tmp_path,)), ["m.gguf"])} == {10, 5, 0}
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="giving files to other users needs root")
+@BY_ROOT
 def test_only_the_folders_on_the_way_count_and_those_on_both_sides_of_a_link(tmp_path: Path) -> None:
     first, hub = tmp_path / "first", tmp_path / "hub"
     snapshot, blobs = hub / "snapshots" / "1", hub / "blobs"
@@ -467,12 +455,6 @@ def test_the_system_s_reason_is_found_wherever_the_library_hides_it() -> None:
     assert plain_reason(PermissionError(errno.EACCES, "x")).startswith("this user may not use it")
     assert plain_reason(requests.ReadTimeout("x")) == "it hangs"
     assert plain_reason(DockerException("something new")) == "something new"
-
-
-def test_an_unexpected_refusal_counts_as_unavailable() -> None:
-    error = DaemonRefusedError(500, "out of order")
-    assert isinstance(error, RuntimeUnavailableError)
-    assert (error.status, error.message) == (500, "out of order")
 
 
 def test_both_kinds_of_control_groups_are_read() -> None:
