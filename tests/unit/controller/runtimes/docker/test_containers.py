@@ -29,6 +29,7 @@ from controller.runtimes.claimed_gpus import visible_gpus
 from controller.runtimes.docker.client import (
     NEWEST_API,
     OLDEST_API,
+    DaemonRefusedError,
     negotiate_version,
     plain_reason,
 )
@@ -455,6 +456,9 @@ def test_the_system_s_reason_is_found_wherever_the_library_hides_it() -> None:
     assert plain_reason(PermissionError(errno.EACCES, "x")).startswith("this user may not use it")
     assert plain_reason(requests.ReadTimeout("x")) == "it hangs"
     assert plain_reason(DockerException("something new")) == "something new"
+    refused = DaemonRefusedError(500, "out of order")
+    assert isinstance(refused, RuntimeUnavailableError)
+    assert (refused.status, refused.message) == (500, "out of order")
 
 
 def test_both_kinds_of_control_groups_are_read() -> None:
