@@ -25,15 +25,15 @@ async def service(folder: Path) -> AsyncIterator[Up]:
     made.kill_all()
 
 
-async def until_serving(service: Up) -> None:
+async def serve(service: Up) -> None:
+    service.start()
     await until("the gateway answers", service.answers)
     await until("the controller runs", lambda: "controller started" in service.events())
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 async def test_its_end_is_the_programs_and_not_the_engines(service: Up, number: signal.Signals) -> None:
-    service.start()
-    await until_serving(service)
+    await serve(service)
     service.send(number)
     assert await service.ended() == ExitCode.DONE
     # A controller that was asked to end would stop the engines; one that gets SIGTERM leaves them.
@@ -44,8 +44,7 @@ async def test_its_end_is_the_programs_and_not_the_engines(service: Up, number: 
 
 
 async def test_what_a_killed_run_left_is_ended_in_order_and_started_anew(service: Up) -> None:
-    service.start()
-    await until_serving(service)
+    await serve(service)
     assert service.process is not None
     service.process.kill()
     service.process.wait()
@@ -61,8 +60,7 @@ async def test_what_a_killed_run_left_is_ended_in_order_and_started_anew(service
 
 
 async def test_down_ends_it_for_good(service: Up, capsys: pytest.CaptureFixture[str]) -> None:
-    service.start()
-    await until_serving(service)
+    await serve(service)
     ending = asyncio.create_task(service.ended())
     assert await down(service) == ExitCode.DONE
     # systemd starts again what ended otherwise (Restart=on-failure).

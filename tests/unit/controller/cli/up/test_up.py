@@ -35,9 +35,26 @@ async def up(folder: Path) -> AsyncIterator[Up]:
     made.kill_all()
 
 
-async def test_it_says_how_to_use_the_first_model_and_ends_in_order(up: Up) -> None:
-    up.start(PATH="/usr/bin:/bin")
+async def serve(up: Up, *arguments: str, **env: str) -> None:
+    """Start it, and wait until its first model is announced."""
+    up.start(*arguments, **env)
     await up.ready()
+
+
+def kill(up: Up) -> None:
+    """Kill it alone, and not its children."""
+    assert up.process is not None
+    up.process.kill()
+    up.process.wait()
+
+
+def runs_of(up: Up) -> list[int]:
+    """The stand-ins that run, of all that it has started."""
+    return [pid for pid in up.pids() if runs(pid)]
+
+
+async def test_it_says_how_to_use_the_first_model_and_ends_in_order(up: Up) -> None:
+    await serve(up, PATH="/usr/bin:/bin")
     await until("the hint is there", lambda: up.out.count("\n") == 2)
     ready, hint = up.out.splitlines()  # none of a real model: `chat` is not the demo
     assert ready.startswith(f"chat is ready. Try: curl http://127.0.0.1:{up.port}/v1/chat/completions ")
@@ -47,7 +64,7 @@ async def test_it_says_how_to_use_the_first_model_and_ends_in_order(up: Up) -> N
     events = up.events()
     assert sorted(events[:2]) == ["controller started", "gateway started"]
     assert events[2:] == ENDED_IN_ORDER
-    assert not any(runs(pid) for pid in up.pids())
+    assert not runs_of(up)
     assert not (up.state / "up.json").exists()
     assert "Traceback" not in up.err
     assert up.err.splitlines()[-2:] == [
@@ -57,31 +74,28 @@ async def test_it_says_how_to_use_the_first_model_and_ends_in_order(up: Up) -> N
 
 
 async def test_with_keys_it_says_so_and_that_the_first_model_is_ready(up: Up) -> None:
-    up.start(GATEWAY_DOES="keys")
-    await up.ready()
+    await serve(up, GATEWAY_DOES="keys")
     url = f"http://127.0.0.1:{up.port}/v1/models"
     assert up.out.splitlines()[0] == (f"chat is ready. Try, with a key: curl {url} -H 'authorization: Bearer rh-...'")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 async def test_every_signal_that_ends_a_program_ends_it_in_order(up: Up, number: signal.Signals) -> None:
-    up.start("--json")
-    await up.ready()
+    await serve(up, "--json")
     assert json.loads(up.out.splitlines()[0])["event"] == "ready"
     up.send(number)
     assert await up.ended() == ExitCode.DONE
-    assert not any(runs(pid) for pid in up.pids())
+    assert not runs_of(up)
 
 
 async def test_a_second_ctrl_c_does_not_wait(up: Up) -> None:
-    up.start(GATEWAY_DOES="deaf", CONTROLLER_DOES="deaf")
-    await up.ready()
+    await serve(up, GATEWAY_DOES="deaf", CONTROLLER_DOES="deaf")
     up.send(signal.SIGINT)
     await until("the gateway was told", lambda: "gateway got SIGTERM" in up.events())
     assert "controller was asked to end" not in up.events(), "its engines are still needed"
     up.send(signal.SIGINT)
     assert await up.ended() == ExitCode.DONE
-    assert not any(runs(pid) for pid in up.pids())
+    assert not runs_of(up)
     assert "forced: killing the programs" in up.err
     assert "Traceback" not in up.err
 
@@ -127,8 +141,7 @@ async def test_programs_that_do_not_end_are_killed_within_the_bound(
     ("program", "code"), [("GATEWAY", 2), ("GATEWAY", 3), ("CONTROLLER", 2), ("CONTROLLER", 3), ("CONTROLLER", 4)]
 )
 async def test_what_is_fatal_at_first_is_tried_again_once_all_ran(up: Up, program: str, code: int) -> None:
-    up.start(**{f"{program}_DOES": f"exit-second:{code}"})
-    await up.ready()
+    await serve(up, **{f"{program}_DOES": f"exit-second:{code}"})
     name = program.lower()
     os.kill(read_record(up.state).children[name].pid, signal.SIGKILL)
     await until("it was started a third time", lambda: up.events().count(f"{name} started") == 3)
@@ -139,8 +152,7 @@ async def test_what_is_fatal_at_first_is_tried_again_once_all_ran(up: Up, progra
 
 
 async def test_a_port_that_somebody_holds_while_the_gateway_is_away_is_waited_for(up: Up) -> None:
-    up.start()
-    await up.ready()
+    await serve(up)
     # Nobody starts the gateway again before the port is somebody's.
     up.send(signal.SIGSTOP)
     gateway = read_record(up.state).children["gateway"]
@@ -172,12 +184,11 @@ async def test_what_a_new_start_cannot_mend_ends_everything(
     up.start(**{f"{program.upper()}_DOES": f"exit:{code}"})
     assert await up.ended() == exit_code
     assert f"the {program} ended: {words}" in up.err
-    assert not any(runs(pid) for pid in up.pids())
+    assert not runs_of(up)
 
 
 async def test_a_second_up_on_the_same_state_folder_is_refused(up: Up, folder: Path) -> None:
-    up.start()
-    await up.ready()
+    await serve(up)
     assert up.process is not None
     (folder / "other").mkdir()
     other = Up(folder / "other")
@@ -191,11 +202,8 @@ async def test_a_second_up_on_the_same_state_folder_is_refused(up: Up, folder: P
 
 
 async def test_what_a_killed_up_left_is_not_started_beside(up: Up) -> None:
-    up.start()
-    await up.ready()
-    assert up.process is not None
-    up.process.kill()
-    up.process.wait()
+    await serve(up)
+    kill(up)
     left = up.pids()
     assert all(runs(pid) for pid in left)
     up.start()
@@ -210,8 +218,7 @@ async def test_what_a_killed_up_left_is_not_started_beside(up: Up) -> None:
 
 
 async def test_down_ends_a_running_up_in_order(up: Up, capsys: pytest.CaptureFixture[str]) -> None:
-    up.start()
-    await up.ready()
+    await serve(up)
     assert up.process is not None
     ending = asyncio.create_task(up.ended())
     assert await down(up) == ExitCode.DONE
@@ -234,8 +241,7 @@ def process_words(up: Up, name: str) -> str:
 
 
 async def test_down_kills_an_up_that_does_not_end_and_does_its_work(up: Up, capsys: pytest.CaptureFixture[str]) -> None:
-    up.start()
-    await up.ready()
+    await serve(up)
     assert up.process is not None
     up.send(signal.SIGSTOP)
     assert await down(up, "--timeout", "2") == ExitCode.DONE
@@ -250,20 +256,17 @@ async def test_down_kills_an_up_that_does_not_end_and_does_its_work(up: Up, caps
     assert f"{up_words} did not end within 2 s: it is killed, and what it leaves is ended\n" in err
     assert f"waiting for {process_words(up, 'gateway')}: it lets running requests finish; it is killed after 2 s" in err
     assert up.events()[2:] == ENDED_IN_ORDER
-    assert not any(runs(pid) for pid in up.pids())
+    assert not runs_of(up)
     assert not (up.state / "up.json").exists()
 
 
 async def test_down_kills_what_a_killed_up_left_and_does_not_end(up: Up, capsys: pytest.CaptureFixture[str]) -> None:
-    up.start(GATEWAY_DOES="deaf", CONTROLLER_DOES="deaf")
-    await up.ready()
-    assert up.process is not None
-    up.process.kill()
-    up.process.wait()
+    await serve(up, GATEWAY_DOES="deaf", CONTROLLER_DOES="deaf")
+    kill(up)
     gateway, controller = process_words(up, "gateway"), process_words(up, "controller")
     assert await down(up, "--timeout", "0.5", "--json") == ExitCode.DONE
     assert json.loads(capsys.readouterr().out) == {"stopped": [gateway, controller], "killed": [gateway, controller]}
-    assert not any(runs(pid) for pid in up.pids())
+    assert not runs_of(up)
 
 
 @pytest.fixture
@@ -277,8 +280,7 @@ def disk(folder: Path) -> Iterator[SmallDisk]:
 async def up_on_disk(disk: SmallDisk, up: Up) -> Up:
     """One that serves, and whose stand-ins are killed before the disk is taken away."""
     assert up.state == disk.folder
-    up.start()
-    await up.ready()
+    await serve(up)
     return up
 
 
@@ -300,7 +302,7 @@ async def test_on_a_full_disk_a_child_that_dies_is_started_again(up_on_disk: Up,
     await until("the record follows", lambda: read_record(up.state).children["controller"].pid == up.pids()[-1])
     up.send(signal.SIGTERM)
     assert await up.ended() == ExitCode.DONE
-    assert not any(runs(pid) for pid in up.pids())
+    assert not runs_of(up)
 
 
 async def test_down_finds_what_could_not_be_recorded(
@@ -311,22 +313,19 @@ async def test_down_finds_what_could_not_be_recorded(
     os.kill(read_record(up.state).children["gateway"].pid, signal.SIGKILL)
     await until("it answers again", up.answers)
     gateway = up.pids()[-1]
-    assert up.process is not None
-    up.process.kill()
-    up.process.wait()
+    kill(up)
     up.start()
     assert await up.ended() == ExitCode.LOCKED
     assert f"gateway (process {gateway})" in up.err
     assert await down(up) == ExitCode.DONE
     assert f"stopped gateway (process {gateway})\n" in capsys.readouterr().out
     assert up.events()[-4:] == ENDED_IN_ORDER
-    assert not any(runs(pid) for pid in up.pids())
+    assert not runs_of(up)
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
 async def test_down_needs_no_record(up: Up, capsys: pytest.CaptureFixture[str], is_killed: bool) -> None:
-    up.start()
-    await up.ready()
+    await serve(up)
     assert up.process is not None
     (up.state / "up.json").unlink()
     if is_killed:
@@ -345,7 +344,7 @@ async def test_down_needs_no_record(up: Up, capsys: pytest.CaptureFixture[str], 
         assert (f"stopped roundhouse up (process {up.process.pid})\n" == said) is not is_killed
         await ending
         assert up.events()[2:] == ENDED_IN_ORDER
-        assert not any(runs(pid) for pid in up.pids())
+        assert not runs_of(up)
         assert other.is_running()
         assert all(runs(pid) for pid in other.pids())
     finally:
@@ -355,8 +354,7 @@ async def test_down_needs_no_record(up: Up, capsys: pytest.CaptureFixture[str], 
 async def test_what_cannot_be_said_ends_nothing(up_on_disk: Up, disk: SmallDisk) -> None:
     up = up_on_disk
     up.log_folder = up.state
-    up.start()
-    await up.ready()
+    await serve(up)
     before = read_record(up.state).children
     disk.fill()
     os.kill(before["gateway"].pid, signal.SIGKILL)
@@ -368,4 +366,4 @@ async def test_what_cannot_be_said_ends_nothing(up_on_disk: Up, disk: SmallDisk)
     up.send(signal.SIGTERM)
     await up.ended()
     assert up.events()[-4:] == ENDED_IN_ORDER
-    assert not any(runs(pid) for pid in up.pids())
+    assert not runs_of(up)
