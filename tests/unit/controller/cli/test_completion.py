@@ -78,10 +78,12 @@ async def test_commands_options_and_kinds() -> None:
 def test_every_shell_gets_its_script(shell: str, tmp_path: Path) -> None:
     # What asks for the script finds its shell by the process that started it.
     environment = {**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1", "HOME": str(tmp_path)}
-    shown = subprocess.run(
-        [PROGRAM, "--show-completion", shell], capture_output=True, text=True, env=environment, check=True
-    )
-    assert f"complete_{shell}" in shown.stdout
-    subprocess.run([PROGRAM, "--install-completion", shell], capture_output=True, env=environment, check=True)
+
+    def run(option: str) -> str:
+        command = [PROGRAM, option, shell]
+        return subprocess.run(command, capture_output=True, text=True, env=environment, check=True).stdout
+
+    assert f"complete_{shell}" in run("--show-completion")
+    run("--install-completion")
     installed = [path for path in tmp_path.rglob("*roundhouse*") if path.is_file()]
     assert [f"complete_{shell}" in path.read_text() for path in installed] == [True]

@@ -235,16 +235,9 @@ def test_durations(seconds: float, words: str) -> None:
 
 
 def test_the_declaration_names_gpus_only_where_it_fits() -> None:
-    inspection = Inspection(
-        reference=REFERENCE,
-        pinned=PINNED,
-        files=[],
-        main=MAIN,
-        projector="user/tiny-GGUF/mmproj.gguf",
-        total_bytes=1,
-        missing_bytes=1,
-        free_bytes=1,
-    )
+    sizes = {"total_bytes": 1, "missing_bytes": 1, "free_bytes": 1}
+    paths = {"main": MAIN, "projector": "user/tiny-GGUF/mmproj.gguf"}
+    inspection = Inspection(reference=REFERENCE, pinned=PINNED, files=[], **paths, **sizes)
 
     def fit(*gpus: str, fits: bool) -> DeviceFit:
         return DeviceFit(gpus=list(gpus), needed_mib=1, fits=fits, fits_alone=fits, beside=[])

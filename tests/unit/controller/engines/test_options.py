@@ -127,20 +127,9 @@ class Every(Definition):
     unseen: Annotated[int | None, Hashed.NEVER] = Field(default=None, description="The engine does not see it.")
 
 
-EVERYTHING = Every(
-    model_path="m",
-    text="t",
-    choice="b",
-    shares=[0.5, 2.0],
-    share=0.12345678,
-    plain=True,
-    either=False,
-    file="f",
-    folders=["d/e", "d/f"],
-    content={"x": 1},
-    special=3,
-    unseen=4,
-)
+VALUES: dict[str, Any] = {"text": "t", "choice": "b", "shares": [0.5, 2.0], "share": 0.12345678, "plain": True}
+MORE_VALUES: dict[str, Any] = {"either": False, "file": "f", "folders": ["d/e", "d/f"], "content": {"x": 1}}
+EVERYTHING = Every(model_path="m", **VALUES, **MORE_VALUES, special=3, unseen=4)
 
 
 def test_flags_are_rendered_by_kind_and_in_the_order_of_declaration() -> None:
