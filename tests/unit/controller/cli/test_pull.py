@@ -235,8 +235,8 @@ def test_durations(seconds: float, words: str) -> None:
 
 
 def test_the_declaration_names_gpus_only_where_it_fits() -> None:
-    sizes = {"total_bytes": 1, "missing_bytes": 1, "free_bytes": 1}
-    paths = {"main": MAIN, "projector": "user/tiny-GGUF/mmproj.gguf"}
+    sizes: dict[str, Any] = {"total_bytes": 1, "missing_bytes": 1, "free_bytes": 1}
+    paths: dict[str, Any] = {"main": MAIN, "projector": "user/tiny-GGUF/mmproj.gguf"}
     inspection = Inspection(reference=REFERENCE, pinned=PINNED, files=[], **paths, **sizes)
 
     def fit(*gpus: str, fits: bool) -> DeviceFit:

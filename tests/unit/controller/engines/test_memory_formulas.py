@@ -43,7 +43,14 @@ BLOCK = 4096 * (2 * 4096 + 2 * 1024 + 3 * 14336) * 2
 
 def gguf(architecture: str, fields: Mapping[str, object], blocks: tuple[int, ...], **more: Any) -> Gguf:
     named = {f"{architecture}.{name}": value for name, value in fields.items()}
-    given = {"embedding": 0, "output": 0, "rest": 0, "vocabulary": 0, "has_tied_embeddings": True, **more}
+    given: dict[str, Any] = {
+        "embedding": 0,
+        "output": 0,
+        "rest": 0,
+        "vocabulary": 0,
+        "has_tied_embeddings": True,
+        **more,
+    }
     return Gguf(GIB, architecture, named, blocks, **given)
 
 
@@ -429,8 +436,9 @@ def test_ctranslate2_converts_what_it_loads() -> None:
 
 def test_batches_and_whole_windows_count_as_their_arguments_do() -> None:
     for name, flag, value in (("n_batch", "-b", 256), ("n_ubatch", "-ub", 2048)):
+        option: dict[str, Any] = {f"llama_server_{name}": value}
         by_argument = server(llama_server_n_ctx=8192, extra_args=[flag, str(value)])
-        assert server(**{"llama_server_n_ctx": 8192, f"llama_server_{name}": value}) == by_argument
+        assert server(llama_server_n_ctx=8192, **option) == by_argument
     assert server(llama_server_n_ubatch=2048).host.compute > server().host.compute
     windows: dict[str, Any] = {"llama_server_n_ctx": 32768, "artifact": gemma()}
     assert server(**windows, llama_server_swa_full=True) == server(**windows, extra_args=["--swa-full"])

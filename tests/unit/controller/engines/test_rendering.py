@@ -422,7 +422,7 @@ def test_groups_of_layers_divide_the_gpus() -> None:
 def test_code_by_override_is_taken_where_the_models_code_is_trusted() -> None:
     trusted: dict[str, Any] = {"vllm_trust_remote_code": True}
     assert "--hf-overrides" in render_argv("vllm", vllm_hf_overrides={"auto_map": {}}, **trusted)
-    fields = {"vllm_speculative_method": "custom_class", "vllm_speculative_model": "m.Own"}
+    fields: dict[str, Any] = {"vllm_speculative_method": "custom_class", "vllm_speculative_model": "m.Own"}
     assert "--speculative-config" in render_argv("vllm", **fields, **trusted)
 
 

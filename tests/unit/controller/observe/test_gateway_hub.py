@@ -63,7 +63,8 @@ def test_where_gateways_listen_is_told_while_their_links_are_up() -> None:
 def test_only_reports_that_matter_wake_the_loop() -> None:
     wakes: list[None] = []
     hub = _hub(wake=lambda: wakes.append(None))
-    for seq, inflight, count in ((1, {}, 1), (1, {"r": 2}, 1), (1, {}, 2), (2, {}, 3)):
+    reports: list[tuple[int, dict[str, int], int]] = [(1, {}, 1), (1, {"r": 2}, 1), (1, {}, 2), (2, {}, 3)]
+    for seq, inflight, count in reports:
         hub.take_report(GatewayReport(gateway_id="g", stamp=Stamp(epoch=3, seq=seq), inflight=inflight))
         assert len(wakes) == count, "a replica became empty, or a newer table is in use"
 

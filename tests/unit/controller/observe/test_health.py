@@ -173,7 +173,7 @@ vllm:num_requests_running{engine="0",model_name="m"} 0.0
 """
 
 
-LENGTHS = {
+LENGTHS: dict[str, int | None] = {
     '{"data": [{"id": "m", "meta": {"n_ctx": 4096, "n_ctx_train": 8192}}]}': 4096,
     '{"data": [{"id": "m", "max_model_len": 32768}]}': 32768,
     '{"data": [{"id": "m", "max_model_len": null, "meta": {"n_ctx": 4096}}]}': 4096,

@@ -405,7 +405,7 @@ async def read_daemon(folder: Path, info: Mapping[str, object], *images: str, ap
         return web.json_response({"message": "no such image"}, status=404)
 
     version = {"Version": "29.0.0", "ApiVersion": api, "MinAPIVersion": "1.24"}
-    routes = {
+    routes: dict[str, Callable[[web.Request], web.Response]] = {
         "/version": lambda _: web.json_response(version),
         "/{v}/info": lambda _: web.json_response({"ServerVersion": "29.0.0", **info}),
         "/{v}/images/{name:.+}/json": image,
