@@ -66,7 +66,7 @@ def test_exit_code_of_a_status(seen: ControllerStatus, code: ExitCode) -> None:
 
 
 async def test_status_is_a_table_without_colour_and_with_what_went_wrong(api: FakeControlApi, cli: Cli) -> None:
-    failed = {"last_error": "file missing: x.gguf [not markup]", "blocked": ["waits for a GPU"]}
+    failed: dict[str, Any] = {"last_error": "file missing: x.gguf [not markup]", "blocked": ["waits for a GPU"]}
     problem = Problem(file="desired-state/local.yaml", line=3, field="models.a.foo", message="unknown field")
     api.status = status(
         model("chat"),

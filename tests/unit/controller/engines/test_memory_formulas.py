@@ -41,17 +41,10 @@ LLAMA_3_8B = {
 BLOCK = 4096 * (2 * 4096 + 2 * 1024 + 3 * 14336) * 2
 
 
-def gguf(architecture: str, fields: Mapping[str, object], blocks: tuple[int, ...], **more: Any) -> Gguf:
+def gguf(architecture: str, fields: Mapping[str, Any], blocks: tuple[int, ...], **more: Any) -> Gguf:
     named = {f"{architecture}.{name}": value for name, value in fields.items()}
-    given: dict[str, Any] = {
-        "embedding": 0,
-        "output": 0,
-        "rest": 0,
-        "vocabulary": 0,
-        "has_tied_embeddings": True,
-        **more,
-    }
-    return Gguf(GIB, architecture, named, blocks, **given)
+    sizes: dict[str, Any] = {**dict.fromkeys(("embedding", "output", "rest", "vocabulary"), 0), **more}
+    return Gguf(GIB, architecture, named, blocks, **{"has_tied_embeddings": True, **sizes})
 
 
 def llama_3_8b(**more: Any) -> Gguf:

@@ -16,7 +16,6 @@ import time
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -235,21 +234,11 @@ NAME = "rh-a-m-0-12345678-1"
 
 
 def record(name: str = NAME, instance: str = "a") -> ReplicaRecord:
-    replica: dict[str, Any] = {
-        "model": "org/m:1",
-        "index": 0,
-        "spec_hash": "1234567890abcdef",
-        "attempt": 1,
-        "created_at": 1.5,
-    }
-    process: dict[str, Any] = {
-        "start_id": "00",
-        "boot_id": "boot",
-        "host": "127.0.0.1",
-        "port": 1234,
-        "argv": ("program", "--flag"),
-    }
-    return ReplicaRecord(instance=instance, name=name, claims={"GPU-a": 10}, **replica, **process)
+    replica = {"model": "org/m:1", "index": 0, "spec_hash": "1234567890abcdef", "attempt": 1, "created_at": 1.5}
+    process = {"start_id": "00", "boot_id": "boot", "host": "127.0.0.1", "port": 1234, "argv": ("program", "--flag")}
+    return ReplicaRecord.model_validate(
+        {"instance": instance, "name": name, "claims": {"GPU-a": 10}, **replica, **process}
+    )
 
 
 def test_a_record_is_what_was_written_and_private(tmp_path: Path) -> None:
