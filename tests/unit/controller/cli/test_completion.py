@@ -80,7 +80,7 @@ def test_every_shell_gets_its_script(shell: str, tmp_path: Path) -> None:
     environment = {**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1", "HOME": str(tmp_path)}
 
     def run(option: str) -> str:
-        command = [PROGRAM, option, shell]
+        command = [str(PROGRAM), option, shell]
         return subprocess.run(command, capture_output=True, text=True, env=environment, check=True).stdout
 
     assert f"complete_{shell}" in run("--show-completion")
