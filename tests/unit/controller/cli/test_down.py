@@ -56,7 +56,7 @@ async def down(stack: RoundhouseStack, roundhouse: Roundhouse, *arguments: str, 
 
 async def test_a_running_controller_is_asked_and_waited_for(stubs: RoundhouseStack, roundhouse: Roundhouse) -> None:
     assert len(engine_pids(stubs)) == 2
-    assert await down(stubs, roundhouse) == Output(ExitCode.DONE, "stopped controller and its engines\n")
+    assert (await down(stubs, roundhouse))[:2] == (ExitCode.DONE, "stopped controller and its engines\n")
     assert (engine_pids(stubs), ProcessRuntimeFixture().left(stubs)) == ([], [])
     assert "Traceback" not in stubs.log("controller")
     # The lock is free: nothing of it runs.
