@@ -1,7 +1,7 @@
 """A fake of the `pynvml` module (nvidia-ml-py): its names, its errors, GPUs that a test declares.
 
 Only what `controller.runtimes.nvml` calls, with the library's own parameters:
-tests/unit/controller/runtimes/test_nvml_interface.py holds both against the library that is installed. Errors are
+tests/unit/controller/runtimes/test_nvml.py holds both against the library that is installed. Errors are
 pynvml's own classes, handles are opaque, and nothing answers before `nvmlInit`, as in the library.
 """
 

@@ -6,30 +6,63 @@ import fcntl
 import os
 import shutil
 import sqlite3
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
 from common.sqlite_files import hold_file
-from controller.cli.app import run
 from controller.cli.exit_codes import ExitCode
 from tests.support.backups import ORIGINALS, Installation, add_documents, make_installation
+from tests.support.command_line import Output, Roundhouse
 from tests.support.small_disk import mount_small_disk, no_space
 
 
-def command(name: str, file: Path, there: Installation, *options: str) -> int:
-    """Run it on an installation's folders."""
-    return run([name, str(file), "--state", str(there.state), "--desired", str(there.desired), *options])
+class Site:
+    """Installations below a folder: `origin` has a state, `there` is empty. `file` is where backups are."""
+
+    def __init__(self, folder: Path, roundhouse: Roundhouse) -> None:
+        self.folder = folder
+        self.file = folder / "b.tar.gz"
+        self.origin, self.there = make_installation(folder / "origin"), Installation(folder / "there")
+        self.roundhouse = roundhouse
+
+    def backup(self, *options: str, of: Installation | None = None, file: Path | None = None) -> Output:
+        return self._run("backup", of or self.origin, file, options)
+
+    def restore(self, *options: str, to: Installation | None = None, file: Path | None = None) -> Output:
+        return self._run("restore", to or self.there, file, options)
+
+    def _run(self, name: str, place: Installation, file: Path | None, options: tuple[str, ...]) -> Output:
+        folders = ("--state", str(place.state), "--desired", str(place.desired))
+        return self.roundhouse(name, str(file or self.file), *folders, *options)
+
+    def names(self) -> list[str]:
+        """What is in the folder."""
+        return sorted(path.name for path in self.folder.iterdir())
 
 
 @pytest.fixture
-def file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
-    """A backup of `make_installation`."""
-    path = tmp_path / "b.tar.gz"
-    assert command("backup", path, make_installation(tmp_path / "origin")) == ExitCode.DONE
-    capsys.readouterr()
-    return path
+def site(tmp_path: Path, roundhouse: Roundhouse) -> Site:
+    return Site(tmp_path, roundhouse)
+
+
+@pytest.fixture
+def saved(site: Site) -> Site:
+    """A site that has a backup."""
+    assert site.backup().code == ExitCode.DONE
+    return site
+
+
+@contextmanager
+def in_use(database: Path) -> Iterator[None]:
+    """While a program holds it."""
+    descriptor = hold_file(database)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def kept(path: Path) -> str:
@@ -38,11 +71,12 @@ def kept(path: Path) -> str:
         return str(db.execute("SELECT what FROM kept").fetchone()[0])
 
 
-def test_what_is_backed_up_comes_back(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert file.stat().st_mode & 0o777 == 0o600
-    origin, there = Installation(tmp_path / "origin"), Installation(tmp_path / "there")
-    assert command("restore", file, there) == ExitCode.DONE
-    assert "7 files restored" in capsys.readouterr().out
+def test_what_is_backed_up_comes_back(saved: Site) -> None:
+    origin, there = saved.origin, saved.there
+    assert saved.file.stat().st_mode & 0o777 == 0o600
+    restored = saved.restore()
+    assert restored.code == ExitCode.DONE
+    assert "7 files restored" in restored.out
     for name in ("identity.json", "memory.json", "desired.json", "observed-memory.json"):
         assert (there.state / name).read_bytes() == (origin.state / name).read_bytes()
         assert (there.state / name).stat().st_mode & 0o777 == 0o600
@@ -52,75 +86,79 @@ def test_what_is_backed_up_comes_back(file: Path, tmp_path: Path, capsys: pytest
     assert {path.name for path in there.state.iterdir()} & {"epoch.json", "logs"} == set()
 
 
-def test_a_backup_replaces_an_earlier_one_and_leaves_nothing_beside(file: Path, tmp_path: Path) -> None:
-    before = file.read_bytes()
-    origin = Installation(tmp_path / "origin")
-    (origin.desired / "more.yaml").write_text("models: {}")
-    assert command("backup", file, origin) == ExitCode.DONE
-    assert file.read_bytes() != before
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["b.tar.gz", "origin"]
+def test_a_backup_replaces_an_earlier_one_and_leaves_nothing_beside(saved: Site) -> None:
+    before = saved.file.read_bytes()
+    (saved.origin.desired / "more.yaml").write_text("models: {}")
+    assert saved.backup().code == ExitCode.DONE
+    assert saved.file.read_bytes() != before
+    assert saved.names() == ["b.tar.gz", "origin"]
 
 
-def test_a_backup_that_fails_leaves_the_earlier_one(
-    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = file.read_bytes()
-    origin = Installation(tmp_path / "origin")
+def test_a_backup_that_fails_leaves_the_earlier_one(site: Site) -> None:
+    state = site.origin.state
+    folder = add_documents(state)
+    assert site.backup().code == ExitCode.DONE
+    before, damaged = site.file.read_bytes(), next((folder / "originals").glob("??/*"))
+
+    def fails() -> str:
+        failed = site.backup()
+        assert (failed.code, site.file.read_bytes(), site.names()) == (ExitCode.FAILED, before, ["b.tar.gz", "origin"])
+        return failed.err
+
+    damaged.write_bytes(b"rotten")
+    assert f"{damaged} is damaged: put the file back" in fails()
     with no_space():
-        assert command("backup", file, origin) == ExitCode.FAILED
-    (origin.state / "journal.db").write_bytes(b"not a database at all" * 100)
-    assert command("backup", file, origin) == ExitCode.FAILED
-    assert "journal.db cannot be copied" in capsys.readouterr().err
-    (origin.state / "identity.json").unlink()
-    (origin.state / "journal.db").unlink()
-    assert command("backup", file, origin) == ExitCode.FAILED
-    assert "no identity.json" in capsys.readouterr().err
-    assert file.read_bytes() == before
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["b.tar.gz", "origin"]
+        fails()
+    (state / "journal.db").write_bytes(b"not a database at all" * 100)
+    assert "journal.db cannot be copied" in fails()
+    (state / "identity.json").unlink()
+    (state / "journal.db").unlink()
+    assert "no identity.json" in fails()
 
 
-def test_a_full_disk_leaves_nothing_half(file: Path, tmp_path: Path) -> None:
-    with mount_small_disk(tmp_path / "disk", 64) as disk:
+def test_a_full_disk_leaves_nothing_half(saved: Site) -> None:
+    with mount_small_disk(saved.folder / "disk", 64) as disk:
         disk.fill()
         there, before = Installation(disk.folder), set(disk.folder.iterdir())
-        assert command("backup", disk.folder / "b.tar.gz", Installation(tmp_path / "origin")) == ExitCode.FAILED
+        assert saved.backup(file=disk.folder / "b.tar.gz").code == ExitCode.FAILED
         assert set(disk.folder.iterdir()) == before
         disk.free()
         (disk.folder / "ballast").write_bytes(b"x" * 44 * 1024)
-        assert command("restore", file, there) == ExitCode.FAILED
+        assert saved.restore(to=there).code == ExitCode.FAILED
         assert {path.name for path in there.state.iterdir()} <= {"lock", "up.lock"}
         assert not list(there.desired.iterdir())
 
 
-def test_a_torn_backup_changes_nothing(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    there = Installation(tmp_path / "there")
+def test_a_torn_backup_changes_nothing(saved: Site) -> None:
+    file = saved.file
     file.write_bytes(file.read_bytes()[:-1])
-    assert command("restore", file, there) == ExitCode.FAILED
-    said = capsys.readouterr().err
-    assert said == f"roundhouse: {file} is no whole backup of Roundhouse: it ends too early; nothing was changed\n"
-    assert not there.root.exists()
-    assert command("restore", tmp_path / "none", there) == ExitCode.FAILED
-    assert "No such file" in capsys.readouterr().err
+    line = f"roundhouse: {file} is no whole backup of Roundhouse: it ends too early; nothing was changed\n"
+    assert saved.restore() == Output(ExitCode.FAILED, err=line)
+    assert not saved.there.root.exists()
+    missing = saved.restore(file=saved.folder / "none")
+    assert missing.code == ExitCode.FAILED
+    assert "No such file" in missing.err
 
 
-def test_a_state_that_is_there_stays_unless_forced(
-    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    there = make_installation(tmp_path / "there")
+def test_a_state_that_is_there_stays_unless_forced(saved: Site) -> None:
+    there = make_installation(saved.there.root)
     (there.state / "identity.json").write_text('{"schema_version": 1, "instance": "own", "secret": "11"}')
     (there.state / "memory.json").write_text('{"schema_version": 1}')
     (there.desired / "models.yaml").write_text("models: {other: {backend: stub}}")
     (there.desired / "extra.yaml").write_text("models: {extra: {backend: stub}}")
     (there.state / "lock").touch()
     (there.state / "up.lock").touch()
-    before = there.content()
-    assert command("restore", file, there) == ExitCode.FAILED
-    assert "holds a state already (desired.json, epoch.json, identity.json); --force" in capsys.readouterr().err
-    assert {name: content for name, content in there.content().items() if not name.endswith("lock")} == {
-        name: content for name, content in before.items() if not name.endswith("lock")
-    }
-    assert command("restore", file, there, "--force") == ExitCode.DONE
-    assert "identity stays" in capsys.readouterr().err
+
+    def content() -> dict[str, bytes]:
+        return {name: content for name, content in there.content().items() if not name.endswith("lock")}
+
+    before = content()
+    refused = saved.restore()
+    assert (refused.code, content()) == (ExitCode.FAILED, before)
+    assert "holds a state already (desired.json, epoch.json, identity.json); --force" in refused.err
+    forced = saved.restore("--force")
+    assert forced.code == ExitCode.DONE
+    assert "identity stays" in forced.err
     assert '"own"' in (there.state / "identity.json").read_text()
     assert "paused" in (there.state / "memory.json").read_text()
     assert (there.state / "memory.json.before-restore").read_text() == '{"schema_version": 1}'
@@ -130,61 +168,57 @@ def test_a_state_that_is_there_stays_unless_forced(
     assert (there.desired / "extra.yaml.before-restore").exists()
 
 
-def test_declarations_that_differ_stay_unless_forced(
-    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    there = Installation(tmp_path / "there")
-    shutil.copytree(tmp_path / "origin" / "desired-state", there.desired)
-    (there.desired / "extra.yaml").write_text("models: {}")
-    assert command("restore", file, there) == ExitCode.FAILED
-    assert "extra.yaml is there already, and is not in the backup so; --force" in capsys.readouterr().err
-    (there.desired / "extra.yaml").unlink()
-    assert command("restore", file, there) == ExitCode.DONE
+def test_declarations_that_differ_stay_unless_forced(saved: Site) -> None:
+    extra = saved.there.desired / "extra.yaml"
+    shutil.copytree(saved.origin.desired, saved.there.desired)
+    extra.write_text("models: {}")
+    refused = saved.restore()
+    assert refused.code == ExitCode.FAILED
+    assert "extra.yaml is there already, and is not in the backup so; --force" in refused.err
+    extra.unlink()
+    assert saved.restore().code == ExitCode.DONE
 
 
-def test_a_copy_beside_the_original_gets_an_identity_of_its_own(
-    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    there = Installation(tmp_path / "there")
-    assert command("restore", file, there, "--new-identity") == ExitCode.DONE
-    assert not (there.state / "identity.json").exists()
-    assert command("restore", file, there, "--new-identity", "--force") == ExitCode.USAGE
-    capsys.readouterr()
-    assert command("restore", file, there, "--new-identity") == ExitCode.FAILED
-    assert capsys.readouterr().err.endswith("; --new-identity is for empty folders\n"), "and does not advise --force"
+def test_a_copy_beside_the_original_gets_an_identity_of_its_own(saved: Site) -> None:
+    assert saved.restore("--new-identity").code == ExitCode.DONE
+    assert not (saved.there.state / "identity.json").exists()
+    assert saved.restore("--new-identity", "--force").code == ExitCode.USAGE
+    refused = saved.restore("--new-identity")
+    assert refused.code == ExitCode.FAILED
+    assert refused.err.endswith("; --new-identity is for empty folders\n"), "and does not advise --force"
 
 
 @pytest.mark.parametrize("lock_name", ["lock", "up.lock"])
-def test_what_runs_there_is_not_disturbed(
-    file: Path, tmp_path: Path, lock_name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    there = Installation(tmp_path / "there")
-    there.state.mkdir(parents=True)
-    with (there.state / lock_name).open("w") as held:
+def test_what_runs_there_is_not_disturbed(saved: Site, lock_name: str) -> None:
+    state = saved.there.state
+    state.mkdir(parents=True)
+    with (state / lock_name).open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        assert command("restore", file, there, "--force") == ExitCode.LOCKED
-    assert "`roundhouse down` ends it" in capsys.readouterr().err
-    assert {path.name for path in there.state.iterdir()} <= {"lock", "up.lock"}
+        refused = saved.restore("--force")
+    assert refused.code == ExitCode.LOCKED
+    assert "`roundhouse down` ends it" in refused.err
+    assert {path.name for path in state.iterdir()} <= {"lock", "up.lock"}
 
 
-def test_a_gateway_alone_is_not_disturbed(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    there = make_installation(tmp_path / "there")
-    descriptor = hold_file(there.state / "responses.db")
-    try:
-        assert command("restore", file, there, "--force") == ExitCode.LOCKED
-    finally:
-        os.close(descriptor)
-    assert "a gateway uses" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("database", "words"), [("responses.db", "a gateway uses"), ("retrieval/catalog.db", "retrieval uses")]
+)
+def test_a_program_beside_is_not_disturbed(site: Site, database: str, words: str) -> None:
+    add_documents(site.origin.state)
+    assert site.backup().code == ExitCode.DONE
+    with in_use(site.origin.state / database):
+        refused = site.restore("--force", to=site.origin)
+    assert refused.code == ExitCode.LOCKED
+    assert words in refused.err
 
 
-def test_responses_may_lie_elsewhere(tmp_path: Path) -> None:
-    origin, there = make_installation(tmp_path / "origin"), Installation(tmp_path / "there")
-    (tmp_path / "volume").mkdir()
-    (origin.state / "responses.db").replace(tmp_path / "volume" / "responses.db")
-    file = tmp_path / "b.tar.gz"
-    assert command("backup", file, origin, "--responses", str(tmp_path / "volume")) == ExitCode.DONE
-    assert command("restore", file, there, "--responses", str(tmp_path / "new")) == ExitCode.DONE
-    assert kept(tmp_path / "new" / "responses.db") == "responses.db"
+def test_responses_may_lie_elsewhere(site: Site) -> None:
+    volume, new = site.folder / "volume", site.folder / "new"
+    volume.mkdir()
+    (site.origin.state / "responses.db").replace(volume / "responses.db")
+    assert site.backup("--responses", str(volume)).code == ExitCode.DONE
+    assert site.restore("--responses", str(new)).code == ExitCode.DONE
+    assert kept(new / "responses.db") == "responses.db"
 
 
 def originals_in(state: Path) -> dict[str, bytes]:
@@ -192,73 +226,44 @@ def originals_in(state: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (state / "retrieval" / "originals").glob("??/*")}
 
 
-def test_documents_are_part_of_a_backup(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    origin, there = make_installation(tmp_path / "origin"), Installation(tmp_path / "there")
-    add_documents(origin.state)
-    file = tmp_path / "b.tar.gz"
-    assert command("backup", file, origin) == ExitCode.DONE
-    assert "8 files" in (out := capsys.readouterr().out)
-    assert "3 originals of documents" in out
-    assert command("restore", file, there) == ExitCode.DONE
-    assert originals_in(there.state) == ORIGINALS
-    assert kept(there.state / "retrieval" / "catalog.db") == "catalog.db"
-    names = {path.name for path in (there.state / "retrieval").iterdir()}
+def test_documents_are_part_of_a_backup(site: Site) -> None:
+    state = site.there.state
+    add_documents(site.origin.state)
+    saved = site.backup()
+    assert saved.code == ExitCode.DONE
+    assert "8 files" in saved.out
+    assert "3 originals of documents" in saved.out
+    assert site.restore().code == ExitCode.DONE
+    assert originals_in(state) == ORIGINALS
+    assert kept(state / "retrieval" / "catalog.db") == "catalog.db"
+    names = {path.name for path in (state / "retrieval").iterdir()}
     assert names == {"catalog.db", "originals", "restored"}, "vectors are made again"
-    assert command("restore", file, there, "--force") == ExitCode.DONE
-    assert originals_in(there.state) == ORIGINALS
-    assert (there.state / "retrieval.before-restore" / "catalog.db").exists()
+    assert site.restore("--force").code == ExitCode.DONE
+    assert originals_in(state) == ORIGINALS
+    assert (state / "retrieval.before-restore" / "catalog.db").exists()
 
 
-def test_documents_may_lie_elsewhere_or_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    origin, there = make_installation(tmp_path / "origin"), Installation(tmp_path / "there")
-    add_documents(tmp_path / "volume")
-    file = tmp_path / "b.tar.gz"
-    assert command("backup", file, origin, "--documents", str(tmp_path / "volume")) == ExitCode.DONE
-    assert command("restore", file, there, "--no-documents") == ExitCode.DONE
-    assert not (there.state / "retrieval").exists()
-    # Later, and alone.
-    assert run(["rag", "restore", str(file), "--documents", str(tmp_path / "new")]) == ExitCode.DONE
-    assert originals_in(tmp_path / "new") == ORIGINALS
-    capsys.readouterr()
-    assert run(["rag", "backup", str(file), "--documents", str(tmp_path / "new")]) == ExitCode.DONE
-    assert command("restore", file, Installation(tmp_path / "third")) == ExitCode.FAILED
-    assert "it has documents alone: `roundhouse rag restore` restores them" in capsys.readouterr().err
-    assert command("backup", file, origin, "--documents", str(tmp_path / "new"), "--no-documents") == ExitCode.DONE
-    assert run(["rag", "restore", str(file), "--documents", str(tmp_path / "fourth")]) == ExitCode.FAILED
-    assert "it has no documents; nothing was changed" in capsys.readouterr().err
+def test_documents_may_lie_elsewhere_or_be_left_out(site: Site) -> None:
+    volume, new = site.folder / "volume", site.folder / "new"
 
+    def rag(command: str, folder: Path) -> Output:
+        return site.roundhouse("rag", command, str(site.file), "--documents", str(folder))
 
-def test_a_retrieval_program_is_not_disturbed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    origin, file = make_installation(tmp_path / "origin"), tmp_path / "b.tar.gz"
-    folder = add_documents(origin.state)
-    assert command("backup", file, origin) == ExitCode.DONE
-    descriptor = hold_file(folder / "catalog.db")
-    try:
-        assert command("restore", file, origin, "--force") == ExitCode.LOCKED
-    finally:
-        os.close(descriptor)
-    assert "retrieval uses" in capsys.readouterr().err
-
-
-def test_a_damaged_original_is_named_and_the_earlier_backup_stays(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    origin, file = make_installation(tmp_path / "origin"), tmp_path / "b.tar.gz"
-    folder = add_documents(origin.state)
-    assert command("backup", file, origin) == ExitCode.DONE
-    before, damaged = file.read_bytes(), next((folder / "originals").glob("??/*"))
-    damaged.write_bytes(b"rotten")
-    assert command("backup", file, origin) == ExitCode.FAILED
-    assert f"{damaged} is damaged: put the file back" in capsys.readouterr().err
-    assert file.read_bytes() == before
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["b.tar.gz", "origin"]
-
-
-def test_a_full_disk_leaves_no_documents_half(tmp_path: Path) -> None:
-    file = tmp_path / "b.tar.gz"
-    add_documents(tmp_path / "origin")
-    assert run(["rag", "backup", str(file), "--documents", str(tmp_path / "origin")]) == ExitCode.DONE
-    with mount_small_disk(tmp_path / "disk", 64) as disk:
+    add_documents(volume)
+    assert site.backup("--documents", str(volume)).code == ExitCode.DONE
+    assert site.restore("--no-documents").code == ExitCode.DONE
+    assert not (site.there.state / "retrieval").exists()
+    assert rag("restore", new).code == ExitCode.DONE, "later, and alone"
+    assert originals_in(new) == ORIGINALS
+    assert rag("backup", new).code == ExitCode.DONE
+    refused = site.restore(to=Installation(site.folder / "third"))
+    assert refused.code == ExitCode.FAILED
+    assert "it has documents alone: `roundhouse rag restore` restores them" in refused.err
+    with mount_small_disk(site.folder / "disk", 64) as disk:
         disk.fill()
-        assert run(["rag", "restore", str(file), "--documents", str(disk.folder / "state")]) == ExitCode.FAILED
-        assert not list((disk.folder / "state").glob("*"))
+        assert rag("restore", disk.folder / "state").code == ExitCode.FAILED
+        assert not list((disk.folder / "state").glob("*")), "none is there half"
+    assert site.backup("--documents", str(new), "--no-documents").code == ExitCode.DONE
+    refused = rag("restore", site.folder / "fourth")
+    assert refused.code == ExitCode.FAILED
+    assert "it has no documents; nothing was changed" in refused.err

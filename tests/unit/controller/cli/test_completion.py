@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import get_args
 
@@ -20,25 +19,18 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-async def api(folder: Path) -> AsyncIterator[FakeControlApi]:
-    async with FakeControlApi(folder / "controller.sock") as fake:
-        fake.rows = [row("chat"), row("code", "unloaded"), row("org/chat")]
-        yield fake
+def api(api: FakeControlApi) -> FakeControlApi:
+    api.rows = [row("chat"), row("code", "unloaded"), row("org/chat")]
+    return api
 
 
 async def completed(line: str, **environment: str) -> tuple[list[str], str]:
     """What bash would be offered at the end of the line, and what would be said on stderr."""
     words = line.split(" ")
-    asked = {"_ROUNDHOUSE_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("ROUNDHOUSE_")}
-    done = await asyncio.to_thread(
-        subprocess.run,
-        [PROGRAM],
-        capture_output=True,
-        text=True,
-        env={**inherited, **asked, **environment},
-        check=True,
-    )
+    completion = {"_ROUNDHOUSE_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+    env = {**inherited, **completion, **environment}
+    done = await asyncio.to_thread(subprocess.run, [PROGRAM], capture_output=True, text=True, env=env, check=True)
     return done.stdout.split(), done.stderr
 
 
@@ -48,6 +40,7 @@ async def test_names_of_models(api: FakeControlApi, command: str) -> None:
     assert await completed(f"roundhouse {command} c", **url) == (["chat", "code"], "")
     assert await completed(f"roundhouse {command} org/", **url) == (["org/chat"], "")
     assert await completed(f"roundhouse {command} --controller {api.url} ch") == (["chat"], "")
+    assert await completed("roundhouse key new ci --model c", **url) == (["chat", "code"], "")
 
 
 async def test_fields_that_a_load_may_set(api: FakeControlApi) -> None:
@@ -81,19 +74,16 @@ async def test_commands_options_and_kinds() -> None:
     assert await completed("roundhouse key new ci --tier de") == (["default"], "")
 
 
-async def test_models_of_a_new_key(api: FakeControlApi) -> None:
-    line = "roundhouse key new ci --model c"
-    assert await completed(line, ROUNDHOUSE_CONTROLLER_URL=api.url) == (["chat", "code"], "")
-
-
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_every_shell_gets_its_script(shell: str, tmp_path: Path) -> None:
     # What asks for the script finds its shell by the process that started it.
     environment = {**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1", "HOME": str(tmp_path)}
-    shown = subprocess.run(
-        [PROGRAM, "--show-completion", shell], capture_output=True, text=True, env=environment, check=True
-    )
-    assert f"complete_{shell}" in shown.stdout
-    subprocess.run([PROGRAM, "--install-completion", shell], capture_output=True, env=environment, check=True)
+
+    def run(option: str) -> str:
+        command = [str(PROGRAM), option, shell]
+        return subprocess.run(command, capture_output=True, text=True, env=environment, check=True).stdout
+
+    assert f"complete_{shell}" in run("--show-completion")
+    run("--install-completion")
     installed = [path for path in tmp_path.rglob("*roundhouse*") if path.is_file()]
     assert [f"complete_{shell}" in path.read_text() for path in installed] == [True]

@@ -12,17 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from controller.cli.app import run
 from controller.cli.exit_codes import CommandError, ExitCode
 from controller.cli.orphans import stop_orphans
 from controller.cli.up.record import ProcessRecord, UpRecord, write_record
 from controller.runtimes.process.stat import read_stat
 from controller.settings import load_settings
 from controller.storage.state_dir import StateDir
+from tests.support.command_line import Output, Roundhouse
 from tests.support.roundhouse_stack import RoundhouseStack
 from tests.support.runtime_fixtures import ProcessRuntimeFixture
 
 pytestmark = pytest.mark.slow
+
+NOTHING = (ExitCode.DONE, "nothing was running\n")
 
 
 @pytest.fixture
@@ -47,64 +49,47 @@ def engine_pids(stack: RoundhouseStack) -> list[int]:
     return [pid for pid in pids if pid is not None and (stat := read_stat(pid)) is not None and not stat.has_ended]
 
 
-async def down(stack: RoundhouseStack, *arguments: str) -> int:
-    return await asyncio.to_thread(run, ["down", "--state", str(stack.state), "--runtime", "process", *arguments])
+async def down(stack: RoundhouseStack, roundhouse: Roundhouse, *arguments: str, runtime: str = "process") -> Output:
+    options = ("--state", str(stack.state), "--runtime", runtime)
+    return await asyncio.to_thread(roundhouse, "down", *options, *arguments)
 
 
-async def test_a_running_controller_is_asked_and_waited_for(
-    stubs: RoundhouseStack, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pids = engine_pids(stubs)
-    assert len(pids) == 2
-    assert await down(stubs) == ExitCode.DONE
-    assert capsys.readouterr().out == "stopped controller and its engines\n"
-    assert engine_pids(stubs) == []
-    assert ProcessRuntimeFixture().left(stubs) == []
+async def test_a_running_controller_is_asked_and_waited_for(stubs: RoundhouseStack, roundhouse: Roundhouse) -> None:
+    assert len(engine_pids(stubs)) == 2
+    assert (await down(stubs, roundhouse))[:2] == (ExitCode.DONE, "stopped controller and its engines\n")
+    assert (engine_pids(stubs), ProcessRuntimeFixture().left(stubs)) == ([], [])
     assert "Traceback" not in stubs.log("controller")
     # The lock is free: nothing of it runs.
     StateDir.open_folder(stubs.state).close()
 
 
+@pytest.mark.parametrize("runtime", ["process", "auto"])
 async def test_engines_of_a_killed_controller_are_stopped(
-    stubs: RoundhouseStack, capsys: pytest.CaptureFixture[str]
+    stubs: RoundhouseStack, roundhouse: Roundhouse, runtime: str
 ) -> None:
     names = sorted(ProcessRuntimeFixture().left(stubs))
     stubs.kill("controller")
     assert len(engine_pids(stubs)) == 2
-    assert await down(stubs, "--json") == ExitCode.DONE
-    assert json.loads(capsys.readouterr().out) == {"stopped": [f"engine {name}" for name in names], "killed": []}
-    assert engine_pids(stubs) == []
-    assert await down(stubs) == ExitCode.DONE
-    assert capsys.readouterr().out == "nothing was running\n"
+    stopped = await down(stubs, roundhouse, "--json", runtime=runtime)
+    expected = {"stopped": [f"engine {name}" for name in names], "killed": []}
+    assert (stopped.code, stopped.json, engine_pids(stubs)) == (ExitCode.DONE, expected, [])
+    assert (await down(stubs, roundhouse, runtime=runtime))[:2] == NOTHING
 
 
-async def test_auto_also_finds_what_runs_as_processes(stubs: RoundhouseStack) -> None:
-    stubs.kill("controller")
-    done = await asyncio.to_thread(run, ["down", "--state", str(stubs.state), "--runtime", "auto"])
-    assert done == ExitCode.DONE
-    assert engine_pids(stubs) == []
-
-
-async def test_nothing_was_running_and_nothing_is_made(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert await asyncio.to_thread(run, ["down", "--state", str(folder / "state")]) == ExitCode.DONE
-    assert capsys.readouterr().out == "nothing was running\n"
+def test_nothing_was_running_and_nothing_is_made(folder: Path, roundhouse: Roundhouse) -> None:
+    assert roundhouse("down", "--state", str(folder / "state"))[:2] == NOTHING
     assert not (folder / "state").exists()
-
-
-async def test_a_recorded_process_that_is_another_by_now_is_left_alone(folder: Path) -> None:
     myself = ProcessRecord.of(os.getpid())
     assert myself is not None
     other = ProcessRecord(pid=myself.pid, start_ticks=myself.start_ticks - 1)
     write_record(folder, UpRecord(up=other, children={"gateway": other, "controller": other}))
-    assert await asyncio.to_thread(run, ["down", "--state", str(folder)]) == ExitCode.DONE
+    assert roundhouse("down", "--state", str(folder))[:2] == NOTHING, "recorded processes are others by now"
 
 
-async def test_a_damaged_record_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_record_is_one_line(folder: Path, roundhouse: Roundhouse) -> None:
     (folder / "up.json").write_text("{")
-    assert await asyncio.to_thread(run, ["down", "--state", str(folder)]) == ExitCode.FAILED
-    assert capsys.readouterr().err == (
-        f"roundhouse: {folder}/up.json cannot be read (it is damaged): remove it when no controller or gateway runs\n"
-    )
+    line = f"{folder}/up.json cannot be read (it is damaged): remove it when no controller or gateway runs"
+    assert roundhouse("down", "--state", str(folder)) == Output(ExitCode.FAILED, err=f"roundhouse: {line}\n")
 
 
 async def test_a_state_folder_that_stays_in_use_is_told(folder: Path) -> None:

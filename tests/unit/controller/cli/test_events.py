@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -17,7 +15,8 @@ from controller.cli.sse import SseEvent, SseReader
 from controller.schema.errors import RoundhouseError
 from controller.schema.journal import EventKind
 from tests.fakes.fake_control_api import GONE, FakeControlApi, entry
-from tests.support.cli import roundhouse, started
+from tests.support.cli import started
+from tests.support.command_line import Cli, Output
 from tests.support.wait import until
 
 pytestmark = pytest.mark.slow
@@ -34,12 +33,6 @@ EVENTS = [
 ]
 
 
-@pytest.fixture
-async def api(folder: Path) -> AsyncIterator[FakeControlApi]:
-    async with FakeControlApi(folder / "controller.sock") as fake:
-        yield fake
-
-
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
 def test_a_stream_is_read_however_it_is_cut(size: int) -> None:
     reader = SseReader()
@@ -47,22 +40,18 @@ def test_a_stream_is_read_however_it_is_cut(size: int) -> None:
     assert [event for chunk in cut for event in reader.feed_bytes(chunk)] == EVENTS
 
 
-async def test_recent_events(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
-    api.journal = [entry(n) for n in (1, 2)] + [
-        entry(3, "problem", model=None, actor="files", message="a\nb"),
-        entry(4, "statement", actor="cli", message="loaded by cli"),
-    ]
-    assert await roundhouse(api, "events") == ExitCode.DONE
-    assert capsys.readouterr().out == (
+async def test_recent_events(api: FakeControlApi, cli: Cli) -> None:
+    problem = entry(3, "problem", model=None, actor="files", message="a\nb")
+    api.journal = [entry(1), entry(2), problem, entry(4, "statement", actor="cli", message="loaded by cli")]
+    assert await cli("events") == Output(
+        ExitCode.DONE,
         f"{time_words(1001)}  1  state       chat: thing 1 (controller)\n"
         f"{time_words(1002)}  2  state       chat: thing 2 (controller)\n"
         f"{time_words(1003)}  3  problem     a | b (files)\n"
-        f"{time_words(1004)}  4  statement   chat: loaded by cli\n"
+        f"{time_words(1004)}  4  statement   chat: loaded by cli\n",
     )
-    assert (
-        await roundhouse(api, "events", "--after", "1", "--model", "chat", "--kind", "state", "--json") == ExitCode.DONE
-    )
-    assert [json.loads(line)["id"] for line in capsys.readouterr().out.splitlines()] == [2]
+    shown = await cli("events", "--after", "1", "--model", "chat", "--kind", "state", "--json")
+    assert (shown.code, [json.loads(line)["id"] for line in shown.lines]) == (ExitCode.DONE, [2])
 
 
 class Following:
@@ -89,7 +78,7 @@ async def following(api: FakeControlApi, *arguments: str) -> Following:
     return Following(await started(api, "events", "--follow", "--json", *arguments))
 
 
-def asked(api: FakeControlApi) -> list[dict[str, str]]:
+def questions(api: FakeControlApi) -> list[dict[str, str]]:
     return [question for what, question in api.requests if what == "events"]
 
 
@@ -98,20 +87,20 @@ async def test_a_broken_connection_is_made_again_where_it_broke(api: FakeControl
     api.streams = [[entry(4), entry(5), GONE], [GONE], [entry(6)]]
     run = await following(api, "--model", "chat", "--kind", "state")
     assert await run.ids(3) == [4, 5, 6]
-    assert [question["last"] for question in asked(api)] == ["3", "5", "5"]
-    assert asked(api)[2] == {"model": "chat", "kind": "state", "last": "5"}
+    assert [question["last"] for question in questions(api)] == ["3", "5", "5"]
+    assert questions(api)[2] == {"model": "chat", "kind": "state", "last": "5"}
     err = await run.stop()
     assert err.startswith("roundhouse: the connection broke (")
     assert err.endswith("); asking for what came after event 5\n")
     assert err.count("\n") == 1
 
 
-async def test_it_follows_from_where_it_is_told(api: FakeControlApi) -> None:
+async def test_it_follows_from_after(api: FakeControlApi) -> None:
     api.journal = [entry(7)]
     api.streams = [[entry(2)]]
     run = await following(api, "--after", "1")
     assert await run.ids(1) == [2]
-    assert asked(api)[0]["last"] == "1"
+    assert questions(api)[0]["last"] == "1"
     assert await run.stop() == ""
 
 
@@ -123,20 +112,17 @@ async def test_a_controller_that_restarts_is_waited_for(api: FakeControlApi) -> 
     api.streams = [[entry(2)]]
     async with api:
         assert await run.ids(1) == [2]
-        assert asked(api)[-1]["last"] == "1"
+        assert questions(api)[-1]["last"] == "1"
         assert "asking for what came after event 1" in await run.stop()
 
 
-async def test_what_is_lost_is_told_and_the_rest_goes_on(api: FakeControlApi) -> None:
+async def test_what_is_lost_is_said_and_the_rest_goes_on(api: FakeControlApi) -> None:
     gateway_stops = RoundhouseError("gateway_stopping", "The gateway was stopped.").json_bytes().decode()
-    api.streams = [
-        ['event: gap\ndata: {"message": "x"}\n\n', "id: 4\nevent: new\ndata: {}\n\n", entry(5)],
-        [],
-    ]
-    api.streams[0].append(f"event: error\ndata: {gateway_stops}\n\n")
+    gap, unknown = 'event: gap\ndata: {"message": "x"}\n\n', "id: 4\nevent: new\ndata: {}\n\n"
+    api.streams = [[gap, unknown, entry(5), f"event: error\ndata: {gateway_stops}\n\n"], []]
     run = await following(api)
     assert await run.ids(1) == [5]
-    await until("it asks again", lambda: len(asked(api)) == 2)
+    await until("it asks again", lambda: len(questions(api)) == 2)
     assert (await run.stop()).splitlines() == [
         "roundhouse: events were lost here: they are no longer kept; `roundhouse history` has the changes",
         "roundhouse: event 4 cannot be read: it is of another version",
@@ -144,38 +130,27 @@ async def test_what_is_lost_is_told_and_the_rest_goes_on(api: FakeControlApi) ->
     ]
 
 
-async def test_a_question_that_is_refused_is_not_asked_again(
-    api: FakeControlApi, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_a_question_that_is_refused_is_not_asked_again(api: FakeControlApi, cli: Cli) -> None:
     api.refusal = RoundhouseError("schema_violation", "`kind` is no kind.", param="kind")
-    assert await roundhouse(api, "events", "-f", "--kind", "state") == ExitCode.FAILED
-    assert "`kind` is no kind." in capsys.readouterr().err
-    assert len(asked(api)) == 1
+    code, _, err = await cli("events", "-f", "--kind", "state")
+    assert (code, len(questions(api))) == (ExitCode.FAILED, 1)
+    assert "`kind` is no kind." in err
 
 
 @pytest.mark.parametrize("command", ["events", "history"])
-async def test_a_kind_that_there_is_not(api: FakeControlApi, command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert await roundhouse(api, command, "--kind", "state", "--kind", "crash") == ExitCode.USAGE
-    assert capsys.readouterr().err == (
-        f"roundhouse: --kind crash: there is no such kind; the kinds are {', '.join(get_args(EventKind))}\n"
-    )
+async def test_a_kind_that_there_is_not(api: FakeControlApi, command: str, cli: Cli) -> None:
+    line = f"roundhouse: --kind crash: there is no such kind; the kinds are {', '.join(get_args(EventKind))}\n"
+    assert await cli(command, "--kind", "state", "--kind", "crash") == Output(ExitCode.USAGE, err=line)
     assert api.requests == []
 
 
-async def test_events_of_a_model_that_there_is_not(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
-    assert await roundhouse(api, "events", "--model", "gone") == ExitCode.FAILED
-    assert capsys.readouterr() == ("", "roundhouse: no model gone is declared\n")
+async def test_events_of_a_model_that_there_is_not(api: FakeControlApi, cli: Cli) -> None:
+    line = "roundhouse: no model gone is declared\n"
+    assert await cli("events", "--model", "gone") == Output(ExitCode.FAILED, err=line)
     api.journal = [entry(1, model="gone")]
-    assert await roundhouse(api, "events", "--model", "gone") == ExitCode.DONE
-    assert capsys.readouterr().err == ""
-
-
-async def test_following_a_model_that_is_yet_to_come(api: FakeControlApi) -> None:
+    shown = await cli("events", "--model", "gone")
+    assert (shown.code, shown.err) == (ExitCode.DONE, "")
     api.streams = [[entry(1, model="new")]]
     run = await following(api, "--model", "new")
     assert await run.ids(1) == [1]
     assert await run.stop() == "roundhouse: no model new is declared\n"
-
-
-async def test_following_needs_a_controller_to_begin_with(folder: Path) -> None:
-    assert await roundhouse(FakeControlApi(folder / "none.sock"), "events", "-f") == ExitCode.NO_CONTROLLER

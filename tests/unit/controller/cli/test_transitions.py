@@ -3,145 +3,121 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from controller.cli.exit_codes import ExitCode
+from controller.cli.exit_codes import CommandError, ExitCode
 from controller.cli.load import failure_lines
+from controller.cli.load_values import load_values
 from controller.cli.output import clock_words
 from controller.cli.transition import ProgressBar, progress_bar_of
 from controller.schema.admin import AdminModel, HeldBy
 from controller.schema.errors import RoundhouseError
 from controller.schema.status import ReplicaStatus
 from tests.fakes.fake_control_api import FakeControlApi, row
-from tests.support.cli import Terminal, roundhouse, started
+from tests.support.cli import Terminal, started
+from tests.support.command_line import Cli, Output
 from tests.support.wait import until
-
-
-@pytest.fixture
-async def api(folder: Path) -> AsyncIterator[FakeControlApi]:
-    async with FakeControlApi(folder / "controller.sock") as fake:
-        yield fake
 
 
 def question(api: FakeControlApi, verb: str) -> Any:
     return next(asked for what, asked in api.requests if what == verb)
 
 
-async def test_a_load_with_values(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_load_with_values(api: FakeControlApi, cli: Cli) -> None:
     api.go.set()
-    arguments = ("--set", "gguf_n_ctx=8192", "--set", "gguf_flash_attn=on", "--set", "gguf_type_k=null")
-    assert await roundhouse(api, "load", "chat", *arguments, "--replicas", "2", "--timeout", "7") == ExitCode.DONE
-    assert question(api, "load") == {
-        "name": "chat",
-        "wait": "true",
-        "timeout_s": "7",
-        "body": {"gguf_n_ctx": 8192, "gguf_flash_attn": "on", "gguf_type_k": None, "replicas": 2},
-    }
-    assert capsys.readouterr() == ("chat: loaded, 1 of 1 replica ready\n", "")
+    values = ("--set", "gguf_n_ctx=8192", "--set", "gguf_flash_attn=on", "--set", "gguf_type_k=null")
+    shown = await cli("load", "chat", *values, "--replicas", "2", "--timeout", "7")
+    assert shown == Output(ExitCode.DONE, "chat: loaded, 1 of 1 replica ready\n")
+    body = {"gguf_n_ctx": 8192, "gguf_flash_attn": "on", "gguf_type_k": None, "replicas": 2}
+    assert question(api, "load") == {"name": "chat", "wait": "true", "timeout_s": "7", "body": body}
 
 
 def _replica(index: int, *, outdated: bool = False) -> ReplicaStatus:
+    spec_hash = "old" if outdated else "new"
     return ReplicaStatus(
-        name=f"chat-{index}-{'old' if outdated else 'new'}",
-        index=index,
-        attempt=1,
-        phase="ready",
-        spec_hash="a" if outdated else "b",
-        outdated=outdated,
+        name=f"chat-{index}-{spec_hash}", index=index, attempt=1, phase="ready", spec_hash=spec_hash, outdated=outdated
     )
 
 
-OLD_AND_NEW = [_replica(0), _replica(1, outdated=True)]
+def _pair(*, outdated: bool = True, **fields: Any) -> list[AdminModel]:
+    """A model of two loaded replicas, the second of which may have the values of before."""
+    details = [_replica(0), _replica(1, outdated=outdated)]
+    return [row("chat", replicas=2, loaded_replicas=2, replica_details=details, **fields)]
 
 
-async def test_a_restart_is_done_once_every_replica_has_the_new_values(
-    api: FakeControlApi, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_a_restart_is_done_once_every_replica_has_the_new_values(api: FakeControlApi, cli: Cli) -> None:
     api.go.set()
-    api.rows = [row("chat", replicas=2, loaded_replicas=2, replica_details=[_replica(0), _replica(1)])]
-    assert await roundhouse(api, "load", "chat", "--set", "gguf_n_ctx=8192", "--restart") == ExitCode.DONE
-    assert question(api, "load") == {
-        "name": "chat",
-        "wait": "true",
-        "timeout_s": "600",
-        "restart": "true",
-        "body": {"gguf_n_ctx": 8192},
-    }
-    assert capsys.readouterr() == ("chat: loaded, 2 of 2 replicas ready\n", "")
+    api.rows = _pair(outdated=False)
+    shown = await cli("load", "chat", "--set", "gguf_n_ctx=8192", "--restart")
+    assert shown == Output(ExitCode.DONE, "chat: loaded, 2 of 2 replicas ready\n")
+    asked = {"name": "chat", "wait": "true", "timeout_s": "600", "restart": "true", "body": {"gguf_n_ctx": 8192}}
+    assert question(api, "load") == asked
     api.unfinished = True
-    api.rows = [row("chat", replicas=2, loaded_replicas=2, replica_details=OLD_AND_NEW)]
-    assert await roundhouse(api, "load", "chat", "--restart") == ExitCode.PENDING
-    assert capsys.readouterr().out == "chat: restarting, it serves meanwhile, 1 of 2 replicas has the new values\n"
-
-
-async def test_a_restart_that_failed_says_that_the_model_serves_and_how_it_is_taken_back(
-    api: FakeControlApi, capsys: pytest.CaptureFixture[str]
-) -> None:
+    api.rows = _pair()
+    assert await cli("load", "chat", "--restart") == Output(
+        ExitCode.PENDING, "chat: restarting, it serves meanwhile, 1 of 2 replicas has the new values\n"
+    )
     reason = "no memory"
-    api.rows = [
-        row("chat", replicas=2, loaded_replicas=2, replica_details=OLD_AND_NEW, last_error=reason, blocked=[reason])
-    ]
+    api.rows = _pair(last_error=reason, blocked=[reason])
     api.refusal = RoundhouseError("model_failed", reason)
-    assert await roundhouse(api, "load", "chat", "--restart") == ExitCode.FAILED
     words = "chat serves with the values of before, the new ones failed: no memory; `roundhouse reset chat` ends that"
-    assert capsys.readouterr().err == f"roundhouse: {words}\n"
+    assert await cli("load", "chat", "--restart") == Output(ExitCode.FAILED, err=f"roundhouse: {words}\n")
 
 
-async def test_a_restart_outlasts_its_connection(api: FakeControlApi) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "before", "after"),
+    [(["--restart"], _pair(), _pair(outdated=False)), ([], [row("chat", "loading")], [row("chat")])],
+    ids=["a restart", "a load"],
+)
+async def test_it_outlasts_its_connection(
+    api: FakeControlApi, cli: Cli, arguments: list[str], before: list[AdminModel], after: list[AdminModel]
+) -> None:
     api.break_waits = True
-    api.rows = [row("chat", replicas=2, loaded_replicas=2, replica_details=OLD_AND_NEW)]
-    loading = asyncio.create_task(roundhouse(api, "load", "chat", "--restart"))
+    api.rows = before
+    loading = asyncio.create_task(cli("load", "chat", *arguments))
     await until("it asks for the row twice", lambda: api.requests.count(("model", "chat")) >= 2)
     assert not loading.done()
-    api.rows = [row("chat", replicas=2, loaded_replicas=2, replica_details=[_replica(0), _replica(1)])]
-    assert await loading == ExitCode.DONE
+    api.rows = after
+    shown = await loading
+    assert shown.code == ExitCode.DONE
+    assert "the connection broke" in shown.err
 
 
-async def test_a_load_as_json_is_the_row(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_load_fails_also_when_its_connection_broke(api: FakeControlApi, cli: Cli) -> None:
+    api.break_waits = True
+    api.rows = [row("chat", "failed", last_error="no memory")]
+    shown = await cli("load", "chat")
+    assert shown.code == ExitCode.FAILED
+    assert "chat failed: no memory" in shown.err
+
+
+async def test_a_load_as_json_is_the_row(api: FakeControlApi, cli: Cli) -> None:
     api.go.set()
-    assert await roundhouse(api, "load", "chat", "--json") == ExitCode.DONE
-    assert AdminModel.model_validate_json(capsys.readouterr().out) == api.rows[0]
+    shown = await cli("load", "chat", "--json")
+    assert (shown.code, AdminModel.model_validate_json(shown.out)) == (ExitCode.DONE, api.rows[0])
+    api.rows = [row("chat", "failed", last_error="the file is missing: x.gguf\nlast line of its log")]
+    failed = await cli("load", "chat", "--json")
+    assert (failed.code, failed.json["runtime_state"]) == (ExitCode.FAILED, "failed")
+    assert failed.err == "roundhouse: chat failed: the file is missing: x.gguf\nlast line of its log\n"
 
 
-async def test_a_name_may_hold_anything_that_a_name_may(api: FakeControlApi) -> None:
+async def test_a_name_may_hold_anything_that_a_name_may(api: FakeControlApi, cli: Cli) -> None:
     api.rows = [row("org/long-name:8b@v1+x")]
     api.go.set()
-    assert await roundhouse(api, "load", "org/long-name:8b@v1+x") == ExitCode.DONE
-    assert await roundhouse(api, "load", "a b?c#d") == ExitCode.FAILED
+    assert (await cli("load", "org/long-name:8b@v1+x")).code == ExitCode.DONE
+    assert (await cli("load", "a b?c#d")).code == ExitCode.FAILED
     assert [asked["name"] for what, asked in api.requests if what == "load"] == ["org/long-name:8b@v1+x", "a b?c#d"]
 
 
 @pytest.mark.parametrize("arguments", [["--no-wait"], ["--timeout", "0"]])
-async def test_a_load_that_is_not_waited_for(
-    api: FakeControlApi, arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_a_load_that_is_not_waited_for(api: FakeControlApi, arguments: list[str], cli: Cli) -> None:
     api.rows = [row("chat", "loading", blocked=["waits for a GPU\nsecond line"])]
-    assert await roundhouse(api, "load", "chat", *arguments) == ExitCode.PENDING
+    out = "chat: still loading, 0 of 1 replica ready\nchat: waits for a GPU | second line\n"
+    assert await cli("load", "chat", *arguments) == Output(ExitCode.PENDING, out)
     assert question(api, "load") == {"name": "chat", "wait": "false", "body": {}}
-    assert capsys.readouterr().out == (
-        "chat: still loading, 0 of 1 replica ready\nchat: waits for a GPU | second line\n"
-    )
-
-
-async def test_a_load_that_takes_longer_than_it_may(api: FakeControlApi) -> None:
-    api.rows = [row("chat", "loading")]
-    assert await roundhouse(api, "load", "chat", "--timeout", "0.05") == ExitCode.PENDING
-    assert question(api, "load")["wait"] == "true"
-
-
-async def test_a_failed_load_tells_why(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
-    api.rows = [row("chat", "failed", last_error="the file is missing: x.gguf\nlast line of its log")]
-    api.go.set()
-    assert await roundhouse(api, "load", "chat", "--json") == ExitCode.FAILED
-    out, err = capsys.readouterr()
-    assert err == "roundhouse: chat failed: the file is missing: x.gguf\nlast line of its log\n"
-    assert json.loads(out)["runtime_state"] == "failed"
 
 
 @pytest.mark.parametrize(
@@ -168,25 +144,20 @@ async def test_a_failed_load_tells_why(api: FakeControlApi, capsys: pytest.Captu
         (row("a", "failed"), ["a failed: no reason is known"]),
     ],
 )
-def test_what_is_said_of_a_failed_load(seen: AdminModel, lines: list[str]) -> None:
+def test_lines_of_a_failed_load(seen: AdminModel, lines: list[str]) -> None:
     assert list(failure_lines(seen)) == lines
 
 
-async def test_a_failed_load_that_is_tried_again(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_failed_load_that_is_tried_again(api: FakeControlApi, cli: Cli) -> None:
     api.rows = [row("chat", "failed", last_error="no memory", retry_at=5000.0)]
     api.go.set()
-    assert await roundhouse(api, "load", "chat") == ExitCode.FAILED
     again = f"tried again at {clock_words(5000.0)} (`roundhouse unload chat` ends that)"
-    assert capsys.readouterr() == ("", f"roundhouse: chat failed: no memory; {again}\n")
+    assert await cli("load", "chat") == Output(ExitCode.FAILED, err=f"roundhouse: chat failed: no memory; {again}\n")
     assert ("model", "chat") in api.requests
-
-
-async def test_a_load_whose_next_attempt_succeeded_is_done(
-    api: FakeControlApi, capsys: pytest.CaptureFixture[str]
-) -> None:
+    api.rows = [row("chat")]
     api.refusal = RoundhouseError("model_failed", "no memory")
-    assert await roundhouse(api, "load", "chat") == ExitCode.DONE
-    assert capsys.readouterr() == ("chat: loaded, 1 of 1 replica ready\n", "")
+    shown = await cli("load", "chat")
+    assert shown == Output(ExitCode.DONE, "chat: loaded, 1 of 1 replica ready\n"), "its next attempt succeeded"
 
 
 @pytest.mark.parametrize(
@@ -197,76 +168,52 @@ async def test_a_load_whose_next_attempt_succeeded_is_done(
         ("unload", "unloading", "chat: still unloading"),
     ],
 )
-async def test_what_is_not_done_tells_what_it_waits_for(
-    api: FakeControlApi, verb: str, state: str, words: str, capsys: pytest.CaptureFixture[str]
+async def test_what_is_not_done_says_what_it_waits_for(
+    api: FakeControlApi, verb: str, state: str, words: str, cli: Cli
 ) -> None:
     api.rows = [row("chat", state, blocked=["the controller is paused\nsecond"])]
-    assert await roundhouse(api, verb, "chat", "--timeout", "0.05") == ExitCode.PENDING
-    assert capsys.readouterr().out == f"{words}\nchat: the controller is paused | second\n"
+    out = f"{words}\nchat: the controller is paused | second\n"
+    assert await cli(verb, "chat", "--timeout", "0.05") == Output(ExitCode.PENDING, out)
+    assert question(api, verb)["wait"] == "true"
 
 
 @pytest.mark.parametrize(
     "arguments",
     [["load", ""], ["unload", " "], ["reset", ""], ["logs", ""], ["history", ""], ["events", "--model", ""]],
 )
-async def test_a_name_is_not_empty(
-    api: FakeControlApi, arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert await roundhouse(api, *arguments) == ExitCode.USAGE
-    err = capsys.readouterr().err
-    assert "a model's name is not empty" in err
-    assert err.count("\n") == 1
-    assert api.requests == []
+async def test_a_name_is_not_empty(api: FakeControlApi, arguments: list[str], cli: Cli) -> None:
+    shown = await cli(*arguments)
+    assert (shown.code, shown.err.count("\n"), api.requests) == (ExitCode.USAGE, 1, [])
+    assert "a model's name is not empty" in shown.err
+
+
+TOO_SMALL = RoundhouseError("invalid_load_request", "`gguf_n_ctx` must be at least 1.", param="gguf_n_ctx")
+NO_NUMBER = RoundhouseError("schema_violation", "must be a number", param="gguf_n_ctx")
+CONFLICT = RoundhouseError("state_conflict", "it is\nbeing unloaded")
 
 
 @pytest.mark.parametrize(
     ("error", "line"),
     [
+        (TOO_SMALL, "`gguf_n_ctx` must be at least 1."),
+        (NO_NUMBER, "`gguf_n_ctx`: must be a number"),
         (
-            RoundhouseError("invalid_load_request", "`gguf_n_ctx` must be at least 1.", param="gguf_n_ctx"),
-            "`gguf_n_ctx` must be at least 1.",
-        ),
-        (
-            RoundhouseError("schema_violation", "must be a number", param="gguf_n_ctx"),
-            "`gguf_n_ctx`: must be a number",
-        ),
-        (
-            RoundhouseError("state_conflict", "it is\nbeing unloaded"),
+            CONFLICT,
             "it is | being unloaded. `roundhouse status` shows the state; wait until the transition has ended.",
         ),
     ],
 )
 async def test_a_refusal_names_the_field_and_the_way_out(
-    api: FakeControlApi, error: RoundhouseError, line: str, capsys: pytest.CaptureFixture[str]
+    api: FakeControlApi, error: RoundhouseError, line: str, cli: Cli
 ) -> None:
     api.refusal = error
-    assert await roundhouse(api, "load", "chat") == ExitCode.FAILED
-    assert capsys.readouterr() == ("", f"roundhouse: the controller refused: {line}\n")
+    assert await cli("load", "chat") == Output(ExitCode.FAILED, err=f"roundhouse: the controller refused: {line}\n")
 
 
-async def test_replicas_are_said_once(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
-    assert await roundhouse(api, "load", "chat", "--replicas", "2", "--set", "replicas=3") == ExitCode.USAGE
-    assert capsys.readouterr().err == "roundhouse: --replicas and --set replicas: say it once\n"
+async def test_replicas_are_said_once(api: FakeControlApi, cli: Cli) -> None:
+    line = "roundhouse: --replicas and --set replicas: say it once\n"
+    assert await cli("load", "chat", "--replicas", "2", "--set", "replicas=3") == Output(ExitCode.USAGE, err=line)
     assert api.requests == []
-
-
-async def test_a_load_outlasts_its_connection(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
-    api.break_waits = True
-    api.rows = [row("chat", "loading")]
-    loading = asyncio.create_task(roundhouse(api, "load", "chat"))
-    await until("it asks for the row", lambda: ("model", "chat") in api.requests)
-    api.rows = [row("chat")]
-    assert await loading == ExitCode.DONE
-    assert "the connection broke" in capsys.readouterr().err
-
-
-async def test_a_load_fails_also_when_its_connection_broke(
-    api: FakeControlApi, capsys: pytest.CaptureFixture[str]
-) -> None:
-    api.break_waits = True
-    api.rows = [row("chat", "failed", last_error="no memory")]
-    assert await roundhouse(api, "load", "chat") == ExitCode.FAILED
-    assert "chat failed: no memory" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("verb", "state"), [("load", "loading"), ("unload", "unloading")])
@@ -292,16 +239,16 @@ async def test_on_a_terminal_a_bar_shows_how_far_it_is(api: FakeControlApi) -> N
     assert (program.returncode, out) == (ExitCode.DONE, b"chat: loaded, 2 of 2 replicas ready\n")
 
 
+HELD = HeldBy(request_id="r", replica="a/0", gateway="g", since=1.0)
+
+
 @pytest.mark.parametrize(
     ("seen", "bar"),
     [
         (row("a", "loading", load_progress=0.5), ProgressBar(0.5, "0 of 1 replica ready")),
         (row("a", "loading", blocked=["waits\nlong", "x"]), ProgressBar(None, "0 of 1 replica ready; waits | long")),
         (row("a", "unloading", load_progress=0.5), ProgressBar(None, "engines stop")),
-        (
-            row("a", "unloading", held_by=[HeldBy(request_id="r", replica="a/0", gateway="g", since=1.0)]),
-            ProgressBar(None, "1 running request"),
-        ),
+        (row("a", "unloading", held_by=[HELD]), ProgressBar(None, "1 running request")),
     ],
 )
 def test_what_the_bar_shows(seen: AdminModel, bar: ProgressBar) -> None:
@@ -309,47 +256,76 @@ def test_what_the_bar_shows(seen: AdminModel, bar: ProgressBar) -> None:
 
 
 @pytest.mark.parametrize(("arguments", "hold"), [([], True), (["--free"], False)])
-async def test_an_unload(
-    api: FakeControlApi, arguments: list[str], hold: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_an_unload(api: FakeControlApi, arguments: list[str], hold: bool, cli: Cli) -> None:
     api.rows = [row("chat", "unloaded")]
     api.go.set()
-    assert await roundhouse(api, "unload", "chat", *arguments) == ExitCode.DONE
+    assert await cli("unload", "chat", *arguments) == Output(ExitCode.DONE, "chat: unloaded\n")
     assert question(api, "unload")["body"] == {"hold": hold}
-    assert capsys.readouterr().out == "chat: unloaded\n"
 
 
-async def test_an_unload_that_takes_long_tells_what_holds_it(
-    api: FakeControlApi, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_an_unload_that_takes_long_names_the_requests_that_hold_it(api: FakeControlApi, cli: Cli) -> None:
     held = [HeldBy(request_id=f"req-{n}", replica="chat/0", gateway="gw-1", since=0.0) for n in range(12)]
     api.rows = [row("chat", "unloading", held_by=held)]
-    assert await roundhouse(api, "unload", "chat", "--timeout", "0.05") == ExitCode.PENDING
-    first, second, *others = capsys.readouterr().out.splitlines()
+    shown = await cli("unload", "chat", "--timeout", "0.05")
+    first, second, *others = shown.lines
+    assert shown.code == ExitCode.PENDING
     assert first == "chat: still unloading; it waits for 12 running requests:"
     assert second.startswith("  request req-0 in chat/0, for ")
     assert second.endswith(" s, through gw-1")
     assert others[-1] == "  and 2 more"
-    assert await roundhouse(api, "unload", "chat", "--no-wait", "--json") == ExitCode.PENDING
-    assert len(json.loads(capsys.readouterr().out)["held_by"]) == 12
+    as_json = await cli("unload", "chat", "--no-wait", "--json")
+    assert (as_json.code, len(as_json.json["held_by"])) == (ExitCode.PENDING, 12)
 
 
-async def test_reset(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
-    assert await roundhouse(api, "reset", "chat") == ExitCode.DONE
-    assert capsys.readouterr().out == "chat: as the files say (enabled in the files); now loaded\n"
-    assert await roundhouse(api, "reset", "chat", "--json") == ExitCode.DONE
-    assert AdminModel.model_validate_json(capsys.readouterr().out) == api.rows[0]
-    assert await roundhouse(api, "reset", "other") == ExitCode.FAILED
-    assert "No model 'other' is declared. `roundhouse status` lists the names." in capsys.readouterr().err
+async def test_reset(api: FakeControlApi, cli: Cli) -> None:
+    out = "chat: as the files say (enabled in the files); now loaded\n"
+    assert await cli("reset", "chat") == Output(ExitCode.DONE, out)
+    as_json = await cli("reset", "chat", "--json")
+    assert (as_json.code, AdminModel.model_validate_json(as_json.out)) == (ExitCode.DONE, api.rows[0])
+    other = await cli("reset", "other")
+    assert other.code == ExitCode.FAILED
+    assert "No model 'other' is declared. `roundhouse status` lists the names." in other.err
 
 
-@pytest.mark.parametrize("command", ["load", "unload", "reset", "logs"])
-async def test_without_a_controller_it_is_one_line(
-    folder: Path, command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert await roundhouse(FakeControlApi(folder / "none.sock"), command, "chat") == ExitCode.NO_CONTROLLER
-    assert capsys.readouterr() == (
-        "",
-        f"roundhouse: no controller answers at unix:{folder}/none.sock (No such file or directory); "
-        "`roundhouse up` starts one\n",
-    )
+# The values of `load --set`.
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("null", None),
+        ("", None),
+        ("true", True),
+        ("8192", 8192),
+        ("-1", -1),
+        ("0x10", 16),
+        ("0.25", 0.25),
+        *((text, text) for text in ("on", "yes", "q8_0", "8,4", "a: b # c", "[1]", "a=b")),
+        ('"8"', "8"),
+        ("'null'", "null"),
+        ('"a\\nb"', "a\nb"),
+        (" 8 ", 8),
+    ],
+)
+def test_values_are_read_as_the_files_are(text: str, value: object) -> None:
+    [read] = load_values([f"key={text}"]).values()
+    assert (read, type(read)) == (value, type(value))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["gguf_n_ctx"], "takes key=value"),
+        (["=8"], "takes key=value"),
+        (["a=1", "a=2"], "--set a stands twice"),
+        (["a='x"], "--set a: not YAML 1.2"),
+        (['a="x" y'], "--set a: "),
+        (["a=99999999999999999999"], "too large a number"),
+        (["a=.inf"], "not a finite number"),
+    ],
+)
+def test_values_that_are_none(given: list[str], words: str) -> None:
+    with pytest.raises(CommandError, match="--set") as caught:
+        load_values(given)
+    assert words in str(caught.value)
+    assert caught.value.code is ExitCode.USAGE

@@ -6,8 +6,8 @@ import asyncio
 import json
 import re
 import signal
-from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import JsonValue
@@ -24,129 +24,140 @@ from controller.schema.admin import (
     GpuMemory,
     GpuMemoryAnswer,
     GpuModel,
+    KeyChange,
     ModelChange,
+    ToolChange,
 )
 from controller.schema.errors import RoundhouseError
 from controller.schema.status import BlockedView, GpuProcessView, ModelState, PlanView, Problem, UnreadGpuStatus
 from tests.fakes.fake_control_api import FakeControlApi, entry
-from tests.support.cli import roundhouse, started
+from tests.support.cli import started
+from tests.support.command_line import Cli, Output
 from tests.support.wait import until
+
+FILES = {"models.yaml": "models: {}\n", "local.yaml": "models: {chat: {replicas: 2}}\n"}
+CHAT = ModelChange(
+    model="chat",
+    change="edited",
+    fields=[
+        FieldChange(field="llama_server_n_ctx", before=4096, after=8192),
+        FieldChange(field="aliases", before=None, after=["ä"]),
+        FieldChange(field="env.TOKEN", before=MASKED, after=MASKED),
+    ],
+    effect="restart",
+    restarts=["chat/0", "chat/1"],
+    ends=["llama_server_n_ctx"],
+)
+OLD = ModelChange(model="old", change="removed", fields=[], effect="stop", restarts=[], ends=[])
+
+
+def dry_run(*blocked: str, **changes: Any) -> DryRun:
+    """What files without problems would do."""
+    views = [BlockedView(model=name, index=0, reason="no GPU") for name in blocked]
+    return DryRun(
+        **{"ok": True, "problems": [], "changes": [], "plan": PlanView(generation=4, blocked=views), **changes}
+    )
 
 
 @pytest.fixture
-async def api(folder: Path) -> AsyncIterator[FakeControlApi]:
-    async with FakeControlApi(folder / "controller.sock") as fake:
-        yield fake
+def diff(tmp_path: Path) -> list[str]:
+    """The arguments that propose `FILES`."""
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    return ["plan", *(word for name in FILES for word in ("--diff", str(tmp_path / name)))]
 
 
+@pytest.mark.parametrize(
+    ("change", "code", "out"),
+    [
+        (
+            dry_run("chat", "untouched", changes=[CHAT, OLD]),
+            ExitCode.PENDING,
+            "chat: edited, restarts chat/0, chat/1\n"
+            "  llama_server_n_ctx: 4096 -> 8192\n"
+            '  aliases: null -> ["ä"]\n'
+            "  env.TOKEN: changed (secret)\n"
+            "  ends what an operator set: llama_server_n_ctx\n"
+            "old: removed, stops\n"
+            "BLOCKED      REASON\n"
+            "chat/0       no GPU\n"
+            "untouched/0  no GPU\n",
+        ),
+        (dry_run(), ExitCode.DONE, "nothing would change\n"),
+        (
+            dry_run("chat"),
+            ExitCode.DONE,
+            "nothing would change, and this would stay blocked:\nBLOCKED  REASON\nchat/0   no GPU\n",
+        ),
+        (
+            dry_run(
+                keys=[
+                    KeyChange(key="ci", change="edited", fields=["sha256", "weight"]),
+                    KeyChange(key="old", change="removed", fields=["sha256"]),
+                ]
+            ),
+            ExitCode.PENDING,
+            "key ci: edited: sha256, weight\nkey old: removed\n",
+        ),
+        (
+            dry_run(
+                tools=[
+                    ToolChange(kind="tool", name="calculate", change="added", fields=[]),
+                    ToolChange(kind="mcp_server", name="a", change="edited", fields=["headers", "url"]),
+                    ToolChange(kind="mcp_server", name="b", change="removed", fields=["command"]),
+                ]
+            ),
+            ExitCode.PENDING,
+            "tool calculate: added\nMCP server a: edited: headers, url\nMCP server b: removed\n",
+        ),
+    ],
+    ids=["models", "nothing", "still blocked", "keys", "tools"],
+)
 async def test_what_proposed_files_would_change(
-    api: FakeControlApi, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    api: FakeControlApi, cli: Cli, diff: list[str], change: DryRun, code: ExitCode, out: str
 ) -> None:
-    (tmp_path / "models.yaml").write_text("models: {}\n")
-    (tmp_path / "local.yaml").write_text("models: {chat: {replicas: 2}}\n")
-    blocked = [BlockedView(model=name, index=0, reason="no GPU") for name in ("chat", "untouched")]
-    plan = PlanView(generation=4, blocked=blocked)
-    chat = ModelChange(
-        model="chat",
-        change="edited",
-        fields=[
-            FieldChange(field="llama_server_n_ctx", before=4096, after=8192),
-            FieldChange(field="aliases", before=None, after=["ä"]),
-            FieldChange(field="env.TOKEN", before=MASKED, after=MASKED),
-        ],
-        effect="restart",
-        restarts=["chat/0", "chat/1"],
-        ends=["llama_server_n_ctx"],
-    )
-    gone = ModelChange(model="old", change="removed", fields=[], effect="stop", restarts=[], ends=[])
-    api.dry_run = DryRun(ok=True, problems=[], changes=[chat, gone], plan=plan)
-    arguments = ("--diff", str(tmp_path / "models.yaml"), "--diff", str(tmp_path / "local.yaml"))
-    assert await roundhouse(api, "plan", *arguments) == ExitCode.PENDING
-    files = {"models.yaml": "models: {}\n", "local.yaml": "models: {chat: {replicas: 2}}\n"}
-    assert api.requests == [("dry_run", {"files": files})]
-    assert capsys.readouterr().out == (
-        "chat: edited, restarts chat/0, chat/1\n"
-        "  llama_server_n_ctx: 4096 -> 8192\n"
-        '  aliases: null -> ["ä"]\n'
-        "  env.TOKEN: changed (secret)\n"
-        "  ends what an operator set: llama_server_n_ctx\n"
-        "old: removed, stops\n"
-        "BLOCKED      REASON\n"
-        "chat/0       no GPU\n"
-        "untouched/0  no GPU\n"
-    )
-    assert await roundhouse(api, "plan", *arguments, "--json") == ExitCode.PENDING
-    assert DryRun.model_validate_json(capsys.readouterr().out) == api.dry_run
+    api.dry_run = change
+    assert await cli(*diff) == Output(code, out)
+    assert api.requests == [("dry_run", {"files": FILES})]
+    as_json = await cli(*diff, "--json")
+    assert (as_json.code, DryRun.model_validate_json(as_json.out)) == (code, change)
 
 
-async def test_proposed_files_that_change_nothing(
-    api: FakeControlApi, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "models.yaml").write_text("models: {}\n")
-    assert await roundhouse(api, "plan", "--diff", str(tmp_path / "models.yaml")) == ExitCode.DONE
-    assert capsys.readouterr().out == "nothing would change\n"
-
-
-async def test_proposed_files_that_change_nothing_of_what_is_blocked(
-    api: FakeControlApi, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "models.yaml").write_text("models: {}\n")
-    blocked = [BlockedView(model="chat", index=1, reason="model_path: gone.gguf is missing")]
-    api.dry_run = DryRun(ok=True, problems=[], changes=[], plan=PlanView(generation=4, blocked=blocked))
-    assert await roundhouse(api, "plan", "--diff", str(tmp_path / "models.yaml")) == ExitCode.DONE
-    assert capsys.readouterr().out == (
-        "nothing would change, and this would stay blocked:\n"
-        "BLOCKED  REASON\n"
-        "chat/1   model_path: gone.gguf is missing\n"
-    )
-
-
-async def test_proposed_files_with_problems(
-    api: FakeControlApi, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "models.yaml").write_text("models: [\n")
+async def test_proposed_files_with_problems(api: FakeControlApi, cli: Cli, diff: list[str]) -> None:
+    given = diff[2]
     problem = Problem(file="/srv/desired/models.yaml", line=1, message="not YAML 1.2")
     other = Problem(file="/srv/desired/other.yaml", line=2, message="bad")
     api.dry_run = DryRun(ok=False, problems=[problem, other], changes=[], plan=None)
-    given = str(tmp_path / "models.yaml")
-    assert await roundhouse(api, "plan", "--diff", given) == ExitCode.FAILED
-    assert capsys.readouterr().out == (
-        f"{given}:1: not YAML 1.2\n/srv/desired/other.yaml:2: bad\nwith these problems what is in force would stay\n"
+    assert await cli(*diff) == Output(
+        ExitCode.FAILED,
+        f"{given}:1: not YAML 1.2\n/srv/desired/other.yaml:2: bad\nwith these problems what is in force would stay\n",
     )
-    assert await roundhouse(api, "plan", "--diff", given, "--json") == ExitCode.FAILED
-    assert [each["file"] for each in json.loads(capsys.readouterr().out)["problems"]] == [given, other.file]
+    as_json = await cli(*diff, "--json")
+    assert as_json.code == ExitCode.FAILED
+    assert [each["file"] for each in as_json.json["problems"]] == [given, other.file]
 
 
-async def test_files_that_cannot_be_proposed(
-    api: FakeControlApi, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_files_that_cannot_be_proposed(api: FakeControlApi, cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_bytes(b"\xff")
     (tmp_path / "b.yaml").touch()
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "b.yaml").touch()
-    assert await roundhouse(api, "plan", "--diff", str(tmp_path / "none.yaml")) == ExitCode.FAILED
-    assert await roundhouse(api, "plan", "--diff", str(tmp_path / "a.yaml")) == ExitCode.FAILED
-    for name in ("notes.txt", ".b.yaml", "schema.json"):
-        assert await roundhouse(api, "plan", "--diff", str(tmp_path / name)) == ExitCode.USAGE
-    twice = ("--diff", str(tmp_path / "b.yaml"), "--diff", str(tmp_path / "sub" / "b.yaml"))
-    assert await roundhouse(api, "plan", *twice) == ExitCode.USAGE
-    assert capsys.readouterr().err == (
-        f"roundhouse: {tmp_path}/none.yaml cannot be read: No such file or directory\n"
-        f"roundhouse: {tmp_path}/a.yaml is not UTF-8: invalid start byte at byte 0\n"
-        f"roundhouse: --diff {tmp_path}/notes.txt: no desired-state file has such a name (*.yaml, *.yml, *.json)\n"
-        f"roundhouse: --diff {tmp_path}/.b.yaml: no desired-state file has such a name (*.yaml, *.yml, *.json)\n"
-        f"roundhouse: --diff {tmp_path}/schema.json: no desired-state file has such a name (*.yaml, *.yml, *.json)\n"
-        f"roundhouse: --diff {tmp_path}/sub/b.yaml: there is another file b.yaml\n"
-    )
+    wrong_name = "no desired-state file has such a name (*.yaml, *.yml, *.json)"
+    for names, code, line in (
+        (["none.yaml"], ExitCode.FAILED, f"{tmp_path}/none.yaml cannot be read: No such file or directory"),
+        (["a.yaml"], ExitCode.FAILED, f"{tmp_path}/a.yaml is not UTF-8: invalid start byte at byte 0"),
+        (["notes.txt"], ExitCode.USAGE, f"--diff {tmp_path}/notes.txt: {wrong_name}"),
+        ([".b.yaml"], ExitCode.USAGE, f"--diff {tmp_path}/.b.yaml: {wrong_name}"),
+        (["schema.json"], ExitCode.USAGE, f"--diff {tmp_path}/schema.json: {wrong_name}"),
+        (["b.yaml", "sub/b.yaml"], ExitCode.USAGE, f"--diff {tmp_path}/sub/b.yaml: there is another file b.yaml"),
+    ):
+        arguments = [word for name in names for word in ("--diff", str(tmp_path / name))]
+        assert await cli("plan", *arguments) == Output(code, err=f"roundhouse: {line}\n")
     assert api.requests == []
 
 
-async def test_no_drift(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
-    assert await roundhouse(api, "drift") == ExitCode.DONE
-    assert capsys.readouterr().out == "no drift: what runs is what is declared\n"
-
-
-async def test_drift(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_drift(api: FakeControlApi, cli: Cli) -> None:
+    assert await cli("drift") == Output(ExitCode.DONE, "no drift: what runs is what is declared\n")
     item = DriftItem(
         model="chat",
         replica="chat/0",
@@ -157,63 +168,50 @@ async def test_drift(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) ->
         since=2000.0,
         message="a load sets it. Last log lines:\nmore",
     )
+    running: list[JsonValue] = ["--ctx", 8, True, {"a": "b"}]
     gone = DriftItem(
-        model="old",
-        replica=None,
-        kind="arguments",
-        declared=None,
-        running=["--ctx", 8, True, {"a": "b"}],
-        since=2000.0,
-        message="m" * 200,
+        model="old", replica=None, kind="arguments", declared=None, running=running, since=2000.0, message="m" * 200
     )
     api.drift = Drift(items=[item, gone], checked_at=1000.0)
-    assert await roundhouse(api, "drift") == ExitCode.PENDING
-    header, line, other = capsys.readouterr().out.splitlines()
-    assert header.split() == ["MODEL", "REPLICA", "KIND", "FIELD", "DECLARED", "RUNNING", "SINCE", "MESSAGE"]
+    shown = await cli("drift")
     since = time_words(2000.0)
-    cells = ["chat", "chat/0", "override", "gguf_n_ctx", "4096", "x" * 57 + "...", since, "a load sets it. ..."]
-    assert re.split(r" {2,}", line) == cells
-    cells = ["old", "-", "arguments", "-", "-", "--ctx 8 true a=b", since, "m" * 117 + "..."]
-    assert re.split(r" {2,}", other) == cells
-    assert await roundhouse(api, "drift", "--json") == ExitCode.PENDING
-    assert Drift.model_validate_json(capsys.readouterr().out) == api.drift
-
-
-async def test_history_is_read_page_by_page(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
-    api.journal = [entry(n, "statement", actor="cli") for n in range(1, 6)]
-    assert await roundhouse(api, "history", "--limit", "3") == ExitCode.DONE
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["ID", "TIME", "KIND", "MODEL", "WHO", "WHAT"]
-    assert lines[1] == f"5   {time_words(1005.0)}  statement  chat   cli  thing 5"
-    assert [line.split()[0] for line in lines[1:]] == ["5", "4", "3"]
-    assert [query for what, query in api.requests if what == "history"] == [
-        {"limit": "3"},
-        {"limit": "1", "before": "4"},
+    assert shown.code == ExitCode.PENDING
+    assert [re.split(r" {2,}", line) for line in shown.lines] == [
+        ["MODEL", "REPLICA", "KIND", "FIELD", "DECLARED", "RUNNING", "SINCE", "MESSAGE"],
+        ["chat", "chat/0", "override", "gguf_n_ctx", "4096", "x" * 57 + "...", since, "a load sets it. ..."],
+        ["old", "-", "arguments", "-", "-", "--ctx 8 true a=b", since, "m" * 117 + "..."],
     ]
+    as_json = await cli("drift", "--json")
+    assert (as_json.code, Drift.model_validate_json(as_json.out)) == (ExitCode.PENDING, api.drift)
 
 
-async def test_history_of_one_model_and_kind(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_history_is_read_page_by_page(api: FakeControlApi, cli: Cli) -> None:
+    api.journal = [entry(n, "statement", actor="cli") for n in range(1, 6)]
+    shown = await cli("history", "--limit", "3")
+    assert shown.code == ExitCode.DONE
+    assert shown.lines[0].split() == ["ID", "TIME", "KIND", "MODEL", "WHO", "WHAT"]
+    assert shown.lines[1] == f"5   {time_words(1005.0)}  statement  chat   cli  thing 5"
+    assert [line.split()[0] for line in shown.lines[1:]] == ["5", "4", "3"]
+    queries = [query for what, query in api.requests if what == "history"]
+    assert queries == [{"limit": "3"}, {"limit": "1", "before": "4"}]
+
+
+async def test_history_of_one_model_and_kind(api: FakeControlApi, cli: Cli) -> None:
     api.journal = [entry(1, "failure", model="other"), entry(2, "statement"), entry(3, "failure")]
-    assert await roundhouse(api, "history", "chat", "--kind", "failure", "--kind", "file", "--json") == ExitCode.DONE
-    assert [each["id"] for each in json.loads(capsys.readouterr().out)["entries"]] == [3]
+    shown = await cli("history", "chat", "--kind", "failure", "--kind", "file", "--json")
+    assert (shown.code, [each["id"] for each in shown.json["entries"]]) == (ExitCode.DONE, [3])
     api.journal = []
-    assert await roundhouse(api, "history", "chat") == ExitCode.DONE
-    assert capsys.readouterr() == ("nothing is recorded\n", "")
-
-
-@pytest.mark.parametrize(("arguments", "out"), [([], ""), (["--json"], '{\n  "entries": []\n}\n')])
-async def test_history_of_a_model_that_there_is_not(
-    api: FakeControlApi, arguments: list[str], out: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert await roundhouse(api, "history", "gone", *arguments) == ExitCode.FAILED
-    assert capsys.readouterr() == (out, "roundhouse: no model gone is declared\n")
+    assert await cli("history", "chat") == Output(ExitCode.DONE, "nothing is recorded\n")
+    line = "roundhouse: no model gone is declared\n"
+    assert await cli("history", "gone") == Output(ExitCode.FAILED, err=line)
+    assert await cli("history", "gone", "--json") == Output(ExitCode.FAILED, '{\n  "entries": []\n}\n', line)
     api.journal = [entry(1, "file", model="gone")]
-    assert await roundhouse(api, "history", "gone") == ExitCode.DONE
-    assert capsys.readouterr().err == ""
+    shown = await cli("history", "gone")
+    assert (shown.code, shown.err) == (ExitCode.DONE, "")
 
 
 @pytest.mark.parametrize(
-    ("said", "details", "words"),
+    ("message", "details", "words"),
     [
         (
             "loaded by cli",
@@ -225,11 +223,11 @@ async def test_history_of_a_model_that_there_is_not(
         ("unloaded by cli", {"action": "unload", "hold": True}, "unloaded by cli"),
     ],
 )
-def test_what_a_load_set_is_told(said: str, details: dict[str, JsonValue], words: str) -> None:
-    assert entry_words(entry(1, "statement", message=said, details=details)) == words
+def test_words_for_a_load_in_the_history(message: str, details: dict[str, JsonValue], words: str) -> None:
+    assert entry_words(entry(1, "statement", message=message, details=details)) == words
 
 
-async def test_gpus(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_gpus(api: FakeControlApi, cli: Cli) -> None:
     card = GpuMemory(
         index=0,
         name="NVIDIA H200",
@@ -262,8 +260,8 @@ async def test_gpus(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> 
     api.memory = GpuMemoryAnswer(
         gpus=[card, instance], models=[model], error=None, driver_version="570.195.03", cuda_version="12.8"
     )
-    assert await roundhouse(api, "gpu") == ExitCode.DONE
-    assert capsys.readouterr().out == (
+    assert await cli("gpu") == Output(
+        ExitCode.DONE,
         "GPU  NAME         USED            CLAIMED  BUSY  UUID\n"
         "0    NVIDIA H200  40MiB / 100MiB  30MiB    97%   GPU-1\n"
         "1:3  A30          0MiB / 9MiB     0MiB     -     MIG-2\n"
@@ -273,48 +271,34 @@ async def test_gpus(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> 
         "MODEL  STATE   ESTIMATE  REPLICAS  FROM      MEASURED\n"
         "chat   loaded  12MiB     2         declared  16MiB\n"
         "chat: `vram_mib` declares 6 MiB of each GPU, and a replica was seen to take 8\n"
-        "NVIDIA driver 570.195.03, which runs CUDA up to 12.8\n"
+        "NVIDIA driver 570.195.03, which runs CUDA up to 12.8\n",
     )
-    assert await roundhouse(api, "gpu", "--json") == ExitCode.DONE
-    assert GpuMemoryAnswer.model_validate_json(capsys.readouterr().out) == api.memory
+    assert GpuMemoryAnswer.model_validate_json((await cli("gpu", "--json")).out) == api.memory
 
 
-async def test_a_driver_that_does_not_tell_its_cuda(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_gpus_that_cannot_be_read(api: FakeControlApi, cli: Cli) -> None:
+    assert await cli("gpu") == Output(ExitCode.DONE, "no GPUs: NVML is not installed\n")
     api.memory = GpuMemoryAnswer(gpus=[], models=[], error="all GPUs are in MIG mode", driver_version="390.48")
-    assert await roundhouse(api, "gpu") == ExitCode.DONE
-    assert capsys.readouterr().out == "no GPUs: all GPUs are in MIG mode\nNVIDIA driver 390.48\n"
-
-
-async def test_gpus_that_cannot_be_read(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
+    out = "no GPUs: all GPUs are in MIG mode\nNVIDIA driver 390.48\n"
+    assert await cli("gpu") == Output(ExitCode.DONE, out), "a driver that does not tell its CUDA"
     words = "GPU 1 (GPU-2, PCI 0000:0a:00.0) is left out: it has fallen off the bus"
     lost = UnreadGpuStatus(index=1, uuid="GPU-2", reason="it has fallen off the bus", description=words, claimed_mib=90)
     nameless = UnreadGpuStatus(index=2, reason="lost", description="GPU 2 is left out: lost")
     api.memory = GpuMemoryAnswer(gpus=[], unread_gpus=[lost, nameless], models=[], error="the GPUs cannot be read now")
-    assert await roundhouse(api, "gpu") == ExitCode.DONE
-    assert capsys.readouterr().out == (
-        f"no GPUs: the GPUs cannot be read now\n{words}; 90 MiB claimed\nGPU 2 is left out: lost\n"
-    )
-    assert await roundhouse(api, "top", "--gateway", "http://127.0.0.1:9") == ExitCode.DONE
-    assert capsys.readouterr().out.startswith(f"{words}; 90 MiB claimed\nGPU 2 is left out: lost\n")
+    lines = f"{words}; 90 MiB claimed\nGPU 2 is left out: lost\n"
+    assert await cli("gpu") == Output(ExitCode.DONE, f"no GPUs: the GPUs cannot be read now\n{lines}")
+    shown = await cli("top", "--gateway", "http://127.0.0.1:9")
+    assert (shown.code, shown.out.startswith(lines)) == (ExitCode.DONE, True)
 
 
-async def test_no_gpus(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
-    assert await roundhouse(api, "gpu") == ExitCode.DONE
-    assert capsys.readouterr().out == "no GPUs: NVML is not installed\n"
-
-
-async def test_logs(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_logs(api: FakeControlApi, cli: Cli) -> None:
     api.log = [b"first\nsec", "ö".encode()[:1], "ö".encode()[1:], b"nd\nwithout an end"]
     api.changed.set()
-    assert await roundhouse(api, "logs", "chat", "--replica", "chat-0", "--lines", "2") == ExitCode.DONE
+    shown = await cli("logs", "chat", "--replica", "chat-0", "--lines", "2")
+    assert shown == Output(ExitCode.DONE, "first\nsecönd\nwithout an end")
     assert api.requests == [("logs", {"name": "chat", "replica": "chat-0", "lines": "2"})]
-    assert capsys.readouterr().out == "first\nsecönd\nwithout an end"
-    assert await roundhouse(api, "logs", "chat", "--json") == ExitCode.DONE
-    assert [json.loads(line)["line"] for line in capsys.readouterr().out.splitlines()] == [
-        "first",
-        "secönd",
-        "without an end",
-    ]
+    lines = [json.loads(line) for line in (await cli("logs", "chat", "--json")).lines]
+    assert lines == [{"line": "first"}, {"line": "secönd"}, {"line": "without an end"}]
 
 
 @pytest.mark.parametrize(
@@ -326,20 +310,16 @@ async def test_logs(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> 
         (["--lines", "0"], ""),
     ],
 )
-async def test_logs_with_nothing_written(
-    api: FakeControlApi, arguments: list[str], err: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_logs_with_nothing_written(api: FakeControlApi, cli: Cli, arguments: list[str], err: str) -> None:
     api.log = []
-    assert await roundhouse(api, "logs", "chat", *arguments) == ExitCode.DONE
-    assert capsys.readouterr() == ("", err)
+    assert await cli("logs", "chat", *arguments) == Output(ExitCode.DONE, err=err)
 
 
-async def test_logs_of_what_is_not_there(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_logs_of_a_replica_that_is_not_there(api: FakeControlApi, cli: Cli) -> None:
     api.refusal = RoundhouseError("unknown_replica", "'chat' has no replica 'x'.", param="replica")
-    assert await roundhouse(api, "logs", "chat", "--replica", "x") == ExitCode.FAILED
-    assert capsys.readouterr() == (
-        "",
-        "roundhouse: the controller refused: 'chat' has no replica 'x'. "
+    assert await cli("logs", "chat", "--replica", "x") == Output(
+        ExitCode.FAILED,
+        err="roundhouse: the controller refused: 'chat' has no replica 'x'. "
         "`roundhouse status --json` names the replicas.\n",
     )
 
@@ -376,7 +356,7 @@ async def test_logs_that_break_off_are_an_error(api: FakeControlApi) -> None:
     )
 
 
-async def test_the_controller_is_told_who_asks(api: FakeControlApi) -> None:
-    await roundhouse(api, "gpu")
+async def test_requests_name_the_command_line_as_their_actor(api: FakeControlApi, cli: Cli) -> None:
+    await cli("gpu")
     await until("it was asked", lambda: api.actors)
     assert api.actors[0].startswith("command line")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,19 +26,12 @@ from controller.schema.declarations import RuntimeDeclaration, RuntimeDeclaratio
 from controller.schema.status import ModelState
 from controller.schema.tools import McpServerRoute
 from controller.state import Exit, Phase, ReplicaId
+from tests.support import engine_definitions
 from tests.support.config_files import MODELS_ROOT, parse_text, problems_of
 from tests.support.controller_harness import AddressedRuntime, ControllerHarness
 
 TIME = "mcp_servers: {time: {command: [mcp-server-time, --utc], env: {B: '2', A: s3cr3t}}, far: {url: https://far/mcp}}"
-PROCESS = RenderContext(
-    runtime="process",
-    served_name="mcp:time",
-    models_root=PurePosixPath("/srv/models"),
-    host="127.0.0.1",
-    port=4242,
-    cache_dir=PurePosixPath("/var/cache"),
-    executables={"python": "/venv/bin/python"},
-)
+PROCESS = replace(engine_definitions.PROCESS, served_name="mcp:time")
 USER = UserIdentity(1000, 1001)
 
 
@@ -74,7 +67,6 @@ def test_a_server_with_a_command_is_run_and_one_with_an_address_is_not() -> None
 
 
 def test_no_file_and_no_operator_can_name_the_backend_or_take_a_servers_name() -> None:
-    assert "mcp" not in ENGINES
     assert set(REPLICA_ENGINES) - set(ENGINES) == {"mcp"}
     assert problems_of("models: {a: {backend: mcp, mcp_command: [sh]}}")[0].startswith(
         "desired-state/models.yaml:1: models.a.backend: unknown backend `mcp`"
@@ -133,27 +125,27 @@ def test_a_missing_program_is_found_before_the_start(program: str, problem: str 
     assert check_program(render(server(f"{{command: [{program}, --, x]}}"), ctx).argv) == problem
 
 
-@pytest.mark.parametrize("reason", ["No such file or directory", "Permission denied"])
-def test_a_program_that_cannot_be_run_is_permanent(reason: str) -> None:
-    verdict = McpBridge().explain_exit(1, f"x\nthe MCP server /a b cannot be used: {reason}\n")
-    assert verdict is not None
-    assert verdict.permanent
-
-
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("line", "message", "permanent"),
     [
-        ("the MCP server /a b ended before it introduced itself", "its command ended before it spoke MCP"),
-        ("the MCP server /a b cannot be used: Connection closed", "its command does not speak MCP"),
-        ("the MCP server /a b ended", "its command ended"),
-        ("the bridge of the MCP server /a b ended (SIGKILL)", "its command ended"),
+        (
+            "cannot be used: No such file or directory",
+            "the program of the MCP server is missing or cannot be run",
+            True,
+        ),
+        ("cannot be used: Permission denied", "the program of the MCP server is missing or cannot be run", True),
+        ("ended before it introduced itself", "its command ended before it spoke MCP", False),
+        ("cannot be used: Connection closed", "its command does not speak MCP", False),
+        ("ended", "its command ended", False),
+        ("ended (SIGKILL)", "its command ended", False),
     ],
 )
-def test_the_reason_names_the_command(line: str, message: str) -> None:
-    log_tail = f"x\n{line}\n"
+def test_the_reason_names_the_command(line: str, message: str, permanent: bool) -> None:
+    log_tail = f"x\nthe MCP server /a b {line}\n"
     plain = f"{message}; the launcher ended with exit code 1"
-    shown = f"{plain}. Last log lines:\nx\n{line}"
-    assert verdict_of_exit("mcp", Exit(1, False, log_tail), was_ready=False) == Verdict(shown, False, 1, plain)
+    shown = f"{plain}. Last log lines:\nx\nthe MCP server /a b {line}"
+    verdict = verdict_of_exit("mcp", Exit(1, False, log_tail), was_ready=False)
+    assert verdict == Verdict(shown, permanent, 1, plain)
 
 
 # The container.
@@ -180,9 +172,7 @@ def test_a_container_gets_no_folder_that_is_not_declared() -> None:
 def test_a_container_gets_the_declared_folders_read_only_unless_they_say_otherwise() -> None:
     made = container("{command: [x], mounts: ['/srv/a:/a', '/srv/b:/b:rw', '/srv/c:/c:ro']}")
     assert made["HostConfig"]["Mounts"] == [
-        {"Type": "bind", "Source": "/srv/a", "Target": "/a", "ReadOnly": True},
-        {"Type": "bind", "Source": "/srv/b", "Target": "/b", "ReadOnly": False},
-        {"Type": "bind", "Source": "/srv/c", "Target": "/c", "ReadOnly": True},
+        {"Type": "bind", "Source": f"/srv/{name}", "Target": f"/{name}", "ReadOnly": name != "b"} for name in "abc"
     ]
 
 

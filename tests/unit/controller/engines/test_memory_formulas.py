@@ -1,7 +1,8 @@
-"""Formulas of memory against models whose figures are known."""
+"""Formulas of memory against models whose figures are known, and what single options change in them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +24,7 @@ from controller.engines.memory_llama import GPU_OVERHEAD, LlamaLoad, predict_lla
 from controller.gpus import Gpu
 from controller.planning.placement import ClaimLedger, Placement, place_replica
 from controller.state import DesiredModel, ObservedState, Requirement, Statement
+from tests.support.engine_definitions import define
 
 KIB = 1024
 GIB = 1024 * MIB
@@ -39,41 +41,41 @@ LLAMA_3_8B = {
 BLOCK = 4096 * (2 * 4096 + 2 * 1024 + 3 * 14336) * 2
 
 
-def llama_3_8b(**fields: Any) -> Gguf:
-    said = {
-        "context_length": 8192,
-        "embedding_length": 4096,
-        "feed_forward_length": 14336,
-        "attention.head_count": 32,
-        "attention.head_count_kv": 8,
-    }
-    facts = Gguf(
-        16 * GIB, "llama", {f"llama.{k}": v for k, v in said.items()}, (BLOCK,) * 32, *(0, 0, 0), 128256, False
-    )
-    return replace(facts, embedding=128256 * 4096 * 2, output=128256 * 4096 * 2 + 16384, **fields)
+def gguf(architecture: str, fields: Mapping[str, Any], blocks: tuple[int, ...], **more: Any) -> Gguf:
+    named = {f"{architecture}.{name}": value for name, value in fields.items()}
+    sizes: dict[str, Any] = {**dict.fromkeys(("embedding", "output", "rest", "vocabulary"), 0), **more}
+    return Gguf(GIB, architecture, named, blocks, **{"has_tied_embeddings": True, **sizes})
 
 
-def told(backend: str, artifact: Artifact | None, **fields: Any) -> Forecast | None:
-    engine = ENGINES[backend]
-    definition = engine.definition.model_validate({"backend": backend, **fields})
-    paths = engine.list_artifacts(definition)
-    return engine.predict_memory(definition, {path: artifact for path in paths if artifact is not None})
+def llama_3_8b(**more: Any) -> Gguf:
+    fields = {"context_length": 8192, "embedding_length": 4096, "feed_forward_length": 14336}
+    heads = {"attention.head_count": 32, "attention.head_count_kv": 8}
+    vocabulary = {"vocabulary": 128256, "embedding": 128256 * 4096 * 2, "output": 128256 * 4096 * 2 + 16384}
+    return gguf("llama", fields | heads, (BLOCK,) * 32, **vocabulary, **{"has_tied_embeddings": False, **more})
 
 
-def predicted(backend: str, artifact: Artifact | None, **fields: Any) -> Prediction:
-    forecast = told(backend, artifact, **fields)
+def forecast_of(backend: str, artifact: Artifact | Mapping[str, Artifact] | None, **fields: Any) -> Forecast | None:
+    """Of one artifact for every path of the definition, or of those that are named."""
+    engine, definition = ENGINES[backend], define(backend, **fields)
+    if artifact is None or not isinstance(artifact, Mapping):
+        artifact = {path: artifact for path in engine.list_artifacts(definition) if artifact is not None}
+    return engine.predict_memory(definition, artifact)
+
+
+def predicted(backend: str, artifact: Artifact | Mapping[str, Artifact] | None, **fields: Any) -> Prediction:
+    forecast = forecast_of(backend, artifact, **fields)
     assert isinstance(forecast, Prediction), forecast
     return forecast
 
 
 def reason(backend: str, artifact: Artifact | None, **fields: Any) -> str:
-    forecast = told(backend, artifact, **fields)
+    forecast = forecast_of(backend, artifact, **fields)
     assert isinstance(forecast, Unpredicted), forecast
     return forecast.reason
 
 
-def server(artifact: Artifact | None = None, **fields: Any) -> Prediction:
-    return predicted("llama_server", artifact or llama_3_8b(), model_path="a.gguf", **fields)
+def server(artifact: Artifact | Mapping[str, Artifact] | None = None, **fields: Any) -> Prediction:
+    return predicted("llama_server", artifact or llama_3_8b(), **fields)
 
 
 def test_llama_3_8b_keeps_128_kib_of_a_token() -> None:
@@ -152,7 +154,7 @@ def test_prompts_in_main_memory_count_as_full(gpus: int) -> None:
     for args in (["--cache-ram", "2048"], ["-cram", "2048"]):
         assert server(gpus=gpus, extra_args=args) == kept
     for args in (["--cache-ram", "-1"], ["-cram"]):
-        fields = {"model_path": "a.gguf", "extra_args": args}
+        fields = {"extra_args": args}
         assert "sets no limit" in reason("llama_server", llama_3_8b(), **fields), "-1 is no limit"
 
 
@@ -224,20 +226,11 @@ def test_the_largest_layer_on_the_gpu_counts_for_that_copy() -> None:
     assert scratch == 131072 * 2048 * 2 - 512 * (3 * 10240 - 2 * 2048 - 2048) * 4
 
 
-def gemma(**fields: Any) -> Gguf:
-    said = {
-        "context_length": 131072,
-        "embedding_length": 2560,
-        "feed_forward_length": 10240,
-        "attention.head_count": 8,
-        "attention.head_count_kv": 4,
-        "attention.key_length": 256,
-        "attention.value_length": 256,
-        "attention.sliding_window": 1024,
-    } | fields
-    return Gguf(
-        GIB, "gemma3", {f"gemma3.{key}": value for key, value in said.items()}, (1,) * 34, 0, 0, 0, 262144, True
-    )
+def gemma(**more: Any) -> Gguf:
+    fields = {"context_length": 131072, "embedding_length": 2560, "feed_forward_length": 10240}
+    heads = {"head_count": 8, "head_count_kv": 4, "key_length": 256, "value_length": 256, "sliding_window": 1024}
+    attention = {f"attention.{name}": value for name, value in heads.items()}
+    return gguf("gemma3", {**fields, **attention, **more}, (1,) * 34, vocabulary=262144)
 
 
 def test_layers_with_a_window_keep_no_more_than_it() -> None:
@@ -261,7 +254,12 @@ def test_extra_arguments_count() -> None:
     assert wider.host.compute > 1.9 * server(llama_server_n_ctx=8192).host.compute
     assert server(extra_args=["--ctx-size", "512"]).host.kv_cache == 512 * 128 * KIB
     for args in (["-ot", "exps=CPU"], ["--n-cpu-moe", "3"], ["-c", "many"], ["--ctx-size"]):
-        assert reason("llama_server", llama_3_8b(), model_path="a.gguf", extra_args=args).startswith("extra_args holds")
+        assert reason("llama_server", llama_3_8b(), extra_args=args).startswith("extra_args holds")
+
+
+OF_IMAGES = {"image_size": 896, "patch_size": 14, "embedding_length": 1152, "feed_forward_length": 4304}
+HEADS_OF_IMAGES = {"attention.head_count": 16}
+PROJECTOR = gguf("clip", {f"vision.{name}": value for name, value in (OF_IMAGES | HEADS_OF_IMAGES).items()}, (5 * MIB,))
 
 
 def test_a_draft_model_and_a_projector_are_added() -> None:
@@ -270,17 +268,7 @@ def test_a_draft_model_and_a_projector_are_added() -> None:
     assert both.host.weights == 2 * alone.host.weights
     assert both.host.kv_cache == 2 * alone.host.kv_cache
     assert both.host.overhead == alone.host.overhead
-    fields: dict[str, Any] = {
-        "image_size": 896,
-        "patch_size": 14,
-        "embedding_length": 1152,
-        "feed_forward_length": 4304,
-    }
-    fields |= {"attention.head_count": 16}
-    clip = Gguf(MIB, "clip", {f"clip.vision.{k}": v for k, v in fields.items()}, (5 * MIB,), 0, 0, 0, 0, True)
-    definition = ENGINES["llama_server"].definition.model_validate({"model_path": "a", "llama_server_mmproj": "b"})
-    seeing = ENGINES["llama_server"].predict_memory(definition, {"a": llama_3_8b(), "b": clip})
-    assert isinstance(seeing, Prediction)
+    seeing = server({"m": llama_3_8b(), "b": PROJECTOR}, llama_server_mmproj="b", llama_server_n_ctx=8192)
     assert seeing.host.weights == alone.host.weights + 5 * MIB
     assert seeing.host.compute == alone.host.compute + (3 * 896**2 + (64 * 64 + 1) * 6 * 1152) * 4
 
@@ -288,18 +276,18 @@ def test_a_draft_model_and_a_projector_are_added() -> None:
 @pytest.mark.parametrize(
     ("artifact", "words"),
     [
-        (replace(llama_3_8b(), architecture="mamba"), "a.gguf: how the architecture 'mamba' keeps its context"),
+        (replace(llama_3_8b(), architecture="mamba"), "m: how the architecture 'mamba' keeps its context"),
         (replace(llama_3_8b(), architecture="qwen3next"), "how the architecture 'qwen3next'"),
         (replace(llama_3_8b(), fields={}), "does not tell its width, heads and blocks"),
         (replace(llama_3_8b(), fields={**llama_3_8b().fields, "llama.nextn_predict_layers": 1}), "several tokens"),
         (UnreadArtifact("a.gguf is not a GGUF file"), "a.gguf is not a GGUF file"),
-        (SizedArtifact(5), "a.gguf is not a GGUF file"),
-        (None, "a.gguf: was not read yet"),
+        (SizedArtifact(5), "m is not a GGUF file"),
+        (None, "m: was not read yet"),
     ],
 )
 def test_what_is_not_known_is_said(artifact: Artifact | None, words: str) -> None:
-    assert words in reason("llama_server", artifact, model_path="a.gguf")
-    assert words in reason("llama_cpp", artifact, model_path="a.gguf")
+    assert words in reason("llama_server", artifact)
+    assert words in reason("llama_cpp", artifact)
 
 
 def test_a_context_that_nobody_tells_is_not_guessed() -> None:
@@ -312,14 +300,14 @@ FOLDER = HfFolder(17 * GIB, LLAMA_3_8B, {"bf16": 16 * GIB})
 
 
 def test_vllm_takes_its_share_of_each_gpu() -> None:
-    plain = predicted("vllm_serve", FOLDER, model_path="m", gpus=2)
+    plain = predicted("vllm_serve", FOLDER, gpus=2)
     assert (plain.gpu_share, plain.gpus, plain.gpu.weights) == (0.92, 2, 8 * GIB)
-    assert predicted("vllm", FOLDER, model_path="m", gpus=1, vllm_gpu_memory_utilization=0.3).gpu_share == 0.3
+    assert predicted("vllm", FOLDER, gpus=1, vllm_gpu_memory_utilization=0.3).gpu_share == 0.3
     assert predicted("vllm", None, vllm_model="org/name", gpus=1).gpu_share == 0.92, "whatever the model"
 
 
 def test_vllm_with_a_cache_in_bytes_takes_what_it_needs() -> None:
-    fields: dict[str, Any] = {"model_path": "m", "vllm_kv_cache_memory_bytes": 4 * GIB}
+    fields: dict[str, Any] = {"vllm_kv_cache_memory_bytes": 4 * GIB}
     one = predicted("vllm", FOLDER, gpus=1, **fields)
     assert (one.gpu_share, one.gpu.weights, one.gpu.kv_cache) == (None, 16 * GIB, 4 * GIB)
     two = predicted("vllm", FOLDER, gpus=2, **fields)
@@ -335,35 +323,35 @@ def test_vllm_with_a_cache_in_bytes_takes_what_it_needs() -> None:
     assert "hub" in reason("vllm", None, vllm_model="org/name", gpus=1, vllm_kv_cache_memory_bytes=GIB)
     lora = {"vllm_lora_modules": {"french": "l"}}
     assert "vllm_lora_modules" in reason("vllm", FOLDER, gpus=1, **lora, **fields)
-    assert predicted("vllm", FOLDER, model_path="m", gpus=1, **lora).gpu_share == 0.92, "they are within the share"
+    assert predicted("vllm", FOLDER, gpus=1, **lora).gpu_share == 0.92, "they are within the share"
     draft = {"vllm_speculative_method": "draft_model", "vllm_speculative_model": "org/draft"}
     assert "org/draft" in reason("vllm", FOLDER, gpus=1, **draft, **fields)
     assert "extra_args" in reason("vllm", FOLDER, gpus=1, extra_args=["--gpu-memory-utilization=0.5"], **fields)
 
 
 def test_gpus_that_share_layers_have_buffers_between_them() -> None:
-    fields: dict[str, Any] = {"model_path": "m", "vllm_kv_cache_memory_bytes": 4 * GIB}
+    fields: dict[str, Any] = {"vllm_kv_cache_memory_bytes": 4 * GIB}
     alone = predicted("vllm", FOLDER, gpus=1, **fields).gpu
     apart = predicted("vllm", FOLDER, gpus=2, vllm_tensor_parallel_size=1, **fields).gpu
     assert alone.overhead == apart.overhead
     for count in (2, 4):
         # vllm-project/vllm#10511: 1.79 GiB beside PyTorch's own with one GPU, 3.58 with two, on H100s.
         assert predicted("vllm", FOLDER, gpus=count, **fields).gpu.overhead - alone.overhead == 1792 * MIB
-    share = predicted("vllm", FOLDER, gpus=2, model_path="m")
+    share = predicted("vllm", FOLDER, gpus=2)
     assert share.gpu.overhead - alone.overhead == 1792 * MIB, "they count against its share"
 
 
 def test_vllm_without_a_gpu() -> None:
-    assert "share of main memory" in reason("vllm", FOLDER, model_path="m")
+    assert "share of main memory" in reason("vllm", FOLDER)
     for fields in ({"vllm_kv_cache_memory_bytes": 2 * GIB}, {"env": {"VLLM_CPU_KVCACHE_SPACE": "2"}}):
-        host = predicted("vllm", FOLDER, model_path="m", **fields).host
+        host = predicted("vllm", FOLDER, **fields).host
         assert (host.weights, host.kv_cache) == (16 * GIB, 2 * GIB)
 
 
 def test_exllama_keeps_a_cache_of_fixed_size() -> None:
-    fields: dict[str, Any] = {"model_path": "m", "gpus": 1, "exllama_cache_size": 16384}
+    fields: dict[str, Any] = {"gpus": 1, "exllama_cache_size": 16384}
     assert predicted("exllamav3", FOLDER, **fields).gpu.kv_cache == 16384 * 128 * KIB
-    assert predicted("exllamav3", FOLDER, model_path="m", gpus=1).gpu.kv_cache == 8192 * 128 * KIB
+    assert predicted("exllamav3", FOLDER, gpus=1).gpu.kv_cache == 8192 * 128 * KIB
     # 8 bits and a scale of 2 bytes for each 32 elements: 34 bytes, of 4 bits 18.
     quantised = predicted("exllamav3", FOLDER, exllama_cache_quant="8,4", **fields)
     assert quantised.gpu.kv_cache == 16384 * 32 * 1024 * (34 + 18) // 32
@@ -377,7 +365,7 @@ def test_exllama_keeps_a_cache_of_fixed_size() -> None:
 
 
 def test_exllama_divides_whole_layers_over_gpus() -> None:
-    fields: dict[str, Any] = {"model_path": "m", "exllama_cache_size": 16384}
+    fields: dict[str, Any] = {"exllama_cache_size": 16384}
     one, two = (predicted("exllamav3", FOLDER, gpus=gpus, **fields).gpu for gpus in (1, 2))
     assert (one.weights, one.kv_cache) == (16 * GIB, 2 * GIB)
     assert two.weights == 8 * GIB + 16 * GIB // 32, "a GPU may be left by one of the 32 layers too early"
@@ -386,7 +374,7 @@ def test_exllama_divides_whole_layers_over_gpus() -> None:
 
 
 def test_a_model_of_exllama_that_no_gpu_could_hold_alone_is_placed_on_two() -> None:
-    forecast = predicted("exllamav3", FOLDER, model_path="m", gpus=2, exllama_cache_size=16384)
+    forecast = predicted("exllamav3", FOLDER, gpus=2, exllama_cache_size=16384)
     needed_mib = -(-forecast.gpu.total // MIB)
     gpus = tuple(Gpu(f"GPU-{index}", index, "RTX", 12 * 1024) for index in (0, 1))
     definition = ENGINES["exllamav3"].definition.model_validate({"backend": "exllamav3", "model_path": "m", "gpus": 2})
@@ -406,7 +394,7 @@ def test_a_model_of_exllama_that_no_gpu_could_hold_alone_is_placed_on_two() -> N
 )
 def test_layers_that_keep_something_else_are_not_guessed(change: dict[str, Any], words: str) -> None:
     folder = HfFolder(GIB, LLAMA_3_8B | change, {"bf16": GIB})
-    assert words in reason("exllamav3", folder, model_path="m")
+    assert words in reason("exllamav3", folder)
 
 
 def test_a_file_that_is_kept_as_it_is() -> None:
@@ -423,7 +411,7 @@ def test_ctranslate2_converts_what_it_loads() -> None:
     half = Ct2(GIB, {"f16": 2000}, {"f16": 200, "i32": 4})
 
     def weights(artifact: Artifact, **fields: Any) -> int:
-        forecast = predicted("ct2", artifact, model_path="m", **fields)
+        forecast = predicted("ct2", artifact, **fields)
         return forecast.gpu.weights or forecast.host.weights
 
     assert weights(half) == 4000 + 400 + 4, "a CPU computes with floats of 4 bytes"
@@ -433,4 +421,105 @@ def test_ctranslate2_converts_what_it_loads() -> None:
     assert weights(half, ct2_compute_type="float32", gpus=1) == 4000 + 400 + 4
     assert weights(half, ct2_compute_type="auto") == 1000 + 400 + 4
     assert weights(Ct2(GIB, {"i8": 1000}, {"f32": 400}), ct2_compute_type="default") == 1400
-    assert "model.bin" in reason("ct2", SizedArtifact(5), model_path="m")
+    assert "model.bin" in reason("ct2", SizedArtifact(5))
+
+
+# Single options.
+
+
+def test_batches_and_whole_windows_count_as_their_arguments_do() -> None:
+    for name, flag, value in (("n_batch", "-b", 256), ("n_ubatch", "-ub", 2048)):
+        option: dict[str, Any] = {f"llama_server_{name}": value}
+        by_argument = server(llama_server_n_ctx=8192, extra_args=[flag, str(value)])
+        assert server(llama_server_n_ctx=8192, **option) == by_argument
+    assert server(llama_server_n_ubatch=2048).host.compute > server().host.compute
+    windows: dict[str, Any] = {"llama_server_n_ctx": 32768, "artifact": gemma()}
+    assert server(**windows, llama_server_swa_full=True) == server(**windows, extra_args=["--swa-full"])
+
+
+def test_an_adapter_is_beside_the_model() -> None:
+    adapter = Gguf(50 * MIB, "llama", {}, (MIB,) * 32, 0, 0, 0, 0, False)
+    artifacts = {"m": llama_3_8b(), "b.gguf": adapter, "c.gguf": adapter}
+    fields: dict[str, Any] = {"llama_server_lora": ["b.gguf", "c.gguf"]}
+    assert ENGINES["llama_server"].list_artifacts(define("llama_server", **fields)) == ("m", "b.gguf", "c.gguf")
+    for gpus in (0, 1, 2):
+        adapted, alone = server(artifacts, gpus=gpus, **fields), server(gpus=gpus)
+        gpu, host = adapted.gpu.total - alone.gpu.total, adapted.host.total - alone.host.total
+        assert (gpu, host) == ((64 * MIB, 0) if gpus else (0, 64 * MIB))
+        scaled = server(artifacts, gpus=gpus, llama_server_lora_scales=[0.0, 2.0], **fields)
+        assert scaled == adapted, "an adapter is loaded whatever its scale"
+    unread = forecast_of("llama_server", {"m": llama_3_8b()}, gpus=1, **fields)
+    assert "b.gguf: was not read yet" in str(unread)
+
+
+def test_a_draft_model_has_layers_and_a_cache_of_its_own() -> None:
+    fields: dict[str, Any] = {"gpus": 1, "llama_server_n_ctx": 8192, "llama_server_draft_model_path": "draft.gguf"}
+    whole = server(**fields)
+    assert server(**fields, llama_server_draft_n_gpu_layers=0).gpu.weights < whole.gpu.weights
+    small = server(**fields, llama_server_draft_cache_type_k="q8_0", llama_server_draft_cache_type_v="q8_0")
+    assert small.gpu.kv_cache == whole.gpu.kv_cache - GIB + GIB * 34 // 64
+    simple = server(**fields, llama_server_spec_type="draft-simple")
+    assert simple.gpu.weights == whole.gpu.weights
+
+
+def test_a_projector_may_stay_on_the_host() -> None:
+    artifacts = {"m": llama_3_8b(), "b": PROJECTOR}
+    on_gpu, on_host = (
+        server(artifacts, gpus=1, llama_server_mmproj="b", llama_server_mmproj_offload=offload)
+        for offload in (True, False)
+    )
+    assert on_gpu.gpu.weights - on_host.gpu.weights == on_host.host.weights - on_gpu.host.weights == 5 * MIB
+
+
+def test_speculation_without_a_draft_model_verifies_more_tokens_and_takes_no_weights() -> None:
+    fields: dict[str, Any] = {"llama_server_n_ctx": 8192, "llama_server_n_ubatch": 2048}
+    plain, repeating = server(**fields), server(**fields, llama_server_spec_type="ngram-mod")
+    assert repeating.host.weights == plain.host.weights
+    assert repeating.host.compute >= plain.host.compute
+    for kind in ("draft-mtp", "draft-eagle3"):
+        draft = {"llama_server_draft_model_path": "d.gguf", "llama_server_spec_type": kind}
+        assert reason("llama_server", llama_3_8b(), **draft) == f"what the layers of {kind} take is not known"
+
+
+@pytest.mark.parametrize(
+    ("backend", "fields"),
+    [
+        ("llama_server", {"llama_server_n_cpu_moe": 3}),
+        ("llama_server", {"llama_server_cpu_moe": True}),
+        ("llama_server", {"llama_server_override_tensor": "exps=CPU"}),
+        ("llama_server", {"llama_server_split_mode": "row"}),
+        ("llama_server", {"llama_server_main_gpu": 1}),
+        ("llama_server", {"llama_server_tensor_split": [3, 1]}),
+        ("llama_server", {"llama_server_kv_offload": False}),
+        ("vllm", {"vllm_cpu_offload_gb": 4}),
+        ("vllm_serve", {"vllm_pipeline_parallel_size": 2}),
+    ],
+)
+def test_options_that_no_formula_follows_leave_no_forecast(backend: str, fields: dict[str, Any]) -> None:
+    artifact = llama_3_8b() if backend == "llama_server" else FOLDER
+    assert reason(backend, artifact, gpus=2, **fields) == f"{next(iter(fields))} changes what is where"
+
+
+def test_what_vllm_keeps_in_main_memory_and_computes_at_a_time_counts() -> None:
+    fields: dict[str, Any] = {"vllm_kv_cache_memory_bytes": GIB}
+    for gpus in (0, 1):
+        plain = predicted("vllm", FOLDER, gpus=gpus, **fields)
+        offloading = predicted("vllm", FOLDER, gpus=gpus, vllm_kv_offloading_size=2.5, **fields)
+        assert offloading.host.kv_cache - plain.host.kv_cache == 5 * GIB // 2
+    plain = predicted("vllm", FOLDER, gpus=1, **fields)
+    wider = predicted("vllm", FOLDER, gpus=1, vllm_max_num_batched_tokens=16384, **fields)
+    assert wider.gpu.compute - plain.gpu.compute == 8192 * 3 * (4096 + 14336) * 2
+
+
+def test_a_shifted_context_cuts_off_the_beginning_of_prompts() -> None:
+    engine, artifacts = ENGINES["llama_server"], {"m": llama_3_8b(longest_token=64)}
+    plain, shifted = (define("llama_server", llama_server_context_shift=shift) for shift in (False, True))
+    assert (engine.longest_token(plain, artifacts), engine.longest_token(shifted, artifacts)) == (64, None)
+
+
+def test_kept_states_are_predicted_as_a_second_cache_in_main_memory() -> None:
+    fields: dict[str, Any] = {"gguf_n_ctx": 4096, "gpus": 1}
+    plain, keeping = (predicted("llama_cpp", llama_3_8b(), session_cache=kept, **fields) for kept in (None, 3))
+    assert keeping.gpu == plain.gpu
+    assert keeping.host.total - plain.host.total == plain.gpu.kv_cache > 0
+    assert (plain.host_grows, keeping.host_grows) == (False, True)

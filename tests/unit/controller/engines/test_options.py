@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -10,7 +9,7 @@ from pydantic import Field, ValidationError
 
 from controller.config.json_schema import definition_schema
 from controller.engines import ENGINES, spec_hash
-from controller.engines.base import FileCheck, RenderContext
+from controller.engines.base import FileCheck
 from controller.engines.llama_server import LlamaServer, LlamaServerDefinition
 from controller.engines.load_fields import list_constraints
 from controller.engines.load_request import load_request_model
@@ -31,10 +30,10 @@ from controller.engines.options import (
     render_options,
 )
 from controller.schema.desired import Definition, Settable
+from tests.support.config_files import parse_text, problems_of
 from tests.support.doc_tables import option_rows
+from tests.support.engine_definitions import DOCKER, define
 from tests.support.option_values import sample_value, tried_options
-
-CTX = RenderContext("docker", "m", PurePosixPath("/models"), "0.0.0.0", 8000, PurePosixPath("/cache"))
 
 
 class OneMore(LlamaServerDefinition):
@@ -82,9 +81,9 @@ def test_a_declaration_is_the_constraint_of_a_load_its_request_schema_and_its_ch
 
 
 def test_a_declaration_is_an_argument_and_nothing_where_it_is_not_set(engine: OneMoreServer) -> None:
-    before = ENGINES["llama_server"].render_command(LlamaServerDefinition(model_path="m.gguf"), CTX).argv
-    assert engine.render_command(_made(), CTX).argv == before
-    argv = engine.render_command(_made(llama_server_further=3), CTX).argv
+    before = ENGINES["llama_server"].render_command(LlamaServerDefinition(model_path="m.gguf"), DOCKER).argv
+    assert engine.render_command(_made(), DOCKER).argv == before
+    argv = engine.render_command(_made(llama_server_further=3), DOCKER).argv
     assert [each for each in argv if each not in before] == ["--further", "3"]
 
 
@@ -128,20 +127,9 @@ class Every(Definition):
     unseen: Annotated[int | None, Hashed.NEVER] = Field(default=None, description="The engine does not see it.")
 
 
-EVERYTHING = Every(
-    model_path="m",
-    text="t",
-    choice="b",
-    shares=[0.5, 2.0],
-    share=0.12345678,
-    plain=True,
-    either=False,
-    file="f",
-    folders=["d/e", "d/f"],
-    content={"x": 1},
-    special=3,
-    unseen=4,
-)
+VALUES: dict[str, Any] = {"text": "t", "choice": "b", "shares": [0.5, 2.0], "share": 0.12345678, "plain": True}
+MORE_VALUES: dict[str, Any] = {"either": False, "file": "f", "folders": ["d/e", "d/f"], "content": {"x": 1}}
+EVERYTHING = Every(model_path="m", **VALUES, **MORE_VALUES, special=3, unseen=4)
 
 
 def test_flags_are_rendered_by_kind_and_in_the_order_of_declaration() -> None:
@@ -149,7 +137,7 @@ def test_flags_are_rendered_by_kind_and_in_the_order_of_declaration() -> None:
         *("--text", "t", "--choice", "b", "--shares", "0.5,2.0", "--share", "0.123"),
     ]
     assert render_options(EVERYTHING, Switch) == ["--plain", "--no-either"]
-    assert render_options(EVERYTHING, PathFlag, CTX.resolve_path) == [
+    assert render_options(EVERYTHING, PathFlag, DOCKER.resolve_path) == [
         *("--file", "/models/f", "--folders", "/models/d/e,/models/d/f"),
     ]
     assert render_options(EVERYTHING, JsonFlag) == ["--content", '{"x":1}']
@@ -206,7 +194,7 @@ def test_every_flag_is_in_the_command_line_of_a_definition_that_sets_the_option(
     value = {"exllama_cache_quant": "8,4"}.get(name, sample_value(option))
     definition = engine.definition.model_validate({**fields, name: value})
     assert option.flag is not None
-    flags = {each.partition("=")[0] for each in engine.render_command(definition, CTX).argv}
+    flags = {each.partition("=")[0] for each in engine.render_command(definition, DOCKER).argv}
     assert flags & set(option.flag.name.split("/"))
 
 
@@ -215,3 +203,65 @@ def test_every_option_has_a_description_and_one_flag_at_most() -> None:
         for option in list_options(engine.definition):
             assert option.info.description, option.name
             assert option.loadable is None or option.hashed is not Hashed.NEVER, option.name
+
+
+# Rules between options, and options that hold paths.
+
+
+@pytest.mark.parametrize(
+    ("backend", "fields", "words"),
+    [
+        ("llama_server", {"llama_server_spec_type": "draft-eagle3"}, "which needs `llama_server_draft_model_path`"),
+        (
+            "llama_server",
+            {"llama_server_chat_template": "chatml", "llama_server_chat_template_file": "t.jinja"},
+            "llama_server_chat_template and llama_server_chat_template_file exclude each other",
+        ),
+        ("vllm", {"gpus": 4, "vllm_pipeline_parallel_size": 8}, "too many for the 4 GPUs"),
+        ("vllm", {"gpus": 4, "vllm_pipeline_parallel_size": 2, "vllm_tensor_parallel_size": 4}, "too many for the 4"),
+        ("vllm", {"vllm_speculative_config": {"model": "org/x"}}, "does not take model: set `vllm_speculative_model`"),
+        ("vllm", {"vllm_hf_overrides": {"text_config": [{"auto_map": {}}]}}, "which needs `vllm_trust_remote_code"),
+        ("vllm", {"vllm_speculative_method": "custom_class"}, "which needs `vllm_trust_remote_code"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(backend: str, fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=words.replace("(", r"\(")):
+        define(backend, **fields)
+
+
+LORA = """
+    models:
+      m:
+        model_path: m.gguf
+        llama_server_lora: [{}]
+"""
+NAMED = """
+    models:
+      m:
+        backend: vllm_serve
+        model_path: m
+        vllm_lora_modules: {{french: {}, terse: b}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "good", "written", "bad", "place"),
+    [
+        (
+            *(LORA, "llama_server_lora", "./a//b.gguf, /srv/models/c.gguf", ["a/b.gguf", "c.gguf"]),
+            *("a.gguf, /etc/b.gguf", "5: models.m.llama_server_lora[1]"),
+        ),
+        (
+            *(NAMED, "vllm_lora_modules", "/srv/models/c", {"french": "c", "terse": "b"}),
+            *("/etc/b", "6: models.m.vllm_lora_modules.french"),
+        ),
+    ],
+    ids=["in a list", "with names"],
+)
+def test_paths_are_written_in_one_way_and_refused_by_their_place(
+    text: str, field: str, good: str, written: object, bad: str, place: str
+) -> None:
+    assert parse_text(text.format(good)).definitions["m"].model_dump()[field] == written
+    [problem] = problems_of(text.format(bad))
+    assert problem.startswith(f"desired-state/models.yaml:{place}: ")
+    assert "lies outside" in problem

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
 from typing import Any
 
 from common.processes import read_host, read_own_start
@@ -15,42 +16,32 @@ from controller.schema.status import ModelState
 from tests.support.wait import DEADLINE_S
 
 
-class Counter:
-    """Counts wakeups."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def __call__(self) -> None:
-        self.count += 1
+def _hub(now: list[float] | None = None, wake: Callable[[], None] = lambda: None) -> GatewayHub:
+    at = now or [10.0]
+    return GatewayHub("i", 3, wake=wake, clock=lambda: at[0])
 
 
-def _hub(now: list[float], epoch: int = 3) -> tuple[GatewayHub, Counter]:
-    wakes = Counter()
-    return GatewayHub("i", epoch, wake=wakes, clock=lambda: now[0]), wakes
+def _link(hub: GatewayHub, gateway: str, stamp: Stamp | None = None, **fields: Any) -> None:
+    """A gateway connects, and reports."""
+    hub.open_link(gateway)
+    hub.take_report(GatewayReport(gateway_id=gateway, stamp=stamp, **fields))
 
 
 def _route(name: str) -> ModelRoute:
     return ModelRoute(name=name, backend="stub", state=ModelState.LOADED, created=1, served_name=name)
 
 
-def test_a_table_is_published_only_when_it_differs() -> None:
-    hub, _ = _hub([0.0])
-    assert hub.publish_table((_route("a"),)) == Stamp(epoch=3, seq=1)
-    assert hub.publish_table((_route("a"),)) == Stamp(epoch=3, seq=1)
-    assert hub.publish_table((_route("b"),)) == Stamp(epoch=3, seq=2)
-
-
-async def test_waiting_for_the_next_table() -> None:
-    hub, _ = _hub([0.0])
+async def test_a_table_is_published_when_it_differs_and_waited_for() -> None:
+    hub = _hub()
     first = asyncio.create_task(hub.wait_for_table(None))
     await asyncio.sleep(0)
     stamp = hub.publish_table((_route("a"),))
+    assert stamp == hub.publish_table((_route("a"),)) == Stamp(epoch=3, seq=1)
     assert (await first).stamp == stamp
     second = asyncio.create_task(hub.wait_for_table(stamp))
     await asyncio.sleep(0)
     assert not second.done()
-    hub.publish_table((_route("b"),))
+    assert hub.publish_table((_route("b"),)) == Stamp(epoch=3, seq=2)
     assert (await second).models == (_route("b"),)
 
 
@@ -61,34 +52,28 @@ def test_newer_epochs_are_newer_tables() -> None:
 
 
 def test_where_gateways_listen_is_told_while_their_links_are_up() -> None:
-    hub, _ = _hub([0.0])
+    hub = _hub()
     for gateway, addresses in (("gw-1", ("http://a:1", "http://b:1")), ("gw-2", ("http://b:1",)), ("old", ())):
-        hub.open_link(gateway)
-        hub.take_report(GatewayReport(gateway_id=gateway, stamp=None, addresses=addresses))
+        _link(hub, gateway, addresses=addresses)
     assert hub.addresses == ["http://a:1", "http://b:1"]
     hub.close_link("gw-1")
     assert hub.addresses == ["http://b:1"]
 
 
 def test_only_reports_that_matter_wake_the_loop() -> None:
-    hub, wakes = _hub([0.0])
-    stamp = Stamp(epoch=3, seq=1)
-    hub.take_report(GatewayReport(gateway_id="g", stamp=stamp))
-    assert wakes.count == 1
-    hub.take_report(GatewayReport(gateway_id="g", stamp=stamp, inflight={"r": 2}))
-    assert wakes.count == 1
-    hub.take_report(GatewayReport(gateway_id="g", stamp=stamp))
-    assert wakes.count == 2, "a replica became empty"
-    hub.take_report(GatewayReport(gateway_id="g", stamp=Stamp(epoch=3, seq=2)))
-    assert wakes.count == 3, "a newer table is in use"
+    wakes: list[None] = []
+    hub = _hub(wake=lambda: wakes.append(None))
+    reports: list[tuple[int, dict[str, int], int]] = [(1, {}, 1), (1, {"r": 2}, 1), (1, {}, 2), (2, {}, 3)]
+    for seq, inflight, count in reports:
+        hub.take_report(GatewayReport(gateway_id="g", stamp=Stamp(epoch=3, seq=seq), inflight=inflight))
+        assert len(wakes) == count, "a replica became empty, or a newer table is in use"
 
 
 def test_a_gateway_is_lost_when_its_last_link_ends_and_forgotten_much_later() -> None:
     now = [10.0]
-    hub, _ = _hub(now)
+    hub = _hub(now)
     hub.open_link("g")
-    hub.open_link("g")
-    hub.take_report(GatewayReport(gateway_id="g", stamp=None, inflight={"r": 1}))
+    _link(hub, "g", inflight={"r": 1})
     hub.close_link("g")
     assert (hub.connected_ids, _lost_at(hub)) == (["g"], None)
     hub.close_link("g")
@@ -99,44 +84,31 @@ def test_a_gateway_is_lost_when_its_last_link_ends_and_forgotten_much_later() ->
     now[0] += 1
     hub.forget_lost()
     assert not list(hub.views)
-
-
-def test_a_gateway_that_said_goodbye_is_not_lost() -> None:
-    hub, _ = _hub([10.0])
-    hub.open_link("g")
-    hub.take_report(GatewayReport(gateway_id="g", stamp=None, ending=True))
+    _link(hub, "g", ending=True)
     hub.close_link("g")
-    assert not hub.views
+    assert not hub.views, "one that said goodbye is not lost"
 
 
 async def test_a_table_is_taken_when_every_connected_gateway_works_by_it() -> None:
-    hub, _ = _hub([10.0])
+    hub = _hub()
+    untaken = asyncio.create_task(hub.wait_until_applied())
+    await asyncio.sleep(0)
     stamp = hub.publish_table((_route("a"),))
+    await asyncio.wait_for(untaken, DEADLINE_S)
     await hub.wait_until_applied()  # nobody is connected: nobody has to take it
     for gateway in ("g", "h"):
-        hub.open_link(gateway)
-        hub.take_report(GatewayReport(gateway_id=gateway, stamp=None))
+        _link(hub, gateway)
     taken = asyncio.create_task(hub.wait_until_applied())
     hub.take_report(GatewayReport(gateway_id="g", stamp=stamp))
     await asyncio.sleep(0)
     assert not taken.done()
     hub.take_report(GatewayReport(gateway_id="h", stamp=stamp))
-    await taken
-
-
-async def test_a_gateway_that_is_lost_is_waited_for_no_more() -> None:
-    hub, _ = _hub([10.0])
-    first = asyncio.create_task(hub.wait_until_applied())
-    await asyncio.sleep(0)
-    stamp = hub.publish_table((_route("a"),))
-    await asyncio.wait_for(first, DEADLINE_S)
-    for gateway in ("g", "h"):
-        hub.open_link(gateway)
-        hub.take_report(GatewayReport(gateway_id=gateway, stamp=stamp if gateway == "g" else None))
+    await asyncio.wait_for(taken, DEADLINE_S)
+    _link(hub, "late")
     taken = asyncio.create_task(hub.wait_until_applied())
     await asyncio.sleep(0)
     assert not taken.done()
-    hub.close_link("h")
+    hub.close_link("late")
     await asyncio.wait_for(taken, DEADLINE_S)
 
 
@@ -146,11 +118,9 @@ def _lost_at(hub: GatewayHub) -> float | None:
 
 
 def test_the_last_use_outlives_the_gateway_that_told_it_and_ends_with_the_model() -> None:
-    now = [100.0]
-    hub, _ = _hub(now)
+    hub = _hub([100.0])
     hub.publish_table((_route("a"), _route("b")))
-    hub.open_link("old")
-    hub.take_report(GatewayReport(gateway_id="old", stamp=None, last_used={"a": 90.0, "b": 80.0}, ending=True))
+    _link(hub, "old", last_used={"a": 90.0, "b": 80.0}, ending=True)
     hub.close_link("old")
     hub.take_report(GatewayReport(gateway_id="new", stamp=None, last_used={"b": 70.0}))
     assert hub.views[0].report.gateway_id == "new"
@@ -182,6 +152,7 @@ class Host:
     """What can be seen of processes, and who had the place."""
 
     def __init__(self) -> None:
+        self.now = 10.0
         self.seen: dict[GatewayProcess, bool] = {}
         self.stored: list[GatewayProcess | None] = []
         self.is_disk_full = False
@@ -191,14 +162,14 @@ class Host:
             self.stored.append(process)
         return not self.is_disk_full
 
-    def open_hub(self, now: list[float], last: GatewayProcess | None = None) -> GatewayHub:
+    def open_hub(self, last: GatewayProcess | None = None) -> GatewayHub:
         place = GatewayPlace(last, self.remember, self.seen.get)
-        return GatewayHub("i", 3, wake=Counter(), clock=lambda: now[0], place=place)
+        return GatewayHub("i", 3, wake=lambda: None, clock=lambda: self.now, place=place)
 
 
 def test_a_second_gateway_is_refused_and_named_in_the_table_as_long_as_it_asks() -> None:
-    now, host = [10.0], Host()
-    hub = host.open_hub(now)
+    host = Host()
+    hub = host.open_hub()
     hub.publish_table((_route("a"),))
     assert _connect(hub, _report(_process(1))) is None
     second = _report(_process(1, "gw-b"))
@@ -210,13 +181,13 @@ def test_a_second_gateway_is_refused_and_named_in_the_table_as_long_as_it_asks()
     assert hub.table is not None
     assert hub.table.refused_gateways == (reason,)
     stamp = hub.table.stamp
-    now[0] += REFUSAL_SHOWN_S - 1
+    host.now += REFUSAL_SHOWN_S - 1
     assert _connect(hub, second) == reason
     assert hub.table.stamp == stamp, "nothing is new"
-    now[0] += REFUSAL_SHOWN_S - 1
+    host.now += REFUSAL_SHOWN_S - 1
     hub.forget_lost()
     assert hub.refusals == (reason,)
-    now[0] += 1
+    host.now += 1
     hub.forget_lost()
     hub.publish_table((_route("a"),))
     assert hub.refusals == hub.table.refused_gateways
@@ -224,8 +195,8 @@ def test_a_second_gateway_is_refused_and_named_in_the_table_as_long_as_it_asks()
 
 
 def test_a_refused_gateway_is_taken_when_the_first_has_said_goodbye_or_is_seen_gone() -> None:
-    now, host = [10.0], Host()
-    hub = host.open_hub(now)
+    host = Host()
+    hub = host.open_hub()
     hub.publish_table((_route("a"),))
     first, second = _process(1), _process(1, "gw-b")
     _connect(hub, _report(first))
@@ -244,8 +215,8 @@ def test_a_refused_gateway_is_taken_when_the_first_has_said_goodbye_or_is_seen_g
 
 
 def test_who_was_taken_on_a_full_disk_is_remembered_with_a_later_report() -> None:
-    now, host = [10.0], Host()
-    hub = host.open_hub(now, _process(1))
+    host = Host()
+    hub = host.open_hub(_process(1))
     host.is_disk_full = True
     assert _connect(hub, _report(_process(2))) is None
     hub.take_report(_report(_process(2)))
@@ -263,19 +234,19 @@ def test_who_was_taken_on_a_full_disk_is_remembered_with_a_later_report() -> Non
 
 
 def test_a_restarted_gateways_former_self_is_unknown_no_more() -> None:
-    now, host = [10.0], Host()
-    hub = host.open_hub(now)
+    host = Host()
+    hub = host.open_hub()
     _connect(hub, _report(_process(1), inflight={"r": 2}))
     hub.close_link("gw-a.1")
-    assert counts_unknown_since(hub.views, now[0]) == 10.0
+    assert counts_unknown_since(hub.views, host.now) == 10.0
     assert _connect(hub, _report(_process(2))) is None
-    assert counts_unknown_since(hub.views, now[0]) is None
-    assert count_inflight("r", hub.views, now[0]) == 0
+    assert counts_unknown_since(hub.views, host.now) is None
+    assert count_inflight("r", hub.views, host.now) == 0
 
 
 def test_a_killed_gateway_is_forgotten_when_its_process_is_seen_gone() -> None:
-    now, host = [10.0], Host()
-    hub = host.open_hub(now)
+    host = Host()
+    hub = host.open_hub()
     host.seen[_process(1)] = True
     _connect(hub, _report(_process(1), inflight={"r": 2}))
     hub.close_link("gw-a.1")
@@ -287,35 +258,35 @@ def test_a_killed_gateway_is_forgotten_when_its_process_is_seen_gone() -> None:
 
 
 def test_a_successor_and_its_draining_predecessor_add_up_until_the_old_link_ends() -> None:
-    now, host = [10.0], Host()
-    hub = host.open_hub(now)
+    host = Host()
+    hub = host.open_hub()
     old, new = _process(1), _process(2)
     _connect(hub, _report(old, inflight={"r": 2}))
     assert _connect(hub, _report(new)) is not None
     hub.take_report(_report(old, inflight={"r": 2}, draining=True))
     assert _connect(hub, _report(new, inflight={"r": 3})) is None
-    assert count_inflight("r", hub.views, now[0]) == 5
+    assert count_inflight("r", hub.views, host.now) == 5
     host.seen[old] = True
     hub.close_link(old.name)
-    assert count_inflight("r", hub.views, now[0]) is None, "its requests go on"
+    assert count_inflight("r", hub.views, host.now) is None, "its requests go on"
     assert _connect(hub, _report(old, inflight={"r": 1}, draining=True)) is None, "it lost only its link"
-    assert count_inflight("r", hub.views, now[0]) == 4
+    assert count_inflight("r", hub.views, host.now) == 4
     del host.seen[old]
     hub.close_link(old.name)
-    assert count_inflight("r", hub.views, now[0]) == 3
+    assert count_inflight("r", hub.views, host.now) == 3
     assert host.stored == [old, new]
 
 
 def test_after_a_restart_of_the_controller_its_gateway_comes_first() -> None:
-    now, host = [10.0], Host()
-    hub = host.open_hub(now, last=_process(4))
+    host = Host()
+    hub = host.open_hub(_process(4))
     other = _report(_process(1, "gw-b"))
     assert "gw-a.4 has lost its link" in str(_connect(hub, other))
     assert _connect(hub, _report(_process(4))) is None
     assert host.stored == [], "it is stored already"
     assert "gw-a.4 is connected" in str(_connect(hub, other))
-    gone = host.open_hub(now, last=_process(4))
-    now[0] += PLACE_KEPT_S
+    gone = host.open_hub(_process(4))
+    host.now += PLACE_KEPT_S
     assert _connect(gone, other) is None
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -105,16 +104,12 @@ class Logs:
         return tail
 
 
-async def _told(logs: Logs, progress: LoadProgress, check: Callable[[], bool]) -> None:
-    await until(f"{logs.tails} is told", check)
-
-
 async def test_progress_is_told_in_steps_and_never_falls() -> None:
     logs, wakes = Logs(), asyncio.Event()
     progress = LoadProgress(logs, wake=wakes.set, interval_s=0.001)
     logs.tails = {"a": "loading: 44 %", "b": RuntimeUnavailableError("it hangs"), "c": RuntimeError("a bug")}
     progress.track_engines(dict.fromkeys(logs.tails, STUB))
-    await _told(logs, progress, lambda: progress.fractions == {"a": 0.4})
+    await until("it is known", lambda: progress.fractions == {"a": 0.4})
     await wakes.wait()
     wakes.clear()
 
@@ -124,7 +119,7 @@ async def test_progress_is_told_in_steps_and_never_falls() -> None:
     assert (progress.fractions, wakes.is_set()) == ({"a": 0.4}, False)
 
     logs.tails |= {"a": "loading: 100 %", "b": "loading: 15 %"}
-    await _told(logs, progress, lambda: progress.fractions == {"a": 1.0, "b": 0.15})
+    await until("it is known", lambda: progress.fractions == {"a": 1.0, "b": 0.15})
     assert wakes.is_set()
     await progress.close()
 
@@ -134,7 +129,7 @@ async def test_what_is_no_longer_starting_is_forgotten_and_not_read() -> None:
     progress = LoadProgress(logs, wake=lambda: None, interval_s=0.001)
     logs.tails = {"a": "loading: 50 %"}
     progress.track_engines({"a": STUB})
-    await _told(logs, progress, lambda: bool(progress.fractions))
+    await until("it is known", lambda: bool(progress.fractions))
     progress.track_engines({})
     assert progress.fractions == {}
     read = -1
@@ -146,6 +141,6 @@ async def test_what_is_no_longer_starting_is_forgotten_and_not_read() -> None:
 
     await until("nothing is read any more", settled)
     progress.track_engines({"a": STUB})
-    await _told(logs, progress, lambda: progress.fractions == {"a": 0.5})
+    await until("it is known", lambda: progress.fractions == {"a": 0.5})
     await progress.close()
     await progress.close()

@@ -1,18 +1,21 @@
-"""Remotes: keys as they are found in the wild, and what gateways say of them."""
+"""Remotes: keys as they are found in the wild, what gateways say of them, and when one holds no request any more."""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from controller.engines.openai_remote import OpenAIRemoteDefinition
+from controller.engines.stub import StubDefinition
 from controller.observe.gateway_hub import GatewayHub
+from controller.observe.remote_draining import RemoteDraining
 from controller.observe.remote_health import KEPT_S, GatewayResult, RemoteHealth, judge_remote
-from controller.planning.draining import ARRIVAL_S
-from controller.schema.routing import GatewayReport, RemoteResult
-from controller.state import DesiredModel, Statement
+from controller.planning.draining import ARRIVAL_S, GatewayView
+from controller.schema.routing import GatewayReport, RemoteResult, Stamp
+from controller.state import DesiredModel, DesiredState, Statement
 from tests.support.loop_clock import LoopClock, loop_clock
 
 __all__ = ["loop_clock"]
@@ -71,6 +74,13 @@ def _result(at: float, error: str | None = None, spec: str = "h", retry_at: floa
     return RemoteResult(spec=spec, at=at, error=error, retry_at=retry_at)
 
 
+def _tracking() -> Bench:
+    """One that tracks the model `m`."""
+    bench = Bench()
+    bench.remotes.track_models([_model("m")])
+    return bench
+
+
 def test_keys_with_a_line_end_are_keys_and_bad_ones_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     remotes = Bench().remotes
     (tmp_path / "key").write_text("sk-123\n")
@@ -107,8 +117,11 @@ def test_keys_with_a_line_end_are_keys_and_bad_ones_are_said(tmp_path: Path, mon
 
 
 def test_what_gateways_say_counts_for_the_definition_that_they_asked_by() -> None:
-    bench = Bench()
-    bench.remotes.track_models([_model("m")])
+    early = Bench()
+    early.report(m=_result(1.0))
+    early.remotes.track_models([_model("m")])
+    assert early.remotes.list_errors() == {"m": None}, "a report from before the files were read"
+    bench = _tracking()
     bench.report()
     assert (bench.remotes.list_errors(), bench.wakes) == ({}, 0)
     bench.report(m=_result(1.0, "http://u:pa55@h/v1 is down"))
@@ -138,16 +151,8 @@ def test_when_a_failed_remote_is_asked_again_is_said() -> None:
     assert bench.remotes.list_retries() == {}
 
 
-def test_a_report_that_came_before_the_files_were_read_counts() -> None:
-    bench = Bench()
-    bench.report(m=_result(1.0))
-    bench.remotes.track_models([_model("m")])
-    assert bench.remotes.list_errors() == {"m": None}
-
-
 def test_after_a_reset_the_next_answer_counts_also_if_it_is_the_same() -> None:
-    bench = Bench()
-    bench.remotes.track_models([_model("m")])
+    bench = _tracking()
     bench.report(m=_result(1.0, "down"))
     before = bench.remotes.list_probes()["m"]
     bench.remotes.reset_health("m")
@@ -163,8 +168,7 @@ def test_after_a_reset_the_next_answer_counts_also_if_it_is_the_same() -> None:
 
 
 def test_without_gateways_the_last_word_stands_for_a_while() -> None:
-    bench = Bench()
-    bench.remotes.track_models([_model("m")])
+    bench = _tracking()
     bench.report(m=_result(1.0))
     bench.hub.close_link("gw")
     bench.now += KEPT_S - 1
@@ -181,17 +185,63 @@ def test_without_gateways_the_last_word_stands_for_a_while() -> None:
 async def test_a_first_table_waits_for_a_gateway_only_for_what_was_served_before_and_not_for_ever(
     loop_clock: LoopClock,
 ) -> None:
-    bench = Bench()
-    bench.remotes.track_models([_model("m")])
+    bench = _tracking()
     await bench.remotes.wait_for_first_round({"other"})
     waiting = asyncio.create_task(bench.remotes.wait_for_first_round({"m"}))
     await asyncio.sleep(0)
     assert not waiting.done()
     bench.report()
     await waiting
-    bench = Bench()
-    bench.remotes.track_models([_model("m")])
+    bench = _tracking()
     waiting = asyncio.create_task(bench.remotes.wait_for_first_round({"m"}))
     await loop_clock.skip(ARRIVAL_S + 1)
     await waiting
     assert bench.remotes.list_errors() == {}
+
+
+REMOTE = DesiredModel(
+    "far", StubDefinition(backend="stub"), "stub", "hash", 1, Statement("file", 0.0, "enabled"), runs=False
+)
+WANTED = DesiredState(1, {"far": REMOTE})
+UNWANTED = DesiredState(2, {"far": replace(REMOTE, replicas=0)})
+ROUTED, UNROUTED = Stamp(epoch=1, seq=1), Stamp(epoch=1, seq=2)
+SINCE = 100.0
+
+
+def _gateway(stamp: Stamp, count: int = 0, lost_at: float | None = None) -> GatewayView:
+    return GatewayView(GatewayReport(gateway_id="g", stamp=stamp, inflight={"far": count} if count else {}), lost_at)
+
+
+LOST = _gateway(ROUTED, 3, lost_at=SINCE + 50)
+
+
+@pytest.mark.parametrize(
+    ("gateways", "since_s", "drains"),
+    [
+        ([_gateway(UNROUTED, 1)], 100_000, True),  # waited for as long as it takes
+        ([_gateway(ROUTED)], 100_000, True),  # its table still routes to it
+        ([_gateway(UNROUTED)], 0, False),
+        ([_gateway(UNROUTED), LOST], 50 + ARRIVAL_S - 0.1, True),
+        ([_gateway(UNROUTED), LOST], 50 + ARRIVAL_S, False),
+        ([_gateway(UNROUTED, 1), LOST], 50 + ARRIVAL_S, True),  # the other one has a request inside
+        ([], ARRIVAL_S - 0.1, True),
+        ([], ARRIVAL_S, False),
+    ],
+)
+def test_a_remote_drains_until_no_gateway_can_hold_a_request(
+    gateways: list[GatewayView], since_s: float, drains: bool
+) -> None:
+    draining = RemoteDraining()
+    draining.follow_desired(WANTED, UNWANTED, SINCE)
+    draining.note_published(UNROUTED)
+    draining.forget_empty(gateways, SINCE + since_s)
+    assert ("far" in draining.models) is drains
+
+
+def test_one_that_is_wanted_again_drains_no_longer() -> None:
+    draining = RemoteDraining()
+    draining.follow_desired(WANTED, UNWANTED, SINCE)
+    draining.forget_empty([_gateway(UNROUTED)], SINCE + 100)
+    assert draining.models == {"far"}, "no table without it was published"
+    draining.follow_desired(UNWANTED, WANTED, SINCE)
+    assert draining.models == frozenset()

@@ -11,14 +11,15 @@ import pytest
 from controller.artifacts.model_roots import ModelRoots
 from controller.engines import ENGINES
 from controller.runtimes.model_files import check_model
+from tests.support.engine_definitions import define
 
 CODE = {"auto_map": {"AutoConfig": "configuration_x.XConfig", "AutoModel": "modeling_x.XModel"}}
 
 
 def preflight_error(root: Path, backend: str, **fields: Any) -> str | None:
-    engine = ENGINES[backend]
-    definition = engine.definition.model_validate({"backend": backend, "model_path": "m", **fields})
-    return check_model(ModelRoots((root,)), engine, definition)
+    """Of a model in the second models folder."""
+    roots = ModelRoots((root / "first", root))
+    return check_model(roots, ENGINES[backend], define(backend, **fields))
 
 
 def write_json(root: Path, name: str, content: object) -> None:
@@ -66,17 +67,6 @@ def test_a_configuration_that_cannot_be_read_is_refused(tmp_path: Path, content:
     expected = f"model_path: m has a file that cannot be looked through for code: {reason}"
     assert preflight_error(tmp_path, "vllm") == expected
     assert preflight_error(tmp_path, "vllm", vllm_trust_remote_code=True) is None
-
-
-def test_a_folder_is_looked_through_where_it_was_found(tmp_path: Path) -> None:
-    first, further = tmp_path / "first", tmp_path / "further"
-    for folder in (first, further):
-        folder.mkdir()
-    write_json(further, "config.json", CODE)
-    engine = ENGINES["vllm"]
-    definition = engine.definition.model_validate({"backend": "vllm", "model_path": "m"})
-    found = check_model(ModelRoots((first, further)), engine, definition)
-    assert str(found).startswith("model_path: m brings code of its own along")
 
 
 def test_nothing_changes_for_an_engine_that_runs_no_code_of_a_model(tmp_path: Path) -> None:

@@ -60,20 +60,14 @@ def engine(logs: ProcessLogs) -> Iterator[int]:
 def test_a_log_is_followed_in_whole_lines(logs: ProcessLogs, engine: int) -> None:
     os.write(engine, b"one\ntwo\nthr")
     follower = Follower(logs, first=1)
-    assert follower.read() == ["two"]
+    behind = Follower(logs, first=0)
+    assert (follower.read(), behind.read()) == (["two"], [])
     assert follower.read() == []
     os.write(engine, b"ee\n\nload 10%\rload 20%\r\n\x1b[31mred\x1b[0m\nrest")
     assert (follower.read(), follower.running) == (["three", "", "load 20%", "red"], True)
+    assert behind.read() == ["three", "", "load 20%", "red"]
     assert (follower.read(ended=True), follower.running) == (["rest"], False)
     assert follower.read(ended=True) == []
-
-
-def test_what_is_asked_for_at_first_may_be_nothing(logs: ProcessLogs, engine: int) -> None:
-    os.write(engine, b"one\ntwo\n")
-    follower = Follower(logs, first=0)
-    assert follower.read() == []
-    os.write(engine, b"three\n")
-    assert follower.read() == ["three"]
 
 
 def test_a_cut_repeats_and_loses_no_line(logs: ProcessLogs, engine: int) -> None:
@@ -197,15 +191,10 @@ def test_no_line_is_given_twice_nor_out_of_order(
         assert seen == list(range(1, number + 1))
 
 
-def test_plain_lines() -> None:
-    assert plain_lines(b"") == []
-    assert plain_lines(b"\n") == [""]
+def test_lines_of_a_text() -> None:
+    assert [plain_lines(data) for data in (b"", b"\n")] == [[], [""]]
     assert plain_lines(b"a\r\nb\x1b[1m\n\nc") == ["a", "b", "", "c"]
-    assert last_lines(b"a\nb\n\n", 1) == ("b",)
-    assert last_lines(b"a\n", 0) == ()
-
-
-def test_whole() -> None:
+    assert (last_lines(b"a\nb\n\n", 1), last_lines(b"a\n", 0)) == (("b",), ())
     assert whole_lines(b"a\nb", has_ended=False) == b"a\n"
     assert whole_lines(b"a\nb", has_ended=True) == b"a\nb"
     assert whole_lines(b"a\nbcd", has_ended=True, max_bytes=3) == b"a\n"

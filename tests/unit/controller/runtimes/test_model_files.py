@@ -53,10 +53,21 @@ def read_below(root: Path, path: str) -> Artifact:
     return read_artifact(path, files_below(ModelRoots((root,)), path))
 
 
+def read_gguf(root: Path, path: str = "a.gguf") -> Gguf:
+    facts = read_below(root, path)
+    assert isinstance(facts, Gguf)
+    return facts
+
+
+def unread(root: Path, path: str) -> UnreadArtifact:
+    facts = read_below(root, path)
+    assert isinstance(facts, UnreadArtifact)
+    return facts
+
+
 def test_a_gguf_file_s_head(tmp_path: Path) -> None:
     (tmp_path / "a.gguf").write_bytes(HEAD + bytes(DATA))
-    facts = read_below(tmp_path, "a.gguf")
-    assert isinstance(facts, Gguf)
+    facts = read_gguf(tmp_path)
     assert (facts.architecture, facts.size, facts.vocabulary) == ("llama", len(HEAD) + DATA, 100)
     assert (facts.embedding, facts.blocks, facts.output, facts.rest) == (3200, (768, 256), 32, 32)
     assert (facts.weights, facts.has_tied_embeddings) == (DATA, True)
@@ -83,20 +94,17 @@ def test_the_files_of_a_split_set_are_one_model(tmp_path: Path) -> None:
         tensors = {name: TENSORS[name] for name in part}
         data = sum(4 * rows * (columns[0] if columns else 1) for rows, *columns in tensors.values())
         (tmp_path / f"a-0000{number + 1}-of-00003.gguf").write_bytes(gguf_head(fields, tensors) + bytes(data))
-    facts = read_below(tmp_path, "a-00001-of-00003.gguf")
-    assert isinstance(facts, Gguf)
+    facts = read_gguf(tmp_path, "a-00001-of-00003.gguf")
     assert (facts.weights, facts.blocks, facts.embedding) == (DATA, (768, 256), 3200)
     assert facts.size == sum(file.stat().st_size for file in tmp_path.iterdir())
     (tmp_path / "a-00002-of-00003.gguf").unlink()
-    short = read_below(tmp_path, "a-00001-of-00003.gguf")
-    assert isinstance(short, UnreadArtifact)
+    short = unread(tmp_path, "a-00001-of-00003.gguf")
     assert short.reason == "a-00001-of-00003.gguf is one of 3 files, of which 2 are here"
 
 
 def test_a_written_file_adds_up(tmp_path: Path) -> None:
     write_llama(tmp_path / "a.gguf", layers=3, width=64, heads=4, kv_heads=2, vocabulary=512, inner=96, tied=False)
-    facts = read_below(tmp_path, "a.gguf")
-    assert isinstance(facts, Gguf)
+    facts = read_gguf(tmp_path)
     block = 2 * (64 * 64 * 2 + 32 * 64 * 2 + 96 * 64 * 3) + 4 * (64 + 64)
     assert facts.blocks == (block, block, block)
     assert (facts.embedding, facts.output) == (2 * 512 * 64, 2 * 512 * 64 + 4 * 64)
@@ -108,9 +116,7 @@ def test_a_large_vocabulary_takes_no_seconds(tmp_path: Path) -> None:
     fields = FIELDS | {"tokenizer.ggml.tokens": words, "tokenizer.ggml.merges": words}
     (tmp_path / "a.gguf").write_bytes(gguf_head(fields, TENSORS) + bytes(DATA))
     began = time.process_time()
-    facts = read_below(tmp_path, "a.gguf")
-    assert isinstance(facts, Gguf)
-    assert facts.weights == DATA
+    assert read_gguf(tmp_path).weights == DATA
     assert time.process_time() - began < 2, "0.3 s on two slow cores"
 
 
@@ -129,8 +135,7 @@ def test_a_large_vocabulary_takes_no_seconds(tmp_path: Path) -> None:
 )
 def test_what_is_no_gguf_file_is_told(tmp_path: Path, content: bytes, reason: str) -> None:
     (tmp_path / "a.gguf").write_bytes(content)
-    facts = read_below(tmp_path, "a.gguf")
-    assert isinstance(facts, UnreadArtifact)
+    facts = unread(tmp_path, "a.gguf")
     assert reason in facts.reason
     assert facts.reason.startswith("a.gguf ")
     assert facts.size == len(content)
@@ -143,8 +148,7 @@ def test_a_head_without_end_is_not_read_for_ever(tmp_path: Path, monkeypatch: py
     with (tmp_path / "a.gguf").open("wb") as file:
         file.write(endless + (2**32).to_bytes(8, "little"))
         file.truncate(2**30)
-    facts = read_below(tmp_path, "a.gguf")
-    assert isinstance(facts, UnreadArtifact)
+    facts = unread(tmp_path, "a.gguf")
     assert "has a head of more than 2 MiB" in facts.reason
 
 
@@ -197,9 +201,7 @@ def test_an_index_says_which_files_count(hub: Path) -> None:
     assert isinstance(facts, HfFolder)
     assert facts.weights == {"bf16": 110, "i32": 40}
     (hub / "m" / "model-2.safetensors").unlink()
-    gone = read_below(hub, "m")
-    assert isinstance(gone, UnreadArtifact)
-    assert gone.reason == "m has no file model-2.safetensors, which its index names"
+    assert unread(hub, "m").reason == "m has no file model-2.safetensors, which its index names"
 
 
 @pytest.mark.parametrize(
@@ -217,8 +219,7 @@ def test_an_index_says_which_files_count(hub: Path) -> None:
 )
 def test_what_is_wrong_in_a_folder_is_told(hub: Path, name: str, content: bytes, reason: str) -> None:
     (hub / "m" / name).write_bytes(content)
-    facts = read_below(hub, "m")
-    assert isinstance(facts, UnreadArtifact)
+    facts = unread(hub, "m")
     assert reason in facts.reason
     assert facts.size is not None
 
@@ -238,23 +239,14 @@ def test_no_head_of_safetensors_crashes(value: Any) -> None:
         assert all(length >= 0 for length in tensor_bytes(json.dumps({"t": value}).encode(), 10).values())
 
 
-def test_other_files_have_a_size(tmp_path: Path) -> None:
-    (tmp_path / "a.onnx").write_bytes(bytes(5))
-    assert read_below(tmp_path, "a.onnx") == SizedArtifact(5)
-
-
 def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="is outside the models folder"):
         files_below(ModelRoots((tmp_path,)), "../a")
     with pytest.raises(ArtifactError, match="cannot be read: embedded null byte"):
         files_below(ModelRoots((tmp_path,)), "a\0")
-    gone = read_below(tmp_path, "gone.gguf")
-    assert isinstance(gone, UnreadArtifact)
-    assert gone.reason.startswith("gone.gguf cannot be read: ")
+    assert unread(tmp_path, "gone.gguf").reason.startswith("gone.gguf cannot be read: ")
     os.mkfifo(tmp_path / "a.gguf")
-    pipe = read_below(tmp_path, "a.gguf")
-    assert isinstance(pipe, UnreadArtifact)
-    assert "is no file" in pipe.reason
+    assert "is no file" in unread(tmp_path, "a.gguf").reason
 
 
 def ct2_file(variables: list[tuple[str, tuple[int, ...], int, int]], version: int = 6) -> bytes:
@@ -287,6 +279,4 @@ def test_a_ctranslate2_folder(tmp_path: Path) -> None:
         (content[:38] + b"\xff" * 20, "4294967295 variables"),
     ):
         file.write_bytes(wrong)
-        facts = read_below(tmp_path, "m")
-        assert isinstance(facts, UnreadArtifact)
-        assert words in facts.reason
+        assert words in unread(tmp_path, "m").reason

@@ -1,7 +1,10 @@
-"""GPUs as NVML tells of them. The GPU path runs against a fake of pynvml, the path without a driver is real."""
+"""GPUs as NVML tells of them. The GPU path runs against a fake of pynvml, which has the shape of the library that is
+installed; the path without a driver is real."""
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 import os
 import signal
@@ -18,22 +21,21 @@ import pytest
 from controller.gpus import Gpu, GpuDriver, GpuProcess, UnreadGpu
 from controller.runtimes import nvml
 from controller.runtimes.nvml import LINE_BYTES, NvmlReader, Reading, main, sees_host_pids
-from tests.fakes.fake_nvml import FakeNvml
+from tests.fakes.fake_nvml import FakeNvml, ProcessInfo, Utilization
 
 REPOSITORY = Path(__file__).resolve().parents[4]
 GONE = 4_000_000_000
 """A number that no process has here."""
 MISMATCH = "the NVIDIA driver's library and its kernel module are of different versions, as after an update: reboot, "
+ABSENT = ("LibraryNotFound", "DriverNotLoaded", "NotFound")
+"""Errors of a host without a driver or a GPU."""
 LOST = "it has fallen off the bus: reboot the host, and see `dmesg` for its Xid (NVML: GPU is lost)"
 
 
-@pytest.mark.parametrize("error", ["LibraryNotFound", "DriverNotLoaded", "NotFound"])
-def test_without_a_driver_there_are_no_gpus(error: str) -> None:
-    fake = FakeNvml()
-    fake.fail(error)
-    reader = NvmlReader(fake)
-    assert reader.read_gpus() == ()
-    assert reader.error is None
+def read(fake: FakeNvml, **options: Any) -> tuple[Gpu, ...]:
+    gpus = NvmlReader(fake, **options).read_gpus()
+    assert gpus is not None
+    return gpus
 
 
 @pytest.mark.parametrize("old_driver", [False, True])
@@ -42,8 +44,7 @@ def test_gpus_come_in_pci_order(old_driver: bool) -> None:
     fake.add(uuid="GPU-c", bus=1, domain=1)
     fake.add(uuid="GPU-b", bus=9, total_mib=80_000, used_mib=500, busy_percent=30)
     fake.add(uuid="GPU-a", bus=2)
-    gpus = NvmlReader(fake, host_pids=False).read_gpus()
-    assert gpus is not None
+    gpus = read(fake, host_pids=False)
     assert [(gpu.index, gpu.uuid) for gpu in gpus] == [(0, "GPU-a"), (1, "GPU-b"), (2, "GPU-c")]
     assert gpus[1] == Gpu("GPU-b", 1, "NVIDIA Fake", 80_000, 500, utilization_percent=30)
 
@@ -55,8 +56,7 @@ def test_a_gpu_in_mig_mode_is_represented_by_its_instances() -> None:
     card.add(0, "MIG-x", total_mib=4_864, used_mib=100, computing={GONE: 90})
     card.add(3, "MIG-y", total_mib=9_856)
     fake.add(uuid="GPU-c", bus=3, mig=True)
-    gpus = NvmlReader(fake, host_pids=True).read_gpus()
-    assert gpus is not None
+    gpus = read(fake, host_pids=True)
     assert [(gpu.label, gpu.uuid, gpu.total_mib) for gpu in gpus] == [
         ("0:0", "MIG-x", 4_864),
         ("0:3", "MIG-y", 9_856),
@@ -66,15 +66,19 @@ def test_a_gpu_in_mig_mode_is_represented_by_its_instances() -> None:
     assert gpus[0].processes == (GpuProcess(GONE, 90),)
 
 
-@pytest.mark.parametrize("host_pids", [True, False])
-def test_processes_are_told_where_the_driver_s_numbers_are_ours(host_pids: bool) -> None:
-    fake = FakeNvml()
+@pytest.mark.parametrize(
+    ("host_pids", "old_driver", "is_told"), [(True, False, True), (False, False, False), (True, True, False)]
+)
+def test_processes_are_told_where_the_driver_s_numbers_are_ours(
+    host_pids: bool, old_driver: bool, is_told: bool
+) -> None:
+    fake = FakeNvml(old_driver=old_driver)
     held = {os.getpid(): 300, GONE: 700, GONE + 1: None}
     fake.add(uuid="GPU-a", bus=1, computing=held, drawing={GONE + 1: None, os.getpid(): 320})
-    [gpu] = NvmlReader(fake, host_pids=host_pids).read_gpus() or ()
+    [gpu] = read(fake, host_pids=host_pids)
     ours = GpuProcess(os.getpid(), 320, psutil.Process().name())
     named = (GpuProcess(GONE, 700), ours, GpuProcess(GONE + 1, None))
-    assert gpu.processes == (named if host_pids else None)
+    assert gpu.processes == (named if is_told else None)
 
 
 @pytest.mark.parametrize("error", ["NotSupported", "NoPermission", "InvalidArgument", "InsufficientSize"])
@@ -86,13 +90,6 @@ def test_what_one_gpu_does_not_tell_is_unknown_and_no_failure(error: str) -> Non
     reader = NvmlReader(fake, host_pids=True)
     silent, telling = reader.read_gpus() or ()
     assert (reader.error, silent.processes, telling.processes) == (None, None, (GpuProcess(GONE, 1),))
-
-
-def test_an_old_driver_tells_no_processes() -> None:
-    fake = FakeNvml(old_driver=True)
-    fake.add(uuid="GPU-a", bus=1, computing={GONE: 1})
-    [gpu] = NvmlReader(fake, host_pids=True).read_gpus() or ()
-    assert gpu.processes is None
 
 
 def test_the_name_space_of_the_host_is_known_by_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,14 +115,6 @@ def test_what_was_seen_and_cannot_be_read_is_unknown(error: str, caplog: pytest.
     assert reader.error is None
     reader.close()
     assert fake.opened == 0
-
-
-def test_gpus_that_could_never_be_read_are_unknown_too() -> None:
-    fake = FakeNvml()
-    fake.fail("LibRmVersionMismatch")
-    reader = NvmlReader(fake)
-    assert reader.read_gpus() is None
-    assert reader.error == f"{MISMATCH}or reload the module (NVML: RM has detected an NVML/RM version mismatch.)"
 
 
 def lost_one(function: str, error: str = "GpuIsLost") -> tuple[FakeNvml, NvmlReader]:
@@ -172,25 +161,20 @@ def test_a_gpu_whose_handle_is_refused_has_the_name_that_it_had_before() -> None
     assert (unread.label, unread.uuid) == ("0", None), "which one of fewer GPUs it is, is not known"
 
 
-def test_what_is_left_out_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_left_out_is_logged_once_and_the_library_begins_anew_meanwhile(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     fake, reader = lost_one("nvmlDeviceGetMemoryInfo")
     for _ in range(3):
         reader.read_gpus()
+        assert fake.opened == 0, "a GPU that somebody holds open cannot be reset"
     assert [each.getMessage() for each in caplog.records] == [reader.unread_gpus[0].description]
     fake.gpus[1].errors.clear()
     reader.read_gpus()
+    assert fake.opened == 1
     fake.gpus[1].errors["nvmlDeviceGetMemoryInfo"] = "GpuIsLost"
     reader.read_gpus()
     assert len(caplog.records) == 2
-
-
-def test_the_library_begins_anew_while_a_gpu_is_left_out() -> None:
-    fake, reader = lost_one("nvmlDeviceGetMemoryInfo")
-    reader.read_gpus()
-    assert fake.opened == 0, "a GPU that somebody holds open cannot be reset"
-    fake.gpus[1].errors.clear()
-    reader.read_gpus()
-    assert fake.opened == 1
 
 
 @pytest.mark.parametrize("function", ["nvmlDeviceGetHandleByIndex", "nvmlDeviceGetMemoryInfo"])
@@ -211,16 +195,22 @@ def test_what_concerns_the_whole_driver_is_no_matter_of_one_gpu(error: str) -> N
     assert reader.unread_gpus == ()
 
 
-def test_a_mig_instance_is_left_out_alone() -> None:
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [("Unknown", "Unknown Error"), ("NotSupported", None)],
+    ids=["unreadable", "without memory of its own"],
+)
+def test_a_mig_instance_is_left_out_alone(error: str, reason: str | None) -> None:
     fake = FakeNvml()
     card = fake.add(uuid="GPU-a", bus=1)
     card.add(0, "MIG-x")
-    card.add(3, "MIG-y", errors={"nvmlDeviceGetMemoryInfo": "Unknown"})
+    card.add(3, "MIG-y", errors={"nvmlDeviceGetMemoryInfo": error})
     reader = NvmlReader(fake)
     assert [gpu.label for gpu in reader.read_gpus() or ()] == ["0:0"]
-    assert [each.description for each in reader.unread_gpus] == [
-        "GPU 0:3 (MIG-y, PCI 0000:01:00.0) is left out: Unknown Error"
-    ]
+    [unread] = reader.unread_gpus
+    assert (unread.label, unread.uuid) == ("0:3", "MIG-y")
+    if reason is not None:
+        assert unread.description == f"GPU 0:3 (MIG-y, PCI 0000:01:00.0) is left out: {reason}"
 
 
 def test_the_driver_its_cuda_and_the_brands_of_its_gpus_are_told() -> None:
@@ -246,13 +236,6 @@ def test_brands_are_known_of_all_gpus_or_of_none(brand: int, errors: dict[str, s
     assert reader.driver == GpuDriver("570.195.03", None, ())
 
 
-def test_a_line_of_an_earlier_version_tells_no_driver() -> None:
-    line = '{"gpus":[{"uuid":"GPU-a","index":0,"name":"NVIDIA Fake","total_mib":9}],"error":null}'
-    assert Reading.from_line(line) == Reading((Gpu("GPU-a", 0, "NVIDIA Fake", 9),), None, None)
-    newer_line = line.replace("null}", 'null,"driver":{"version":"580.65.06","kind":"open"}}')
-    assert Reading.from_line(newer_line).driver == GpuDriver("580.65.06")
-
-
 # What NVML says of a GB10, driver 580.173.02, by a user who asked it without any wrapper (XuehaiPan/nvitop#208):
 # "nvmlDeviceGetMemoryInfo -> NVML_ERROR_NOT_SUPPORTED total=0 free=0 used=0", and the same of its version 2.
 # Others were told success, with zeros (Syllo/nvtop#411).
@@ -273,27 +256,16 @@ def test_a_gpu_without_memory_of_its_own_has_the_host_s(says: dict[str, Any], ol
     assert Reading.from_line(Reading((unified, own)).to_line()).gpus == (unified, own)
 
 
-def test_a_mig_instance_has_memory_of_its_own_or_none() -> None:
-    fake = FakeNvml()
-    card = fake.add(uuid="GPU-a", bus=1)
-    card.add(0, "MIG-x")
-    card.add(1, "MIG-y", errors={"nvmlDeviceGetMemoryInfo": "NotSupported"})
-    reader = NvmlReader(fake)
-    assert [gpu.uuid for gpu in reader.read_gpus() or ()] == ["MIG-x"]
-    assert [each.uuid for each in reader.unread_gpus] == ["MIG-y"]
-
-
 def test_a_reading_is_one_line() -> None:
     gpu = Gpu("GPU-a", 1, "NVIDIA Fake", 80_000, 500, 40, (GpuProcess(7, 400, "python3"), GpuProcess(8, None)), 3)
-    reading = Reading((gpu,))
-    assert Reading.from_line(reading.to_line()) == reading
-    with_driver = Reading((gpu,), driver=GpuDriver("570.195.03", "12.8", ("geforce", "nvidia")))
-    assert Reading.from_line(with_driver.to_line()) == with_driver
-    unknown = Reading(None, "GPU is lost")
-    assert Reading.from_line(unknown.to_line()) == unknown
     unread_gpus = (UnreadGpu(1, "GPU is lost", "GPU-b", "0000:0a:00.0", 2), UnreadGpu(2, "Unknown"))
-    in_part = Reading((gpu,), unread_gpus=unread_gpus)
-    assert Reading.from_line(in_part.to_line()) == in_part
+    for reading in (
+        Reading((gpu,)),
+        Reading((gpu,), driver=GpuDriver("570.195.03", "12.8", ("geforce", "nvidia"))),
+        Reading(None, "GPU is lost"),
+        Reading((gpu,), unread_gpus=unread_gpus),
+    ):
+        assert Reading.from_line(reading.to_line()) == reading
     for line in ("", "{}", "[]", '{"gpus": [{"uuid": "x"}], "error": null}', '{"gpus": [7], "error": null}', "nvml"):
         with pytest.raises(ValueError, match="not a reading of GPUs"):
             Reading.from_line(line)
@@ -301,13 +273,15 @@ def test_a_reading_is_one_line() -> None:
 
 def test_an_older_and_a_newer_probe_are_read() -> None:
     older = '{"gpus":[{"uuid":"GPU-a","index":1,"name":"Fake","total_mib":9,"used_mib":5}],"error":null}'
-    assert Reading.from_line(older) == Reading((Gpu("GPU-a", 1, "Fake", 9, 5),))
-    process = GpuProcess(7, 4, "python3")
-    newer = json.loads(Reading((Gpu("GPU-a", 1, "Fake", 9, 5, processes=(process,)),)).to_line())
+    assert Reading.from_line(older) == Reading((Gpu("GPU-a", 1, "Fake", 9, 5),), None, None)
+    newer_driver = older.replace("null}", 'null,"driver":{"version":"580.65.06","kind":"open"}}')
+    assert Reading.from_line(newer_driver).driver == GpuDriver("580.65.06")
+    reading = Reading((Gpu("GPU-a", 1, "Fake", 9, 5, processes=(GpuProcess(7, 4, "python3"),)),))
+    newer = json.loads(reading.to_line())
     newer |= {"driver": "700.1"}
     newer["gpus"][0] |= {"watts": 300}
     newer["gpus"][0]["processes"][0] |= {"kind": "compute"}
-    assert Reading.from_line(json.dumps(newer)) == Reading((Gpu("GPU-a", 1, "Fake", 9, 5, processes=(process,)),))
+    assert Reading.from_line(json.dumps(newer)) == reading
 
 
 def test_a_reading_that_docker_would_break_goes_without_its_processes() -> None:
@@ -351,7 +325,7 @@ def test_the_probe_prints_on_and_ends_quietly(ending: str) -> None:
         ("NotFound", "no NVIDIA GPU was found"),
         (
             "LibRmVersionMismatch",
-            f"the GPUs cannot be read now: {MISMATCH}",
+            f"the GPUs cannot be read now: {MISMATCH}or reload the module (NVML: RM has detected an NVML/RM version",
         ),
         ("Unknown", "the GPUs cannot be read now: Unknown Error"),
     ],
@@ -370,6 +344,9 @@ def test_why_there_are_no_figures_is_said(error: str, reason: str) -> None:
     fake.fail(error)
     reader.read_gpus()
     assert (reader.reason or "").startswith("the GPUs cannot be read now: "), "there were GPUs"
+    none_before = NvmlReader(fake)
+    seen = none_before.read_gpus()
+    assert (seen, none_before.error) == (((), None) if error in ABSENT else (None, reader.error))
 
 
 def test_a_host_without_the_library_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,3 +365,45 @@ def test_why_a_driver_knows_no_gpu_is_said() -> None:
     assert (reader.read_gpus(), reader.reason) == ((), "the NVIDIA driver knows no GPU")
     fake.add(uuid="GPU-a", bus=1, mig=True)
     assert (reader.read_gpus(), reader.reason) == ((), "all GPUs are in MIG mode, without an instance")
+
+
+FAKED = sorted(name for name in vars(FakeNvml) if name.startswith("nvml") and callable(getattr(FakeNvml, name)))
+
+
+def _called() -> set[str]:
+    """What `controller.runtimes.nvml` takes from the library."""
+    tree = ast.parse(Path(nvml.__file__).read_text())
+    names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    errors = {f"NVMLError_{name}" for name in (*nvml._WORDS, *nvml._DRIVER_ERRORS)}
+    return {name for name in names if name.lower().startswith("nvml")} | errors
+
+
+def test_all_that_is_called_is_there_and_is_faked() -> None:
+    called = _called()
+    assert {"nvmlInit", "nvmlDeviceGetComputeRunningProcesses_v3", "NVMLError_GpuIsLost"} <= called
+    fake = FakeNvml()
+    for name in called:
+        assert hasattr(pynvml, name), f"pynvml has no {name}"
+        assert hasattr(fake, name), f"the fake has no {name}"
+    assert {name for name in called if name.startswith("nvmlDevice")} <= set(FAKED)
+
+
+@pytest.mark.parametrize("name", FAKED)
+def test_the_fake_takes_what_the_library_takes(name: str) -> None:
+    faked = list(inspect.signature(getattr(FakeNvml(), name)).parameters)
+    assert faked == list(inspect.signature(getattr(pynvml, name)).parameters)
+
+
+def test_the_fake_answers_with_the_library_s_fields() -> None:
+    def fields(structure: type) -> set[str]:
+        return {name for name, _ in vars(structure)["_fields_"]}
+
+    assert set(vars(ProcessInfo(1, 2))) <= fields(pynvml.c_nvmlProcessInfo_v3_t)
+    assert set(vars(Utilization(1, 2))) == fields(pynvml.c_nvmlUtilization_t)
+    assert {"total", "free", "used"} <= fields(pynvml.c_nvmlMemory_v2_t)
+    assert {"domain", "bus", "device"} <= fields(pynvml.nvmlPciInfo_t)
+
+
+def test_without_a_version_old_drivers_are_no_error_of_nvml_s() -> None:
+    """Why the versions are named: with an old driver, the plain names raise what nobody expects."""
+    assert not issubclass(pynvml.NVMLLibraryMismatchError, pynvml.NVMLError)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from controller.cli.exit_codes import ExitCode
-from controller.cli.up.record import read_record
 from tests.support.stand_in_up import Up, down, runs
 from tests.support.wait import until
 
@@ -27,15 +25,15 @@ async def service(folder: Path) -> AsyncIterator[Up]:
     made.kill_all()
 
 
-async def until_serving(service: Up) -> None:
+async def serve(service: Up) -> None:
+    service.start()
     await until("the gateway answers", service.answers)
     await until("the controller runs", lambda: "controller started" in service.events())
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 async def test_its_end_is_the_programs_and_not_the_engines(service: Up, number: signal.Signals) -> None:
-    service.start()
-    await until_serving(service)
+    await serve(service)
     service.send(number)
     assert await service.ended() == ExitCode.DONE
     # A controller that was asked to end would stop the engines; one that gets SIGTERM leaves them.
@@ -46,8 +44,7 @@ async def test_its_end_is_the_programs_and_not_the_engines(service: Up, number: 
 
 
 async def test_what_a_killed_run_left_is_ended_in_order_and_started_anew(service: Up) -> None:
-    service.start()
-    await until_serving(service)
+    await serve(service)
     assert service.process is not None
     service.process.kill()
     service.process.wait()
@@ -62,19 +59,8 @@ async def test_what_a_killed_run_left_is_ended_in_order_and_started_anew(service
     assert await service.ended() == ExitCode.DONE
 
 
-async def test_a_program_that_dies_is_started_again(service: Up) -> None:
-    service.start()
-    await until_serving(service)
-    before = read_record(service.state).children
-    os.kill(before["gateway"].pid, signal.SIGKILL)
-    await until("it was started again", lambda: service.events().count("gateway started") == 2)
-    assert "the gateway was ended by SIGKILL; it is started again in 0.5 s" in service.err
-    assert service.events().count("controller started") == 1
-
-
 async def test_down_ends_it_for_good(service: Up, capsys: pytest.CaptureFixture[str]) -> None:
-    service.start()
-    await until_serving(service)
+    await serve(service)
     ending = asyncio.create_task(service.ended())
     assert await down(service) == ExitCode.DONE
     # systemd starts again what ended otherwise (Restart=on-failure).

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 import termios
 from collections.abc import AsyncIterator, Mapping
@@ -23,7 +22,8 @@ from controller.schema.status import Problem
 from gateway.metrics.registry import Metrics
 from gateway.protocols.common.dialect import Usage
 from tests.fakes.fake_control_api import FakeControlApi, listed, row
-from tests.support.cli import Terminal, roundhouse, started
+from tests.support.cli import Terminal, started
+from tests.support.command_line import Cli
 from tests.support.wait import until
 
 pytestmark = pytest.mark.slow
@@ -33,12 +33,6 @@ NO_GPUS = GpuMemoryAnswer(gpus=[], models=[], error="none")
 CARD = GpuMemory(
     index=0, name="H200", used_mib=4, total_mib=9, used_over_total="4MiB / 9MiB", uuid="GPU-1", claimed_mib=0
 )
-
-
-@pytest.fixture
-async def api(folder: Path) -> AsyncIterator[FakeControlApi]:
-    async with FakeControlApi(folder / "controller.sock") as fake:
-        yield fake
 
 
 def finished(metrics: Metrics, model: str, tokens: int) -> None:
@@ -57,13 +51,8 @@ async def gateway() -> AsyncIterator[tuple[str, Metrics]]:
 
     app = web.Application()
     app.router.add_get("/metrics", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    assert runner.addresses
-    yield f"http://127.0.0.1:{runner.addresses[0][1]}", metrics
-    await runner.cleanup()
+    async with TestServer(app) as server:
+        yield str(server.make_url("")).rstrip("/"), metrics
 
 
 def test_the_tokens_of_a_gateways_own_metrics() -> None:
@@ -134,67 +123,51 @@ def test_where_there_are_several_replicas_it_says_why_one_may_have_all_the_work(
     assert all("begin alike" in line and "cache" in line for line in lines)
 
 
-async def test_the_note_stands_below_the_table(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
-    api.rows = [row("chat", loaded_replicas=2, replicas=2)]
-    assert await roundhouse(api, "top", *NO_GATEWAY) == ExitCode.DONE
-    assert capsys.readouterr().out.splitlines()[2:] == TopView(listed(*api.rows), NO_GPUS, None).note_lines()
-
-
-async def test_one_table_without_a_terminal(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_one_table_without_a_terminal(api: FakeControlApi, cli: Cli) -> None:
     api.memory = GpuMemoryAnswer(gpus=[CARD], models=[], error=None)
-    assert await roundhouse(api, "top", *NO_GATEWAY) == ExitCode.DONE
-    assert capsys.readouterr().out == (
+    assert (await cli("top", *NO_GATEWAY))[:2] == (
+        ExitCode.DONE,
         "GPU 0 H200: 4MiB / 9MiB\n"
         "MODEL  STATE   READY  IN FLIGHT  QUEUE  PREFILL  TOKENS/S  MEMORY\n"
-        "chat   loaded  1/1    0          0      -        -         -\n"
+        "chat   loaded  1/1    0          0      -        -         -\n",
     )
+    api.memory = NO_GPUS
+    api.rows = [row("chat", loaded_replicas=2, replicas=2)]
+    shown = await cli("top", *NO_GATEWAY)
+    assert shown.lines[2:] == TopView(listed(*api.rows), NO_GPUS, None).note_lines(), "the note stands below"
 
 
-async def test_what_keeps_the_controller_from_its_work(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_what_keeps_the_controller_from_its_work(api: FakeControlApi, cli: Cli) -> None:
     problem = Problem(file="models.yaml", line=1, message="not YAML 1.2")
     api.trouble = {"paused": True, "observation_error": "docker is away", "desired_problems": [problem]}
-    assert await roundhouse(api, "top", *NO_GATEWAY) == ExitCode.DONE
-    assert capsys.readouterr().out.splitlines()[:-2] == [
-        "paused: the controller observes and does not act; `roundhouse resume` ends it",
-        f"what runs cannot be seen since {time_words(1000.0)}: docker is away",
-        "models.yaml:1: not YAML 1.2 (what was last good rules)",
-    ]
-    assert await roundhouse(api, "top", "--json", *NO_GATEWAY) == ExitCode.DONE
-    shown = json.loads(capsys.readouterr().out)
-    assert (shown["paused"], shown["observation_error"], shown["observed_at"]) == (True, "docker is away", 1000.0)
-    assert shown["desired_problems"] == [problem.model_dump()]
+    shown = await cli("top", *NO_GATEWAY)
+    assert (shown.code, shown.lines[:-2]) == (
+        ExitCode.DONE,
+        [
+            "paused: the controller observes and does not act; `roundhouse resume` ends it",
+            f"what runs cannot be seen since {time_words(1000.0)}: docker is away",
+            "models.yaml:1: not YAML 1.2 (what was last good rules)",
+        ],
+    )
+    as_json = (await cli("top", "--json", *NO_GATEWAY)).json
+    assert (as_json["paused"], as_json["observation_error"], as_json["observed_at"]) == (True, "docker is away", 1000.0)
+    assert as_json["desired_problems"] == [problem.model_dump()]
 
 
 async def test_the_gateways_counters_give_rates(
-    api: FakeControlApi, gateway: tuple[str, Metrics], capsys: pytest.CaptureFixture[str]
+    cli: Cli, gateway: tuple[str, Metrics], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert await roundhouse(api, "top", "--json", "--interval", "0.1", "--gateway", gateway[0]) == ExitCode.DONE
-    [model] = json.loads(capsys.readouterr().out)["models"]
+    shown = await cli("top", "--json", "--interval", "0.1", "--gateway", gateway[0])
+    [model] = shown.json["models"]
     assert 0 < model.pop("tokens_per_s") <= 50 / 0.1
-    assert model == {
-        "name": "chat",
-        "runtime_state": "loaded",
-        "loaded_replicas": 1,
-        "replicas": 1,
-        "inflight_requests": 0,
-        "queue_depth": 0,
-        "load_progress": None,
-        "prefill_requests": 0,
-        "prefill_progress": None,
-        "vram_estimate_mib": None,
-    }
-
-
-async def test_the_gateway_is_where_up_listens(
-    api: FakeControlApi,
-    gateway: tuple[str, Metrics],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    none = ("load_progress", "prefill_progress", "vram_estimate_mib")
+    counts = {"loaded_replicas": 1, "replicas": 1, "inflight_requests": 0, "queue_depth": 0, "prefill_requests": 0}
+    assert model == {"name": "chat", "runtime_state": "loaded", **counts, **dict.fromkeys(none)}
     monkeypatch.setenv("ROUNDHOUSE_HOST", "0.0.0.0")
     monkeypatch.setenv("ROUNDHOUSE_PORT", gateway[0].rpartition(":")[2])
-    assert await roundhouse(api, "top", "--json", "--once", "--interval", "0.1") == ExitCode.DONE
-    assert json.loads(capsys.readouterr().out)["models"][0]["tokens_per_s"] > 0
+    of_up = await cli("top", "--json", "--once", "--interval", "0.1")
+    assert of_up.code == ExitCode.DONE
+    assert of_up.json["models"][0]["tokens_per_s"] > 0, "the gateway is where `up` listens"
 
 
 @pytest.mark.parametrize(
@@ -207,7 +180,7 @@ async def test_the_gateway_is_where_up_listens(
     ],
 )
 async def test_the_gateways_metrics_are_asked_with_their_key(
-    names: tuple[str, ...], shown: str | None, folder: Path, api: FakeControlApi, monkeypatch: pytest.MonkeyPatch
+    names: tuple[str, ...], shown: str | None, folder: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str | None] = []
 
@@ -227,13 +200,8 @@ async def test_the_gateways_metrics_are_asked_with_their_key(
     app.router.add_get("/metrics", refuse)
     async with TestServer(app) as server:
         url = str(server.make_url("")).rstrip("/")
-        assert await roundhouse(api, "top", "--json", "--once", "--gateway", url) == ExitCode.DONE
+        assert (await cli("top", "--json", "--once", "--gateway", url)).code == ExitCode.DONE
     assert set(seen) == {shown}
-
-
-async def test_without_a_controller_it_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert await roundhouse(FakeControlApi(folder / "none.sock"), "top", *NO_GATEWAY) == ExitCode.NO_CONTROLLER
-    assert capsys.readouterr().err.count("\n") == 1
 
 
 async def test_on_a_terminal_it_lives_until_ctrl_c(api: FakeControlApi, gateway: tuple[str, Metrics]) -> None:

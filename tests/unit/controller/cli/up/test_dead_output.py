@@ -53,13 +53,13 @@ class RealUp:
         )
         os.close(output)
 
-    def send(self, number: signal.Signals) -> None:
+    async def end(self, number: signal.Signals | None = None) -> None:
+        """Send a signal, if one is needed: it ends well, and leaves nothing."""
         assert self.process is not None
-        self.process.send_signal(number)
-
-    async def ended(self) -> int:
-        assert self.process is not None
-        return await asyncio.to_thread(self.process.wait, 60)
+        if number is not None:
+            self.process.send_signal(number)
+        assert await asyncio.to_thread(self.process.wait, 60) == ExitCode.DONE
+        assert self.has_left() == []
 
     def has_left(self) -> list[str]:
         """What runs of it: programs and engines."""
@@ -114,9 +114,7 @@ async def test_without_a_reader_it_serves_and_ends(up: RealUp) -> None:
     up.start(writer)
     await up.stack.loaded("a")
     await up.stack.gateway_connected()
-    up.send(signal.SIGTERM)
-    assert await up.ended() == ExitCode.DONE
-    assert up.has_left() == []
+    await up.end(signal.SIGTERM)
 
 
 async def test_a_terminal_that_goes_away_ends_it(up: RealUp) -> None:
@@ -125,8 +123,7 @@ async def test_a_terminal_that_goes_away_ends_it(up: RealUp) -> None:
     os.close(terminal)
     await announced(master)
     os.close(master)
-    assert await up.ended() == ExitCode.DONE
-    assert up.has_left() == []
+    await up.end()
 
 
 async def test_ctrl_c_that_also_ends_the_reader_of_its_output(up: RealUp) -> None:
@@ -139,8 +136,7 @@ async def test_ctrl_c_that_also_ends_the_reader_of_its_output(up: RealUp) -> Non
     os.close(reader)
     os.write(master, b"\x03")
     try:
-        assert await up.ended() == ExitCode.DONE
-        assert up.has_left() == []
+        await up.end()
     finally:
         os.close(master)
 
@@ -158,10 +154,8 @@ async def test_a_reader_that_reads_no_more_holds_nothing_up(up: RealUp) -> None:
     os.kill(controller, signal.SIGKILL)
     await until("it was started again", lambda: up.children("controller") not in ([], [controller]))
     await up.stack.loaded("a")
-    up.send(signal.SIGTERM)
     try:
-        assert await up.ended() == ExitCode.DONE
-        assert up.has_left() == []
+        await up.end(signal.SIGTERM)
     finally:
         os.close(reader)
 
@@ -175,9 +169,7 @@ async def test_without_output_it_writes_into_no_other_file(up: RealUp) -> None:
     assert len(programs) == 3
     for pid in programs:
         assert [str(Path(f"/proc/{pid}/fd/{number}").readlink()) for number in (1, 2)] == [os.devnull] * 2
-    up.send(signal.SIGTERM)
-    assert await up.ended() == ExitCode.DONE
-    assert up.has_left() == []
+    await up.end(signal.SIGTERM)
 
 
 async def test_a_second_sighup_does_not_force_it(stand_in_up: Up) -> None:

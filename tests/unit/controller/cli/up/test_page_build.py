@@ -34,20 +34,21 @@ def build(made: Path, environ: Mapping[str, str] = os.environ) -> PageBuild:
     return PageBuild(URL, Announcer(as_json=True), environ, made)
 
 
-def test_a_checkout_builds_its_page() -> None:
+@pytest.mark.parametrize(
+    ("environment", "is_built"),
+    [
+        ({}, True),
+        ({"ROUNDHOUSE_PAGE": "on"}, True),
+        *(({"ROUNDHOUSE_PAGE": word}, False) for word in ("off", "false", "0", "No", "OFF", "n", "f")),
+        ({"ROUNDHOUSE_PAGE_FOLDER": "/srv/page"}, False),
+    ],
+)
+def test_a_checkout_builds_its_page_unless_it_is_off_or_somebody_elses(
+    environment: dict[str, str], is_built: bool, tmp_path: Path
+) -> None:
     assert BUILD_SCRIPT.is_file()
-    assert is_wanted({})
-    assert is_wanted({"ROUNDHOUSE_PAGE": "on"})
-
-
-@pytest.mark.parametrize("word", ["off", "false", "0", "No", "OFF", "n", "f"])
-def test_a_page_that_is_off_is_not_built(word: str) -> None:
-    assert not is_wanted({"ROUNDHOUSE_PAGE": word})
-
-
-def test_a_page_of_somebody_elses_and_an_installed_wheel_build_none(tmp_path: Path) -> None:
-    assert not is_wanted({"ROUNDHOUSE_PAGE_FOLDER": "/srv/page"})
-    assert not is_wanted({}, tmp_path / "web" / "build")
+    assert is_wanted(environment) is is_built
+    assert not is_wanted(environment, tmp_path / "web" / "build"), "an installed wheel builds none"
 
 
 def test_the_build_sees_what_reaches_a_registry_and_no_secret() -> None:
@@ -56,42 +57,44 @@ def test_the_build_sees_what_reaches_a_registry_and_no_secret() -> None:
     assert build_variables(needed | secret) == needed
 
 
-async def test_a_page_that_is_built_is_served_without_a_build(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+OLD = '[ "$3" != --is-current ] || { echo old >&2; exit 1; }'
+
+
+@pytest.mark.parametrize(
+    ("text", "err", "requests"),
+    [("", "", ["--is-current"]), (OLD, BUILDS, ["--is-current", "--background"])],
+    ids=["built", "old"],
+)
+async def test_a_page_is_served_after_a_build_if_it_is_old(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], text: str, err: str, requests: list[str]
 ) -> None:
-    made = script(tmp_path, f'echo "$3" >>{tmp_path}/asked')
-    await build(made).run()
-    said = capfd.readouterr()
-    assert (json.loads(said.out), said.err) == (SERVED, "")
-    assert (tmp_path / "asked").read_text() == "--is-current\n"
+    await build(script(tmp_path, f'echo "$3" >>{tmp_path}/requests; {text}')).run()
+    written = capfd.readouterr()
+    assert (json.loads(written.out), written.err) == (SERVED, err)
+    assert (tmp_path / "requests").read_text().split() == requests
 
 
-async def test_a_page_that_is_old_is_built_in_the_background(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    made = script(tmp_path, f'echo "$3" >>{tmp_path}/asked; [ "$3" != --is-current ] || {{ echo old >&2; exit 1; }}')
-    await build(made).run()
-    said = capfd.readouterr()
-    assert (json.loads(said.out), said.err) == (SERVED, BUILDS)
-    assert (tmp_path / "asked").read_text() == "--is-current\n--background\n"
-
-
-async def test_a_build_that_fails_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    made = script(tmp_path, "echo one >&2; echo 'roundhouse: the page was not built: no network' >&2; exit 1")
-    await build(made).run()
-    assert capfd.readouterr() == ("", f"{BUILDS}roundhouse: the page was not built: no network\n")
-
-
-async def test_a_build_that_says_nothing_and_one_that_cannot_start_are_one_line(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("echo one >&2; echo 'roundhouse: the page was not built: no network' >&2; exit 1", "no network"),
+        ("exit 3", "{script} ended with status 3"),
+        (None, ""),
+    ],
+    ids=["it fails", "it says nothing", "it cannot start"],
+)
+async def test_a_build_that_fails_is_one_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], text: str | None, reason: str
 ) -> None:
-    made = script(tmp_path, "exit 3")
-    await build(made).run()
-    assert capfd.readouterr().err == f"{BUILDS}roundhouse: the page was not built: {made} ended with status 3\n"
-    await build(tmp_path / "none").run()
-    [line] = capfd.readouterr().err.splitlines()
-    assert line.startswith("roundhouse: the page was not built: ")
+    path = tmp_path / "none" if text is None else script(tmp_path, text)
+    await build(path).run()
+    out, err = capfd.readouterr()
+    line = err.removeprefix(BUILDS)
+    assert (out, line.count("\n")) == ("", 1)
+    assert line.startswith(f"roundhouse: the page was not built: {reason.format(script=path)}")
 
 
-BUILDS_FOR_EVER = '[ "$3" != --is-current ] || { echo old >&2; exit 1; }; sleep 600 & echo $! >$0.pid; wait'
+BUILDS_FOR_EVER = f"{OLD}; sleep 600 & echo $! >$0.pid; wait"
 
 
 async def started(made: Path) -> psutil.Process:

@@ -24,6 +24,7 @@ from controller.cli.up.supervisor import (
     ending_words,
     restart_delay_s,
 )
+from tests.support.stand_in_up import runs
 from tests.support.wait import until
 
 pytestmark = pytest.mark.slow
@@ -139,33 +140,18 @@ async def test_killing_takes_the_childs_own_children_along(tmp_path: Path) -> No
     await until("it has a child", lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().endswith("\n"))
     grandchild = int((tmp_path / "pid").read_text())
     await watched.end()
-    await until("the grandchild is gone", lambda: not _runs(grandchild))
+    await until("the grandchild is gone", lambda: not runs(grandchild))
 
 
-def _runs(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
-
-
-def test_delays_double_up_to_a_bound() -> None:
+def test_delays_double_up_to_a_bound_and_begin_anew_after_ten_seconds() -> None:
     assert [restart_delay_s(failures) for failures in (1, 2, 3)] == [0.5, 1.0, 2.0]
     assert restart_delay_s(1_000_000) == MAX_DELAY_S
-
-
-def test_who_ran_for_ten_seconds_is_started_again_after_the_first_delay() -> None:
     assert [count_failures(failures, 9.9) for failures in (0, 4)] == [1, 5]
     assert [count_failures(failures, 10.0) for failures in (0, 4)] == [1, 1]
 
 
-def test_a_program_beside_is_called_one() -> None:
+def test_programs_and_endings_in_words() -> None:
     assert spec("gateway").title == "the gateway"
     assert replace(spec("transfers"), dies_alone=True).title == "the transfers program"
-
-
-def test_endings_in_words() -> None:
-    assert ending_words(1) == "ended with exit code 1"
-    assert ending_words(-9) == "was ended by SIGKILL"
-    assert ending_words(-99) == "was ended by signal 99"
+    endings = {1: "ended with exit code 1", -9: "was ended by SIGKILL", -99: "was ended by signal 99"}
+    assert {code: ending_words(code) for code in endings} == endings

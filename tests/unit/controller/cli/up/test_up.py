@@ -1,4 +1,4 @@
-"""`roundhouse up`: the real supervision, over stand-ins for the controller and the gateway."""
+"""`roundhouse up`: the real supervision, over stand-ins for the controller and the gateway. Full disks are real."""
 
 from __future__ import annotations
 
@@ -8,34 +8,20 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from common.model_reference import HubReference, parse_reference
-from common.setting_names import KNOWN_VARIABLES, RETRIEVAL_VARIABLES, TRANSFERS_VARIABLES
 from controller.cli import stop_timeouts
-from controller.cli.app import run
 from controller.cli.exit_codes import ExitCode
 from controller.cli.up.announce import Announcer
-from controller.cli.up.first_model import (
-    DEMO_MODELS,
-    REAL_MODEL_LINE,
-    choose_first_model,
-    commands_line,
-    has_only_demo,
-    try_line,
-    without_servers,
-)
-from controller.cli.up.record import ProcessRecord, UpRecord, read_record, write_record
-from controller.cli.up.run import UpRun, program_specs
+from controller.cli.up.record import read_record
+from controller.cli.up.run import UpRun
 from controller.cli.up.supervisor import ChildSpec
-from controller.schema.status import ControllerStatus, ModelState, ModelStatus, StatementView
-from controller.settings import ControllerSettings, url_of
+from controller.settings import ControllerSettings
+from tests.support.small_disk import SmallDisk, mount_small_disk
 from tests.support.stand_in_up import ENDED_IN_ORDER, Up, down, runs
 from tests.support.wait import until
 
@@ -49,9 +35,26 @@ async def up(folder: Path) -> AsyncIterator[Up]:
     made.kill_all()
 
 
-async def test_it_says_how_to_use_the_first_model_and_ends_in_order(up: Up) -> None:
-    up.start(PATH="/usr/bin:/bin")
+async def serve(up: Up, *arguments: str, **env: str) -> None:
+    """Start it, and wait until its first model is announced."""
+    up.start(*arguments, **env)
     await up.ready()
+
+
+def kill(up: Up) -> None:
+    """Kill it alone, and not its children."""
+    assert up.process is not None
+    up.process.kill()
+    up.process.wait()
+
+
+def runs_of(up: Up) -> list[int]:
+    """The stand-ins that run, of all that it has started."""
+    return [pid for pid in up.pids() if runs(pid)]
+
+
+async def test_it_says_how_to_use_the_first_model_and_ends_in_order(up: Up) -> None:
+    await serve(up, PATH="/usr/bin:/bin")
     await until("the hint is there", lambda: up.out.count("\n") == 2)
     ready, hint = up.out.splitlines()  # none of a real model: `chat` is not the demo
     assert ready.startswith(f"chat is ready. Try: curl http://127.0.0.1:{up.port}/v1/chat/completions ")
@@ -61,7 +64,7 @@ async def test_it_says_how_to_use_the_first_model_and_ends_in_order(up: Up) -> N
     events = up.events()
     assert sorted(events[:2]) == ["controller started", "gateway started"]
     assert events[2:] == ENDED_IN_ORDER
-    assert not any(runs(pid) for pid in up.pids())
+    assert not runs_of(up)
     assert not (up.state / "up.json").exists()
     assert "Traceback" not in up.err
     assert up.err.splitlines()[-2:] == [
@@ -71,31 +74,28 @@ async def test_it_says_how_to_use_the_first_model_and_ends_in_order(up: Up) -> N
 
 
 async def test_with_keys_it_says_so_and_that_the_first_model_is_ready(up: Up) -> None:
-    up.start(GATEWAY_DOES="keys")
-    await up.ready()
+    await serve(up, GATEWAY_DOES="keys")
     url = f"http://127.0.0.1:{up.port}/v1/models"
     assert up.out.splitlines()[0] == (f"chat is ready. Try, with a key: curl {url} -H 'authorization: Bearer rh-...'")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 async def test_every_signal_that_ends_a_program_ends_it_in_order(up: Up, number: signal.Signals) -> None:
-    up.start("--json")
-    await up.ready()
+    await serve(up, "--json")
     assert json.loads(up.out.splitlines()[0])["event"] == "ready"
     up.send(number)
     assert await up.ended() == ExitCode.DONE
-    assert not any(runs(pid) for pid in up.pids())
+    assert not runs_of(up)
 
 
 async def test_a_second_ctrl_c_does_not_wait(up: Up) -> None:
-    up.start(GATEWAY_DOES="deaf", CONTROLLER_DOES="deaf")
-    await up.ready()
+    await serve(up, GATEWAY_DOES="deaf", CONTROLLER_DOES="deaf")
     up.send(signal.SIGINT)
     await until("the gateway was told", lambda: "gateway got SIGTERM" in up.events())
     assert "controller was asked to end" not in up.events(), "its engines are still needed"
     up.send(signal.SIGINT)
     assert await up.ended() == ExitCode.DONE
-    assert not any(runs(pid) for pid in up.pids())
+    assert not runs_of(up)
     assert "forced: killing the programs" in up.err
     assert "Traceback" not in up.err
 
@@ -137,44 +137,22 @@ async def test_programs_that_do_not_end_are_killed_within_the_bound(
         assert f"the {name} did not end within 0.3 s and is killed" in err
 
 
-async def test_a_child_that_dies_is_started_again_and_the_record_follows(up: Up) -> None:
-    up.start()
-    await up.ready()
-    before = read_record(up.state).children
-    os.kill(before["gateway"].pid, signal.SIGKILL)
-    await until("it was started again", lambda: up.events().count("gateway started") == 2)
-    await until("the record follows", lambda: read_record(up.state).children["gateway"] != before["gateway"])
-    assert read_record(up.state).children["controller"] == before["controller"]
-    assert "the gateway was ended by SIGKILL; it is started again in 0.5 s" in up.err
-    up.send(signal.SIGTERM)
-    assert await up.ended() == ExitCode.DONE
-
-
 @pytest.mark.parametrize(
-    ("program", "code", "words"),
-    [
-        ("GATEWAY", 2, "the gateway ended with exit code 2; it is started again in 1 s"),
-        ("GATEWAY", 3, "the gateway ended with exit code 3; it is started again in 1 s"),
-        ("CONTROLLER", 2, "the controller ended with exit code 2; it is started again in 1 s"),
-        ("CONTROLLER", 3, "the controller ended with exit code 3; it is started again in 1 s"),
-        ("CONTROLLER", 4, "the controller ended with exit code 4; it is started again in 1 s"),
-    ],
+    ("program", "code"), [("GATEWAY", 2), ("GATEWAY", 3), ("CONTROLLER", 2), ("CONTROLLER", 3), ("CONTROLLER", 4)]
 )
-async def test_what_is_fatal_at_first_is_tried_again_once_all_ran(up: Up, program: str, code: int, words: str) -> None:
-    up.start(**{f"{program}_DOES": f"exit-second:{code}"})
-    await up.ready()
+async def test_what_is_fatal_at_first_is_tried_again_once_all_ran(up: Up, program: str, code: int) -> None:
+    await serve(up, **{f"{program}_DOES": f"exit-second:{code}"})
     name = program.lower()
     os.kill(read_record(up.state).children[name].pid, signal.SIGKILL)
     await until("it was started a third time", lambda: up.events().count(f"{name} started") == 3)
-    assert words in up.err
+    assert f"the {name} ended with exit code {code}; it is started again in 1 s" in up.err
     assert up.is_running()
     other = "controller" if name == "gateway" else "gateway"
     assert up.events().count(f"{other} started") == 1
 
 
 async def test_a_port_that_somebody_holds_while_the_gateway_is_away_is_waited_for(up: Up) -> None:
-    up.start()
-    await up.ready()
+    await serve(up)
     # Nobody starts the gateway again before the port is somebody's.
     up.send(signal.SIGSTOP)
     gateway = read_record(up.state).children["gateway"]
@@ -190,44 +168,27 @@ async def test_a_port_that_somebody_holds_while_the_gateway_is_away_is_waited_fo
     assert await up.ended() == ExitCode.DONE
 
 
-async def test_a_crash_at_the_start_passes(up: Up) -> None:
-    up.start(CONTROLLER_DOES="exit-once:1")
-    await up.ready()
-    assert "the controller ended with exit code 1; it is started again in 0.5 s" in up.err
-
-
 @pytest.mark.parametrize(
     ("program", "code", "exit_code", "words"),
     [
-        ("GATEWAY", 2, ExitCode.USAGE, "the gateway ended: a setting is wrong; stopping everything"),
-        (
-            "GATEWAY",
-            3,
-            ExitCode.ADDRESS_TAKEN,
-            "the gateway ended: its address is taken; choose another with --host or",
-        ),
-        ("CONTROLLER", 2, ExitCode.USAGE, "the controller ended: a setting is wrong"),
-        (
-            "CONTROLLER",
-            4,
-            ExitCode.LOCKED,
-            "the controller ended: the state folder is in use; `roundhouse down` ends what",
-        ),
-        ("CONTROLLER", 5, ExitCode.FAILED, "the controller ended: the runtime does not answer"),
+        ("gateway", 2, ExitCode.USAGE, "a setting is wrong; stopping everything"),
+        ("gateway", 3, ExitCode.ADDRESS_TAKEN, "its address is taken; choose another with --host or"),
+        ("controller", 2, ExitCode.USAGE, "a setting is wrong"),
+        ("controller", 4, ExitCode.LOCKED, "the state folder is in use; `roundhouse down` ends what"),
+        ("controller", 5, ExitCode.FAILED, "the runtime does not answer"),
     ],
 )
 async def test_what_a_new_start_cannot_mend_ends_everything(
     up: Up, program: str, code: int, exit_code: ExitCode, words: str
 ) -> None:
-    up.start(**{f"{program}_DOES": f"exit:{code}"})
+    up.start(**{f"{program.upper()}_DOES": f"exit:{code}"})
     assert await up.ended() == exit_code
-    assert words in up.err
-    assert not any(runs(pid) for pid in up.pids())
+    assert f"the {program} ended: {words}" in up.err
+    assert not runs_of(up)
 
 
 async def test_a_second_up_on_the_same_state_folder_is_refused(up: Up, folder: Path) -> None:
-    up.start()
-    await up.ready()
+    await serve(up)
     assert up.process is not None
     (folder / "other").mkdir()
     other = Up(folder / "other")
@@ -241,11 +202,8 @@ async def test_a_second_up_on_the_same_state_folder_is_refused(up: Up, folder: P
 
 
 async def test_what_a_killed_up_left_is_not_started_beside(up: Up) -> None:
-    up.start()
-    await up.ready()
-    assert up.process is not None
-    up.process.kill()
-    up.process.wait()
+    await serve(up)
+    kill(up)
     left = up.pids()
     assert all(runs(pid) for pid in left)
     up.start()
@@ -260,8 +218,7 @@ async def test_what_a_killed_up_left_is_not_started_beside(up: Up) -> None:
 
 
 async def test_down_ends_a_running_up_in_order(up: Up, capsys: pytest.CaptureFixture[str]) -> None:
-    up.start()
-    await up.ready()
+    await serve(up)
     assert up.process is not None
     ending = asyncio.create_task(up.ended())
     assert await down(up) == ExitCode.DONE
@@ -284,8 +241,7 @@ def process_words(up: Up, name: str) -> str:
 
 
 async def test_down_kills_an_up_that_does_not_end_and_does_its_work(up: Up, capsys: pytest.CaptureFixture[str]) -> None:
-    up.start()
-    await up.ready()
+    await serve(up)
     assert up.process is not None
     up.send(signal.SIGSTOP)
     assert await down(up, "--timeout", "2") == ExitCode.DONE
@@ -300,158 +256,114 @@ async def test_down_kills_an_up_that_does_not_end_and_does_its_work(up: Up, caps
     assert f"{up_words} did not end within 2 s: it is killed, and what it leaves is ended\n" in err
     assert f"waiting for {process_words(up, 'gateway')}: it lets running requests finish; it is killed after 2 s" in err
     assert up.events()[2:] == ENDED_IN_ORDER
-    assert not any(runs(pid) for pid in up.pids())
+    assert not runs_of(up)
     assert not (up.state / "up.json").exists()
 
 
 async def test_down_kills_what_a_killed_up_left_and_does_not_end(up: Up, capsys: pytest.CaptureFixture[str]) -> None:
-    up.start(GATEWAY_DOES="deaf", CONTROLLER_DOES="deaf")
-    await up.ready()
-    assert up.process is not None
-    up.process.kill()
-    up.process.wait()
+    await serve(up, GATEWAY_DOES="deaf", CONTROLLER_DOES="deaf")
+    kill(up)
     gateway, controller = process_words(up, "gateway"), process_words(up, "controller")
     assert await down(up, "--timeout", "0.5", "--json") == ExitCode.DONE
     assert json.loads(capsys.readouterr().out) == {"stopped": [gateway, controller], "killed": [gateway, controller]}
-    assert not any(runs(pid) for pid in up.pids())
+    assert not runs_of(up)
 
 
-# Before anything is started.
+@pytest.fixture
+def disk(folder: Path) -> Iterator[SmallDisk]:
+    """Where the state folder is."""
+    with mount_small_disk(folder / "state") as mounted:
+        yield mounted
 
 
-def test_a_side_program_gets_the_settings_of_no_other_program() -> None:
-    settings = ControllerSettings(retrieval=True, downloads="on")
-    of_programs = {"retrieval": RETRIEVAL_VARIABLES, "transfers": TRANSFERS_VARIABLES}
-    started = {each.name: set(each.env) for each in program_specs(settings, dict.fromkeys(KNOWN_VARIABLES, "x"))}
-    assert {name: started[name] & KNOWN_VARIABLES for name in of_programs} == of_programs
+@pytest.fixture
+async def up_on_disk(disk: SmallDisk, up: Up) -> Up:
+    """One that serves, and whose stand-ins are killed before the disk is taken away."""
+    assert up.state == disk.folder
+    await serve(up)
+    return up
 
 
-@contextmanager
-def taken_port() -> Iterator[int]:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        yield int(server.getsockname()[1])
+async def test_on_a_full_disk_a_child_that_dies_is_started_again(up_on_disk: Up, disk: SmallDisk) -> None:
+    up = up_on_disk
+    before = read_record(up.state).children
+    disk.fill()
+    os.kill(before["gateway"].pid, signal.SIGKILL)
+    await until("it answers again", up.answers)
+    os.kill(before["controller"].pid, signal.SIGKILL)
+    await until("it was started again", lambda: up.events().count("controller started") == 2)
+    assert up.is_running()
+    assert read_record(up.state).children == before, "it could not be written"
+    line = f"what runs cannot be recorded in {up.state}/up.json (No space left on device); `down` finds it"
+    await until("it was said", lambda: line in up.err)
+    assert up.err.count("cannot be recorded") == 1
+    disk.free()
+    os.kill(up.pids()[-1], signal.SIGKILL)
+    await until("the record follows", lambda: read_record(up.state).children["controller"].pid == up.pids()[-1])
+    up.send(signal.SIGTERM)
+    assert await up.ended() == ExitCode.DONE
+    assert not runs_of(up)
 
 
-def test_a_taken_port_is_one_line_and_nothing_is_started(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "models.yaml").write_text("models: {}")
-    with taken_port() as port:
-        arguments = ["up", "--desired", str(folder), "--state", str(folder / "state"), "--port", str(port)]
-        assert run(arguments) == ExitCode.ADDRESS_TAKEN
-    assert capsys.readouterr() == (
-        "",
-        f"roundhouse: cannot listen on 127.0.0.1:{port}: Address already in use; "
-        "choose another with --host or --port\n",
-    )
-    assert not (folder / "state" / "up.json").exists()
+async def test_down_finds_what_could_not_be_recorded(
+    up_on_disk: Up, disk: SmallDisk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    up = up_on_disk
+    disk.fill()
+    os.kill(read_record(up.state).children["gateway"].pid, signal.SIGKILL)
+    await until("it answers again", up.answers)
+    gateway = up.pids()[-1]
+    kill(up)
+    up.start()
+    assert await up.ended() == ExitCode.LOCKED
+    assert f"gateway (process {gateway})" in up.err
+    assert await down(up) == ExitCode.DONE
+    assert f"stopped gateway (process {gateway})\n" in capsys.readouterr().out
+    assert up.events()[-4:] == ENDED_IN_ORDER
+    assert not runs_of(up)
 
 
-def test_a_missing_desired_state_folder_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["up", "--desired", str(folder / "none"), "--state", str(folder / "state")]) == ExitCode.USAGE
-    assert capsys.readouterr().err == (
-        f"roundhouse: there is no folder {folder}/none; --desired or ROUNDHOUSE_DESIRED names the folder of the "
-        "desired-state files\n"
-    )
-    assert not (folder / "state").exists()
+@pytest.mark.parametrize("is_killed", [False, True])
+async def test_down_needs_no_record(up: Up, capsys: pytest.CaptureFixture[str], is_killed: bool) -> None:
+    await serve(up)
+    assert up.process is not None
+    (up.state / "up.json").unlink()
+    if is_killed:
+        up.process.kill()
+    ending = asyncio.create_task(up.ended())
+    if is_killed:
+        await ending
+    # Somebody else's, of another state folder.
+    (up.folder / "other").mkdir()
+    other = Up(up.folder / "other")
+    other.start()
+    try:
+        await other.ready()
+        assert await down(up) == ExitCode.DONE
+        said = capsys.readouterr().out
+        assert (f"stopped roundhouse up (process {up.process.pid})\n" == said) is not is_killed
+        await ending
+        assert up.events()[2:] == ENDED_IN_ORDER
+        assert not runs_of(up)
+        assert other.is_running()
+        assert all(runs(pid) for pid in other.pids())
+    finally:
+        other.kill_all()
 
 
-def test_a_state_folder_that_cannot_be_made_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "file").touch()
-    assert run(["up", "--desired", str(folder), "--state", str(folder / "file" / "state")]) == ExitCode.FAILED
-    assert capsys.readouterr().err == f"roundhouse: state folder {folder}/file/state cannot be used: Not a directory\n"
-
-
-# The parts.
-
-
-def test_the_model_to_try_is_the_one_with_the_best_api() -> None:
-    embed = {"id": "e", "state": "loaded", "apis": ["/v1/embeddings"]}
-    chat = {"id": "c", "state": "loaded", "apis": ["/v1/chat/completions", "/v1/completions"]}
-    assert choose_first_model([embed, chat]) == ("c", "/v1/chat/completions")
-    assert choose_first_model([embed, {**chat, "state": "loading"}]) is None, "the better one is coming"
-    assert choose_first_model([embed, {**chat, "state": "failed"}]) == ("e", "/v1/embeddings")
-    assert choose_first_model([chat, {**embed, "state": "loading"}]) == ("c", "/v1/chat/completions")
-    assert (
-        choose_first_model([{**chat, "state": "failed"}, {"id": "r", "state": "loaded", "apis": ["/v1/rerank"]}])
-        is None
-    )
-
-
-def test_an_mcp_server_is_no_model_to_try() -> None:
-    rows = [
-        ModelStatus(
-            name=name, backend=backend, state=ModelState.LOADED, wanted_replicas=1, loaded_replicas=1,
-            statement=StatementView(kind="file", since=1.0, reason="enabled in the files"),
-        )
-        for name, backend in (("mcp:time", "mcp"), ("m", "stub"))
-    ]  # fmt: skip
-    status = ControllerStatus(instance="i", version="1", runtime="process", generation=1, models=rows)
-    assert [model.name for model in without_servers(status).models] == ["m"]
-
-
-def test_the_line_to_try_is_a_shell_command_with_json() -> None:
-    line = try_line("org/chat:1", "/v1/chat/completions", "http://127.0.0.1:8080")
-    command = line.partition("Try: ")[2]
-    done = subprocess.run(
-        ["bash", "-c", command.replace("curl ", "printf '%s\\n' ", 1)], capture_output=True, text=True, check=True
-    )
-    url, *_, body = done.stdout.splitlines()
-    assert url == "http://127.0.0.1:8080/v1/chat/completions"
-    assert json.loads(body)["model"] == "org/chat:1"
-
-
-def test_the_demo_is_what_the_checkout_declares() -> None:
-    from controller.artifacts.model_roots import ModelRoots
-    from controller.config.parse import parse_folder
-    from controller.config.read import read_folder
-
-    folder = Path(__file__).parents[5] / "desired-state"
-    assert set(parse_folder(read_folder(folder), ModelRoots((folder,))).definitions) == DEMO_MODELS
-
-
-def test_only_who_has_the_demo_alone_is_led_to_a_real_model() -> None:
-    assert has_only_demo(["clockwork", "clockwork-embed"])
-    assert has_only_demo(["clockwork"])
-    assert not has_only_demo(["clockwork", "gemma"])
-    assert not has_only_demo(["gemma"])
-
-
-@pytest.mark.parametrize(
-    ("program", "in_checkout", "line"),
-    [
-        ("/srv/r/.venv/bin/roundhouse", False, "Other commands: `.venv/bin/roundhouse status` and so on."),
-        ("/opt/bin/roundhouse", False, "Other commands: `/opt/bin/roundhouse status` and so on."),
-        (
-            "/srv/a b/.venv/bin/roundhouse",
-            True,
-            "Other commands: `'/srv/a b/.venv/bin/roundhouse' status` and so on; `make install-launcher` puts"
-            " `roundhouse` on PATH.",
-        ),
-    ],
-)
-def test_the_line_on_other_commands_names_the_program(program: str, in_checkout: bool, line: str) -> None:
-    assert commands_line(Path(program), Path("/srv/r"), in_checkout=in_checkout) == line
-
-
-def test_the_line_that_leads_to_a_real_model_is_a_command_that_is_understood(tmp_path: Path) -> None:
-    written = re.search(r"`roundhouse (pull (\S+) .*)`", REAL_MODEL_LINE)
-    assert written is not None
-    reference = parse_reference(written.group(2))
-    assert (isinstance(reference, HubReference) and reference.quantisation) == "Q4_K_M"
-    arguments = [*written.group(1).split(), "--controller", f"unix:{tmp_path}/none.sock"]
-    assert run(arguments) == ExitCode.NO_CONTROLLER
-
-
-def test_addresses() -> None:
-    assert url_of("0.0.0.0", 80) == "http://127.0.0.1:80"
-    assert url_of("::", 80) == "http://[::1]:80"
-    assert url_of("house", 80) == "http://house:80"
-
-
-def test_a_record_of_another_boot_names_nobody(folder: Path) -> None:
-    myself = ProcessRecord.of(os.getpid())
-    assert myself is not None
-    write_record(folder, UpRecord(boot_id="another", up=myself, children={"gateway": myself}))
-    assert read_record(folder).up is None
-    write_record(folder, UpRecord(up=myself))
-    assert read_record(folder).up == myself
-    assert not ProcessRecord(pid=myself.pid, start_ticks=myself.start_ticks - 1).is_alive()
+async def test_what_cannot_be_said_ends_nothing(up_on_disk: Up, disk: SmallDisk) -> None:
+    up = up_on_disk
+    up.log_folder = up.state
+    await serve(up)
+    before = read_record(up.state).children
+    disk.fill()
+    os.kill(before["gateway"].pid, signal.SIGKILL)
+    await until("it answers again", up.answers)
+    os.kill(up.pids()[-1], signal.SIGKILL)
+    await until("it was started again", lambda: up.events().count("gateway started") == 3)
+    await until("it answers once more", up.answers)
+    assert up.is_running()
+    up.send(signal.SIGTERM)
+    await up.ended()
+    assert up.events()[-4:] == ENDED_IN_ORDER
+    assert not runs_of(up)

@@ -1,12 +1,14 @@
-"""Engines' logs: tails, bounds, locks."""
+"""Engines' logs: tails, bounds, locks, and those that are kept of removed replicas."""
 
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
 
+from controller.runtimes.base import RuntimeUnavailableError
 from controller.runtimes.ended_logs import KEPT_LOGS, EndedLogs
 from controller.runtimes.logs import TAIL_BYTES, plain_tail
 from controller.runtimes.process.logs import ProcessLogs
@@ -64,16 +66,22 @@ def test_a_long_log_keeps_whole_lines_at_its_end(tmp_path: Path) -> None:
     assert logs.read_tail(NAME, 2) == "line 0199\nafter"
 
 
-def test_an_ended_replica_leaves_one_bounded_file(tmp_path: Path) -> None:
+def files_below(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def test_an_ended_replica_leaves_one_bounded_file_if_it_wrote(tmp_path: Path) -> None:
     logs = ProcessLogs(tmp_path, 10**6)
-    logs.log_path(NAME).write_bytes(b"".join(b"line %06d\n" % number for number in range(10_000)))
+    os.close(logs.open_log(NAME))
     logs.retire_log(NAME)
-    (kept,) = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert files_below(tmp_path) == []
+    logs.log_path(NAME).write_bytes(b"".join(b"line %06d\n" % number for number in range(10_000)))
+    for _ in range(2):
+        logs.retire_log(NAME)
+        assert logs.read_tail(NAME, 1) == "line 009999"
+    [kept] = files_below(tmp_path)
     assert kept == tmp_path / "ended" / f"{NAME}.log"
     assert kept.stat().st_size <= 64 * 1024
-    assert logs.read_tail(NAME, 1) == "line 009999"
-    logs.retire_log(NAME)
-    assert logs.read_tail(NAME, 1) == "line 009999"
 
 
 def test_the_oldest_ended_logs_go_first(tmp_path: Path) -> None:
@@ -112,13 +120,6 @@ def test_the_highest_attempt_of_kept_logs_is_known(tmp_path: Path) -> None:
     assert logs.ended_logs.highest_attempt() == 10
 
 
-def test_a_log_without_output_leaves_nothing(tmp_path: Path) -> None:
-    logs = ProcessLogs(tmp_path, 1000)
-    os.close(logs.open_log(NAME))
-    logs.retire_log(NAME)
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
-
-
 def test_a_log_shows_whether_somebody_still_writes_to_it(tmp_path: Path) -> None:
     logs = ProcessLogs(tmp_path, 1000)
     assert not logs.is_written_to(NAME)
@@ -143,5 +144,24 @@ def test_a_full_disk_loses_lines_and_nothing_else(tmp_path: Path, caplog: pytest
     logs.log_path(NAME).write_bytes(b"x\n")
     with no_space():
         logs.retire_log(NAME)
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    assert files_below(tmp_path) == []
     assert "log lines are lost" in caplog.text
+
+
+def test_a_kept_log_that_cannot_be_read_is_no_error_of_the_system(tmp_path: Path) -> None:
+    logs = EndedLogs(tmp_path)
+    assert logs.read_log("rh-a-m-0") is None
+    logs.log_path("rh-a-m-0").mkdir()
+    with pytest.raises(RuntimeUnavailableError, match="the kept log of rh-a-m-0 cannot be read: Is a directory"):
+        logs.read_log("rh-a-m-0")
+
+
+def test_logs_of_a_clock_that_was_ahead_do_not_displace_newer_ones(tmp_path: Path) -> None:
+    logs, ahead = EndedLogs(tmp_path), time.time() + 40 * 86_400
+    for number in range(KEPT_LOGS):
+        logs.save_log(f"rh-a-m-0-{number}", b"ahead\n")
+        os.utime(logs.log_path(f"rh-a-m-0-{number}"), (ahead, ahead))
+    for number in range(KEPT_LOGS, KEPT_LOGS + 3):
+        logs.save_log(f"rh-a-m-0-{number}", b"right\n")
+    assert len(list(tmp_path.iterdir())) == KEPT_LOGS
+    assert [logs.read_log(f"rh-a-m-0-{number}") for number in range(KEPT_LOGS, KEPT_LOGS + 3)] == [b"right\n"] * 3

@@ -4,21 +4,22 @@ cannot prepare for real (GPUs, a daemon, a full disk, memory) is a fact."""
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
 
-from controller.cli.app import run
 from controller.cli.doctor.command import check_facts
+from controller.cli.doctor.docker_facts import read_docker
 from controller.cli.doctor.fact_reader import read_facts
 from controller.cli.doctor.facts import DockerFacts, GpuFacts, HostFacts, MemoryFacts
 from controller.cli.doctor.gpu_facts import count_on_bus, read_toolkit_version
@@ -26,6 +27,7 @@ from controller.cli.exit_codes import ExitCode
 from controller.schema.errors import RoundhouseError
 from controller.settings import ControllerSettings, load_settings
 from tests.support.clockwork_folders import make_hf
+from tests.support.command_line import Roundhouse
 
 NOBODY = 65534
 """User id without rights."""
@@ -85,7 +87,7 @@ def place() -> Iterator[Place]:
 
 
 @contextmanager
-def unprivileged(place: Place) -> Iterator[None]:
+def unprivileged() -> Iterator[None]:
     """Run as a user that owns nothing in the place, where the tests may; else as the one that runs them."""
     if os.geteuid() != 0:
         yield
@@ -111,46 +113,113 @@ def only(facts: HostFacts, check: str, severity: str = "fault") -> str:
     return message
 
 
+@asynccontextmanager
+async def serving(routes: Mapping[str, Callable[[web.Request], web.Response]]) -> AsyncIterator[web.AppRunner]:
+    """A server of GET requests by these routes, which listens nowhere yet."""
+
+    def handler(respond: Callable[[web.Request], web.Response]) -> Callable[[web.Request], Awaitable[web.Response]]:
+        async def handle(request: web.Request) -> web.Response:
+            return respond(request)
+
+        return handle
+
+    app = web.Application()
+    for path, respond in routes.items():
+        app.router.add_get(path, handler(respond))
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        yield runner
+    finally:
+        await runner.cleanup()
+
+
 def test_a_well_installation_has_no_finding(place: Place) -> None:
     assert found(place.facts()) == []
     assert found(replace(place.facts(), gpus=GPU_HOST, docker=DOCKER_HOST)) == []
+
+
+NOT_ALLOWED = DockerFacts(URL, "auto", problem="the Docker daemon does not answer: this user may not use it")
+NO_DRIVER = GpuFacts(on_bus=2, problem="no NVIDIA driver: libnvidia-ml.so.1 was not found")
+WITHOUT_TOOLKIT = {
+    "docker": replace(DOCKER_HOST, has_gpu_support=False),
+    "gpus": replace(GPU_HOST, toolkit_version=None),
+}
+REPLACED = {"docker": DOCKER_HOST, "gpus": replace(GPU_HOST, replaced_packages=("nvidia-docker2",))}
+IMAGELESS = replace(DOCKER_HOST, missing_images=(("roundhouse/worker:latest", "`make images`"),))
+
+
+@pytest.mark.parametrize(
+    ("changes", "check", "severity", "words"),
+    [
+        ({"docker": NOT_ALLOWED}, "docker", "warning", "run as processes"),
+        ({"docker": IMAGELESS}, "images", "warning", "image roundhouse/worker:latest is not on this host"),
+        ({"docker": replace(DOCKER_HOST, daemon_ahead_s=-400.0)}, "clock", "fault", "400 s behind this one"),
+        ({"gpus": NO_DRIVER}, "driver", "fault", "2 NVIDIA GPUs are in this host"),
+        (
+            {"gpus": replace(GPU_HOST, unread=("GPU 1 is left out: lost",))},
+            "driver",
+            "fault",
+            "GPU 1 is left out: lost",
+        ),
+        ({"gpus": replace(GPU_HOST, driver_version="470.256.02")}, "driver", "fault", "470.256.02 is older than 525"),
+        (WITHOUT_TOOLKIT, "toolkit", "fault", "cannot give GPUs to containers"),
+        (REPLACED, "toolkit", "warning", "nvidia-docker2:"),
+        ({"memory": MemoryFacts(64_000, 100)}, "memory", "warning", "only 100 of 64000 MiB"),
+    ],
+)
+def test_a_fault_of_the_host(place: Place, changes: dict[str, Any], check: str, severity: str, words: str) -> None:
+    assert words in only(replace(place.facts(), **changes), check, severity)
+
+
+@pytest.mark.parametrize(
+    ("declared", "check", "words"),
+    [
+        ("models: {a: {model_path: a.gguf, gpus: 1}}", "driver", "a: runs on GPUs"),
+        (
+            "models:\n  a:\n    backend: stub\n    replica: 2\n",
+            "desired state",
+            "models.yaml:4: models.a.replica: unknown field; did you mean `replicas`?",
+        ),
+        (
+            "models: {a: {model_path: a.gguf, memory_mib: 50000, replicas: 2}}",
+            "memory",
+            "a: declares 100000 MiB of main memory",
+        ),
+        (
+            "models: {a: {model_path: a.gguf, memory_mib: 40000}, b: {model_path: a.gguf, memory_mib: 40000}}",
+            "memory",
+            "together declare 80000 MiB",
+        ),
+        (
+            "models: {a: {model_path: m, backend: vllm_serve, memory_mib: 1000, vllm_serve_binary: /no/vllm}}",
+            "programs",
+            "a: program /no/vllm does not exist",
+        ),
+        (
+            "models: {}\nmcp_servers: {time: {command: [/no/mcp-server-time]}, web: {url: 'https://x.org/mcp'}}",
+            "programs",
+            "mcp:time: program /no/mcp-server-time does not exist",
+        ),
+    ],
+)
+def test_a_fault_of_the_desired_state(place: Place, declared: str, check: str, words: str) -> None:
+    make_hf(place.path("models") / "m")
+    place.declare(declared)
+    assert words in only(place.facts(), check)
+    if check == "programs":
+        assert found(replace(place.facts(), docker=DOCKER_HOST)) == [], "the image has its programs"
+
+
+def test_models_that_are_not_loaded_together_count_apart(place: Place) -> None:
+    place.declare("models: {a: {model_path: a.gguf, memory_mib: 40000}, b: {model_path: a.gguf, autoload: true}}")
+    assert found(place.facts()) == []
 
 
 def test_docker_does_not_answer(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{place.path('no.sock')}")
     assert "there is no such socket" in only(place.facts(runtime="docker"), "docker")
     assert found(place.facts(runtime="auto")) == [], "then engines run as processes"
-
-
-def test_a_user_may_not_use_docker(place: Place) -> None:
-    docker = DockerFacts(URL, "auto", problem="the Docker daemon does not answer: this user may not use it")
-    assert "run as processes" in only(replace(place.facts(), docker=docker), "docker", "warning")
-
-
-def test_gpus_without_a_driver(place: Place) -> None:
-    gpus = GpuFacts(on_bus=2, problem="no NVIDIA driver: libnvidia-ml.so.1 was not found")
-    assert only(replace(place.facts(), gpus=gpus), "driver").startswith("2 NVIDIA GPUs are in this host")
-
-
-def test_a_model_names_gpus_that_are_not_there(place: Place) -> None:
-    place.declare("models: {a: {model_path: a.gguf, gpus: 1}}")
-    assert only(place.facts(), "driver").startswith("a: runs on GPUs")
-
-
-def test_a_gpu_that_cannot_be_read(place: Place) -> None:
-    gpus = replace(GPU_HOST, unread=("GPU 1 is left out: it has fallen off the bus",))
-    assert "fallen off the bus" in only(replace(place.facts(), gpus=gpus), "driver")
-
-
-def test_an_old_driver(place: Place) -> None:
-    gpus = replace(GPU_HOST, driver_version="470.256.02")
-    assert "470.256.02 is older than 525" in only(replace(place.facts(), gpus=gpus), "driver")
-
-
-def test_docker_without_the_container_toolkit(place: Place) -> None:
-    docker = replace(DOCKER_HOST, has_gpu_support=False)
-    facts = replace(place.facts(), docker=docker, gpus=replace(GPU_HOST, toolkit_version=None))
-    assert "cannot give GPUs to containers" in only(facts, "toolkit")
 
 
 @pytest.mark.parametrize(
@@ -179,12 +248,6 @@ def test_an_old_container_toolkit(
         assert only(facts, "toolkit").endswith(f"{version} lets a container take over the host: {holes}")
 
 
-def test_packages_that_the_toolkit_replaced(place: Place) -> None:
-    gpus = replace(GPU_HOST, replaced_packages=("nvidia-docker2",))
-    facts = replace(place.facts(), docker=DOCKER_HOST, gpus=gpus)
-    assert only(facts, "toolkit", "warning").startswith("nvidia-docker2:")
-
-
 def test_only_display_controllers_of_nvidia_count(tmp_path: Path) -> None:
     devices = {"gpu": ("0x10de", "0x030200"), "audio": ("0x10de", "0x040300"), "other": ("0x8086", "0x030000")}
     for name, (vendor, device_class) in devices.items():
@@ -206,56 +269,32 @@ def test_a_full_disk(place: Place, free_mib: int, free_inodes: int | None, sever
     assert words in only(facts, "disk", severity)
 
 
-def test_a_taken_port(place: Place) -> None:
+def test_a_taken_port_and_one_beyond_loopback_without_keys(place: Place) -> None:
     with closing(socket.create_server(("127.0.0.1", place.port))):
         assert f"cannot listen on 127.0.0.1:{place.port}" in only(place.facts(), "ports")
-
-
-@pytest.mark.parametrize("has_metrics_key", [True, False])
-async def test_a_port_that_a_gateway_of_ours_has(place: Place, has_metrics_key: bool) -> None:
-    async def answer(_: web.Request) -> web.Response:
-        if has_metrics_key:
-            error = RoundhouseError("invalid_api_key", "It needs a key.")
-            return web.Response(body=error.json_bytes(), status=401, content_type="application/json")
-        return web.json_response({"service": "roundhouse"})
-
-    app = web.Application()
-    app.router.add_get("/health", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", place.port).start()
-    try:
-        assert found(await asyncio.to_thread(place.facts)) == []
-    finally:
-        await runner.cleanup()
-
-
-def test_beyond_loopback_without_keys(place: Place) -> None:
     facts = place.facts(host="0.0.0.0")
     assert "no keys are declared" in only(facts, "ports")
     assert found(replace(facts, ports=replace(facts.ports, is_open=True))) == []
 
 
-def test_a_missing_desired_state_folder(place: Place) -> None:
-    facts = place.facts(desired=str(place.path("away")))
-    assert only(facts, "folders").endswith("away does not exist")
+@pytest.mark.parametrize("has_metrics_key", [True, False])
+async def test_a_port_that_a_gateway_of_ours_has(place: Place, has_metrics_key: bool) -> None:
+    def respond(_: web.Request) -> web.Response:
+        if has_metrics_key:
+            error = RoundhouseError("invalid_api_key", "It needs a key.")
+            return web.Response(body=error.json_bytes(), status=401, content_type="application/json")
+        return web.json_response({"service": "roundhouse"})
+
+    async with serving({"/health": respond}) as runner:
+        await web.TCPSite(runner, "127.0.0.1", place.port).start()
+        assert found(await asyncio.to_thread(place.facts)) == []
 
 
-def test_a_wrong_desired_state_file(place: Place) -> None:
-    place.declare("models:\n  a:\n    backend: stub\n    replica: 2\n")
-    message = only(place.facts(), "desired state")
-    assert message.endswith("models.yaml:4: models.a.replica: unknown field; did you mean `replicas`?")
-
-
-def test_a_missing_models_folder(place: Place) -> None:
+def test_folders_that_are_missing_or_files(place: Place) -> None:
+    assert only(place.facts(desired=str(place.path("away"))), "folders").endswith("away does not exist")
     place.declare("models: {a: {backend: stub}}")
     place.path("models").rename(place.path("elsewhere"))
     assert only(place.facts(), "folders").endswith("models does not exist")
-
-
-def test_a_models_folder_that_is_a_file(place: Place) -> None:
-    place.declare("models: {a: {backend: stub}}")
-    place.path("models").rename(place.path("elsewhere"))
     place.path("models").write_text("")
     assert only(place.facts(), "folders").endswith("models is not a folder")
 
@@ -271,7 +310,7 @@ def test_a_model_file_that_is_missing_or_wrong(place: Place, content: bytes | No
 
 def test_a_state_folder_that_this_user_may_not_write(place: Place) -> None:
     place.path("state").chmod(0o555)
-    with unprivileged(place):
+    with unprivileged():
         findings = found(place.facts())
     assert ("folders", "fault") in [(check, severity) for check, severity, _ in findings]
     assert any("may not write to it" in message for _, _, message in findings)
@@ -280,7 +319,7 @@ def test_a_state_folder_that_this_user_may_not_write(place: Place) -> None:
 def test_a_state_folder_that_this_user_may_not_make(place: Place) -> None:
     place.path("state").rmdir()
     place.folder.chmod(0o555)
-    with unprivileged(place):
+    with unprivileged():
         facts = place.facts()
     place.folder.chmod(0o755)
     assert only(facts, "folders").endswith("does not exist, and this user may not make it")
@@ -292,7 +331,7 @@ def test_a_state_file_of_another_user(place: Place) -> None:
     state.joinpath("identity.json").chmod(0o400)
     if os.geteuid() == 0:
         os.chown(state, NOBODY, NOBODY)
-    with unprivileged(place):
+    with unprivileged():
         facts = place.facts()
     assert only(facts, "folders").endswith("may not write its file identity.json")
 
@@ -304,77 +343,36 @@ def test_a_state_folder_for_everybody(place: Place) -> None:
     assert "other users of this host may look into it" in only(place.facts(), "folders", "warning")
 
 
-def test_a_clock_that_is_behind(place: Place) -> None:
+def test_a_clock_that_is_behind_or_not_kept_right(place: Place) -> None:
+    facts = place.facts()
+    clock = replace(facts.clock, is_synchronised=False)
+    assert only(replace(facts, clock=clock), "clock", "warning") == "no time service keeps the clock right"
     file = place.path("state") / "epoch.json"
     file.write_text("{}")
     os.utime(file, (time.time(), time.time() + 86_400))
     assert only(place.facts(), "clock").startswith(f"the clock is behind: {file} was written 8")
 
 
-def test_clocks_that_differ_or_are_not_kept_right(place: Place) -> None:
-    facts = place.facts()
-    docker = replace(DOCKER_HOST, daemon_ahead_s=-400.0)
-    assert "400 s behind this one" in only(replace(facts, docker=docker), "clock")
-    clock = replace(facts.clock, is_synchronised=False)
-    assert only(replace(facts, clock=clock), "clock", "warning") == "no time service keeps the clock right"
-
-
-def test_more_memory_declared_than_there_is(place: Place) -> None:
-    place.declare("models: {a: {model_path: a.gguf, memory_mib: 50000, replicas: 2}}")
-    assert only(place.facts(), "memory").startswith("a: declares 100000 MiB of main memory")
-    place.declare("models: {a: {model_path: a.gguf, memory_mib: 40000}, b: {model_path: a.gguf, memory_mib: 40000}}")
-    assert "together declare 80000 MiB" in only(place.facts(), "memory")
-    place.declare("models: {a: {model_path: a.gguf, memory_mib: 40000}, b: {model_path: a.gguf, autoload: true}}")
-    assert found(place.facts()) == []
-
-
-def test_too_little_free_memory_and_a_limit_beyond_it(place: Place) -> None:
-    facts = place.facts(engines_memory_mib=70_000)
-    assert "ROUNDHOUSE_ENGINES_MEMORY_MIB is 70000" in only(facts, "memory")
-    facts = replace(facts, memory=MemoryFacts(64_000, 100))
-    assert only(facts, "memory", "warning").startswith("only 100 of 64000 MiB")
-
-
-def test_an_engine_without_its_program(place: Place) -> None:
-    make_hf(place.path("models") / "m")
-    place.declare("models: {a: {model_path: m, backend: vllm_serve, memory_mib: 1000, vllm_serve_binary: /no/vllm}}")
-    message = only(place.facts(), "programs")
-    assert message == "a: program /no/vllm does not exist"
-    assert found(replace(place.facts(), docker=DOCKER_HOST)) == [], "the image has its programs"
-
-
-def test_an_mcp_server_without_its_program(place: Place) -> None:
-    place.declare("models: {}\nmcp_servers: {time: {command: [/no/mcp-server-time]}, web: {url: 'https://x.org/mcp'}}")
-    assert only(place.facts(), "programs") == "mcp:time: program /no/mcp-server-time does not exist"
-    assert found(replace(place.facts(), docker=DOCKER_HOST)) == [], "the image has its programs"
-
-
-def test_missing_images(place: Place) -> None:
-    docker = replace(DOCKER_HOST, missing_images=(("roundhouse/worker:latest", "`make images`"),))
-    message = only(replace(place.facts(), docker=docker), "images", "warning")
-    assert message == "image roundhouse/worker:latest is not on this host"
-
-
-def test_a_variable_that_nothing_reads(place: Place) -> None:
+def test_settings_beyond_the_host_or_unknown(place: Place) -> None:
+    assert "ROUNDHOUSE_ENGINES_MEMORY_MIB is 70000" in only(place.facts(engines_memory_mib=70_000), "memory")
     problems = read_facts(place.settings(), {"ROUNDHOUSE_PROT": ""}).setting_problems
     facts = replace(place.facts(), setting_problems=problems)
     assert "ROUNDHOUSE_PROT: this version does not read it" in only(facts, "settings", "warning")
 
 
 def test_the_command_says_what_is_wrong_and_what_to_do(
-    place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    place: Place, monkeypatch: pytest.MonkeyPatch, roundhouse: Roundhouse
 ) -> None:
     monkeypatch.setenv("ROUNDHOUSE_PORT", str(place.port))
     options = [f"--{name}={place.path(name)}" for name in ("desired", "state", "models")]
     place.declare("models: {a: {model_path: b.gguf}}")
-    assert run(["doctor", *options, "--runtime", "process"]) == ExitCode.FAILED
-    text = capsys.readouterr().out
-    assert "fault: model files: a: model_path: b.gguf is missing from" in text
-    assert "    to do: put the file there" in text
-    assert run(["doctor", *options, "--runtime", "process", "--json"]) == ExitCode.FAILED
-    answer = json.loads(capsys.readouterr().out)
-    assert answer["ok"] is False
-    [check] = [each for each in answer["checks"] if each["name"] == "model files"]
+    shown = roundhouse("doctor", *options, "--runtime", "process")
+    assert shown.code == ExitCode.FAILED
+    assert "fault: model files: a: model_path: b.gguf is missing from" in shown.out
+    assert "    to do: put the file there" in shown.out
+    as_json = roundhouse("doctor", *options, "--runtime", "process", "--json")
+    assert (as_json.code, as_json.json["ok"]) == (ExitCode.FAILED, False)
+    [check] = [each for each in as_json.json["checks"] if each["name"] == "model files"]
     assert check["status"] == "fault"
     assert set(check["findings"][0]) == {"severity", "message", "remedy"}
 
@@ -383,13 +381,61 @@ def test_the_command_says_what_is_wrong_and_what_to_do(
     ("status", "code"), [("ok", ExitCode.DONE), ("warning", ExitCode.PENDING), ("fault", ExitCode.FAILED)]
 )
 def test_the_exit_code_is_of_the_worst_finding(
-    place: Place, monkeypatch: pytest.MonkeyPatch, status: str, code: ExitCode
+    place: Place, monkeypatch: pytest.MonkeyPatch, status: str, code: ExitCode, roundhouse: Roundhouse
 ) -> None:
     facts = place.facts()
-    prepared: dict[str, Callable[[], HostFacts]] = {
-        "ok": lambda: facts,
-        "warning": lambda: replace(facts, clock=replace(facts.clock, is_synchronised=False)),
-        "fault": lambda: replace(facts, docker=DockerFacts(URL, "docker", problem="it hangs")),
+    prepared = {
+        "ok": facts,
+        "warning": replace(facts, clock=replace(facts.clock, is_synchronised=False)),
+        "fault": replace(facts, docker=DockerFacts(URL, "docker", problem="it hangs")),
     }
-    monkeypatch.setattr("controller.cli.doctor.fact_reader.read_facts", lambda *_: prepared[status]())
-    assert run(["doctor"]) == code
+    monkeypatch.setattr("controller.cli.doctor.fact_reader.read_facts", lambda *_: prepared[status])
+    assert roundhouse("doctor").code == code
+
+
+# Facts of a daemon that answers as Docker's API does.
+
+NOW = datetime(2027, 1, 2, 3, 4, 5, tzinfo=UTC).timestamp()
+
+
+async def read_daemon(folder: Path, info: Mapping[str, object], *images: str, api: str = "1.51") -> DockerFacts:
+    def image(request: web.Request) -> web.Response:
+        if request.match_info["name"] == "there:latest":
+            return web.json_response({"Id": "sha256:1"})
+        return web.json_response({"message": "no such image"}, status=404)
+
+    version = {"Version": "29.0.0", "ApiVersion": api, "MinAPIVersion": "1.24"}
+    routes: dict[str, Callable[[web.Request], web.Response]] = {
+        "/version": lambda _: web.json_response(version),
+        "/{v}/info": lambda _: web.json_response({"ServerVersion": "29.0.0", **info}),
+        "/{v}/images/{name:.+}/json": image,
+    }
+    socket_path = folder / "docker.sock"
+    socket_path.unlink(missing_ok=True)
+    async with serving(routes) as runner:
+        await web.UnixSite(runner, str(socket_path)).start()
+        return await asyncio.to_thread(read_docker, "docker", images, url=f"unix://{socket_path}", now=NOW)
+
+
+async def test_facts_of_a_daemon(tmp_path: Path) -> None:
+    info = {"Runtimes": {"runc": {}, "nvidia": {}}, "SystemTime": "2027-01-02T03:06:05.123456789Z"}
+    facts = await read_daemon(tmp_path, info, "there:latest", "roundhouse/worker:latest", "vllm/vllm-openai:v1")
+    assert (facts.problem, facts.version, facts.has_gpu_support) == (None, "29.0.0", True)
+    assert facts.daemon_ahead_s == 120
+    assert facts.missing_images == (
+        ("roundhouse/worker:latest", "`make images`"),
+        ("vllm/vllm-openai:v1", "`docker pull vllm/vllm-openai:v1`; a start pulls it, too"),
+    )
+    by_cdi = {"DiscoveredDevices": [{"Source": "cdi", "ID": "nvidia.com/gpu=0"}]}
+    assert (await read_daemon(tmp_path, by_cdi)).has_gpu_support
+    assert not (await read_daemon(tmp_path, {"Runtimes": {"runc": {}}})).has_gpu_support
+    old = await read_daemon(tmp_path, {}, api="1.39")
+    assert "too old" in str(old.problem)
+    assert not old.is_absent
+
+
+@pytest.mark.parametrize(
+    ("system_time", "ahead_s"), [("2027-01-02T04:04:05.5+01:00", 0), ("2027-01-02T03:04:05Z", 0), ("", None)]
+)
+async def test_the_forms_of_a_time(tmp_path: Path, system_time: str, ahead_s: float | None) -> None:
+    assert (await read_daemon(tmp_path, {"SystemTime": system_time})).daemon_ahead_s == ahead_s

@@ -1,13 +1,16 @@
-"""The report of a load test: its JSON, its page, and the comparison of two."""
+"""The figures of a load test against values that are known, its report, its page, and the comparison of two."""
 
 from __future__ import annotations
 
 import json
+import statistics
 from html.parser import HTMLParser
 from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from controller.cli.bench.command import parse_levels
@@ -24,8 +27,81 @@ from controller.cli.bench.report import (
     comparison_rows,
     summary_rows,
 )
-from controller.cli.bench.statistics import RequestSample, summarize_level
+from controller.cli.bench.statistics import (
+    PERCENTILES,
+    RequestSample,
+    describe_values,
+    find_percentile,
+    list_last_seconds,
+    summarize_level,
+)
 from controller.cli.exit_codes import CommandError, ExitCode
+
+VALUES = st.lists(st.floats(0, 1e6, allow_nan=False), min_size=2, max_size=60)
+
+
+def answered(**fields: float) -> RequestSample:
+    """Ten tokens: the first after 0.1 s, the others every 0.05 s."""
+    return RequestSample(fields.get("started_s", 0.0), 0.55, 0.1, (0.05,) * 9, 10)
+
+
+@given(VALUES)
+def test_percentiles_are_those_of_the_standard_library(values: list[float]) -> None:
+    ordered = sorted(values)
+    expected = statistics.quantiles(ordered, n=100, method="inclusive")
+    for percent in PERCENTILES:
+        assert find_percentile(ordered, percent) == pytest.approx(expected[percent - 1], abs=1e-6)
+    assert (find_percentile(ordered, 0), find_percentile(ordered, 100)) == (ordered[0], ordered[-1])
+
+
+def test_figures_of_values() -> None:
+    with pytest.raises(ValueError, match="at least one value"):
+        find_percentile([], 50)
+    with pytest.raises(ValueError, match="from 0 to 100"):
+        find_percentile([1.0], 101)
+    assert describe_values([]) is None
+    figures = describe_values([4.0, 1.0, 3.0, 2.0])
+    assert figures is not None
+    assert (figures.count, figures.mean, figures.smallest, figures.largest) == (4, 2.5, 1.0, 4.0)
+    assert figures.percentiles[50] == 2.5
+
+
+def test_a_level_of_answered_requests() -> None:
+    summary = summarize_level(2, [answered(), answered()], duration_s=0.5)
+    assert (summary.answered, summary.cut, summary.errors) == (2, 0, {})
+    assert (summary.output_tokens, summary.tokens_per_s, summary.requests_per_s) == (20, 40.0, 4.0)
+    assert summary.ttft_ms is not None
+    assert summary.inter_token_ms is not None
+    assert summary.request_tokens_per_s is not None
+    assert summary.ttft_ms.percentiles[95] == pytest.approx(100)
+    assert summary.inter_token_ms.count == 18
+    assert summary.inter_token_ms.mean == pytest.approx(50)
+    assert summary.request_tokens_per_s.mean == pytest.approx(9 / 0.45)
+
+
+def test_errors_and_cut_requests_are_told_apart() -> None:
+    refused = RequestSample(0.0, 0.01, None, (), 0, error="queue_full")
+    cut = RequestSample(0.0, 1.0, 0.2, (0.1, 0.1), 3, is_cut=True)
+    summary = summarize_level(3, [answered(), refused, refused, cut], duration_s=1.0)
+    assert (summary.answered, summary.cut, summary.errors) == (1, 1, {"queue_full": 2})
+    assert summary.tokens_per_s == 13, "what a cut request had got counts"
+    assert summary.ttft_ms is not None
+    assert summary.request_ms is not None
+    assert (summary.ttft_ms.count, summary.request_ms.count) == (2, 1)
+
+
+def test_a_level_without_an_answer_has_no_figures() -> None:
+    summary = summarize_level(1, [], duration_s=0.0)
+    assert (summary.tokens_per_s, summary.requests_per_s) == (0.0, 0.0)
+    assert (summary.ttft_ms, summary.inter_token_ms, summary.request_ms) == (None, None, None)
+    one_token = RequestSample(0.0, 0.2, 0.2, (), 1)
+    assert summarize_level(1, [one_token], 1.0).request_tokens_per_s is None
+
+
+def test_what_came_in_each_of_the_last_seconds() -> None:
+    assert list_last_seconds({6: 9, 7: 1, 9: 3, 10: 5}, now_s=10.5, seconds=3) == [1, 0, 3]
+    assert list_last_seconds({}, now_s=10.5, seconds=2) == [0, 0]
+
 
 ADDRESSING = ("src", "href", "action", "srcset", "data", "poster")
 
@@ -69,28 +145,19 @@ class Page(HTMLParser):
 
 
 def test_a_report_has_the_figures_of_its_levels() -> None:
-    made = report(level(1), level(4, 1.0, "queue_full"))
-    assert summary_rows(made) == [
+    built = report(level(1), level(4, 1.0, "queue_full"))
+    assert summary_rows(built) == [
         ("1", "4", "0", "10.0", "500.0 ms", "500.0 ms", "100.0 ms", "100.0 ms"),
         ("4", "4", "1", "10.0", "500.0 ms", "500.0 ms", "100.0 ms", "100.0 ms"),
     ]
-    assert made["levels"][1]["errors"] == {"queue_full": 1}
-    assert set(made["levels"][0]["ttft_ms"]) == {"count", "mean", "min", "max", "p50", "p90", "p95", "p99"}
-    assert made["levels"][1]["requests"][4] == {
-        "started_s": 0.0,
-        "duration_s": 0.1,
-        "ttft_s": None,
-        "output_tokens": 0,
-        "error": "queue_full",
-        "cut": False,
-    }
-
-
-def test_a_level_without_answers_has_dashes() -> None:
+    assert built["levels"][1]["errors"] == {"queue_full": 1}
+    assert set(built["levels"][0]["ttft_ms"]) == {"count", "mean", "min", "max", "p50", "p90", "p95", "p99"}
+    times = {"started_s": 0.0, "duration_s": 0.1, "ttft_s": None}
+    assert built["levels"][1]["requests"][4] == {**times, "output_tokens": 0, "error": "queue_full", "cut": False}
     samples = (RequestSample(0.0, 0.1, None, (), 0, error="queue_full"),)
-    made = report(LevelResult(summarize_level(2, samples, 1.0), samples))
-    assert summary_rows(made) == [("2", "0", "1", "0.0", "-", "-", "-", "-")]
-    assert "queue_full" in render_page(made)
+    unanswered = report(LevelResult(summarize_level(2, samples, 1.0), samples))
+    assert summary_rows(unanswered) == [("2", "0", "1", "0.0", "-", "-", "-", "-")]
+    assert "queue_full" in render_page(unanswered)
 
 
 def test_a_page_is_whole_by_itself() -> None:
@@ -116,9 +183,6 @@ def test_a_comparison_says_what_changed() -> None:
     page = Page(render_comparison("a.json", first, "b.json", second))
     assert page.tags.count("svg") == 4
     assert "A is a.json: m" in page.text
-
-
-def test_a_figure_that_one_report_lacks_has_no_change() -> None:
     empty = LevelResult(summarize_level(1, (), 1.0), ())
     changes = {figure["figure"]: figure["change"] for figure in compare_reports(report(empty), report(level(1)))}
     assert set(changes.values()) == {None}
@@ -155,11 +219,6 @@ def test_a_plot_is_well_formed_and_in_its_frame() -> None:
     assert ET.fromstring(draw_lines("nothing", "x", ["1"], [Series("a", [None])])).findall("circle") == []
 
 
-@pytest.mark.parametrize(("largest", "step"), [(0, 1), (1, 0.2), (9.9, 2), (10, 2), (11, 5), (260, 100), (5000, 1000)])
-def test_marks_of_an_axis_are_round_numbers(largest: float, step: float) -> None:
-    assert nice_step(largest, 5) == pytest.approx(step)
-
-
 def test_the_live_picture() -> None:
     view = LiveView("m", 64, lambda: 10.5)
     progress = LevelProgress(4, 0.5, [RequestSample(0.0, 1.0, 0.25, (), 100)], running=3)
@@ -175,9 +234,11 @@ def test_the_live_picture() -> None:
     assert "250.0 ms" in text
 
 
-def test_a_sparkline() -> None:
+def test_a_sparkline_and_marks_of_an_axis() -> None:
     assert draw_sparkline([0, 1, 50, 100]) == " ▁▄█"
     assert draw_sparkline([0, 0]) == "  "
+    steps = {0: 1, 1: 0.2, 9.9: 2, 10: 2, 11: 5, 260: 100, 5000: 1000}
+    assert {largest: nice_step(largest, 5) for largest in steps} == pytest.approx(steps), "round numbers"
 
 
 def test_levels_of_an_option() -> None:
