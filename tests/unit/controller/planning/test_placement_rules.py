@@ -15,6 +15,7 @@ from controller.planning.placement import (
     NoRoom,
     Placement,
     explain_leaving,
+    holders_of,
     place_replica,
     requirement_of,
 )
@@ -202,6 +203,7 @@ def test_the_best_of_several_gpus() -> None:
         {"B": 100}
     )
     assert place_replica(want, seen(B, A), ClaimLedger()) == Placement({"A": 100}), "of equals the first"
+    assert place_replica(replace(want, gpu_choice=("1",)), seen(A, B), ClaimLedger()) == Placement({"B": 100})
     assert place_replica(want, seen(A, B), ClaimLedger({"B": 1})) == Placement({"B": 100})
     assert place_replica(want, seen(A, B), ClaimLedger({"B": 900})) == Placement({"B": 100})
     assert place_replica(want, seen(A, B), ClaimLedger({"B": 901})) == Placement({"A": 100})
@@ -311,6 +313,23 @@ def test_an_engine_with_a_gpu_and_an_unknown_need_of_main_memory_claims_none() -
     assert place_replica(ONE, known, full) == Placement({"A": 10})
     unbounded = seen(A, requirements={"m": Requirement(per_gpu_mib=10, host_mib=20)})
     assert place_replica(ONE, unbounded, full) == Placement({"A": 10, HOST: 20})
+    assert place_replica(replace(ONE, gpu_count=0), seen(host_mib=100), full) == Placement({}), "nor one without"
+
+
+def test_a_share_is_one_of_each_gpu_that_it_is_taken_of() -> None:
+    small, large = Gpu("B", 1, "x", 24_000), Gpu("A", 0, "x", 80_000)
+    full = replace(large, used_mib=70_000)
+
+    def placed(*gpus: Gpu, count: int = 1, mib: int = 5_000) -> Placement | NoRoom:
+        share = Requirement(per_gpu_mib=mib, gpu_share=0.9)
+        return place_replica(replace(ONE, gpu_count=count), seen(*gpus, requirements={"m": share}), ClaimLedger())
+
+    assert placed(full, small) == Placement({"B": 21_600})
+    assert placed(large, small, count=2) == Placement({"A": 72_000, "B": 21_600})
+    assert placed(large, small, mib=30_000) == Placement({"A": 72_000})
+    short = placed(full)
+    assert isinstance(short, NoRoom)
+    assert short.reason.startswith("needs 72000 MiB, 90 % of the largest on each of 1 GPU; free: GPU 0 has 10000 of")
 
 
 def test_with_unified_memory_claims_on_the_gpu_and_of_main_memory_are_one_sum() -> None:
@@ -378,6 +397,9 @@ def test_room_that_others_hold_is_waited_for_a_while_and_then_named() -> None:
     for left_s, waiting in ((RELEASE_S - 1, True), (RELEASE_S, False), (None, False)):
         left_at = {} if left_s is None else {"A": NOW - left_s}
         assert place_replica(want, seen(used, left_at=left_at), ClaimLedger()) == NoRoom(words, waiting=waiting)
+    claimed = place_replica(want, seen(used, left_at={"A": NOW}), ClaimLedger({"A": 500}))
+    assert isinstance(claimed, NoRoom)
+    assert not claimed.waiting, "others have claimed it"
     nameless = replace(A, used_mib=500, processes=None)
     made = place_replica(replace(want, gpu_count=2), seen(used, replace(nameless, uuid="B", index=1)), ClaimLedger())
     assert isinstance(made, NoRoom)
@@ -421,3 +443,64 @@ def test_what_is_in_use_beyond_the_claims_is_named_unless_it_is_of_one_that_runs
     exactly = place_replica(replace(want, vram_mib=1_000), seen(replace(A, used_mib=900)), ClaimLedger())
     assert isinstance(exactly, NoRoom)
     assert "held by GPU 0: 900 MiB" in exactly.reason
+
+
+# Replicas on MIG instances, and who holds a GPU's memory, in words
+
+
+INSTANCES = (
+    Gpu("MIG-a", 0, "NVIDIA H100 MIG 1g.10gb", 9_984, 20, mig=0),
+    Gpu("MIG-b", 0, "NVIDIA H100 MIG 3g.40gb", 40_448, 44, mig=1),
+)
+WHOLE = (Gpu("GPU-c", 1, "NVIDIA H100", 81_559, 4), Gpu("GPU-d", 2, "NVIDIA H100", 81_559, 4))
+
+
+def placed(gpus: tuple[Gpu, ...], count: int = 1, mib: int = 5_000, *choice: str) -> Placement | NoRoom:
+    return place_replica(replace(ONE, gpu_count=count, gpu_choice=choice, vram_mib=mib), seen(*gpus), ClaimLedger())
+
+
+def test_an_instance_is_a_gpu_of_its_own_size_chosen_by_its_place_or_its_uuid() -> None:
+    for mib, uuid in ((5_000, "MIG-a"), (20_000, "MIG-b"), (50_000, "GPU-c")):
+        assert placed((*INSTANCES, *WHOLE), 1, mib) == Placement({uuid: mib})
+    for name in ("0:1", "MIG-b"):
+        assert placed(INSTANCES, 1, 5_000, name) == Placement({"MIG-b": 5_000})
+    assert placed(INSTANCES, 1, 5_000, "0") == NoRoom("this host has no GPU 0")
+    found = placed(INSTANCES, 1, 50_000)
+    assert isinstance(found, NoRoom)
+    assert "GPU 0:0 has 9964 of 9984 MiB, GPU 0:1 has 40404 of 40448 MiB" in found.reason
+
+
+def test_several_gpus_are_wholes() -> None:
+    assert placed((*INSTANCES, *WHOLE), 2) == Placement({"GPU-c": 5_000, "GPU-d": 5_000})
+    reason = "needs 2 GPUs as wholes, and those here are MIG instances"
+    assert placed(INSTANCES, 2) == NoRoom(reason)
+    assert placed((*INSTANCES, *WHOLE), 2, 5_000, "MIG-a", "MIG-b") == NoRoom(reason)
+
+
+def gpu(*processes: GpuProcess) -> Gpu:
+    return Gpu("GPU-a", 0, "fake", 80_000, 31_000, processes=processes)
+
+
+def test_who_stays_is_not_named_and_of_strangers_what_is_known() -> None:
+    ours = GpuProcess(7, 30_000, "python3", "rh-i-m-0-h-1")
+    assert holders_of(gpu(), (), expected_mib=0) is None
+    assert holders_of(gpu(ours), ["rh-i-m-0-h-1"], expected_mib=0) is None
+    assert holders_of(gpu(ours), [], expected_mib=0) == "process 7 (python3), of rh-i-m-0-h-1: 30000 MiB"
+
+    strangers = (GpuProcess(8, 500, "Xorg"), GpuProcess(9, None))
+    words = "process 8 (Xorg), not of this Roundhouse: 500 MiB; process 9, not of this Roundhouse: an unknown part"
+    assert holders_of(gpu(*strangers), ["rh-i-m-0-h-1"], expected_mib=0) == words
+
+
+def test_a_crowd_is_counted_and_where_no_process_is_named_the_memory_is() -> None:
+    crowd = [GpuProcess(pid, 100 - pid) for pid in range(10, 16)]
+    words = holders_of(gpu(*crowd), (), expected_mib=0)
+    assert words is not None
+    assert words.count("process") == 3
+    assert words.endswith("; 3 more")
+    assert "more" not in (holders_of(gpu(*crowd[:3]), (), expected_mib=0) or "")
+
+    silent = Gpu("GPU-a", 0, "fake", 80_000, 31_000)
+    assert holders_of(silent, (), expected_mib=30_000) == "1000 MiB, by processes that the driver does not name here"
+    assert holders_of(silent, (), expected_mib=30_999) == "1 MiB, by processes that the driver does not name here"
+    assert holders_of(silent, (), expected_mib=31_000) is None
