@@ -43,7 +43,6 @@ class Bench:
         )  # fmt: skip
 
     def wake(self) -> None:
-        """Count it."""
         self.woken += 1
 
     async def order(self, model: str = "m") -> None:
@@ -52,7 +51,6 @@ class Bench:
         await asyncio.sleep(0)
 
     async def carry_out(self, action: Action, replica: ObservedReplica | None = None) -> None:
-        """An action, to its end."""
         self.executor.issue_action(action, DESIRED, {} if replica is None else {replica.name: replica})
         await self.executor.wait_until_idle()
 

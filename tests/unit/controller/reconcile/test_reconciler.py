@@ -83,29 +83,24 @@ class Bench:
         return done
 
     async def rounds(self, count: int) -> Round:
-        """So many rounds; the last one."""
         for _ in range(count - 1):
             await self.round()
         return await self.round()
 
     def want(self, revision: int = 2, **fields: Any) -> None:
-        """The one model, with other fields."""
         self.desired.value = DesiredState(revision, {"m": replace(MODEL, **fields)})
 
     def set_paused(self, paused: bool = True) -> None:
-        """Pause, or go on."""
         assert self.desired.value is not None
         self.desired.value = replace(self.desired.value, paused=paused)
 
     @property
     def table(self) -> RoutingTable:
-        """The published one."""
         assert self.hub.table is not None
         return self.hub.table
 
     @property
     def starts(self) -> list[str]:
-        """Calls that start a replica."""
         return [call for call in self.runtime.calls if call.startswith("start ")]
 
 

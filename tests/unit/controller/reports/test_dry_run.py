@@ -247,7 +247,6 @@ async def test_an_edit_of_how_many_run_ends_what_a_request_asked_for_and_a_rest(
 
 
 async def proposed_load(harness: DryRunHarness, model: str, **statement: Any) -> DryRun:
-    """The dry run of a load."""
     declared = harness.declared().declared_models[model]
     load = Override.from_statement(declared, model=model, action="load", at=NOW, **statement)
     return await harness.of(ProposedFiles(loads={model: ProposedLoad()}), load)
