@@ -51,7 +51,6 @@ class Site:
         self.service = DeclarationService(self.files, lambda: None, lambda: self.now)
 
     async def write(self, text: str) -> None:
-        """Write the one file, and read it."""
         (self.root / "desired" / "models.yaml").write_text(text)
         await self.files.read_files()
 
@@ -61,7 +60,6 @@ class Site:
 
     @property
     def desired(self) -> DesiredState:
-        """What is wanted."""
         desired = self.files.desired_state()
         assert desired is not None
         return desired

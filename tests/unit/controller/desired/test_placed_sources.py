@@ -23,7 +23,6 @@ def models(tmp_path: Path) -> Path:
 
 
 def put(models: Path, *paths: str) -> None:
-    """Put a file under each path."""
     for path in paths:
         (models / path).parent.mkdir(parents=True, exist_ok=True)
         (models / path).touch()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any, Self
 
 import pytest
 from pydantic import ValidationError, model_validator
 
 from controller.desired.resolve import DeclaredModel, Defaults, fitting_params, resolve_desired
-from controller.engines import ENGINES, get_engine, spec_hash
+from controller.engines import ENGINES
 from controller.engines.llama_server import LlamaServerDefinition
 from controller.engines.options import Hashed, list_options
 from controller.engines.stub import StubDefinition
@@ -175,25 +174,6 @@ def test_every_field_of_every_backend_is_hashed_or_known_to_be_scheduling() -> N
         if engine.name in ("vllm", "vllm_serve"):
             own.add("prompt_format")  # names the template that is there, and changes nothing
         assert fields == (fields & scheduling) | (fields & hashed) | own, engine.name
-
-
-def test_no_option_counts_in_the_hash_of_a_definition_that_does_not_set_it_but_those_of_the_first_releases() -> None:
-    always = Counter(
-        engine.name
-        for engine in ENGINES.values()
-        for option in list_options(engine.definition)
-        if option.hashed is Hashed.ALWAYS
-    )
-    assert always == {
-        "llama_server": 18, "llama_cpp": 7, "vllm_serve": 22, "vllm": 20, "exllamav3": 5, "ct2": 6, "litert_lm": 3,
-        "onnx": 5, "openai_remote": 5, "stub": 4,
-    }, "a further field with Hashed.ALWAYS restarts every engine of its backend at an upgrade"  # fmt: skip
-
-
-def test_a_hash_is_the_same_in_every_process() -> None:
-    definition = LlamaServerDefinition.model_validate(_raw())
-    assert spec_hash(definition, "image", "m") == "74299f14cb6ee23f"
-    assert get_engine(definition).name == "llama_server"
 
 
 class Paired(StubDefinition):

@@ -47,11 +47,9 @@ class Place:
         return files
 
     def write(self, text: str) -> None:
-        """One file."""
         (self.desired / "models.yaml").write_text(text)
 
     async def edit(self, files: DesiredStateSource, text: str) -> None:
-        """Write the file, and read it."""
         self.write(text)
         await files.read_files()
 

@@ -110,13 +110,7 @@ def _uses(
     *views: GatewayView, now: float = 100.0, unsure: bool = False, idle_spans: Mapping[str, IdleSpan] | None = None
 ) -> dict[str, ModelTraffic]:
     return traffic_by_model(
-        "abc",
-        views,
-        now,
-        last_used={"a": 20.0, "c": 5.0},
-        up_since=50.0,
-        unsure=unsure,
-        idle_spans=idle_spans or {},
+        "abc", views, now, last_used={"a": 20.0, "c": 5.0}, up_since=50.0, unsure=unsure, idle_spans=idle_spans or {}
     )
 
 

@@ -49,13 +49,11 @@ WAITS = ModelTraffic(1, SINCE)
 
 
 def wanted(model: DesiredModel, replicas: int = 1, since: float = SINCE) -> DesiredModel:
-    """As a request asked for it."""
     statement = Statement("autoload", since, "autoload: a request asked for it")
     return replace(model, replicas=replicas, demand_replicas=0, statement=statement)
 
 
 def on_gpu(name: str, mib: int, **fields: Any) -> DesiredModel:
-    """One that needs a GPU."""
     return replace(autoload(name, 0), memory_mib=None, gpu_count=1, vram_mib=mib, **fields)
 
 
@@ -214,7 +212,6 @@ def test_a_new_definition_waits_for_the_room_of_another_model_that_leaves() -> N
 
 
 def loaded_by_file(model: DesiredModel) -> DesiredModel:
-    """As the files want it."""
     return replace(model, replicas=1, autoload=False, demand_replicas=0, statement=Statement("file", LONG_AGO, "on"))
 
 
@@ -232,6 +229,9 @@ def test_what_does_not_leave_in_time_is_not_counted_on() -> None:
             [a, b, leaves], [engine("a", {HOST: 500}), drains], inflight={"a-0": 0, "u-0": 1}, traffic=traffic
         )
         assert told(made) == expected
+    drains = engine("u", {HOST: 900}, draining=Draining(LONG_AGO, False))
+    made = planned([replace(leaves, memory_mib=900), b], [drains], inflight={"u-0": 1}, traffic=traffic)
+    assert told(made) == ["b: waiting for room: u is ending"], "nothing else makes room"
 
 
 def test_a_clock_that_was_set_back_and_a_gateway_that_is_lost() -> None:
@@ -341,7 +341,6 @@ def resident(*replicas: ObservedReplica, want: DesiredModel = A, **observed: obj
 
 
 def known(*replicas: ObservedReplica, want: DesiredModel = A, **observed: object) -> EvictionCandidate:
-    """One that could be let go."""
     found = resident(*replicas, want=want, **observed)
     assert found is not None
     return found
@@ -457,7 +456,6 @@ def settled(models: list[DesiredModel], *replicas: ObservedReplica, **fields: An
 
 
 def loaded(model: DesiredModel, since: float = 5.0) -> DesiredModel:
-    """As an operator loads it."""
     return replace(wanted(model), statement=Statement("load", since, "loaded by operator"))
 
 

@@ -43,7 +43,6 @@ def replica(name: str = "m-0", phase: Phase = Phase.RUNNING, **fields: Any) -> O
 
 
 def operation(kind: OpKind, began_at: float = 900.0, name: str = "m-0") -> PendingOp:
-    """One of the replica of that name."""
     return PendingOp(kind, replica(name).id, CLAIMS, began_at)
 
 
