@@ -40,11 +40,9 @@ class Bench:
         self.harness: ControllerHarness
 
     def declare(self, models: dict[str, Any]) -> None:
-        """Write the file."""
         (self.root / "desired" / "models.yaml").write_text(json.dumps({"models": models}))
 
     async def start(self) -> None:
-        """Begin a harness."""
         self.harness = ControllerHarness(self.root, self.runtime, self.time)
         await self.harness.files.read_files()
 
@@ -67,23 +65,18 @@ class Bench:
 
     @property
     def service(self) -> AdminService:
-        """What is tested."""
         return self.harness.admin_service
 
     async def row(self, name: str = "m") -> AdminModel:
-        """The model's row."""
         return await self.service.get_model(name)
 
     async def state(self, name: str = "m") -> ModelState:
-        """What the row says."""
         return (await self.row(name)).runtime_state
 
     def load(self, replicas: int | None = None, **params: Any) -> None:
-        """Load `m`."""
         self.service.load_model("m", params, replicas, actor="a")
 
     def unload(self, *, hold: bool = True) -> None:
-        """Unload `m`."""
         self.service.unload_model("m", hold=hold, actor="a")
 
     async def begin_load(
@@ -107,7 +100,6 @@ async def opened(root: Path, models: dict[str, Any]) -> AsyncIterator[Bench]:
 
 @contextmanager
 def refusal(code: str, match: str | None = None) -> Iterator[pytest.ExceptionInfo[RoundhouseError]]:
-    """What is done here is refused so."""
     with pytest.raises(RoundhouseError, match=match) as refused:
         yield refused
     assert refused.value.entry.code == code

@@ -128,7 +128,6 @@ async def test_a_runtime_that_does_not_answer_is_reported_before_the_reply_begin
 
 
 async def events(client: HttpClient, last: str | None = None, **query: str) -> list[dict[str, str]]:
-    """What is sent within a moment."""
     headers = {} if last is None else {"last-event-id": last}
     reply = await client.get(f"{ADMIN}/events", params={"for_s": "0.05"} | query, headers=headers)
     sent = reply.success.split("\n\n")

@@ -54,7 +54,6 @@ class Story:
     paused: bool = False
 
     def round(self) -> Round:
-        """As the reconciler has it."""
         statement = StatementView(kind="file", since=0.0, reason="enabled")
         status = ModelStatus(
             name="m", backend="stub", state=self.state or ModelState.UNLOADED, wanted_replicas=1, loaded_replicas=1,
