@@ -49,8 +49,7 @@ class Bench:
     async def round(self, count: int = 1, *, ready: bool = True) -> None:
         """Rounds; every engine is ready at once unless the test says otherwise."""
         for _ in range(count):
-            done = await self.harness.reconciler.run_round()
-            assert done is not None, self.harness.reconciler.error
+            assert await self.harness.reconciler.run_round() is not None, self.harness.reconciler.error
             await self.harness.operations.wait_until_idle()
             if ready:
                 for name in self.runtime.replicas:

@@ -63,8 +63,7 @@ async def test_an_order_from_its_inspection_to_its_end(transfers: FakeTransfers,
 
 async def test_a_cancellation(client: HttpClient) -> None:
     ordered = (await client.post(DOWNLOADS, reference=REFERENCE)).body
-    cancelled = await client.request("DELETE", f"{DOWNLOADS}/{ordered['id']}")
-    assert cancelled.success["state"] == "cancelled"
+    assert (await client.request("DELETE", f"{DOWNLOADS}/{ordered['id']}")).success["state"] == "cancelled"
     for method in ("DELETE", "GET"):
         assert (await client.request(method, f"{DOWNLOADS}/dl_0")).refusal == (404, "download_not_found")
 

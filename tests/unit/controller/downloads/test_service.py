@@ -195,8 +195,7 @@ async def test_an_old_end_is_no_news(bench: Bench) -> None:
 
 
 async def test_a_cancellation_names_who_did_it(bench: Bench) -> None:
-    cancelled = await bench.service.cancel_download((await bench.order()).id, actor="bob")
-    assert cancelled.state == "cancelled"
+    assert (await bench.service.cancel_download((await bench.order()).id, actor="bob")).state == "cancelled"
     await bench.service.list_downloads()
     assert bench.recorded()[1:] == [("bob", f"download of {REFERENCE} cancelled by bob")]
 

@@ -207,8 +207,7 @@ def test_another_process_reads_along_and_a_killed_writer_loses_nothing(path: Pat
         "from controller.journal.event_log import EventLog; journal = EventLog(Path(sys.argv[1]));"
         "journal.record_entries([NewEntry('file', 'files', 'from elsewhere')], 1e9); os._exit(9)"
     )
-    done = subprocess.run([sys.executable, "-c", program, str(path)], check=False)
-    assert done.returncode == 9
+    assert subprocess.run([sys.executable, "-c", program, str(path)], check=False).returncode == 9
     journal = EventLog(path)
     [entry] = journal.read_after(0, ALL)
     assert (entry.message, entry.id) == ("from elsewhere", 10**12)

@@ -98,8 +98,7 @@ def test_an_idle_engine_holds_nothing_of_a_lost_gateway_and_what_the_others_hold
     assert count_inflight("r", [lost], LATER, idle_span) == 0
     assert count_inflight("r", [], LATER, idle_span) == 0
     assert count_inflight("r", [_view(UNROUTED, 2)], LATER, IdleSpan(LATER, LATER)) == 2
-    again_lost = _view(UNROUTED, lost_at=LATER - 2)
-    assert count_inflight("r", [lost, again_lost], LATER, idle_span) is None
+    assert count_inflight("r", [lost, _view(UNROUTED, lost_at=LATER - 2)], LATER, idle_span) is None
 
 
 def _report(name: str, *, lost_at: float | None = None, **fields: dict[str, float] | dict[str, int]) -> GatewayView:

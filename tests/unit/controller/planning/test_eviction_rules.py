@@ -315,8 +315,7 @@ def test_who_waits_behind_one_that_starves_does_not_count_on_the_same_room() -> 
 def test_what_an_operator_loads_gets_the_room_though_no_request_waits_for_it() -> None:
     a, b = wanted(autoload("a", 800), since=LONG_AGO), wanted(autoload("b", 800))
     b = replace(b, statement=Statement("load", SINCE, "loaded by operator"))
-    made = planned([a, b], [engine("a", {HOST: 800})])
-    assert told(made) == ["drain a", "b: waiting for room: a is ending"]
+    assert told(planned([a, b], [engine("a", {HOST: 800})])) == ["drain a", "b: waiting for room: a is ending"]
 
 
 def test_a_check_that_is_due_holds_only_while_somebody_leaves_already() -> None:
@@ -324,6 +323,9 @@ def test_a_check_that_is_due_holds_only_while_somebody_leaves_already() -> None:
     due = {("b", "new"): PreflightResult(True, NOW - 61)}
     made = planned([a, b], [engine("a", {HOST: 400})], preflights=due, traffic={"a": IDLE, "b": WAITS})
     assert told(made) == ["preflight b", "b: waiting for room: whether it can be started is being checked"]
+
+
+# What could be let go, and what that would cost
 
 
 A = replace(autoload("a", 100), replicas=2, statement=Statement("autoload", 0.0, "asked for"))
@@ -445,6 +447,9 @@ def test_names_in_words() -> None:
     assert [_join_names(names) for names in ([], ["a"], ["a", "b"])] == ["others", "a", "a and b"]
 
 
+# What is wanted once it is decided who has to go
+
+
 def settled(models: list[DesiredModel], *replicas: ObservedReplica, **fields: Any) -> EvictionDecision:
     """The decision where all models are checked, and main memory is bounded."""
     checked = {(model.name, "new"): PreflightResult(True, NOW - 1) for model in models}
@@ -537,12 +542,10 @@ def test_what_nobody_waits_for_any_more_rests_instead_of_waiting_for_room() -> N
     told_off = {"b": "no request waits for it any more"}
     b = autoload("b", 100)
     for since, resting in ((NOW, {}), (NOW - FRESH_DEMAND_S + 1, {}), (NOW - FRESH_DEMAND_S, told_off)):
-        made = settled([full, wanted(b, since=since)], runs)
-        assert made.evicted == resting
+        assert settled([full, wanted(b, since=since)], runs).evicted == resting
     assert settled([full, wanted(b, since=NOW + 10)], runs).evicted == told_off, "the clock was set back"
     for use, resting in ((ModelTraffic(0), told_off), (ModelTraffic(None), {}), (ModelTraffic(1, 1.0), {})):
-        made = settled([full, wanted(b, since=LONG_AGO)], runs, traffic={"b": use})
-        assert made.evicted == resting
+        assert settled([full, wanted(b, since=LONG_AGO)], runs, traffic={"b": use}).evicted == resting
     rests = settled([full, wanted(b, 2, since=LONG_AGO)], runs).desired.models["b"]
     words = "no request waits for it any more; the next request loads it"
     assert (rests.replicas, rests.demand_replicas) == (0, 2)
@@ -552,8 +555,7 @@ def test_what_nobody_waits_for_any_more_rests_instead_of_waiting_for_room() -> N
 
 def test_who_has_no_room_for_another_one_that_takes_it_is_told_so() -> None:
     b, c = replace(loaded(autoload("b", 800)), pinned=True), wanted(autoload("c", 800))
-    made = settled([b, c], traffic={"c": WAITS})
-    assert made.wait_reasons == {"c": "waiting for room: b comes first"}
+    assert settled([b, c], traffic={"c": WAITS}).wait_reasons == {"c": "waiting for room: b comes first"}
     made = settled([b, replace(c, memory_mib=2_000)], traffic={"c": WAITS})
     assert made.wait_reasons == {}, "it would have none without it either"
 

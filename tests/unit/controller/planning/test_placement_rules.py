@@ -186,8 +186,7 @@ def test_a_gpu_that_cannot_be_read_is_named_with_its_reason() -> None:
     assert full.reason.startswith("needs 100 MiB on each of 1 GPU; free: GPU 0 has 50 of 1000 MiB; GPU 1 (B, PCI")
     elsewhere = place(replace(want, gpu_choice=("0",)), host, claimed_mib={"A": 950})
     assert elsewhere == NoRoom("needs 100 MiB on each of 1 GPU; free: GPU 0 has 50 of 1000 MiB"), "it is not for it"
-    busy = place(want, host, busy_replicas={"A": "x"})
-    assert busy == NoRoom("GPU 0 is busy with x", waiting=True)
+    assert place(want, host, busy_replicas={"A": "x"}) == NoRoom("GPU 0 is busy with x", waiting=True)
 
 
 def test_claims_on_a_gpu_that_cannot_be_read_stay() -> None:
@@ -224,8 +223,7 @@ def test_a_whole_gpu_is_one_where_nobody_else_is() -> None:
     words = "needs 1 GPU of its own, for what it takes is not known (`vram_mib`); free: GPU 0 has 899 of 1000 MiB"
     held = "; memory that nobody claims is held by GPU 0: 101 MiB, by processes that the driver does not name here"
     assert place(ONE, seen(replace(A, used_mib=101))) == NoRoom(words + held)
-    claimed = place(ONE, seen(A), claimed_mib={"A": 1})
-    assert claimed == NoRoom(words.replace("899", "999"))
+    assert place(ONE, seen(A), claimed_mib={"A": 1}) == NoRoom(words.replace("899", "999"))
     assert place(ONE, seen(replace(A, used_mib=101)), released_mib={"A": 1}) == Placement({"A": 1_000})
     assert place(ONE, seen(replace(A, used_mib=101)), released_mib={"A": 500}) == Placement({"A": 1_000})
 
@@ -253,6 +251,9 @@ def test_needs() -> None:
     assert requirement_of(replace(ONE, memory_mib=7, vram_mib=5), observed) == Requirement(5, 7, 0.5)
 
 
+SMALLER = ": declare a smaller context, or raise ROUNDHOUSE_ENGINES_MEMORY_MIB"
+
+
 @pytest.mark.parametrize(
     ("need", "claimed", "words"),
     [
@@ -260,45 +261,23 @@ def test_needs() -> None:
         (100, 0, None),
         (61, 40, "needs 61 MiB of main memory; free: 60 of the 100 MiB that engines may take"),
         (100, 150, "needs 100 MiB of main memory; free: 0 of the 100 MiB that engines may take"),
-        (
-            101,
-            0,
-            "needs 101 MiB of main memory; free: 100 of the 100 MiB that engines may take: declare a smaller context, "
-            "or raise ROUNDHOUSE_ENGINES_MEMORY_MIB",
-        ),
+        (101, 0, f"needs 101 MiB of main memory; free: 100 of the 100 MiB that engines may take{SMALLER}"),
     ],
 )
-def test_main_memory(need: int, claimed: int, words: str | None) -> None:
-    want = replace(ONE, gpu_count=0, memory_mib=need)
-    ledger = ClaimLedger({HOST: claimed}) if claimed else ClaimLedger()
-    placed = place_replica(want, seen(host_mib=100), ledger)
-    assert placed == (Placement({HOST: need}) if words is None else NoRoom(words))
+def test_main_memory_of_engines_without_gpus_and_with(need: int, claimed: int, words: str | None) -> None:
+    ledger: dict[str, Any] = {"claimed_mib": {HOST: claimed} if claimed else {}}
 
+    def expected(**claims: int) -> Placement | NoRoom:
+        return Placement(claims | {HOST: need}) if words is None else NoRoom(words)
 
-@pytest.mark.parametrize(
-    ("need", "claimed", "words"),
-    [
-        (60, 40, None),
-        (61, 40, "needs 61 MiB of main memory; free: 60 of the 100 MiB that engines may take"),
-        (
-            101,
-            0,
-            "needs 101 MiB of main memory; free: 100 of the 100 MiB that engines may take: declare a smaller context, "
-            "or raise ROUNDHOUSE_ENGINES_MEMORY_MIB",
-        ),
-    ],
-)
-def test_main_memory_of_engines_with_gpus(need: int, claimed: int, words: str | None) -> None:
-    ledger = ClaimLedger({HOST: claimed})
-    known = seen(A, B, host_mib=100, requirements={"m": Requirement(per_gpu_mib=10, host_mib=need)})
-    placed = place_replica(replace(ONE, gpu_count=2), known, ledger)
-    assert placed == (Placement({"A": 10, "B": 10, HOST: need}) if words is None else NoRoom(words))
-    declared = place_replica(replace(ONE, vram_mib=10, memory_mib=need), seen(A, host_mib=100), ledger)
-    assert declared == (Placement({"A": 10, HOST: need}) if words is None else NoRoom(words))
-    busy = place_replica(ONE, known, replace(ledger, busy_replicas={"A": "x", "B": "x"}))
-    assert busy == (NoRoom("GPU 0 is busy with x", waiting=True) if words is None else NoRoom(words)), (
-        "a wait for the GPU frees no main memory"
-    )
+    host = seen(A, host_mib=100)
+    assert place(replace(ONE, gpu_count=0, memory_mib=need), host, **ledger) == expected()
+    assert place(replace(ONE, vram_mib=10, memory_mib=need), host, **ledger) == expected(A=10)
+    both = seen(A, B, host_mib=100, requirements={"m": Requirement(per_gpu_mib=10, host_mib=need)})
+    assert place(replace(ONE, gpu_count=2), both, **ledger) == expected(A=10, B=10)
+    busy = place(ONE, both, busy_replicas={"A": "x", "B": "x"}, **ledger)
+    waits = NoRoom("GPU 0 is busy with x", waiting=True)
+    assert busy == (waits if words is None else NoRoom(words)), "a wait for the GPU frees no main memory"
 
 
 def test_an_engine_with_a_gpu_and_an_unknown_need_of_main_memory_claims_none() -> None:
@@ -377,8 +356,7 @@ def test_what_leaves_unified_memory_makes_room_for_both() -> None:
         assert place_replica(fits, spark, without) == Placement({"A": room}), "50 MiB are somebody else's"
         assert isinstance(place_replica(exceeds, spark, without), NoRoom)
     told = replace(used, processes=(GpuProcess(1, 350, "e", "a"),))
-    without = ledger.copy_without_replicas([goes[0]], replace(spark, gpus=(told,)))
-    assert without.released_mib == {"A": 350}
+    assert ledger.copy_without_replicas([goes[0]], replace(spark, gpus=(told,))).released_mib == {"A": 350}
 
 
 def test_room_that_others_hold_is_waited_for_a_while_and_then_named() -> None:

@@ -118,10 +118,8 @@ def test_which_indices_are_missing(observed: ObservedState, missing: tuple[int, 
     ],
 )
 def test_who_comes_and_may_be_evicted_then(observed: ObservedState, claims: list[dict[str, int]]) -> None:
-    found = coming_replicas(desire(wanted(replicas=2)), observed, {})
-    assert found == ({"m": claims} if claims else {})
-    pinned = coming_replicas(desire(wanted(replicas=2, pinned=True)), observed, {})
-    assert pinned == {}
+    assert coming_replicas(desire(wanted(replicas=2)), observed, {}) == ({"m": claims} if claims else {})
+    assert coming_replicas(desire(wanted(replicas=2, pinned=True)), observed, {}) == {}
 
 
 WANT = DesiredModel("m", StubDefinition(backend="stub"), "stub", "new", 1, Statement("file", 0.0, "enabled"))

@@ -90,3 +90,14 @@ def test_models_are_loaded_in_the_order_in_which_their_requests_came() -> None:
     run_until_quiet(host)
     assert host.evictions == ["a", "second", "first"]
     assert host.loaded() == {"another"}
+
+
+def test_two_that_want_the_same_room_are_both_served() -> None:
+    host = make_host("a", "b", "c", room_for=1)
+    load(host, "a")
+    host.ask("b")
+    host.ask("c")
+    run_until_quiet(host)
+    assert (host.served["b"], host.served["c"]) == (1, 1)
+    assert host.evictions[0] == "a"
+    assert len(host.evictions) == 2

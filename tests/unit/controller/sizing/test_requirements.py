@@ -132,6 +132,5 @@ async def test_what_an_engine_took_that_is_held_to_its_claim_never_lessens_the_c
         backend="exllamav3", model_path="m", gpus=gpus, exllama_tensor_parallel=tensor_parallel
     )
     model = replace(autoload("m", 0), definition=definition, backend="exllamav3", gpu_count=gpus)
-    requirements = await needs.requirements_of([model], ())
-    assert requirements == {"m": Requirement(per_gpu_mib=required_mib, host_mib=5)}
+    assert await needs.requirements_of([model], ()) == {"m": Requirement(per_gpu_mib=required_mib, host_mib=5)}
     await needs.close()

@@ -90,8 +90,7 @@ def test_loading_only_during_an_attempt() -> None:
     failed = _status(_seen(failures=failures))
     assert (failed.state, failed.last_error, failed.retry_at) == (ModelState.FAILED, "boom", NOW + 5)
     pending = {"x": PendingOp(OpKind.START, ReplicaId("m", 0, "new"))}
-    alone = replace(MODEL, replicas=1)
-    assert _status(_seen(pending=pending), alone).state is ModelState.LOADING
+    assert _status(_seen(pending=pending), replace(MODEL, replicas=1)).state is ModelState.LOADING
 
 
 def test_a_model_that_does_not_fit_has_failed_and_says_why() -> None:
