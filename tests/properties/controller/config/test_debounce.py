@@ -84,14 +84,14 @@ def check(
         assert (after.definitions, after.tools) == (before.definitions, before.tools)
         return
     assert after.tools.tools == parsed.tools.tools, "built-in tools come and go at once"
-    before = before or DebouncedState({}, {})
+    before, servers = before or DebouncedState({}, {}), set(after.tools.servers)
     for known, declared, in_force, missing, since in (
-        (before.definitions, parsed.definitions, after.definitions, after.missing, models_since),
-        (before.tools.servers, parsed.tools.servers, after.tools.servers, after.missing_servers, servers_since),
+        (set(before.definitions), set(parsed.definitions), set(after.definitions), set(after.missing), models_since),
+        (set(before.tools.servers), set(parsed.tools.servers), servers, set(after.missing_servers), servers_since),
     ):
         confirmed = {name for name, first in since.items() if now - first >= CONFIRM_S}
-        assert set(in_force) == (set(known) - confirmed) | set(declared)
-        assert set(missing) == set(in_force) - set(declared)
+        assert in_force == (known - confirmed) | declared
+        assert missing == in_force - declared
     assert (after.wake_at is None) == (not after.missing and not after.missing_servers)
     assert after.wake_at is None or after.wake_at > now
     names = [*after.definitions, *(alias for each in after.definitions.values() for alias in each.aliases)]

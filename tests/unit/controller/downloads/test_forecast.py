@@ -39,7 +39,8 @@ def qwen(claims: dict[str, int], ready_since: float | None = 2.0) -> ObservedRep
 
 
 def seen(*gpus: Gpu, **fields: Any) -> ObservedState:
-    return ObservedState(at=10.0, **{"gpus": gpus, "host_mib": 64_000} | fields)
+    known: dict[str, Any] = {"gpus": gpus, "host_mib": 64_000}
+    return ObservedState(at=10.0, **known | fields)
 
 
 def forecast(model: Artifact, observed: ObservedState | None, backend: str | None = None) -> MemoryForecast:

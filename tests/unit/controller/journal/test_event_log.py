@@ -124,7 +124,7 @@ def test_neither_chatter_nor_calls_of_tools_displace_history_and_each_kind_has_i
                 journal.record_entries(said(f"{kind} {number}", kind=kind), since + number)
 
         def kept(kind: str) -> list[str]:
-            return messages(journal.read_page([kind], None, None, ALL))  # type: ignore[list-item]
+            return messages(journal.read_page([kind], None, None, ALL))
 
         journal.record_entries([*said("loaded"), *said("called", kind="tool")], NOW)
         record("state", NOW)

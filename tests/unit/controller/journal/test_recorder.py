@@ -92,8 +92,8 @@ def test_of_keys_only_names_are_recorded(tmp_path: Path) -> None:
         ("gone", "removed", ["sha256"]),
         ("new", "added", ["sha256"]),
     ]
-    states = (DebouncedState({}, {}, declared_keys=keys) for keys in (before, after))
-    entries = recorded(tmp_path, *states)
+    old, new = (DebouncedState({}, {}, declared_keys=keys) for keys in (before, after))
+    entries = recorded(tmp_path, old, new)
     assert sorted(entry.message for entry in entries) == [
         "the key ci is edited: models, sha256, weight",
         "the key gone is no longer declared",
