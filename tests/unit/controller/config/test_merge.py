@@ -18,6 +18,12 @@ def test_mappings_are_merged_deep_lists_replaced_and_null_removes_a_field_and_a_
     ) == {"a": {"backend": "stub", "env": {"X": "1", "Y": "3"}, "aliases": ["three"]}}
 
 
+def test_a_model_that_was_removed_may_be_declared_anew_without_what_it_was() -> None:
+    removed, anew = "models: {a: null}", "models: {a: {backend: stub}}"
+    merged = declared("models: {a: {backend: stub, replicas: 2}}", n2=removed, n3=anew, local="{}")
+    assert merged == {"a": {"backend": "stub"}}
+
+
 def test_files_are_merged_in_name_order_and_local_comes_last() -> None:
     assert declared(
         "models: {a: {backend: stub, stub_text: models}}",
