@@ -96,7 +96,7 @@ async def test_each_reply_has_its_content_type(client: HttpClient, path: str, ki
 async def test_a_wrong_request_is_refused_in_the_envelope(
     client: HttpClient, method: str, path: str, code: str
 ) -> None:
-    body = {} if path.endswith("plan") else None
+    body: dict[str, Any] | None = {} if path.endswith("plan") else None
     reply = await client.request(method, path, body, headers={"x-request-id": "req-7"})
     error = error_of(reply)
     assert (error.code, error.request_id) == (code, "req-7")
