@@ -78,7 +78,6 @@ class Host:
             self.store()
 
     def rest(self, seconds: float) -> None:
-        """The program does not run."""
         self.true += seconds
         self.check()
 
@@ -182,7 +181,7 @@ def test_a_hold_is_for_one_difference_alone() -> None:
     assert host.bounds[0] < host.true
 
 
-def test_a_clock_that_creeps_is_noticed() -> None:
+def test_a_clock_that_creeps_is_noticed_and_small_corrections_do_not_add_up() -> None:
     host = Host()
     for _ in range(10):
         host.true += 10
@@ -190,9 +189,6 @@ def test_a_clock_that_creeps_is_noticed() -> None:
         host.check()
     assert host.is_held()
     assert host.bounds[0] == host.true
-
-
-def test_small_corrections_do_not_add_up() -> None:
     host = Host()
     for _ in range(10):
         host.run(DAY)
@@ -222,12 +218,7 @@ def test_a_restart_of_the_host_hides_no_more_than_a_restart_takes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ahead_s", "words"),
-    [
-        (40 * DAY, "40 d 0 h ahead of"),
-        (-HOUR, "1 h 0 min behind"),
-        (-61.4, "1 min 1 s behind"),
-    ],
+    ("ahead_s", "words"), [(40 * DAY, "40 d 0 h ahead of"), (-HOUR, "1 h 0 min behind"), (-61.4, "1 min 1 s behind")]
 )
 def test_a_hold_is_told_in_sentences(ahead_s: float, words: str) -> None:
     host = Host()

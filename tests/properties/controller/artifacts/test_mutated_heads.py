@@ -18,15 +18,7 @@ from controller.artifacts.facts import Artifact, ArtifactError, Ct2, Gguf, HfFol
 from controller.artifacts.model_roots import ModelRoots
 from controller.artifacts.read import files_below, read_artifact, read_custom_code
 from tests.support.campaign import RecordProperty, campaign_count, campaign_seed, record_figure
-from tests.support.mutated_models import (
-    SPLIT_NAMES,
-    Files,
-    ct2_model,
-    gguf_model,
-    hub_model,
-    mutate_model,
-    split_model,
-)
+from tests.support.mutated_models import SPLIT_NAMES, Files, ct2_model, gguf_model, hub_model, mutate_model, split_model
 
 LONGEST_REASON = 400
 MEMORY = (2**19, 40)

@@ -61,8 +61,7 @@ def test_every_read_keeps_the_promises(reads: list[tuple[float, ParsedFolder]]) 
         servers: set[str] = set() if before is None else set(before.tools.servers)
         agreed_since = {} if is_first else agreeing(agreed_since, models - set(parsed.definitions), now)
         servers_since = {} if is_first else agreeing(servers_since, servers - set(parsed.tools.servers), now)
-        check(before, parsed, settled, agreed_since, now)
-        check_tools(before, parsed, settled, servers_since, now)
+        check(before, parsed, settled, agreed_since, servers_since, now)
 
 
 def agreeing(since: dict[str, float], gone: set[str], now: float) -> dict[str, float]:
@@ -71,52 +70,32 @@ def agreeing(since: dict[str, float], gone: set[str], now: float) -> dict[str, f
 
 
 def check(
-    before: DebouncedState | None,
-    parsed: ParsedFolder,
-    after: DebouncedState | None,
-    since: dict[str, float],
-    now: float,
-) -> None:
+    before: DebouncedState | None, parsed: ParsedFolder, after: DebouncedState | None, models_since: dict[str, float],
+    servers_since: dict[str, float], now: float,
+) -> None:  # fmt: skip
     if after is None:
         assert before is None
         assert not parsed.is_valid
         return
-    in_force = set(after.definitions)
-    assert set(after.declared_models) == in_force
+    assert set(after.declared_models) == set(after.definitions)
+    assert set(after.tools.declared_servers) == set(after.tools.servers)
     if not parsed.is_valid:
         assert before is not None
-        assert after.definitions == before.definitions
-        return
-    confirmed = {name for name, first in since.items() if now - first >= CONFIRM_S}
-    known = set(before.definitions) if before is not None else set()
-    assert in_force == (known - confirmed) | set(parsed.definitions)
-    assert set(after.missing) == in_force - set(parsed.definitions)
-    assert (after.wake_at is None) == (not after.missing and not after.missing_servers)
-    assert after.wake_at is None or after.wake_at > now
-    answers = [*in_force, *(alias for definition in after.definitions.values() for alias in definition.aliases)]
-    assert len(answers) == len(set(answers)), "two models answer to one name"
-
-
-def check_tools(
-    before: DebouncedState | None,
-    parsed: ParsedFolder,
-    after: DebouncedState | None,
-    since: dict[str, float],
-    now: float,
-) -> None:
-    if after is None:
-        return
-    in_force = set(after.tools.servers)
-    assert set(after.tools.declared_servers) == in_force
-    if not parsed.is_valid:
-        assert before is not None
-        assert after.tools == before.tools
+        assert (after.definitions, after.tools) == (before.definitions, before.tools)
         return
     assert after.tools.tools == parsed.tools.tools, "built-in tools come and go at once"
-    confirmed = {name for name, first in since.items() if now - first >= CONFIRM_S}
-    known = set(before.tools.servers) if before is not None else set()
-    assert in_force == (known - confirmed) | set(parsed.tools.servers)
-    assert set(after.missing_servers) == in_force - set(parsed.tools.servers)
+    before, servers = before or DebouncedState({}, {}), set(after.tools.servers)
+    for known, declared, in_force, missing, since in (
+        (set(before.definitions), set(parsed.definitions), set(after.definitions), set(after.missing), models_since),
+        (set(before.tools.servers), set(parsed.tools.servers), servers, set(after.missing_servers), servers_since),
+    ):
+        confirmed = {name for name, first in since.items() if now - first >= CONFIRM_S}
+        assert in_force == (known - confirmed) | declared
+        assert missing == in_force - declared
+    assert (after.wake_at is None) == (not after.missing and not after.missing_servers)
+    assert after.wake_at is None or after.wake_at > now
+    names = [*after.definitions, *(alias for each in after.definitions.values() for alias in each.aliases)]
+    assert len(names) == len(set(names)), "two models have one name"
 
 
 @settings(max_examples=campaign_count(25, 600))

@@ -11,14 +11,7 @@ from hypothesis import strategies as st
 
 from controller.engines import ENGINES
 from controller.engines.base import Engine
-from controller.engines.ct2 import CT2Definition
-from controller.engines.exllamav3 import ExLlamaV3Definition
 from controller.engines.figure_gaps import FigureGap, pad_context
-from controller.engines.litert_lm import LiteRTLMDefinition
-from controller.engines.llama_cpp import LlamaCppDefinition
-from controller.engines.llama_server import LlamaServerDefinition
-from controller.engines.onnx import OnnxDefinition
-from controller.engines.vllm import VllmDefinition
 from controller.schema.applied_figures import AppliedFigures
 from controller.schema.desired import Definition
 
@@ -32,35 +25,35 @@ def optional(**strategies: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str
     return st.fixed_dictionaries({}, optional=strategies)
 
 
-def definitions(
-    kind: type[Definition], backend: str, **strategies: st.SearchStrategy[Any]
-) -> st.SearchStrategy[Definition]:
-    return optional(target_inflight=SLOTS, **strategies).map(
-        lambda values: kind.model_validate({"backend": backend, "model_path": "m", **values})
+def define(backend: str, **fields: Any) -> Definition:
+    definition: Definition = ENGINES[backend].definition.model_validate(
+        {"backend": backend, "model_path": "m"} | fields
     )
+    return definition
+
+
+def definitions(backend: str, **strategies: st.SearchStrategy[Any]) -> st.SearchStrategy[Definition]:
+    return optional(target_inflight=SLOTS, **strategies).map(lambda values: define(backend, **values))
 
 
 DEFINITIONS = st.one_of(
     definitions(
-        LlamaServerDefinition,
         "llama_server",
         llama_server_n_ctx=TOKENS,
         llama_server_spec_type=st.sampled_from(["draft-mtp", "ngram-simple"]),
         llama_server_embedding=st.booleans(),
     ),
-    definitions(LlamaCppDefinition, "llama_cpp", gguf_n_ctx=TOKENS, gguf_type_k=TYPES, gguf_type_v=TYPES),
+    definitions("llama_cpp", gguf_n_ctx=TOKENS, gguf_type_k=TYPES, gguf_type_v=TYPES),
     definitions(
-        ExLlamaV3Definition,
         "exllamav3",
         exllama_cache_size=st.integers(1, 64).map(lambda pages: 256 * pages),
         exllama_max_rq_tokens=TOKENS,
         exllama_cache_quant=st.sampled_from(["8", "8,4"]),
     ),
-    definitions(CT2Definition, "ct2", ct2_max_tokens=TOKENS, ct2_inter_threads=SLOTS),
-    definitions(OnnxDefinition, "onnx", onnx_max_tokens=TOKENS),
-    definitions(LiteRTLMDefinition, "litert_lm", litert_lm_max_tokens=TOKENS),
+    definitions("ct2", ct2_max_tokens=TOKENS, ct2_inter_threads=SLOTS),
+    definitions("onnx", onnx_max_tokens=TOKENS),
+    definitions("litert_lm", litert_lm_max_tokens=TOKENS),
     definitions(
-        VllmDefinition,
         "vllm",
         vllm_max_model_len=TOKENS,
         vllm_kv_cache_dtype=st.sampled_from(["auto", "fp8", "fp8_e4m3", "bfloat16"]),
@@ -167,17 +160,14 @@ def test_a_context_length_below_the_declared_one_is_a_gap_with_both(
 
 @given(st.sampled_from(["llama_server", "exllamav3"]), st.integers(2, 16), st.data())
 def test_fewer_slots_than_declared_are_a_gap(backend: str, declared: int, data: st.DataObject) -> None:
-    values = {"backend": backend, "model_path": "m", "target_inflight": declared}
-    definition = ENGINES[backend].definition.model_validate(values)
+    definition = define(backend, target_inflight=declared)
     told = data.draw(st.integers(1, declared - 1))
     assert compare(definition, AppliedFigures(slots=told)) == (FigureGap("target_inflight", declared, told),)
 
 
 @pytest.mark.parametrize(("slots", "is_gap"), [(1, True), (3, True), (4, False)])
 def test_a_cache_beyond_the_training_context_is_applied_where_the_slots_can_fill_it(slots: int, is_gap: bool) -> None:
-    definition = LlamaServerDefinition(
-        backend="llama_server", model_path="m", llama_server_n_ctx=16384, target_inflight=slots
-    )
+    definition = define("llama_server", llama_server_n_ctx=16384, target_inflight=slots)
     applied = AppliedFigures(context_length=4096, trained_context_length=4096, slots=slots)
     gaps = (FigureGap("llama_server_n_ctx", 16384, 4096),) if is_gap else ()
     assert compare(definition, applied) == gaps
@@ -195,53 +185,36 @@ def test_a_cache_beyond_the_training_context_is_applied_where_the_slots_can_fill
     ],
 )
 def test_speculation_of_llama_server(speculates: bool, fields_: dict[str, Any], gap: tuple[str, str] | None) -> None:
-    definition = LlamaServerDefinition.model_validate({"backend": "llama_server", "model_path": "m", **fields_})
     expected = () if gap is None else (FigureGap("llama_server_spec_type", *gap),)
-    assert compare(definition, AppliedFigures(speculates=speculates)) == expected
+    assert compare(define("llama_server", **fields_), AppliedFigures(speculates=speculates)) == expected
 
 
 @pytest.mark.parametrize("declared", FP8)
 @pytest.mark.parametrize("told", [*FP8, "auto"])
 def test_two_words_of_vllm_for_one_data_type_are_equal(declared: str, told: str) -> None:
-    definition = VllmDefinition(backend="vllm", model_path="m", vllm_kv_cache_dtype=declared)
     gaps = (FigureGap("vllm_kv_cache_dtype", declared, told),) if told == "auto" else ()
-    assert compare(definition, AppliedFigures(cache_type_k=told, cache_type_v=told)) == gaps
+    applied = AppliedFigures(cache_type_k=told, cache_type_v=told)
+    assert compare(define("vllm", vllm_kv_cache_dtype=declared), applied) == gaps
 
 
 def test_vllm_that_speculates_undeclared_is_a_gap() -> None:
-    definition = VllmDefinition(backend="vllm", model_path="m")
-    assert compare(definition, AppliedFigures(speculates=True)) == (FigureGap("vllm_speculative_method", "none", "on"),)
+    expected = (FigureGap("vllm_speculative_method", "none", "on"),)
+    assert compare(define("vllm"), AppliedFigures(speculates=True)) == expected
 
 
 @pytest.mark.parametrize(
-    ("definition", "applied"),
+    ("backend", "field", "declared", "extra_args", "applied"),
     [
-        (
-            LlamaServerDefinition(
-                backend="llama_server", model_path="m", llama_server_n_ctx=4096, extra_args=["-c", "512"]
-            ),
-            AppliedFigures(context_length=512),
-        ),
-        (
-            LlamaServerDefinition(
-                backend="llama_server", model_path="m", llama_server_n_ctx=4096, extra_args=["--no-kv-unified"]
-            ),
-            AppliedFigures(context_length=1024),
-        ),
-        (
-            CT2Definition(backend="ct2", model_path="m", ct2_max_tokens=512, extra_args=["--max-tokens=64"]),
-            AppliedFigures(context_length=64),
-        ),
-        (
-            VllmDefinition(backend="vllm", model_path="m", vllm_max_model_len=512, extra_args=["--max_model_len=64"]),
-            AppliedFigures(context_length=64),
-        ),
-        (
-            VllmDefinition(backend="vllm", model_path="m", vllm_max_model_len=512, extra_args=["--config", "/f.yaml"]),
-            AppliedFigures(context_length=64),
-        ),
+        ("llama_server", "llama_server_n_ctx", 4096, ["-c", "512"], 512),
+        ("llama_server", "llama_server_n_ctx", 4096, ["--no-kv-unified"], 1024),
+        ("ct2", "ct2_max_tokens", 512, ["--max-tokens=64"], 64),
+        ("vllm", "vllm_max_model_len", 512, ["--max_model_len=64"], 64),
+        ("vllm", "vllm_max_model_len", 512, ["--config", "/f.yaml"], 64),
     ],
 )
-def test_what_extra_args_set_is_no_gap(definition: Definition, applied: AppliedFigures) -> None:
-    assert compare(definition, applied) == ()
-    assert compare(definition.model_copy(update={"extra_args": []}), applied) != ()
+def test_what_extra_args_set_is_no_gap(
+    backend: str, field: str, declared: int, extra_args: list[str], applied: int
+) -> None:
+    figures = AppliedFigures(context_length=applied)
+    assert compare(define(backend, **{field: declared, "extra_args": extra_args}), figures) == ()
+    assert compare(define(backend, **{field: declared}), figures) != ()

@@ -25,11 +25,7 @@ ORDER: Final = ("q4_0", "q5_0", "q8_0", "f16", "f32")
 @st.composite
 def models(draw: st.DrawFn) -> Gguf:
     name = draw(st.sampled_from(["llama", "qwen3moe", "gemma2", "gemma3"]))
-    heads, group, head = (
-        draw(st.integers(1, 16)),
-        draw(st.sampled_from([1, 2, 4])),
-        draw(st.sampled_from([32, 64, 128])),
-    )
+    heads, group, head = draw(st.tuples(st.integers(1, 16), st.sampled_from([1, 2, 4]), st.sampled_from([32, 64, 128])))
     fields = {
         "context_length": 4096,
         "embedding_length": draw(st.integers(1, 32)) * 64,

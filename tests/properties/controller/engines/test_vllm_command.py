@@ -124,7 +124,6 @@ def assert_same_modules(modules: dict[str, str], told: dict[str, Any]) -> None:
 
 
 def assert_same_values(definition: VllmFields, told: dict[str, Any], smallest_mib: int | None) -> None:
-    """Fields that become one value each."""
     for option in list_options(type(definition)):
         said = getattr(definition, option.name)
         match option.flag:
@@ -161,7 +160,6 @@ def _destination(flag: str) -> str:
 
 
 def assert_same_content(definition: VllmFields, told: dict[str, Any]) -> None:
-    """Fields that become JSON."""
     processor = dict(definition.vllm_mm_processor_kwargs or {})
     if definition.vllm_max_pixels is not None:
         processor["max_pixels"] = definition.vllm_max_pixels

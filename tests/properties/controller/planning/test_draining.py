@@ -26,7 +26,6 @@ class EngineRequest:
     ends: float
 
     def is_inside(self, at: float) -> bool:
-        """Whether the engine counts it."""
         return self.since <= at < self.ends
 
     def overlaps(self, span: IdleSpan) -> bool:
@@ -54,11 +53,8 @@ def test_a_count_that_is_told_has_left_out_nothing_of_a_lost_gateway(
         now += pause_s
         outcome = ProbeOutcome(healthy=False)
         if luck:
-            busy_count, ended_count = (
-                sum(each.is_inside(now) for each in inside),
-                sum(now >= each.ends for each in inside),
-            )
-            outcome = ProbeOutcome(healthy=True, busy_requests=busy_count, progress=ended_count)
+            busy, ended = sum(each.is_inside(now) for each in inside), sum(now >= each.ends for each in inside)
+            outcome = ProbeOutcome(healthy=True, busy_requests=busy, progress=ended)
         probed_health = apply_outcome(probed_health, outcome, now)
         if now < LOST_AT:
             continue

@@ -81,36 +81,6 @@ def test_requests_for_one_model_gather_while_another_is_in_its_place(order: list
     assert table.loads == dict.fromkeys(order, 1)
 
 
-def test_the_one_that_was_idle_for_longest_against_its_reload_goes_first() -> None:
-    table = TrafficSimulator({"a": autoload("a", 400), "b": autoload("b", 400), "c": autoload("c", 400)}, ROOM)
-    for name in "ab":
-        table.ask(name)
-        for _ in range(8):
-            table.step()
-    table.ask("a")  # so b is idle for longer
-    for _ in range(8):
-        table.step()
-    table.ask("c")
-    for _ in range(10):
-        table.step()
-    assert table.evictions == ["b"]
-    assert table.loaded() == {"a", "c"}
-
-
-def test_a_pinned_one_stays_and_the_other_says_why_it_waits() -> None:
-    table = TrafficSimulator({"a": autoload("a", 800, pinned=True), "b": autoload("b", 800)}, ROOM)
-    table.ask("a")
-    for _ in range(10):
-        table.step()
-    table.ask("b")
-    for _ in range(50):
-        table.step()
-    assert table.evictions == []
-    [blocked] = table.world.plan().blocked
-    assert blocked.failed
-    assert blocked.reason == "needs 800 MiB of main memory; free: 200 of the 1000 MiB that engines may take"
-
-
 def test_an_eviction_is_revoked_by_a_request_that_comes_before_the_stop() -> None:
     table = TrafficSimulator({"a": autoload("a", 800), "b": autoload("b", 800)}, ROOM, swap_wait_s=1_000.0)
     table.ask("a")
@@ -127,23 +97,6 @@ def test_an_eviction_is_revoked_by_a_request_that_comes_before_the_stop() -> Non
         table.step()
     assert table.quiet
     assert table.evictions == ["a"]
-
-
-def test_what_nobody_uses_rests() -> None:
-    table = TrafficSimulator(
-        {"a": autoload("a", 100, idle_ttl_s=5.0, min_residency_s=0.0), "b": autoload("b", 100)}, ROOM
-    )
-    table.ask("a")
-    table.ask("b")
-    for _ in range(30):
-        table.step()
-    assert table.evictions == ["a"]
-    statement = table.world.desired.models["a"].statement
-    assert statement.reason == "not used for 5 s"
-    table.ask("a")
-    for _ in range(6):
-        table.step()
-    assert table.loads == {"a": 2, "b": 1}
 
 
 def test_who_only_waits_for_a_turn_on_its_gpu_does_not_rest() -> None:

@@ -14,15 +14,8 @@ from controller.runtimes.nvml import NvmlReader, Reading
 from tests.fakes.fake_nvml import FakeGpu, FakeNvml
 from tests.support.campaign import campaign_count
 
-ERRORS = [
-    "NotSupported",
-    "NoPermission",
-    "FunctionNotFound",
-    "InsufficientSize",
-    "InvalidArgument",
-    "GpuIsLost",
-    "Unknown",
-]
+SILENT = ["NotSupported", "NoPermission", "FunctionNotFound", "InsufficientSize", "InvalidArgument"]
+ERRORS = [*SILENT, "GpuIsLost", "Unknown"]
 FATAL = {"GpuIsLost", "Unknown"}
 NEEDED = ("nvmlDeviceGetHandleByIndex", "nvmlDeviceGetMemoryInfo")
 LISTS = ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v3")
@@ -45,7 +38,6 @@ def hosts(draw: st.DrawFn) -> FakeNvml:
 
 
 def devices(fake: FakeNvml) -> list[FakeGpu]:
-    """What can be placed on, in order."""
     cards = sorted(fake.gpus, key=lambda card: card.bus)
     return [each for card in cards for each in ([card.instances[n] for n in sorted(card.instances)] or [card])]
 
@@ -69,9 +61,7 @@ def test_a_reading_is_what_is_known(fake: FakeNvml) -> None:
     if gpus is None:
         return
     assert [gpu.uuid for gpu in gpus] == [each.uuid for each in there]
-    assert [f"{fake_index}" for fake_index in (gpu.index for gpu in gpus)] == [
-        each.uuid.split("-")[1] for each in there
-    ]
+    assert [str(gpu.index) for gpu in gpus] == [each.uuid.split("-")[1] for each in there]
     for gpu, device in zip(gpus, there, strict=True):
         if old or LISTS[0] in device.errors:
             assert gpu.processes is None
@@ -104,42 +94,16 @@ def test_a_gpu_that_refuses_what_is_needed_is_left_out_and_hides_no_other(
     assert (reader.error, reader.unread_gpus) == (None, ())
 
 
-GPUS = st.builds(
-    Gpu,
-    st.text(),
-    st.integers(0, 99),
-    st.text(),
-    st.integers(0, 10**6),
-    st.integers(0, 10**6),
-    st.none() | st.integers(0, 100),
-    st.none()
-    | st.lists(
-        st.builds(GpuProcess, st.integers(1, 2**32), st.none() | st.integers(0), st.none() | st.text()), max_size=3
-    ).map(tuple),
-    st.none() | st.integers(0, 6),
-)
+TEXT, MIB, INSTANCE = st.none() | st.text(), st.integers(0, 10**6), st.none() | st.integers(0, 6)
+HELD = st.builds(GpuProcess, st.integers(1, 2**32), st.none() | st.integers(0), TEXT)
+HOLDERS = st.none() | st.lists(HELD, max_size=3).map(tuple)
+INDEX, PERCENT = st.integers(0, 99), st.none() | st.integers(0, 100)
+GPUS = st.builds(Gpu, st.text(), INDEX, st.text(), MIB, MIB, PERCENT, HOLDERS, INSTANCE)
+DRIVERS = st.builds(GpuDriver, TEXT, TEXT, st.lists(st.text()).map(tuple))
+UNREAD = st.lists(st.builds(UnreadGpu, INDEX, st.text(), TEXT, TEXT, INSTANCE), max_size=2).map(tuple)
 
 
-DRIVERS = st.builds(GpuDriver, st.none() | st.text(), st.none() | st.text(), st.lists(st.text()).map(tuple))
-UNREAD = st.builds(
-    UnreadGpu,
-    st.integers(0, 99),
-    st.text(),
-    st.none() | st.text(),
-    st.none() | st.text(),
-    st.none() | st.integers(0, 6),
-)
-
-
-@given(
-    reading=st.builds(
-        Reading,
-        st.none() | st.lists(GPUS, max_size=3).map(tuple),
-        st.none() | st.text(),
-        st.none() | DRIVERS,
-        st.lists(UNREAD, max_size=2).map(tuple),
-    )
-)
+@given(st.builds(Reading, st.none() | st.lists(GPUS, max_size=3).map(tuple), TEXT, st.none() | DRIVERS, UNREAD))
 @settings(max_examples=campaign_count(40, 2_000))
 def test_a_line_says_the_same(reading: Reading) -> None:
     line = reading.to_line()
@@ -147,17 +111,12 @@ def test_a_line_says_the_same(reading: Reading) -> None:
     assert Reading.from_line(line) == reading
 
 
+FIELDS = st.sampled_from(
+    ["gpus", "error", "driver", "brands", "uuid", "index", "processes", "pid", "mib", "unread_gpus", "x"]
+)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(
-                ["gpus", "error", "driver", "brands", "uuid", "index", "processes", "pid", "mib", "unread_gpus", "x"]
-            ),
-            inner,
-        )
-    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(FIELDS, inner),
     max_leaves=12,
 )
 

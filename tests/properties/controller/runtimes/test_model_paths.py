@@ -38,7 +38,6 @@ def links_and_path(draw: st.DrawFn) -> tuple[Links, str]:
 
 
 def make_folders(root: Path, links: Links) -> ModelRoots:
-    """The files and links below `root`."""
     for file in FILES:
         (root / file).parent.mkdir(parents=True, exist_ok=True)
         (root / file).write_text(file)

@@ -1,4 +1,4 @@
-"""What is said of a model's files."""
+"""The models folders, which of them has a model, and what is said of its files."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from typing import Literal
 
 import pytest
 
-from controller.artifacts.model_roots import ModelRoots
+from controller.artifacts.facts import ArtifactError
+from controller.artifacts.locate import is_inside, locate_path
+from controller.artifacts.model_roots import ModelRoots, path_below, split_folders
 from controller.engines.base import FileCheck
 from controller.runtimes.model_files import check_files
 
 Kind = Literal["gguf", "file", "folder", "any"]
 
 
-def check(root: Path, path: str, kind: Kind = "gguf") -> str | None:
-    return check_files(ModelRoots((root,)), [FileCheck("model_path", path, kind)])
+def check(root: Path | ModelRoots, path: str, kind: Kind = "gguf", inside: str = "") -> str | None:
+    roots = root if isinstance(root, ModelRoots) else ModelRoots((root,))
+    return check_files(roots, [FileCheck("model_path", path, kind, inside)])
 
 
 @pytest.fixture
@@ -79,9 +82,7 @@ def test_contents_that_are_no_model(root: Path) -> None:
     (root / "none").mkdir()
     os.mkfifo(root / "pipe.gguf")
     assert check(root, "empty.gguf") == "model_path: empty.gguf is empty"
-    lfs = check(root, "lfs.gguf")
-    assert lfs is not None
-    assert "is a Git LFS pointer" in lfs
+    assert "is a Git LFS pointer" in (check(root, "lfs.gguf") or "")
     assert check(root, "none", "folder") == "model_path: none is an empty folder"
     assert check(root, "pipe.gguf", "any") == "model_path: pipe.gguf is not a regular file"
 
@@ -99,15 +100,10 @@ def test_links_may_not_leave_the_models_folder(root: Path, tmp_path: Path) -> No
     refused = f"is a symbolic link to {outside}, outside the models folder {root}: {advice}"
     assert check(root, "outside.gguf") == f"model_path: outside.gguf {refused}"
     assert check(root, "folder/outside.gguf") == f"model_path: folder/outside.gguf {refused}"
-    assert check(root, "dangling.gguf") == (
-        "model_path: dangling.gguf is a symbolic link to nowhere.gguf, which does not exist"
-    )
-    circle = check(root, "circle.gguf")
-    assert circle is not None
-    assert re.search("circle|symbolic links", circle)
-
-
-def test_the_models_folder_may_be_a_link_itself(root: Path, tmp_path: Path) -> None:
+    dangling = "model_path: dangling.gguf is a symbolic link to nowhere.gguf, which does not exist"
+    assert check(root, "dangling.gguf") == dangling
+    assert re.search("circle|symbolic links", check(root, "circle.gguf") or "")
+    # The models folder may be a link itself.
     link = tmp_path / "link"
     link.symlink_to(root)
     assert check(link, "llama/llama-3-q4.gguf") is None
@@ -118,28 +114,25 @@ def test_the_models_folder_may_be_a_link_itself(root: Path, tmp_path: Path) -> N
 @pytest.fixture
 def further(root: Path, tmp_path: Path) -> ModelRoots:
     """The models folder, and one beside it."""
-    made = tmp_path / "further"
-    (made / "llama").mkdir(parents=True)
-    (made / "llama" / "other.gguf").write_bytes(b"GGUF")
-    return ModelRoots((root, made))
+    beside = tmp_path / "further"
+    (beside / "llama").mkdir(parents=True)
+    (beside / "llama" / "other.gguf").write_bytes(b"GGUF")
+    return ModelRoots((root, beside))
 
 
 def test_a_file_may_lie_in_any_models_folder(root: Path, further: ModelRoots) -> None:
-    def check(path: str, kind: Kind = "gguf", inside: str = "") -> str | None:
-        return check_files(further, [FileCheck("model_path", path, kind, inside)])
-
     other = further.folders[1]
-    assert check("llama/other.gguf") is None
-    assert check(str(other / "llama" / "other.gguf")) is None
     (root / "link.gguf").symlink_to(other / "llama" / "other.gguf")
-    assert check("link.gguf") is None
+    for path in ("llama/other.gguf", str(other / "llama" / "other.gguf"), "link.gguf"):
+        assert check(further, path) is None
     missing = f"is missing from {root} and {other}"
-    assert check("llama/othr.gguf") == f'model_path: llama/othr.gguf {missing}; did you mean "llama/other.gguf"?'
-    assert check(f"{other}/x") == f"model_path: {other}/x is missing from {other}"
+    expected = f'model_path: llama/othr.gguf {missing}; did you mean "llama/other.gguf"?'
+    assert check(further, "llama/othr.gguf") == expected
+    assert check(further, f"{other}/x") == f"model_path: {other}/x is missing from {other}"
     # What is in a folder of that name elsewhere does not count: the engine is given one folder.
     (other / "hf").mkdir()
     (other / "hf" / "model.bin").touch()
-    assert check("hf", "file", "model.bin") == f"model_path: hf/model.bin is missing from {root}"
+    assert check(further, "hf", "file", "model.bin") == f"model_path: hf/model.bin is missing from {root}"
 
 
 def test_a_link_out_of_all_models_folders(root: Path, further: ModelRoots, tmp_path: Path) -> None:
@@ -148,34 +141,27 @@ def test_a_link_out_of_all_models_folders(root: Path, further: ModelRoots, tmp_p
     blob.write_bytes(b"GGUF")
     (root / "link.gguf").symlink_to(blob)
     advice = f"`ROUNDHOUSE_MODELS={further},{tmp_path}/hub` (or `--models`) adds the folder {tmp_path}/hub"
-    assert check_files(further, [FileCheck("model_path", "link.gguf", "gguf")]) == (
+    assert check(further, "link.gguf") == (
         f"model_path: link.gguf is a symbolic link to {blob}, outside the models folders {root}, "
         f"{further.folders[1]}: {advice}"
     )
 
 
-def test_models_folders_that_do_not_exist(root: Path, tmp_path: Path) -> None:
-    away = ModelRoots((tmp_path / "none", tmp_path / "nor"))
-    check = FileCheck("model_path", "m.gguf", "gguf")
-    assert check_files(away, [check]) == f"none of the models folders {tmp_path}/none, {tmp_path}/nor exists"
-    one_away = ModelRoots((tmp_path / "none", root))
-    assert check_files(one_away, [FileCheck("model_path", "llama/llama-3-q4.gguf", "gguf")]) is None
-    assert check_files(one_away, [FileCheck("model_path", "none.gguf", "gguf")]) == (
-        f"model_path: none.gguf is missing from {tmp_path}/none (which does not exist) and {root}"
-    )
-
-
-def test_no_models_folder(tmp_path: Path) -> None:
-    assert check(tmp_path / "none", "m.gguf") == f"the models folder {tmp_path / 'none'} does not exist"
-    assert check_files(ModelRoots((tmp_path / "none",)), []) is None
-
-
-def test_a_models_folder_that_leads_in_a_circle(root: Path, tmp_path: Path) -> None:
+def test_models_folders_that_do_not_exist_or_lead_in_a_circle(root: Path, tmp_path: Path) -> None:
+    none = tmp_path / "none"
+    assert check(none, "m.gguf") == f"the models folder {none} does not exist"
+    assert check_files(ModelRoots((none,)), []) is None
+    away = ModelRoots((none, tmp_path / "nor"))
+    assert check(away, "m.gguf") == f"none of the models folders {none}, {tmp_path}/nor exists"
+    one_away = ModelRoots((none, root))
+    assert check(one_away, "llama/llama-3-q4.gguf") is None
+    missing = f"model_path: none.gguf is missing from {none} (which does not exist) and {root}"
+    assert check(one_away, "none.gguf") == missing
     (tmp_path / "a").symlink_to(tmp_path / "b")
     (tmp_path / "b").symlink_to(tmp_path / "a")
     roots = ModelRoots((tmp_path / "a", root))
     assert roots.resolve().folders[1] == root
-    assert check_files(roots, [FileCheck("model_path", "llama/llama-3-q4.gguf", "gguf")]) is None
+    assert check(roots, "llama/llama-3-q4.gguf") is None
     assert check(tmp_path / "a", "m.gguf") == f"the models folder {tmp_path / 'a'} does not exist"
 
 
@@ -213,3 +199,67 @@ def as_nobody() -> Iterator[Path]:
 def test_files_that_may_not_be_read(as_nobody: Path) -> None:
     assert check(as_nobody, "m.gguf") == "model_path: m.gguf cannot be read: Permission denied"
     assert check(as_nobody, "locked/m.gguf") == "model_path: locked/m.gguf cannot be read: Permission denied"
+
+
+def test_a_list_names_each_folder_once_in_its_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/ann")
+    roots = split_folders(" models , ~/hub,/data/new folder,, models/")
+    assert str(roots) == "models,~/hub,/data/new folder,models"
+    assert roots.absolute() == ModelRoots(
+        (tmp_path / "models", Path("/home/ann/hub"), Path("/data/new folder")), home=Path("/home/ann")
+    )
+    assert roots.absolute().absolute() == roots.absolute()
+    for text in ("", " , "):
+        with pytest.raises(ValueError, match="names no folder"):
+            split_folders(text)
+
+
+@pytest.mark.parametrize(
+    ("path", "folder", "inner"),
+    [
+        ("/a/b", "/a", "b"),
+        ("//a//./b/", "/a/", "b"),
+        ("/a", "/a", "."),
+        ("/ab", "/a", None),
+        ("/a/../b", "/a", None),
+        ("/b", "/", "b"),
+        ("/a/..b", "/a", "..b"),
+    ],
+)
+def test_what_lies_below_a_folder(path: str, folder: str, inner: str | None) -> None:
+    assert path_below(path, Path(folder)) == inner
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> ModelRoots:
+    for name, files in (("a", "x"), ("b", "xy"), ("c", "yz")):
+        (tmp_path / name).mkdir()
+        for file in files:
+            (tmp_path / name / file).touch()
+    return ModelRoots(tuple(tmp_path / name for name in "abc"))
+
+
+def test_a_relative_path_means_the_first_folder_that_has_it(three: ModelRoots) -> None:
+    found = {name: locate_path(three, name) for name in ("x", "y", "z", "none")}
+    assert {name: each.root.name for name, each in found.items()} == {"x": "a", "y": "b", "z": "c", "none": "a"}
+    assert all(each.path == each.root / name for name, each in found.items())
+    assert found["none"].searched_roots == three.folders
+    # The one that is meant is broken: another file in its place would be a surprise.
+    (three.first / "y").symlink_to("nowhere")
+    assert locate_path(three, "y").root == three.first
+
+
+def test_an_absolute_path_means_the_folders_that_it_lies_in(three: ModelRoots, tmp_path: Path) -> None:
+    located = locate_path(three, str(three.folders[2] / "x"))
+    assert (located.path, located.searched_roots) == (three.folders[2] / "x", (three.folders[2],))
+    link = tmp_path / "link"
+    link.symlink_to(three.folders[1])
+    linked = ModelRoots((three.first, link))
+    for spelling in (link / "y", three.folders[1] / "y"):
+        assert locate_path(linked, str(spelling)).path == three.folders[1] / "y"
+    for outside in ("../d/x", "/etc/passwd", str(tmp_path / "d"), "x/../../d"):
+        with pytest.raises(ArtifactError, match=r"is outside the models folders /.*/a, /.*/b, /.*/c"):
+            locate_path(three, outside)
+    assert is_inside(three, three.folders[1] / "y")
+    assert not is_inside(three, tmp_path / "abc")

@@ -1,4 +1,4 @@
-"""What the campaign `artifacts` found in heads that are damaged or hostile, each by itself."""
+"""What the campaign `artifacts` found in heads that are damaged or hostile, each by itself; GGUF heads byte by byte."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from controller.artifacts import hf
-from controller.artifacts.facts import UnreadArtifact
-from controller.artifacts.gguf import parse_head
+from controller.artifacts.facts import ArtifactError, UnreadArtifact
+from controller.artifacts.gguf import GgufHead, parse_head
 from controller.artifacts.model_roots import ModelRoots
 from controller.artifacts.read import files_below, read_artifact
 from tests.support.gguf_files import gguf_head
@@ -67,17 +67,12 @@ def test_a_damaged_file_of_ctranslate2_is_named(tmp_path: Path) -> None:
     assert read_reason(tmp_path, "m") == "m/model.bin ends within its head: was it copied to the end?"
 
 
-@pytest.mark.parametrize(
-    ("length", "reason"),
-    [
-        (60, "ends within its head: was it copied to the end?"),
-        (-256, "ends before its tensors do: was it copied to the end?"),
-    ],
-)
+@pytest.mark.parametrize(("length", "reason"), [(60, "ends within its head"), (-256, "ends before its tensors do")])
 def test_the_file_of_a_split_set_that_is_wrong_is_named(tmp_path: Path, length: int, reason: str) -> None:
     files = split_model()
     write_model(tmp_path / "sub", files | {SPLIT_NAMES[1]: files[SPLIT_NAMES[1]][:length]})
-    assert read_reason(tmp_path, f"sub/{SPLIT_NAMES[0]}") == f"sub/{SPLIT_NAMES[1]} {reason}"
+    expected = f"sub/{SPLIT_NAMES[1]} {reason}: was it copied to the end?"
+    assert read_reason(tmp_path, f"sub/{SPLIT_NAMES[0]}") == expected
 
 
 # Texts of somebody else's in errors
@@ -111,17 +106,15 @@ def test_a_file_s_name_need_not_be_a_text(tmp_path: Path) -> None:
 
 # Numbers
 
+NO_NUMBERS = ("[0, 1e999]", "[0, 10.5]", '["0", "10"]')
+
 
 @pytest.mark.parametrize(
     ("offsets", "reason"),
     [
-        ("[0, 1e999]", "has no type and offsets of the tensor a: it is damaged"),
-        ("[0, 10.5]", "has no type and offsets of the tensor a: it is damaged"),
-        ('["0", "10"]', "has no type and offsets of the tensor a: it is damaged"),
-        ("[5, 4]", "has wrong offsets of the tensor a: it is damaged"),
-        ("[-5, 4]", "has wrong offsets of the tensor a: it is damaged"),
-        ("[0, 11]", "ends before its tensors do: was it copied to the end?"),
-        (f"[0, {10**400}]", "ends before its tensors do: was it copied to the end?"),
+        *((offsets, "has no type and offsets of the tensor a: it is damaged") for offsets in NO_NUMBERS),
+        *((offsets, "has wrong offsets of the tensor a: it is damaged") for offsets in ("[5, 4]", "[-5, 4]")),
+        *((f"[0, {end}]", "ends before its tensors do: was it copied to the end?") for end in (11, 10**400)),
         ('[0, 10]}, "b": {"dtype": "F16", "data_offsets": [0, 10]', "has tensors that overlap: it is damaged"),
     ],
 )
@@ -173,3 +166,18 @@ def test_what_is_not_kept_of_a_gguf_head_is_not_copied() -> None:
     tracemalloc.stop()
     assert (head.fields, head.lengths) == ({}, {"a": 2**20, "t": 2**22})
     assert most < 2**16
+
+
+def head(key: str, value: bytes) -> bytes:
+    """A head of one field and no tensor; `value` begins with its type."""
+    return b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, len(key)) + key.encode() + value
+
+
+def test_an_array_of_numbers_is_kept_and_one_of_a_type_that_is_not_known_reported() -> None:
+    def array(kind: int) -> bytes:
+        return struct.pack("<IIQII", 9, kind, 2, 7, 8)
+
+    assert parse_head(head("k", array(4))) == GgufHead({"k": (7, 8)}, {}, {}, 64)
+    for kind in (9, 13):
+        with pytest.raises(ArtifactError, match=f"^holds an array of the unknown type {kind}: it is damaged, or newer"):
+            parse_head(head("k", array(kind)))

@@ -91,7 +91,6 @@ def test_a_tokenizer_that_cannot_be_read_hides_nothing_else(tmp_path: Path) -> N
 
 
 def read_below(root: Path, path: str) -> Any:
-    """What is read of it."""
     return read_artifact(path, files_below(ModelRoots((root,)), path))
 
 

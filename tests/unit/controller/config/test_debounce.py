@@ -16,90 +16,75 @@ def declaring(*names: str, **aliases: str) -> ParsedFolder:
     return parsed
 
 
-def names(settled: DebouncedState | None) -> list[str]:
+EMPTY = parse_text("models: {}")
+A, BOTH = declaring("a"), declaring("a", "b")
+
+
+def after(*reads: tuple[ParsedFolder, float]) -> DebouncedState:
+    """What is in force after reads at these times."""
+    settled: DebouncedState | None = None
+    for parsed, now in reads:
+        settled = debounce(settled, parsed, now)
     assert settled is not None
-    return sorted(settled.definitions)
+    return settled
 
 
-def test_nothing_was_ever_known() -> None:
-    assert debounce(None, BROKEN, 0.0) is None
+def names(*reads: tuple[ParsedFolder, float]) -> list[str]:
+    return sorted(after(*reads).definitions)
 
 
 def test_a_first_good_read_is_in_force_at_once_also_when_it_declares_nothing() -> None:
-    assert names(debounce(None, declaring("a"), 0.0)) == ["a"]
-    assert names(debounce(None, parse_text("models: {}"), 0.0)) == []
+    assert debounce(None, BROKEN, 0.0) is None
+    assert names((A, 0.0)) == ["a"]
+    assert names((EMPTY, 0.0)) == []
 
 
 def test_a_new_model_and_an_edit_come_into_force_at_once() -> None:
-    settled = debounce(debounce(None, declaring("a"), 0.0), declaring("a", "b", a="x"), 1.0)
-    assert names(settled) == ["a", "b"]
-    assert settled is not None
-    assert settled.definitions["a"].aliases == ["x"]
-    assert settled.wake_at is None
+    settled = after((A, 0.0), (declaring("a", "b", a="x"), 1.0))
+    assert settled.definitions.keys() == {"a", "b"}
+    assert (settled.definitions["a"].aliases, settled.wake_at) == (["x"], None)
 
 
 def test_a_vanished_model_goes_after_two_agreeing_reads() -> None:
-    settled = debounce(debounce(None, declaring("a", "b"), 0.0), declaring("a"), 10.0)
-    assert settled is not None
-    assert names(settled) == ["a", "b"]
-    assert settled.missing == {"b": 10.0}
-    assert settled.wake_at == 10.0 + CONFIRM_S
-    settled = debounce(settled, declaring("a"), 11.9)
-    assert names(settled) == ["a", "b"]
-    settled = debounce(settled, declaring("a"), 12.0)
-    assert names(settled) == ["a"]
-    assert settled == DebouncedState(declaring("a").definitions, declaring("a").declared_models)
-
-
-def test_a_model_that_comes_back_in_time_was_never_gone() -> None:
-    settled = debounce(debounce(None, declaring("a", "b"), 0.0), declaring("a"), 10.0)
-    settled = debounce(settled, declaring("a", "b"), 10.5)
-    assert settled is not None
-    assert settled.missing == {}
-    settled = debounce(settled, declaring("a"), 12.5)
-    assert names(settled) == ["a", "b"]
+    vanished = ((BOTH, 0.0), (A, 10.0))
+    settled = after(*vanished)
+    assert settled.definitions.keys() == {"a", "b"}
+    assert (settled.missing, settled.wake_at) == ({"b": 10.0}, 10.0 + CONFIRM_S)
+    assert names(*vanished, (A, 11.9)) == ["a", "b"]
+    assert after(*vanished, (A, 11.9), (A, 12.0)) == DebouncedState(A.definitions, A.declared_models)
+    # One that comes back in time was never gone.
+    assert after(*vanished, (BOTH, 10.5)).missing == {}
+    assert names(*vanished, (BOTH, 10.5), (A, 12.5)) == ["a", "b"]
 
 
 def test_a_broken_file_changes_nothing_and_agrees_with_nothing() -> None:
-    settled = debounce(debounce(None, declaring("a", "b"), 0.0), declaring("a"), 10.0)
-    settled = debounce(settled, BROKEN, 11.0)
-    assert settled is not None
-    assert (names(settled), settled.missing, settled.wake_at) == (["a", "b"], {}, None)
-    settled = debounce(settled, declaring("a"), 13.0)
-    assert names(settled) == ["a", "b"]
+    reads = ((BOTH, 0.0), (A, 10.0), (BROKEN, 11.0))
+    settled = after(*reads)
+    assert (sorted(settled.definitions), settled.missing, settled.wake_at) == (["a", "b"], {}, None)
+    assert names(*reads, (A, 13.0)) == ["a", "b"]
 
 
-def test_all_models_at_once_are_drained_by_an_empty_mapping_only_after_two_reads() -> None:
-    settled = debounce(debounce(None, declaring("a"), 0.0), parse_text("models: {}"), 1.0)
-    assert names(settled) == ["a"]
-    assert names(debounce(settled, parse_text("models: {}"), 3.0)) == []
-
-
-def test_each_model_has_its_own_time() -> None:
-    settled = debounce(debounce(None, declaring("a", "b"), 0.0), declaring("b"), 10.0)
-    settled = debounce(settled, parse_text("models: {}"), 11.0)
-    assert settled is not None
-    assert settled.missing == {"a": 10.0, "b": 11.0}
-    assert settled.wake_at == 12.0
-    assert names(debounce(settled, parse_text("models: {}"), 12.0)) == ["b"]
+def test_each_model_has_its_own_time_and_all_are_drained_by_an_empty_mapping_only_after_two_reads() -> None:
+    reads = ((BOTH, 0.0), (declaring("b"), 10.0), (EMPTY, 11.0))
+    settled = after(*reads)
+    assert (settled.missing, settled.wake_at) == ({"a": 10.0, "b": 11.0}, 12.0)
+    assert names(*reads, (EMPTY, 12.0)) == ["b"]
+    assert names((A, 0.0), (EMPTY, 1.0)) == ["a"]
+    assert names((A, 0.0), (EMPTY, 1.0), (EMPTY, 3.0)) == []
 
 
 def test_a_clock_that_was_set_back_keeps_no_model_for_ever() -> None:
-    settled = debounce(debounce(None, declaring("a", "b"), 1000.0), declaring("a"), 1000.0)
-    settled = debounce(settled, declaring("a"), 5.0)
-    assert settled is not None
-    assert settled.wake_at == 7.0
-    assert names(debounce(settled, declaring("a"), 7.0)) == ["a"]
+    reads = ((BOTH, 1000.0), (A, 1000.0), (A, 5.0))
+    assert after(*reads).wake_at == 7.0
+    assert names(*reads, (A, 7.0)) == ["a"]
 
 
 def test_a_renamed_model_keeps_its_old_name_as_an_alias_once_the_old_one_has_left() -> None:
     old, new = declaring("chat", chat="gpt"), declaring("talk", talk="chat, gpt")
-    settled = debounce(debounce(None, old, 0.0), new, 10.0)
-    assert settled is not None
+    settled = after((old, 0.0), (new, 10.0))
     # For a moment both are in force: the old model still has its name, the new one the alias of both.
     assert settled.definitions["talk"].aliases == ["gpt"]
     assert settled.definitions["chat"].aliases == []
-    settled = debounce(settled, new, 12.0)
-    assert settled is not None
+    settled = after((old, 0.0), (new, 10.0), (new, 12.0))
     assert settled.definitions["talk"].aliases == ["chat", "gpt"]
-    assert names(settled) == ["talk"]
+    assert settled.definitions.keys() == {"talk"}

@@ -79,12 +79,9 @@ def test_files_are_merged_as_they_are_for_models() -> None:
     ]
 
 
-def test_keys_alone_are_no_desired_state() -> None:
+def test_models_and_keys_may_stand_in_files_of_their_own_but_keys_alone_are_no_desired_state() -> None:
     [problem] = problems_of(keys=f"keys: {{ci: {{sha256: {A}}}}}")
     assert problem == "desired-state: no file has the key `models`; `models: {}` declares that there are none"
-
-
-def test_models_and_keys_may_stand_in_files_of_their_own() -> None:
     parsed = parse_text("models: {a: {backend: stub}}", keys=f"keys: {{ci: {{sha256: {A}}}}}")
     assert (list(parsed.definitions), list(parsed.keys)) == (["a"], ["ci"])
 
@@ -199,38 +196,35 @@ def declaring(*keys: str) -> ParsedFolder:
     return parsed
 
 
-def in_force(settled: DebouncedState | None) -> list[str]:
+def in_force(*reads: tuple[ParsedFolder, float]) -> tuple[list[str], float | None]:
+    """Keys after reads at these times, and when to look again."""
+    settled: DebouncedState | None = None
+    for parsed, now in reads:
+        settled = debounce(settled, parsed, now)
     assert settled is not None
     assert settled.keys.keys() == settled.declared_keys.keys()
-    return sorted(settled.keys)
+    return sorted(settled.keys), settled.wake_at
 
 
 def test_an_edit_of_keys_is_in_force_at_once() -> None:
-    settled = debounce(None, declaring("a", "b"), 0.0)
-    assert in_force(settled) == ["a", "b"]
-    settled = debounce(settled, declaring("b", "c"), 0.1)
-    assert in_force(settled) == ["b", "c"]
-    assert settled is not None
-    assert settled.wake_at is None
+    first = (declaring("a", "b"), 0.0)
+    assert in_force(first) == (["a", "b"], None)
+    assert in_force(first, (declaring("b", "c"), 0.1)) == (["b", "c"], None)
 
 
 @pytest.mark.parametrize(
     "broken", ["models: [", "models: {a: {backend: nope}}\nkeys: {}", "keys: {}", "models: {}\nkeys: {b: {}}"]
 )
 def test_broken_files_drop_no_key(broken: str) -> None:
-    settled = debounce(debounce(None, declaring("a"), 0.0), parse_text(broken), 100.0)
-    assert in_force(settled) == ["a"]
-    assert in_force(debounce(settled, parse_text(broken), 200.0)) == ["a"]
+    good, parsed = (declaring("a"), 0.0), parse_text(broken)
+    assert in_force(good, (parsed, 100.0)) == in_force(good, (parsed, 100.0), (parsed, 200.0)) == (["a"], None)
 
 
 def test_the_last_key_goes_only_after_two_reads_for_without_keys_everybody_is_let_in() -> None:
-    settled = debounce(debounce(None, declaring("a"), 0.0), declaring(), 10.0)
-    assert in_force(settled) == ["a"]
-    assert settled is not None
-    assert settled.wake_at == 10.0 + CONFIRM_S
-    assert in_force(debounce(settled, declaring("b"), 10.5)) == ["b"], "a checkout is over"
-    assert in_force(debounce(settled, declaring(), 11.9)) == ["a"]
-    interrupted = debounce(debounce(settled, parse_text("models: ["), 11.0), declaring(), 12.5)
-    assert in_force(interrupted) == ["a"]
-    gone = debounce(settled, declaring(), 12.0)
-    assert (in_force(gone), gone and gone.wake_at) == ([], None)
+    none = declaring()
+    reads = ((declaring("a"), 0.0), (none, 10.0))
+    assert in_force(*reads) == (["a"], 10.0 + CONFIRM_S)
+    assert in_force(*reads, (declaring("b"), 10.5))[0] == ["b"], "a checkout is over"
+    assert in_force(*reads, (none, 11.9))[0] == ["a"]
+    assert in_force(*reads, (parse_text("models: ["), 11.0), (none, 12.5))[0] == ["a"]
+    assert in_force(*reads, (none, 12.0)) == ([], None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,19 +26,10 @@ def test_what_was_saved_is_what_is_loaded(tmp_path: Path) -> None:
     save_last_good(tmp_path, GOOD.declared_models, GOOD.declared_keys, 5.0, GOOD.tools)
     settled = load_last_good(tmp_path, MODELS_ROOT)
     assert settled is not None
-    assert settled.definitions == GOOD.definitions
-    assert settled.tools == GOOD.tools
-    assert settled.tools.servers["b"].env == {"C": "d"}
-    assert settled.declared_models == GOOD.declared_models
-    assert settled.keys == GOOD.keys
-    assert settled.keys["ci"].sha256 == HASH
-    assert settled.declared_keys == GOOD.declared_keys
-    assert settled.missing == {}
+    for part in ("definitions", "declared_models", "tools", "keys", "declared_keys"):
+        assert getattr(settled, part) == getattr(GOOD, part), part
+    assert (settled.tools.servers["b"].env, settled.keys["ci"].sha256, settled.missing) == ({"C": "d"}, HASH, {})
     assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
-
-
-def test_only_the_owner_may_read_it(tmp_path: Path) -> None:
-    save_last_good(tmp_path, GOOD.declared_models, GOOD.declared_keys, now=5.0)
     assert stat.S_IMODE((tmp_path / FILE_NAME).stat().st_mode) == 0o600
 
 
@@ -49,24 +41,20 @@ def test_nothing_stored_is_not_no_models(tmp_path: Path) -> None:
     assert settled.definitions == {}
 
 
+def stored(**fields: Any) -> str:
+    return json.dumps({"schema_version": 1, "saved_at": 1.0, "models": {}} | fields)
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ("", "not a stored state of Roundhouse"),
-        ('{"schema_version": 1', "not a stored state of Roundhouse"),
-        ('{"schema_version": 1, "saved_at": 1.0}', "not a stored state of Roundhouse"),
-        (
-            json.dumps({"schema_version": SCHEMA_VERSION + 1, "saved_at": 1.0, "models": {}}),
-            f"written by a newer Roundhouse (schema_version {SCHEMA_VERSION + 1}",
+        *(
+            (text, "not a stored state of Roundhouse")
+            for text in ("", '{"schema_version": 1', '{"schema_version": 1, "saved_at": 1.0}')
         ),
-        (
-            json.dumps({"schema_version": 1, "saved_at": 1.0, "models": {"a": {"backend": "gone"}}}),
-            "models.a.backend: unknown backend `gone`",
-        ),
-        (
-            json.dumps({"schema_version": 1, "saved_at": 1.0, "models": {}, "keys": {"ci": {"sha256": "rh-x"}}}),
-            "keys.ci.sha256: looks like the secret itself",
-        ),
+        (stored(schema_version=SCHEMA_VERSION + 1), f"a newer Roundhouse (schema_version {SCHEMA_VERSION + 1}"),
+        (stored(models={"a": {"backend": "gone"}}), "models.a.backend: unknown backend `gone`"),
+        (stored(keys={"ci": {"sha256": "rh-x"}}), "keys.ci.sha256: looks like the secret itself"),
     ],
 )
 def test_what_cannot_be_used_says_why_and_names_the_file(tmp_path: Path, content: str, reason: str) -> None:
@@ -78,7 +66,7 @@ def test_what_cannot_be_used_says_why_and_names_the_file(tmp_path: Path, content
 
 
 def test_what_an_older_version_stored_has_no_keys(tmp_path: Path) -> None:
-    (tmp_path / FILE_NAME).write_text('{"schema_version": 1, "saved_at": 1.0, "models": {"a": {"backend": "stub"}}}')
+    (tmp_path / FILE_NAME).write_text(stored(models={"a": {"backend": "stub"}}))
     settled = load_last_good(tmp_path, MODELS_ROOT)
     assert settled is not None
     assert (list(settled.definitions), settled.keys, settled.declared_keys) == (["a"], {}, {})

@@ -11,27 +11,17 @@ def declared(text: str, **files: str) -> object:
     return parsed.declared_models
 
 
-def test_mappings_are_merged_deep_and_lists_replaced() -> None:
+def test_mappings_are_merged_deep_lists_replaced_and_null_removes_a_field_and_a_model() -> None:
     assert declared(
-        "models: {a: {backend: stub, env: {X: '1', Y: '2'}, aliases: [one, two]}}",
-        local="models: {a: {env: {Y: '3'}, aliases: [three]}}",
+        "models: {a: {backend: stub, env: {X: '1', Y: '2'}, aliases: [one, two], replicas: 2}, b: {backend: stub}}",
+        local="models: {a: {env: {Y: '3'}, aliases: [three], replicas: null}, b: null}",
     ) == {"a": {"backend": "stub", "env": {"X": "1", "Y": "3"}, "aliases": ["three"]}}
 
 
-def test_null_removes_a_field_and_a_model() -> None:
-    assert declared(
-        "models: {a: {backend: stub, replicas: 2}, b: {backend: stub}}",
-        local="models: {a: {replicas: null}, b: null}",
-    ) == {"a": {"backend": "stub"}}
-
-
 def test_a_model_that_was_removed_may_be_declared_anew_without_what_it_was() -> None:
-    assert declared(
-        "models: {a: {backend: stub, replicas: 2}}",
-        n2="models: {a: null}",
-        n3="models: {a: {backend: stub}}",
-        local="{}",
-    ) == {"a": {"backend": "stub"}}
+    removed, anew = "models: {a: null}", "models: {a: {backend: stub}}"
+    merged = declared("models: {a: {backend: stub, replicas: 2}}", n2=removed, n3=anew, local="{}")
+    assert merged == {"a": {"backend": "stub"}}
 
 
 def test_files_are_merged_in_name_order_and_local_comes_last() -> None:

@@ -25,12 +25,10 @@ LOADING = [name for name in ENGINES if name not in ("openai_remote", "stub")]
 
 
 def parse(text: str) -> ParsedFolder:
-    """A folder with one file."""
     return parse_folder(FolderSnapshot("desired", {"m.yaml": text.encode()}), ROOTS)
 
 
 def resolve(text: str, sources: dict[str, PlacedSource]) -> DesiredModel:
-    """The one model of a file."""
     parsed = parse(text)
     assert parsed.is_valid, parsed.problems
     [(name, definition)] = parsed.definitions.items()

@@ -24,46 +24,30 @@ def test_which_files_are_read_and_in_which_order(tmp_path: Path) -> None:
     assert snapshot.files["b.yml"] == GOOD.encode()
 
 
-def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
+def test_what_is_no_folder_is_an_error(tmp_path: Path) -> None:
     parsed = parse_folder(read_folder(tmp_path / "none"), ModelRoots((tmp_path,)))
-    assert [str(problem) for problem in parsed.problems] == [
-        f"{tmp_path}/none: the desired-state folder cannot be read: No such file or directory"
-    ]
-
-
-def test_a_file_instead_of_a_folder_is_an_error(tmp_path: Path) -> None:
+    [problem] = parsed.problems
+    assert str(problem) == f"{tmp_path}/none: the desired-state folder cannot be read: No such file or directory"
     (tmp_path / "models.yaml").write_text(GOOD)
     assert "Not a directory" in str(read_folder(tmp_path / "models.yaml").problems[0])
 
 
-def test_a_link_that_leads_nowhere_is_an_error_and_others_are_still_read(tmp_path: Path) -> None:
-    (tmp_path / "a.yaml").write_text(GOOD)
+def test_a_file_that_cannot_be_read_is_an_error_and_others_are_still_read(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text(GOOD)
+    (tmp_path / "a.yaml").symlink_to("data")
+    assert list(parse_folder(read_folder(tmp_path), ModelRoots((tmp_path,))).definitions) == ["a"]
     (tmp_path / "b.yaml").symlink_to(tmp_path / "gone")
+    os.mkfifo(tmp_path / "c.yaml")
+    with (tmp_path / "d.yaml").open("wb") as file:
+        file.truncate(MAX_FILE_BYTES + 1)
     snapshot = read_folder(tmp_path)
     assert list(snapshot.files) == ["a.yaml"]
-    assert [str(problem) for problem in snapshot.problems] == [
-        f"{tmp_path}/b.yaml: cannot be read: No such file or directory"
-    ]
+    nowhere, pipe, huge = map(str, snapshot.problems)
+    assert nowhere == f"{tmp_path}/b.yaml: cannot be read: No such file or directory"
+    assert pipe == f"{tmp_path}/c.yaml: cannot be read: not a regular file", "and it is not waited for"
+    assert "d.yaml" in huge
+    assert "larger than 4 MiB" in huge
     assert not parse_folder(snapshot, ModelRoots((tmp_path,))).is_valid
-
-
-def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "a.yaml")
-    assert [str(problem) for problem in read_folder(tmp_path).problems] == [
-        f"{tmp_path}/a.yaml: cannot be read: not a regular file"
-    ]
-
-
-def test_a_huge_file_is_refused_unread(tmp_path: Path) -> None:
-    with (tmp_path / "a.yaml").open("wb") as file:
-        file.truncate(MAX_FILE_BYTES + 1)
-    assert "larger than 4 MiB" in str(read_folder(tmp_path).problems[0])
-
-
-def test_links_to_files_are_followed(tmp_path: Path) -> None:
-    (tmp_path / "data").write_text(GOOD)
-    (tmp_path / "models.yaml").symlink_to("data")
-    assert list(parse_folder(read_folder(tmp_path), ModelRoots((tmp_path,))).definitions) == ["a"]
 
 
 def test_problems_name_files_as_the_operator_named_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,8 @@ import json
 import pytest
 
 from controller.config.debounce import CONFIRM_S, DebouncedState, debounce
-from controller.config.parse import ParsedFolder
 from controller.schema.routing import RoutingTable, Stamp
-from controller.schema.tools import BUILTIN_TOOLS, McpServer, McpServerRoute, PlainTool, ToolRoute
+from controller.schema.tools import BUILTIN_TOOLS, McpServerRoute, ToolRoute
 from controller.status.permissions import build_mcp_servers, build_tools
 from tests.support.config_files import parse_text, problems_of
 
@@ -61,11 +60,8 @@ def test_everything_that_may_be_declared() -> None:
     assert tools["write_file"] == ToolRoute(name="write_file", folder="/srv/notes")
     time, weather = build_mcp_servers(parsed.tools.servers, {})
     assert weather.headers["Authorization"].get_secret_value() == f"Bearer {SECRET}"
-    assert (weather.url, weather.reason, weather.tools) == (
-        "https://mcp.example.org/mcp",
-        None,
-        ("forecast", "current_*"),
-    )
+    assert (weather.url, weather.reason) == ("https://mcp.example.org/mcp", None)
+    assert weather.tools == ("forecast", "current_*")
     assert (time.url, time.reason, time.tools) == (None, "it is not started", None)
     assert (time.timeout_s, time.max_output_kib) == (600.0, 1)
     assert parsed.tools.servers["time"].mounts == ["/srv/a:/a", "/srv/b:/b:rw"]
@@ -210,28 +206,28 @@ def test_a_key_names_tools_that_exist_or_may_come() -> None:
 # When they come into force.
 
 
-def reads(*texts: str) -> list[ParsedFolder]:
-    return [parse_text(f"models: {{}}\n{text}") for text in texts]
+def after(*reads: tuple[str, float]) -> DebouncedState:
+    """What is in force after reads of these texts at these times."""
+    settled: DebouncedState | None = None
+    for text, now in reads:
+        settled = debounce(settled, parse_text(f"models: {{}}\n{text}"), now)
+    assert settled is not None
+    return settled
 
 
 def test_a_tool_ends_at_once_and_a_server_when_two_reads_agree() -> None:
-    both, neither = reads("tools: {calculate: {}}\nmcp_servers: {a: {command: [x]}, b: {command: [y]}}", "")
-    state = debounce(debounce(None, both, 10.0), neither, 20.0)
-    assert state is not None
+    both = ("tools: {calculate: {}}\nmcp_servers: {a: {command: [x]}, b: {command: [y]}}", 10.0)
+    state = after(both, ("", 20.0))
     assert (state.tools.tools, sorted(state.tools.servers)) == ({}, ["a", "b"])
     assert (state.missing_servers, state.wake_at) == ({"a": 20.0, "b": 20.0}, 20.0 + CONFIRM_S)
-    state = debounce(state, neither, 20.0 + CONFIRM_S)
-    assert state == DebouncedState({}, {})
+    assert after(both, ("", 20.0), ("", 20.0 + CONFIRM_S)) == DebouncedState({}, {})
 
 
 def test_broken_files_take_nothing_away() -> None:
-    good, empty, broken = reads("tools: {calculate: {}}\nmcp_servers: {a: {command: [x]}}", "", "tools: [")
-    state = debounce(debounce(debounce(None, good, 1.0), empty, 2.0), broken, 9.0)
-    assert state is not None
+    good, broken = ("tools: {calculate: {}}\nmcp_servers: {a: {command: [x]}}", 1.0), ("tools: [", 9.0)
+    state = after(good, ("", 2.0), broken)
     assert (sorted(state.tools.servers), state.wake_at) == (["a"], None)
-    settled = debounce(debounce(None, good, 1.0), broken, 9.0)
-    assert settled is not None
-    assert settled.tools == good.tools
+    assert after(good, broken).tools == after(good).tools
 
 
 # Between versions.
@@ -249,21 +245,11 @@ def test_a_table_survives_the_wire_and_shows_no_secret() -> None:
     assert RoutingTable.model_validate_json(table.model_dump_json()) == table
 
 
-def test_a_table_of_an_older_controller_permits_no_tool() -> None:
+def test_a_table_of_an_older_controller_permits_no_tool_and_what_a_newer_one_adds_is_ignored() -> None:
     key = {"name": "ci", "sha256": "a" * 64, "tenant": "ci"}
     old = {"kind": "table", "instance": "i", "stamp": {"epoch": 1, "seq": 1}, "keys": [key]}
     table = RoutingTable.model_validate_json(json.dumps(old))
     assert (table.tools, table.mcp_servers, table.keys[0].tools) == ((), (), ())
-
-
-def test_what_a_newer_controller_adds_is_ignored() -> None:
     route = ToolRoute.model_validate({"name": "x", "later": 1})
     server = McpServerRoute.model_validate({"name": "x", "url": None, "later": 1})
     assert (route, server) == (ToolRoute(name="x"), McpServerRoute(name="x", url=None))
-
-
-def test_definitions_are_immutable_and_strict() -> None:
-    with pytest.raises(ValueError, match="frozen"):
-        PlainTool().timeout_s = 5.0  # type: ignore[misc]
-    with pytest.raises(ValueError, match="valid number"):
-        McpServer(url="http://a/", timeout_s="5")  # type: ignore[arg-type]

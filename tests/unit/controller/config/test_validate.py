@@ -86,9 +86,7 @@ def test_the_backend_is_resolved_from_the_artifact_and_stands_in_the_definition_
     parsed = parse_text("models: {a: {model_path: a.GGUF}}")
     assert parsed.definitions["a"].backend == "llama_server"
     assert parsed.declared_models["a"] == {"model_path": "a.GGUF"}
-
-
-def test_an_artifact_that_tells_no_backend() -> None:
+    # An artifact that tells no backend:
     assert problems_of("models:\n  a: {model_path: weights}\n") == [
         f"{FIRST}:2: models.a: the artifact does not tell which backend serves it: set `backend` to one of "
         + ", ".join(ENGINES)
@@ -103,11 +101,8 @@ def test_an_unknown_backend_does_not_hide_other_problems() -> None:
     ]
 
 
-def test_a_missing_field_is_told_at_the_model() -> None:
+def test_a_missing_field_is_reported_at_the_model_and_fields_that_contradict_each_other() -> None:
     assert problems_of("models:\n\n  a: {backend: llama_server}\n") == [f"{FIRST}:3: models.a.model_path: is required"]
-
-
-def test_fields_that_contradict_each_other() -> None:
     assert in_stub("replicas: 3\n    replica_max: 2") == ["replicas: replicas is 3, above replica_max 2"]
 
 
@@ -139,43 +134,21 @@ def test_one_broken_model_rejects_all() -> None:
 
 
 def test_a_role_is_of_one_model_alone() -> None:
-    found = problems_of(
-        """\
-        models:
-          a: {backend: stub, role: aicore}
-          b: {backend: stub}
-          c: {backend: stub, role: aicore}
-        """
-    )
-    assert found == [f"{FIRST}:4: models.c.role: model a has the role `aicore` already"]
+    found = problems_of("models:\n  a: {backend: stub, role: aicore}\n  b: {backend: stub, role: aicore}\n")
+    assert found == [f"{FIRST}:3: models.b.role: model a has the role `aicore` already"]
 
 
 def test_aliases_are_taken_once() -> None:
-    found = problems_of(
-        """\
-        models:
-          a:
-            backend: stub
-            aliases: [b, x, x]
-          b:
-            backend: stub
-            aliases:
-              - x
-              - b
-        """
+    of_a, of_b = (
+        "    backend: stub\n    aliases: [b, x, x]\n",
+        "    backend: stub\n    aliases:\n      - x\n      - b\n",
     )
-    assert found == [
+    text = f"models:\n  a:\n{of_a}  b:\n{of_b}"
+    assert problems_of(text) == [
         f"{FIRST}:4: models.a.aliases[0]: alias `b` is already the name of model b",
         f"{FIRST}:4: models.a.aliases[2]: alias `x` is already an alias of model a",
         f"{FIRST}:8: models.b.aliases[0]: alias `x` is already an alias of model a",
         f"{FIRST}:9: models.b.aliases[1]: alias `b` is already the name of model b",
     ]
-
-
-def test_an_alias_of_a_removed_model_is_free() -> None:
-    assert (
-        problems_of(
-            "models: {a: {backend: stub, aliases: [x]}, b: {backend: stub, aliases: [x]}}", local="models: {a: null}"
-        )
-        == []
-    )
+    free = text.replace("      - b\n", "")
+    assert problems_of(free, local="models: {a: null}") == [], "those of a removed model are free"

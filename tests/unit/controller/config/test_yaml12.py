@@ -7,6 +7,9 @@ import pytest
 from controller.config.tree import SourcePlace, Table, to_plain_value
 from controller.config.yaml12 import MAX_DEPTH, MAX_NODES, read_document
 
+TAG = "a tag that is not known here; a text that begins with ! is put in quotes"
+INFINITE = "not a finite number; a text that looks like one is put in quotes"
+
 
 def values(text: str) -> object:
     table, problems = read_document("f.yaml", text.encode())
@@ -23,26 +26,19 @@ def problems(text: str | bytes) -> list[str]:
 @pytest.mark.parametrize(
     ("written", "meant"),
     [
-        ("on", "on"),
-        ("off", "off"),
-        ("yes", "yes"),
-        ("No", "No"),
+        *((text, text) for text in ("on", "off", "yes", "No", "1_000", "12:30:45", "2026-01-01", "=")),
         ("true", True),
         ("FALSE", False),
         ("012", 12),
         ("0o17", 15),
         ("0x1F", 31),
         ("-3", -3),
-        ("1_000", "1_000"),
-        ("12:30:45", "12:30:45"),
-        ("2026-01-01", "2026-01-01"),
         ("1.5", 1.5),
         ("1e3", 1000.0),
         ("'4'", "4"),
         ('"true"', "true"),
         ("!!str 4", "4"),
         ("! 4", "4"),
-        ("=", "="),
         ('"\\ud83d\\ude00"', "😀"),
         ("|\n  x\n  y\n", "x\ny\n"),
     ],
@@ -100,10 +96,8 @@ def test_lines_are_counted_as_editors_count_them() -> None:
         ("a: 1\nb: 2\na: 3\n", "f.yaml:3: `a` stands twice; it is first on line 1"),
         ("a:\n\tb: 1\n", "f.yaml:2: a tab; YAML indents with spaces"),
         ("a: b: c\n", "f.yaml:1: not YAML 1.2: mapping values are not allowed here"),
-        ("7: x\n", "f.yaml:1: a key is a string: put it in quotes"),
-        ("true: x\n", "f.yaml:1: a key is a string: put it in quotes"),
+        *((f"{key}: x\n", "f.yaml:1: a key is a string: put it in quotes") for key in ("7", "true", "null")),
         ("[a]: x\n", "f.yaml:1: a key is a string"),
-        ("null: x\n", "f.yaml:1: a key is a string: put it in quotes"),
         (
             "a: *b\n",
             "f.yaml:1: an alias whose anchor does not stand before it; a text that begins with * is put in quotes",
@@ -115,32 +109,29 @@ def test_lines_are_counted_as_editors_count_them() -> None:
         ),
         ("a: 1\n---\nb: 2\n", "f.yaml:2: a second document begins; a file holds one"),
         ("%YAML 1.1\n---\na: on\n", "f.yaml:2: files are read as YAML 1.2; leave the %YAML line out"),
-        ("a: !secret x\n", "f.yaml:1: a tag that is not known here; a text that begins with ! is put in quotes"),
+        *((f"a: {tagged}\n", f"f.yaml:1: {TAG}") for tagged in ("!secret x", "!!set {x}")),
         ("a: !hunter2!secret x\n", "f.yaml:1: not YAML 1.2: found undefined tag handle, while parsing a node"),
-        ("a: !!set {x}\n", "f.yaml:1: a tag that is not known here; a text that begins with ! is put in quotes"),
-        ("a: .inf\n", "f.yaml:1: not a finite number; a text that looks like one is put in quotes"),
-        ("a: 1e999\n", "f.yaml:1: not a finite number; a text that looks like one is put in quotes"),
+        *((f"a: {number}\n", f"f.yaml:1: {INFINITE}") for number in (".inf", "1e999")),
         ("a: 99999999999999999999\n", "f.yaml:1: too large a number; a text of digits is put in quotes"),
         ('a: "\\ud83d"\n', "f.yaml:1: half of a surrogate pair"),
         ("a: x\nb: \x07\n", "f.yaml:2: character U+0007 is not allowed"),
         (b"a: x\nb: caf\xe9\n", "f.yaml:2: not UTF-8: byte 0xe9"),
-        ("- a\n- b\n", "f.yaml:1: a file is a mapping whose keys are `models` and `keys`"),
-        ("hello\n", "f.yaml:1: a file is a mapping whose keys are `models` and `keys`"),
+        *(
+            (text, "f.yaml:1: a file is a mapping whose keys are `models` and `keys`")
+            for text in ("- a\n- b\n", "hello\n")
+        ),
     ],
 )
 def test_what_cannot_be_read_says_where_and_why(text: str | bytes, problem: str) -> None:
     assert problems(text) == [problem]
 
 
-def test_every_fault_is_told() -> None:
+def test_every_fault_is_reported_and_a_file_that_ends_too_early_is_unknown_not_empty() -> None:
     assert problems("a: 1\na: 2\n3: x\nb: !x y\n") == [
         "f.yaml:2: `a` stands twice; it is first on line 1",
         "f.yaml:3: a key is a string: put it in quotes",
-        "f.yaml:4: a tag that is not known here; a text that begins with ! is put in quotes",
+        f"f.yaml:4: {TAG}",
     ]
-
-
-def test_a_file_that_ends_too_early_is_unknown_not_empty() -> None:
     table, found = read_document("f.yaml", b"models: {a: {backend: stub}\n")
     assert table is None
     assert found[0].line == 1

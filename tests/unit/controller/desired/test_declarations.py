@@ -14,6 +14,7 @@ from controller.config.debounce import CONFIRM_S
 from controller.desired.resolve import Defaults
 from controller.desired.source import DesiredStateSource
 from controller.schema.errors import RoundhouseError
+from controller.state import DesiredState
 from controller.storage.state_dir import StateDir
 
 FILE = "models:\n  a:\n    backend: stub\n    aliases: [other]\n"
@@ -50,7 +51,6 @@ class Site:
         self.service = DeclarationService(self.files, lambda: None, lambda: self.now)
 
     async def write(self, text: str) -> None:
-        """Write the one file, and read it."""
         (self.root / "desired" / "models.yaml").write_text(text)
         await self.files.read_files()
 
@@ -58,19 +58,33 @@ class Site:
         """Declare a model, a stub unless `fields` say otherwise, or a key."""
         self.service.put_declaration(kind, name, fields or STUB, actor="me")  # type: ignore[arg-type] # the words of tests
 
-    def wanted(self) -> dict[str, bool]:
-        """By model whether it was declared at run time."""
+    @property
+    def desired(self) -> DesiredState:
         desired = self.files.desired_state()
         assert desired is not None
-        return {name: each.is_runtime_declared for name, each in desired.models.items()}
+        return desired
+
+    def wanted(self) -> dict[str, bool]:
+        """By model whether it was declared at run time."""
+        return {name: each.is_runtime_declared for name, each in self.desired.models.items()}
+
+    async def restart(self, *trusted: str) -> None:
+        """As a new controller does, which reads the files."""
+        self.start(*trusted)
+        await self.files.read_files()
+
+    async def confirm(self) -> None:
+        """Read the files once more when what is missing there counts as deleted."""
+        self.now += CONFIRM_S
+        await self.files.read_files()
 
 
 @pytest.fixture
 async def site(tmp_path: Path) -> AsyncIterator[Site]:
-    made = Site(tmp_path)
-    await made.write(FILE)
-    yield made
-    made.store.close()
+    site = Site(tmp_path)
+    await site.write(FILE)
+    yield site
+    site.store.close()
 
 
 async def test_a_declared_model_is_wanted_beside_those_of_the_files_over_restarts(site: Site) -> None:
@@ -85,12 +99,8 @@ async def test_a_declared_model_is_wanted_beside_those_of_the_files_over_restart
     revision = site.files.revision
     site.put("b", backend="stub", replicas=2)
     assert site.files.revision == revision, "the same again changes nothing"
-
-
-async def test_no_file_is_written(site: Site) -> None:
-    site.put("b")
     assert [each.name for each in (site.root / "desired").iterdir()] == ["models.yaml"]
-    assert (site.root / "desired" / "models.yaml").read_text() == FILE
+    assert (site.root / "desired" / "models.yaml").read_text() == FILE, "no file is written"
     assert '"b"' not in (site.root / "state" / "desired.json").read_text(), "the last good state is that of files"
 
 
@@ -108,12 +118,10 @@ async def test_what_is_taken_back_goes_at_once(site: Site) -> None:
 async def test_files_that_declare_the_name_end_the_declaration_and_restart_nothing(site: Site) -> None:
     site.put("b", backend="stub", replicas=2)
     site.put("k", kind="keys", sha256=HASH)
-    before = site.files.desired_state()
+    before = site.desired
     site.now += 60
     await site.write(FILE + f"  b: {{backend: stub, replicas: 2}}\nkeys: {{k: {{sha256: {HASH}}}}}\n")
-    after = site.files.desired_state()
-    assert before is not None
-    assert after is not None
+    after = site.desired
     assert after.models["b"].spec_hash == before.models["b"].spec_hash
     assert site.wanted() == {"a": False, "b": False}
     assert sorted(site.superseded) == [("keys", "k"), ("models", "b")]
@@ -121,8 +129,7 @@ async def test_files_that_declare_the_name_end_the_declaration_and_restart_nothi
     assert list(after.keys) == ["k"]
     site.now += 60
     await site.write(FILE)
-    site.now += CONFIRM_S
-    await site.files.read_files()
+    await site.confirm()
     assert site.wanted() == {"a": False}, "it does not come back when the file forgets it"
 
 
@@ -130,8 +137,7 @@ async def test_broken_files_do_not_hinder_a_declaration(site: Site) -> None:
     await site.write("models: [")
     site.put("b")
     assert site.wanted() == {"a": False, "b": True}
-    site.start()
-    await site.files.read_files()
+    await site.restart()
     assert site.wanted() == {"a": False, "b": True}
 
 
@@ -178,8 +184,7 @@ async def test_an_edit_that_clashes_leaves_out_the_declaration_alone_and_says_so
     [problem] = site.service.list_declarations().problems
     assert (problem.field, problem.message) == ("models.b.aliases[0]", "alias `x` is already an alias of model d")
     await site.write(FILE)
-    site.now += CONFIRM_S
-    await site.files.read_files()
+    await site.confirm()
     assert site.wanted() == {"a": False, "b": True, "c": True}, "it comes back when the clash is gone"
 
 
@@ -188,9 +193,7 @@ async def test_secrets_are_masked(site: Site) -> None:
     site.put("b", backend="stub", env={"HF_TOKEN": "hunter2-hunter2"})
     assert "hunter2" not in site.service.list_declarations().model_dump_json()
     assert "hunter2" not in site.service.get_declaration("models", "b").model_dump_json()
-    desired = site.files.desired_state()
-    assert desired is not None
-    assert desired.models["b"].definition.env == {"HF_TOKEN": "hunter2-hunter2"}
+    assert site.desired.models["b"].definition.env == {"HF_TOKEN": "hunter2-hunter2"}
 
 
 @pytest.mark.parametrize(
@@ -255,8 +258,7 @@ async def test_what_an_earlier_version_kept_is_left_out_with_a_reason_and_stays(
     site.put("old", backend="stub", env={"A": "b"})
     site.put("fine")
     site.put("far", source="oci:registry.example/m")
-    site.start()
-    await site.files.read_files()
+    await site.restart()
     assert site.wanted() == {"a": False, "fine": True}
     problems = {each.field: each.message for each in site.service.list_declarations().problems}
     assert problems.keys() == {"models.old.env", "models.far.source"}
@@ -265,8 +267,7 @@ async def test_what_an_earlier_version_kept_is_left_out_with_a_reason_and_stays(
         "ROUNDHOUSE_TRUSTED_DECLARATIONS"
     )
     assert site.files.declarations.models["old"].fields == {"backend": "stub", "env": {"A": "b"}}
-    site.start("env")
-    await site.files.read_files()
+    await site.restart("env")
     assert site.wanted() == {"a": False, "fine": True, "old": True}, "it comes back when the operator trusts the field"
 
 

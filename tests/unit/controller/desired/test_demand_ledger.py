@@ -38,7 +38,6 @@ class Bench:
         return self.persistence.state.rested
 
     def unload(self, revision: int = 5) -> None:
-        """An operator unloads `m`."""
         self.persistence.update_state(self.ledger.end_for_override("m", revision))
 
 

@@ -23,7 +23,6 @@ def models(tmp_path: Path) -> Path:
 
 
 def put(models: Path, *paths: str) -> None:
-    """Put a file under each path."""
     for path in paths:
         (models / path).parent.mkdir(parents=True, exist_ok=True)
         (models / path).touch()
@@ -36,15 +35,10 @@ def record(models: Path, **fields: Any) -> None:
     (models / RECORDS_FOLDER / f"{written.id}.json").write_text(written.model_dump_json())
 
 
-def test_a_finished_download_is_here_under_the_paths_of_its_record(models: Path) -> None:
-    put(models, MAIN, PROJECTOR)
-    record(models, projector=PROJECTOR)
-    assert find_placed_sources(models, [SOURCE, "hf:a/other"]) == {SOURCE: PlacedSource(MAIN, PROJECTOR)}
-
-
 @pytest.mark.parametrize(
     ("fields", "found"),
     [
+        ({"projector": PROJECTOR}, {SOURCE: PlacedSource(MAIN, PROJECTOR)}),
         ({"state": "downloading"}, {}),
         ({"state": "failed"}, {}),
         ({"state": "downloading", "has_finished": True}, {SOURCE: PlacedSource(MAIN)}),  # it is looked for anew
@@ -54,9 +48,9 @@ def test_a_finished_download_is_here_under_the_paths_of_its_record(models: Path)
     ],
 )
 def test_what_is_here_of_a_download(models: Path, fields: dict[str, Any], found: dict[str, PlacedSource]) -> None:
-    put(models, MAIN)
+    put(models, MAIN, PROJECTOR)
     record(models, **fields)
-    assert find_placed_sources(models, [SOURCE]) == found
+    assert find_placed_sources(models, [SOURCE, "hf:a/other"]) == found
 
 
 def test_a_file_that_was_put_by_hand_is_here_where_its_reference_says(models: Path) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any, Self
 
 import pytest
 from pydantic import ValidationError, model_validator
 
 from controller.desired.resolve import DeclaredModel, Defaults, fitting_params, resolve_desired
-from controller.engines import ENGINES, get_engine, spec_hash
+from controller.engines import ENGINES
 from controller.engines.llama_server import LlamaServerDefinition
 from controller.engines.options import Hashed, list_options
 from controller.engines.stub import StubDefinition
@@ -40,17 +39,13 @@ def _unload(raw: dict[str, Any], **statement: Any) -> Override:
 
 def test_the_file_rules_without_an_override() -> None:
     assert _resolved(_raw(replicas=2)).replicas == 2
-    assert _resolved(_raw(enabled=False)).replicas == 0
-    assert _resolved(_raw()).statement.kind == "file"
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("vram_mib", 1024), ("memory_mib", 512), ("idle_ttl_s", 60.0), ("min_residency_s", 7.0), ("pinned", True)],
-)
-def test_what_is_declared_is_what_is_planned_by(field: str, value: object) -> None:
-    wanted = _resolved(_raw(**{field: value}))
-    assert getattr(wanted, field) == value
+    off = _resolved(_raw(enabled=False))
+    assert (off.replicas, off.statement.reason, off.drain_ends) == (0, "enabled: false in the files", True)
+    on = _resolved(_raw())
+    assert (on.statement.kind, on.statement.reason) == ("file", "enabled in the files")
+    fields = {"vram_mib": 1024, "memory_mib": 512, "idle_ttl_s": 60.0, "min_residency_s": 7.0, "pinned": True}
+    wanted = _resolved(_raw(**fields))
+    assert {name: getattr(wanted, name) for name in fields} == fields
     assert wanted.in_files == wanted.definition
 
 
@@ -77,20 +72,14 @@ def test_the_defaults_of_the_settings_are_those_of_fields_that_are_left_out() ->
 )
 def test_an_unload_says_whether_a_request_ends_it(raw: dict[str, Any], hold: bool, words: str) -> None:
     unloaded = _resolved(raw, _unload(raw, hold=hold, actor="an operator"))
-    assert unloaded.statement.reason == words
+    assert (unloaded.statement.reason, unloaded.drain_ends) == (words, False), "its drain never ends by itself"
     assert unloaded.autoload == ("next request" in words)
-
-
-def test_the_words_of_the_files() -> None:
-    assert _resolved(_raw()).statement.reason == "enabled in the files"
-    assert _resolved(_raw(enabled=False)).statement.reason == "enabled: false in the files"
-    asleep = _resolved(_raw(enabled=False, autoload=True))
-    assert asleep.statement.reason == "autoload: no request asked for it yet"
 
 
 def test_autoload_waits_for_demand() -> None:
     raw = _raw(enabled=False, autoload=True)
-    assert _resolved(raw).replicas == 0
+    asleep = _resolved(raw)
+    assert (asleep.replicas, asleep.statement.reason) == (0, "autoload: no request asked for it yet")
     asked = _resolved(raw, demanded_at=5.0)
     assert (asked.replicas, asked.statement.kind, asked.statement.since) == (1, "autoload", 5.0)
 
@@ -137,44 +126,20 @@ def test_an_unload_holds_against_autoload_unless_it_says_otherwise() -> None:
     assert _resolved(raw, _unload(raw, hold=False)).replicas == 0
 
 
-def test_only_an_operators_unload_has_a_drain_that_never_ends_by_itself() -> None:
-    raw = _raw()
-    assert not _resolved(raw, _unload(raw)).drain_ends
-    assert _resolved(_raw(enabled=False)).drain_ends
+SCHEDULING: dict[str, Any] = {
+    "aliases": ["x"], "replica_max": 9, "vram_mib": 5, "enabled": False, "autoload": True, "start_timeout_s": 9.0,
+    "drain_timeout_s": 9.0, "replicas": 3,
+}  # fmt: skip
+OF_ENGINES: dict[str, Any] = {
+    "model_path": "n.gguf", "llama_server_n_ctx": 9, "env": {"A": "b"}, "extra_args": ["-v"], "gpus": 1,
+    "image": "other", "target_inflight": 2, "llama_server_embedding": True,
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "edit",
-    [
-        {"aliases": ["x"]},
-        {"replica_max": 9},
-        {"vram_mib": 5},
-        {"enabled": False},
-        {"autoload": True},
-        {"start_timeout_s": 9.0},
-        {"drain_timeout_s": 9.0},
-        {"replicas": 3},
-    ],
-)
-def test_the_spec_hash_leaves_out_what_does_not_touch_the_engine(edit: dict[str, Any]) -> None:
-    assert _resolved(_raw() | edit).spec_hash == _resolved(_raw()).spec_hash
-
-
-@pytest.mark.parametrize(
-    "edit",
-    [
-        {"model_path": "n.gguf"},
-        {"llama_server_n_ctx": 9},
-        {"env": {"A": "b"}},
-        {"extra_args": ["-v"]},
-        {"gpus": 1},
-        {"image": "other"},
-        {"target_inflight": 2},
-        {"llama_server_embedding": True},
-    ],
-)
-def test_the_spec_hash_covers_what_touches_the_engine(edit: dict[str, Any]) -> None:
-    assert _resolved(_raw() | edit).spec_hash != _resolved(_raw()).spec_hash
+@pytest.mark.parametrize(("field", "value"), [*SCHEDULING.items(), *OF_ENGINES.items()])
+def test_the_spec_hash_covers_what_touches_the_engine_alone(field: str, value: Any) -> None:
+    changes = _resolved(_raw() | {field: value}).spec_hash != _resolved(_raw()).spec_hash
+    assert changes is (field in OF_ENGINES)
 
 
 def test_gpus_are_a_number_or_named_by_index_or_uuid() -> None:
@@ -209,25 +174,6 @@ def test_every_field_of_every_backend_is_hashed_or_known_to_be_scheduling() -> N
         if engine.name in ("vllm", "vllm_serve"):
             own.add("prompt_format")  # names the template that is there, and changes nothing
         assert fields == (fields & scheduling) | (fields & hashed) | own, engine.name
-
-
-def test_no_option_counts_in_the_hash_of_a_definition_that_does_not_set_it_but_those_of_the_first_releases() -> None:
-    always = Counter(
-        engine.name
-        for engine in ENGINES.values()
-        for option in list_options(engine.definition)
-        if option.hashed is Hashed.ALWAYS
-    )
-    assert always == {
-        "llama_server": 18, "llama_cpp": 7, "vllm_serve": 22, "vllm": 20, "exllamav3": 5, "ct2": 6, "litert_lm": 3,
-        "onnx": 5, "openai_remote": 5, "stub": 4,
-    }, "a further field with Hashed.ALWAYS restarts every engine of its backend at an upgrade"  # fmt: skip
-
-
-def test_a_hash_is_the_same_in_every_process() -> None:
-    definition = LlamaServerDefinition.model_validate(_raw())
-    assert spec_hash(definition, "image", "m") == "74299f14cb6ee23f"
-    assert get_engine(definition).name == "llama_server"
 
 
 class Paired(StubDefinition):

@@ -30,12 +30,6 @@ def desired(**models: dict[str, Any]) -> dict[str, DesiredModel]:
 LLAMA = {"backend": "llama_server", "model_path": "m.gguf"}
 
 
-def test_engines_that_run_as_this_version_would_start_them_go_on() -> None:
-    models = desired(a=LLAMA, b={"backend": "stub"})
-    replicas = [RunningReplica(name, model.spec_hash) for name, model in models.items()]
-    assert list_engine_changes(models, replicas) == []
-
-
 def test_a_render_version_is_named() -> None:
     models = desired(a=LLAMA)
     before = spec_hash(models["a"].definition, models["a"].image, "a", render_version=1)
@@ -54,9 +48,11 @@ def test_a_default_image_is_named_where_there_is_one() -> None:
     assert "image" not in change.message
 
 
-def test_what_is_replaced_anyway_or_not_declared_is_left_out() -> None:
-    replicas = [RunningReplica("a", "0" * 16, is_outdated=True), RunningReplica("gone", "1" * 16)]
-    assert list_engine_changes(desired(a=LLAMA), replicas) == []
+def test_what_goes_on_as_it_runs_is_replaced_anyway_or_not_declared_is_left_out() -> None:
+    models = desired(a=LLAMA, b={"backend": "stub"})
+    replicas = [RunningReplica(name, model.spec_hash) for name, model in models.items()]
+    replicas += [RunningReplica("a", "0" * 16, is_outdated=True), RunningReplica("gone", "1" * 16)]
+    assert list_engine_changes(models, replicas) == []
 
 
 def test_settings_that_this_version_does_not_read_are_told() -> None:

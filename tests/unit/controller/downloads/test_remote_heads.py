@@ -27,7 +27,6 @@ class Source:
         self.ranges: list[RangeOrder] = []
 
     async def read_range(self, order: RangeOrder) -> bytes:
-        """Bytes of a file."""
         if self.failure is not None:
             raise self.failure
         assert order.reference == PINNED
@@ -35,19 +34,12 @@ class Source:
         return self.files[order.path][order.start : order.start + order.length]
 
     def inspection(self, main: str, projector: str | None = None) -> Inspection:
-        """What `transfers` would say."""
         files = [RemoteFile(path=path, target=path, size=len(data)) for path, data in self.files.items()]
         total = sum(each.size for each in files)
         return Inspection(
-            reference="hf:user/repo",
-            pinned=PINNED,
-            files=files,
-            main=main,
-            projector=projector,
-            total_bytes=total,
-            missing_bytes=total,
-            free_bytes=10**12,
-        )
+            reference="hf:user/repo", pinned=PINNED, files=files, main=main, projector=projector, total_bytes=total,
+            missing_bytes=total, free_bytes=10**12,
+        )  # fmt: skip
 
 
 def local(folder: Path, files: dict[str, bytes], main: str) -> object:

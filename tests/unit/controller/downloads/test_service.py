@@ -1,23 +1,26 @@
-"""Orders of downloads, over the wire contract of `transfers` on a real socket."""
+"""Orders of downloads and of models' sources, over the wire contract of `transfers` on a real socket."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 
 from controller.artifacts.model_roots import ModelRoots
+from controller.downloads import source_downloads
 from controller.downloads.download_log import DownloadLog
-from controller.downloads.permission import DownloadPermission
+from controller.downloads.permission import DownloadPermission, decide_downloads
 from controller.downloads.service import DownloadService
+from controller.downloads.source_downloads import SourceDownloadError, SourceDownloads
 from controller.downloads.transfers_client import TransfersClient, transfers_address
 from controller.journal.event_log import EventLog
 from controller.schema.downloads import DownloadOrder
 from controller.schema.errors import RoundhouseError
-from controller.schema.model_files import ModelDownloadOrder
+from controller.schema.model_files import ModelDownloadOrder, OrderedDownload
 from controller.state import ObservedState
 from tests.fakes.fake_transfers import FakeSource, FakeTransfers
 from tests.support.gguf_files import write_llama
@@ -27,39 +30,60 @@ REFERENCE = "hf:user/tiny-GGUF:Q8_0"
 PINNED = "hf:user/tiny-GGUF/tiny-Q8_0.gguf@abc123"
 MAIN = "user/tiny-GGUF/tiny-Q8_0.gguf"
 ORDER = ModelDownloadOrder(reference="user/tiny-GGUF:Q8_0")
+OFF = DownloadPermission(False, "ROUNDHOUSE_DOWNLOADS is `off`")
+OPEN = ("0.0.0.0",)
+LOCAL = ("127.0.0.1", "::1", "localhost")
 
 
 @dataclass
 class Bench:
-    """A service, and the `transfers` that it asks."""
+    """A service, the `transfers` that it requests, and the downloads of models' sources."""
 
     transfers: FakeTransfers
     client: TransfersClient
     journal: EventLog
     permission: DownloadPermission = field(default_factory=lambda: DownloadPermission(True, "a test"))
-    now: list[float] = field(default_factory=lambda: [1000.0])
-    service: DownloadService = field(init=False)
+    now: float = 1000.0
+    refreshed: int = 0
+    woken: int = 0
 
     def __post_init__(self) -> None:
-        self.service = self.make_service()
+        self.restart()
+        self.sources = SourceDownloads(self.service, refresh=self.refresh, wake=self.wake)
 
-    def make_service(self) -> DownloadService:
+    def restart(self) -> None:
         """A service, as a controller that starts has it."""
-        return DownloadService(
+        self.service = DownloadService(
             self.client,
             get_permission=lambda: self.permission,
             get_observed=lambda: ObservedState(at=1.0, host_mib=64_000),
             roots=ModelRoots((self.transfers.models,)),
-            download_log=DownloadLog(self.journal, lambda: self.now[0]),
-            clock=lambda: self.now[0],
+            download_log=DownloadLog(self.journal, lambda: self.now),
+            clock=lambda: self.now,
         )
 
-    def told(self) -> list[tuple[str, str]]:
+    async def refresh(self) -> None:
+        self.refreshed += 1
+
+    def wake(self) -> None:
+        self.woken += 1
+
+    async def order(self) -> OrderedDownload:
+        return (await self.service.order_download(ORDER, actor="ada"))[0]
+
+    async def download_source(self) -> tuple[asyncio.Task[None], str]:
+        """The source, ordered by a model that waits for it; the id of its download."""
+        waits = asyncio.create_task(self.sources.download_source(REFERENCE))
+        await until("it is under way", lambda: self.transfers.downloads and self.service.known_downloads)
+        [download] = self.transfers.downloads
+        return waits, download
+
+    def recorded(self) -> list[tuple[str, str]]:
         """Actor and message of the journal's entries, oldest first."""
         return [(each.actor, each.message) for each in reversed(self.journal.read_page(("download",), None, None, 50))]
 
     def sent(self, method: str, path: str) -> int:
-        """How often `transfers` was asked so."""
+        """How often `transfers` got this request."""
         return self.transfers.requests.count((method, path))
 
 
@@ -74,60 +98,88 @@ async def bench(folder: Path, tmp_path: Path) -> AsyncIterator[Bench]:
     journal.close()
 
 
-def code(refused: pytest.ExceptionInfo[RoundhouseError]) -> str:
+@pytest.fixture
+async def following(bench: Bench) -> AsyncIterator[Bench]:
+    """One that follows what `transfers` sends."""
+    follow = asyncio.create_task(bench.service.follow_transfers())
+    yield bench
+    follow.cancel()
+    await asyncio.gather(follow, return_exceptions=True)
+
+
+async def refusal(request: Coroutine[Any, Any, object], match: str | None = None) -> str:
+    with pytest.raises(RoundhouseError, match=match) as refused:
+        await request
     return refused.value.entry.code
 
 
-async def test_what_a_model_takes_is_said_before_anything_is_fetched(bench: Bench) -> None:
+@pytest.mark.parametrize(
+    ("setting", "has_keys", "hosts", "is_allowed"),
+    [
+        ("on", False, OPEN, True),
+        ("off", True, LOCAL, False),
+        (None, True, OPEN, True),
+        (None, False, LOCAL, True),
+        (None, False, (*LOCAL, "192.168.1.5"), False),
+        (None, False, ("gpu.example",), False),
+    ],
+)
+def test_who_may_order(
+    setting: Literal["on", "off"] | None, has_keys: bool, hosts: tuple[str, ...], is_allowed: bool
+) -> None:
+    assert decide_downloads(setting, has_keys=has_keys, hosts=hosts).is_allowed is is_allowed
+
+
+def test_a_refusal_says_what_it_is_for() -> None:
+    assert decide_downloads("off", has_keys=True, hosts=LOCAL) == OFF
+    reason = decide_downloads(None, has_keys=False, hosts=("127.0.0.1", *OPEN)).reason
+    assert reason == "ROUNDHOUSE_DOWNLOADS is not set, no key is declared, and the gateway listens on 0.0.0.0"
+
+
+async def test_what_a_model_takes_is_known_before_anything_is_fetched(bench: Bench) -> None:
     found = await bench.service.inspect_model(ORDER)
     assert (found.name, found.inspection.pinned, found.inspection.main) == ("tiny", PINNED, MAIN)
     assert found.forecast.summary == "fits in main memory"
     assert found.inspection.missing_bytes == found.inspection.total_bytes > 0
     assert bench.transfers.downloads == {}
     assert not (bench.transfers.models / MAIN).exists()
-
-
-async def test_an_order_says_it_too_and_asks_the_source_once(bench: Bench) -> None:
-    await bench.service.inspect_model(ORDER)
     download, is_new = await bench.service.order_download(ORDER, actor="ada")
     assert (is_new, download.state, download.reference) == (True, "queued", REFERENCE)
     assert (download.inspection.pinned, download.forecast.summary) == (PINNED, "fits in main memory")
     assert bench.sent("POST", "/inspect") == 1
-    bench.now[0] += 61
-    await bench.service.order_download(ORDER, actor="ada")
-    assert bench.sent("POST", "/inspect") == 2, "what was said a while ago may have changed"
+    bench.now += 61
+    await bench.order()
+    assert bench.sent("POST", "/inspect") == 2, "what was found a while ago may have changed"
 
 
 async def test_the_same_reference_is_one_download_and_one_entry(bench: Bench) -> None:
-    first, _ = await bench.service.order_download(ORDER, actor="ada")
-    other = ModelDownloadOrder(reference=REFERENCE)
-    second, is_new = await bench.service.order_download(other, actor="bob")
+    first = await bench.order()
+    second, is_new = await bench.service.order_download(ModelDownloadOrder(reference=REFERENCE), actor="bob")
     assert (second.id, is_new) == (first.id, False)
-    assert bench.told() == [("ada", f"download of {REFERENCE} started by ada")]
+    assert bench.recorded() == [("ada", f"download of {REFERENCE} started by ada")]
 
 
-async def test_what_becomes_of_a_download_is_told_once_over_restarts(bench: Bench) -> None:
-    download, _ = await bench.service.order_download(ORDER, actor="ada")
+async def test_what_becomes_of_a_download_is_recorded_once_over_restarts(bench: Bench) -> None:
+    download = await bench.order()
     bench.transfers.set_state(download.id, "downloading", done=10)
     await bench.service.get_download(download.id)
-    bench.service = bench.make_service()
+    bench.restart()
     following = asyncio.create_task(bench.service.follow_transfers())
     await until("it is seen", lambda: download.id in bench.service.known_downloads)
     bench.transfers.set_state(download.id, "finished")
     await until("its end is seen", lambda: bench.service.known_downloads[download.id].state == "finished")
     following.cancel()
-    bench.service = bench.make_service()
+    bench.restart()
     await bench.service.list_downloads()
-    assert bench.told() == [
+    assert bench.recorded() == [
         ("ada", f"download of {REFERENCE} started by ada"),
         ("controller", f"download of {REFERENCE} finished"),
     ]
 
 
-async def test_a_failure_is_told_with_its_reason_and_without_secrets(bench: Bench) -> None:
-    download, _ = await bench.service.order_download(ORDER, actor="ada")
+async def test_a_failure_is_recorded_with_its_reason_and_without_secrets(bench: Bench) -> None:
     error = RoundhouseError("source_unavailable", "https://user:pa55word@host/x does not answer.")
-    bench.transfers.set_state(download.id, "failed", error=error)
+    bench.transfers.set_state((await bench.order()).id, "failed", error=error)
     await bench.service.list_downloads()
     entry = bench.journal.read_page(("download",), None, None, 1)[0]
     assert entry.message.startswith(f"download of {REFERENCE} failed: https://")
@@ -139,37 +191,33 @@ async def test_an_old_end_is_no_news(bench: Bench) -> None:
     download, _ = await bench.client.order_download(DownloadOrder(reference=REFERENCE))
     bench.transfers.set_state(download.id, "finished")
     await bench.service.list_downloads()
-    assert bench.told() == []
+    assert bench.recorded() == []
 
 
 async def test_a_cancellation_names_who_did_it(bench: Bench) -> None:
-    download, _ = await bench.service.order_download(ORDER, actor="ada")
-    found = await bench.service.cancel_download(download.id, actor="bob")
-    assert found.state == "cancelled"
+    assert (await bench.service.cancel_download((await bench.order()).id, actor="bob")).state == "cancelled"
     await bench.service.list_downloads()
-    assert bench.told()[1:] == [("bob", f"download of {REFERENCE} cancelled by bob")]
+    assert bench.recorded()[1:] == [("bob", f"download of {REFERENCE} cancelled by bob")]
 
 
-async def test_a_follower_sees_every_download_and_then_each_change(bench: Bench) -> None:
-    download, _ = await bench.service.order_download(ORDER, actor="ada")
-    following = asyncio.create_task(bench.service.follow_transfers())
-    changed, version = await bench.service.wait_for_changes(0)
+async def test_a_follower_sees_every_download_and_then_each_change(following: Bench) -> None:
+    service, transfers = following.service, following.transfers
+    download = await following.order()
+    changed, version = await service.wait_for_changes(0)
     assert [each.id for each in changed] == [download.id]
-    waiting = asyncio.create_task(bench.service.wait_for_changes(version))
-    bench.transfers.set_state(download.id, "downloading", done=100)
+    waiting = asyncio.create_task(service.wait_for_changes(version))
+    transfers.set_state(download.id, "downloading", done=100)
     changed, version = await waiting
     assert [(each.state, each.done_bytes) for each in changed] == [("downloading", 100)]
-    waiting = asyncio.create_task(bench.service.wait_for_changes(version))
-    await bench.transfers.close()
-    await bench.transfers.open()
-    bench.transfers.set_state(download.id, "finished")
-    changed, _ = await waiting
-    assert changed[0].state == "finished"
-    following.cancel()
+    waiting = asyncio.create_task(service.wait_for_changes(version))
+    await transfers.close()
+    await transfers.open()
+    transfers.set_state(download.id, "finished")
+    assert (await waiting)[0][0].state == "finished"
 
 
-async def test_an_answer_that_an_event_overtook_does_not_undo_an_end(bench: Bench) -> None:
-    download, _ = await bench.service.order_download(ORDER, actor="ada")
+async def test_a_reply_that_an_event_overtook_does_not_undo_an_end(bench: Bench) -> None:
+    download = await bench.order()
     before = bench.transfers.downloads[download.id]
     bench.transfers.set_state(download.id, "finished")
     await bench.service.list_downloads()
@@ -178,32 +226,25 @@ async def test_an_answer_that_an_event_overtook_does_not_undo_an_end(bench: Benc
     assert bench.service.known_downloads[download.id].state == "finished"
 
 
-async def test_a_refusal_asks_nobody(bench: Bench) -> None:
-    bench.permission = DownloadPermission(False, "ROUNDHOUSE_DOWNLOADS is `off`")
-    for question in (
+async def test_where_downloads_are_off_nothing_is_requested(bench: Bench) -> None:
+    bench.permission = OFF
+    for request in (
         bench.service.inspect_model(ORDER),
         bench.service.order_download(ORDER, actor="ada"),
         bench.service.order_plain(REFERENCE, actor="ada"),
     ):
-        with pytest.raises(RoundhouseError, match="ROUNDHOUSE_DOWNLOADS is `off`") as refused:
-            await question
-        assert code(refused) == "downloads_disabled"
+        assert await refusal(request, "ROUNDHOUSE_DOWNLOADS is `off`") == "downloads_disabled"
     assert bench.transfers.requests == []
     assert await bench.service.list_downloads() == [], "what there is may be looked at, and cancelled"
 
 
-async def test_without_transfers_each_question_says_so_at_once(bench: Bench) -> None:
+async def test_without_transfers_each_request_is_refused_at_once(bench: Bench) -> None:
     await bench.transfers.close()
-    with pytest.raises(RoundhouseError, match="transfers accepts no connection") as refused:
-        await bench.service.inspect_model(ORDER)
-    assert code(refused) == "transfers_unreachable"
-    with pytest.raises(RoundhouseError) as refused:
-        await bench.service.list_downloads()
-    assert code(refused) == "transfers_unreachable"
-    bench.permission = DownloadPermission(False, "it is off")
-    with pytest.raises(RoundhouseError) as refused:
-        await bench.service.list_downloads()
-    assert code(refused) == "downloads_disabled", "nobody looks for a program that is not meant to run"
+    refused = await refusal(bench.service.inspect_model(ORDER), "transfers accepts no connection")
+    assert refused == await refusal(bench.service.list_downloads()) == "transfers_unreachable"
+    bench.permission = OFF
+    refused = await refusal(bench.service.list_downloads())
+    assert refused == "downloads_disabled", "nobody looks for a program that is not meant to run"
     await bench.transfers.open()
 
 
@@ -213,36 +254,68 @@ async def test_without_transfers_each_question_says_so_at_once(bench: Bench) -> 
         (RoundhouseError("source_forbidden", "Accept the terms."), "source_forbidden"),
         (RoundhouseError("models_disk_full", "No room."), "models_disk_full"),
         (RoundhouseError("invalid_api_key", "The token is wrong."), "transfers_unreachable"),
+        (None, "transfers_unreachable"),
     ],
 )
-async def test_its_errors_are_passed_on_but_those_about_the_controller(
-    bench: Bench, error: RoundhouseError, expected: str
+async def test_its_errors_are_passed_on_but_those_about_the_controller_and_what_is_no_transfers(
+    bench: Bench, error: RoundhouseError | None, expected: str
 ) -> None:
-    bench.transfers.refusal = error
-    with pytest.raises(RoundhouseError, match=error.message) as refused:
-        await bench.service.inspect_model(ORDER)
-    assert code(refused) == expected
-
-
-async def test_what_is_no_transfers_is_said(bench: Bench) -> None:
-    bench.transfers.garbage = True
-    with pytest.raises(RoundhouseError, match="no `transfers` of this version") as refused:
-        await bench.service.inspect_model(ORDER)
-    assert code(refused) == "transfers_unreachable"
+    bench.transfers.refusal, bench.transfers.garbage = error, error is None
+    words = "no `transfers` of this version" if error is None else error.message
+    assert await refusal(bench.service.inspect_model(ORDER), words) == expected
 
 
 @pytest.mark.parametrize("reference", ["", "nothing", "hf:a", "user/repo:../../x"])
-async def test_what_is_no_reference_is_said_here(bench: Bench, reference: str) -> None:
+async def test_what_is_no_reference_is_refused_by_the_controller(bench: Bench, reference: str) -> None:
     order = ModelDownloadOrder.model_construct(reference=reference, include_pickle=False, backend=None)
-    with pytest.raises(RoundhouseError) as refused:
-        await bench.service.inspect_model(order)
-    assert code(refused) == "reference_invalid"
+    assert await refusal(bench.service.inspect_model(order)) == "reference_invalid"
     assert bench.transfers.requests == []
 
 
 @pytest.mark.parametrize("download", ["../files", "a/b", "dl_\u00e9", ""])
 async def test_an_id_never_becomes_another_path(bench: Bench, download: str) -> None:
-    with pytest.raises(RoundhouseError) as refused:
-        await bench.service.get_download(download)
-    assert code(refused) == "download_not_found"
+    assert await refusal(bench.service.get_download(download)) == "download_not_found"
     assert bench.transfers.requests == []
+
+
+# Sources of models
+
+
+async def test_a_source_is_downloaded_until_its_files_are_placed(following: Bench) -> None:
+    waits, download = await following.download_source()
+    size = len(following.transfers.sources[REFERENCE].files[MAIN])
+    following.transfers.set_state(download, "downloading", done=size // 2)
+    await until("half of it is loaded", lambda: following.sources.fractions == {REFERENCE: size // 2 / size})
+    assert not waits.done()
+    assert following.woken > 0
+    following.transfers.set_state(download, "finished")
+    await asyncio.wait_for(waits, 10)
+    assert (following.refreshed, following.sources.fractions) == (1, {})
+
+
+async def test_a_failure_of_a_source_is_in_the_words_of_transfers(following: Bench) -> None:
+    with pytest.raises(SourceDownloadError, match="There is no"):
+        await following.sources.download_source("hf:user/nothing:Q4")
+    waits, download = await following.download_source()
+    following.transfers.set_state(download, "failed", error=RoundhouseError("models_disk_full", "The disk is full."))
+    with pytest.raises(SourceDownloadError, match="The disk is full"):
+        await asyncio.wait_for(waits, 10)
+    assert following.refreshed == 0
+
+
+async def test_a_cancelled_source_is_no_success(following: Bench) -> None:
+    waits, _ = await following.download_source()
+    await following.sources.cancel_source(REFERENCE)
+    with pytest.raises(SourceDownloadError, match="cancelled"):
+        await asyncio.wait_for(waits, 10)
+    await following.sources.cancel_source(REFERENCE)  # nothing is under way
+
+
+async def test_a_transfers_that_is_gone_is_an_error_and_no_wait_without_end(
+    following: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source_downloads, "LOOK_S", 0.05)
+    waits, _ = await following.download_source()
+    await following.transfers.close()
+    with pytest.raises(SourceDownloadError, match="cannot be downloaded now"):
+        await asyncio.wait_for(waits, 10)

@@ -39,6 +39,26 @@ def path(tmp_path: Path) -> Path:
 
 
 @contextlib.contextmanager
+def opened(path: Path, keep: int = 50_000) -> Iterator[EventLog]:
+    journal = EventLog(path, keep=keep)
+    yield journal
+    journal.close()
+
+
+def reopened(path: Path) -> list[str]:
+    """The messages that another process finds."""
+    with opened(path) as journal:
+        return messages(journal.read_after(0, 10_000))
+
+
+@contextlib.contextmanager
+def edited(path: Path) -> Iterator[sqlite3.Connection]:
+    """The closed file, as another program changes or reads it."""
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        yield connection
+
+
+@contextlib.contextmanager
 def full_disk(limit: int) -> Iterator[None]:
     """No file of this process grows beyond so many bytes: the nearest thing to a full disk that needs no mount."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -50,22 +70,22 @@ def full_disk(limit: int) -> Iterator[None]:
 
 
 def test_entries_come_back_whole_after_a_restart(path: Path) -> None:
-    journal = EventLog(path)
-    assert (journal.oldest_id, journal.newest_id) == (0, 0)
-    [first, second] = journal.record_entries(said("a", "b"), NOW)
-    assert first.id < second.id == journal.newest_id
-    journal.close()
-
-    again = EventLog(path)
-    assert (again.oldest_id, again.newest_id) == (first.id, second.id)
-    assert again.read_after(0, ALL) == [first, second]
-    assert first.details == {"n": 1}
-    # Even when the clock was set back meanwhile.
-    [third] = again.record_entries(said("c"), NOW - 5_000)
-    assert third.id > second.id
-    assert messages(again.read_after(first.id, ALL)) == ["b", "c"]
-    assert messages(again.read_after(0, 1)) == ["a"]
-    again.close()
+    with opened(path) as journal:
+        assert (journal.oldest_id, journal.newest_id) == (0, 0)
+        [first, second] = journal.record_entries(said("a", "b"), NOW)
+        assert first.id < second.id == journal.newest_id
+    with opened(path) as again:
+        assert (again.oldest_id, again.newest_id) == (first.id, second.id)
+        assert again.read_after(0, ALL) == [first, second]
+        assert first.details == {"n": 1}
+        [third] = again.record_entries(said("c"), NOW - 5_000)
+        assert third.id > second.id, "even when the clock was set back meanwhile"
+        assert messages(again.read_after(first.id, ALL)) == ["b", "c"]
+        assert messages(again.read_after(0, 1)) == ["a"]
+        odd = NewEntry("failure", "engine", "half \ud83d, nul \0", None, {"x": float("nan"), "y": [1, {"\ud800": "z"}]})
+        [entry] = again.record_entries([odd], NOW)
+        assert again.read_after(third.id, ALL) == [entry], "anything can be recorded"
+        assert entry.model_dump_json()
 
 
 def test_pages_go_from_the_newest_backwards_by_kind_and_model(path: Path) -> None:
@@ -95,35 +115,25 @@ def test_only_the_newest_are_kept(path: Path) -> None:
     journal.close()
 
 
-def test_chatter_does_not_displace_history(path: Path) -> None:
-    journal = EventLog(path, keep=20)
-    journal.record_entries(said("loaded"), NOW)
-    for number in range(3 * PRUNE_EVERY):
-        journal.record_entries(said(str(number), kind="state"), NOW + number)
-    kept = messages(journal.read_after(0, ALL))
-    assert (kept[0], kept[-1]) == ("loaded", "299")
-    assert 20 <= len(kept) - 1 < 40
-    for number in range(3 * PRUNE_EVERY):
-        journal.record_entries(said(f"edit {number}", kind="file"), NOW + 1_000 + number)
-    assert 20 <= len(journal.read_page(["file"], None, None, ALL)) < 40
-    assert messages(journal.read_page(["statement"], None, None, ALL)) == []
-    assert 20 <= len(journal.read_page(["state"], None, None, ALL)) < 40
-    journal.close()
+def test_neither_chatter_nor_calls_of_tools_displace_history_and_each_kind_has_its_bound(path: Path) -> None:
+    assert sorted(kind for kinds in RETENTION_CLASSES for kind in kinds) == sorted(get_args(EventKind))
+    with opened(path, keep=20) as journal:
 
+        def record(kind: str, since: float) -> None:
+            for number in range(3 * PRUNE_EVERY):
+                journal.record_entries(said(f"{kind} {number}", kind=kind), since + number)
 
-def test_calls_of_tools_displace_neither_history_nor_are_displaced(path: Path) -> None:
-    journal = EventLog(path, keep=20)
-    journal.record_entries([*said("loaded"), *said("called", kind="tool")], NOW)
-    for number in range(3 * PRUNE_EVERY):
-        journal.record_entries(said(str(number), kind="state"), NOW + number)
-    assert messages(journal.read_after(0, 2)) == ["loaded", "called"]
-    for number in range(3 * PRUNE_EVERY):
-        journal.record_entries(said(f"call {number}", kind="tool"), NOW + 1_000 + number)
-    assert 20 <= len(journal.read_page(["tool"], None, None, ALL)) < 40
-    assert messages(journal.read_page(["statement"], None, None, ALL)) == ["loaded"]
-    assert {kind for kinds in RETENTION_CLASSES for kind in kinds} == set(get_args(EventKind))
-    assert sum(map(len, RETENTION_CLASSES)) == len(get_args(EventKind))
-    journal.close()
+        def kept(kind: str) -> list[str]:
+            return messages(journal.read_page([kind], None, None, ALL))
+
+        journal.record_entries([*said("loaded"), *said("called", kind="tool")], NOW)
+        record("state", NOW)
+        assert (kept("statement"), kept("tool"), kept("state")[0]) == (["loaded"], ["called"], "state 299")
+        record("tool", NOW + 1_000)
+        assert kept("statement") == ["loaded"]
+        record("file", NOW + 2_000)
+        assert kept("statement") == [], "of one class with the edits"
+        assert all(20 <= len(kept(kind)) < 40 for kind in ("state", "tool", "file"))
 
 
 def test_chatter_does_not_displace_history_in_memory_either(path: Path) -> None:
@@ -137,9 +147,8 @@ def test_chatter_does_not_displace_history_in_memory_either(path: Path) -> None:
     path.rmdir()
     journal.record_entries(said("at last"), NOW + 100)
     journal.close()
-    again = EventLog(path, keep=20)
-    assert (again.lacks_after(lost - 1), again.lacks_after(lost)) == (True, False)
-    again.close()
+    with opened(path, keep=20) as again:
+        assert (again.lacks_after(lost - 1), again.lacks_after(lost)) == (True, False)
 
 
 def test_only_what_is_newer_and_gone_is_lacking(path: Path) -> None:
@@ -161,21 +170,26 @@ def test_only_what_is_newer_and_gone_is_lacking(path: Path) -> None:
 
 
 @pytest.mark.parametrize("while_used", [False, True])
-def test_all_of_a_damaged_journal_is_lacking(path: Path, while_used: bool) -> None:
-    journal = EventLog(path)
-    old = journal.record_entries(said(*("x" * 20_000 for _ in range(300))), NOW)
-    journal.close()
+def test_all_of_a_damaged_journal_is_lacking_and_ids_go_on(
+    path: Path, while_used: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with opened(path) as journal:
+        # More than SQLite keeps of the file in memory.
+        old = journal.record_entries(said(*("x" * 20_000 for _ in range(300))), NOW)
     if while_used:
         journal = EventLog(path)
     with path.open("r+b") as file:
         file.write(b"\xff" * path.stat().st_size)
     if not while_used:
         journal = EventLog(path)
-    journal.read_page([], None, None, ALL)
+    assert journal.read_page([], None, None, ALL) == []
+    assert caplog.text.count("damaged") >= 1
+    assert path.with_name("journal.db.damaged").exists()
     [new] = journal.record_entries(said("new"), NOW + 1)
-    assert journal.lacks_after(old[-2].id)
-    assert not journal.lacks_after(new.id)
+    assert new.id > old[-1].id
+    assert (journal.lacks_after(old[-2].id), journal.lacks_after(new.id)) == (True, False)
     journal.close()
+    assert reopened(path) == ["new"]
 
 
 def test_nobody_else_may_read_the_files(path: Path) -> None:
@@ -193,12 +207,11 @@ def test_another_process_reads_along_and_a_killed_writer_loses_nothing(path: Pat
         "from controller.journal.event_log import EventLog; journal = EventLog(Path(sys.argv[1]));"
         "journal.record_entries([NewEntry('file', 'files', 'from elsewhere')], 1e9); os._exit(9)"
     )
-    done = subprocess.run([sys.executable, "-c", program, str(path)], check=False)
-    assert done.returncode == 9
+    assert subprocess.run([sys.executable, "-c", program, str(path)], check=False).returncode == 9
     journal = EventLog(path)
     [entry] = journal.read_after(0, ALL)
     assert (entry.message, entry.id) == ("from elsewhere", 10**12)
-    with contextlib.closing(sqlite3.connect(path)) as reader:
+    with edited(path) as reader:
         reader.execute("BEGIN")
         assert reader.execute("SELECT count(*) FROM entries").fetchone() == (1,)
         journal.record_entries(said("while it is read"), NOW)
@@ -209,41 +222,19 @@ def test_another_process_reads_along_and_a_killed_writer_loses_nothing(path: Pat
 
 @pytest.mark.parametrize("where", ["start", "middle"])
 def test_a_damaged_file_is_moved_aside_and_ids_go_on(path: Path, where: str, caplog: pytest.LogCaptureFixture) -> None:
-    journal = EventLog(path)
-    old = journal.record_entries(said(*(f"entry {number} {'x' * 200}" for number in range(200))), NOW)[-1]
-    journal.close()
+    with opened(path) as journal:
+        old = journal.record_entries(said(*(f"entry {number} {'x' * 200}" for number in range(200))), NOW)[-1]
     content = bytearray(path.read_bytes())
     begin = 0 if where == "start" else len(content) // 2
     content[begin : begin + 4096] = b"\xff" * 4096
     path.write_bytes(content)
-
-    again = EventLog(path)
-    assert "damaged" in caplog.text
-    assert (path.parent / "journal.db.damaged").read_bytes() == content
-    assert again.read_after(0, ALL) == []
-    [new] = again.record_entries(said("new"), NOW + 1)
-    assert new.id > old.id
-    again.close()
-    assert messages(EventLog(path).read_after(0, ALL)) == ["new"]
-
-
-def test_damage_that_shows_while_it_is_used_ends_nothing(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    journal = EventLog(path)
-    # More than SQLite keeps of the file in memory.
-    old = journal.record_entries(said(*("x" * 20_000 for _ in range(300))), NOW)[-1]
-    journal.close()
-    journal = EventLog(path)
-    with path.open("r+b") as file:
-        file.write(b"\xff" * path.stat().st_size)
-    assert journal.read_page([], None, None, ALL) == []
-    assert caplog.text.count("was damaged") == 1
-    assert (path.parent / "journal.db.damaged").exists()
-    [new] = journal.record_entries(said("new"), NOW + 1)
-    assert new.id > old.id
-    journal.close()
-    journal = EventLog(path)
-    assert messages(journal.read_after(0, ALL)) == ["new"]
-    journal.close()
+    with opened(path) as again:
+        assert "damaged" in caplog.text
+        assert path.with_name("journal.db.damaged").read_bytes() == content
+        assert again.read_after(0, ALL) == []
+        [new] = again.record_entries(said("new"), NOW + 1)
+        assert new.id > old.id
+    assert reopened(path) == ["new"]
 
 
 @pytest.mark.parametrize("suffixes", [("",), ("", "-wal", "-shm")], ids=["the file", "its side files too"])
@@ -260,18 +251,17 @@ def test_a_deleted_file_is_begun_anew_and_ids_go_on(
     assert journal.lacks_after(old[0].id)
     assert not journal.lacks_after(new.id)
     assert caplog.text.count("was deleted") == 1
-    with contextlib.closing(sqlite3.connect(path)) as reader:
+    with edited(path) as reader:
         assert reader.execute("SELECT message FROM entries").fetchall() == [("new",)]
     path.unlink()
     assert journal.read_page([], None, None, ALL) == [], "noticed by who reads, too"
     journal.close()
-    assert EventLog(path).read_after(0, ALL) == []
+    assert reopened(path) == []
 
 
 def test_a_file_that_took_the_journals_place_is_the_journal(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    other = EventLog(path.with_name("other.db"))
-    other.record_entries(said("of another day"), NOW - 86_400)
-    other.close()
+    with opened(path.with_name("other.db")) as other:
+        other.record_entries(said("of another day"), NOW - 86_400)
     journal = EventLog(path)
     journal.record_entries(said("old"), NOW)
     path.with_name("other.db").replace(path)
@@ -279,7 +269,7 @@ def test_a_file_that_took_the_journals_place_is_the_journal(path: Path, caplog: 
     assert messages(journal.read_after(0, ALL)) == ["of another day", "new"]
     assert "was deleted or replaced" in caplog.text
     journal.close()
-    assert messages(EventLog(path).read_after(0, ALL)) == ["of another day", "new"]
+    assert reopened(path) == ["of another day", "new"]
 
 
 def test_a_deleted_folder_is_no_error_and_entries_are_written_when_it_is_back(
@@ -295,7 +285,7 @@ def test_a_deleted_folder_is_no_error_and_entries_are_written_when_it_is_back(
     path.parent.mkdir()
     journal.record_entries(said("c"), NOW + 60)
     journal.close()
-    assert messages(EventLog(path).read_after(0, ALL)) == ["a", "b", "c"]
+    assert reopened(path) == ["a", "b", "c"]
 
 
 def test_a_full_disk_keeps_entries_in_memory_until_it_has_room(path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -306,8 +296,8 @@ def test_a_full_disk_keeps_entries_in_memory_until_it_has_room(path: Path, caplo
         lost = journal.record_entries(said("b" * 200_000), NOW + 1)
         more = journal.record_entries(said("c"), NOW + 2)
     assert caplog.text.count("in memory only") == 1
-    assert [entry.message[0] for entry in journal.read_after(0, ALL)] == ["a", "b", "c"]
-    assert [entry.message[0] for entry in journal.read_page([], None, None, ALL)] == ["c", "b", "a"]
+    assert [message[0] for message in messages(journal.read_after(0, ALL))] == ["a", "b", "c"]
+    assert [message[0] for message in messages(journal.read_page([], None, None, ALL))] == ["c", "b", "a"]
     assert journal.newest_id == more[0].id > lost[0].id
     # Not tried at each entry: only after a pause.
     journal.record_entries(said("d"), NOW + 3)
@@ -319,9 +309,7 @@ def test_a_full_disk_keeps_entries_in_memory_until_it_has_room(path: Path, caplo
     assert (was_saved, journal.is_saved) == (False, True)
     journal.record_entries(said("e"), NOW + 61)
     journal.close()
-    again = EventLog(path)
-    assert [entry.message[0] for entry in again.read_after(0, ALL)] == ["a", "b", "c", "d", "e"]
-    again.close()
+    assert [message[0] for message in reopened(path)] == ["a", "b", "c", "d", "e"]
 
 
 def test_a_place_that_cannot_be_written_is_no_error(path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -337,36 +325,24 @@ def test_a_place_that_cannot_be_written_is_no_error(path: Path, caplog: pytest.L
     path.rmdir()
     journal.record_entries(said("at last"), NOW + 100)
     journal.close()
-    assert messages(EventLog(path).read_after(0, 10_000))[-2:] == ["2999", "at last"]
+    assert reopened(path)[-2:] == ["2999", "at last"]
 
 
 def test_a_newer_versions_file_is_left_alone(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    journal = EventLog(path)
-    journal.record_entries(said("old"), NOW)
-    journal.close()
-    with contextlib.closing(sqlite3.connect(path)) as other:
+    with opened(path) as journal:
+        journal.record_entries(said("old"), NOW)
+    with edited(path) as other:
         other.execute("UPDATE meta SET value = 99")
-        other.commit()
     content = path.read_bytes()
-    journal = EventLog(path)
-    assert "newer" in caplog.text
-    journal.record_entries(said("new"), NOW + 1)
-    journal.record_entries(said("newest"), NOW + 100)
-    assert messages(journal.read_after(0, ALL)) == ["new", "newest"]
-    journal.close()
+    with opened(path) as journal:
+        assert "newer" in caplog.text
+        journal.record_entries(said("new"), NOW + 1)
+        journal.record_entries(said("newest"), NOW + 100)
+        assert messages(journal.read_after(0, ALL)) == ["new", "newest"]
     assert path.read_bytes() == content
 
 
-def test_anything_can_be_recorded(path: Path) -> None:
-    journal = EventLog(path)
-    odd = NewEntry("failure", "engine", "half \ud83d, nul \0", None, {"x": float("nan"), "y": [1, {"\ud800": "z"}]})
-    [entry] = journal.record_entries([odd], NOW)
-    assert journal.read_after(0, ALL) == [entry]
-    assert entry.model_dump_json()
-    journal.close()
-
-
-async def test_followers_get_every_entry_once_however_late_they_come(path: Path) -> None:
+async def test_followers_get_every_entry_once_however_late_they_come_and_wait_for_the_next(path: Path) -> None:
     journal = EventLog(path)
     seen: list[list[str]] = [[], []]
 
@@ -388,13 +364,7 @@ async def test_followers_get_every_entry_once_however_late_they_come(path: Path)
     for follower in followers:
         follower.cancel()
     await asyncio.gather(*followers, return_exceptions=True)
-    journal.close()
-
-
-async def test_a_follower_waits_where_there_is_nothing_newer(path: Path) -> None:
-    journal = EventLog(path)
-    [first] = journal.record_entries(said("a"), NOW)
-    waiting = asyncio.create_task(journal.wait_for_entries(first.id))
+    waiting = asyncio.create_task(journal.wait_for_entries(journal.newest_id))
     for _ in range(5):
         await asyncio.sleep(0)
     assert not waiting.done()
@@ -405,16 +375,13 @@ async def test_a_follower_waits_where_there_is_nothing_newer(path: Path) -> None
 
 
 async def test_entries_of_another_version_hide_none_behind_them(path: Path) -> None:
-    journal = EventLog(path)
-    [first] = journal.record_entries(said("a"), NOW)
-    foreign = journal.record_entries(said(*(str(number) for number in range(FOLLOWED_AT_ONCE + 1))), NOW)
-    [last] = journal.record_entries(said("b"), NOW)
-    journal.close()
-    with contextlib.closing(sqlite3.connect(path)) as file, file:
-        file.execute(
-            "UPDATE entries SET kind = 'of tomorrow' WHERE id BETWEEN ? AND ?", (foreign[0].id, foreign[-1].id)
-        )
-    again = EventLog(path)
-    assert await asyncio.wait_for(again.wait_for_entries(first.id), DEADLINE_S) == [last]
-    assert again.read_page((), None, None, 2) == [last, first]
-    again.close()
+    with opened(path) as journal:
+        [first] = journal.record_entries(said("a"), NOW)
+        foreign = journal.record_entries(said(*(str(number) for number in range(FOLLOWED_AT_ONCE + 1))), NOW)
+        [last] = journal.record_entries(said("b"), NOW)
+    ids = (foreign[0].id, foreign[-1].id)
+    with edited(path) as file:
+        file.execute("UPDATE entries SET kind = 'of tomorrow' WHERE id BETWEEN ? AND ?", ids)
+    with opened(path) as again:
+        assert await asyncio.wait_for(again.wait_for_entries(first.id), DEADLINE_S) == [last]
+        assert again.read_page((), None, None, 2) == [last, first]

@@ -3,46 +3,47 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from controller.config.debounce import DebouncedState
 from controller.config.mcp_replicas import with_server_replicas
 from controller.config.tools import DeclaredTools
+from controller.desired.config_diff import diff_keys
 from controller.journal.event_log import EventLog
 from controller.journal.recorder import Recorder
 from controller.redaction.redactor import redact_nothing
 from controller.schema.journal import JournalEntry
 
 
-def _told(root: Path, ended: list[str]) -> JournalEntry:
-    journal = EventLog(root / "journal.db", keep=10)
-    recorder = Recorder(journal, lambda: 1_000.0, redact_nothing)
-    recorder.record_edits(
-        DebouncedState({}, {"m": {"replicas": 1}}), DebouncedState({}, {"m": {"replicas": 2}}), {"m": ended}, "files"
-    )
-    [entry] = journal.read_page(("file",), "m", None, 10)
+def recorded(
+    root: Path, before: DebouncedState, after: DebouncedState, ends: dict[str, list[str]] | None = None
+) -> list[JournalEntry]:
+    """The entries of an edit, oldest first."""
+    journal = EventLog(root / "journal.db", keep=20)
+    Recorder(journal, lambda: 1_000.0, redact_nothing).record_edits(before, after, ends or {}, "files")
+    entries = journal.read_page(("file",), None, None, 20)[::-1]
     journal.close()
-    return entry
+    return entries
 
 
-def test_an_edit_that_ends_nothing(tmp_path: Path) -> None:
-    entry = _told(tmp_path, [])
-    assert entry.message == "edited: replicas"
-    assert (entry.details["ended_statement"], entry.details["ends"]) == (False, [])
+@pytest.mark.parametrize(
+    ("ended", "words", "ended_statement"),
+    [
+        ([], "", False),
+        (["unload"], "; this ended its runtime statement", True),
+        (["stub_text", "vram_mib"], "; this ended stub_text, vram_mib of its load", False),
+    ],
+)
+def test_an_edit_says_what_it_ended(tmp_path: Path, ended: list[str], words: str, ended_statement: bool) -> None:
+    before, after = (DebouncedState({}, {"m": {"replicas": count}}) for count in (1, 2))
+    [entry] = recorded(tmp_path, before, after, {"m": ended})
+    assert (entry.model, entry.message) == ("m", f"edited: replicas{words}")
+    assert (entry.details["ended_statement"], entry.details["ends"]) == (ended_statement, ended)
 
 
-def test_an_edit_that_ends_a_statement(tmp_path: Path) -> None:
-    entry = _told(tmp_path, ["unload"])
-    assert entry.message == "edited: replicas; this ended its runtime statement"
-    assert (entry.details["ended_statement"], entry.details["ends"]) == (True, ["unload"])
-
-
-def test_an_edit_that_ends_fields_of_a_load(tmp_path: Path) -> None:
-    entry = _told(tmp_path, ["stub_text", "vram_mib"])
-    assert entry.message == "edited: replicas; this ended stub_text, vram_mib of its load"
-    assert (entry.details["ended_statement"], entry.details["ends"]) == (False, ["stub_text", "vram_mib"])
-
-
-def test_of_tools_and_servers_only_names_are_told(tmp_path: Path) -> None:
+def test_of_tools_and_servers_only_names_are_recorded(tmp_path: Path) -> None:
     before = DeclaredTools(
         declared_tools={"calculate": {}, "read_file": {"folder": "/srv/a"}, "same": {}},
         declared_servers={"a": {"url": "https://a/", "headers": {"X": "s3cr3t-one"}}, "gone": {"command": ["x"]}},
@@ -51,11 +52,7 @@ def test_of_tools_and_servers_only_names_are_told(tmp_path: Path) -> None:
         declared_tools={"current_time": {}, "read_file": {"folder": "/srv/b", "timeout_s": 5}, "same": {}},
         declared_servers={"a": {"url": "https://a/", "headers": {"X": "s3cr3t-two"}}, "new": {"env": {"K": "s3cr3t"}}},
     )
-    journal = EventLog(tmp_path / "journal.db", keep=20)
-    recorder = Recorder(journal, lambda: 1_000.0, redact_nothing)
-    recorder.record_edits(DebouncedState({}, {}, tools=before), DebouncedState({}, {}, tools=after), {}, "files")
-    entries = journal.read_page(("file",), None, None, 20)[::-1]
-    journal.close()
+    entries = recorded(tmp_path, DebouncedState({}, {}, tools=before), DebouncedState({}, {}, tools=after))
     assert [entry.message for entry in entries] == [
         "the tool calculate is no longer declared",
         "the tool current_time is declared",
@@ -66,25 +63,41 @@ def test_of_tools_and_servers_only_names_are_told(tmp_path: Path) -> None:
     ]
     assert entries[3].details == {"kind": "mcp_server", "name": "a", "change": "edited", "fields": ["headers"]}
     assert {entry.actor for entry in entries} == {"files"}
-    assert not any("s3cr3t" in str(entry) for entry in entries)
+    assert "s3cr3t" not in str(entries)
 
 
-def test_an_edit_of_a_server_that_the_controller_runs_is_told_once(tmp_path: Path) -> None:
-    states = [
+def test_an_edit_of_a_server_that_the_controller_runs_is_recorded_once(tmp_path: Path) -> None:
+    before, after = (
         with_server_replicas(
             DebouncedState({}, {}, tools=DeclaredTools(declared_servers={"time": {"command": [word]}}))
         )
         for word in ("old", "new")
+    )
+    assert [each.declared_models["mcp:time"]["mcp_command"] for each in (before, after)] == [["old"], ["new"]]
+    edited = "the MCP server time is edited: command"
+    assert [entry.message for entry in recorded(tmp_path, before, after)] == [edited]
+    ended = recorded(tmp_path, before, after, {"mcp:time": ["unload"]})
+    assert [entry.message for entry in ended[1:]] == [
+        "edited: mcp_command; this ended its runtime statement", edited
+    ]  # fmt: skip
+
+
+def test_of_keys_only_names_are_recorded(tmp_path: Path) -> None:
+    a, b = "a" * 64, "b" * 64
+    same: dict[str, Any] = {"same": {"sha256": a}}
+    before: dict[str, Any] = {"gone": {"sha256": a}, "ci": {"sha256": a, "weight": 2, "tenant": "t"}} | same
+    after: dict[str, Any] = {"new": {"sha256": b}, "ci": {"sha256": b, "models": ["m"], "tenant": "t"}} | same
+    assert [(each.key, each.change, each.fields) for each in diff_keys(before, after)] == [
+        ("ci", "edited", ["models", "sha256", "weight"]),
+        ("gone", "removed", ["sha256"]),
+        ("new", "added", ["sha256"]),
     ]
-    assert [each.declared_models["mcp:time"]["mcp_command"] for each in states] == [["old"], ["new"]]
-    journal = EventLog(tmp_path / "journal.db", keep=20)
-    recorder = Recorder(journal, lambda: 1_000.0, redact_nothing)
-    recorder.record_edits(states[0], states[1], {}, "files")
-    recorder.record_edits(states[0], states[1], {"mcp:time": ["unload"]}, "files")
-    messages = [entry.message for entry in journal.read_page(("file",), None, None, 20)[::-1]]
-    journal.close()
-    assert messages == [
-        "the MCP server time is edited: command",
-        "edited: mcp_command; this ended its runtime statement",
-        "the MCP server time is edited: command",
+    old, new = (DebouncedState({}, {}, declared_keys=keys) for keys in (before, after))
+    entries = recorded(tmp_path, old, new)
+    assert sorted(entry.message for entry in entries) == [
+        "the key ci is edited: models, sha256, weight",
+        "the key gone is no longer declared",
+        "the key new is declared",
     ]
+    assert {"key": "gone", "change": "removed", "fields": ["sha256"]} in [dict(entry.details) for entry in entries]
+    assert not any(secret in str(entries) for secret in (a, b))

@@ -54,7 +54,6 @@ class Story:
     paused: bool = False
 
     def round(self) -> Round:
-        """As the reconciler has it."""
         statement = StatementView(kind="file", since=0.0, reason="enabled")
         status = ModelStatus(
             name="m", backend="stub", state=self.state or ModelState.UNLOADED, wanted_replicas=1, loaded_replicas=1,
@@ -178,8 +177,7 @@ def test_a_failure_is_told_once_and_again_when_it_repeats() -> None:
 
 
 def test_a_failure_says_whether_the_engine_had_served() -> None:
-    served = replace(failed(), replicas=(REPLICA,))
-    assert told(Story(), Story(observed=served))[0].details["was_ready"] is True
+    assert told(Story(), Story(observed=replace(failed(), replicas=(REPLICA,))))[0].details["was_ready"] is True
     before = ObservedState(NOW, (REPLICA,))
     assert told(Story(observed=before), Story(observed=failed()))[0].details["was_ready"] is True
     loading = replace(failed(), replicas=(replace(REPLICA, ready_since=None),))

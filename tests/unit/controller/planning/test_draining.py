@@ -1,6 +1,9 @@
-"""When a drained replica is empty."""
+"""When a drained replica is empty, and what the gateways say together of the requests for a model."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
 
 from controller.planning.draining import (
     ARRIVAL_S,
@@ -15,8 +18,9 @@ from controller.planning.draining import (
     is_drained,
     proves_idle,
 )
+from controller.planning.model_traffic import idle_span_by_model, joint_idle_span, traffic_by_model
 from controller.schema.routing import GatewayReport, Stamp
-from controller.state import IdleSpan
+from controller.state import IdleSpan, ModelTraffic, ObservedReplica, Phase, ReplicaId
 
 UNROUTED = Stamp(epoch=2, seq=7)
 DRAIN = DrainState(since=0.0, unrouted_stamp=UNROUTED)
@@ -40,9 +44,7 @@ def test_every_gateway_must_report_zero_under_a_table_that_does_not_route_to_it(
     assert _drained(_view(UNROUTED), _view(Stamp(epoch=1, seq=900))) is False
     assert _drained(_view(UNROUTED), _view(UNROUTED, 1)) is False
     assert _drained(_view(UNROUTED), _view(None)) is False
-
-
-def test_nothing_is_empty_before_a_table_without_it_was_published() -> None:
+    # Before a table without it was published:
     assert _drained(_view(UNROUTED), idle=True, drain=DrainState(since=0.0)) is False
 
 
@@ -52,9 +54,7 @@ def test_a_lost_gateway_is_unknown_and_then_the_engine_decides() -> None:
     assert _drained(_view(UNROUTED), lost, idle=True) is True
     assert _drained(_view(UNROUTED), lost, idle=False) is False
     assert _drained(_view(UNROUTED, 1), lost, idle=True) is False
-
-
-def test_a_gateway_gone_for_long_holds_nothing() -> None:
+    # Gone for long, it holds nothing.
     assert _drained(_view(UNROUTED), _view(None, lost_at=LATER - FORGET_S)) is True
 
 
@@ -64,9 +64,6 @@ def test_a_new_controller_waits_for_its_gateways_before_it_believes_some_of_them
     assert _drained(_view(UNROUTED, 1), unsure=True) is False
     assert _drained(idle=True) is True
     assert _drained(idle=None) is None
-
-
-def test_gateways_are_waited_for_for_a_moment() -> None:
     assert [gateways_may_reconnect(now, 100.0) for now in (99.0, 100.0, 100.0 + ARRIVAL_S)] == [False, True, False]
 
 
@@ -101,5 +98,69 @@ def test_an_idle_engine_holds_nothing_of_a_lost_gateway_and_what_the_others_hold
     assert count_inflight("r", [lost], LATER, idle_span) == 0
     assert count_inflight("r", [], LATER, idle_span) == 0
     assert count_inflight("r", [_view(UNROUTED, 2)], LATER, IdleSpan(LATER, LATER)) == 2
-    again_lost = _view(UNROUTED, lost_at=LATER - 2)
-    assert count_inflight("r", [lost, again_lost], LATER, idle_span) is None
+    assert count_inflight("r", [lost, _view(UNROUTED, lost_at=LATER - 2)], LATER, idle_span) is None
+
+
+def _report(name: str, *, lost_at: float | None = None, **fields: dict[str, float] | dict[str, int]) -> GatewayView:
+    return GatewayView(GatewayReport.model_validate({"gateway_id": name, "stamp": None, **fields}), lost_at)
+
+
+def _uses(
+    *views: GatewayView, now: float = 100.0, unsure: bool = False, idle_spans: Mapping[str, IdleSpan] | None = None
+) -> dict[str, ModelTraffic]:
+    return traffic_by_model(
+        "abc", views, now, last_used={"a": 20.0, "c": 5.0}, up_since=50.0, unsure=unsure, idle_spans=idle_spans or {}
+    )
+
+
+def _replica(index: int, idle_span: IdleSpan | None, **fields: object) -> ObservedReplica:
+    replica = ObservedReplica(ReplicaId("a", index, "hash"), f"a-{index}", Phase.RUNNING, 1.0, idle_span=idle_span)
+    return replace(replica, **fields)  # type: ignore[arg-type]
+
+
+def test_what_waits_is_added_up_and_the_first_counts() -> None:
+    one = _report("one", queued={"a": 2, "b": 1}, waits_since={"a": 90.0, "b": 95.0})
+    two = _report("two", queued={"a": 3}, waits_since={"a": 80.0})
+    assert _uses(one, two) == {
+        "a": ModelTraffic(5, 80.0, 20.0),
+        "b": ModelTraffic(1, 95.0, 50.0),
+        "c": ModelTraffic(0, None, 5.0),
+    }
+
+
+def test_a_gateway_that_is_lost_makes_it_unknown_until_it_is_forgotten() -> None:
+    live, lost = _report("one", queued={"a": 1}, waits_since={"a": 90.0}), _report("two", lost_at=100.0)
+    assert _uses(live, lost, now=101.0)["a"].waiting is None
+    assert _uses(live, lost, now=100.0 + FORGET_S)["a"].waiting == 1
+    assert _uses(now=101.0)["a"].waiting is None
+    assert _uses(live, unsure=True)["a"].waiting is None, "another one may not be back yet"
+
+
+def test_nobody_waits_any_more_in_a_gateway_that_is_lost() -> None:
+    live, lost = (
+        _report("one", waits_since={"a": 90.0}),
+        _report("two", lost_at=99.0, waits_since={"a": 40.0, "b": 40.0}),
+    )
+    assert [_uses(live, lost)[name].waits_since for name in "ab"] == [90.0, None]
+
+
+def test_nobody_of_a_lost_gateway_waits_for_engines_that_have_been_idle_since() -> None:
+    live, lost = _report("one", queued={"a": 1}), _report("two", lost_at=90.0, queued={"a": 4})
+    idle_span = IdleSpan(80.0, 90.0 + IDLE_PROOF_S)
+    uses = _uses(live, lost, idle_spans={"a": idle_span})
+    assert [uses[name].waiting for name in "ab"] == [1, None]
+    assert uses["a"].last_used == 80.0, "the lost one may have used it until it was idle"
+    assert _uses(lost, idle_spans={"a": idle_span})["a"].waiting == 0
+    assert _uses(live, lost, idle_spans={"a": replace(idle_span, until=90.0)})["a"].waiting is None
+    assert _uses(live, lost, idle_spans={"a": idle_span}, unsure=True)["a"].waiting is None
+    assert _uses(live, idle_spans={"a": idle_span})["a"].last_used == 20.0, "every gateway says when it used it"
+
+
+def test_engines_are_idle_together_while_all_of_them_are() -> None:
+    one, two = IdleSpan(10.0, 30.0), IdleSpan(20.0, 25.0)
+    assert joint_idle_span([one, two]) == IdleSpan(20.0, 25.0)
+    assert joint_idle_span([one, None]) is None
+    assert joint_idle_span([]) is None
+    assert idle_span_by_model([_replica(0, one), _replica(1, two)]) == {"a": IdleSpan(20.0, 25.0)}
+    assert idle_span_by_model([_replica(0, one), _replica(1, None)]) == {}
+    assert idle_span_by_model([_replica(0, one), _replica(1, None, phase=Phase.EXITED)]) == {"a": one}

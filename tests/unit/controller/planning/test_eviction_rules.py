@@ -1,12 +1,25 @@
-"""Who makes room for whom, situation by situation."""
+"""Who makes room for whom: situation by situation, what could be let go, and what is wanted once that is decided."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from controller.gpus import Gpu, GpuProcess
 from controller.planning.actions import Plan
+from controller.planning.eviction import FRESH_DEMAND_S, EvictionDecision, _join_names, decide_evictions
+from controller.planning.eviction_candidates import (
+    LONGEST_RESIDENCY_S,
+    UNUSED,
+    EvictionCandidate,
+    alive_replicas,
+    candidate_of,
+    is_evictable,
+    pending_models,
+)
+from controller.planning.placement import ClaimLedger
 from controller.planning.plan import plan
 from controller.state import (
     HOST,
@@ -36,13 +49,11 @@ WAITS = ModelTraffic(1, SINCE)
 
 
 def wanted(model: DesiredModel, replicas: int = 1, since: float = SINCE) -> DesiredModel:
-    """As a request asked for it."""
     statement = Statement("autoload", since, "autoload: a request asked for it")
     return replace(model, replicas=replicas, demand_replicas=0, statement=statement)
 
 
 def on_gpu(name: str, mib: int, **fields: Any) -> DesiredModel:
-    """One that needs a GPU."""
     return replace(autoload(name, 0), memory_mib=None, gpu_count=1, vram_mib=mib, **fields)
 
 
@@ -201,7 +212,6 @@ def test_a_new_definition_waits_for_the_room_of_another_model_that_leaves() -> N
 
 
 def loaded_by_file(model: DesiredModel) -> DesiredModel:
-    """As the files want it."""
     return replace(model, replicas=1, autoload=False, demand_replicas=0, statement=Statement("file", LONG_AGO, "on"))
 
 
@@ -219,6 +229,9 @@ def test_what_does_not_leave_in_time_is_not_counted_on() -> None:
             [a, b, leaves], [engine("a", {HOST: 500}), drains], inflight={"a-0": 0, "u-0": 1}, traffic=traffic
         )
         assert told(made) == expected
+    drains = engine("u", {HOST: 900}, draining=Draining(LONG_AGO, False))
+    made = planned([replace(leaves, memory_mib=900), b], [drains], inflight={"u-0": 1}, traffic=traffic)
+    assert told(made) == ["b: waiting for room: u is ending"], "nothing else makes room"
 
 
 def test_a_clock_that_was_set_back_and_a_gateway_that_is_lost() -> None:
@@ -302,8 +315,7 @@ def test_who_waits_behind_one_that_starves_does_not_count_on_the_same_room() -> 
 def test_what_an_operator_loads_gets_the_room_though_no_request_waits_for_it() -> None:
     a, b = wanted(autoload("a", 800), since=LONG_AGO), wanted(autoload("b", 800))
     b = replace(b, statement=Statement("load", SINCE, "loaded by operator"))
-    made = planned([a, b], [engine("a", {HOST: 800})])
-    assert told(made) == ["drain a", "b: waiting for room: a is ending"]
+    assert told(planned([a, b], [engine("a", {HOST: 800})])) == ["drain a", "b: waiting for room: a is ending"]
 
 
 def test_a_check_that_is_due_holds_only_while_somebody_leaves_already() -> None:
@@ -311,3 +323,270 @@ def test_a_check_that_is_due_holds_only_while_somebody_leaves_already() -> None:
     due = {("b", "new"): PreflightResult(True, NOW - 61)}
     made = planned([a, b], [engine("a", {HOST: 400})], preflights=due, traffic={"a": IDLE, "b": WAITS})
     assert told(made) == ["preflight b", "b: waiting for room: whether it can be started is being checked"]
+
+
+# What could be let go, and what that would cost
+
+
+A = replace(autoload("a", 100), replicas=2, statement=Statement("autoload", 0.0, "asked for"))
+
+
+def replica(index: int = 0, **fields: object) -> ObservedReplica:
+    """One that loaded from 1,000 to 1,010."""
+    return engine("a", {}, index=index, **{"started_at": 1_000.0, "ready_since": 1_010.0} | fields)
+
+
+def resident(*replicas: ObservedReplica, want: DesiredModel = A, **observed: object) -> EvictionCandidate | None:
+    """What is known of the model's replicas."""
+    state = ObservedState(NOW, replicas, **observed)  # type: ignore[arg-type]
+    return candidate_of(want, replicas, state, NOW, pending_models(state))
+
+
+def known(*replicas: ObservedReplica, want: DesiredModel = A, **observed: object) -> EvictionCandidate:
+    found = resident(*replicas, want=want, **observed)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "expected"),
+    [
+        ("autoload", {}, True),
+        ("file", {}, True),
+        ("load", {}, False),
+        ("unload", {}, False),
+        ("autoload", {"pinned": True}, False),
+        ("autoload", {"autoload": False}, False),
+    ],
+)
+def test_who_may_go(kind: str, fields: dict[str, bool], expected: bool) -> None:
+    want = replace(A, statement=replace(A.statement, kind=kind), **fields)  # type: ignore[arg-type]
+    assert is_evictable(want) is expected
+    assert (resident(replica(), want=want) is not None) is expected
+    assert not is_evictable(None)
+
+
+def test_what_does_not_run_or_is_not_wanted_cannot_go() -> None:
+    assert resident() is None
+    assert resident(replica(), want=replace(A, replicas=0)) is None
+    assert resident(replica(), replica(1, ready_since=None)) is None, "it loads"
+    assert alive_replicas(ObservedState(NOW, (replica(), replica(1, ready_since=None)))).keys() == {"a"}
+    assert alive_replicas(ObservedState(NOW, (replace(replica(), phase=Phase.CREATED),))) == {}
+
+
+def test_what_is_under_way_for_it_decides_and_not_what_is_for_others() -> None:
+    stop = PendingOp(OpKind.STOP, ReplicaId("a", 0, "new", 1), {}, NOW)
+    assert resident(replica(), pending={"a-0": stop}) is None
+    assert resident(replica(), pending={"b-0": replace(stop, id=ReplicaId("b", 0, "new", 1))}) is not None
+    assert resident(replica(), pending={"b-0": replace(stop, id=ReplicaId("b", 0, "new", 1)), "a-0": stop}) is None
+
+
+def test_who_is_inside() -> None:
+    two = (replica(), replica(1))
+    assert known(*two, inflight={"a-0": 1, "a-1": 2}).inflight == 3
+    assert known(*two, inflight={"a-1": 2}).inflight == 2, "a gateway that says nothing of it has none"
+    assert known(*two).inflight == 0
+    lost = known(*two, inflight={"a-0": 0, "a-1": None})
+    assert (lost.inflight, lost.is_busy, lost.has_known_traffic) == (None, True, False)
+
+
+def test_use() -> None:
+    assert (known(replica()).traffic, known(replica()).is_busy, known(replica()).has_known_traffic) == (
+        UNUSED,
+        False,
+        True,
+    )
+    asked = known(replica(), traffic={"a": ModelTraffic(1, 2_000.0)})
+    assert (asked.is_busy, asked.has_known_traffic) == (True, True)
+    lost = known(replica(), traffic={"a": ModelTraffic(None)})
+    assert (lost.is_busy, lost.has_known_traffic) == (True, False)
+
+
+def test_since_when_it_idles() -> None:
+    assert known(replica()).idle_since == 1_010.0
+    assert known(replica(), replica(1, ready_since=3_000.0)).idle_since == 3_000.0
+    assert known(replica(), traffic={"a": ModelTraffic(0, None, 2_000.0)}).idle_since == 2_000.0
+    assert known(replica(), traffic={"a": ModelTraffic(0, None, NOW + 500)}).idle_since == NOW, "the clock was set back"
+
+
+def test_what_a_reload_takes_and_how_long_it_stays_for_that() -> None:
+    both = known(replica(), replica(1, started_at=900.0))
+    assert (both.reload_s, both.stays_until) == (110.0, 1_010.0 + LONGEST_RESIDENCY_S)
+    assert (known(replica()).reload_s, known(replica()).stays_until) == (10.0, 1_020.0)
+    adopted = known(replica(started_at=None))
+    assert (adopted.reload_s, adopted.stays_until) == (0.0, 1_010.0)
+    assert known(replica(started_at=2_000.0)).stays_until == 1_010.0, "the clock was set back while it loaded"
+    assert known(replica(), want=replace(A, min_residency_s=500.0)).stays_until == 1_510.0
+    assert known(replica(), want=replace(A, min_residency_s=0.0)).stays_until == 1_010.0
+
+
+def test_it_leaves_when_all_of_it_drains() -> None:
+    drains = Draining(NOW - 1, True)
+    assert known(replica(draining=drains), replica(1, draining=drains)).is_leaving
+    assert not known(replica(draining=drains), replica(1)).is_leaving
+
+
+def test_the_first_to_go_is_the_one_that_idles_longest_for_what_its_reload_costs() -> None:
+    base = known(replica())
+    large = replace(base, name="large", idle_since=NOW - 200, reload_s=50.0)
+    small = replace(base, name="small", idle_since=NOW - 100, reload_s=1.0)
+    tiny = replace(base, name="tiny", idle_since=NOW - 40, reload_s=0.0)
+    recent = replace(base, name="recent", idle_since=NOW - 1, reload_s=1.0)
+    leaving = replace(recent, name="leaving", is_leaving=True)
+    busy = replace(tiny, name="busy", inflight=1)
+    busy_leaving = replace(busy, name="busy leaving", is_leaving=True)
+    alike = replace(small, name="alike")
+    ordered = sorted(
+        [busy, recent, large, small, busy_leaving, alike, tiny, leaving], key=lambda each: each.eviction_order(NOW)
+    )
+    names = ["leaving", "tiny", "alike", "small", "large", "recent", "busy leaving", "busy"]
+    assert [each.name for each in ordered] == names
+
+
+def test_names_in_words() -> None:
+    assert [_join_names(names) for names in ([], ["a"], ["a", "b"])] == ["others", "a", "a and b"]
+
+
+# What is wanted once it is decided who has to go
+
+
+def settled(models: list[DesiredModel], *replicas: ObservedReplica, **fields: Any) -> EvictionDecision:
+    """The decision where all models are checked, and main memory is bounded."""
+    checked = {(model.name, "new"): PreflightResult(True, NOW - 1) for model in models}
+    known: dict[str, Any] = {"host_mib": ROOM, "preflights": checked}
+    observed = ObservedState(NOW, replicas, **known | fields)
+    return decide_evictions(
+        DesiredState(1, {model.name: model for model in models}), observed, ClaimLedger.of(observed), NOW
+    )
+
+
+def loaded(model: DesiredModel, since: float = 5.0) -> DesiredModel:
+    return replace(wanted(model), statement=Statement("load", since, "loaded by operator"))
+
+
+def test_the_line_for_room() -> None:
+    operators, asked = loaded(autoload("z", 1)), wanted(autoload("y", 1), since=7.0)
+    fresh, forgotten = wanted(autoload("x", 1), since=NOW - 1), wanted(autoload("w", 1), since=9.0)
+    seated = wanted(autoload("s", 1))
+    traffic = {"y": ModelTraffic(1, 8.0), "w": ModelTraffic(0), "s": WAITS}
+    made = settled([forgotten, fresh, asked, operators, seated], engine("s", {HOST: 1}), traffic=traffic)
+    assert made.queue_place(operators) == (0, 5.0, "z")
+    assert made.queue_place(asked) == (1, 8.0, "y")
+    assert made.queue_place(fresh) == (1, NOW - 1, "x")
+    assert made.queue_place(forgotten) == (2, 9.0, "w")
+    assert made.queue_place(seated) == made.queue_place(None) == (0, 0.0, "")
+
+
+def test_room_goes_to_whom_it_is_due_whatever_their_names() -> None:
+    late, early = loaded(autoload("a", 800), since=6.0), loaded(autoload("b", 800), since=5.0)
+    forgotten = wanted(autoload("0", 800), since=1.0)
+    made = settled([late, early, forgotten], traffic={"0": ModelTraffic(0)})
+    assert made.wait_reasons == {"a": "waiting for room: b comes first"}
+    assert made.evicted == {"0": "no request waits for it any more"}
+
+
+@pytest.mark.parametrize(("waits_since", "since"), [(None, NOW), (9_000.0, 9_000.0)])
+def test_a_model_that_rests_is_woken_by_a_request(waits_since: float | None, since: float) -> None:
+    rests = replace(autoload("a", 100), demand_replicas=2)
+    made = settled([rests], traffic={"a": ModelTraffic(1, waits_since)})
+    statement = Statement("autoload", since, "autoload: requests wait for it")
+    assert made.desired.models["a"] == replace(rests, replicas=2, demand_replicas=0, statement=statement)
+    assert made.reload_requested == ("a",)
+    for use in ({}, {"a": ModelTraffic(0, waits_since)}):
+        assert settled([rests], traffic=use).desired.models["a"] == rests
+    for never in (replace(rests, autoload=False), replace(rests, demand_replicas=0)):
+        assert settled([never], traffic={"a": ModelTraffic(1, waits_since)}).reload_requested == ()
+
+
+def test_one_that_is_woken_while_it_is_started_is_told_as_woken() -> None:
+    start = PendingOp(OpKind.START, ReplicaId("a", 0, "new", 1), {HOST: 100}, NOW - 1)
+    made = settled([autoload("a", 100)], traffic={"a": WAITS}, pending={"a-0": start})
+    assert (made.reload_requested, made.wait_reasons, made.evicted) == (("a",), {}, {})
+
+
+def test_what_is_not_used_rests_when_its_time_has_come() -> None:
+    a = replace(wanted(autoload("a", 100), since=LONG_AGO), idle_ttl_s=60.0)
+    runs = engine("a", {HOST: 100})
+    made = settled([a], runs, traffic={"a": ModelTraffic(0, None, NOW - 60)})
+    assert made.evicted == {"a": "not used for 60 s"}
+    statement = Statement("autoload", NOW, "not used for 60 s; the next request loads it")
+    rests = replace(a, replicas=0, demand_replicas=1, statement=statement, drain_ends=False)
+    assert made.desired.models["a"] == rests
+    assert made.wake_times == ()
+    young = settled([a], runs, traffic={"a": ModelTraffic(0, None, NOW - 59)})
+    assert (young.evicted, young.wake_times) == ({}, (NOW + 1,))
+    stays = settled([replace(a, min_residency_s=9_500.0)], runs, traffic={"a": ModelTraffic(0, None, NOW - 60)})
+    assert (stays.evicted, stays.wake_times) == ({}, (10_500.0,))
+    busy = settled([a], runs, traffic={"a": ModelTraffic(1, NOW, NOW - 60)})
+    assert (busy.evicted, busy.wake_times) == ({}, ())
+
+
+def test_that_one_stays_keeps_no_other_from_resting() -> None:
+    a, b = wanted(autoload("a", 100), since=LONG_AGO), wanted(autoload("b", 100), since=LONG_AGO)
+    b = replace(b, idle_ttl_s=60.0)
+    made = settled([a, b], engine("a", {HOST: 100}), engine("b", {HOST: 100}), traffic={"a": IDLE, "b": IDLE})
+    assert made.evicted == {"b": "not used for 60 s"}
+
+
+def test_what_makes_room_rests_for_that_though_it_is_unused_anyway() -> None:
+    a = replace(wanted(autoload("a", 800), since=LONG_AGO), idle_ttl_s=60.0)
+    made = settled([a, wanted(autoload("b", 800))], engine("a", {HOST: 800}), traffic={"a": IDLE, "b": WAITS})
+    assert made.evicted == {"a": "makes room for b"}
+    statement = Statement("autoload", WAITS.waits_since or 0.0, "makes room for b; the next request loads it")
+    assert made.desired.models["a"].statement == statement
+
+
+def test_what_nobody_waits_for_any_more_rests_instead_of_waiting_for_room() -> None:
+    full = loaded(autoload("full", ROOM))
+    runs = engine("full", {HOST: ROOM})
+    told_off = {"b": "no request waits for it any more"}
+    b = autoload("b", 100)
+    for since, resting in ((NOW, {}), (NOW - FRESH_DEMAND_S + 1, {}), (NOW - FRESH_DEMAND_S, told_off)):
+        assert settled([full, wanted(b, since=since)], runs).evicted == resting
+    assert settled([full, wanted(b, since=NOW + 10)], runs).evicted == told_off, "the clock was set back"
+    for use, resting in ((ModelTraffic(0), told_off), (ModelTraffic(None), {}), (ModelTraffic(1, 1.0), {})):
+        assert settled([full, wanted(b, since=LONG_AGO)], runs, traffic={"b": use}).evicted == resting
+    rests = settled([full, wanted(b, 2, since=LONG_AGO)], runs).desired.models["b"]
+    words = "no request waits for it any more; the next request loads it"
+    assert (rests.replicas, rests.demand_replicas) == (0, 2)
+    assert rests.statement == Statement("autoload", LONG_AGO, words)
+    assert settled([full, loaded(b)], runs).evicted == {}, "an operator waits"
+
+
+def test_who_has_no_room_for_another_one_that_takes_it_is_told_so() -> None:
+    b, c = replace(loaded(autoload("b", 800)), pinned=True), wanted(autoload("c", 800))
+    assert settled([b, c], traffic={"c": WAITS}).wait_reasons == {"c": "waiting for room: b comes first"}
+    made = settled([b, replace(c, memory_mib=2_000)], traffic={"c": WAITS})
+    assert made.wait_reasons == {}, "it would have none without it either"
+
+
+def test_replicas_that_come_are_spread_as_the_plan_will_spread_them() -> None:
+    gpus = (Gpu("A", 0, "x", ROOM), Gpu("B", 1, "x", ROOM))
+    a = replace(loaded(on_gpu("a", 300)), replicas=2, pinned=True)
+    made = settled([a, wanted(on_gpu("c", 800))], gpus=gpus, traffic={"c": WAITS})
+    assert made.wait_reasons == {"c": "waiting for room: a comes first"}
+
+
+def test_nobody_goes_for_one_that_backs_off() -> None:
+    a, b = wanted(autoload("a", 800), since=LONG_AGO), wanted(autoload("b", 800))
+    for retry_at, resting in ((NOW + 5, {}), (NOW, {"a": "makes room for b"})):
+        failures = {ReplicaKey("b", 0, "new"): Failure(1, NOW - 1, "boom", retry_at, 1)}
+        made = settled([a, b], engine("a", {HOST: 800}), traffic={"a": IDLE, "b": WAITS}, failures=failures)
+        assert made.evicted == resting
+
+
+def test_the_plan_wakes_for_whoever_starves_first_and_not_where_nobody_is_in_use() -> None:
+    a, d = wanted(on_gpu("a", 800), since=LONG_AGO), wanted(on_gpu("d", 800), since=LONG_AGO)
+    b = replace(wanted(on_gpu("b", 800)), gpu_choice=("A",))
+    c = replace(wanted(on_gpu("c", 800)), gpu_choice=("B",))
+    gpus = (Gpu("A", 0, "x", ROOM, used_mib=800), Gpu("B", 1, "x", ROOM, used_mib=800))
+    young = engine("d", {"B": 800}, started_at=NOW - 45, ready_since=NOW - 15)
+    traffic = {"b": ModelTraffic(1, NOW - 20), "c": ModelTraffic(1, NOW - 19)}
+    made = planned(
+        [a, b, c, d], [engine("a", {"A": 800}), young], gpus=gpus, traffic=traffic, inflight={"a-0": 1, "d-0": 0}
+    )
+    assert told(made) == ["b: waiting for room: a is in use", "c: waiting for room: d is loaded only just now"]
+    assert made.wake_at == NOW + 10, "when b starves; d may go after that"
+    made = planned([c, d], [young], gpus=gpus, traffic=traffic)
+    assert told(made) == ["c: waiting for room: d is loaded only just now"]
+    assert made.wake_at == NOW + 15

@@ -29,25 +29,10 @@ from controller.state import (
 )
 
 NOW = 10_000.0
-WANT = DesiredModel(
-    "m",
-    LlamaServerDefinition(model_path="m.gguf", gpus=1),
-    "llama_server",
-    "new",
-    1,
-    Statement("file", 0.0, "enabled"),
-    gpu_count=1,
-)
-READY = ObservedReplica(
-    ReplicaId("m", 0, "new", 1),
-    "m-0",
-    Phase.RUNNING,
-    NOW - 90,
-    NOW - 90,
-    Health.READY,
-    NOW - SETTLED_S,
-    claims={"GPU-a": 900},
-)
+DEFINITION, STATEMENT = LlamaServerDefinition(model_path="m.gguf", gpus=1), Statement("file", 0.0, "enabled")
+WANT = DesiredModel("m", DEFINITION, "llama_server", "new", 1, STATEMENT, gpu_count=1)
+ID, SINCE = ReplicaId("m", 0, "new", 1), NOW - SETTLED_S
+READY = ObservedReplica(ID, "m-0", Phase.RUNNING, NOW - 90, NOW - 90, Health.READY, SINCE, claims={"GPU-a": 900})
 CARD = Gpu("GPU-a", 0, "NVIDIA Fake", 24_000, 700)
 OTHER = GpuProcess(5, 400, "engine", "n-0")
 """A process of another replica of ours."""
@@ -80,9 +65,7 @@ def test_unknown_is_not_zero() -> None:
     assert measured(replace(OTHER, mib=None)) == {}
     assert measured(replace(FOREIGN, mib=UNUSED_MIB), OTHER) == {}, "it may be this replica's"
     assert measured(replace(FOREIGN, mib=None), OTHER) == {}
-
-
-def test_no_process_where_those_of_other_replicas_are_told_is_zero() -> None:
+    # No process where those of other replicas are listed is zero.
     assert measured(OTHER) == {"GPU-a": 0}
     assert measured(OTHER, FOREIGN) == {"GPU-a": 0}
 
@@ -114,14 +97,8 @@ def test_almost_nothing_of_every_gpu_that_it_claims_is_a_failure() -> None:
 
 
 def planned(want: DesiredModel | None, replica: ObservedReplica, held: dict[str, int]) -> tuple[object, ...]:
-    state = ObservedState(
-        NOW,
-        (replica,),
-        preflights={("m", "new"): PreflightResult(True, NOW)},
-        gpus=(CARD,),
-        loaded_once=frozenset("m"),
-        gpu_use={replica.name: held},
-    )
+    known: dict[str, Any] = {"preflights": {("m", "new"): PreflightResult(True, NOW)}, "loaded_once": frozenset("m")}
+    state = ObservedState(NOW, (replica,), gpus=(CARD,), gpu_use={replica.name: held}, **known)
     return plan(DesiredState(1, {"m": want} if want is not None else {}), state, NOW).actions
 
 
@@ -130,6 +107,8 @@ def test_a_replica_that_does_not_use_its_gpu_is_stopped_as_one_that_never_served
     reason = explain_unused_gpus(READY, {"GPU-a": 3})
     assert reason is not None
     assert stop == Stop(READY.id, "m-0", reason, Verdict(reason), served=False)
+    for held in ({"GPU-a": 900}, {}):
+        assert planned(WANT, READY, held) == (), "it uses its GPU, or nothing is known of that"
 
 
 @pytest.mark.parametrize(
@@ -147,11 +126,6 @@ def test_a_replica_that_does_not_use_its_gpu_is_stopped_as_one_that_never_served
 def test_only_what_serves_as_declared_is_judged_by_it(want: DesiredModel | None, replica: ObservedReplica) -> None:
     stops = [each for each in planned(want, replica, {"GPU-a": 3}) if isinstance(each, Stop)]
     assert all(each.failure is None for each in stops)
-
-
-def test_a_replica_that_uses_its_gpu_or_of_which_nothing_is_known_serves_on() -> None:
-    assert planned(WANT, READY, {"GPU-a": 900}) == ()
-    assert planned(WANT, READY, {}) == ()
 
 
 def test_growth_of_main_memory_says_nothing_of_a_gpu_that_uses_it() -> None:

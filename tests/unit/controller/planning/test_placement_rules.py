@@ -15,6 +15,7 @@ from controller.planning.placement import (
     NoRoom,
     Placement,
     explain_leaving,
+    holders_of,
     place_replica,
     requirement_of,
 )
@@ -38,7 +39,6 @@ A, B = Gpu("A", 0, "x", 1_000), Gpu("B", 1, "x", 1_000)
 
 
 def replica(name: str, claims: dict[str, int], **fields: Any) -> ObservedReplica:
-    """One that serves."""
     known: dict[str, Any] = {"started_at": 1.0, "health": Health.READY, "ready_since": 2.0, "phase": Phase.RUNNING}
     known |= fields
     return ObservedReplica(ReplicaId("m", 0, "h", 1), name, known.pop("phase"), 0.0, claims=claims, **known)
@@ -46,6 +46,15 @@ def replica(name: str, claims: dict[str, int], **fields: Any) -> ObservedReplica
 
 def seen(*gpus: Gpu, **fields: Any) -> ObservedState:
     return ObservedState(NOW, **({"gpus": gpus} | fields))
+
+
+def place(want: DesiredModel, observed: ObservedState, **ledger: Any) -> Placement | NoRoom:
+    return place_replica(want, observed, ClaimLedger(**ledger))
+
+
+def refused(placed: Placement | NoRoom) -> NoRoom:
+    assert isinstance(placed, NoRoom)
+    return placed
 
 
 def test_what_counts_as_claimed_and_what_as_busy() -> None:
@@ -148,15 +157,15 @@ def test_two_that_go_from_gpus_that_cannot_be_read() -> None:
 
 def test_gpus_that_are_not_there() -> None:
     words = "the GPUs cannot be read now, so nothing is placed on them"
-    assert place_replica(ONE, seen(gpus=None), ClaimLedger()) == NoRoom(words, waiting=True)
-    assert place_replica(ONE, seen(), ClaimLedger()) == NoRoom("needs 1 GPU, this host has none")
-    assert place_replica(replace(ONE, gpu_count=2), seen(A), ClaimLedger()) == NoRoom("needs 2 GPUs, this host has 1")
+    assert place(ONE, seen(gpus=None)) == NoRoom(words, waiting=True)
+    assert place(ONE, seen()) == NoRoom("needs 1 GPU, this host has none")
+    assert place(replace(ONE, gpu_count=2), seen(A)) == NoRoom("needs 2 GPUs, this host has 1")
     choice = replace(ONE, gpu_choice=("x", "0", "y"), vram_mib=1)
-    assert place_replica(choice, seen(A, B), ClaimLedger()) == NoRoom("this host has no GPU x, y")
+    assert place(choice, seen(A, B)) == NoRoom("this host has no GPU x, y")
     twice = replace(ONE, gpu_count=2, gpu_choice=("0", "A"), vram_mib=10)
     words = "needs 10 MiB on each of 2 GPUs; free: GPU 0 has 1000 of 1000 MiB"
     words += ": a shorter context, a smaller cache type or more GPUs (`gpus`) would make it fit"
-    assert place_replica(twice, seen(A, B), ClaimLedger()) == NoRoom(words)
+    assert place(twice, seen(A, B)) == NoRoom(words)
 
 
 def test_a_gpu_that_cannot_be_read_is_named_with_its_reason() -> None:
@@ -165,21 +174,19 @@ def test_a_gpu_that_cannot_be_read_is_named_with_its_reason() -> None:
     nameless = UnreadGpu(2, "Unknown Error")
     want = replace(ONE, vram_mib=100)
     host = seen(A, unread_gpus=(lost, nameless))
-    assert place_replica(want, host, ClaimLedger()) == Placement({"A": 100}), "the others are used"
+    assert place(want, host) == Placement({"A": 100}), "the others are used"
     for choice in ("1", "B", "1:3"):
-        named = place_replica(replace(want, gpu_choice=(choice,)), host, ClaimLedger())
+        named = place(replace(want, gpu_choice=(choice,)), host)
         assert named == NoRoom(f"not every GPU that `gpus` names can be used; {left_out}")
-    both = place_replica(replace(want, gpu_choice=("1", "7", "2")), host, ClaimLedger())
+    both = place(replace(want, gpu_choice=("1", "7", "2")), host)
     assert both == NoRoom(f"this host has no GPU 7; {left_out}; GPU 2 is left out: Unknown Error")
     words = f"needs 2 GPUs, this host has 1; {left_out}; GPU 2 is left out: Unknown Error"
-    assert place_replica(replace(want, gpu_count=2), host, ClaimLedger()) == NoRoom(words)
-    full = place_replica(want, host, ClaimLedger({"A": 950}))
-    assert isinstance(full, NoRoom)
+    assert place(replace(want, gpu_count=2), host) == NoRoom(words)
+    full = refused(place(want, host, claimed_mib={"A": 950}))
     assert full.reason.startswith("needs 100 MiB on each of 1 GPU; free: GPU 0 has 50 of 1000 MiB; GPU 1 (B, PCI")
-    elsewhere = place_replica(replace(want, gpu_choice=("0",)), host, ClaimLedger({"A": 950}))
+    elsewhere = place(replace(want, gpu_choice=("0",)), host, claimed_mib={"A": 950})
     assert elsewhere == NoRoom("needs 100 MiB on each of 1 GPU; free: GPU 0 has 50 of 1000 MiB"), "it is not for it"
-    busy = place_replica(want, host, ClaimLedger(busy_replicas={"A": "x"}))
-    assert busy == NoRoom("GPU 0 is busy with x", waiting=True)
+    assert place(want, host, busy_replicas={"A": "x"}) == NoRoom("GPU 0 is busy with x", waiting=True)
 
 
 def test_claims_on_a_gpu_that_cannot_be_read_stay() -> None:
@@ -194,51 +201,39 @@ def test_claims_on_a_gpu_that_cannot_be_read_stay() -> None:
 def test_the_best_of_several_gpus() -> None:
     want = replace(ONE, vram_mib=100)
     c = Gpu("C", 2, "x", 500)
-    assert place_replica(want, seen(A, B, c), ClaimLedger()) == Placement({"C": 100}), "the least room that is enough"
-    assert place_replica(want, seen(A, B, c), ClaimLedger(busy_replicas={"C": "x"})) == Placement({"A": 100}), (
-        "nothing loads there"
-    )
-    assert place_replica(want, seen(A, B, c), ClaimLedger(models_by_gpu={"C": {"m"}, "A": {"m"}})) == Placement(
-        {"B": 100}
-    )
-    assert place_replica(want, seen(B, A), ClaimLedger()) == Placement({"A": 100}), "of equals the first"
-    assert place_replica(want, seen(A, B), ClaimLedger({"B": 1})) == Placement({"B": 100})
-    assert place_replica(want, seen(A, B), ClaimLedger({"B": 900})) == Placement({"B": 100})
-    assert place_replica(want, seen(A, B), ClaimLedger({"B": 901})) == Placement({"A": 100})
-    two = place_replica(replace(want, gpu_count=2), seen(B, c, A), ClaimLedger())
+    assert place(want, seen(A, B, c)) == Placement({"C": 100}), "the least room that is enough"
+    assert place(want, seen(A, B, c), busy_replicas={"C": "x"}) == Placement({"A": 100}), "nothing loads there"
+    assert place(want, seen(A, B, c), models_by_gpu={"C": {"m"}, "A": {"m"}}) == Placement({"B": 100})
+    assert place(want, seen(B, A)) == Placement({"A": 100}), "of equals the first"
+    assert place(replace(want, gpu_choice=("1",)), seen(A, B)) == Placement({"B": 100})
+    assert place(want, seen(A, B), claimed_mib={"B": 1}) == Placement({"B": 100})
+    assert place(want, seen(A, B), claimed_mib={"B": 900}) == Placement({"B": 100})
+    assert place(want, seen(A, B), claimed_mib={"B": 901}) == Placement({"A": 100})
+    two = place(replace(want, gpu_count=2), seen(B, c, A))
     assert two == Placement({"A": 100, "C": 100})
     assert isinstance(two, Placement)
     assert list(two.claims) == ["A", "C"], "in the order of their indices"
-    busy = place_replica(replace(want, gpu_count=2), seen(A, B), ClaimLedger(busy_replicas={"B": "x", HOST: "y"}))
+    busy = place(replace(want, gpu_count=2), seen(A, B), busy_replicas={"B": "x", HOST: "y"})
     assert busy == NoRoom("GPU 1 is busy with x", waiting=True)
 
 
 def test_a_whole_gpu_is_one_where_nobody_else_is() -> None:
-    assert place_replica(ONE, seen(A), ClaimLedger()) == Placement({"A": 1_000})
-    assert place_replica(ONE, seen(replace(A, used_mib=100)), ClaimLedger()) == Placement({"A": 1_000}), (
-        "a tenth may be in use"
-    )
+    assert place(ONE, seen(A)) == Placement({"A": 1_000})
+    assert place(ONE, seen(replace(A, used_mib=100))) == Placement({"A": 1_000}), "a tenth may be in use"
     words = "needs 1 GPU of its own, for what it takes is not known (`vram_mib`); free: GPU 0 has 899 of 1000 MiB"
     held = "; memory that nobody claims is held by GPU 0: 101 MiB, by processes that the driver does not name here"
-    assert place_replica(ONE, seen(replace(A, used_mib=101)), ClaimLedger()) == NoRoom(words + held)
-    claimed = place_replica(ONE, seen(A), ClaimLedger({"A": 1}))
-    assert claimed == NoRoom(words.replace("899", "999"))
-    assert place_replica(ONE, seen(replace(A, used_mib=101)), ClaimLedger(released_mib={"A": 1})) == Placement(
-        {"A": 1_000}
-    )
-    assert place_replica(ONE, seen(replace(A, used_mib=101)), ClaimLedger(released_mib={"A": 500})) == Placement(
-        {"A": 1_000}
-    )
+    assert place(ONE, seen(replace(A, used_mib=101))) == NoRoom(words + held)
+    assert place(ONE, seen(A), claimed_mib={"A": 1}) == NoRoom(words.replace("899", "999"))
+    assert place(ONE, seen(replace(A, used_mib=101)), released_mib={"A": 1}) == Placement({"A": 1_000})
+    assert place(ONE, seen(replace(A, used_mib=101)), released_mib={"A": 500}) == Placement({"A": 1_000})
 
 
 def test_what_is_released_is_no_more_than_what_was_used() -> None:
     want = replace(ONE, vram_mib=1_000)
-    assert place_replica(
-        want, seen(replace(A, used_mib=5)), ClaimLedger({"A": 0}, released_mib={"A": 50})
-    ) == Placement({"A": 1_000})
-    over = place_replica(
-        replace(want, vram_mib=1_001), seen(replace(A, used_mib=5)), ClaimLedger(released_mib={"A": 50})
+    assert place(want, seen(replace(A, used_mib=5)), claimed_mib={"A": 0}, released_mib={"A": 50}) == Placement(
+        {"A": 1_000}
     )
+    over = place(replace(want, vram_mib=1_001), seen(replace(A, used_mib=5)), released_mib={"A": 50})
     words = "needs 1001 MiB on each of 1 GPU; free: GPU 0 has 1000 of 1000 MiB"
     words += ": a shorter context, a smaller cache type or more GPUs (`gpus`) would make it fit"
     assert over == NoRoom(words)
@@ -256,6 +251,9 @@ def test_needs() -> None:
     assert requirement_of(replace(ONE, memory_mib=7, vram_mib=5), observed) == Requirement(5, 7, 0.5)
 
 
+SMALLER = ": declare a smaller context, or raise ROUNDHOUSE_ENGINES_MEMORY_MIB"
+
+
 @pytest.mark.parametrize(
     ("need", "claimed", "words"),
     [
@@ -263,45 +261,23 @@ def test_needs() -> None:
         (100, 0, None),
         (61, 40, "needs 61 MiB of main memory; free: 60 of the 100 MiB that engines may take"),
         (100, 150, "needs 100 MiB of main memory; free: 0 of the 100 MiB that engines may take"),
-        (
-            101,
-            0,
-            "needs 101 MiB of main memory; free: 100 of the 100 MiB that engines may take: declare a smaller context, "
-            "or raise ROUNDHOUSE_ENGINES_MEMORY_MIB",
-        ),
+        (101, 0, f"needs 101 MiB of main memory; free: 100 of the 100 MiB that engines may take{SMALLER}"),
     ],
 )
-def test_main_memory(need: int, claimed: int, words: str | None) -> None:
-    want = replace(ONE, gpu_count=0, memory_mib=need)
-    ledger = ClaimLedger({HOST: claimed}) if claimed else ClaimLedger()
-    placed = place_replica(want, seen(host_mib=100), ledger)
-    assert placed == (Placement({HOST: need}) if words is None else NoRoom(words))
+def test_main_memory_of_engines_without_gpus_and_with(need: int, claimed: int, words: str | None) -> None:
+    ledger: dict[str, Any] = {"claimed_mib": {HOST: claimed} if claimed else {}}
 
+    def expected(**claims: int) -> Placement | NoRoom:
+        return Placement(claims | {HOST: need}) if words is None else NoRoom(words)
 
-@pytest.mark.parametrize(
-    ("need", "claimed", "words"),
-    [
-        (60, 40, None),
-        (61, 40, "needs 61 MiB of main memory; free: 60 of the 100 MiB that engines may take"),
-        (
-            101,
-            0,
-            "needs 101 MiB of main memory; free: 100 of the 100 MiB that engines may take: declare a smaller context, "
-            "or raise ROUNDHOUSE_ENGINES_MEMORY_MIB",
-        ),
-    ],
-)
-def test_main_memory_of_engines_with_gpus(need: int, claimed: int, words: str | None) -> None:
-    ledger = ClaimLedger({HOST: claimed})
-    known = seen(A, B, host_mib=100, requirements={"m": Requirement(per_gpu_mib=10, host_mib=need)})
-    placed = place_replica(replace(ONE, gpu_count=2), known, ledger)
-    assert placed == (Placement({"A": 10, "B": 10, HOST: need}) if words is None else NoRoom(words))
-    declared = place_replica(replace(ONE, vram_mib=10, memory_mib=need), seen(A, host_mib=100), ledger)
-    assert declared == (Placement({"A": 10, HOST: need}) if words is None else NoRoom(words))
-    busy = place_replica(ONE, known, replace(ledger, busy_replicas={"A": "x", "B": "x"}))
-    assert busy == (NoRoom("GPU 0 is busy with x", waiting=True) if words is None else NoRoom(words)), (
-        "a wait for the GPU frees no main memory"
-    )
+    host = seen(A, host_mib=100)
+    assert place(replace(ONE, gpu_count=0, memory_mib=need), host, **ledger) == expected()
+    assert place(replace(ONE, vram_mib=10, memory_mib=need), host, **ledger) == expected(A=10)
+    both = seen(A, B, host_mib=100, requirements={"m": Requirement(per_gpu_mib=10, host_mib=need)})
+    assert place(replace(ONE, gpu_count=2), both, **ledger) == expected(A=10, B=10)
+    busy = place(ONE, both, busy_replicas={"A": "x", "B": "x"}, **ledger)
+    waits = NoRoom("GPU 0 is busy with x", waiting=True)
+    assert busy == (waits if words is None else NoRoom(words)), "a wait for the GPU frees no main memory"
 
 
 def test_an_engine_with_a_gpu_and_an_unknown_need_of_main_memory_claims_none() -> None:
@@ -311,6 +287,22 @@ def test_an_engine_with_a_gpu_and_an_unknown_need_of_main_memory_claims_none() -
     assert place_replica(ONE, known, full) == Placement({"A": 10})
     unbounded = seen(A, requirements={"m": Requirement(per_gpu_mib=10, host_mib=20)})
     assert place_replica(ONE, unbounded, full) == Placement({"A": 10, HOST: 20})
+    assert place_replica(replace(ONE, gpu_count=0), seen(host_mib=100), full) == Placement({}), "nor one without"
+
+
+def test_a_share_is_one_of_each_gpu_that_it_is_taken_of() -> None:
+    small, large = Gpu("B", 1, "x", 24_000), Gpu("A", 0, "x", 80_000)
+    full = replace(large, used_mib=70_000)
+
+    def placed(*gpus: Gpu, count: int = 1, mib: int = 5_000) -> Placement | NoRoom:
+        share = Requirement(per_gpu_mib=mib, gpu_share=0.9)
+        return place(replace(ONE, gpu_count=count), seen(*gpus, requirements={"m": share}))
+
+    assert placed(full, small) == Placement({"B": 21_600})
+    assert placed(large, small, count=2) == Placement({"A": 72_000, "B": 21_600})
+    assert placed(large, small, mib=30_000) == Placement({"A": 72_000})
+    short = refused(placed(full))
+    assert short.reason.startswith("needs 72000 MiB, 90 % of the largest on each of 1 GPU; free: GPU 0 has 10000 of")
 
 
 def test_with_unified_memory_claims_on_the_gpu_and_of_main_memory_are_one_sum() -> None:
@@ -347,8 +339,7 @@ def test_with_unified_memory_a_replicas_own_main_memory_counts_beside_its_gpu() 
     assert place_replica(ONE, spark, ClaimLedger.of(spark)) == Placement({"A": 600, HOST: 400})
     more = replace(spark, requirements={"m": Requirement(per_gpu_mib=601, host_mib=400)})
     words = "needs 1001 MiB on each of 1 GPU; free: GPU 0 has 1000 of 1000 MiB"
-    found = place_replica(ONE, more, ClaimLedger.of(more))
-    assert isinstance(found, NoRoom)
+    found = refused(place_replica(ONE, more, ClaimLedger.of(more)))
     assert found.reason.startswith(words)
     unknown = replace(spark, requirements={"m": Requirement(host_mib=400)})
     assert place_replica(ONE, unknown, ClaimLedger.of(unknown)) == Placement({"A": 600, HOST: 400}), "all of it"
@@ -365,8 +356,7 @@ def test_what_leaves_unified_memory_makes_room_for_both() -> None:
         assert place_replica(fits, spark, without) == Placement({"A": room}), "50 MiB are somebody else's"
         assert isinstance(place_replica(exceeds, spark, without), NoRoom)
     told = replace(used, processes=(GpuProcess(1, 350, "e", "a"),))
-    without = ledger.copy_without_replicas([goes[0]], replace(spark, gpus=(told,)))
-    assert without.released_mib == {"A": 350}
+    assert ledger.copy_without_replicas([goes[0]], replace(spark, gpus=(told,))).released_mib == {"A": 350}
 
 
 def test_room_that_others_hold_is_waited_for_a_while_and_then_named() -> None:
@@ -377,15 +367,16 @@ def test_room_that_others_hold_is_waited_for_a_while_and_then_named() -> None:
     words += "GPU 0: process 7 (python), not of this Roundhouse: 500 MiB"
     for left_s, waiting in ((RELEASE_S - 1, True), (RELEASE_S, False), (None, False)):
         left_at = {} if left_s is None else {"A": NOW - left_s}
-        assert place_replica(want, seen(used, left_at=left_at), ClaimLedger()) == NoRoom(words, waiting=waiting)
+        assert place(want, seen(used, left_at=left_at)) == NoRoom(words, waiting=waiting)
+    claimed = refused(place(want, seen(used, left_at={"A": NOW}), claimed_mib={"A": 500}))
+    assert not claimed.waiting, "others have claimed it"
     nameless = replace(A, used_mib=500, processes=None)
-    made = place_replica(replace(want, gpu_count=2), seen(used, replace(nameless, uuid="B", index=1)), ClaimLedger())
-    assert isinstance(made, NoRoom)
+    made = refused(place(replace(want, gpu_count=2), seen(used, replace(nameless, uuid="B", index=1))))
     assert made.reason.startswith("needs 800 MiB on each of 2 GPUs; free: GPU 0 has 500 of 1000 MiB, GPU 1 has 500 of")
     assert "GPU 0: process 7 (python), not of this Roundhouse: 500 MiB" in made.reason
     both = (used, replace(used, uuid="B", index=1))
     late = {"A": NOW - RELEASE_S, "B": NOW}
-    assert place_replica(replace(want, gpu_count=2), seen(*both, left_at=late), ClaimLedger()) == NoRoom(
+    assert place(replace(want, gpu_count=2), seen(*both, left_at=late)) == NoRoom(
         words.replace("of 1 GPU", "of 2 GPUs").replace(
             "GPU 0 has 500 of 1000 MiB", "GPU 0 has 500 of 1000 MiB, GPU 1 has 500 of 1000 MiB"
         )
@@ -399,8 +390,7 @@ def test_what_would_make_it_fit_is_said_only_where_it_never_will() -> None:
     small = Gpu("C", 2, "x", 100)
     for gpus, expected in (((A, small), True), ((A, B), False)):
         full = ClaimLedger({gpu.uuid: gpu.total_mib for gpu in gpus})
-        made = place_replica(replace(ONE, gpu_count=2, vram_mib=1_000), seen(*gpus), full)
-        assert isinstance(made, NoRoom)
+        made = refused(place_replica(replace(ONE, gpu_count=2, vram_mib=1_000), seen(*gpus), full))
         assert (hint in made.reason) is expected
         assert "GPU 0 has 0 of 1000 MiB" in made.reason
         assert not made.waiting
@@ -418,6 +408,65 @@ def test_what_is_in_use_beyond_the_claims_is_named_unless_it_is_of_one_that_runs
     unnamed = seen(replace(A, used_mib=900), replicas=(runs,))
     words = "800 MiB, by processes that the driver does not name here"
     assert place_replica(want, unnamed, ledger) == NoRoom(f"{reason}{held}{words}")
-    exactly = place_replica(replace(want, vram_mib=1_000), seen(replace(A, used_mib=900)), ClaimLedger())
-    assert isinstance(exactly, NoRoom)
+    exactly = refused(place(replace(want, vram_mib=1_000), seen(replace(A, used_mib=900))))
     assert "held by GPU 0: 900 MiB" in exactly.reason
+
+
+# Replicas on MIG instances, and who holds a GPU's memory, in words
+
+
+INSTANCES = (
+    Gpu("MIG-a", 0, "NVIDIA H100 MIG 1g.10gb", 9_984, 20, mig=0),
+    Gpu("MIG-b", 0, "NVIDIA H100 MIG 3g.40gb", 40_448, 44, mig=1),
+)
+WHOLE = (Gpu("GPU-c", 1, "NVIDIA H100", 81_559, 4), Gpu("GPU-d", 2, "NVIDIA H100", 81_559, 4))
+
+
+def placed(gpus: tuple[Gpu, ...], count: int = 1, mib: int = 5_000, *choice: str) -> Placement | NoRoom:
+    return place(replace(ONE, gpu_count=count, gpu_choice=choice, vram_mib=mib), seen(*gpus))
+
+
+def test_an_instance_is_a_gpu_of_its_own_size_chosen_by_its_place_or_its_uuid() -> None:
+    for mib, uuid in ((5_000, "MIG-a"), (20_000, "MIG-b"), (50_000, "GPU-c")):
+        assert placed((*INSTANCES, *WHOLE), 1, mib) == Placement({uuid: mib})
+    for name in ("0:1", "MIG-b"):
+        assert placed(INSTANCES, 1, 5_000, name) == Placement({"MIG-b": 5_000})
+    assert placed(INSTANCES, 1, 5_000, "0") == NoRoom("this host has no GPU 0")
+    found = refused(placed(INSTANCES, 1, 50_000))
+    assert "GPU 0:0 has 9964 of 9984 MiB, GPU 0:1 has 40404 of 40448 MiB" in found.reason
+
+
+def test_several_gpus_are_wholes() -> None:
+    assert placed((*INSTANCES, *WHOLE), 2) == Placement({"GPU-c": 5_000, "GPU-d": 5_000})
+    reason = "needs 2 GPUs as wholes, and those here are MIG instances"
+    assert placed(INSTANCES, 2) == NoRoom(reason)
+    assert placed((*INSTANCES, *WHOLE), 2, 5_000, "MIG-a", "MIG-b") == NoRoom(reason)
+
+
+def gpu(*processes: GpuProcess) -> Gpu:
+    return Gpu("GPU-a", 0, "fake", 80_000, 31_000, processes=processes)
+
+
+def test_who_stays_is_not_named_and_of_strangers_what_is_known() -> None:
+    ours = GpuProcess(7, 30_000, "python3", "rh-i-m-0-h-1")
+    assert holders_of(gpu(), (), expected_mib=0) is None
+    assert holders_of(gpu(ours), ["rh-i-m-0-h-1"], expected_mib=0) is None
+    assert holders_of(gpu(ours), [], expected_mib=0) == "process 7 (python3), of rh-i-m-0-h-1: 30000 MiB"
+
+    strangers = (GpuProcess(8, 500, "Xorg"), GpuProcess(9, None))
+    words = "process 8 (Xorg), not of this Roundhouse: 500 MiB; process 9, not of this Roundhouse: an unknown part"
+    assert holders_of(gpu(*strangers), ["rh-i-m-0-h-1"], expected_mib=0) == words
+
+
+def test_a_crowd_is_counted_and_where_no_process_is_named_the_memory_is() -> None:
+    crowd = [GpuProcess(pid, 100 - pid) for pid in range(10, 16)]
+    words = holders_of(gpu(*crowd), (), expected_mib=0)
+    assert words is not None
+    assert words.count("process") == 3
+    assert words.endswith("; 3 more")
+    assert "more" not in (holders_of(gpu(*crowd[:3]), (), expected_mib=0) or "")
+
+    silent = Gpu("GPU-a", 0, "fake", 80_000, 31_000)
+    assert holders_of(silent, (), expected_mib=30_000) == "1000 MiB, by processes that the driver does not name here"
+    assert holders_of(silent, (), expected_mib=30_999) == "1 MiB, by processes that the driver does not name here"
+    assert holders_of(silent, (), expected_mib=31_000) is None

@@ -53,19 +53,19 @@ TWO = replace(ONE, replicas=2)
 CHECKED = {("m", "new"): PreflightResult(True, NOW)}
 KEY = ReplicaKey("m", 0, "new")
 WAITS = Failure(2, NOW - 1, "boom", NOW + 5, 2)
-RECHECK_S = DesiredState(0, {}).preflight_recheck_s
+BOOM = Blocked("m", 0, "boom", failed=True, retry_at=NOW + 5)
+GPUS = (Gpu("G", 0, "x", 100),)
+BESIDE = "the definition was edited; the old replica serves until then"
 FIRST = ReplicaId("m", 0, "new", 1)
 
 
 def seen(index: int = 0, spec: str = "new", attempt: int = 1, **fields: Any) -> ObservedReplica:
-    """A replica that serves."""
     known: dict[str, Any] = {"started_at": NOW - 20, "health": Health.READY, "ready_since": NOW - 10}
     replica_id = ReplicaId("m", index, spec, attempt)
     return ObservedReplica(replica_id, f"{spec}-{index}", Phase.RUNNING, NOW - 20, **(known | fields))
 
 
 def starting(index: int = 0, spec: str = "new", **fields: Any) -> ObservedReplica:
-    """One that is not ready yet."""
     return seen(index, spec, **{"health": Health.STARTING, "ready_since": None} | fields)
 
 
@@ -81,7 +81,6 @@ def planned(want: DesiredModel | None, *replicas: ObservedReplica, **observed: A
 
 
 def comes_to(made: Plan, *actions: object, blocked: tuple[Blocked, ...] = (), wake_at: float | None = None) -> bool:
-    """Whether the plan is just that."""
     assert (made.generation, made.actions, made.blocked, made.wake_at) == (3, actions, blocked, wake_at)
     return True
 
@@ -180,12 +179,11 @@ def test_what_is_not_wanted_is_drained_and_then_stopped(
 def test_one_stops_at_a_time_on_a_gpu_and_all_at_once_in_main_memory() -> None:
     gone = "the model is no longer declared"
     a, b = (starting(index, claims={"G": 10, HOST: 5}) for index in (0, 1))
-    gpus = (Gpu("G", 0, "x", 100),)
     waits = Blocked("m", 0, "it is stopped once new-1 is done on its GPU")
-    assert comes_to(planned(None, a, b, gpus=gpus), Stop(b.id, b.name, gone), blocked=(waits,)), "both load: the last"
+    assert comes_to(planned(None, a, b, gpus=GPUS), Stop(b.id, b.name, gone), blocked=(waits,)), "both load: the last"
     a, b = (seen(index, claims={"G": 10}, draining=Draining(NOW, True)) for index in (0, 1))
     waits = Blocked("m", 1, "it is stopped once new-0 is done on its GPU")
-    assert comes_to(planned(None, a, b, gpus=gpus), Stop(a.id, a.name, f"{gone}; drained"), blocked=(waits,))
+    assert comes_to(planned(None, a, b, gpus=GPUS), Stop(a.id, a.name, f"{gone}; drained"), blocked=(waits,))
     a, b = (starting(index, claims={HOST: 10}) for index in (0, 1))
     assert comes_to(planned(None, a, b), Stop(a.id, a.name, gone), Stop(b.id, b.name, gone))
 
@@ -216,8 +214,7 @@ def test_an_image_that_is_missing_is_pulled_once() -> None:
     assert comes_to(planned(TWO, preflights=missing), pull)
     waits = tuple(Blocked("m", index, "image img is being pulled") for index in (0, 1))
     assert comes_to(planned(TWO, preflights=missing, pulls={"img": None}), blocked=waits)
-    failed = Blocked("m", 0, "boom", failed=True, retry_at=NOW + 5)
-    assert comes_to(planned(ONE, preflights=missing, pulls={"img": WAITS}), blocked=(failed,), wake_at=NOW + 5)
+    assert comes_to(planned(ONE, preflights=missing, pulls={"img": WAITS}), blocked=(BOOM,), wake_at=NOW + 5)
     over = replace(WAITS, retry_at=NOW)
     assert comes_to(planned(ONE, preflights=missing, pulls={"img": over}), pull)
 
@@ -230,9 +227,8 @@ def test_a_source_is_downloaded_once_before_anything_is_checked_and_without_room
     waits = tuple(Blocked("m", index, "hf:a/b:Q4 is being downloaded (40%)") for index in (0, 1))
     under_way = planned(awaited, downloads={"hf:a/b:Q4": None}, download_fractions={"hf:a/b:Q4": 0.4})
     assert comes_to(under_way, blocked=waits)
-    failed = Blocked("m", 0, "boom", failed=True, retry_at=NOW + 5)
     one = replace(ONE, missing_source="hf:a/b:Q4")
-    assert comes_to(planned(one, downloads={"hf:a/b:Q4": WAITS}), blocked=(failed,), wake_at=NOW + 5)
+    assert comes_to(planned(one, downloads={"hf:a/b:Q4": WAITS}), blocked=(BOOM,), wake_at=NOW + 5)
     over = replace(WAITS, retry_at=NOW)
     assert comes_to(planned(one, downloads={"hf:a/b:Q4": over}), download)
     assert comes_to(planned(replace(one, replicas=0)))
@@ -260,11 +256,10 @@ def test_no_model_is_evicted_for_one_whose_files_are_not_here() -> None:
 
 
 def test_a_failure_is_waited_for_and_counted_on() -> None:
-    failed = Blocked("m", 0, "boom", failed=True, retry_at=NOW + 5)
-    assert comes_to(planned(ONE, failures={KEY: WAITS}), blocked=(failed,), wake_at=NOW + 5)
+    assert comes_to(planned(ONE, failures={KEY: WAITS}), blocked=(BOOM,), wake_at=NOW + 5)
     over, attempts = {KEY: replace(WAITS, retry_at=NOW)}, AttemptNumbers(highest={KEY.text: 2})
     assert comes_to(planned(ONE, failures=over, attempts=attempts), start(attempt=3))
-    parked = replace(failed, retry_at=None)
+    parked = replace(BOOM, retry_at=None)
     assert comes_to(planned(ONE, failures={KEY: replace(WAITS, retry_at=None)}), blocked=(parked,))
 
 
@@ -281,9 +276,8 @@ def test_a_current_one_is_kept_and_its_start_deadline_watched() -> None:
 
 def test_an_edited_definition_starts_beside_the_old_one() -> None:
     old = seen(spec="old")
-    beside = "the definition was edited; the old replica serves until then"
-    assert comes_to(planned(ONE, old), start(reason=beside))
-    assert comes_to(planned(ONE, replace(old, health=Health.FAILING)), start(reason=beside)), "it may serve again"
+    assert comes_to(planned(ONE, old), start(reason=BESIDE))
+    assert comes_to(planned(ONE, replace(old, health=Health.FAILING)), start(reason=BESIDE)), "it may serve again"
     pending = {"new-0": PendingOp(OpKind.START, FIRST)}
     assert comes_to(planned(ONE, old, pending=pending))
     assert comes_to(planned(ONE, old, starting()), wake_at=NOW - 20 + 600)
@@ -307,14 +301,13 @@ def test_where_there_is_no_room_for_both_the_old_one_leaves_first() -> None:
 def test_an_old_one_serves_on_where_its_replacement_cannot_start() -> None:
     drains = seen(spec="old", claims={HOST: 60}, draining=Draining(NOW - 1, True))
     back = Undrain(drains.id, drains.name, "what was to replace it cannot start")
-    failed = Blocked("m", 0, "boom", failed=True, retry_at=NOW + 5)
     bad = {("m", "new"): PreflightResult(False, NOW, "no file")}
     unchecked = Blocked("m", 0, "no file", failed=True, retry_at=NOW + RECHECK_S)
     reason = "needs 200 MiB of main memory; free: 100 of the 100 MiB that engines may take"
     reason += ": declare a smaller context, or raise ROUNDHOUSE_ENGINES_MEMORY_MIB"
     large, full = replace(ONE, memory_mib=200), Blocked("m", 0, reason, failed=True)
     for old, actions in ((drains, (back,)), (replace(drains, draining=None), ())):
-        assert comes_to(planned(ONE, old, failures={KEY: WAITS}), *actions, blocked=(failed,), wake_at=NOW + 5)
+        assert comes_to(planned(ONE, old, failures={KEY: WAITS}), *actions, blocked=(BOOM,), wake_at=NOW + 5)
         assert comes_to(planned(large, old, host_mib=100), *actions, blocked=(full,))
         again = NOW + RECHECK_S
         assert comes_to(planned(ONE, old, preflights=bad), *actions, blocked=(unchecked,), wake_at=again)
@@ -325,16 +318,15 @@ def test_a_replacement_waits_for_a_gpu_where_another_loads() -> None:
     want = replace(ONE, gpu_count=1, vram_mib=10)
     old = seen(spec="old", claims={"G": 10})
     other = replace(starting(claims={"G": 10}), id=ReplicaId("n", 0, "h", 1), name="n-0")
-    gpus = (Gpu("G", 0, "x", 100, 20),)
     waits = Blocked("m", 0, "GPU 0 is busy with n-0")
-    made = planned(want, old, other, gpus=gpus)
+    made = planned(want, old, other, gpus=(Gpu("G", 0, "x", 100, 20),))
     assert [each for each in made.blocked if each.model == "m"] == [waits]
     assert not [each for each in made.actions if each.model == "m"]
 
 
 def test_one_is_replaced_at_a_time() -> None:
     old = (seen(0, "old"), seen(1, "old"))
-    beside = start(reason="the definition was edited; the old replica serves until then")
+    beside = start(reason=BESIDE)
     assert comes_to(planned(TWO, *old), beside)
     assert comes_to(planned(TWO, *old, starting(0)), wake_at=NOW + 580)
     assert comes_to(planned(TWO, *old, seen(0, health=Health.FAILING)))
@@ -342,10 +334,9 @@ def test_one_is_replaced_at_a_time() -> None:
     assert comes_to(planned(TWO, *old, seen(0)), replaced)
     assert comes_to(planned(TWO, seen(0), old[1]), replace(beside, id=replace(FIRST, index=1)))
     assert comes_to(planned(TWO, old[1]), start(0)), "the missing one first"
-    failed = Blocked("m", 0, "boom", failed=True, retry_at=NOW + 5)
-    assert comes_to(planned(TWO, old[1], failures={KEY: WAITS}), blocked=(failed,), wake_at=NOW + 5)
+    assert comes_to(planned(TWO, old[1], failures={KEY: WAITS}), blocked=(BOOM,), wake_at=NOW + 5)
     last = {replace(KEY, index=1): WAITS}
-    assert comes_to(planned(TWO, old[0], failures=last), blocked=(replace(failed, index=1),), wake_at=NOW + 5)
+    assert comes_to(planned(TWO, old[0], failures=last), blocked=(replace(BOOM, index=1),), wake_at=NOW + 5)
     last = {replace(KEY, index=1): replace(WAITS, retry_at=NOW)}
     assert comes_to(planned(TWO, old[0], failures=last), beside, start(1))
     over = {KEY: replace(WAITS, retry_at=NOW)}
@@ -356,43 +347,37 @@ def test_a_first_load_is_all_or_nothing() -> None:
     first: dict[str, Any] = {"loaded_once": frozenset()}
     ready = seen(0)
     failures = {ReplicaKey("m", 1, "new"): WAITS}
-    blocked = Blocked("m", 1, "boom", failed=True, retry_at=NOW + 5)
+    blocked = replace(BOOM, index=1)
     drain = Drain(ready.id, ready.name, "all or nothing: replica 1 failed", NOW + 300)
-    made = planned(TWO, ready, failures=failures, **first)
-    assert comes_to(made, drain, blocked=(blocked,), wake_at=NOW + 5)
+    assert comes_to(planned(TWO, ready, failures=failures, **first), drain, blocked=(blocked,), wake_at=NOW + 5)
     over = {ReplicaKey("m", 1, "new"): replace(WAITS, retry_at=NOW)}
     assert comes_to(planned(TWO, ready, failures=over, **first), start(1))
-    assert comes_to(planned(TWO, ready, failures=failures), blocked=(blocked,), wake_at=NOW + 5), (
-        "loaded once: it stays"
-    )
-    alone = replace(blocked, index=0)
-    assert comes_to(planned(ONE, failures={KEY: WAITS}, **first), blocked=(alone,), wake_at=NOW + 5)
+    loaded_once = planned(TWO, ready, failures=failures)
+    assert comes_to(loaded_once, blocked=(blocked,), wake_at=NOW + 5), "it stays"
+    assert comes_to(planned(ONE, failures={KEY: WAITS}, **first), blocked=(BOOM,), wake_at=NOW + 5)
 
 
 def test_a_first_load_that_has_not_room_for_all_starts_none() -> None:
     want = replace(TWO, memory_mib=60)
     reason = "needs 60 MiB of main memory; free: 40 of the 100 MiB that engines may take"
+    first: dict[str, Any] = {"host_mib": 100, "loaded_once": frozenset()}
     for index, blocked_at in ((0, 1), (1, 0)):
         ready = seen(index, claims={HOST: 60})
-        made = planned(want, ready, host_mib=100, loaded_once=frozenset())
         drain = Drain(ready.id, ready.name, f"all or nothing: no room for replica {blocked_at}", NOW + 300)
-        assert comes_to(made, drain, blocked=(Blocked("m", blocked_at, reason, failed=True),))
+        full = Blocked("m", blocked_at, reason, failed=True)
+        assert comes_to(planned(want, ready, **first), drain, blocked=(full,))
+    full, starts = Blocked("m", 1, reason, failed=True), [start(index, claims={HOST: 60}) for index in (0, 1)]
     pending = {"new-0": PendingOp(OpKind.START, FIRST, {HOST: 60})}
-    under_way = planned(want, host_mib=100, loaded_once=frozenset(), pending=pending)
-    assert comes_to(under_way, blocked=(Blocked("m", 1, reason, failed=True),))
-    none = planned(want, host_mib=100, loaded_once=frozenset())
-    assert comes_to(none, blocked=(Blocked("m", 1, reason, failed=True),))
-    room = planned(want, host_mib=120, loaded_once=frozenset())
-    assert comes_to(room, start(0, claims={HOST: 60}), start(1, claims={HOST: 60}))
-    one = planned(want, host_mib=100)
-    assert comes_to(one, start(0, claims={HOST: 60}), blocked=(Blocked("m", 1, reason, failed=True),))
+    assert comes_to(planned(want, pending=pending, **first), blocked=(full,))
+    assert comes_to(planned(want, **first), blocked=(full,))
+    assert comes_to(planned(want, **first | {"host_mib": 120}), *starts)
+    assert comes_to(planned(want, host_mib=100), starts[0], blocked=(full,))
 
 
 def test_on_one_gpu_one_starts_at_a_time() -> None:
     want = replace(TWO, gpu_count=1, vram_mib=10)
-    gpus = (Gpu("G", 0, "x", 100),)
     for once in (frozenset("m"), frozenset()):
-        made = planned(want, gpus=gpus, loaded_once=once)
+        made = planned(want, gpus=GPUS, loaded_once=once)
         assert comes_to(made, start(0, claims={"G": 10}), blocked=(Blocked("m", 1, "GPU 0 is busy with m/0"),))
 
 
@@ -402,11 +387,11 @@ def test_nothing_starts_on_a_gpu_that_a_broken_one_leaves(loads: str | None) -> 
     dead = seen(health=Health.DEAD, claims={"G": 10})
     reason = "the engine says that it is dead"
     stop = Stop(dead.id, dead.name, reason, Verdict(reason))
-    made = planned(want, dead, gpus=(Gpu("G", 0, "x", 100),))
+    made = planned(want, dead, gpus=GPUS)
     assert comes_to(made, stop, blocked=(Blocked("m", 1, "GPU 0 is busy with new-0"),))
     if loads is not None:  # the broken one serves nobody: it does not wait for its neighbour
         other = starting(1, claims={loads: 10})
-        made = planned(want, dead, other, gpus=(Gpu("G", 0, "x", 100),))
+        made = planned(want, dead, other, gpus=GPUS)
         assert comes_to(made, stop, wake_at=NOW - 20 + want.start_timeout_s)
 
 
@@ -428,7 +413,7 @@ def test_of_two_that_have_room_on_one_gpu_the_first_that_was_wanted_starts_first
         for name, since in (("a", NOW - 1), ("m", NOW - 2))
     )
     checked = CHECKED | {("a", "new"): PreflightResult(True, NOW)}
-    state = ObservedState(NOW, gpus=(Gpu("G", 0, "x", 100),), preflights=checked)
+    state = ObservedState(NOW, gpus=GPUS, preflights=checked)
     made = plan(DesiredState(3, {"a": a, "m": m}), state, NOW)
     assert comes_to(made, start(claims={"G": 10}), blocked=(Blocked("a", 0, "GPU 0 is busy with m/0"),))
 

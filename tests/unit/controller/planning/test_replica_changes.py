@@ -1,18 +1,21 @@
-"""Which replicas leave and since when, which are missing, and which come."""
+"""Which bucket a replica falls into; which replicas leave and since when, which are missing, and which come."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from controller.engines.stub import StubDefinition
+from controller.planning.classify import Buckets, classify_replicas
 from controller.planning.replica_changes import coming_replicas, leaving_replicas, missing_replicas
 from controller.state import (
     HOST,
     DesiredModel,
     DesiredState,
     Draining,
+    Health,
     ObservedReplica,
     ObservedState,
     OpKind,
@@ -40,7 +43,6 @@ def replica(name: str = "m-0", phase: Phase = Phase.RUNNING, **fields: Any) -> O
 
 
 def operation(kind: OpKind, began_at: float = 900.0, name: str = "m-0") -> PendingOp:
-    """One of the replica of that name."""
     return PendingOp(kind, replica(name).id, CLAIMS, began_at)
 
 
@@ -116,7 +118,17 @@ def test_which_indices_are_missing(observed: ObservedState, missing: tuple[int, 
     ],
 )
 def test_who_comes_and_may_be_evicted_then(observed: ObservedState, claims: list[dict[str, int]]) -> None:
-    found = coming_replicas(desire(wanted(replicas=2)), observed, {})
-    assert found == ({"m": claims} if claims else {})
-    pinned = coming_replicas(desire(wanted(replicas=2, pinned=True)), observed, {})
-    assert pinned == {}
+    assert coming_replicas(desire(wanted(replicas=2)), observed, {}) == ({"m": claims} if claims else {})
+    assert coming_replicas(desire(wanted(replicas=2, pinned=True)), observed, {}) == {}
+
+
+WANT = DesiredModel("m", StubDefinition(backend="stub"), "stub", "new", 1, Statement("file", 0.0, "enabled"))
+
+
+@pytest.mark.parametrize("spec", ["new", "old"])
+def test_of_two_replicas_at_one_index_the_one_that_serves_is_kept(spec: str) -> None:
+    starting = ObservedReplica(ReplicaId("m", 0, spec, 1), "first", Phase.RUNNING, NOW - 20, NOW - 20)
+    ready = replace(starting, id=ReplicaId("m", 0, spec, 2), name="second", health=Health.READY, ready_since=NOW - 10)
+    buckets = classify_replicas(WANT, [starting, ready], [], NOW)
+    kept = Buckets(current={0: ready}) if spec == "new" else Buckets(outdated={0: ready})
+    assert buckets == replace(kept, surplus=[starting])

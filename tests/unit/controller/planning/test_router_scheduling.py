@@ -23,7 +23,6 @@ def load(host: TrafficSimulator, *names: str) -> None:
 
 
 def run(host: TrafficSimulator, seconds: int) -> None:
-    """Let time pass."""
     for _ in range(seconds):
         host.step()
 

@@ -1,65 +1,208 @@
-"""What operations remember of failures."""
+"""What operations do and remember: downloads, failures, and what the log says of looks that fail again and again."""
 
 from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
 
 import pytest
 
 from controller.engines.base import Verdict
 from controller.engines.stub import StubDefinition
-from controller.planning.actions import Preflight, PullImage, Stop
+from controller.planning.actions import Action, DownloadSource, Preflight, PullImage, Stop
 from controller.reconcile.executor import Executor
 from controller.reconcile.operation_state import OperationState
+from controller.reconcile.preflight import FIRST_REMINDER_S, LONGEST_REMINDER_S, Refusal, decide_mention
 from controller.redaction.redactor import Redactor
 from controller.state import DesiredModel, DesiredState, Health, ObservedReplica, Phase, ReplicaId, Statement
 from tests.fakes.fake_downloader import FakeDownloader
 from tests.fakes.fake_runtime import FakeRuntime
+from tests.support.wait import until
 
+SOURCE = "hf:a/b:Q4"
 SECRET = "s3cret-s3cret"
-DESIRED = DesiredState(
-    1, {"m": DesiredModel("m", StubDefinition(backend="stub"), "stub", "hash", 1, Statement("file", 0.0, "enabled"))}
-)
+NOW = 1_000.0
+MODEL = DesiredModel("m", StubDefinition(backend="stub"), "stub", "hash", 1, Statement("file", 0.0, "enabled"))
+WAITING = replace(MODEL, missing_source=SOURCE)
+DESIRED = DesiredState(1, {"m": WAITING, "other": replace(WAITING, name="other")})
+NOTHING = DesiredState(1, {})
 
 
-async def test_what_a_refused_pull_or_preflight_says_is_kept_without_secrets() -> None:
-    known = Redactor(str)
-    known.learn_secrets({"m": {"env": {"REGISTRY_TOKEN": SECRET}}})
-    runtime, memory = FakeRuntime(lambda: 1_000.0), OperationState()
-    runtime.pull_error = runtime.preflight_error = f"denied: {SECRET}"
-    operations = Executor(
-        runtime, memory, FakeDownloader(), instance="i", secret=b"s", stop_timeout_s=1.0, wake=lambda: None,
-        clock=lambda: 1_000.0, redact=known.redact_text,
-    )  # fmt: skip
-    operations.issue_action(PullImage("m", "some/image", reason="missing"), DESIRED, {})
-    operations.issue_action(Preflight("m", "hash", reason="new"), DESIRED, {})
-    await operations.wait_until_idle()
-    failure = memory.pulls["some/image"]
+class Bench:
+    """An executor over a fake host, by a clock of the test's own, which knows a secret of the model's."""
+
+    def __init__(self) -> None:
+        self.woken = 0
+        self.now = NOW
+        redactor = Redactor(str)
+        redactor.learn_secrets({"m": {"env": {"HUB_TOKEN": SECRET}}})
+        self.runtime, self.memory, self.downloader = FakeRuntime(lambda: self.now), OperationState(), FakeDownloader()
+        self.executor = Executor(
+            self.runtime, self.memory, self.downloader, instance="i", secret=b"s", stop_timeout_s=1.0,
+            wake=self.wake, clock=lambda: self.now, redact=redactor.redact_text,
+        )  # fmt: skip
+
+    def wake(self) -> None:
+        self.woken += 1
+
+    async def order(self, model: str = "m") -> None:
+        """Begin a download, as the plan requests it."""
+        self.executor.issue_action(DownloadSource(model, SOURCE, "it is missing"), DESIRED, {})
+        await asyncio.sleep(0)
+
+    async def carry_out(self, action: Action, replica: ObservedReplica | None = None) -> None:
+        self.executor.issue_action(action, DESIRED, {} if replica is None else {replica.name: replica})
+        await self.executor.wait_until_idle()
+
+    async def look(self, count: int = 1, error: str | None = None) -> None:
+        """Preflights, every 30 seconds, with this outcome."""
+        self.runtime.preflight_error = error
+        for _ in range(count):
+            await self.carry_out(Preflight("m", "hash", "before a start"))
+            self.now += 30.0
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+async def test_two_models_of_one_source_download_it_once(bench: Bench) -> None:
+    await bench.order()
+    await bench.order("other")
+    assert (bench.downloader.ordered, bench.memory.downloads) == ([SOURCE], {SOURCE: None})
+    bench.downloader.finish(SOURCE)
+    await bench.executor.wait_until_idle()
+    assert (bench.memory.downloads, bench.woken) == ({}, 1)
+
+
+async def test_a_failed_download_is_kept_without_secrets_and_backs_off(bench: Bench) -> None:
+    for count, wait_s in ((1, 1.0), (2, 2.0)):
+        await bench.order()
+        bench.downloader.fail(SOURCE, f"the hub refuses {SECRET}")
+        await bench.executor.wait_until_idle()
+        failure = bench.memory.downloads[SOURCE]
+        assert failure is not None
+        assert (failure.count, failure.retry_at) == (count, NOW + wait_s)
+        assert failure.error == f"{SOURCE} cannot be downloaded: the hub refuses ***"
+
+
+async def test_a_download_that_no_model_waits_for_is_cancelled(bench: Bench) -> None:
+    await bench.order()
+    bench.executor.cancel_unused_downloads(DESIRED)
+    assert bench.downloader.cancelled == []
+    bench.executor.cancel_unused_downloads(DesiredState(1, {"m": MODEL}))
+    await bench.executor.wait_until_idle()
+    assert (bench.downloader.cancelled, bench.memory.downloads) == ([SOURCE], {})
+    await bench.order()
+    assert bench.downloader.ordered == [SOURCE, SOURCE], "the same may be ordered again"
+    bench.downloader.finish(SOURCE)
+    await bench.executor.wait_until_idle()
+
+
+async def test_the_end_of_the_controller_waits_for_no_download(bench: Bench) -> None:
+    await bench.order()
+    bench.executor.cancel_pulls()
+    await asyncio.wait_for(bench.executor.wait_until_idle(), 10)
+    assert bench.downloader.cancelled == [], "it goes on in `transfers`, and the next controller waits for it"
+
+
+async def test_a_failed_download_is_forgotten_with_its_last_model(bench: Bench) -> None:
+    await bench.order()
+    bench.downloader.fail(SOURCE, "no")
+    await until("it has failed", lambda: bench.memory.downloads[SOURCE] is not None)
+    bench.memory.prune_state(DESIRED, (), NOW)
+    assert SOURCE in bench.memory.downloads
+    bench.memory.forget_failures(WAITING)
+    assert bench.memory.downloads == {}
+    await bench.order()
+    bench.memory.prune_state(NOTHING, (), NOW)
+    assert bench.memory.downloads == {SOURCE: None}, "one that is under way stays known"
+    bench.downloader.fail(SOURCE, "no")
+    await bench.executor.wait_until_idle()
+    bench.memory.prune_state(NOTHING, (), NOW)
+    assert bench.memory.downloads == {}
+
+
+async def test_what_a_refused_pull_or_preflight_says_is_logged_and_kept_without_secrets(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "controller")
+    bench.runtime.pull_error = f"denied: {SECRET}"
+    await bench.carry_out(PullImage("m", "some/image", "the image is not on this host"))
+    refused = "image some/image is missing and cannot be pulled: denied: ***"
+    assert caplog.messages == ["pull m: the image is not on this host", refused]
+    failure = bench.memory.pulls["some/image"]
     assert failure is not None
-    assert failure.error == "image some/image is missing and cannot be pulled: denied: ***"
-    assert memory.preflights["m", "hash"].error == "denied: ***"
+    assert failure.error == refused
+    await bench.look(error=f"denied: {SECRET}")
+    assert bench.memory.preflights["m", "hash"].error == "denied: ***"
 
 
 @pytest.mark.parametrize(("served", "waits_s", "count"), [(True, 0.0, 1), (False, 2.0, 2)])
 async def test_what_was_ready_without_serving_as_declared_waits_longer_each_time(
-    served: bool, waits_s: float, count: int
+    bench: Bench, served: bool, waits_s: float, count: int
 ) -> None:
-    runtime, memory = FakeRuntime(lambda: 1_000.0), OperationState()
-    operations = Executor(
-        runtime,
-        memory,
-        FakeDownloader(),
-        instance="i",
-        secret=b"s",
-        stop_timeout_s=1.0,
-        wake=lambda: None,
-        clock=lambda: 1_000.0,
-    )
     first = ReplicaId("m", 0, "hash", 1)
-    memory.record_failure(first, Verdict("before"), 800.0)
-    replica = ObservedReplica(ReplicaId("m", 0, "hash", 2), "m-0", Phase.RUNNING, 900.0, 900.0, Health.READY, 910.0)
-    stop = Stop(replica.id, "m-0", "it is of no use", Verdict("it is of no use"), served=served)
-    operations.issue_action(stop, DESIRED, {"m-0": replica})
-    await operations.wait_until_idle()
-    failure = memory.failures[first.key]
-    assert (failure.retry_at, failure.count) == (1_000.0 + waits_s, count)
-    assert failure.error == "it is of no use. Last log lines:\nlast words"
-    assert failure.plain == "it is of no use"
+    bench.memory.record_failure(first, Verdict("before"), 800.0)
+    replica = ObservedReplica(replace(first, attempt=2), "m-0", Phase.RUNNING, 900.0, 900.0, Health.READY, 910.0)
+    reason = "it is of no use"
+    await bench.carry_out(Stop(replica.id, "m-0", reason, Verdict(reason), served=served), replica)
+    failure = bench.memory.failures[first.key]
+    assert (failure.retry_at, failure.count) == (NOW + waits_s, count)
+    assert (failure.error, failure.plain) == (f"{reason}. Last log lines:\nlast words", reason)
+
+
+# What the log says of looks that fail
+
+
+async def test_looks_that_fail_log_their_outcome_once_and_then_at_growing_intervals(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "controller")
+    await bench.look(16, "a.gguf is missing")
+    assert caplog.messages == [
+        "m cannot be started: a.gguf is missing",
+        *(f"m still cannot be started, for {minutes} min by now: a.gguf is missing" for minutes in (1, 3, 7)),
+    ]
+    caplog.clear()
+    for error in ("a.gguf is empty", None, "a.gguf is empty"):
+        await bench.look(2, error)
+    assert caplog.messages == [
+        "m cannot be started: a.gguf is empty",
+        "m can be started by now",
+        "m cannot be started: a.gguf is empty",
+    ]
+
+
+def test_what_was_said_of_a_definition_is_forgotten_with_it() -> None:
+    memory = OperationState()
+    memory.refusals["m", "hash"] = refusal = Refusal("a.gguf is missing", NOW, NOW)
+    memory.prune_state(DESIRED, [], NOW)
+    assert memory.refusals
+    memory.prune_state(DesiredState(2, {"m": replace(MODEL, spec_hash="edited")}), [], NOW)
+    assert not memory.refusals
+    memory.refusals["m", "hash"] = refusal
+    memory.reset_failures(MODEL)
+    assert not memory.refusals
+
+
+@pytest.mark.parametrize(
+    ("mentions", "age_s", "is_due"),
+    [
+        (1, FIRST_REMINDER_S - 1, False),
+        (1, FIRST_REMINDER_S, True),
+        (2, 2 * FIRST_REMINDER_S - 1, False),
+        (2, 2 * FIRST_REMINDER_S, True),
+        (1_000_000, LONGEST_REMINDER_S - 1, False),
+        (1_000_000, LONGEST_REMINDER_S, True),
+        (1, -1, True),  # the clock was set back
+    ],
+)
+def test_each_mention_of_the_same_refusal_waits_longer(mentions: int, age_s: float, is_due: bool) -> None:
+    known = Refusal("gone", since=NOW - 5, mentioned_at=NOW, mentions=mentions)
+    now = NOW + age_s
+    expected = Refusal("gone", NOW - 5, now, mentions + 1) if is_due else None
+    assert decide_mention(known, "gone", now) == expected
+    assert decide_mention(known, "another", now) == Refusal("another", now, now)
+    assert decide_mention(None, "gone", now) == Refusal("gone", now, now)

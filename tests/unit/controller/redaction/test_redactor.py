@@ -7,7 +7,6 @@ from controller.schema.admin import MASKED
 
 
 def declared(*secrets: str) -> dict[str, object]:
-    """Fields that hold these secrets."""
     return {"env": {f"API_KEY_{number}": secret for number, secret in enumerate(secrets)}}
 
 

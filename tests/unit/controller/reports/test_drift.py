@@ -16,9 +16,10 @@ from controller.planning.actions import Blocked, Plan
 from controller.redaction.redactor import Redact, Redactor, redact_nothing
 from controller.reports.drift import find_drift
 from controller.reports.drift_detector import DriftDetector
-from controller.runtimes.base import Rendered
+from controller.runtimes.base import Rendered, SeenReplica
 from controller.schema.admin import MASKED, DriftItem
 from controller.schema.applied_figures import AppliedFigures
+from controller.schema.desired import Definition
 from controller.state import (
     DesiredModel,
     DesiredState,
@@ -101,17 +102,14 @@ def test_a_replica_of_an_older_definition_differs_since_the_edit() -> None:
 
 def test_what_a_load_sets_differs_where_it_is_another_value() -> None:
     files = StubDefinition(backend="stub", stub_text="a", stub_load_s=1.0)
-    loaded = model(
-        definition=files.model_copy(update={"stub_text": None}),
-        in_files=files,
-        params={"stub_text": None, "stub_load_s": 1.0},
-        statement=Statement("load", 500.0, "loaded by me"),
-    )
+    statement = Statement("load", 500.0, "loaded by me")
+    params = {"stub_text": None, "stub_load_s": 1.0}
+    definition = files.model_copy(update={"stub_text": None})
+    loaded = model(definition=definition, in_files=files, params=params, statement=statement)
     (item,) = items(loaded, replica())
     assert (item.kind, item.field, item.declared, item.running, item.since) == ("override", "stub_text", "a", None, 500)
-    assert items(replace(loaded, replicas=0, statement=Statement("unload", 600.0, "unloaded by me")))[0].kind == (
-        "statement"
-    )
+    unloaded = replace(loaded, replicas=0, statement=Statement("unload", 600.0, "unloaded by me"))
+    assert items(unloaded)[0].kind == "statement"
 
 
 @pytest.mark.parametrize(
@@ -129,28 +127,18 @@ def test_what_a_load_sets_differs_where_it_is_another_value() -> None:
 def test_a_statement_differs_where_it_wants_another_count(
     kind: Any, enabled: bool, replicas: int, expected: list[tuple[int, int]]
 ) -> None:
-    want = model(
-        definition=StubDefinition(backend="stub", enabled=enabled),
-        replicas=replicas,
-        statement=Statement(kind, 500.0, "said by me"),
-    )
+    definition, statement = StubDefinition(backend="stub", enabled=enabled), Statement(kind, 500.0, "said by me")
+    want = model(definition=definition, replicas=replicas, statement=statement)
     found = items(want, *(replica(index) for index in range(replicas)))
     assert [(item.declared, item.running) for item in found] == expected
     assert all(item.kind == "statement" and item.since == 500.0 for item in found)
 
 
 def test_what_is_wanted_and_not_ready_is_missing_with_its_reason() -> None:
-    want = model(replicas=3)
-    found = items(
-        want,
-        replica(0),
-        replica(1, health=Health.STARTING),
-        blocked=(Blocked("m", 2, "no GPU is free"), Blocked("m", 2, "second")),
-    )
-    assert [(item.replica, item.running, item.kind) for item in found] == [
-        ("m/1", "starting", "missing"),
-        ("m/2", None, "missing"),
-    ]
+    reasons = (Blocked("m", 2, "no GPU is free"), Blocked("m", 2, "second"))
+    found = items(model(replicas=3), replica(0), replica(1, health=Health.STARTING), blocked=reasons)
+    assert [(each.replica, each.running) for each in found] == [("m/1", "starting"), ("m/2", None)]
+    assert {each.kind for each in found} == {"missing"}
     assert "it is starting" in found[0].message
     assert found[1].message == "replica 2 does not serve: no GPU is free"
     assert kinds(items(model(), replica(phase=Phase.EXITED))) == [("missing", "m/0", NOW)]
@@ -159,11 +147,8 @@ def test_what_is_wanted_and_not_ready_is_missing_with_its_reason() -> None:
 def test_what_an_engine_applied_otherwise_differs_with_both_values() -> None:
     definition = LlamaServerDefinition(model_path="m.gguf", llama_server_n_ctx=8192)
     want = model(definition=definition, backend="llama_server", replicas=2)
-    found = items(
-        want,
-        replica(0, figures=AppliedFigures(context_length=4096, slots=4)),
-        replica(1, figures=AppliedFigures(context_length=8192, slots=2)),
-    )
+    figures = (AppliedFigures(context_length=4096, slots=4), AppliedFigures(context_length=8192, slots=2))
+    found = items(want, *(replica(index, figures=each) for index, each in enumerate(figures)))
     assert [(each.kind, each.replica, each.field, each.declared, each.running, each.since) for each in found] == [
         ("applied", "rh-new-0", "llama_server_n_ctx", 8192, 4096, NOW),
         ("applied", "rh-new-1", "target_inflight", 4, 2, NOW),
@@ -201,10 +186,9 @@ def test_arguments_show_the_words_that_differ_with_their_flags() -> None:
     assert (item.kind, item.declared, item.running) == ("arguments", ["--port", "2", "--new"], ["--port", "1"])
 
 
-def test_arguments_never_show_a_secret() -> None:
-    definition = StubDefinition(
-        backend="stub", extra_args=["--api-key", "sk-very-secret-1"], env={"PASSWORD": "hunter22"}
-    )
+def test_neither_arguments_nor_a_reason_show_a_secret() -> None:
+    fields: dict[str, Any] = {"extra_args": ["--api-key", "sk-very-secret-1"], "env": {"PASSWORD": "hunter22"}}
+    definition = StubDefinition(backend="stub", **fields)
     running = replica(argv=("stub", "--api-key", "sk-older-secret-2", "--x=hunter22", "earlier1", "tok-rh-new-0"))
     rendered = {"rh-new-0": Rendered(("stub", "--api-key", "sk-very-secret-1", "hunter22"))}
     known = Redactor(lambda name: f"tok-{name}")
@@ -213,11 +197,6 @@ def test_arguments_never_show_a_secret() -> None:
     (item,) = items(model(definition=definition), running, rendered=rendered, redact=known.redact_text)
     assert item.declared == ["--api-key", MASKED, MASKED]
     assert item.running == ["--api-key", MASKED, f"--x={MASKED}", MASKED, MASKED]
-
-
-def test_a_reason_never_shows_a_secret() -> None:
-    known = Redactor(str)
-    known.learn_secrets({"m": {"env": {"PASSWORD": "hunter22"}}})
     (item,) = items(model(), blocked=(Blocked("m", 0, "it ended: bad hunter22"),), redact=known.redact_text)
     assert item.message == f"replica 0 does not serve: it ended: bad {MASKED}"
 
@@ -249,11 +228,22 @@ async def test_a_difference_lasts_since_it_was_first_seen() -> None:
     it.now += 30
     assert await it.check(model(replicas=2), replica(), replica(1)) == [("arguments", "rh-new-0", NOW)]
     it.now += 30
-    assert await it.check(model(replicas=2), replica()) == [
-        ("missing", "m/1", NOW + 60),
-        ("arguments", "rh-new-0", NOW),
-    ], "what had gone is new"
+    again = await it.check(model(replicas=2), replica())
+    assert again == [("missing", "m/1", NOW + 60), ("arguments", "rh-new-0", NOW)], "what had gone is new"
     assert await it.check(model(), replica(spec="old")) == [("definition", "rh-old-0", 100.0)]
+
+
+async def test_a_command_line_follows_the_claims_of_its_start_whatever_was_raised_since(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    it, claims = Watch(), list[dict[str, int]]()
+
+    async def render(replica: SeenReplica, definition: Definition, image: str | None) -> None:
+        claims.append(dict(replica.claims))
+
+    monkeypatch.setattr(it.runtime, "render_replica", render)
+    await it.check(model(gpu_count=1), replica(claims={"GPU-a": 7_000}, start_claims={"GPU-a": 4_000}))
+    assert claims == [{"GPU-a": 4_000}]
 
 
 async def test_a_runtime_that_does_not_answer_changes_nothing_that_was_known() -> None:

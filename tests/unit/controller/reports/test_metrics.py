@@ -61,9 +61,8 @@ def _registry(reconciler: Rounds) -> CollectorRegistry:
 
 
 def _round() -> Round:
-    model = DesiredModel(
-        "m", StubDefinition(backend="stub"), "stub", "h", 2, Statement("file", 0.0, "enabled"), gpu_count=3
-    )
+    statement = Statement("file", 0.0, "enabled")
+    model = DesiredModel("m", StubDefinition(backend="stub"), "stub", "h", 2, statement, gpu_count=3)
     desired = DesiredState(1, {"m": model})
     replica = ObservedReplica(ReplicaId("leaving", 0, "h"), "rh-i-leaving-0-h-1", Phase.RUNNING, 1.0)
     processes = (GpuProcess(7, 200, "python3", replica.name), GpuProcess(8, 60, "Xorg"), GpuProcess(9, None, "a"))
@@ -93,6 +92,12 @@ def _later_round() -> Round:
     return Round(before.desired, observed, made, before.statuses)
 
 
+def check_samples(registry: CollectorRegistry, *samples: tuple[str, dict[str, str], float | None]) -> None:
+    """Each metric of Roundhouse, with these labels, has this value."""
+    for name, labels, value in samples:
+        assert registry.get_sample_value(f"roundhouse_{name}", labels) == value, (name, labels)
+
+
 def test_what_changes_between_rounds_is_counted_once() -> None:
     counts = RoundCounts()
     before, after = _round(), _later_round()
@@ -105,36 +110,24 @@ def test_what_changes_between_rounds_is_counted_once() -> None:
     counts.count_round(after, None)
     counts.record_duration(0.2)
     registry = create_registry(cast("Reconciler", Rounds(None)), dict, counts)
-    value = registry.get_sample_value
-    assert value("roundhouse_model_loads_total", {"model": "m", "result": "loaded"}) == 1
-    assert value("roundhouse_model_load_seconds_sum", {"model": "m"}) == 4.5
-    assert value("roundhouse_model_loads_total", {"model": "n", "result": "failed"}) == 1
-    assert value("roundhouse_model_loads_total", {"model": "m", "result": "failed"}) is None
-    assert value("roundhouse_model_crashes_total", {"model": "m"}) == 1
-    assert value("roundhouse_model_restarts_total", {"model": "n"}) == 1
-    assert value("roundhouse_model_restarts_total", {"model": "other"}) is None
-    assert value("roundhouse_model_evictions_total", {"model": "leaving"}) == 1
-    assert value("roundhouse_controller_swaps_total") == 1
-    assert value("roundhouse_controller_reconcile_errors_total") == 1
-    assert value("roundhouse_controller_reconcile_seconds_count") == 1
-
-
-def test_a_paused_controller_restarts_nothing() -> None:
-    counts, after = RoundCounts(), _later_round()
-    counts.count_round(_round(), replace(after, desired=replace(after.desired, paused=True)))
-    registry = create_registry(cast("Reconciler", Rounds(None)), dict, counts)
-    assert registry.get_sample_value("roundhouse_model_restarts_total", {"model": "n"}) is None
-
-
-def test_drift_and_memory_are_told() -> None:
-    value = _registry(Rounds(_round())).get_sample_value
-    assert value("roundhouse_controller_drift", {"kind": "missing"}) == 1
-    assert value("roundhouse_controller_drift", {"kind": "image"}) == 0
-    assert value("roundhouse_model_predicted_mib", {"model": "m", "place": "gpu"}) == 4_000
-    assert value("roundhouse_model_observed_mib", {"model": "m", "place": "gpu"}) == 4_100
-    assert value("roundhouse_model_observed_mib", {"model": "m", "place": "host"}) is None
-    assert value("roundhouse_model_predicted_mib", {"model": "cpu", "place": "gpu"}) is None
-    assert value("roundhouse_model_observed_mib", {"model": "cpu", "place": "host"}) == 650
+    check_samples(
+        registry,
+        ("model_loads_total", {"model": "m", "result": "loaded"}, 1),
+        ("model_load_seconds_sum", {"model": "m"}, 4.5),
+        ("model_loads_total", {"model": "n", "result": "failed"}, 1),
+        ("model_loads_total", {"model": "m", "result": "failed"}, None),
+        ("model_crashes_total", {"model": "m"}, 1),
+        ("model_restarts_total", {"model": "n"}, 1),
+        ("model_restarts_total", {"model": "other"}, None),
+        ("model_evictions_total", {"model": "leaving"}, 1),
+        ("controller_swaps_total", {}, 1),
+        ("controller_reconcile_errors_total", {}, 1),
+        ("controller_reconcile_seconds_count", {}, 1),
+    )
+    paused = RoundCounts()
+    paused.count_round(before, replace(after, desired=replace(after.desired, paused=True)))
+    registry = create_registry(cast("Reconciler", Rounds(None)), dict, paused)
+    check_samples(registry, ("model_restarts_total", {"model": "n"}, None))
 
 
 def test_the_docs_hold_the_same_metrics() -> None:
@@ -152,35 +145,38 @@ def test_the_docs_hold_the_same_metrics() -> None:
     assert documented == served
 
 
-def test_the_controllers_own_process_is_among_them() -> None:
-    registry = _registry(Rounds(None))
-    assert (registry.get_sample_value("process_resident_memory_bytes") or 0) > 0
-    assert (registry.get_sample_value("process_open_fds") or 0) > 0
-
-
 def test_what_they_say() -> None:
     registry = _registry(Rounds(_round()))
-    value = registry.get_sample_value
-    assert value("roundhouse_controller_observation_ok") == 1
-    assert value("roundhouse_controller_actions_total", {"kind": "start"}) == 2
-    assert value("roundhouse_controller_blocked") == 1
-    assert value("roundhouse_model_state", {"model": "m", "state": "failed"}) == 1
-    assert value("roundhouse_model_state", {"model": "m", "state": "loaded"}) == 0
-    assert value("roundhouse_model_replicas_wanted", {"model": "m"}) == 2
-    assert value("roundhouse_gpu_used_mib", {"gpu": "0", "uuid": "GPU-a"}) == 300
-    assert value("roundhouse_gpu_used_mib", {"gpu": "1:2", "uuid": "MIG-b"}) == 30
-    assert value("roundhouse_gpu_utilization_ratio", {"gpu": "0", "uuid": "GPU-a"}) == 0.4
-    assert value("roundhouse_gpu_utilization_ratio", {"gpu": "1:2", "uuid": "MIG-b"}) is None
-    assert value("roundhouse_gpu_unread", {"gpu": "2", "uuid": "GPU-c"}) == 1
-    assert value("roundhouse_gpu_unread", {"gpu": "3", "uuid": ""}) == 1
+    check_samples(
+        registry,
+        ("controller_observation_ok", {}, 1),
+        ("controller_actions_total", {"kind": "start"}, 2),
+        ("controller_blocked", {}, 1),
+        ("controller_drift", {"kind": "missing"}, 1),
+        ("controller_drift", {"kind": "image"}, 0),
+        ("model_state", {"model": "m", "state": "failed"}, 1),
+        ("model_state", {"model": "m", "state": "loaded"}, 0),
+        ("model_replicas_wanted", {"model": "m"}, 2),
+        ("model_predicted_mib", {"model": "m", "place": "gpu"}, 4_000),
+        ("model_predicted_mib", {"model": "cpu", "place": "gpu"}, None),
+        ("model_observed_mib", {"model": "m", "place": "gpu"}, 4_100),
+        ("model_observed_mib", {"model": "m", "place": "host"}, None),
+        ("model_observed_mib", {"model": "cpu", "place": "host"}, 650),
+        ("gpu_used_mib", {"gpu": "0", "uuid": "GPU-a"}, 300),
+        ("gpu_used_mib", {"gpu": "1:2", "uuid": "MIG-b"}, 30),
+        ("gpu_utilization_ratio", {"gpu": "0", "uuid": "GPU-a"}, 0.4),
+        ("gpu_utilization_ratio", {"gpu": "1:2", "uuid": "MIG-b"}, None),
+        ("gpu_unread", {"gpu": "2", "uuid": "GPU-c"}, 1),
+        ("gpu_unread", {"gpu": "3", "uuid": ""}, 1),
+    )
     held = [each for family in registry.collect() if "model_used" in family.name for each in family.samples]
     assert [(each.labels, each.value) for each in held] == [({"gpu": "0", "uuid": "GPU-a", "model": "leaving"}, 200)]
 
 
 def test_before_the_first_round_only_that_is_said() -> None:
     registry = _registry(Rounds(None))
-    assert registry.get_sample_value("roundhouse_controller_observation_ok") == 0
-    assert registry.get_sample_value("roundhouse_controller_paused") is None
+    check_samples(registry, ("controller_observation_ok", {}, 0), ("controller_paused", {}, None))
+    assert (registry.get_sample_value("process_open_fds") or 0) > 0, "and what its own process takes"
 
 
 def test_alerts_and_dashboards_name_only_metrics_that_exist() -> None:

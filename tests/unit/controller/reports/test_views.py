@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from controller.engines.stub import StubDefinition
 from controller.gpus import Gpu, UnreadGpu
 from controller.planning.plan import plan
 from controller.reports.views import plan_view, status_view
 from controller.schema.keys import Key
-from controller.schema.status import Problem
+from controller.schema.status import ControllerStatus, Problem
 from controller.state import (
     DesiredModel,
     DesiredState,
@@ -35,37 +37,33 @@ def _round(observed: ObservedState) -> Round:
     return Round(desired, observed, made, assess_models(desired, observed, made))
 
 
-def test_a_plan_shows_what_an_edit_will_do_before_it_was_looked_at() -> None:
+def _status(seen: Round | None = None, error: str | None = None, **fields: Any) -> ControllerStatus:
+    """What operators read of the controller."""
+    known: dict[str, Any] = {
+        "instance": "i", "runtime": "docker", "problems": [], "unsaved": [], "refused_gateways": (), "gateways": ["g"],
+        "gateway_addresses": ["http://127.0.0.1:8080"], "keys": (), "now": NOW,
+    }  # fmt: skip
+    return status_view(seen, error=error, **known | fields)
+
+
+def test_a_plan_shows_what_an_edit_will_do_before_it_was_looked_at_and_what_is_wrong_as_blocked() -> None:
     view = plan_view(_round(ObservedState(NOW, (OLD,))), NOW)
     [action] = view.actions
     assert (action.kind, action.replica, view.paused) == ("start", "m/0", True)
     assert "edited" in action.reason
-
-
-def test_a_definition_that_is_known_to_be_wrong_is_shown_as_blocked() -> None:
     failed = {("m", "new"): PreflightResult(False, NOW, "model_path: no such file")}
     view = plan_view(_round(ObservedState(NOW, (OLD,), preflights=failed)), NOW)
     assert view.actions == []
     assert [item.reason for item in view.blocked] == ["model_path: no such file"]
 
 
-ACCESS = {
-    "refused_gateways": (),
-    "gateways": ["g"],
-    "gateway_addresses": ["http://127.0.0.1:8080"],
-    "keys": (),
-    "now": NOW,
-}
-
-
 def test_status_before_and_after_the_first_round() -> None:
     problem = Problem(file="models.yaml", line=3, field="models.m", message="is wrong")
-    common = {"instance": "i", "runtime": "docker", "problems": [problem], "unsaved": ["x"], **ACCESS}
-    before = status_view(None, error="the daemon is down", **common)  # type: ignore[arg-type]
+    before = _status(error="the daemon is down", unsaved=["x"])
     assert (before.models, before.observation_error, before.observed_at) == ([], "the daemon is down", None)
     assert before.unsaved == ["x"]
     gpus = (Gpu("GPU-a", 0, "fake", 1_000, 400),)
-    after = status_view(_round(ObservedState(NOW, (OLD,), gpus=gpus)), error=None, **common)  # type: ignore[arg-type]
+    after = _status(_round(ObservedState(NOW, (OLD,), gpus=gpus)), problems=[problem])
     assert after.generation == 3
     assert after.gpus is not None
     assert (after.gpus[0].used_mib, after.gpus[0].claimed_mib) == (400, 300)
@@ -78,8 +76,7 @@ def test_a_status_tells_keys_in_force_apart_from_expired_ones() -> None:
         Key(name="bob", sha256="2", tenant="t", expires_at=NOW),
         Key(name="alice", sha256="3", tenant="t", expires_at=NOW + 1),
     ]
-    common = {"instance": "i", "runtime": "docker", "problems": [], "unsaved": [], **ACCESS, "keys": keys}
-    seen = status_view(None, error=None, **common)  # type: ignore[arg-type]
+    seen = _status(keys=keys)
     assert (seen.keys, seen.expired_keys) == (["alice", "ci"], ["bob"])
     assert seen.gateway_addresses == ["http://127.0.0.1:8080"]
 
@@ -87,9 +84,7 @@ def test_a_status_tells_keys_in_force_apart_from_expired_ones() -> None:
 def test_a_gpu_that_cannot_be_read_is_shown_with_its_reason_and_with_what_is_claimed_of_it() -> None:
     lost = (UnreadGpu(1, "it has fallen off the bus", "GPU-a", "0000:0a:00.0"), UnreadGpu(2, "Unknown Error", mig=3))
     for gpus in ((), None):
-        seen = _round(ObservedState(NOW, (OLD,), gpus=gpus, unread_gpus=lost))
-        common = {"instance": "i", "runtime": "docker", "problems": [], "unsaved": [], **ACCESS}
-        first, second = status_view(seen, error=None, **common).unread_gpus  # type: ignore[arg-type]
+        first, second = _status(_round(ObservedState(NOW, (OLD,), gpus=gpus, unread_gpus=lost))).unread_gpus
         assert (first.index, first.uuid, first.pci_address, first.claimed_mib) == (1, "GPU-a", "0000:0a:00.0", 300)
         words = "GPU 1 (GPU-a, PCI 0000:0a:00.0) is left out: it has fallen off the bus"
         assert (first.description, first.reason) == (words, "it has fallen off the bus")

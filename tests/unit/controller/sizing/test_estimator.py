@@ -13,7 +13,7 @@ import pytest
 from controller.artifacts.facts import Artifact
 from controller.artifacts.model_roots import ModelRoots
 from controller.artifacts.read import read_artifact
-from controller.engines import ENGINES, get_engine
+from controller.engines import get_engine
 from controller.engines.exllamav3 import ExLlamaV3Definition
 from controller.engines.llama_cpp import LlamaCppDefinition
 from controller.engines.llama_server import LlamaServerDefinition
@@ -55,14 +55,24 @@ class Clock:
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    asked: list[str] = []
+    paths: list[str] = []
 
     def counted(path: str, files: list[Path]) -> Artifact:
-        asked.append(path)
+        paths.append(path)
         return read_artifact(path, files)
 
     monkeypatch.setattr(estimator, "read_artifact", counted)
-    return asked
+    return paths
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def predictions(tmp_path: Path, clock: Clock) -> Estimator:
+    return Estimator(ModelRoots((tmp_path,)), clock)
 
 
 SIZED = Estimate(0, 10, "model_artifact_size")
@@ -89,48 +99,43 @@ def test_an_estimate_is_for_all_replicas(found: Estimate | None, known: dict[str
     assert estimate_replicas(found, 3, **known) == (mib, 3, source)
 
 
-async def test_a_file_that_says_enough_is_predicted_by(tmp_path: Path) -> None:
+async def test_a_file_that_says_enough_is_predicted_by(tmp_path: Path, predictions: Estimator) -> None:
     # One layer with one KV head of 64: 256 bytes a token at f16. 4096 cells: 1 MiB.
     write_llama(tmp_path / "a.gguf", layers=1, width=256, heads=4, kv_heads=1, vocabulary=1024)
     wants = [gguf("short", "a.gguf", llama_server_n_ctx=4096), gguf("long", "a.gguf", llama_server_n_ctx=4096 * 65)]
-    found = await Estimator(ModelRoots((tmp_path,)), Clock()).estimate_models(wants)
+    found = await predictions.estimate_models(wants)
     assert {each.source for each in found.values()} == {"predicted"}
     assert {each.per_gpu_mib for each in found.values()} == {0}
     # 64 MiB more of cache, and 512 rows of a mask that is 2 bytes x 262,144 wider.
     assert found["long"].host_mib - found["short"].host_mib == 64 + 256
 
 
-async def test_a_model_s_files_count_together_where_only_sizes_are_known(tmp_path: Path) -> None:
+async def test_a_model_s_files_count_together_where_only_sizes_are_known(
+    tmp_path: Path, predictions: Estimator
+) -> None:
     file(tmp_path / "a.gguf", 3)
     file(tmp_path / "draft.gguf", 2)
     file(tmp_path / "split-00001-of-00002.gguf", 4)
     file(tmp_path / "split-00002-of-00002.gguf", 5)
-    found = await Estimator(ModelRoots((tmp_path,)), Clock()).estimate_models(
-        [
-            gguf("one", "a.gguf"),
-            gguf("two", "a.gguf", llama_server_draft_model_path="draft.gguf"),
-            gguf("half", "a.gguf", llama_server_draft_model_path="gone.gguf"),
-            gguf("split", "split-00001-of-00002.gguf"),
-            gguf("gpus", "a.gguf", gpus=2),
-            gguf("gone", "gone.gguf"),
-            gguf("outside", "../other.gguf"),
-            gguf("odd", "a\0.gguf"),
-            model("stub", StubDefinition(backend="stub")),
-        ]
-    )
-    assert {name: (each.per_gpu_mib, each.host_mib) for name, each in found.items()} == {
-        "one": (0, 3),
-        "two": (0, 5),
-        "split": (0, 9),
-        "gpus": (2, 0),
-    }
+    paths = {"one": "a.gguf", "split": "split-00001-of-00002.gguf", "gone": "gone.gguf", "outside": "../other.gguf"}
+    wants = [
+        *(gguf(name, path) for name, path in paths.items()),
+        gguf("odd", "a\0.gguf"),
+        gguf("two", "a.gguf", llama_server_draft_model_path="draft.gguf"),
+        gguf("half", "a.gguf", llama_server_draft_model_path="gone.gguf"),
+        gguf("gpus", "a.gguf", gpus=2),
+        model("stub", StubDefinition(backend="stub")),
+    ]
+    found = await predictions.estimate_models(wants)
+    sizes = {name: (each.per_gpu_mib, each.host_mib) for name, each in found.items()}
+    assert sizes == {"one": (0, 3), "two": (0, 5), "split": (0, 9), "gpus": (2, 0)}
     assert {each.source for each in found.values()} == {"model_artifact_size"}
     assert "'strange'" in str(found["one"].reason)
 
 
-async def test_an_estimate_follows_an_edit(tmp_path: Path) -> None:
+async def test_an_estimate_follows_an_edit(tmp_path: Path, predictions: Estimator) -> None:
     write_llama(tmp_path / "a.gguf", layers=1, width=256, heads=4, kv_heads=1, vocabulary=1024)
-    predictions, told = Estimator(ModelRoots((tmp_path,)), Clock()), []
+    told = []
     for want in (
         gguf("m", "a.gguf", llama_server_n_ctx=4096),
         gguf("m", "a.gguf", llama_server_n_ctx=8192),
@@ -145,10 +150,9 @@ async def test_an_estimate_follows_an_edit(tmp_path: Path) -> None:
     assert predictions.known_estimates([resized])["m"].gpus == 2
 
 
-async def test_what_is_set_aside_is_never_by_size_alone(tmp_path: Path) -> None:
+async def test_what_is_set_aside_is_never_by_size_alone(tmp_path: Path, predictions: Estimator) -> None:
     file(tmp_path / "strange.gguf", 3)
     write_llama(tmp_path / "a.gguf", layers=1, width=256, heads=4, kv_heads=1, vocabulary=1024)
-    predictions = Estimator(ModelRoots((tmp_path,)), Clock())
     wants = [gguf("a", "a.gguf", gpus=1), gguf("host", "a.gguf"), gguf("strange", "strange.gguf", gpus=1)]
     assert predictions.predict_requirements(wants) == {}, "nothing was read yet, and nobody waits for it"
     assert await predictions.refresh_artifacts(wants)
@@ -169,10 +173,10 @@ def test_the_largest_gpu_that_a_model_may_use_counts() -> None:
     assert largest_mib(want, None) is None
 
 
-async def test_a_head_is_read_once_and_again_when_its_file_changed(tmp_path: Path, reads: list[str]) -> None:
+async def test_a_head_is_read_once_and_again_when_its_file_changed(
+    tmp_path: Path, reads: list[str], predictions: Estimator, clock: Clock
+) -> None:
     file(tmp_path / "a.gguf", 3)
-    clock = Clock()
-    predictions = Estimator(ModelRoots((tmp_path,)), clock)
     models = [gguf("one", "a.gguf"), gguf("two", "a.gguf")]
     for found in await asyncio.gather(*(predictions.estimate_models(models) for _ in range(5))):
         assert {name: each.host_mib for name, each in found.items()} == {"one": 3, "two": 3}
@@ -196,7 +200,9 @@ async def test_a_head_is_read_once_and_again_when_its_file_changed(tmp_path: Pat
     assert predictions.known_estimates(models) == {}
 
 
-async def test_what_a_token_stands_for_is_known_once_the_file_was_looked_at(tmp_path: Path) -> None:
+async def test_what_a_token_stands_for_is_known_once_the_file_was_looked_at(
+    tmp_path: Path, predictions: Estimator
+) -> None:
     make_model(tmp_path / "m.gguf")
     make_hf(tmp_path / "hf")
     kept = [
@@ -213,41 +219,32 @@ async def test_what_a_token_stands_for_is_known_once_the_file_was_looked_at(tmp_
         model("hub", VllmDefinition(backend="vllm", vllm_model="org/model")),
         model("stub", StubDefinition(backend="stub")),
     ]
-    estimator = Estimator(ModelRoots((tmp_path,)), Clock())
-    assert estimator.longest_tokens([*kept, *others]) == {}
-    await estimator.refresh_artifacts([*kept, *others])
-    assert estimator.longest_tokens([*kept, *others]) == {each.name: len("<|endoftext|>") for each in kept}
+    assert predictions.longest_tokens([*kept, *others]) == {}
+    await predictions.refresh_artifacts([*kept, *others])
+    assert predictions.longest_tokens([*kept, *others]) == {each.name: len("<|endoftext|>") for each in kept}
 
 
-async def test_files_that_no_model_names_are_forgotten(tmp_path: Path) -> None:
+async def test_files_that_no_model_names_are_forgotten(tmp_path: Path, predictions: Estimator, clock: Clock) -> None:
     file(tmp_path / "a.gguf", 3)
     file(tmp_path / "b.gguf", 3)
-    clock = Clock()
-    predictions = Estimator(ModelRoots((tmp_path,)), clock)
     await predictions.refresh_artifacts([gguf("one", "a.gguf")])
     clock.now += KEPT_S
     await predictions.refresh_artifacts([gguf("two", "b.gguf")])
     assert predictions.known_estimates([gguf("one", "a.gguf")]) == {}
 
 
-async def test_who_stops_waiting_takes_the_answer_from_nobody(tmp_path: Path, reads: list[str]) -> None:
+async def test_who_stops_waiting_takes_the_result_from_nobody(
+    tmp_path: Path, reads: list[str], predictions: Estimator
+) -> None:
     file(tmp_path / "a.gguf", 3)
-    predictions = Estimator(ModelRoots((tmp_path,)), Clock())
-    first, second = (asyncio.create_task(_one(predictions)) for _ in range(2))
+    wants = [gguf("one", "a.gguf")]
+    first, second = (asyncio.create_task(predictions.estimate_models(wants)) for _ in range(2))
     await asyncio.sleep(0)
     first.cancel()
-    assert await second == 3
+    assert (await second)["one"].host_mib == 3
     assert reads == ["a.gguf"]
     with pytest.raises(asyncio.CancelledError):
         await first
-
-
-async def _one(predictions: Estimator) -> int:
-    return (await predictions.estimate_models([gguf("one", "a.gguf")]))["one"].host_mib
-
-
-def test_no_backend_names_an_artifact_that_is_not_a_path() -> None:
-    assert {engine.list_artifacts(StubDefinition(backend="stub")) for engine in (ENGINES["stub"],)} == {()}
 
 
 def exllama(root: Path, name: str, *, width: str = "64", ends: str = "2") -> DesiredModel:
@@ -263,14 +260,10 @@ def exllama(root: Path, name: str, *, width: str = "64", ends: str = "2") -> Des
 
 
 async def test_absurd_numbers_in_one_model_s_files_cost_no_other_one_its_estimate(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, predictions: Estimator, caplog: pytest.LogCaptureFixture
 ) -> None:
-    wants = [
-        exllama(tmp_path, "good"),
-        exllama(tmp_path, "wide", width="1" + "0" * 400),
-        exllama(tmp_path, "endless", ends="1e999"),
-    ]
-    predictions = Estimator(ModelRoots((tmp_path,)), Clock())
+    wants = [exllama(tmp_path, "good"), exllama(tmp_path, "wide", width="1" + "0" * 400)]
+    wants.append(exllama(tmp_path, "endless", ends="1e999"))
     for _ in range(3):
         found = await predictions.estimate_models(wants)
         assert predictions.predict_requirements(wants).keys() == {"good"}
@@ -282,7 +275,7 @@ async def test_absurd_numbers_in_one_model_s_files_cost_no_other_one_its_estimat
 
 
 async def test_an_error_that_nobody_thought_of_costs_no_other_file_its_estimate(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, predictions: Estimator, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def read(path: str, files: list[Path]) -> Artifact:
         if path == "odd":
@@ -291,7 +284,6 @@ async def test_an_error_that_nobody_thought_of_costs_no_other_file_its_estimate(
 
     monkeypatch.setattr("controller.sizing.estimator.read_artifact", read)
     wants = [exllama(tmp_path, "good"), exllama(tmp_path, "odd")]
-    predictions = Estimator(ModelRoots((tmp_path,)), Clock())
     for _ in range(3):
         found = await predictions.estimate_models(wants)
         assert predictions.predict_requirements(wants).keys() == {"good"}

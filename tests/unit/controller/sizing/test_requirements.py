@@ -28,11 +28,9 @@ class Files:
     begun: int = 0
 
     def has_seen(self, want: DesiredModel) -> bool:
-        """As looked at."""
         return want.name in self.seen
 
     async def refresh_artifacts(self, models: Iterable[DesiredModel]) -> bool:
-        """Look, when let go."""
         self.begun += 1
         await self.done.wait()
         if self.fails:
@@ -41,7 +39,6 @@ class Files:
         return self.changed
 
     def predict_requirements(self, models: Iterable[DesiredModel]) -> Mapping[str, Requirement]:
-        """Of what was seen."""
         return {
             want.name: Requirement(host_mib=100, gpu_share=0.5 if want.name == "b" else None)
             for want in models
@@ -49,14 +46,16 @@ class Files:
         }
 
 
+@dataclass
 class Seen:
-    """One model was seen to take something."""
+    """Models that were seen to take something."""
+
+    requirements: Mapping[str, Requirement] = field(default_factory=lambda: {"b": Requirement(host_mib=200)})
 
     def observed_requirements(
         self, models: Iterable[DesiredModel], gpus: tuple[Gpu, ...] | None
     ) -> Mapping[str, Requirement]:
-        """Of that one."""
-        return {"b": Requirement(host_mib=200)}
+        return self.requirements
 
 
 async def test_the_first_look_is_waited_for_and_what_was_observed_rules() -> None:
@@ -72,9 +71,8 @@ async def test_the_first_look_is_waited_for_and_what_was_observed_rules() -> Non
     assert await asked == {"a": Requirement(host_mib=100), "b": Requirement(host_mib=200, gpu_share=0.5)}
     assert woken == [True]
     files.done.clear()
-    assert (await needs.requirements_of(models, ()))["a"] == Requirement(host_mib=100), (
-        "a look that goes on holds up nothing"
-    )
+    again = await needs.requirements_of(models, ())
+    assert again["a"] == Requirement(host_mib=100), "a look that goes on holds up nothing"
     await needs.close()
 
 
@@ -94,10 +92,8 @@ async def test_a_disk_that_does_not_answer_or_fails_holds_up_no_round(
     models = [autoload("a", 0), replace(autoload("remote", 0), runs=False)]
     assert await needs.requirements_of(models, ()) == {"b": Requirement(host_mib=200)}
     monkeypatch.setattr(module, "FIRST_LOOK_S", 3600.0)
-    async with asyncio.timeout(60):
-        assert await needs.requirements_of(models, ()) == {"b": Requirement(host_mib=200)}, (
-            "one round has waited for this look"
-        )
+    async with asyncio.timeout(60):  # one round has waited for this look
+        assert await needs.requirements_of(models, ()) == {"b": Requirement(host_mib=200)}
     files.fails = True
     files.done.set()
     await until("it is told", lambda: "no such disk" in caplog.text)
@@ -105,44 +101,19 @@ async def test_a_disk_that_does_not_answer_or_fails_holds_up_no_round(
     await needs.close()
 
 
-class SeenOnGpus:
-    """Each model was seen to take 700 MiB of its GPUs at most."""
-
-    def observed_requirements(
-        self, models: Iterable[DesiredModel], gpus: tuple[Gpu, ...] | None
-    ) -> Mapping[str, Requirement]:
-        """Of all of them."""
-        return {model.name: Requirement(per_gpu_mib=700, host_mib=5) for model in models}
-
-
 @dataclass
 class PredictedOnGpus(Files):
     """Files that say what their model takes of each GPU, where there is a figure for it."""
 
-    per_gpu_mib: Mapping[str, int] = field(default_factory=dict)
+    per_gpu_mib: int | None = None
 
     def predict_requirements(self, models: Iterable[DesiredModel]) -> Mapping[str, Requirement]:
-        """By the figures."""
-        return {name: Requirement(per_gpu_mib=mib) for name, mib in self.per_gpu_mib.items()}
-
-
-def exllama(name: str, gpus: int, *, tensor_parallel: bool = False) -> DesiredModel:
-    """A model of ExLlamaV3 on so many GPUs."""
-    definition = ExLlamaV3Definition(
-        backend="exllamav3", model_path=name, gpus=gpus, exllama_tensor_parallel=tensor_parallel
-    )
-    return replace(autoload(name, 0), definition=definition, backend="exllamav3", gpu_count=gpus)
+        return {} if self.per_gpu_mib is None else {"m": Requirement(per_gpu_mib=self.per_gpu_mib)}
 
 
 @pytest.mark.parametrize(
     ("gpus", "tensor_parallel", "predicted_mib", "required_mib"),
-    [
-        (2, False, 1000, 1000),
-        (2, False, 600, 700),
-        (2, False, None, None),
-        (2, True, 1000, 700),
-        (1, False, 1000, 700),
-    ],
+    [(2, False, 1000, 1000), (2, False, 600, 700), (2, False, None, None), (2, True, 1000, 700), (1, False, 1000, 700)],
     ids=[
         "an engine that is held to its claim took less because of that claim",
         "what it took beyond its claim is claimed the next time",
@@ -154,9 +125,12 @@ def exllama(name: str, gpus: int, *, tensor_parallel: bool = False) -> DesiredMo
 async def test_what_an_engine_took_that_is_held_to_its_claim_never_lessens_the_claim(
     gpus: int, tensor_parallel: bool, predicted_mib: int | None, required_mib: int | None
 ) -> None:
-    files = PredictedOnGpus(per_gpu_mib={} if predicted_mib is None else {"m": predicted_mib})
+    files = PredictedOnGpus(per_gpu_mib=predicted_mib)
     files.done.set()
-    needs = Requirements(files, SeenOnGpus(), lambda: None)
-    requirements = await needs.requirements_of([exllama("m", gpus, tensor_parallel=tensor_parallel)], ())
-    assert requirements == {"m": Requirement(per_gpu_mib=required_mib, host_mib=5)}
+    needs = Requirements(files, Seen({"m": Requirement(per_gpu_mib=700, host_mib=5)}), lambda: None)
+    definition = ExLlamaV3Definition(
+        backend="exllamav3", model_path="m", gpus=gpus, exllama_tensor_parallel=tensor_parallel
+    )
+    model = replace(autoload("m", 0), definition=definition, backend="exllamav3", gpu_count=gpus)
+    assert await needs.requirements_of([model], ()) == {"m": Requirement(per_gpu_mib=required_mib, host_mib=5)}
     await needs.close()

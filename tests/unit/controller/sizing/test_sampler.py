@@ -56,7 +56,6 @@ class Bench:
         self.begin()
 
     def begin(self) -> None:
-        """Another controller."""
         self.known = MemoryHistory.load_history(self.folder)
         self.watch = MemorySampler(self.known, self.folder, self.runtime, lambda: self.now)
 
@@ -70,12 +69,8 @@ class Bench:
         for name, kind in (issued or {}).items():
             replica = self.replicas[name]
             self.pending[name] = PendingOp(kind, replica.id, replica.claims, self.now + 0.01)
-        observed = ObservedState(
-            self.now,
-            tuple(self.replicas.values()),
-            dict(self.pending),
-            gpus=None if self.unreadable else tuple(gpus),
-        )
+        seen = None if self.unreadable else tuple(gpus)
+        observed = ObservedState(self.now, tuple(self.replicas.values()), dict(self.pending), gpus=seen)
         desired = DesiredState(1, self.desired)
         self.watch.follow_round(Round(desired, observed, cast("Any", None), ()))
         await asyncio.sleep(0)
@@ -93,6 +88,29 @@ class Bench:
     def ready(self, name: str) -> None:
         """It answers, just after the GPUs were read."""
         self.replicas[name] = replace(self.replicas[name], health=Health.READY, ready_since=self.now + 0.9)
+
+    def serve(self, model: str, *uuids: str, held: int | None = None, **fields: str) -> str:
+        """A replica that is ready, and holds so much main memory; its name."""
+        name = self.put(model, *uuids, **fields)
+        if held is not None:
+            self.runtime.held[name] = held
+        self.ready(name)
+        return name
+
+    async def begin_start(self, model: str, *uuids: str) -> str:
+        """A replica that is started after the first round; its name."""
+        name = self.put(model, *uuids)
+        await self.round({name: OpKind.START})
+        return name
+
+    def tell(self, uuid: str, *processes: GpuProcess) -> None:
+        """The driver tells of these processes."""
+        self.processes[uuid] = processes
+
+    async def later(self) -> None:
+        """A round, when it is time to look again."""
+        self.now += AGAIN_S
+        await self.round()
 
     def of(self, model: str) -> ObservedSample | None:
         """What is known, on the GPUs if it has any."""
@@ -114,21 +132,18 @@ async def test_without_a_gpu_main_memory_is_looked_at_once_it_is_ready_and_later
     bench.runtime.held[name] = 350
     await bench.round()
     assert bench.of("m") == seen
-    bench.now += AGAIN_S
-    await bench.round()
+    await bench.later()
     assert bench.of("m") == ObservedSample(None, 350, 1, bench.now)
     bench.runtime.held[name] = 320
     bench.begin()
     await bench.round()
-    assert bench.of("m") == ObservedSample(None, 350, 1, bench.now - 1), (
-        "a restarted controller does not look at once again"
-    )
+    known = ObservedSample(None, 350, 1, bench.now - 1)
+    assert bench.of("m") == known, "a restarted controller does not look at once again"
 
 
 async def test_where_no_process_is_told_it_is_what_the_gpu_has_in_use_more(tmp_path: Path) -> None:
     bench = Bench(tmp_path, wanted("m", gpus=2))
-    name = bench.put("m", "GPU-a", "GPU-b")
-    await bench.round({name: OpKind.START})
+    name = await bench.begin_start("m", "GPU-a", "GPU-b")
     bench.used = {"GPU-a": 4500, "GPU-b": 4200}
     await bench.round()
     bench.ready(name)
@@ -141,10 +156,8 @@ async def test_where_no_process_is_told_it_is_what_the_gpu_has_in_use_more(tmp_p
 
 async def test_nothing_is_made_of_a_replica_while_one_of_its_gpus_cannot_be_read(tmp_path: Path) -> None:
     bench = Bench(tmp_path, wanted("m", gpus=2))
-    name = bench.put("m", "GPU-a", "GPU-b")
-    bench.runtime.held[name] = 300
+    name = bench.serve("m", "GPU-a", "GPU-b", held=300)
     bench.processes = dict.fromkeys(bench.processes, (GpuProcess(7, 900, "python", name),))
-    bench.ready(name)
     lost = bench.used.pop("GPU-b")
     await bench.round()
     assert bench.of("m") is None
@@ -159,27 +172,23 @@ async def test_nothing_is_made_of_a_replica_while_one_of_its_gpus_cannot_be_read
 async def test_of_unified_memory_nothing_is_told_by_growth(tmp_path: Path) -> None:
     bench = Bench(tmp_path, wanted("m", gpus=1))
     bench.is_unified = True
-    name = bench.put("m", "GPU-a")
-    await bench.round({name: OpKind.START})
+    name = await bench.begin_start("m", "GPU-a")
     bench.used["GPU-a"] = 4_500
     bench.ready(name)
     await bench.round()
     await bench.round()
     assert bench.of("m") is None, "any process of the host may have taken it"
-    bench.processes["GPU-a"] = (GpuProcess(7, 3_000, "python", name),)
-    bench.now += AGAIN_S
-    await bench.round()
+    bench.tell("GPU-a", GpuProcess(7, 3_000, "python", name))
+    await bench.later()
     assert bench.of("m") == ObservedSample(3_000, None, 1, bench.now)
 
 
 async def test_what_another_takes_after_it_is_not_counted(tmp_path: Path) -> None:
     bench = Bench(tmp_path, wanted("m", gpus=1), wanted("n", gpus=1))
-    first = bench.put("m", "GPU-a")
-    await bench.round({first: OpKind.START})
+    first = await bench.begin_start("m", "GPU-a")
     bench.used["GPU-a"] = 4500
     bench.ready(first)
-    second = bench.put("n", "GPU-a")
-    await bench.round({second: OpKind.START})
+    second = await bench.begin_start("n", "GPU-a")
     assert bench.of("m") == ObservedSample(4000, None, 1, bench.now), "the next reading would not be its own"
     bench.used["GPU-a"] = 9500
     await bench.round()
@@ -187,40 +196,34 @@ async def test_what_another_takes_after_it_is_not_counted(tmp_path: Path) -> Non
     await bench.round()
     await bench.round()
     assert bench.of("n") == ObservedSample(5000, None, 1, bench.now)
-    bench.now += AGAIN_S
-    await bench.round()
+    await bench.later()
     assert bench.of("m") == ObservedSample(4000, None, 1, bench.now)
 
 
 async def test_processes_tell_better_than_what_is_in_use(tmp_path: Path) -> None:
     bench = Bench(tmp_path, wanted("m", gpus=1))
-    name = bench.put("m", "GPU-a")
-    await bench.round({name: OpKind.START})
-    own = (GpuProcess(1, 3000, None, name), GpuProcess(2, 700, None, name))
-    bench.used["GPU-a"], bench.processes["GPU-a"] = 9000, (*own, GpuProcess(3, 5000, "Xorg"))
+    name = await bench.begin_start("m", "GPU-a")
+    large, small = GpuProcess(1, 3000, None, name), GpuProcess(2, 700, None, name)
+    bench.used["GPU-a"] = 9000
+    bench.tell("GPU-a", large, small, GpuProcess(3, 5000, "Xorg"))
     bench.ready(name)
     await bench.round()
     await bench.round()
     assert bench.of("m") == ObservedSample(3700, None, 1, bench.now)
-    bench.now += AGAIN_S
-    bench.processes["GPU-a"] = (replace(own[0], mib=3600), own[1])
-    await bench.round()
+    bench.tell("GPU-a", replace(large, mib=3600), small)
+    await bench.later()
     assert bench.of("m") == ObservedSample(4300, None, 1, bench.now)
-    bench.now += AGAIN_S
-    bench.processes["GPU-a"] = (own[0], replace(own[1], mib=None))
-    await bench.round()
+    bench.tell("GPU-a", large, replace(small, mib=None))
+    await bench.later()
     assert bench.of("m") == ObservedSample(8500, None, 1, bench.now), (
-        "of one process it is not told: what is in use more"
+        "of one process it is unknown: what is in use more"
     )
 
 
 async def test_of_one_that_is_taken_over_only_what_can_be_told_is_known(tmp_path: Path) -> None:
     bench = Bench(tmp_path, wanted("m", gpus=1), wanted("n", gpus=1))
-    known, silent = bench.put("m", "GPU-a"), bench.put("n", "GPU-b")
-    bench.processes["GPU-a"] = (GpuProcess(1, 3000, None, known),)
-    bench.runtime.held[silent] = 900
-    bench.ready(known)
-    bench.ready(silent)
+    bench.tell("GPU-a", GpuProcess(1, 3000, None, bench.serve("m", "GPU-a")))
+    bench.serve("n", "GPU-b", held=900)
     bench.unreadable = True
     await bench.round()
     assert (bench.of("m"), bench.of("n")) == (None, None)
@@ -232,18 +235,14 @@ async def test_of_one_that_is_taken_over_only_what_can_be_told_is_known(tmp_path
 
 async def test_what_runs_with_other_parameters_is_not_looked_at(tmp_path: Path) -> None:
     bench = Bench(tmp_path, wanted("m"))
-    name = bench.put("m", spec_hash="older")
-    bench.runtime.held[name] = 300
-    bench.ready(name)
+    bench.serve("m", held=300, spec_hash="older")
     await bench.round()
     assert bench.of("m") is None
 
 
-async def test_a_runtime_that_does_not_answer_is_asked_again(tmp_path: Path) -> None:
+async def test_a_runtime_that_does_not_answer_is_requested_again(tmp_path: Path) -> None:
     bench = Bench(tmp_path, wanted("m"))
-    name = bench.put("m")
-    bench.runtime.held[name] = 300
-    bench.ready(name)
+    bench.serve("m", held=300)
     bench.runtime.unavailable = "it hangs"
     await bench.round()
     assert bench.of("m") is None
@@ -256,7 +255,7 @@ async def test_a_fault_stays_here_and_is_not_repeated_in_every_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench = Bench(tmp_path, wanted("m"))
-    bench.ready(bench.put("m"))
+    bench.serve("m")
 
     async def broken(_name: str) -> int | None:
         raise ZeroDivisionError
@@ -269,9 +268,7 @@ async def test_a_fault_stays_here_and_is_not_repeated_in_every_round(
 
 async def test_a_model_that_is_gone_is_forgotten_on_disk_too(tmp_path: Path) -> None:
     bench = Bench(tmp_path, wanted("m"))
-    name = bench.put("m")
-    bench.runtime.held[name] = 300
-    bench.ready(name)
+    name = bench.serve("m", held=300)
     await bench.round()
     want = bench.desired.pop("m")
     del bench.replicas[name]
@@ -283,9 +280,7 @@ async def test_a_model_that_is_gone_is_forgotten_on_disk_too(tmp_path: Path) -> 
 async def test_a_full_disk_is_said_and_harms_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench(tmp_path, wanted("m"))
     (tmp_path / FILE_NAME).mkdir()
-    name = bench.put("m")
-    bench.runtime.held[name] = 300
-    bench.ready(name)
+    bench.serve("m", held=300)
     await bench.round()
     assert bench.of("m") == ObservedSample(None, 300, 1, bench.now)
     assert "is not stored" in caplog.text
@@ -293,8 +288,7 @@ async def test_a_full_disk_is_said_and_harms_nothing(tmp_path: Path, caplog: pyt
 
 async def test_what_a_stranger_takes_later_is_not_counted_where_no_process_is_told(tmp_path: Path) -> None:
     bench = Bench(tmp_path, wanted("m", gpus=1))
-    name = bench.put("m", "GPU-a")
-    await bench.round({name: OpKind.START})
+    name = await bench.begin_start("m", "GPU-a")
     bench.used["GPU-a"] = 4500
     bench.ready(name)
     bench.unreadable = True
@@ -305,8 +299,7 @@ async def test_what_a_stranger_takes_later_is_not_counted_where_no_process_is_to
     await bench.round()
     bench.used["GPU-a"] = 70_000
     await bench.round()
-    bench.now += AGAIN_S
-    await bench.round()
+    await bench.later()
     assert bench.of("m") == ObservedSample(4000, None, 1, bench.now)
 
 
@@ -316,7 +309,7 @@ async def test_what_grows_on_its_gpu_is_looked_at_at_once_and_the_most_is_what_i
     bench.runtime.held[name] = 300
 
     async def hold(mib: int) -> HeldMemory | None:
-        bench.processes["GPU-a"] = (GpuProcess(7, mib, "python", name),)
+        bench.tell("GPU-a", GpuProcess(7, mib, "python", name))
         await bench.round()
         return bench.watch.get_held_memory(name)
 
@@ -343,8 +336,7 @@ async def settled(bench: Bench, name: str) -> Mapping[str, int] | None:
 
 async def test_what_a_ready_replica_holds_of_its_gpus_is_told_by_growth(tmp_path: Path) -> None:
     bench = Bench(tmp_path, wanted("m", gpus=2))
-    name = bench.put("m", "GPU-a", "GPU-b")
-    await bench.round({name: OpKind.START})
+    name = await bench.begin_start("m", "GPU-a", "GPU-b")
     bench.used["GPU-a"] = 4500
     await bench.round()
     assert await settled(bench, name) == {"GPU-a": 4000, "GPU-b": 0}
@@ -356,9 +348,9 @@ async def test_what_a_ready_replica_holds_of_its_gpus_is_told_by_growth(tmp_path
 async def test_it_is_told_by_processes_where_the_driver_names_them(tmp_path: Path) -> None:
     bench = Bench(tmp_path, wanted("m", gpus=1))
     name = bench.put("m", "GPU-a")
-    bench.processes["GPU-a"] = (GpuProcess(1, 3, None, name),)
+    bench.tell("GPU-a", GpuProcess(1, 3, None, name))
     assert await settled(bench, name) == {"GPU-a": 3}, "also of one that an earlier controller started"
-    bench.processes["GPU-a"] = (GpuProcess(1, 900, None, name),)
+    bench.tell("GPU-a", GpuProcess(1, 900, None, name))
     await bench.round()
     assert bench.watch.get_gpu_use()[name] == {"GPU-a": 900}
     bench.unreadable = True
@@ -387,8 +379,5 @@ async def test_what_is_given_back_late_does_not_hide_what_it_holds(tmp_path: Pat
     await bench.round()
     bench.used["GPU-a"] = 4_500
     assert await settled(bench, name) == {"GPU-a": 4_000}
-
-
-async def test_nothing_is_known_by_growth_of_one_that_was_taken_over(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, wanted("m", gpus=1))
-    assert await settled(bench, bench.put("m", "GPU-a")) is None
+    again = Bench(tmp_path, wanted("m", gpus=1))
+    assert await settled(again, again.put("m", "GPU-a")) is None, "it was taken over"

@@ -26,16 +26,10 @@ def test_identity_and_secret_stay(tmp_path: Path) -> None:
     store.close()
 
 
-def test_one_controller_per_folder(tmp_path: Path) -> None:
-    store = StateDir.open_folder(tmp_path)
+def test_one_controller_per_folder_whose_epochs_grow_and_memory_survives(tmp_path: Path) -> None:
+    store = StateDir.open_folder(tmp_path, "abc")
     with pytest.raises(StateLockedError, match="in use by process"):
         StateDir.open_folder(tmp_path)
-    store.close()
-    StateDir.open_folder(tmp_path).close()
-
-
-def test_epochs_grow_and_memory_survives(tmp_path: Path) -> None:
-    store = StateDir.open_folder(tmp_path, "abc")
     assert [store.next_epoch(1.0), store.next_epoch(1.0)] == [1, 2]
     override = Override(model="m", action="load", at=1.0, params={"llama_server_n_ctx": None})
     store.save_memory(StoredState(paused=True, demand={"m": 3.0}, overrides={"m": override}))
@@ -43,8 +37,7 @@ def test_epochs_grow_and_memory_survives(tmp_path: Path) -> None:
     store = StateDir.open_folder(tmp_path)
     assert store.next_epoch(1.0) == 3
     memory = store.load_memory()
-    assert memory.paused
-    assert memory.overrides["m"] == override
+    assert (memory.paused, memory.overrides) == (True, {"m": override})
     assert "llama_server_n_ctx" in memory.overrides["m"].params
     store.close()
 
@@ -143,7 +136,10 @@ def test_a_secret_that_is_no_hex_is_refused_and_not_told(tmp_path: Path, secret:
     assert "input_value" not in str(caught.value)
 
 
-def test_other_files_that_cannot_be_read_are_told(tmp_path: Path) -> None:
+def test_other_files_that_cannot_be_read_and_a_folder_that_cannot_be_made_are_reported(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StateError, match="cannot be used"):
+        StateDir.open_folder(tmp_path / "file" / "state")
     store = StateDir.open_folder(tmp_path)
     for name in ("epoch.json", "memory.json"):
         (tmp_path / name).mkdir()
@@ -163,9 +159,3 @@ def test_an_instance_name_must_fit_into_labels(tmp_path: Path, name: str) -> Non
     store.close()
     with pytest.raises(StateError, match="says instance fine"):
         StateDir.open_folder(tmp_path, "other")
-
-
-def test_a_folder_that_cannot_be_made_says_so(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StateError, match="cannot be used"):
-        StateDir.open_folder(tmp_path / "file" / "state")
