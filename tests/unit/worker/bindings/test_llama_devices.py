@@ -15,26 +15,13 @@ CPU, GPU, INTEGRATED, ACCELERATOR = 0, 1, 2, 3
 NOT_STARTED = "ggml_cuda_init: failed to initialize CUDA: no CUDA-capable device is detected"
 
 
-class FakeFunction:
-    """A function of a ctypes library: what it takes and gives may be declared."""
-
-    argtypes: Any = None
-    restype: Any = None
-
-    def __init__(self, call: Any) -> None:
-        self._call = call
-
-    def __call__(self, *arguments: Any) -> Any:
-        return self._call(*arguments)
-
-
 def fake_llama_cpp(*devices: int, has_cuda: bool = True, offloads: bool | None = None) -> Any:
     """The part of the module `llama_cpp` that is asked; its devices are their types."""
     library = SimpleNamespace(
-        ggml_backend_dev_count=FakeFunction(lambda: len(devices)),
-        ggml_backend_dev_get=FakeFunction(lambda number: number),
-        ggml_backend_dev_type=FakeFunction(lambda number: devices[number]),
-        ggml_backend_reg_by_name=FakeFunction(lambda name: 1 if has_cuda and name == b"CUDA" else None),
+        ggml_backend_dev_count=lambda: len(devices),
+        ggml_backend_dev_get=lambda number: number,
+        ggml_backend_dev_type=lambda number: devices[number],
+        ggml_backend_reg_by_name=lambda name: 1 if has_cuda and name == b"CUDA" else None,
     )
     can_offload = bool({GPU, INTEGRATED} & set(devices)) if offloads is None else offloads
     return SimpleNamespace(llama_cpp=SimpleNamespace(_lib=library), llama_supports_gpu_offload=lambda: can_offload)
@@ -61,17 +48,12 @@ def test_without_a_gpu_the_reason_is_said() -> None:
 
 
 def test_fewer_gpus_than_were_given_are_too_few() -> None:
-    assert refusal(fake_llama_cpp(GPU, CPU), 2) == (
-        "llama.cpp sees 1 of the 2 GPUs that it was given: look after the driver"
-    )
+    error = "llama.cpp sees 1 of the 2 GPUs that it was given: look after the driver"
+    assert refusal(fake_llama_cpp(GPU, CPU), 2) == error
 
 
-@pytest.mark.parametrize("offloads", [True, False])
-def test_libraries_that_tell_no_devices_tell_whether_there_is_one(offloads: bool) -> None:
-    told_nothing = SimpleNamespace(
-        llama_cpp=SimpleNamespace(_lib=SimpleNamespace()), llama_supports_gpu_offload=lambda: offloads
-    )
-    if offloads:
-        check_gpus(told_nothing, 2, lambda: "")
-    else:
-        assert "it was built without CUDA" in refusal(told_nothing, 2)
+def test_libraries_that_tell_no_devices_tell_whether_there_is_one() -> None:
+    library = SimpleNamespace(_lib=SimpleNamespace())
+    check_gpus(SimpleNamespace(llama_cpp=library, llama_supports_gpu_offload=lambda: True), 2, lambda: "")
+    without = SimpleNamespace(llama_cpp=library, llama_supports_gpu_offload=lambda: False)
+    assert "it was built without CUDA" in refusal(without, 2)

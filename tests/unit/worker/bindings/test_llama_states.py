@@ -73,7 +73,7 @@ class Worker:
         self.llama = FakeLlama()
         self.states = SessionStates(self.llama, self.llama, capacity)
 
-    def ask(self, session_id: str | None, *prompt: int) -> int:
+    def request(self, session_id: str | None, *prompt: int) -> int:
         """How many tokens of the prompt were in the cache."""
         tokens = list(prompt)
         self.states.enter(session_id, tokens)
@@ -83,59 +83,59 @@ class Worker:
 
 def test_without_room_for_sessions_the_context_is_as_the_last_request_left_it() -> None:
     worker = Worker(0)
-    assert [worker.ask("a", 1, 2), worker.ask("b", 1, 2, 99, 3), worker.ask("a", 7)] == [0, 3, 0]
+    assert [worker.request("a", 1, 2), worker.request("b", 1, 2, 99, 3), worker.request("a", 7)] == [0, 3, 0]
     assert worker.llama.restores == 0
 
 
 def test_a_session_finds_what_it_had_after_others() -> None:
     worker = Worker(4)
-    assert worker.ask("a", 1, 2) == 0
-    assert [worker.ask("b", 3, 4), worker.ask(None, 5, 6)] == [0, 0]
-    assert worker.ask("a", 1, 2, 99, 7) == 3
-    assert worker.ask("a", 1, 2, 99, 7, 99, 8) == 5
+    assert worker.request("a", 1, 2) == 0
+    assert [worker.request("b", 3, 4), worker.request(None, 5, 6)] == [0, 0]
+    assert worker.request("a", 1, 2, 99, 7) == 3
+    assert worker.request("a", 1, 2, 99, 7, 99, 8) == 5
     assert worker.llama.restores == 1, "what is in the context stays there"
-    assert worker.ask("b", 3, 4, 99, 7) == 3
+    assert worker.request("b", 3, 4, 99, 7) == 3
 
 
 def test_the_session_used_longest_ago_goes() -> None:
     worker = Worker(2)
     for name, token in (("a", 1), ("b", 2), ("c", 3)):
-        worker.ask(name, token, token)
-    assert worker.ask("b", 2, 2, 99, 5) == 3
-    assert worker.ask("a", 1, 1, 99, 5) == 0
+        worker.request(name, token, token)
+    assert worker.request("b", 2, 2, 99, 5) == 3
+    assert worker.request("a", 1, 1, 99, 5) == 0
 
 
 def test_strangers_take_no_session_s_place() -> None:
     worker = Worker(1)
-    worker.ask("a", 1, 1)
-    worker.ask(None, 2, 2)
-    assert worker.ask("a", 1, 1, 99, 5) == 3
-    worker.ask("b", 3, 3)
-    assert worker.ask("a", 1, 1, 99, 5) == 0
+    worker.request("a", 1, 1)
+    worker.request(None, 2, 2)
+    assert worker.request("a", 1, 1, 99, 5) == 3
+    worker.request("b", 3, 3)
+    assert worker.request("a", 1, 1, 99, 5) == 0
 
 
 def test_states_have_no_more_tokens_than_the_context() -> None:
     worker = Worker(4)
-    worker.ask("a", *[1] * 8)
-    worker.ask("b", *[2] * 10)
-    worker.ask("c", *[3] * 5)
-    assert worker.ask("b", *[2] * 10, 99, 5) == 11
-    worker.ask(None, 9)
-    assert worker.ask("a", *[1] * 8, 99, 5) == 0, "9 and 11 tokens fit, and 6 more do not"
+    worker.request("a", *[1] * 8)
+    worker.request("b", *[2] * 10)
+    worker.request("c", *[3] * 5)
+    assert worker.request("b", *[2] * 10, 99, 5) == 11
+    worker.request(None, 9)
+    assert worker.request("a", *[1] * 8, 99, 5) == 0, "9 and 11 tokens fit, and 6 more do not"
 
 
 def test_a_context_that_has_more_of_the_prompt_is_not_replaced() -> None:
     worker = Worker(4)
-    worker.ask("a", 1, 2)
-    worker.ask("b", 1, 2, 99, 3, 4)
-    assert worker.ask("a", 1, 2, 99, 3, 5) == 4
+    worker.request("a", 1, 2)
+    worker.request("b", 1, 2, 99, 3, 4)
+    assert worker.request("a", 1, 2, 99, 3, 5) == 4
     assert worker.llama.restores == 0
 
 
 @pytest.mark.parametrize("has_memory", [True, False])
 def test_without_memory_for_a_state_its_session_is_dropped(has_memory: bool) -> None:
     worker = Worker(4)
-    worker.ask("a", 1, 2)
+    worker.request("a", 1, 2)
     worker.llama.has_memory = has_memory
-    worker.ask("b", 3, 4)
-    assert worker.ask("a", 1, 2, 99, 7) == (3 if has_memory else 0)
+    worker.request("b", 3, 4)
+    assert worker.request("a", 1, 2, 99, 7) == (3 if has_memory else 0)

@@ -29,12 +29,7 @@ from worker.errors import JobCancelledError, LoadError
 from worker.metrics import Counters
 
 TEXTS = ["Hello WORLD", "the foxes jump!", "zzz", "HÉLLO"]
-TOKENS = [
-    "[CLS] hello world [SEP]",
-    "[CLS] the fox ##es jump ! [SEP]",
-    "[CLS] [UNK] [SEP]",
-    "[CLS] hello [SEP]",
-]
+TOKENS = ["[CLS] hello world [SEP]", "[CLS] the fox ##es jump ! [SEP]", "[CLS] [UNK] [SEP]", "[CLS] hello [SEP]"]
 """`TEXTS`, as a lower-casing BERT cuts them."""
 
 Make = Callable[..., Onnx]

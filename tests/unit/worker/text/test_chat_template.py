@@ -50,11 +50,7 @@ def test_what_a_client_may_not_set(name: str) -> None:
         ({"content": None, "tool_calls": []}, {"content": "", "tool_calls": []}),
         ({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, {"content": "a\nb"}),
         ({"content": "a", "reasoning": "hm"}, {"content": "a", "reasoning_content": "hm"}),
-        ({"content": "a", "reasoning_content": "hm"}, {"content": "a", "reasoning_content": "hm"}),
-        (
-            {"content": "a", "reasoning_content": "hm", "reasoning": "hm"},
-            {"content": "a", "reasoning_content": "hm"},
-        ),
+        ({"content": "a", "reasoning_content": "hm", "reasoning": "hm"}, {"content": "a", "reasoning_content": "hm"}),
         ({"content": "a", "reasoning": None}, {"content": "a"}),
         ({"content": "a", "tool_call_id": "i", "name": "n"}, {"content": "a", "tool_call_id": "i", "name": "n"}),
     ],

@@ -30,19 +30,13 @@ def job() -> Job:
 def test_a_whole_chat_answer(job: Job) -> None:
     shape = ChatShape("chatcmpl-1", "m", 1, with_usage=False)
     whole = shape.whole_answer([Piece("Hel"), Piece("lo"), Piece(finish_reason="length")], job)
+    message = {"role": "assistant", "content": "Hello"}
     assert whole == {
         "id": "chatcmpl-1",
         "object": "chat.completion",
         "created": 1,
         "model": "m",
-        "choices": [
-            {
-                "index": 0,
-                "message": {"role": "assistant", "content": "Hello"},
-                "logprobs": None,
-                "finish_reason": "length",
-            }
-        ],
+        "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": "length"}],
         "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
     }
 
@@ -92,12 +86,8 @@ def test_the_stop_string_that_ended_an_answer_is_told_with_the_reason(
 def test_thoughts_have_both_names_in_use(job: Job) -> None:
     shape = ChatShape("c", "m", 1, with_usage=False)
     whole = shape.whole_answer([Piece(thought="h"), Piece("Hi", thought="m"), Piece(finish_reason="stop")], job)
-    assert whole["choices"][0]["message"] == {
-        "role": "assistant",
-        "content": "Hi",
-        "reasoning_content": "hm",
-        "reasoning": "hm",
-    }
+    thoughts = {"reasoning_content": "hm", "reasoning": "hm"}
+    assert whole["choices"][0]["message"] == {"role": "assistant", "content": "Hi", **thoughts}
     assert shape.chunk_event(Piece(thought="h"))["choices"][0]["delta"] == {"reasoning_content": "h", "reasoning": "h"}
 
 
@@ -120,12 +110,8 @@ def test_without_include_usage_no_event_has_a_usage(job: Job) -> None:
     shape = CompletionShape("c", "m", 1, with_usage=False)
     assert "usage" not in shape.chunk_event(Piece("Hi"))
     assert shape.opening_event() is None
-    assert shape.whole_answer([Piece("Hi")], job)["choices"][0] == {
-        "index": 0,
-        "text": "Hi",
-        "logprobs": None,
-        "finish_reason": "stop",
-    }
+    choice = {"index": 0, "text": "Hi", "logprobs": None, "finish_reason": "stop"}
+    assert shape.whole_answer([Piece("Hi")], job)["choices"][0] == choice
 
 
 def test_an_event_is_one_line_of_json_whatever_the_text() -> None:

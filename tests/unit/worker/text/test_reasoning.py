@@ -9,9 +9,8 @@ from worker.text.reasoning import GEMMA, MISTRAL, QWEN, Marks, is_open, marks_of
 
 
 def split(text: str, marks: Marks, *, opened: bool = False) -> tuple[str, str]:
-    pieces = [
-        *split_reasoning((each for each in (Piece(text), Piece(finish_reason="stop"))), marks, is_thinking=opened)
-    ]
+    answer = (each for each in (Piece(text), Piece(finish_reason="stop")))
+    pieces = [*split_reasoning(answer, marks, is_thinking=opened)]
     return "".join(piece.thought for piece in pieces), "".join(piece.text for piece in pieces)
 
 

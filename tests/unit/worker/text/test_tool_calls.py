@@ -37,7 +37,7 @@ def new_id() -> str:
     return "id0000000"
 
 
-def told(made: Generator[Piece]) -> tuple[str, list[tuple[str, Any]], str | None]:
+def read(made: Generator[Piece]) -> tuple[str, list[tuple[str, Any]], str | None]:
     all_pieces = list(made)
     calls = [call["function"] for piece in all_pieces for call in piece.tool_calls]
     text = "".join(piece.text for piece in all_pieces)
@@ -88,7 +88,7 @@ def told(made: Generator[Piece]) -> tuple[str, list[tuple[str, Any]], str | None
 )
 def test_by_the_markup_of_the_family(markup: Markup, text: str, said: str | None, calls: list[tuple[str, Any]]) -> None:
     expected = (text if said is None else said, calls, "tool_calls" if calls else "stop")
-    assert told(split_calls(pieces(text), markup, SCHEMAS, new_id, several=True)) == expected
+    assert read(split_calls(pieces(text), markup, SCHEMAS, new_id, several=True)) == expected
 
 
 def test_a_call_s_delta_has_its_index_and_an_id_and_is_whole() -> None:
@@ -105,50 +105,42 @@ def test_a_call_s_delta_has_its_index_and_an_id_and_is_whole() -> None:
 def test_white_space_around_a_call_is_nobody_s_and_between_words_it_is_text() -> None:
     call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
     made = split_calls(pieces("First ", "this. \n", call, "\n", " Then", " that. "), QWEN, {}, new_id, several=True)
-    assert told(made) == ("First this.Then that.", [("f", {})], "tool_calls")
+    assert read(made) == ("First this.Then that.", [("f", {})], "tool_calls")
 
 
 def test_where_there_may_be_one_only_the_engine_is_stopped_after_it() -> None:
     engine = pieces('<tool_call>{"name": "f", "arguments": {}}</tool_call> <tool_call>', "more", "and more")
-    assert told(split_calls(engine, QWEN, {}, new_id, several=False)) == ("", [("f", {})], "tool_calls")
+    assert read(split_calls(engine, QWEN, {}, new_id, several=False)) == ("", [("f", {})], "tool_calls")
     assert list(engine) == []
 
 
 @pytest.mark.parametrize(
-    ("schema", "value"),
+    ("properties", "value"),
     [
-        ({"type": "integer"}, 1),
-        ({"type": ["string", "null"]}, "1"),
-        ({"anyOf": [{"type": "null"}, {"type": "string"}]}, "1"),
-        ({"oneOf": [{"type": "integer"}, {"enum": ["1", "2"]}]}, "1"),
-        ({"enum": ["1", "2"]}, "1"),
-        ({"enum": [1, 2]}, 1),
-        ({"type": 5, "enum": "1", "anyOf": {}, "oneOf": None}, 1),
+        ({"n": {"type": "integer"}}, 1),
+        ({"n": {"type": ["string", "null"]}}, "1"),
+        ({"n": {"anyOf": [{"type": "null"}, {"type": "string"}]}}, "1"),
+        ({"n": {"oneOf": [{"type": "integer"}, {"enum": ["1", "2"]}]}}, "1"),
+        ({"n": {"enum": ["1", "2"]}}, "1"),
+        ({"n": {"enum": [1, 2]}}, 1),
+        ({"n": {"type": 5, "enum": "1", "anyOf": {}, "oneOf": None}}, 1),
+        ({"n": None}, 1),
         (None, 1),
+        ([], 1),
     ],
 )
-def test_what_may_be_text_stays_text(schema: Any, value: Any) -> None:
-    text = "<tool_call><function=f><parameter=n>1</parameter></function></tool_call>"
-    schemas = {"f": {"properties": {"n": schema}}}
-    assert told(split_calls(pieces(text), QWEN, schemas, new_id, several=True))[1] == [("f", {"n": value})]
-
-
-@pytest.mark.parametrize("properties", [None, []])
-def test_properties_that_are_none(properties: Any) -> None:
+def test_what_may_be_text_stays_text(properties: Any, value: Any) -> None:
     text = "<tool_call><function=f><parameter=n>1</parameter></function></tool_call>"
     made = split_calls(pieces(text), QWEN, {"f": {"properties": properties}}, new_id, several=True)
-    assert told(made)[1] == [F1]
+    assert read(made)[1] == [("f", {"n": value})]
 
 
 @pytest.mark.parametrize(
     "half", ['<tool_call>{"name": "f", "argum', "<tool_call><function=f><parameter=n>1</parameter><parameter=s>hel"]
 )
 def test_an_answer_that_is_cut_short_keeps_its_reason_and_its_words(half: str) -> None:
-    assert told(split_calls(pieces("Hm. ", half, finish="length"), QWEN, {}, new_id, several=True)) == (
-        f"Hm. {half}",
-        [],
-        "length",
-    )
+    made = split_calls(pieces("Hm. ", half, finish="length"), QWEN, {}, new_id, several=True)
+    assert read(made) == (f"Hm. {half}", [], "length")
 
 
 def test_a_call_that_was_forced_comes_as_it_is_made() -> None:
@@ -168,15 +160,12 @@ def test_a_call_that_was_forced_comes_as_it_is_made() -> None:
 
 
 def test_one_of_several_tools_is_told_by_the_answer() -> None:
-    assert told(split_json_calls(pieces('{"name": "f", ', '"arguments": {"n": 1}}'), new_id)) == (
-        "",
-        [F1],
-        "tool_calls",
-    )
+    made = split_json_calls(pieces('{"name": "f", ', '"arguments": {"n": 1}}'), new_id)
+    assert read(made) == ("", [F1], "tool_calls")
     cut = '{"name": "f", "argu'
-    assert told(split_json_calls(pieces(cut, finish="length"), new_id)) == (cut, [], "length")
+    assert read(split_json_calls(pieces(cut, finish="length"), new_id)) == (cut, [], "length")
     endless = '{"name": "f", "arguments": {"n": 1e999}}'
-    assert told(split_json_calls(pieces(endless), new_id)) == (endless, [], "stop")
+    assert read(split_json_calls(pieces(endless), new_id)) == (endless, [], "stop")
 
 
 @pytest.mark.parametrize(
@@ -198,17 +187,7 @@ def test_the_markup_of_a_format_or_of_the_template(
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "",
-        "call:f",
-        "call:f{",
-        "call:f{a}",
-        "call:f{a:1",
-        "call:f{a:1}}",
-        "call:f{a:1,}",
-        'call:f{a:<|"|>x}',
-        "call:f{a:[}",
-    ],
+    ["", *(f"call:f{rest}" for rest in ("", "{", "{a}", "{a:1", "{a:1}}", "{a:1,}", '{a:<|"|>x}', "{a:[}"))],
 )
 def test_what_is_no_call_of_gemma_s(text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - which one is not told to anybody
@@ -217,10 +196,8 @@ def test_what_is_no_call_of_gemma_s(text: str) -> None:
 
 def test_gemma_s_values() -> None:
     text = 'call:a.b{ x : -1.5 , <|"|>y z<|"|>:[ ] , w:{}, t:<|"|>1<|"|>, bare:some words, n:NaN}'
-    assert gemma_call(text) == (
-        "a.b",
-        {"x": -1.5, "y z": [], "w": {}, "t": "1", "bare": "some words", "n": "NaN"},
-    )
+    values = {"x": -1.5, "y z": [], "w": {}, "t": "1", "bare": "some words", "n": "NaN"}
+    assert gemma_call(text) == ("a.b", values)
     with pytest.raises(ValueError, match="too deep"):
         gemma_call("call:f{a:" + "[" * DEPTH + "]" * DEPTH + "}")
 

@@ -43,35 +43,29 @@ def test_one_part_names_both_languages(
 
 
 USER = {"role": "user", "content": "x"}
+SYSTEM, ASSISTANT, RESULT = ({"role": role, "content": "x"} for role in ("system", "assistant", "tool"))
+TARGET, CONTENT, INVALID = "target_lang_code", "messages[0].content", "invalid_request"
+
+
+def parts(*parts: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": parts}]}
 
 
 @pytest.mark.parametrize(
     ("fields", "code", "param"),
     [
-        ({"messages": [USER]}, "invalid_request", "target_lang_code"),
-        ({"messages": [USER], "target_lang_code": ""}, "invalid_request", "target_lang_code"),
-        ({"messages": [{"role": "system", "content": "x"}, USER]}, "invalid_request", "messages[0].role"),
-        ({"messages": [USER, {"role": "tool", "content": "x"}]}, "invalid_request", "messages[1].role"),
-        ({"messages": [USER, {"role": "assistant", "content": "x"}, USER]}, "multi_turn_unsupported", "messages[1]"),
-        ({"messages": [{"role": "assistant", "content": "x"}]}, "invalid_request", "messages[0].role"),
-        ({"messages": [{"role": "user", "content": []}]}, "invalid_request", "messages[0].content"),
-        ({"messages": [{"role": "user"}]}, "invalid_request", "messages[0].content"),
-        ({"messages": [{"role": "user", "content": [TEXT, TEXT]}]}, "invalid_request", "messages[0].content"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-            "invalid_request",
-            "messages[0].content[0].type",
-        ),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
-            "invalid_request",
-            "messages[0].content[0].text",
-        ),
-        (
-            {"messages": [{"role": "user", "content": [TEXT | {"target_lang_code": 5}]}]},
-            "invalid_request",
-            "messages[0].content[0].target_lang_code",
-        ),
+        ({"messages": [USER]}, INVALID, TARGET),
+        ({"messages": [USER], TARGET: ""}, INVALID, TARGET),
+        ({"messages": [SYSTEM, USER]}, INVALID, "messages[0].role"),
+        ({"messages": [USER, RESULT]}, INVALID, "messages[1].role"),
+        ({"messages": [USER, ASSISTANT, USER]}, "multi_turn_unsupported", "messages[1]"),
+        ({"messages": [ASSISTANT]}, INVALID, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, INVALID, CONTENT),
+        (parts(), INVALID, CONTENT),
+        (parts(TEXT, TEXT), INVALID, CONTENT),
+        (parts({"type": "image_url"}), INVALID, f"{CONTENT}[0].type"),
+        (parts({"type": "text"}), INVALID, f"{CONTENT}[0].text"),
+        (parts(TEXT | {TARGET: 5}), INVALID, f"{CONTENT}[0].{TARGET}"),
         (
             {"messages": [USER], "tools": [{"type": "function", "function": {"name": "f"}}]},
             "tools_unsupported",
@@ -80,7 +74,6 @@ USER = {"role": "user", "content": "x"}
     ],
 )
 def test_what_it_does_not_take(fields: dict[str, Any], code: str, param: str) -> None:
-    asked = parse_request(ChatRequest, json.dumps(fields).encode())
     with pytest.raises(RequestError) as raised:
-        structure_messages(asked)
+        structure_messages(parse_request(ChatRequest, json.dumps(fields).encode()))
     assert (raised.value.code, raised.value.param) == (code, param)

@@ -1,16 +1,20 @@
-"""Jobs between engine threads and the event loop."""
+"""The worker's routes over an engine, and jobs between engine threads and the event loop."""
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator
 
 import pytest
+from starlette.testclient import TestClient
 
 from tests.support.wait import until
+from worker.__main__ import parse_engine
 from worker.engine import Job
 from worker.errors import EngineFailedError, JobCancelledError, RequestError
 from worker.metrics import Counters
+from worker.serving.app import Worker, create_app
 from worker.serving.runner import Run, Runner
 
 
@@ -39,7 +43,10 @@ async def test_pieces_come_in_order_and_are_counted() -> None:
     assert [number async for number in run] == [0, 1, 2]
     assert [number async for number in run] == [], "an end stays the end"
     assert counters.read_figures().tokens_predicted == run.job.completion_tokens == 3
-    assert counters.read_figures().processing == counters.read_figures().deferred == 0
+    run.cancel()
+    run.cancel()
+    runner.forget_run(run)
+    assert counters.read_figures().processing == counters.read_figures().deferred == 0, "after the end, nothing changes"
 
 
 async def test_one_slot_serves_in_order_of_arrival() -> None:
@@ -105,17 +112,6 @@ async def test_a_job_that_waits_is_withdrawn_without_ever_running() -> None:
     assert not ran.is_set()
 
 
-async def test_cancelling_twice_or_after_the_end_changes_no_figure() -> None:
-    counters = Counters()
-    runner = Runner(1, counters)
-    run = runner.start_run(counting)
-    assert [number async for number in run] == [0, 1, 2]
-    run.cancel()
-    run.cancel()
-    runner.forget_run(run)
-    assert (counters.read_figures().processing, counters.read_figures().deferred) == (0, 0)
-
-
 async def test_a_request_s_own_fault_is_passed_on() -> None:
     def refuse(job: Job) -> Iterator[int]:
         raise RequestError("too long", param="prompt")
@@ -152,3 +148,20 @@ async def test_stopping_cancels_what_runs_and_what_waits() -> None:
             await exhaust(run)
     await until("the slot is free", lambda: counters.read_figures().processing == 0)
     assert counters.read_figures().deferred == 0
+
+
+@pytest.mark.parametrize("encoding", ["float", "base64"])
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_a_vector_that_is_not_finite_is_the_engine_s_failure(
+    number: float, encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, args = parse_engine("stub", ["--host", "127.0.0.1", "--port", "1", "--served-name", "demo"])
+    engine = module.create(args)
+    monkeypatch.setattr(engine, "embed_texts", lambda texts, job: [[0.5, 1.0], [0.5, number]])
+    worker = Worker(engine, "demo")
+    worker.ready = True
+    client = TestClient(create_app(worker, None))
+    answer = client.post("/v1/embeddings", json={"input": ["a", "b"], "encoding_format": encoding})
+    message = "The model gave a number that is not finite."
+    error = {"message": message, "type": "server_error", "code": "internal_error", "param": None}
+    assert (answer.status_code, answer.json()) == (500, {"error": error})
