@@ -28,8 +28,8 @@ async def sdk(
 ) -> AsyncIterator[tuple[openai.AsyncOpenAI, openai.AsyncOpenAI, RetrievalHarness]]:
     """The SDK of two tenants."""
     store = await EdgeStore.open(folder / "edge")
-    async with retrieval_harness(folder, store=store, parser=ParserPool(), clock=clock) as here:
-        transport = httpx2.ASGITransport(here.retrieval.build_app(), raise_app_exceptions=False)
+    async with retrieval_harness(folder, store=store, parser=ParserPool(), clock=clock) as harness:
+        transport = httpx2.ASGITransport(harness.retrieval.build_app(), raise_app_exceptions=False)
 
         def client_of(tenant: str) -> openai.AsyncOpenAI:
             return openai.AsyncOpenAI(
@@ -40,7 +40,7 @@ async def sdk(
                 http_client=httpx2.AsyncClient(transport=transport),
             )
 
-        yield client_of("alice"), client_of("bob"), here
+        yield client_of("alice"), client_of("bob"), harness
 
 
 async def test_a_file_is_uploaded_added_searched_and_removed(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ async def test_pages_of_stores_files_and_batches_go_forwards_and_backwards(tmp_p
 
 
 async def test_deleting_a_file_takes_it_out_of_all_vector_stores(tmp_path: Path) -> None:
-    async with sdk(tmp_path) as (alice, _, here):
+    async with sdk(tmp_path) as (alice, _, harness):
         file = await alice.files.create(file=("notes.md", NOTES), purpose="assistants")
         stores = [await alice.vector_stores.create(file_ids=[file.id]) for _ in range(2)]
         for store in stores:
@@ -153,13 +153,13 @@ async def test_deleting_a_file_takes_it_out_of_all_vector_stores(tmp_path: Path)
         deleted = await alice.vector_stores.delete(stores[0].id)
         assert deleted.deleted
         assert [each.id async for each in alice.vector_stores.list()] == [stores[1].id]
-        await here.retrieval.collector.collect()
-        assert list(here.retrieval.originals.list_originals()) == []
+        await harness.retrieval.collector.collect()
+        assert list(harness.retrieval.originals.list_originals()) == []
 
 
 async def test_the_documents_of_no_vector_store_are_searched_in_the_same_form(tmp_path: Path) -> None:
-    async with sdk(tmp_path) as (alice, bob, here):
-        document = await here.add(NOTES.decode(), tenant="alice")
+    async with sdk(tmp_path) as (alice, bob, harness):
+        document = await harness.add(NOTES.decode(), tenant="alice")
         file = await alice.files.create(file=("coal.md", b"Coal of a vector store."), purpose="assistants")
         store = await alice.vector_stores.create(file_ids=[file.id])
         await alice.vector_stores.files.poll(file.id, vector_store_id=store.id, poll_interval_ms=20)
@@ -175,7 +175,7 @@ async def test_the_documents_of_no_vector_store_are_searched_in_the_same_form(tm
 
 
 async def test_what_expires_is_gone(tmp_path: Path) -> None:
-    async with sdk(tmp_path) as (alice, _, here):
+    async with sdk(tmp_path) as (alice, _, harness):
         file = await alice.files.create(
             file=("notes.md", NOTES), purpose="assistants", expires_after={"anchor": "created_at", "seconds": 3600}
         )
@@ -183,18 +183,18 @@ async def test_what_expires_is_gone(tmp_path: Path) -> None:
             file_ids=[file.id], expires_after={"anchor": "last_active_at", "days": 1}
         )
         await alice.vector_stores.files.poll(file.id, vector_store_id=store.id, poll_interval_ms=20)
-        here.clock.now += 3601
+        harness.clock.now += 3601
         with pytest.raises(openai.NotFoundError):
             await alice.files.retrieve(file.id)
-        here.clock.now += 86_400
+        harness.clock.now += 86_400
         assert (await alice.vector_stores.retrieve(store.id)).status == "expired"
         with pytest.raises(openai.BadRequestError, match="has expired"):
             await alice.vector_stores.search(store.id, query="coal")
-        assert await here.retrieval.files.delete_expired() == 1
+        assert await harness.retrieval.files.delete_expired() == 1
 
 
 async def test_a_clock_that_jumps_deletes_no_file_until_it_is_confirmed(tmp_path: Path) -> None:
-    async with sdk(tmp_path) as (alice, _, here):
+    async with sdk(tmp_path) as (alice, _, harness):
         file = await alice.files.create(
             file=("notes.md", NOTES), purpose="assistants", expires_after={"anchor": "created_at", "seconds": 7200}
         )
@@ -202,22 +202,22 @@ async def test_a_clock_that_jumps_deletes_no_file_until_it_is_confirmed(tmp_path
             file_ids=[file.id], expires_after={"anchor": "last_active_at", "days": 1}
         )
         await alice.vector_stores.files.poll(file.id, vector_store_id=store.id, poll_interval_ms=20)
-        clock = here.clock
+        clock = harness.clock
 
     async def expired(retrieval: Retrieval) -> tuple[int, int]:
         return await retrieval.files.delete_expired(), await retrieval.vector_stores.empty_expired()
 
     clock.ahead_s = 40 * 86_400
-    async with sdk(tmp_path, clock=clock) as (alice, _, here):  # which deletes at the start what has expired
+    async with sdk(tmp_path, clock=clock) as (alice, _, harness):  # which deletes at the start what has expired
         for ahead_s in (40 * 86_400, -3600, 0, 40 * 86_400):
             clock.ahead_s = ahead_s
-            assert await expired(here.retrieval) == (0, 0)
+            assert await expired(harness.retrieval) == (0, 0)
             assert (await alice.files.retrieve(file.id)).id == file.id
             assert [each.id for each in (await alice.files.list()).data] == [file.id]
             assert (await alice.vector_stores.retrieve(store.id)).status == "completed"
             assert (await alice.vector_stores.search(store.id, query="coal")).data
-            health = (await here.request("GET", "/health")).text
-            status = (await here.request("GET", "/v1/retrieval")).json()
+            health = (await harness.request("GET", "/health")).text
+            status = (await harness.request("GET", "/v1/retrieval")).json()
             assert health == (status["clock_hold"] or "ok")
             assert (f"clock: {health}" in status_lines(status)) == (ahead_s != 0)
             assert health.startswith({0: "ok", -3600: "The wall clock is 1 h 0 min behind"}.get(ahead_s, "The wall"))
@@ -225,10 +225,10 @@ async def test_a_clock_that_jumps_deletes_no_file_until_it_is_confirmed(tmp_path
         late = await alice.files.create(
             file=("late.md", NOTES), purpose="assistants", expires_after={"anchor": "created_at", "seconds": 3600}
         )
-        answer = await here.request("POST", "/v1/retrieval/clock/confirm", is_admin=True)
+        answer = await harness.request("POST", "/v1/retrieval/clock/confirm", is_admin=True)
         assert answer.json()["clock_hold"] is None
         # The vector store was used under the wrong clock.
-        assert await expired(here.retrieval) == (1, 0)
+        assert await expired(harness.retrieval) == (1, 0)
         with pytest.raises(openai.NotFoundError):
             await alice.files.retrieve(file.id)
         assert (await alice.files.retrieve(late.id)).id == late.id

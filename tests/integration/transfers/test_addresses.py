@@ -18,6 +18,7 @@ from tests.support.download_site import make_network, open_site, trust_nobody
 from tests.support.fake_hub import FakeHub, Fault, FaultPlan, HubRepository
 from tests.support.name_server import PUBLIC, Resolver, connected
 from tests.support.tls_files import make_certificate
+from tests.support.transfers_harness import error_code
 from transfers.network.client import NetworkOptions, SourceClient
 
 __all__ = ["connected"]
@@ -130,8 +131,7 @@ def test_storage_in_the_network_of_the_host_is_refused_where_the_hub_alone_is_al
         network = make_network(hub.endpoint, allowed=allowed)
         with open_site(tmp_path / "models", hub.endpoint, network=network) as site:
             found = site.pull(REFERENCE)
-        assert found.error is not None
-        assert found.error.code == CODE
+        assert error_code(found) == CODE
         assert {each.server for each in hub.requests} == {"hub"}
 
 
@@ -165,8 +165,7 @@ def test_a_redirect_into_the_network_of_the_host_is_refused(location: str, place
             for place in places:
                 plan.add(Fault("redirect", site=place, location=target))
                 found = site.pull(REFERENCE)
-                assert found.error is not None
-                assert found.error.code == CODE
+                assert error_code(found) == CODE
         with pytest.raises(BlockingIOError):
             listener.accept()
     assert [each.site for each in plan.hit] == places
@@ -203,8 +202,7 @@ def test_no_redirect_leads_from_https_to_http(
             network = make_network(hub.endpoint, "hf_tester", tls=client)
             with open_site(tmp_path / "models", hub.endpoint, token="hf_tester", network=network) as site:
                 found = site.pull(REFERENCE)
-                assert found.error is not None
-                assert found.error.code == CODE
+                assert error_code(found) == CODE
                 assert plain.requests == []
                 plan.clear()
                 assert site.pull(REFERENCE).state == "finished"
@@ -217,8 +215,7 @@ def test_an_encrypted_hub_must_show_a_certificate_that_is_trusted(
         network = make_network(hub.endpoint, tls=ssl.create_default_context())
         with open_site(tmp_path / "models", hub.endpoint, network=network) as site:
             found = site.pull(REFERENCE)
-        assert found.error is not None
-        assert found.error.code == "source_unavailable"
+        assert error_code(found) == "source_unavailable"
         assert hub.requests == []
 
 

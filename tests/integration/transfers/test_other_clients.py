@@ -18,6 +18,7 @@ from tests.support.download_site import hash_files, list_models, open_site
 from tests.support.fake_hub import FakeHub, HubRepository, make_repositories
 from tests.support.llama_servers import needed, program
 from tests.support.ports import free_port
+from tests.support.transfers_harness import error_code
 from transfers.sources.hub_files import NoSuchFileError, choose_files
 
 TOKEN = "hf_tester"
@@ -78,7 +79,7 @@ def test_refusals_of_the_hub_are_told_apart(
 ) -> None:
     with FakeHub() as hub, open_site(tmp_path / "models", hub.endpoint, token=token) as site:
         found = site.pull(reference)
-    assert (None if found.error is None else found.error.code) == outcome
+    assert error_code(found) == outcome
     assert token is None or token not in found.model_dump_json()
 
 

@@ -6,14 +6,13 @@ One worker of each engine serves the whole file.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
 
 from tests.support.scripted_models import CHAT, USER, choice, joined, post, streamed, tool
-from tests.support.worker_engines import Fleet, WorkerEngine, each_engine, fleet_in
+from tests.support.worker_engines import Fleet, WorkerEngine, each_engine
 from tests.support.worker_process import Worker
 from worker.clockwork import SENTENCE
 
@@ -23,12 +22,6 @@ COMPLETIONS = "/v1/completions"
 CUT = SENTENCE.partition(" it ")[0]
 """Its first `CUT_TOKENS` tokens."""
 CUT_TOKENS = 12
-
-
-@pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    with fleet_in(tmp_path_factory.mktemp("fleet")) as made:
-        yield made
 
 
 @pytest.fixture
@@ -220,46 +213,45 @@ def test_embeddings_as_the_sdk_asks_for_them_and_as_numbers(worker: Worker, engi
 
 
 HF = ("ct2", "exllamav3")
+OURS = ("stub", *HF, "llama_cpp", "litert_lm")
+FREE = ("stub", *HF, "litert_lm")
+"""Engines that hold an answer to nothing."""
+UNSTRUCTURED = "structured_output_unsupported"
 YES = 'root ::= "yes"'
 TOOLS = [tool("plan", {"type": "object"})]
 IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]}]
 INVALID = "invalid_request"
+PROMPT = {"prompt": "a"}
 PLACE = "messages[0].content[0].type"
 REFUSED: list[tuple[str, dict[str, Any], str, str | None, tuple[str, ...]]] = [
-    (CHAT, {"messages": []}, INVALID, "messages", ("stub", *HF, "llama_cpp", "litert_lm")),
-    (CHAT, {"n": 2}, INVALID, "n", ("stub", *HF, "llama_cpp", "litert_lm")),
-    (CHAT, {"logprobs": True}, INVALID, "logprobs", ("stub", *HF, "llama_cpp", "litert_lm")),
-    (CHAT, {"tools": TOOLS}, "tools_unsupported", "tools", ("stub", *HF, "llama_cpp", "litert_lm")),
+    (CHAT, {"messages": []}, INVALID, "messages", OURS),
+    (CHAT, {"n": 2}, INVALID, "n", OURS),
+    (CHAT, {"logprobs": True}, INVALID, "logprobs", OURS),
+    (CHAT, {"tools": TOOLS}, "tools_unsupported", "tools", OURS),
     (
         *(CHAT, {"response_format": {"type": "json_object"}}),
-        *("structured_output_unsupported", "response_format", ("stub", *HF, "litert_lm")),
+        *(UNSTRUCTURED, "response_format", FREE),
     ),
-    (CHAT, {"grammar": YES}, "structured_output_unsupported", "grammar", ("stub", *HF, "litert_lm")),
-    (CHAT, {"json_schema": {}}, "structured_output_unsupported", "json_schema", ("stub", *HF, "litert_lm")),
-    (CHAT, {"ignore_eos": True}, INVALID, "ignore_eos", ("stub", *HF, "litert_lm")),
+    (CHAT, {"grammar": YES}, UNSTRUCTURED, "grammar", FREE),
+    (CHAT, {"json_schema": {}}, UNSTRUCTURED, "json_schema", FREE),
+    (CHAT, {"ignore_eos": True}, INVALID, "ignore_eos", FREE),
     (CHAT, {"ignore_eos": True, "grammar": YES}, INVALID, "ignore_eos", ("llama_cpp",)),
-    (CHAT, {"grammar": YES, "json_schema": {}}, INVALID, "grammar", ("stub", *HF, "llama_cpp", "litert_lm")),
+    (CHAT, {"grammar": YES, "json_schema": {}}, INVALID, "grammar", OURS),
     (CHAT, {"grammar": "root ::= broken"}, INVALID, "grammar", ("llama_cpp",)),
-    (CHAT, {"guided_json": {}}, INVALID, "guided_json", ("stub", *HF, "llama_cpp", "litert_lm")),
+    (CHAT, {"guided_json": {}}, INVALID, "guided_json", OURS),
+    (CHAT, {"structured_outputs": {"regex": "a"}}, INVALID, "structured_outputs", OURS),
+    (COMPLETIONS, PROMPT | {"grammar": YES}, UNSTRUCTURED, "grammar", ("stub", *HF)),
+    (COMPLETIONS, PROMPT | {"ignore_eos": True}, INVALID, "ignore_eos", ("stub", *HF)),
     (
-        CHAT,
-        {"structured_outputs": {"regex": "a"}},
-        INVALID,
-        "structured_outputs",
-        ("stub", *HF, "llama_cpp", "litert_lm"),
+        COMPLETIONS,
+        PROMPT | {"response_format": {"type": "json_object"}},
+        UNSTRUCTURED,
+        "response_format",
+        ("stub", *HF),
     ),
-    (COMPLETIONS, {"prompt": "a", "grammar": YES}, "structured_output_unsupported", "grammar", ("stub", *HF)),
-    (COMPLETIONS, {"prompt": "a", "ignore_eos": True}, INVALID, "ignore_eos", ("stub", *HF)),
-    (
-        *(COMPLETIONS, {"prompt": "a", "response_format": {"type": "json_object"}}),
-        *("structured_output_unsupported", "response_format", ("stub", *HF)),
-    ),
-    (COMPLETIONS, {"prompt": "a", "grammar": "root ::= broken"}, INVALID, "grammar", ("llama_cpp",)),
-    (
-        *(CHAT, {"chat_template_kwargs": {"messages": []}}),
-        *(INVALID, "chat_template_kwargs.messages", (*HF, "llama_cpp", "litert_lm")),
-    ),
-    (CHAT, {"messages": IMAGE}, INVALID, PLACE, (*HF, "llama_cpp", "litert_lm")),
+    (COMPLETIONS, PROMPT | {"grammar": "root ::= broken"}, INVALID, "grammar", ("llama_cpp",)),
+    (CHAT, {"chat_template_kwargs": {"messages": []}}, INVALID, "chat_template_kwargs.messages", OURS[1:]),
+    (CHAT, {"messages": IMAGE}, INVALID, PLACE, OURS[1:]),
     (CHAT, {"messages": [*USER, {"role": "assistant", "content": "a"}]}, INVALID, "messages[1].role", ("litert_lm",)),
     (CHAT, {"mirostat_mode": 2}, INVALID, "mirostat_mode", (*HF, "litert_lm")),
     (CHAT, {"typical_p": 0.5}, INVALID, "typical_p", (*HF, "litert_lm")),

@@ -6,7 +6,6 @@ that .ci/litertlm wrote.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -37,7 +36,7 @@ from tests.support.scripted_models import (
     tool,
 )
 from tests.support.stream_schemas import judge_streams
-from tests.support.worker_engines import TOKEN, Fleet, WorkerEngine, each_engine, fleet_in
+from tests.support.worker_engines import TOKEN, Fleet, WorkerEngine, each_engine
 from tests.support.worker_process import Worker
 
 pytestmark = pytest.mark.engines
@@ -46,12 +45,6 @@ SCRIPTED = ("ct2", "exllamav3", "llama_cpp")
 """Engines whose models a test can write."""
 each_scripted_engine = each_engine(lambda engine: engine.name in SCRIPTED)
 WEATHER = tool("weather", {"type": "object", "properties": {"city": {"type": "string"}}})
-
-
-@pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    with fleet_in(tmp_path_factory.mktemp("fleet")) as made:
-        yield made
 
 
 @pytest.fixture

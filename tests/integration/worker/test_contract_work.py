@@ -8,25 +8,18 @@ from __future__ import annotations
 import http.client
 import json
 import signal
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.support.scripted_models import CHAT, USER, choice, post
-from tests.support.worker_engines import Fleet, WorkerEngine, each_engine, fleet_in
+from tests.support.worker_engines import Fleet, WorkerEngine, each_engine
 from tests.support.worker_process import Worker, eventually, leave
 
 pytestmark = pytest.mark.engines
 
 SHORT = {"messages": USER, "max_tokens": 3}
 SAID = "The quick brown"
-
-
-@pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    with fleet_in(tmp_path_factory.mktemp("fleet")) as made:
-        yield made
 
 
 @pytest.fixture

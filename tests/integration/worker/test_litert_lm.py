@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -14,18 +13,12 @@ from tests.fakes.gateway_harness import gateway_harness
 from tests.support.litertlm_model import DONE_SAID
 from tests.support.scripted_models import USER, choice, tool
 from tests.support.worker_engines import ENGINES as OFFERS
-from tests.support.worker_engines import TOKEN, Fleet, fleet_in
+from tests.support.worker_engines import TOKEN, Fleet
 from worker.clockwork import SENTENCE
 
 pytestmark = pytest.mark.engines
 
 TOOL = tool("weather", {"type": "object", "properties": {"city": {"type": "string"}}})
-
-
-@pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    with fleet_in(tmp_path_factory.mktemp("fleet")) as made:
-        yield made
 
 
 def test_a_conversation_goes_on_with_the_result_of_a_tool(fleet: Fleet) -> None:

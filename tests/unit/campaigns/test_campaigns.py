@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -140,6 +139,7 @@ def test_counts_are_full_in_a_campaign_and_its_seeds_are_its_own(
 
 @pytest.mark.slow
 def test_the_page_tells_what_ran_and_whatever_did_not_pass_is_a_failure(folder: Path, in_campaign: None) -> None:
+    assert run_tests([_write(folder, "")], 1).failures == ["no test ran"]
     outcome = run_tests([_write(folder, TESTS)], 5)
     tests, figures = outcome.tables
     assert [(*row[:3], row[4]) for row in tests.rows] == [
@@ -165,11 +165,6 @@ def test_the_page_tells_what_ran_and_whatever_did_not_pass_is_a_failure(folder: 
         assert words in page
 
 
-@pytest.mark.slow
-def test_a_run_without_tests_is_a_failure(folder: Path) -> None:
-    assert run_tests([_write(folder, "")], 1).failures == ["no test ran"]
-
-
 # The page
 
 
@@ -187,11 +182,8 @@ def test_the_form_of_a_page(tmp_path: Path) -> None:
         "| machine | a machine |\n| time | 1.5 min |\n| outcome | no failure |\n\n"
         "## Kills\n\n| what | times |\n| --- | --- |\n| engine | 3 |\n"
     )
-
-
-def test_a_failure_on_a_page_shows_what_was_said() -> None:
-    page = _run(Outcome((), ("one::test: failed\nthis\n| that |", "no test ran"))).to_markdown()
-    assert page.endswith("## Failures\n\n`one::test: failed`\n\n````text\nthis\n| that |\n````\n\n`no test ran`\n")
+    failed = _run(Outcome((), ("one::test: failed\nthis\n| that |", "no test ran"))).to_markdown()
+    assert failed.endswith("## Failures\n\n`one::test: failed`\n\n````text\nthis\n| that |\n````\n\n`no test ran`\n")
 
 
 def test_a_run_sees_its_name_and_seed_and_has_the_commit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,12 +215,23 @@ def test_a_campaigns_own_options_are_read_and_those_that_count_are_in_its_comman
     made = run_campaign(name, seed, options)
     assert made.command == 'make campaign ARGS="memory_creep --seed 3 --minutes 0.5 --rate 9"'
     assert read_command(["plan"]) == ("plan", 1, {})
+    assert read_command(["first-hour"]) == ("first_hour", 1, {}), "a hyphen stands for an underscore"
 
 
-def test_a_campaign_without_options_takes_none(in_campaign: None, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        read_command(["plan", "--minutes", "1"])
-    assert "unrecognized arguments: --minutes 1" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["plan", "--minutes", "1"], "unrecognized arguments: --minutes 1"),
+        (["chaos", "--runtime", "moon"], "docker"),
+        (["no_such"], "plan"),
+    ],
+)
+def test_a_command_that_is_not_known_is_refused_with_what_is(
+    in_campaign: None, capsys: pytest.CaptureFixture[str], command: list[str], words: str
+) -> None:
+    with pytest.raises(SystemExit) as raised:
+        read_command(command)
+    assert (raised.value.code, words in capsys.readouterr().err) == (2, True)
 
 
 def test_a_run_on_a_runtime_has_a_page_of_its_own(monkeypatch: pytest.MonkeyPatch, in_campaign: None) -> None:
@@ -240,23 +243,6 @@ def test_a_run_on_a_runtime_has_a_page_of_its_own(monkeypatch: pytest.MonkeyPatc
         "chaos_process": "chaos", "chaos_docker": "chaos", "chaos_compose": "chaos",
         "first-hour": "first_hour"
     }  # fmt: skip
-
-
-def test_a_hyphen_in_a_command_stands_for_an_underscore(in_campaign: None) -> None:
-    assert read_command(["first-hour"]) == ("first_hour", 1, {})
-
-
-def test_the_command_line_refuses_an_unknown_runtime(in_campaign: None, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        read_command(["chaos", "--runtime", "moon"])
-    assert "docker" in capsys.readouterr().err
-
-
-def test_the_command_line_refuses_an_unknown_name_and_lists_the_known_ones() -> None:
-    command = [sys.executable, "-m", "tests.campaigns", "no_such"]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert all(name in done.stderr for name in NAMES)
 
 
 def test_the_matrix_of_the_page_has_every_walk() -> None:

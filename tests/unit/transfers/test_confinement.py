@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -71,9 +70,5 @@ def test_root_stays_for_a_folder_of_root(tmp_path: Path) -> None:
 
 
 def test_limits_are_set_and_lower_ones_stay() -> None:
-    memory, files, core = run(LIMITS).split(";")
-    assert memory == str((MEMORY_BYTES, MEMORY_BYTES))
-    assert files == "(600, 600)"
-    assert core == "(0, 0)"
-    assert min(OPEN_FILES, 600) == 600
-    assert resource.getrlimit(resource.RLIMIT_CORE) is not None
+    assert OPEN_FILES > 600
+    assert run(LIMITS).split(";") == [str((MEMORY_BYTES, MEMORY_BYTES)), "(600, 600)", "(0, 0)"]

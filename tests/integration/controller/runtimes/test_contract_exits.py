@@ -12,18 +12,26 @@ from controller.observe.load_progress import LoadProgress
 from controller.runtimes.base import Runtime
 from controller.runtimes.logs import EXIT_LINES
 from controller.state import Phase
-from tests.support.runtime_contract import RUN, ContractEngines, exited, give, only, wait_for_log, waiting_for
+from tests.support.runtime_contract import (
+    RUN,
+    ContractEngines,
+    ended,
+    exited,
+    give,
+    only,
+    start_shell,
+    wait_for_log,
+    waiting_for,
+)
 from tests.support.wait import until
 
 pytestmark = pytest.mark.engines
 
 
 async def test_an_end_has_its_exit_code_and_plain_last_lines(engines: ContractEngines) -> None:
-    runtime = engines.runtime()
     # One stream: of two, Docker keeps each one's order and not the order between them.
     broken = r"printf 'loading 10%%\rloading 100%%\r\n\033[31mfile is \033[0mbroken\n'"
-    request = engines.request(engines.shell(f"exec >&2; seq 1 900; {broken}; exit 7"))
-    await runtime.start_replica(request)
+    runtime, request = await start_shell(engines, f"exec >&2; seq 1 900; {broken}; exit 7")
     seen = await exited(runtime)
     assert seen.exit is not None
     assert (seen.id, seen.exit.code, seen.exit.oom) == (request.id, 7, False)
@@ -41,14 +49,11 @@ async def test_an_end_has_its_exit_code_and_plain_last_lines(engines: ContractEn
 
 
 async def test_a_killed_engine_is_seen_with_how_it_ended(engines: ContractEngines) -> None:
-    runtime = engines.runtime()
-    request = engines.request(engines.shell(f"echo last words; {RUN}"))
-    await runtime.start_replica(request)
+    runtime, request = await start_shell(engines, f"echo last words; {RUN}")
     await wait_for_log(runtime, request.name, "last words")
     engines.kill(request.name)
-    seen = await exited(runtime)
-    assert seen.exit is not None
-    assert (seen.exit.code, seen.exit.oom, seen.exit.log_tail) == (engines.killed_code, False, "last words")
+    exit_ = await ended(runtime)
+    assert (exit_.code, exit_.oom, exit_.log_tail) == (engines.killed_code, False, "last words")
 
 
 async def test_an_end_that_no_controller_saw_is_still_known(engines: ContractEngines) -> None:
@@ -57,28 +62,24 @@ async def test_an_end_that_no_controller_saw_is_still_known(engines: ContractEng
     await first.start_replica(request)
     await first.close()
     give(engines, "go")
-    seen = await exited(engines.runtime())
-    assert seen.exit is not None
-    assert seen.exit.code == (3 if engines.tells_codes_of_unseen_ends else None)
-    assert seen.exit.log_tail == "gone"
+    exit_ = await ended(engines.runtime())
+    assert exit_.code == (3 if engines.tells_codes_of_unseen_ends else None)
+    assert exit_.log_tail == "gone"
 
 
 async def test_an_engine_that_cannot_load_says_why_in_its_last_line(engines: ContractEngines) -> None:
     runtime = engines.runtime()
     request = engines.request(engines.stub(stub_load_s=0.1, stub_fail="no luck"))
     await runtime.start_replica(request)
-    seen = await exited(runtime)
-    assert seen.exit is not None
-    assert seen.exit.code == 1
-    assert seen.exit.log_tail.splitlines()[-2:] == ["loading: 100 %", "no luck"]
-    assert ENGINES["stub"].parse_progress(seen.exit.log_tail) == 1.0
+    exit_ = await ended(runtime)
+    assert exit_.code == 1
+    assert exit_.log_tail.splitlines()[-2:] == ["loading: 100 %", "no luck"]
+    assert ENGINES["stub"].parse_progress(exit_.log_tail) == 1.0
 
 
 async def test_a_load_s_progress_is_read_from_the_log(engines: ContractEngines) -> None:
-    runtime = engines.runtime()
     body = f"echo 'loading: 50 %'; {waiting_for(engines, 'go')}; echo 'loading: 100 %'; {RUN}"
-    request = engines.request(engines.shell(body))
-    await runtime.start_replica(request)
+    runtime, request = await start_shell(engines, body)
     progress = LoadProgress(runtime, wake=lambda: None, interval_s=0.02)
     progress.track_engines({request.name: ENGINES["stub"]})
     await until("half of the load", lambda: progress.fractions == {request.name: 0.5})
@@ -112,9 +113,7 @@ async def test_an_end_wakes_whoever_waits_for_events(engines: ContractEngines, a
 
 
 async def test_closing_ends_events_and_leaves_engines_running(engines: ContractEngines) -> None:
-    runtime = engines.runtime()
-    request = engines.request(engines.shell(RUN))
-    await runtime.start_replica(request)
+    runtime, request = await start_shell(engines)
     before = engines.identity(request.name)
     watches = [asyncio.create_task(phases_at(runtime, runtime.watch_events(), [])) for _ in range(2)]
     await asyncio.sleep(0)

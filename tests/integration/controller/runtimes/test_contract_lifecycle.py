@@ -12,7 +12,16 @@ from controller.engines.base import Launch
 from controller.runtimes.base import RuntimeUnavailableError, StartError
 from controller.state import HOST, Phase
 from tests.support.campaign import campaign_count
-from tests.support.runtime_contract import RUN, ContractEngines, exited, only, running, says_and_waits, wait_for_log
+from tests.support.runtime_contract import (
+    RUN,
+    ContractEngines,
+    exited,
+    only,
+    running,
+    says_and_waits,
+    start_shell,
+    wait_for_log,
+)
 from tests.support.wait import until
 
 pytestmark = pytest.mark.engines
@@ -47,9 +56,7 @@ async def test_an_engine_is_started_seen_and_ended(engines: ContractEngines) -> 
 
 
 async def test_starting_a_name_again_and_ending_it_again_are_no_errors(engines: ContractEngines) -> None:
-    runtime = engines.runtime()
-    request = engines.request(engines.shell(RUN))
-    await runtime.start_replica(request)
+    runtime, request = await start_shell(engines)
     before = engines.identity(request.name)
     await runtime.start_replica(request)
     assert engines.identity(request.name) == before
@@ -62,9 +69,7 @@ async def test_starting_a_name_again_and_ending_it_again_are_no_errors(engines: 
 
 
 async def test_what_runs_is_not_removed(engines: ContractEngines) -> None:
-    runtime = engines.runtime()
-    request = engines.request(engines.shell(RUN))
-    await runtime.start_replica(request)
+    runtime, request = await start_shell(engines)
     before = engines.identity(request.name)
     await runtime.remove_replica(request.name)
     assert (await only(runtime)).phase is Phase.RUNNING
@@ -85,9 +90,7 @@ async def test_several_are_started_and_stopped_at_once(engines: ContractEngines)
 
 
 async def test_concurrent_ends_are_one(engines: ContractEngines) -> None:
-    runtime = engines.runtime()
-    request = engines.request(engines.shell(RUN))
-    await runtime.start_replica(request)
+    runtime, request = await start_shell(engines)
     pids = engines.pids(request.name)
     await asyncio.gather(
         runtime.stop_replica(request.name, 30),
@@ -111,10 +114,8 @@ async def test_concurrent_removals_are_one(engines: ContractEngines) -> None:
 async def test_an_engine_that_ends_when_asked_is_given_time_and_is_not_waited_for_longer(
     engines: ContractEngines,
 ) -> None:
-    runtime = engines.runtime()
     body = f"trap 'echo leaving; sleep 0.3; echo left; exit 0' TERM; {says_and_waits('here')}"
-    request = engines.request(engines.shell(body))
-    await runtime.start_replica(request)
+    runtime, request = await start_shell(engines, body)
     await wait_for_log(runtime, request.name, "here")
     async with asyncio.timeout(60):
         await runtime.stop_replica(request.name, 3600)
@@ -125,11 +126,9 @@ async def test_an_engine_that_ignores_its_stop_signal_runs_for_its_grace_and_is_
     engines: ContractEngines,
 ) -> None:
     """And a stop whose caller went away can be made again."""
-    runtime = engines.runtime()
-    request = engines.request(
-        engines.shell(f"(trap '' TERM; exec sleep 600) & trap 'echo asked' TERM; {says_and_waits('up')}")
+    runtime, request = await start_shell(
+        engines, f"(trap '' TERM; exec sleep 600) & trap 'echo asked' TERM; {says_and_waits('up')}"
     )
-    await runtime.start_replica(request)
     await wait_for_log(runtime, request.name, "up")
     await until("its two children", lambda: len(engines.pids(request.name)) >= 3)
     stop = asyncio.create_task(runtime.stop_replica(request.name, 3600))
@@ -148,9 +147,7 @@ async def test_an_engine_that_ignores_its_stop_signal_runs_for_its_grace_and_is_
 
 
 async def test_a_stop_whose_caller_leaves_at_once_can_be_made_again(engines: ContractEngines) -> None:
-    runtime = engines.runtime()
-    request = engines.request(engines.shell(f"trap '' TERM; {RUN}"))
-    await runtime.start_replica(request)
+    runtime, request = await start_shell(engines, f"trap '' TERM; {RUN}")
     pids = engines.pids(request.name)
     stop = asyncio.create_task(runtime.stop_replica(request.name, 3600))
     await asyncio.sleep(0)

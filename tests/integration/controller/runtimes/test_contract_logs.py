@@ -11,6 +11,7 @@ from tests.support.runtime_contract import (
     exited,
     give,
     says_and_waits,
+    start_shell,
     wait_for_log,
     waiting_for,
 )
@@ -22,10 +23,8 @@ COUNT = "i=0; while [ $i -lt 30 ]; do echo line $i; i=$((i+1)); sleep 0.01; done
 
 
 async def test_a_log_is_followed_to_its_end_and_beyond_the_replica_s(engines: ContractEngines) -> None:
-    runtime = engines.runtime()
     body = f"echo begin; {waiting_for(engines, 'go')}; {COUNT}; printf 'last words'; exit 3"
-    request = engines.request(engines.shell(body))
-    await runtime.start_replica(request)
+    runtime, request = await start_shell(engines, body)
     reader = LogReader(runtime, request.name)
     await until("the first line", reader.read)
     give(engines, "go")
@@ -44,10 +43,8 @@ async def test_a_log_is_followed_to_its_end_and_beyond_the_replica_s(engines: Co
 
 
 async def test_a_stop_in_the_middle_loses_no_line(engines: ContractEngines) -> None:
-    runtime = engines.runtime()
     body = f"trap 'echo leaving; echo left; exit 0' TERM; echo one; echo same; {says_and_waits('same')}"
-    request = engines.request(engines.shell(body))
-    await runtime.start_replica(request)
+    runtime, request = await start_shell(engines, body)
     await wait_for_log(runtime, request.name, "same\nsame")
     reader = LogReader(runtime, request.name)
     assert await reader.read() == ["one", "same", "same"]
@@ -57,10 +54,8 @@ async def test_a_stop_in_the_middle_loses_no_line(engines: ContractEngines) -> N
 
 
 async def test_another_controller_goes_on_where_one_was(engines: ContractEngines) -> None:
-    runtime = engines.runtime()
     body = f"echo one; {waiting_for(engines, 'go')}; echo two; {waiting_for(engines, 'end')}; echo three; exit 1"
-    request = engines.request(engines.shell(body))
-    await runtime.start_replica(request)
+    runtime, request = await start_shell(engines, body)
     reader = LogReader(runtime, request.name)
     await until("one", reader.read)
     await runtime.close()
@@ -79,11 +74,11 @@ async def test_another_controller_goes_on_where_one_was(engines: ContractEngines
 
 
 async def test_a_burst_comes_in_bounded_parts_with_long_lines_whole(engines: ContractEngines) -> None:
-    runtime = engines.runtime()
     long = "head -c 40000 /dev/zero | tr '\\0' x"
     burst = f"printf begin; {long}; echo end; seq -f '%06g {'y' * 90}' 1 6000"
-    request = engines.request(engines.shell(f"echo first; {waiting_for(engines, 'go')}; {{ {burst}; }} | cat; {RUN}"))
-    await runtime.start_replica(request)
+    runtime, request = await start_shell(
+        engines, f"echo first; {waiting_for(engines, 'go')}; {{ {burst}; }} | cat; {RUN}"
+    )
     reader = LogReader(runtime, request.name)
     await until("the first line", reader.read)
     give(engines, "go")

@@ -18,7 +18,7 @@ from controller.runtimes.nvml import NvmlReader
 from tests.fakes.fake_nvml import FakeNvml
 from tests.support.campaign import campaign_count
 from tests.support.docker_engine import SOCKET, DockerEngines, base_image, image_with_variable
-from tests.support.runtime_contract import RUN, exited
+from tests.support.runtime_contract import RUN, ended
 
 pytestmark = [pytest.mark.engines, pytest.mark.docker]
 
@@ -125,10 +125,9 @@ async def test_a_start_without_its_image_may_be_tried_again(containers: DockerEn
 async def test_an_image_without_the_program_ends_and_names_it(containers: DockerEngines) -> None:
     runtime = containers.runtime()
     await runtime.start_replica(replace(containers.request(containers.shell(RUN)), image=base_image()))
-    seen = await exited(runtime)
-    assert seen.exit is not None
-    assert seen.exit.code == 127
-    assert "exec /app/llama-server failed: No such file or directory" in seen.exit.log_tail
+    exit_ = await ended(runtime)
+    assert exit_.code == 127
+    assert "exec /app/llama-server failed: No such file or directory" in exit_.log_tail
 
 
 async def test_gpus_where_docker_has_none_are_a_permanent_error(containers: DockerEngines) -> None:

@@ -17,7 +17,7 @@ from controller.runtimes.base import SeenReplica, StartRequest
 from controller.runtimes.process.runtime import ProcessRuntime
 from tests.support.mcp_bridges import bridge_client, call_text
 from tests.support.process_engines import ProcessEngines
-from tests.support.runtime_contract import exited, only, wait_for_log
+from tests.support.runtime_contract import ended, exited, only, wait_for_log
 from tests.support.wait import until
 
 SERVER = str(Path(__file__).parents[4] / "support" / "mcp_stdio_server.py")
@@ -98,10 +98,9 @@ async def test_a_killed_launcher_takes_all_of_it_along(processes: ProcessEngines
 async def test_a_server_that_ends_is_seen_with_the_reason(processes: ProcessEngines) -> None:
     request = request_of(processes, "/bin/true")
     runtime, _ = await start(processes, request)
-    seen = await exited(runtime)
-    assert seen.exit is not None
-    assert seen.exit.code == 1
-    assert seen.exit.log_tail.splitlines()[-1] == "the MCP server /bin/true ended before it introduced itself"
+    exit_ = await ended(runtime)
+    assert exit_.code == 1
+    assert exit_.log_tail.splitlines()[-1] == "the MCP server /bin/true ended before it introduced itself"
     await runtime.close()
 
 

@@ -1,19 +1,29 @@
-"""The model that coding agents are tried with, and what is made of a try."""
+"""What campaigns make of clients, servers and rankings, and the questions and the model that they are tried with."""
 
 from __future__ import annotations
 
+import ast
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.campaigns.campaign_compaction import failures_of, tables_of
+from tests.campaigns.campaign_compaction import failures_of as failures_of_agents
+from tests.campaigns.campaign_compaction import tables_of as tables_of_agents
+from tests.campaigns.campaign_document_clients import failures_of, tables_of
+from tests.campaigns.campaign_mcp_servers import failures_of as failures_of_servers
+from tests.campaigns.campaign_mcp_servers import tables_of as tables_of_servers
 from tests.support import llama_servers
 from tests.support.agent_model import DONE, SUMMARY, ToolCall, make_agent_model
 from tests.support.agent_programs import AGENTS, AgentRun
 from tests.support.compaction import CHAT, CompactionRun
+from tests.support.document_clients import PAGE
 from tests.support.engine_recorder import RecordedCall
+from tests.support.known_items import CODE_WORDS, HEADINGS, MIXED, PARAPHRASES, make_question_sets
+from tests.support.langchain_probe import BLOCK
+from tests.support.ranking_measures import ndcg, recall, reciprocal_rank
+from tests.support.reference_servers import HELD, run_checks
 
 READ = {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}
 TOOL = {"type": "function", "function": {"name": "bash", "parameters": READ}}
@@ -101,11 +111,104 @@ def test_what_is_made_of_a_try(
     raised = {
         "the engine": {"LangChain, chat": "A ContextOverflowError B", "litellm, chat": "ContextWindowExceededError"}
     }
-    failures = failures_of(raised, [made])
+    failures = failures_of_agents(raised, [made])
     assert [failure.split(": ", 1)[1] for failure in failures] == failed
-    assert [table.to_markdown() for table in tables_of(raised, [made])]
+    assert [table.to_markdown() for table in tables_of_agents(raised, [made])]
 
 
 def test_a_package_that_raises_another_error_fails() -> None:
-    [failure] = failures_of({"the gateway": {"litellm, chat": "BadRequestError"}}, [])
+    [failure] = failures_of_agents({"the gateway": {"litellm, chat": "BadRequestError"}}, [])
     assert failure == "litellm, chat, refused by the gateway: raises BadRequestError"
+
+
+def test_all_but_held_is_a_failure() -> None:
+    results = {"LangChain": {"one": "held", "two": "AssertionError: no\nmore"}}
+    assert failures_of(results) == ["LangChain, two: AssertionError: no\nmore"]
+    rows = [tuple(row) for row in tables_of(results)[0].rows]
+    assert rows == [("LangChain", "one", "held"), ("LangChain", "two", "AssertionError: no")]
+
+
+def test_the_docs_show_a_retriever_that_python_can_read() -> None:
+    [block] = [block for block in BLOCK.findall(PAGE.read_text()) if "class RoundhouseRetriever" in block]
+    assert "RoundhouseRetriever" in {node.name for node in ast.walk(ast.parse(block)) if isinstance(node, ast.ClassDef)}
+
+
+async def test_each_check_is_run_whatever_the_others_do() -> None:
+    async def hold() -> None:
+        return
+
+    async def break_off() -> None:
+        raise AssertionError("no\nmore")
+
+    results = {"processes": await run_checks({"one": break_off, "two": hold})}
+    assert results == {"processes": {"one": "AssertionError: no\nmore", "two": HELD}}
+    assert failures_of_servers(results) == ["processes, one: AssertionError: no\nmore"]
+    rows = [tuple(row) for row in tables_of_servers(results)[0].rows]
+    assert rows == [("processes", "one", "AssertionError: no"), ("processes", "two", "held")]
+
+
+FOX = """# How the fox deletes files
+
+The command removes a directory and creates another file with the same name. See `--fox-jump` and FOX_MODE.
+
+## Notes for all readers
+"""
+DOG = """# Where the dog sleeps
+
+The user changes a setting of the server and the program shows an error. See `--fox-jump` and `dog_sleep_s`.
+
+## Notes for all readers
+"""
+
+
+def test_each_question_has_one_answer_that_no_other_document_gives() -> None:
+    sets = make_question_sets({"fox": FOX, "dog": DOG}, seed=1, count=10)
+    assert {(each.text, each.document) for each in sets[HEADINGS]} == {
+        ("How the fox deletes files", "fox"),
+        ("Where the dog sleeps", "dog"),
+    }
+    asked = {each.document: each.text for each in sets[CODE_WORDS]}
+    assert "FOX_MODE" in asked["fox"]
+    assert "dog_sleep_s" in asked["dog"]
+    assert len(sets[MIXED]) == 6
+
+
+def test_a_paraphrase_has_words_that_its_document_does_not_have() -> None:
+    sets = make_question_sets({"dog": DOG}, seed=1, count=10)
+    [question] = sets[PARAPHRASES]
+    words = set(question.text.split())
+    assert not words & {"user", "changes", "setting", "shows", "error"}
+    assert "the" in words
+
+
+def test_a_seed_makes_the_same_questions_again() -> None:
+    documents = {
+        f"{name}{number}": text.replace("the ", f"the {number} ")
+        for name, text in (("fox", FOX), ("dog", DOG))
+        for number in range(5)
+    }
+    first, again, other = (make_question_sets(documents, seed, 5) for seed in (1, 1, 2))
+    assert first == again != other
+
+
+RANKING = ("a", "b", "c", "d")
+
+
+@pytest.mark.parametrize(
+    ("relevant", "depth", "value"), [("a", 1, 1.0), ("c", 2, 0.0), ("cx", 3, 0.5), ("abcd", 2, 0.5)]
+)
+def test_recall(relevant: str, depth: int, value: float) -> None:
+    assert recall(RANKING, relevant, depth) == value
+
+
+@pytest.mark.parametrize(("relevant", "value"), [("a", 1.0), ("xd", 0.25), ("bc", 0.5), ("x", 0.0)])
+def test_reciprocal_rank(relevant: str, value: float) -> None:
+    assert reciprocal_rank(RANKING, relevant) == value
+
+
+@pytest.mark.parametrize(
+    ("relevant", "depth", "value"),
+    [("a", 10, 1.0), ("c", 10, 0.5), ("c", 2, 0.0), ("ab", 10, 1.0), ("bx", 10, 0.38685), ("x", 10, 0.0)],
+)
+def test_ndcg(relevant: str, depth: int, value: float) -> None:
+    assert ndcg(RANKING, relevant, depth) == pytest.approx(value, abs=1e-5)

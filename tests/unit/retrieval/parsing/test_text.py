@@ -1,13 +1,16 @@
-"""Where a text is cut."""
+"""Texts: how bytes become one, where it is cut, and its estimated tokens."""
 
 from __future__ import annotations
 
+import codecs
+
 import pytest
 
-from retrieval.parsing.base import ChunkingOptions, ChunkSpan
+from retrieval.parsing.base import ChunkingOptions, ChunkSpan, ParsingError
 from retrieval.parsing.chunking import cut_text
+from retrieval.parsing.encoding import decode_text
 from retrieval.parsing.structure import LONGEST_HEADING, Heading, halve_text
-from retrieval.parsing.tokens import estimate_tokens
+from retrieval.parsing.tokens import count_tokens_between, estimate_tokens
 
 SMALL = ChunkingOptions(max_tokens=20, overlap_tokens=0)
 
@@ -203,3 +206,77 @@ def test_headings_that_are_given_count_as_those_of_markdown() -> None:
 def test_a_text_is_halved_where_it_parts_least(text: str, halves: tuple[str, str] | None) -> None:
     assert halve_text(text) == halves
     assert halves is None or "".join(halves) == text
+
+
+TEXT = "Grüße, naïve “quotes”, 5 €\n" * 5
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (TEXT.encode(), TEXT),
+        (codecs.BOM_UTF8 + TEXT.encode(), "\ufeff" + TEXT),
+        (TEXT.encode("utf-16"), TEXT),
+        (codecs.BOM_UTF16_BE + TEXT.encode("utf-16-be"), TEXT),
+        (TEXT.encode("utf-32"), TEXT),
+        (TEXT.encode("utf-16-le"), TEXT),
+        (TEXT.encode("utf-16-be"), TEXT),
+        (TEXT.encode("cp1252"), TEXT),
+        ("Grüße\n".encode("latin-1"), "Grüße\n"),
+        ("漢字かな。".encode() + b"\xe6", "漢字かな。\ufffd"),
+        (b"a\x1b[0m\x08\x0c\x07", "a\x1b[0m\x08\x0c\x07"),
+        (b"", ""),
+    ],
+)
+def test_encodings_are_recognised(data: bytes, text: str) -> None:
+    assert decode_text(data) == text
+
+
+@pytest.mark.parametrize("declared", ["koi8-r", "KOI8-R"])
+def test_a_declared_encoding_is_used(declared: str) -> None:
+    assert decode_text("Привет, мир".encode("koi8-r"), declared) == "Привет, мир"
+
+
+@pytest.mark.parametrize("declared", ["unknown", "hex", "ascii", "utf-7", "punycode", "", "\x00"])
+def test_a_declared_encoding_that_is_unknown_or_wrong_is_passed_over(declared: str) -> None:
+    assert decode_text("Grüße".encode("latin-1"), declared) == "Grüße"
+
+
+def test_utf_8_wins_over_a_declared_encoding() -> None:
+    assert decode_text("Grüße".encode(), "latin-1") == "Grüße"
+
+
+@pytest.mark.parametrize(
+    "data", [bytes(100), b"text" + bytes(4), bytes(range(256)) * 4, b"\xff\xfe\x00", b"\x81" * 100]
+)
+def test_what_is_no_text_is_refused(data: bytes) -> None:
+    with pytest.raises(ParsingError) as raised:
+        decode_text(data)
+    assert raised.value.code == "document_not_text"
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("", 0),
+        (" \n\t ", 0),
+        ("word", 1),
+        ("words, words", 3),
+        ("tokenizer", 2),
+        ("größer", 2),
+        ("2026-11-23", 6),
+        ("漢字かな", 4),
+        ("Привет", 3),
+        ("สวัสดี", 6),
+        ("a_b", 3),
+        (" " * 32, 2),
+        ("\n" * 32, 2),
+        ("x" * 50, 10),
+    ],
+)
+def test_tokens_of_a_text(text: str, tokens: int) -> None:
+    assert estimate_tokens(text) == tokens
+
+
+def test_tokens_between_two_characters() -> None:
+    assert count_tokens_between("one two three", 4, 7) == 1
