@@ -251,9 +251,7 @@ async def test_a_gpu_that_falls_off_the_bus_hides_no_other_and_stops_no_engine(h
 @pytest.mark.engines
 @pytest.mark.embedded
 @pytest.mark.parametrize("host_pids", [True, False])
-async def test_an_engine_that_leaves_its_gpu_alone_has_failed(
-    host: Host, monkeypatch: pytest.MonkeyPatch, host_pids: bool
-) -> None:
+async def test_an_engine_off_its_gpu_has_failed(host: Host, monkeypatch: pytest.MonkeyPatch, host_pids: bool) -> None:
     available = importlib.util.find_spec("xllamacpp") is not None
     require("embedded", available, "xllamacpp is not installed (extra `embedded`)")
     ahead = [0.0]

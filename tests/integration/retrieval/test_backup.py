@@ -1,9 +1,12 @@
-"""`roundhouse rag backup` and `rag restore`: taken from a program at work, and put in place of another one's state."""
+"""A backup of retrieval, and `python -m retrieval` as a process: what it refuses to start with."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from controller.backup.documents import open_documents
 from controller.cli.app import run
 from controller.cli.exit_codes import ExitCode
 from retrieval.catalog.versions import is_original_used
+from tests.campaigns.record import REPOSITORY
 from tests.fakes.memory_vector_store import MemoryVectorStore
 from tests.support.retrieval_harness import RetrievalHarness, retrieval_harness
 from tests.support.wait import until
@@ -43,9 +47,7 @@ async def change_documents(harness: RetrievalHarness, running: asyncio.Event) ->
         number += 1
 
 
-async def test_a_backup_of_a_program_at_work_comes_back_whole(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_a_backup_of_work_in_progress_is_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "documents.tar.gz"
     async with retrieval_harness(tmp_path / "one") as harness:
         for number in range(20):
@@ -136,3 +138,25 @@ async def test_documents_that_are_there_stay_unless_forced(tmp_path: Path, capsy
     assert await command("restore", file, tmp_path / "two", "--force") == ExitCode.DONE
     async with retrieval_harness(tmp_path / "two") as harness:
         assert await contents(harness, "alice") == {"d": b"A fox."}
+
+
+def refuse(**settings: str) -> tuple[int, str]:
+    """Return the exit code and all that a program says which does not start."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("ROUNDHOUSE_")}
+    env = own | {f"ROUNDHOUSE_{name}": value for name, value in settings.items()}
+    command = [sys.executable, "-m", "retrieval"]
+    ended = subprocess.run(command, cwd=REPOSITORY, env=env, stderr=subprocess.PIPE, text=True, check=False)
+    return ended.returncode, ended.stderr
+
+
+def test_an_address_of_qdrant_that_is_none_is_told_in_one_line(tmp_path: Path) -> None:
+    refused = refuse(STATE=str(tmp_path), QDRANT_URL="http://user:secret@qdrant:port")
+    line = "roundhouse retrieval: ROUNDHOUSE_QDRANT_URL: must be the address of a server, such as http://qdrant:6333\n"
+    assert refused == (2, line)
+
+
+def test_a_state_folder_that_cannot_be_made_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    refused = refuse(STATE=str(tmp_path / "file" / "state"))
+    line = f"roundhouse retrieval: ROUNDHOUSE_STATE: {tmp_path}/file/state cannot be made: Not a directory\n"
+    assert refused == (2, line)

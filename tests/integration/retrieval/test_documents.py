@@ -126,9 +126,7 @@ async def test_documents_are_listed_page_by_page(harness: RetrievalHarness) -> N
 
 
 @pytest.mark.parametrize("order", ["asc", "desc"])
-async def test_a_list_with_a_filter_looks_at_documents_in_parts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: str
-) -> None:
+async def test_a_filtered_list_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: str) -> None:
     monkeypatch.setattr("retrieval.documents.service.SCANNED_AT_ONCE", 4)
     async with retrieval_harness(tmp_path) as harness:
         for number in range(23):
@@ -180,7 +178,7 @@ async def test_a_list_with_a_filter_looks_at_documents_in_parts(
         ("/v1/search", {"query": "x", "rerank": True}, "invalid_request", "rerank"),
     ],
 )
-async def test_bad_input_is_named_and_stores_nothing(
+async def test_bad_input_is_named(
     harness: RetrievalHarness, path: str, body: Any, code: str, param: str | None
 ) -> None:
     answer = await harness.request("POST", path, body)
@@ -237,9 +235,7 @@ async def test_an_upload_arrives_beside_the_originals_and_leaves_nothing_behind(
         assert list(incoming.iterdir()) == []
 
 
-async def test_beyond_the_bound_of_waiting_documents_all_ways_in_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_too_many_waiting_documents_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = asyncio.Event()
     models = FakeModels(gate=gate)
     async with retrieval_harness(tmp_path, models=models, retrieval_embedding_model="m") as harness:
@@ -275,9 +271,7 @@ async def test_beyond_the_bound_of_waiting_documents_all_ways_in_are_refused(
         await harness.add("A dog.")
 
 
-async def test_a_document_that_is_refused_last_leaves_no_original(
-    harness: RetrievalHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_late_refusal_leaves_no_original(harness: RetrievalHarness, monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def have_room(count: int = 1) -> None:
         """Find room that others take before the document is queued."""
@@ -289,7 +283,7 @@ async def test_a_document_that_is_refused_last_leaves_no_original(
     assert count_originals(harness) == 0
 
 
-async def test_a_file_that_is_deleted_while_it_is_added_is_not_queued(
+async def test_a_file_deleted_meanwhile_is_not_queued(
     harness: RetrievalHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     form = {"file": ("a.txt", b"A cat.")}

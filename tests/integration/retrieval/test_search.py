@@ -1,9 +1,11 @@
-"""Searches: modes, filters, reranking, thresholds, and what a search sees while documents change."""
+"""Searches: modes, filters, reranking, thresholds, what they see while documents change; and tenants, of whom none sees
+another's."""
 
 from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -193,3 +195,55 @@ async def test_fusion_is_chosen(tmp_path: Path, method: str) -> None:
         fusion = {"method": method, "dense_weight": 0, "sparse_weight": 2}
         [first, *_] = await harness.search("dog", fusion=fusion)
         assert (first["text"], first["score"]) == ("A dog.", 2.0 if method == "weighted" else pytest.approx(2 / 3))
+
+
+async def test_tenants_are_listed_and_deleted(harness: RetrievalHarness) -> None:
+    await harness.add("A fox.\n\nA dog.", "d")
+    await harness.add("A cat.", "d", tenant="bob/β")
+    own = (await harness.request("GET", "/v1/tenants")).json()["data"]
+    assert own == [{"id": "alice", "object": "tenant", "documents": 1, "chunks": 2, "bytes": 14}]
+    everybody = (await harness.request("GET", "/v1/tenants", is_admin=True)).json()["data"]
+    assert [each["id"] for each in everybody] == ["alice", "bob/β"]
+
+    refused = await harness.request("DELETE", "/v1/tenants/bob%2F%CE%B2")
+    assert refused.json()["error"]["code"] == "tenant_not_found"
+    assert await harness.texts("cat", tenant="bob/β") == ["A cat."]
+    deleted = await harness.request("DELETE", "/v1/tenants/bob%2F%CE%B2", is_admin=True)
+    assert deleted.json() == {"id": "bob/β", "object": "tenant.deleted", "deleted": True, "documents": 1}
+    assert await harness.texts("cat", tenant="bob/β") == []
+    assert (await harness.request("DELETE", "/v1/tenants/alice")).status_code == 200
+    assert (await harness.request("GET", "/v1/tenants", is_admin=True)).json()["data"] == []
+
+
+async def test_a_foreign_document_is_none(harness: RetrievalHarness) -> None:
+    await harness.add("A fox.", "d")
+    for method, path in (
+        ("GET", "/v1/documents/d"),
+        ("DELETE", "/v1/documents/d"),
+        ("GET", "/v1/documents/d/chunks"),
+        ("GET", "/v1/documents/d/text"),
+        ("GET", "/v1/documents/d/content"),
+        ("GET", "/v1/documents/d/events"),
+    ):
+        foreign = await harness.request(method, path, tenant="bob")
+        unknown = await harness.request(method, path.replace("/d", "/x", 2).replace("/xocuments", "/documents"))
+        assert foreign.status_code == unknown.status_code == 404, path
+    assert (await harness.request("GET", "/v1/documents", tenant="bob")).json()["data"] == []
+    assert await harness.texts("fox", tenant="bob") == []
+    assert await harness.texts("fox") == ["A fox."]
+
+
+async def test_documents_are_found_and_kept(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"retrieval_embedding_model": "m"}
+    async with retrieval_harness(tmp_path, store=await EdgeStore.open(tmp_path / "edge"), **settings) as harness:
+        await harness.add("The quick brown fox.\n\nA lazy dog sleeps.", "d", metadata={"lang": "en", "draft": True})
+        await harness.add("Another fox runs.", "e", metadata={"lang": "de", "draft": False})
+        await harness.add("A fox of somebody else.", "d", tenant="bob")
+        assert (await harness.texts("sleeping dogs", mode="sparse")) == ["A lazy dog sleeps."]
+        assert sorted(await harness.texts("fox")) == ["A lazy dog sleeps.", "Another fox runs.", "The quick brown fox."]
+        assert await harness.texts("fox", filter={"draft": True}, mode="sparse") == ["The quick brown fox."]
+        assert await harness.texts("fox", filter={"type": "ne", "key": "lang", "value": "en"}) == ["Another fox runs."]
+        await harness.add("The new fox.", "d")
+    async with retrieval_harness(tmp_path, store=await EdgeStore.open(tmp_path / "edge"), **settings) as harness:
+        assert sorted(await harness.texts("foxes", mode="sparse")) == ["Another fox runs.", "The new fox."]
+        assert await harness.texts("fox", tenant="bob") == ["A fox of somebody else."]

@@ -154,9 +154,7 @@ async def test_every_method_says_that_a_collection_is_missing(store: VectorStore
         ("words", (1, 0, 0, 0)),
     ],
 )
-async def test_a_vector_that_does_not_fit_is_refused_and_nothing_is_written(
-    store: VectorStore, collection: str, vector: Sequence[float]
-) -> None:
+async def test_an_unfit_vector_writes_nothing(store: VectorStore, collection: str, vector: Sequence[float]) -> None:
     fitting = make_point(1, vector=(1, 0, 0, 0) if collection == "dense" else None)
     with pytest.raises(ValueError):  # noqa: PT011 - its text is for developers
         await store.upsert_points(collection, [fitting, make_point(2, vector=vector)])
@@ -193,9 +191,7 @@ async def test_a_point_without_a_vector_is_found_by_its_words_alone(store: Vecto
         make_point(1, attributes={"a": float("inf")}),
     ],
 )
-async def test_a_point_that_cannot_be_stored_is_refused_with_all_others_of_the_call(
-    store: VectorStore, refused: Point
-) -> None:
+async def test_one_unfit_point_refuses_all_of_its_call(store: VectorStore, refused: Point) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - its text is for developers
         await store.upsert_points("dense", [*(make_point(i) for i in range(2, 200)), refused])
     assert await store.count_points("dense") == 0

@@ -192,7 +192,7 @@ def tls_files(tmp_path: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
 
 
 @pytest.mark.parametrize("place", ["api", "resolve", "storage"])
-def test_no_redirect_leads_from_https_to_http(
+def test_no_redirect_to_plain_http(
     place: Any, tls_files: tuple[ssl.SSLContext, ssl.SSLContext], tmp_path: Path
 ) -> None:
     server, client = tls_files
@@ -208,9 +208,7 @@ def test_no_redirect_leads_from_https_to_http(
                 assert site.pull(REFERENCE).state == "finished"
 
 
-def test_an_encrypted_hub_must_show_a_certificate_that_is_trusted(
-    tls_files: tuple[ssl.SSLContext, ssl.SSLContext], tmp_path: Path
-) -> None:
+def test_a_hub_s_certificate_must_be_trusted(tls_files: tuple[ssl.SSLContext, ssl.SSLContext], tmp_path: Path) -> None:
     with FakeHub(make_repositories(), tls=tls_files[0]) as hub:
         network = make_network(hub.endpoint, tls=ssl.create_default_context())
         with open_site(tmp_path / "models", hub.endpoint, network=network) as site:
@@ -246,9 +244,7 @@ def test_a_redirect_to_another_hub_does_not_take_the_token_there(place: Any, tmp
             assert "hf_tester" not in str(each)
 
 
-def test_a_proxy_of_the_environment_is_not_asked(
-    monkeypatch: pytest.MonkeyPatch, listener: socket.socket, tmp_path: Path
-) -> None:
+def test_no_proxy_of_the_environment(monkeypatch: pytest.MonkeyPatch, listener: socket.socket, tmp_path: Path) -> None:
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
         monkeypatch.setenv(name, f"http://127.0.0.1:{listener.getsockname()[1]}")
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{listener.getsockname()[1]}")

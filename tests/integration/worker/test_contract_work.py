@@ -79,9 +79,7 @@ def test_requests_are_worked_on_side_by_side(worker: Worker, engine: WorkerEngin
 
 
 @each_engine(lambda engine: engine.slots <= 2 and not engine.own_surface and engine.chats)
-def test_more_than_its_slots_wait_and_may_leave_and_counting_waits_for_none(
-    worker: Worker, engine: WorkerEngine
-) -> None:
+def test_more_than_its_slots_wait_and_may_leave_and_counts_do_not_wait(worker: Worker, engine: WorkerEngine) -> None:
     running = [begin(worker, engine) for _ in range(engine.slots)]
     eventually("its slots are taken", lambda: worker.figure("requests_processing") == engine.slots)
     leaving = worker.open("POST", CHAT, {**SHORT, "stream": True})

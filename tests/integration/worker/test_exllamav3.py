@@ -128,9 +128,7 @@ def test_a_prompt_that_fills_the_cache(small: Worker) -> None:
         assert answer.get("error", {}).get("code") == code
 
 
-def test_a_load_s_own_values_reach_the_engine_and_a_lock_that_a_killed_compile_left_is_taken_away(
-    model: Path, tmp_path: Path
-) -> None:
+def test_a_load_s_own_values_reach_the_engine_and_a_stale_lock_is_removed(model: Path, tmp_path: Path) -> None:
     engine = ENGINES["exllamav3"]
     declared = engine.definition.model_validate(
         {"backend": "exllamav3", "model_path": "m", "exllama_cache_quant": "8", "exllama_tensor_parallel": True}

@@ -177,9 +177,7 @@ async def test_nothing_of_the_server_outlives_a_killed_bridge(worker: Worker) ->
         (("/bin/true",), "the MCP server /bin/true ended before it introduced itself"),
     ],
 )
-def test_a_server_that_cannot_be_used_is_said_in_the_last_line(
-    command: tuple[str, ...], line: str, tmp_path: Path
-) -> None:
+def test_an_unusable_server_is_said_in_the_last_line(command: tuple[str, ...], line: str, tmp_path: Path) -> None:
     with bridge(tmp_path / "log", *command) as made:
         assert made.process.wait(60) == 1
         assert made.last_line == line

@@ -40,9 +40,7 @@ def test_a_condition_holds_wherever_the_filter_matches(node: Filter, found: dict
 
 
 @given(keys, texts | st.booleans() | st.integers(-3, 3), st.sampled_from(("eq", "in")), attributes)
-def test_equality_of_plain_values_is_exact(
-    key: str, value: str | int | bool, operator: str, found: dict[str, AttributeValue]
-) -> None:
+def test_equality_is_exact(key: str, value: str | int | bool, operator: str, found: dict[str, AttributeValue]) -> None:
     node = Comparison(key, "eq" if operator == "eq" else "in", (value,))
     if build_filter_condition(node) != ANY and all("\0" not in str(each) for each in found.values()):
         numbers = [each for each in _flatten(found) if isinstance(each, float)]
@@ -89,9 +87,7 @@ def shard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shard]:
 @example([{"a": 2**53}, {"a": 2**53 + 1}], [Comparison("a", "gt", (2**53,)), Comparison("a", "eq", (2**53 + 1,))])
 @example([{"tenant": "t"}, {}], [Comparison("tenant", "eq", ("t",))])
 @example([{}, {"a": []}], [Combination("or", (Comparison("a", "ne", ("x",)), Comparison("a", "gt", (0,))))])
-def test_a_search_finds_what_matches(
-    shard: Shard, documents: list[dict[str, AttributeValue]], wanted: list[Filter]
-) -> None:
+def test_searches_match(shard: Shard, documents: list[dict[str, AttributeValue]], wanted: list[Filter]) -> None:
     points = [
         Point(str(uuid.UUID(int=number)), "t", "", number, 0, "word", (1.0, 0.0), held)
         for number, held in enumerate(documents)

@@ -1,10 +1,12 @@
-"""`make campaign`: what a campaign's module has, what its page says, and which counts it raises."""
+"""`make campaign`: what a module has, what its page says, which counts it raises; and the tree of sources."""
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
+import tomllib
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +15,7 @@ import pytest
 
 from tests.campaigns import campaign_page_matrix
 from tests.campaigns.__main__ import PREFIX, campaign_names, page_names, read_command, run_campaign
+from tests.campaigns.campaign_rooms import SEARCHES, Search, find_first, list_files
 from tests.campaigns.pytest_run import run_tests
 from tests.campaigns.record import PAGES, REPOSITORY, Outcome, Run, Table, current_commit
 from tests.support.campaign import CAMPAIGN_VARIABLE, SEED_VARIABLE, campaign_count, campaign_seed, campaign_seeds
@@ -125,9 +128,7 @@ def test_counts_are_small_unless_a_campaign_runs(monkeypatch: pytest.MonkeyPatch
     assert (campaign_count(2, 7), campaign_seed(), campaign_seeds(2, 7)) == (2, 0, [0, 1])
 
 
-def test_counts_are_full_in_a_campaign_and_its_seeds_are_its_own(
-    in_campaign: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_counts_are_full_in_a_campaign_with_its_own_seeds(in_campaign: None, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (campaign_count(2, 7), campaign_seed(), len(campaign_seeds(2, 7))) == (7, 5, 7)
     tries = set(campaign_seeds(2, 7))
     monkeypatch.setenv(SEED_VARIABLE, "6")
@@ -202,9 +203,7 @@ def test_a_run_sees_its_name_and_seed_and_has_the_commit(monkeypatch: pytest.Mon
     assert made.commit == current_commit()
 
 
-def test_a_campaigns_own_options_are_read_and_those_that_count_are_in_its_command(
-    monkeypatch: pytest.MonkeyPatch, in_campaign: None
-) -> None:
+def test_a_campaign_s_own_options_are_in_its_command(monkeypatch: pytest.MonkeyPatch, in_campaign: None) -> None:
     own_words = ["--minutes", "0.5", "--data", "d.jsonl", "--beside", "before=b.jsonl", "--rate", "9"]
     name, seed, options = read_command(["memory_creep", "--seed", "3", *own_words])
     beside = [("before", Path("b.jsonl"))]
@@ -248,3 +247,46 @@ def test_a_run_on_a_runtime_has_a_page_of_its_own(monkeypatch: pytest.MonkeyPatc
 def test_the_matrix_of_the_page_has_every_walk() -> None:
     walks = {path.relative_to(REPOSITORY).as_posix() for path in REPOSITORY.glob("tests/e2e/page/test_*.py")}
     assert set(campaign_page_matrix.TESTS) == walks
+
+
+PACKAGES = ("common/", "controller/", "gateway/", "retrieval/", "worker/")
+LONGEST = 800
+"""Lines of a file."""
+
+
+def sources() -> list[str]:
+    return [name for name in list_files() if name.startswith(PACKAGES) and name.endswith(".py")]
+
+
+def pure_modules() -> list[str]:
+    """Modules and packages that a contract keeps pure."""
+    settings = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    contracts = settings["tool"]["importlinter"]["contracts"]
+    [pure] = [contract for contract in contracts if "pure" in contract["name"]]
+    modules: list[str] = pure["source_modules"]
+    return modules
+
+
+@pytest.mark.parametrize("search", SEARCHES, ids=lambda search: search.subject)
+def test_a_subject_is_found_by_its_name_in_the_field(search: Search) -> None:
+    assert find_first(search.words, list_files()) == search.file
+
+
+def test_the_first_file_is_told() -> None:
+    files = ["a/Circuit_Breaker.py", "b/circuit_breaker.py"]
+    assert find_first("circuit", files) == files[0]
+    assert find_first("eviction", files) is None
+
+
+def test_no_file_is_longer_than_a_reader_takes() -> None:
+    lengths = {name: (REPOSITORY / name).read_text().count("\n") for name in sources()}
+    assert {name: lines for name, lines in lengths.items() if lines > LONGEST} == {}
+
+
+def test_a_module_that_says_it_is_pure_is_kept_pure() -> None:
+    kept = tuple(f"{module.replace('.', '/')}{end}" for module in pure_modules() for end in (".py", "/"))
+    said = [
+        name for name in sources() if "Pure" in (ast.get_docstring(ast.parse((REPOSITORY / name).read_text())) or "")
+    ]
+    assert [name for name in said if not name.startswith(kept)] == []
+    assert len(said) > 50, "the words of the docstrings are those that are looked for"

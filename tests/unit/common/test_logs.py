@@ -157,9 +157,7 @@ def test_text_that_is_no_text_is_written_as_far_as_it_goes(tmp_path: Path, logge
     assert kept_lines(path) == ["a \\ud800 surrogate"]
 
 
-def test_a_folder_that_is_away_costs_lines_and_nothing_else(
-    tmp_path: Path, logger: logging.Logger, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_missing_folder_costs_lines(tmp_path: Path, logger: logging.Logger, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "state" / "logs" / "gateway.log"
     add_file(logger, path)
     for _ in range(3):
@@ -172,7 +170,7 @@ def test_a_folder_that_is_away_costs_lines_and_nothing_else(
     assert kept_lines(path) == ["kept"]
 
 
-def test_on_a_full_disk_lines_are_lost_whole_and_come_again_with_room(
+def test_a_full_disk_loses_whole_lines(
     tmp_path: Path, logger: logging.Logger, caplog: pytest.LogCaptureFixture
 ) -> None:
     with mount_small_disk(tmp_path / "state", kib=64) as disk:
@@ -330,9 +328,7 @@ def test_a_record_without_a_text_is_told_in_its_place(pipe: Pipe) -> None:
     ],
 )
 @pytest.mark.parametrize("is_open", [True, False])
-def test_the_exit_code_needs_no_reader(
-    tmp_path: Path, pipe: Pipe, command: list[str], code: int, is_open: bool
-) -> None:
+def test_exit_codes_need_no_reader(tmp_path: Path, pipe: Pipe, command: list[str], code: int, is_open: bool) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     if "-m" in command:
         environment["ROUNDHOUSE_PORT"] = "no-port"

@@ -101,9 +101,7 @@ def test_a_file_that_is_replaced_or_gone_is_in_force_at_once(tmp_path: Path) -> 
     assert token.ensure_token() not in (None, first)
 
 
-def test_a_token_that_cannot_be_written_lets_nobody_in_and_is_said_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_token_that_cannot_be_written_lets_nobody_in(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
     token = SharedToken(tmp_path / "file" / "token", "the gateways' token")
     with caplog.at_level(logging.WARNING):

@@ -149,9 +149,7 @@ def test_it_fills_one_gpu_after_the_other(
     assert f"modules on each GPU: {split}\n" in capsys.readouterr().err
 
 
-def test_it_fills_no_gpu_that_is_not_there_and_none_beyond_its_limit(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_fills_no_missing_gpu_and_none_beyond_its_limit(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model = _cached(tmp_path)
     monkeypatch.setenv("FAKE_GPUS", "2")
     with pytest.raises(RuntimeError, match=r"^Insufficient VRAM in split for model and cache$"):

@@ -77,9 +77,7 @@ def test_a_single_ranking_keeps_its_scores() -> None:
         ("hybrid", -1.0, -1.0, 0.0),
     ],
 )
-def test_scores_go_from_0_to_1_and_reranked_ones_keep_their_order(
-    mode: Mode, score: float, rerank: float | None, scaled: float
-) -> None:
+def test_scores_are_scaled_from_0_to_1(mode: Mode, score: float, rerank: float | None, scaled: float) -> None:
     hit = SearchHit(
         document_id="d",
         filename=None,

@@ -64,9 +64,7 @@ HELLO = b'"messages": [{"role": "user", "content": "hello"}]'
         (EmbeddingRequest, b'{"input": "a", "encoding_format": "hex"}', "encoding_format", "'float'"),
     ],
 )
-def test_a_bad_request_is_told_what_and_where(
-    kind: type[BaseModel], body: bytes, param: str | None, message: str
-) -> None:
+def test_a_bad_request_is_explained(kind: type[BaseModel], body: bytes, param: str | None, message: str) -> None:
     with pytest.raises(RequestError) as raised:
         parse_request(kind, body)
     assert (raised.value.code, raised.value.param) == ("invalid_request" if param else "invalid_json", param)

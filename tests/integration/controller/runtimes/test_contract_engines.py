@@ -1,20 +1,30 @@
-"""The contract of runtimes, with real engines: preflight, serving behind a token, what would run now; and that an
-engine reads its model in whichever of the models folders it lies, and writes nothing there."""
+"""The contract of runtimes, with real engines: preflight, serving behind a token, what would run now; from which models
+folder an engine reads; and what memory of the host and of GPUs it is seen to hold."""
 
 from __future__ import annotations
 
+import os
+import shlex
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from controller.artifacts.model_roots import ModelRoots
 from controller.engines.ct2 import CT2Definition
+from controller.gpus import GpuDriver
 from controller.runtimes.naming import replica_name
+from controller.runtimes.nvml import NvmlReader
 from controller.schema.desired import Definition
+from tests.fakes.fake_nvml import FakeNvml
+from tests.support.ballast import HELD_MIB, PROGRAM
 from tests.support.clockwork_folders import make_ct2
-from tests.support.runtime_contract import RUN, ContractEngines, exited, only, serve_and_end
+from tests.support.docker_engine import DockerEngines
+from tests.support.runtime_contract import RUN, ContractEngines, exited, only, serve_and_end, wait_for_log
+from tests.support.wait import until
 from worker.clockwork import SENTENCE
 
 pytestmark = pytest.mark.engines
@@ -162,7 +172,7 @@ async def test_further_folders_change_nothing_of_what_runs(engines: ContractEngi
     await after.stop_replica(seen.name, 0)
 
 
-async def test_a_folder_that_is_away_keeps_only_its_own_models_from_their_start(
+async def test_a_missing_folder_stops_its_models_alone(
     engines: ContractEngines, roots: ModelRoots, tmp_path: Path
 ) -> None:
     runtime = engines.runtime(models=ModelRoots((*roots.folders, tmp_path / "away")))
@@ -176,3 +186,73 @@ async def test_a_folder_that_is_away_keeps_only_its_own_models_from_their_start(
     await exited(runtime)
     assert "GGUF only data" in await runtime.read_log_tail(request.name)
     await runtime.remove_replica(request.name)
+
+
+PYTHON_MIB = 40
+"""More than two bare interpreters take."""
+
+
+async def test_shared_memory_counts_once_and_the_cache_not_at_all(engines: ContractEngines) -> None:
+    runtime = engines.runtime()
+    # A container's folder is on its volume: what is written to /tmp there is memory.
+    python, folder = ("python3", "$HOME") if isinstance(engines, DockerEngines) else (sys.executable, "$PWD")
+    body = f'BALLAST="{folder}" exec {python} -S -c {shlex.quote(PROGRAM)}'
+    request = engines.request(engines.shell(body))
+    assert await runtime.read_host_mib(request.name) is None
+    await runtime.start_replica(request)
+    await wait_for_log(runtime, request.name, "holds it")
+    held = await runtime.read_host_mib(request.name)
+    assert held is not None
+    assert HELD_MIB <= held <= HELD_MIB + PYTHON_MIB
+    assert await engines.runtime().read_host_mib(request.name) is not None, "another controller sees it too"
+    if isinstance(engines, DockerEngines):
+        usage = engines.client.api.stats(request.name, stream=False, one_shot=True)["memory_stats"]["usage"]
+        assert usage / 2**20 > held, "the file that was only read is in the kernel's cache"
+    await runtime.stop_replica(request.name, 0)
+    assert await runtime.read_host_mib(request.name) is None
+
+
+def _count_sleeping(pids: list[int]) -> int:
+    return sum(each.pid in pids for each in psutil.process_iter(["name"]) if each.info["name"] == "sleep")
+
+
+async def test_processes_on_gpus_are_told_with_their_replicas(engines: ContractEngines) -> None:
+    fake = FakeNvml()
+    card = fake.add(uuid="GPU-a", bus=1)
+    runtime = engines.runtime(nvml=NvmlReader(fake, host_pids=True))
+    first = engines.request(engines.shell(f"setsid sleep 600 & {RUN}"), "m")
+    second = engines.request(engines.shell(RUN), "n")
+    await runtime.start_replica(first)
+    await runtime.start_replica(second)
+    # Before `sleep` runs, a replica's processes still come and go.
+    await until("the child of one", lambda: _count_sleeping(engines.pids(first.name)) == 2)
+    await until("the other's process", lambda: _count_sleeping(engines.pids(second.name)) == 1)
+    expected: dict[int, str | None] = {os.getpid(): None}
+    for request in (first, second):
+        expected |= dict.fromkeys(engines.pids(request.name), request.name)
+    card.computing = {pid: 10 + number for number, pid in enumerate(expected)}
+    [gpu] = await runtime.read_gpus() or ()
+    assert {each.pid: each.replica for each in gpu.processes or ()} == expected
+    assert {each.pid: each.mib for each in gpu.processes or ()} == card.computing
+    assert all(each.name for each in gpu.processes or ())
+
+    await runtime.stop_replica(first.name, 0)
+    [gpu] = await runtime.read_gpus() or ()
+    assert {each.pid: each.replica for each in gpu.processes or ()} == expected, "as long as they hold memory"
+
+
+async def test_the_driver_is_told_once_the_gpus_were_read(engines: ContractEngines) -> None:
+    fake = FakeNvml()
+    fake.add(uuid="GPU-a", bus=1)
+    runtime = engines.runtime(nvml=NvmlReader(fake))
+    assert runtime.get_gpu_driver() is None
+    assert len(await runtime.read_gpus() or ()) == 1
+    assert runtime.get_gpu_driver() == GpuDriver("570.195.03", "12.8", ("geforce",))
+
+
+async def test_why_there_are_no_gpus_is_said(engines: ContractEngines) -> None:
+    fake = FakeNvml()
+    fake.fail("LibraryNotFound")
+    runtime = engines.runtime(nvml=NvmlReader(fake))
+    assert await runtime.read_gpus() == ()
+    assert runtime.get_gpu_error() == "no NVIDIA driver: libnvidia-ml.so.1 was not found"

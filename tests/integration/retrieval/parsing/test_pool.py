@@ -119,9 +119,7 @@ async def test_a_process_has_hardly_any_environment(tmp_path: Path, monkeypatch:
         ("allocate", "parsing_failed", "exit status 1"),
     ],
 )
-async def test_a_process_that_misbehaves_ends_and_the_next_file_gets_another(
-    tmp_path: Path, mode: str, code: str, message: str
-) -> None:
+async def test_a_process_that_misbehaves_is_replaced(tmp_path: Path, mode: str, code: str, message: str) -> None:
     timeout_s = 2 if code == "parsing_timeout" else 60
     async with _pool(tmp_path, mode, ParsingLimits(timeout_s=timeout_s, memory_bytes=512 * 2**20)) as (_, parse):
         before = await parse("good")

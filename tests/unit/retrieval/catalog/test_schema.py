@@ -37,9 +37,7 @@ def test_a_collection_keeps_its_language(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_file_of_another_version_is_refused_and_stays(
-    tmp_path: Path, version: int, error: type[Exception], words: str
-) -> None:
+def test_a_file_of_another_version_stays(tmp_path: Path, version: int, error: type[Exception], words: str) -> None:
     path = tmp_path / "catalog.db"
     db = open_catalog_file(path)
     db.execute(f"PRAGMA user_version = {version}")

@@ -95,9 +95,7 @@ async def read_events(answer: aiohttp.ClientResponse) -> AsyncIterator[dict[str,
             yield json.loads(line.removeprefix(b"data: "))
 
 
-async def test_followers_get_all_downloads_and_then_what_changes(
-    client: aiohttp.ClientSession, server: FileServer
-) -> None:
+async def test_followers_get_downloads_and_changes(client: aiohttp.ClientSession, server: FileServer) -> None:
     _, first = await request(client, "POST", "/downloads", reference=str(add_file(server, "/a.gguf", CONTENT)))
     await wait_for_state(client, first["id"], "finished")
     server.gate.clear()

@@ -81,9 +81,7 @@ def test_one_that_waits_for_its_turn_can_be_cancelled(tmp_path: Path, server: Fi
         assert wait_for_end(transfers, running.id).state == "finished"
 
 
-def test_two_who_cancel_the_same_waiting_download_end_it_once(
-    tmp_path: Path, server: FileServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_cancellations_end_it_once(tmp_path: Path, server: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
     with make_transfers(tmp_path, server, transfers_parallel=1) as transfers:
         server.gate.clear()
         running, _ = transfers.board.order(add_file(server, "/a.gguf", CONTENT), include_pickle=False)
@@ -141,9 +139,7 @@ def test_a_download_that_fails_says_why_and_can_be_ordered_again(transfers: Tran
     assert (done.state, done.error) == ("finished", None)
 
 
-def test_a_finished_download_that_fails_later_is_still_here(
-    tmp_path: Path, transfers: Transfers, server: FileServer
-) -> None:
+def test_a_finished_download_may_fail_later(tmp_path: Path, transfers: Transfers, server: FileServer) -> None:
     """Without a network, another order of what is here must not make the model look as if it were gone."""
     reference = add_file(server, "/m.gguf", CONTENT)
     first = fetch(transfers, reference)
@@ -161,9 +157,7 @@ def test_a_full_disk_is_told_before_the_first_byte(tmp_path: Path, server: FileS
     assert [headers["range"] for _, headers in server.requests] == ["bytes=0-0"]
 
 
-def test_a_file_that_is_there_by_hand_is_compared_and_kept(
-    tmp_path: Path, transfers: Transfers, server: FileServer
-) -> None:
+def test_a_file_put_there_by_hand_is_kept(tmp_path: Path, transfers: Transfers, server: FileServer) -> None:
     place = tmp_path / "url" / "127.0.0.1" / "m.gguf"
     place.parent.mkdir(parents=True)
     place.write_bytes(CONTENT)
@@ -188,9 +182,7 @@ def test_a_record_that_names_no_reference_ends_as_failed(tmp_path: Path, server:
     assert (found.state, error_code(found)) == ("failed", "reference_invalid")
 
 
-def test_no_log_has_the_query_of_an_address(
-    transfers: Transfers, server: FileServer, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_no_log_has_a_query(transfers: Transfers, server: FileServer, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG")
     secret = read_reference(f"{server.url}/m.gguf?signature=hunter2#sha256={'a' * 64}")
     assert fetch(transfers, secret).state == "failed"
@@ -202,9 +194,7 @@ def test_no_log_has_the_query_of_an_address(
     assert not any("hunter2" in line for line in find_lines())
 
 
-def test_a_model_of_a_registry_comes_with_its_projector(
-    tmp_path: Path, transfers: Transfers, server: FileServer
-) -> None:
+def test_a_registry_s_model_has_its_projector(tmp_path: Path, transfers: Transfers, server: FileServer) -> None:
     contents = {"model": CONTENT, "projector": CONTENT[:100], "license": b"free"}
     layers = [
         {"mediaType": f"application/vnd.ollama.image.{kind}", "digest": f"sha256:{sha256(each)}", "size": len(each)}
@@ -337,9 +327,7 @@ def test_a_downloads_files_are_listed_and_removed(tmp_path: Path, transfers: Tra
 
 
 @pytest.mark.parametrize("path", [PLACE, "url/127.0.0.1", "url", "url/"])
-def test_a_file_or_a_folder_is_removed_by_its_path(
-    tmp_path: Path, transfers: Transfers, server: FileServer, path: str
-) -> None:
+def test_a_path_is_removed(tmp_path: Path, transfers: Transfers, server: FileServer, path: str) -> None:
     fetch(transfers, add_file(server, "/m.gguf", SMALL))
     (tmp_path / "url" / "mine.gguf").write_bytes(b"by hand")
     assert transfers.files.remove_path(path).removed == [PLACE]
@@ -377,9 +365,7 @@ def test_a_link_in_a_files_place_stays(tmp_path: Path, transfers: Transfers, ser
     assert outside.read_bytes() == SMALL
 
 
-def test_a_file_with_another_time_and_the_same_content_is_removed(
-    tmp_path: Path, transfers: Transfers, server: FileServer
-) -> None:
+def test_a_file_with_another_time_is_removed(tmp_path: Path, transfers: Transfers, server: FileServer) -> None:
     fetch(transfers, add_file(server, "/m.gguf", SMALL))
     os.utime(tmp_path / PLACE, (1, 1))
     assert transfers.files.remove_path(PLACE).removed == [PLACE]
@@ -393,9 +379,7 @@ def test_a_file_that_is_gone_is_forgotten(tmp_path: Path, transfers: Transfers, 
     assert transfers.files.list_files() == []
 
 
-def test_a_file_that_two_downloads_have_goes_with_the_second(
-    tmp_path: Path, transfers: Transfers, server: FileServer
-) -> None:
+def test_a_shared_file_goes_with_the_second_download(tmp_path: Path, transfers: Transfers, server: FileServer) -> None:
     reference = add_file(server, "/m.gguf", SMALL)
     first = fetch(transfers, reference)
     second_id = transfers.board.order(reference, include_pickle=True)[0].id
@@ -407,9 +391,7 @@ def test_a_file_that_two_downloads_have_goes_with_the_second(
     assert transfers.files.remove_download(second_id).removed == [PLACE]
 
 
-def test_nothing_is_removed_of_a_download_that_is_under_way(
-    tmp_path: Path, transfers: Transfers, server: FileServer
-) -> None:
+def test_nothing_is_removed_of_a_running_download(tmp_path: Path, transfers: Transfers, server: FileServer) -> None:
     done = fetch(transfers, add_file(server, "/m.gguf", SMALL))
     server.gate.clear()
     other, _ = transfers.board.order(add_file(server, "/n.gguf", SMALL), include_pickle=False)

@@ -97,7 +97,7 @@ def test_nothing_is_written_over(folder: ModelsFolder) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP])
-def test_without_hard_links_nothing_is_written_over_either(
+def test_nothing_is_written_over_without_links(
     number: int, folder: ModelsFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:

@@ -286,9 +286,7 @@ def test_how_an_end_of_vllm_is_explained(ending: Ending, served: bool, code: int
     assert vllm.explain_ending(ending, has_served=served) == (code, line)
 
 
-def test_what_is_checked_before_vllm_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_checks_before_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     def refusal(*arguments: str) -> tuple[int, str]:
         return vllm.run(arguments), capfd.readouterr().err.splitlines()[-1]
 

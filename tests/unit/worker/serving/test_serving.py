@@ -152,9 +152,7 @@ async def test_stopping_cancels_what_runs_and_what_waits() -> None:
 
 @pytest.mark.parametrize("encoding", ["float", "base64"])
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
-def test_a_vector_that_is_not_finite_is_the_engine_s_failure(
-    number: float, encoding: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_vectors_must_be_finite(number: float, encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module, args = parse_engine("stub", ["--host", "127.0.0.1", "--port", "1", "--served-name", "demo"])
     engine = module.create(args)
     monkeypatch.setattr(engine, "embed_texts", lambda texts, job: [[0.5, 1.0], [0.5, number]])

@@ -118,9 +118,7 @@ async def test_something_that_is_no_docker_daemon_is_unavailable(answering: tupl
     daemon.close()
 
 
-async def test_a_model_that_cannot_be_looked_at_fails_the_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_model_that_cannot_be_read_fails_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def no_daemon() -> Surroundings:
         return Surroundings(container_id=None, publishes_ports=True, models=({},))
 

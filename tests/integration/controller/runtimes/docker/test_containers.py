@@ -56,9 +56,7 @@ async def test_the_labels_say_it_all_and_nothing_secret(containers: DockerEngine
     assert request.token not in str(labels)
 
 
-async def test_labels_of_a_newer_roundhouse_are_left_alone_and_reported_once(
-    containers: DockerEngines, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_newer_labels_are_left_alone(containers: DockerEngines, caplog: pytest.LogCaptureFixture) -> None:
     runtime = containers.runtime()
     request = containers.request(containers.shell(RUN))
     newer = write_labels(containers.instance, request, 0.0) | {SCHEMA: str(SCHEMA_VERSION + 1)}

@@ -58,9 +58,7 @@ async def test_preflight_says_which_image_is_missing(containers: DockerEngines) 
     assert containers.left() == []
 
 
-async def test_preflight_gives_no_gpus_to_an_image_that_tells_the_loader_what_to_load(
-    containers: DockerEngines,
-) -> None:
+async def test_preflight_gives_no_gpus_to_an_image_that_tells_the_loader_more(containers: DockerEngines) -> None:
     runtime = containers.runtime()
     image = image_with_variable("LD_PRELOAD", "/proc/self/cwd/its.so")
     plain = containers.shell(RUN)
@@ -74,9 +72,7 @@ async def test_preflight_gives_no_gpus_to_an_image_that_tells_the_loader_what_to
     assert (await runtime.check_preflight("m", own, image)).ok
 
 
-async def test_preflight_gives_no_gpus_to_an_image_whose_cuda_the_driver_does_not_run(
-    containers: DockerEngines,
-) -> None:
+async def test_preflight_gives_no_gpus_to_an_image_with_too_new_a_cuda(containers: DockerEngines) -> None:
     fake = FakeNvml()
     fake.add(uuid="GPU-a", bus=1)
     runtime = containers.runtime(nvml=NvmlReader(fake))

@@ -64,9 +64,7 @@ async def test_gpus_are_read_and_the_probe_is_contained_and_removed(containers: 
     assert containers.left() == []
 
 
-async def test_a_probe_that_ends_after_it_worked_makes_the_gpus_unknown_until_it_is_back(
-    containers: DockerEngines, daemon: Daemon
-) -> None:
+async def test_gpus_are_unknown_while_a_probe_is_away(containers: DockerEngines, daemon: Daemon) -> None:
     clock = Clock()
     probe = fake_nvml_probe(daemon, containers, f"while :; do echo '{READING}'; sleep 0.2; done", clock)
     assert await probe.read_gpus() == (GPU,)
@@ -79,9 +77,7 @@ async def test_a_probe_that_ends_after_it_worked_makes_the_gpus_unknown_until_it
     assert await probe.read_gpus() == (GPU,)
 
 
-async def test_a_library_that_fails_after_it_worked_makes_the_gpus_unknown(
-    containers: DockerEngines, daemon: Daemon
-) -> None:
+async def test_gpus_are_unknown_when_the_library_fails(containers: DockerEngines, daemon: Daemon) -> None:
     go = "/dev/shm/go"
     body = f"mkfifo {go}; echo '{READING}'; read line < {go}; while :; do echo '{UNREADABLE}'; sleep 0.2; done"
     probe = fake_nvml_probe(daemon, containers, body, Clock())
@@ -156,9 +152,7 @@ async def test_a_probe_that_never_worked_means_no_gpus(containers: DockerEngines
     assert await probe.read_gpus() == ()
 
 
-async def test_no_gpu_support_means_no_gpus_and_is_looked_at_again_rarely(
-    containers: DockerEngines, daemon: Daemon
-) -> None:
+async def test_no_gpu_support_is_looked_at_again_rarely(containers: DockerEngines, daemon: Daemon) -> None:
     if await containers.runtime().read_gpus():
         pytest.skip("this host has GPUs")
     clock = Clock()
@@ -173,9 +167,7 @@ async def test_no_gpu_support_means_no_gpus_and_is_looked_at_again_rarely(
     assert containers.left() == []
 
 
-async def test_what_an_earlier_controller_left_is_replaced_and_what_is_foreign_is_not(
-    containers: DockerEngines, daemon: Daemon
-) -> None:
+async def test_an_earlier_probe_is_replaced_and_a_foreign_one_not(containers: DockerEngines, daemon: Daemon) -> None:
     body = f"while :; do echo '{READING}'; sleep 0.2; done"
     assert await fake_nvml_probe(daemon, containers, body, Clock()).read_gpus() == (GPU,)
     before = containers.inspect(name_of(containers))["Id"]

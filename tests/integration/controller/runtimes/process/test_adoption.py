@@ -86,9 +86,7 @@ async def test_the_engines_of_a_killed_controller_are_adopted(processes: Process
 
 
 @pytest.mark.parametrize("deletes_folder", [False, True])
-async def test_an_engine_whose_record_was_deleted_is_known_again(
-    processes: ProcessEngines, deletes_folder: bool
-) -> None:
+async def test_an_engine_without_its_record_is_known_again(processes: ProcessEngines, deletes_folder: bool) -> None:
     first = processes.runtime()
     request = processes.request(processes.shell(RUN), claims={HOST: 5})
     await first.start_replica(request)
@@ -143,9 +141,7 @@ async def test_an_engine_whose_start_was_not_recorded_is_adopted(processes: Proc
 
 
 @pytest.mark.parametrize("removed_before_exec", [True, False])
-async def test_a_child_that_was_not_yet_the_engine_cannot_escape(
-    processes: ProcessEngines, removed_before_exec: bool
-) -> None:
+async def test_a_child_between_fork_and_exec_is_ended(processes: ProcessEngines, removed_before_exec: bool) -> None:
     """Killed between fork and exec, a controller leaves a child that carries no mark but the lock on its log."""
     first = owner(processes, "between fork and exec")
     forked = processes.root / "forked"

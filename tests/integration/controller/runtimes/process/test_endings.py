@@ -101,9 +101,7 @@ async def test_the_whole_family_is_ended(processes: ProcessEngines, bystander: i
 
 
 @pytest.mark.parametrize("adopted", [False, True])
-async def test_what_a_dead_engine_leaves_is_ended_before_it_counts_as_ended(
-    processes: ProcessEngines, adopted: bool
-) -> None:
+async def test_a_dead_engine_has_ended_with_its_children(processes: ProcessEngines, adopted: bool) -> None:
     runtime = processes.runtime()
     pids = processes.root / "pids"
     request = processes.request(processes.shell(family(pids)))

@@ -34,9 +34,7 @@ async def test_ctranslate2_serves(processes: ProcessEngines) -> None:
 
 
 @pytest.mark.embedded
-async def test_a_killed_launcher_takes_its_server_along(
-    processes: ProcessEngines, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_killed_launcher_ends_its_server(processes: ProcessEngines, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(processes.root))
     make_model(processes.models / "clockwork.gguf")
     runtime = processes.runtime()
@@ -53,9 +51,7 @@ async def test_a_killed_launcher_takes_its_server_along(
     await runtime.close()
 
 
-async def test_preflight_tells_which_program_or_package_is_missing(
-    processes: ProcessEngines, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_preflight_names_what_is_missing(processes: ProcessEngines, monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = processes.runtime()
     (processes.models / "m.gguf").write_bytes(b"GGUF")
 
@@ -133,9 +129,7 @@ async def killed_engine_is_an_event(processes: ProcessEngines, *, adopted: bool)
 
 
 @pytest.mark.parametrize("adopted", [False, True])
-def test_an_end_is_an_event_in_the_event_loop_that_the_controller_runs_in(
-    processes: ProcessEngines, adopted: bool
-) -> None:
+def test_an_end_is_an_event_in_the_controller_s_event_loop(processes: ProcessEngines, adopted: bool) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(killed_engine_is_an_event(processes, adopted=adopted))
 
@@ -160,9 +154,7 @@ async def test_an_event_needs_no_timer(processes: ProcessEngines, monkeypatch: p
     await runtime.close()
 
 
-async def test_an_engine_that_cannot_be_watched_yet_runs_and_is_watched_later(
-    processes: ProcessEngines, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_cannot_be_watched_yet_runs(processes: ProcessEngines, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_pid: int) -> int:
         raise OSError(errno.EMFILE, "Too many open files")
 
@@ -223,9 +215,7 @@ async def test_an_end_before_the_watch_is_reported_too() -> None:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.EPERM])
-async def test_without_pidfds_ends_are_looked_for(
-    processes: ProcessEngines, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
+async def test_ends_without_pidfds(processes: ProcessEngines, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     def refuse(pid: int, flags: int = 0) -> int:
         raise OSError(number, os.strerror(number))
 

@@ -49,9 +49,7 @@ def has_ended(pid: int) -> bool:
         return True
 
 
-async def test_a_server_answers_with_its_own_environment_and_its_stderr_is_the_log(
-    processes: ProcessEngines, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_server_has_its_environment_and_log(processes: ProcessEngines, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET_OF_THE_CONTROLLER", "x")
     request = request_of(processes, env={"A_VARIABLE": "declared"})
     runtime, seen = await start(processes, request)
