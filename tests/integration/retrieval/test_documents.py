@@ -24,6 +24,8 @@ from tests.support.retrieval_harness import RetrievalHarness, retrieval_harness
 from tests.support.small_disk import mount_small_disk
 from tests.support.wait import until
 
+OVERLAPPING = {"max_tokens": 64, "overlap_tokens": 33}
+
 
 async def test_a_document_is_accepted_and_then_found(harness: RetrievalHarness) -> None:
     answer = await harness.request("POST", "/v1/documents", {"text": "A fox.\n\nA dog.", "metadata": {"lang": "en"}})
@@ -165,12 +167,7 @@ async def test_a_filtered_list_is_read_in_parts(tmp_path: Path, monkeypatch: pyt
         ("/v1/documents", {"text": "x", "metadata": {"a": ["x", 1]}}, "invalid_request", "metadata.a"),
         ("/v1/documents", {"text": "x", "metadata": {'"': 1}}, "invalid_request", 'metadata."'),
         ("/v1/documents", {"text": "x", "chunking": {"max_tokens": 1}}, "invalid_request", "chunking.max_tokens"),
-        (
-            "/v1/documents",
-            {"text": "x", "chunking": {"max_tokens": 64, "overlap_tokens": 33}},
-            "invalid_request",
-            "chunking.overlap_tokens",
-        ),
+        ("/v1/documents", {"text": "x", "chunking": OVERLAPPING}, "invalid_request", "chunking.overlap_tokens"),
         ("/v1/documents?wait=perhaps", {"text": "x"}, "invalid_request", "wait"),
         ("/v1/search", {"query": ""}, "invalid_request", "query"),
         ("/v1/search", {"query": "x", "top_k": 0}, "invalid_request", "top_k"),
@@ -379,15 +376,6 @@ async def test_what_was_accepted_is_made_by_the_next_process(tmp_path: Path) -> 
         assert sorted(await harness.texts("fox")) == [f"Fox {number}." for number in range(5)]
 
 
-async def test_a_lost_vector_store_comes_back_from_the_catalog(tmp_path: Path) -> None:
-    async with retrieval_harness(tmp_path) as harness:
-        await harness.add("A fox.", "d")
-        await harness.add("A dog.", "e")
-    async with retrieval_harness(tmp_path) as harness:  # another store, empty
-        await until("both points are back", lambda: len(harness.store.points("bm25")) == 2)
-        assert await harness.texts("fox") == ["A fox."]
-
-
 async def test_a_model_that_is_away_is_asked_again(tmp_path: Path) -> None:
     models = FakeModels(away=True)
     async with retrieval_harness(tmp_path, models=models, retrieval_embedding_model="minilm") as harness:
@@ -450,22 +438,17 @@ async def test_a_chunk_that_no_cut_makes_short_enough_is_left_out_with_a_notice(
         assert len(await harness.texts("garden", mode="dense")) == 3
 
 
-async def test_a_model_that_takes_few_texts_at_a_time_gets_few(tmp_path: Path) -> None:
+async def test_a_model_gets_as_many_texts_as_it_takes_and_as_are_set(tmp_path: Path) -> None:
     models = FakeModels(most=3)
     async with retrieval_harness(tmp_path, models=models, retrieval_embedding_model="m") as harness:
         await harness.add("\n\n".join(f"Fox {number}." for number in range(40)), "d")
-        asked = [len(texts) for _, texts, is_background in models.requests if is_background]
-        assert asked[1] == 4
-        assert asked[2:] == [2] * 20
+        sizes = [len(texts) for _, texts, is_background in models.requests if is_background]
+        assert (sizes[1], sizes[2:]) == (4, [2] * 20)
         assert len(await harness.search("fox", mode="dense", top_k=100)) == 40
-
-
-async def test_batches_grow_up_to_what_is_set(tmp_path: Path) -> None:
-    async with retrieval_harness(tmp_path, retrieval_embedding_model="m", retrieval_embed_batch=8) as harness:
+    async with retrieval_harness(tmp_path / "other", retrieval_embedding_model="m", retrieval_embed_batch=8) as harness:
         await harness.add("\n\n".join(f"Fox {number}." for number in range(60)), "d")
-        asked = [len(texts) for _, texts, is_background in harness.models.requests if is_background]
-        assert max(asked) == 8
-        assert sum(asked) == 61  # and the question after the dimension
+        sizes = [len(texts) for _, texts, is_background in harness.models.requests if is_background]
+        assert (max(sizes), sum(sizes)) == (8, 61), "and the question after the dimension"
 
 
 async def test_work_that_fails_for_no_known_reason_ends_the_program(tmp_path: Path) -> None:

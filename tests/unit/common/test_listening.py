@@ -45,10 +45,7 @@ def bound(hosts: list[str], port: int = 0) -> list[Any]:
 
 @pytest.mark.parametrize(
     ("text", "hosts"),
-    [
-        ("127.0.0.1", ("127.0.0.1",)),
-        (" a.b ,10.0.0.1,, ::1,a.b", ("a.b", "10.0.0.1", "::1")),
-    ],
+    [("127.0.0.1", ("127.0.0.1",)), (" a.b ,10.0.0.1,, ::1,a.b", ("a.b", "10.0.0.1", "::1"))],
 )
 def test_hosts_of_a_setting(text: str, hosts: tuple[str, ...]) -> None:
     assert split_hosts(text) == hosts
@@ -63,14 +60,8 @@ def test_a_setting_without_a_host_is_wrong(text: str) -> None:
 @pytest.mark.parametrize(
     ("host", "answer"),
     [
-        ("127.0.0.1", True),
-        ("127.8.9.1", True),
-        ("::1", True),
-        ("localhost", True),
-        ("0.0.0.0", False),
-        ("::", False),
-        ("10.0.0.1", False),
-        ("localhost.example", False),
+        *((host, True) for host in ("127.0.0.1", "127.8.9.1", "::1", "localhost")),
+        *((host, False) for host in ("0.0.0.0", "::", "10.0.0.1", "localhost.example")),
     ],
 )
 def test_loopback(host: str, answer: bool) -> None:
@@ -139,11 +130,8 @@ def test_a_taken_address_is_named_and_the_others_are_left() -> None:
     port = free_port()
     with socket.create_server(("127.0.0.3", port)), pytest.raises(ListenError) as told:
         bind_listeners(["127.0.0.2", "127.0.0.3"], port)
-    assert (told.value.host, str(told.value), told.value.is_unresolved) == (
-        "127.0.0.3",
-        "Address already in use",
-        False,
-    )
+    error = told.value
+    assert (error.host, str(error), error.is_unresolved) == ("127.0.0.3", "Address already in use", False)
     with socket.create_server(("127.0.0.2", port)):
         pass
 

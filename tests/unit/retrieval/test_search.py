@@ -50,17 +50,14 @@ def test_weighted_scores_are_scaled() -> None:
 
 
 def test_a_ranking_of_equals_fits_whole() -> None:
-    fused = fuse_rankings(
-        [ScoredPoint(1, 0, 0.3), ScoredPoint(1, 1, 0.3)], [], FusionRule("weighted", dense_weight=1.0)
-    )
+    equals = [ScoredPoint(1, 0, 0.3), ScoredPoint(1, 1, 0.3)]
+    fused = fuse_rankings(equals, [], FusionRule("weighted", dense_weight=1.0))
     assert [each.score for each in fused] == [1.0, 1.0]
 
 
 def test_a_single_ranking_keeps_its_scores() -> None:
-    assert [(each.place, each.score) for each in fuse_rankings(None, SPARSE, FusionRule())] == [
-        ((2, 0), 12.0),
-        ((3, 0), 4.0),
-    ]
+    single = fuse_rankings(None, SPARSE, FusionRule())
+    assert [(each.place, each.score) for each in single] == [((2, 0), 12.0), ((3, 0), 4.0)]
     assert fuse_rankings([], None, FusionRule()) == []
 
 
@@ -78,24 +75,14 @@ def test_a_single_ranking_keeps_its_scores() -> None:
     ],
 )
 def test_scores_are_scaled_from_0_to_1(mode: Mode, score: float, rerank: float | None, scaled: float) -> None:
-    hit = SearchHit(
-        document_id="d",
-        filename=None,
-        chunk=0,
-        start=0,
-        end=1,
-        page=None,
-        headings=[],
-        text="x",
-        score=score,
-        scores=SearchScores(dense=None, dense_rank=None, sparse=None, sparse_rank=None, rerank=rerank),
-        metadata={},
-        space="vs_1",
-    )
+    scores = SearchScores(dense=None, dense_rank=None, sparse=None, sparse_rank=None, rerank=rerank)
+    place: dict[str, Any] = {"document_id": "d", "filename": None, "chunk": 0, "start": 0, "end": 1, "page": None}
+    hit = SearchHit(**place, headings=[], text="x", score=score, scores=scores, metadata={}, space="vs_1")
     result = SearchResult(mode=mode, embedding_model=None, rerank_model=None, complete=True, notice=None, data=[hit])
     assert scale_score(hit, result, VectorStoreSearch(query="x")) == scaled
 
 
+GERMAN = {"type": "eq", "key": "lang", "value": "de"}
 ATTRIBUTES = {"lang": "en", "year": 2024, "price": 1.5, "draft": False, "tags": ["a", "b"]}
 
 
@@ -121,16 +108,7 @@ ATTRIBUTES = {"lang": "en", "year": 2024, "price": 1.5, "draft": False, "tags": 
         ({"type": "gte", "key": "price", "value": 1.5}, True),
         ({"type": "lt", "key": "year", "value": 2025}, True),
         ({"type": "lte", "key": "lang", "value": 5}, False),
-        (
-            {
-                "type": "or",
-                "filters": [
-                    {"type": "eq", "key": "lang", "value": "de"},
-                    {"type": "and", "filters": [{"year": 2024}, {"draft": False}]},
-                ],
-            },
-            True,
-        ),
+        ({"type": "or", "filters": [GERMAN, {"type": "and", "filters": [{"year": 2024}, {"draft": False}]}]}, True),
         # Attributes of these names are attributes still.
         ({"type": "eq"}, False),
     ],

@@ -31,10 +31,8 @@ def test_what_is_no_address_is_refused_without_being_repeated(url: str) -> None:
     with pytest.raises(ValidationError) as caught:
         RetrievalSettings.model_validate({"qdrant_url": url})
     [error] = caught.value.errors()
-    assert (error["loc"], error["msg"]) == (
-        ("qdrant_url",),
-        "Value error, must be the address of a server, such as http://qdrant:6333",
-    )
+    message = "Value error, must be the address of a server, such as http://qdrant:6333"
+    assert (error["loc"], error["msg"]) == (("qdrant_url",), message)
 
 
 @pytest.mark.parametrize(
