@@ -108,10 +108,8 @@ async def test_what_a_load_takes_of_its_gpu_is_observed_shown_and_remembered(hos
         [replica] = [each.name for each in await host.runtime.list_replicas()]
         if host_pids:
             assert gpu.processes is not None
-            assert [(each.pid, each.used_mib, each.replica) for each in gpu.processes] == [
-                (host.pid(), 7000, replica),
-                (1, 300, None),
-            ]
+            expected = [(host.pid(), 7000, replica), (1, 300, None)]
+            assert [(each.pid, each.used_mib, each.replica) for each in gpu.processes] == expected
         else:
             assert gpu.processes is None
         assert (controller.get_status().gpus or [])[0].processes == gpu.processes

@@ -90,11 +90,8 @@ async def test_a_bad_document_is_parked_with_its_reason(harness: RetrievalHarnes
     await harness.request("GET", "/v1/documents/d/events")
     document = (await harness.request("GET", "/v1/documents/d")).json()
     assert document["status"] == "failed"
-    assert document["error"] == {
-        "code": "document_malformed",
-        "message": "The document begins with bad.",
-        "retry_at": None,
-    }
+    expected = {"code": "document_malformed", "message": "The document begins with bad.", "retry_at": None}
+    assert document["error"] == expected
     # Sent again, it is tried again.
     assert (await harness.request("POST", "/v1/documents", {"text": "bad", "id": "d"})).status_code == 202
 

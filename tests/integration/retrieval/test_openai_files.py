@@ -46,12 +46,8 @@ async def sdk(
 async def test_a_file_is_uploaded_added_searched_and_removed(tmp_path: Path) -> None:
     async with sdk(tmp_path) as (alice, bob, _):
         file = await alice.files.create(file=("notes.md", NOTES), purpose="assistants")
-        assert (file.filename, file.bytes, file.purpose, file.status) == (
-            "notes.md",
-            len(NOTES),
-            "assistants",
-            "processed",
-        )
+        expected = ("notes.md", len(NOTES), "assistants", "processed")
+        assert (file.filename, file.bytes, file.purpose, file.status) == expected
         assert (await alice.files.content(file.id)).content == NOTES
         assert [each.id async for each in alice.files.list()] == [file.id]
 
@@ -61,10 +57,7 @@ async def test_a_file_is_uploaded_added_searched_and_removed(tmp_path: Path) -> 
             vector_store_id=store.id,
             attributes={"year": 1900},
             poll_interval_ms=20,
-            chunking_strategy={
-                "type": "static",
-                "static": {"max_chunk_size_tokens": 100, "chunk_overlap_tokens": 0},
-            },
+            chunking_strategy={"type": "static", "static": {"max_chunk_size_tokens": 100, "chunk_overlap_tokens": 0}},
         )
         assert (added.status, added.attributes, added.last_error) == ("completed", {"year": 1900}, None)
         found = [hit async for hit in alice.vector_stores.search(store.id, query="Where is the coal?")]

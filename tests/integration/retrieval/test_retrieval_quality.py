@@ -28,12 +28,8 @@ def make_documents(count: int) -> dict[str, str]:
 async def test_hybrid_searches_find_what_either_mode_finds(tmp_path: Path) -> None:
     documents = make_documents(40)
     sets = make_question_sets(documents, seed=1, count=18)
-    assert {name: len(questions) for name, questions in sets.items()} == {
-        HEADINGS: 18,
-        PARAPHRASES: 18,
-        CODE_WORDS: 18,
-        MIXED: 18,
-    }
+    expected = {HEADINGS: 18, PARAPHRASES: 18, CODE_WORDS: 18, MIXED: 18}
+    assert {name: len(questions) for name, questions in sets.items()} == expected
     async with retrieval_harness(
         tmp_path,
         store=await EdgeStore.open(tmp_path / "edge"),

@@ -152,13 +152,8 @@ async def test_indexes_that_a_killed_program_left_out_are_made(server: FakeQdran
     made = server.collections["roundhouse-new"].indexes
     assert made == server.collections["roundhouse-c"].indexes
     assert made["tenant"]["params"] == {"type": "keyword", "is_tenant": True}
-    assert {name: made[name]["params"].get("enable_hnsw") for name in made} == {
-        "tenant": None,
-        "space": False,
-        "version": False,
-        "terms": False,
-        "ranks": False,
-    }
+    expected = {"tenant": None, "space": False, "version": False, "terms": False, "ranks": False}
+    assert {name: made[name]["params"].get("enable_hnsw") for name in made} == expected
 
 
 async def test_other_collections_of_the_server_are_left_alone(server: FakeQdrantServer, store: ServerStore) -> None:

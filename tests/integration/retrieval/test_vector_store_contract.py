@@ -147,12 +147,7 @@ async def test_every_method_says_that_a_collection_is_missing(store: VectorStore
 
 @pytest.mark.parametrize(
     ("collection", "vector"),
-    [
-        ("dense", (1, 0, 0)),
-        ("dense", (1, 0, 0, float("nan"))),
-        ("dense", (1, 0, 0, 1e39)),
-        ("words", (1, 0, 0, 0)),
-    ],
+    [("dense", (1, 0, 0)), ("dense", (1, 0, 0, float("nan"))), ("dense", (1, 0, 0, 1e39)), ("words", (1, 0, 0, 0))],
 )
 async def test_an_unfit_vector_writes_nothing(store: VectorStore, collection: str, vector: Sequence[float]) -> None:
     fitting = make_point(1, vector=(1, 0, 0, 0) if collection == "dense" else None)

@@ -45,10 +45,8 @@ def test_exact_text_and_counts_through_the_openai_sdk(worker: Worker, engine: Wo
     for content in ("hello", "hello", [{"type": "text", "text": "hello"}]):  # the second time from the cache
         chat = client.chat.completions.create(model="any", messages=[{"role": "user", "content": content}])
         assert (chat.choices[0].message.content, chat.choices[0].finish_reason) == (SENTENCE, "stop")
-        assert (chat.usage.prompt_tokens, chat.usage.completion_tokens) == (
-            engine.prompt_tokens,
-            engine.completion_tokens,
-        )
+        expected = (engine.prompt_tokens, engine.completion_tokens)
+        assert (chat.usage.prompt_tokens, chat.usage.completion_tokens) == expected
         assert engine.own_surface or chat.model == "demo"
     assert worker.figure("tokens_predicted_total") - made == 3 * engine.completion_tokens
     if not engine.own_surface:  # llama-server counts those that it did not have
@@ -66,10 +64,8 @@ def test_a_stream_holds_the_same_text_and_usage_where_it_was_asked_for(worker: W
     assert events[0].choices[0].delta.role == "assistant"
     assert events[-2].choices[0].finish_reason == "stop"
     assert events[-1].choices == []
-    assert (events[-1].usage.prompt_tokens, events[-1].usage.completion_tokens) == (
-        engine.prompt_tokens,
-        engine.completion_tokens,
-    )
+    expected = (engine.prompt_tokens, engine.completion_tokens)
+    assert (events[-1].usage.prompt_tokens, events[-1].usage.completion_tokens) == expected
     assert [event.usage for event in events[:-1]] == [None] * (len(events) - 1)
     assert len({event.id for event in events}) == 1
     plain = [*create(model="demo", messages=USER, stream=True)]
@@ -222,16 +218,14 @@ TOOLS = [tool("plan", {"type": "object"})]
 IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]}]
 INVALID = "invalid_request"
 PROMPT = {"prompt": "a"}
+JSON_ANSWER: dict[str, Any] = {"response_format": {"type": "json_object"}}
 PLACE = "messages[0].content[0].type"
 REFUSED: list[tuple[str, dict[str, Any], str, str | None, tuple[str, ...]]] = [
     (CHAT, {"messages": []}, INVALID, "messages", OURS),
     (CHAT, {"n": 2}, INVALID, "n", OURS),
     (CHAT, {"logprobs": True}, INVALID, "logprobs", OURS),
     (CHAT, {"tools": TOOLS}, "tools_unsupported", "tools", OURS),
-    (
-        *(CHAT, {"response_format": {"type": "json_object"}}),
-        *(UNSTRUCTURED, "response_format", FREE),
-    ),
+    (*(CHAT, {"response_format": {"type": "json_object"}}), *(UNSTRUCTURED, "response_format", FREE)),
     (CHAT, {"grammar": YES}, UNSTRUCTURED, "grammar", FREE),
     (CHAT, {"json_schema": {}}, UNSTRUCTURED, "json_schema", FREE),
     (CHAT, {"ignore_eos": True}, INVALID, "ignore_eos", FREE),
@@ -242,13 +236,7 @@ REFUSED: list[tuple[str, dict[str, Any], str, str | None, tuple[str, ...]]] = [
     (CHAT, {"structured_outputs": {"regex": "a"}}, INVALID, "structured_outputs", OURS),
     (COMPLETIONS, PROMPT | {"grammar": YES}, UNSTRUCTURED, "grammar", ("stub", *HF)),
     (COMPLETIONS, PROMPT | {"ignore_eos": True}, INVALID, "ignore_eos", ("stub", *HF)),
-    (
-        COMPLETIONS,
-        PROMPT | {"response_format": {"type": "json_object"}},
-        UNSTRUCTURED,
-        "response_format",
-        ("stub", *HF),
-    ),
+    (COMPLETIONS, PROMPT | JSON_ANSWER, UNSTRUCTURED, "response_format", ("stub", *HF)),
     (COMPLETIONS, PROMPT | {"grammar": "root ::= broken"}, INVALID, "grammar", ("llama_cpp",)),
     (CHAT, {"chat_template_kwargs": {"messages": []}}, INVALID, "chat_template_kwargs.messages", OURS[1:]),
     (CHAT, {"messages": IMAGE}, INVALID, PLACE, OURS[1:]),

@@ -151,11 +151,7 @@ def test_a_load_s_own_values_reach_the_engine_and_a_stale_lock_is_removed(model:
         engine.parse_progress(""),
         engine.parse_progress(log),
         engine.parse_progress(log[: log.index("50 %") + 5]),
-    ) == (
-        None,
-        1.0,
-        0.5,
-    )
+    ) == (None, 1.0, 0.5)
     assert not lock.exists()
 
 

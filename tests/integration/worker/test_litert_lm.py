@@ -38,10 +38,8 @@ async def test_through_the_gateway(fleet: Fleet) -> None:
         gateway_harness() as gateway,
         openai.AsyncOpenAI(base_url=gateway.url + "/v1", api_key="any", max_retries=0) as client,
     ):
-        known: dict[str, Any] = {
-            "apis": engine.list_apis(definition),
-            "capabilities": engine.derive_capabilities(definition),
-        }
+        apis, capabilities = engine.list_apis(definition), engine.derive_capabilities(definition)
+        known: dict[str, Any] = {"apis": apis, "capabilities": capabilities}
         await gateway.publish(route("demo", [f"http://127.0.0.1:{worker.port}"], token=TOKEN, **known))
         turns: list[Any] = [*USER, {"role": "assistant", "content": SENTENCE}, {"role": "user", "content": "again"}]
         chat = await client.chat.completions.create(model="demo", messages=turns)

@@ -150,10 +150,8 @@ def test_the_page_tells_what_ran_and_whatever_did_not_pass_is_a_failure(folder: 
         ("test_some::test_left_out", 1, "", "1 skipped"),
         ("test_some::test_on_nothing", 1, "", "1 error"),
     ]
-    assert list(figures.rows) == [
-        ("test_some::test_cases[a|b]", "seed", "5"),
-        ("test_some::test_cases[c]", "seed", "5"),
-    ]
+    expected = [("test_some::test_cases[a|b]", "seed", "5"), ("test_some::test_cases[c]", "seed", "5")]
+    assert list(figures.rows) == expected
     assert [failure.partition("\n")[0] for failure in outcome.failures] == [
         "test_some::test_wrong: failed",
         "test_some::test_left_out: skipped",

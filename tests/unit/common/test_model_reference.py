@@ -34,16 +34,8 @@ DIGEST = f"sha256:{HEX}"
         ("ollama:me/m:8b", RegistryReference(None, "me/m", "8b"), "ollama:me/m:8b"),
         ("ollama:m:8b@" + DIGEST, RegistryReference(None, "m", "8b", DIGEST), f"ollama:m:8b@{DIGEST}"),
         ("oci:Reg.io:5000/a/b:1", RegistryReference("reg.io:5000", "a/b", "1"), "oci:reg.io:5000/a/b:1"),
-        (
-            "oci:ghcr.io/a@" + DIGEST,
-            RegistryReference("ghcr.io", "a", "latest", DIGEST),
-            f"oci:ghcr.io/a:latest@{DIGEST}",
-        ),
-        (
-            f"https://h/a.gguf#sha256={HEX.upper()}",
-            UrlReference("https://h/a.gguf", HEX),
-            f"https://h/a.gguf#sha256={HEX}",
-        ),
+        (f"oci:g.io/a@{DIGEST}", RegistryReference("g.io", "a", "latest", DIGEST), f"oci:g.io/a:latest@{DIGEST}"),
+        (f"https://h/a#sha256={HEX.upper()}", UrlReference("https://h/a", HEX), f"https://h/a#sha256={HEX}"),
         (f"http://h:1/a?b=c#sha256={HEX}", UrlReference("http://h:1/a?b=c", HEX), f"http://h:1/a?b=c#sha256={HEX}"),
         ("file:///m/a.gguf", LocalReference("/m/a.gguf"), "file:/m/a.gguf"),
         ("file:/m/", LocalReference("/m"), "file:/m"),

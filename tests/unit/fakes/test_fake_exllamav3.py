@@ -104,10 +104,8 @@ def test_it_answers_and_keeps_the_end_token_back(tmp_path: Any) -> None:
     assert [each["stage"] for each in results] == ["started", *["streaming"] * 16]
     told = [token for each in results for token in (each["token_ids"][0].tolist() if "token_ids" in each else ())]
     assert tuple(told) == vocabulary.chain[1:-1]
-    assert (results[-1]["eos_reason"], results[-1]["held"]["token_ids"].tolist()) == (
-        "stop_token",
-        [[vocabulary.chain[-1]]],
-    )
+    expected = ("stop_token", [[vocabulary.chain[-1]]])
+    assert (results[-1]["eos_reason"], results[-1]["held"]["token_ids"].tolist()) == expected
 
 
 def test_it_refuses_what_the_real_one_refuses(tmp_path: Any) -> None:

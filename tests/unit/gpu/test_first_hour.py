@@ -301,49 +301,40 @@ class FakeCuda:
         self.free = free
 
     def cuInit(self, flags: int) -> int:  # noqa: N802
-        """CUDA_SUCCESS or an error."""
         return self._init
 
     def cuDeviceGetCount(self, count: Any) -> int:  # noqa: N802
-        """As many as there are."""
         count._obj.value = len(self._devices)
         return 0
 
     def cuDeviceGet(self, device: Any, number: int) -> int:  # noqa: N802
-        """Handles are numbers."""
         device._obj.value = number
         return 0
 
     def cuDeviceGetUuid_v2(self, uuid: Any, device: Any) -> int:  # noqa: N802
-        """Sixteen bytes."""
         ctypes.memmove(ctypes.addressof(uuid._obj), self._devices[device.value][0], 16)
         return 0
 
     def cuDeviceGetName(self, name: Any, length: int, device: Any) -> int:  # noqa: N802
-        """As nvidia-smi shows it."""
         name.value = self._devices[device.value][1]
         return 0
 
     def cuGetErrorName(self, code: int, text: Any) -> int:  # noqa: N802
-        """The name of one error is enough."""
         text._obj.value = b"CUDA_ERROR_NO_DEVICE"
         return 0
 
     def cuDevicePrimaryCtxRetain(self, context: Any, device: Any) -> int:  # noqa: N802
-        """Nothing to keep."""
         return 0
 
     def cuCtxSetCurrent(self, context: Any) -> int:  # noqa: N802
-        """Nothing to set."""
         return 0
 
     def cuMemGetInfo_v2(self, free: Any, total: Any) -> int:  # noqa: N802
-        """Bytes."""
         free._obj.value = total._obj.value = self.free
         return 0
 
     def cuMemAlloc_v2(self, pointer: Any, size: Any) -> int:  # noqa: N802
-        """CUDA_ERROR_OUT_OF_MEMORY is 2; the last 3 MiB are in no piece."""
+        # CUDA_ERROR_OUT_OF_MEMORY is 2; the last 3 MiB are in no piece.
         if size.value > self.free - 3 * 2**20:
             return 2
         self.free -= size.value
@@ -439,12 +430,8 @@ CDI_DOCKER = json.loads(
 
 def test_gpus_and_their_instances() -> None:
     gpus = parse_gpu_list(FOUR_GPUS)
-    assert [(gpu.index, gpu.name) for gpu in gpus] == [
-        (0, "NVIDIA A10"),
-        (1, "NVIDIA A10"),
-        (2, "Tesla T4"),
-        (3, "Tesla T4"),
-    ]
+    expected = [(0, "NVIDIA A10"), (1, "NVIDIA A10"), (2, "Tesla T4"), (3, "Tesla T4")]
+    assert [(gpu.index, gpu.name) for gpu in gpus] == expected
     assert gpus[3].usable_uuids == ("GPU-a1329f2e-1e73-88f2-4d4b-1ce18debbc6d",)
     split, whole = parse_gpu_list(WITH_INSTANCES)
     assert split.instances["MIG-ce861fb0-a248-58ce-a9a8-f9adbc22a66a"] == "1g.20gb"
@@ -490,10 +477,8 @@ def test_each_gpu_of_a_query() -> None:
 def test_versions() -> None:
     assert parse_versions(UNIFIED_MEMORY_HEAD) == {"driver": "580.126.09", "cuda": "13.0"}
     assert parse_versions(WSL2_HEAD) == {"driver": "511.79", "cuda": "11.6"}
-    assert parse_versions("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.") == {
-        "driver": None,
-        "cuda": None,
-    }
+    expected = {"driver": None, "cuda": None}
+    assert parse_versions("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.") == expected
 
 
 def test_the_kernels_module() -> None:

@@ -255,24 +255,15 @@ def test_a_module_that_lacks_nothing_but_the_driver_is_as_far_as_a_build_gets(im
     assert json.loads(done.stdout)["imports"]["exllamav3"] == f"up to the driver: ImportError: {error}"
 
 
+MODULE, NEEDS_GCC = "site/exllamav3/__init__.py", "import shutil\nassert shutil.which('gcc'), 'no gcc'"
+
+
 @pytest.mark.parametrize(
     ("path", "content", "words"),
     [
-        (
-            "site/exllamav3_ext.so",
-            None,
-            "there is no compiled exllamav3_ext: it would be compiled at every first start",
-        ),
-        (
-            "site/exllamav3/__init__.py",
-            "import marisa_tree",
-            "exllamav3 cannot be imported: ModuleNotFoundError: No mod",
-        ),
-        (
-            "site/exllamav3/__init__.py",
-            "import shutil\nassert shutil.which('gcc'), 'no gcc'",
-            "exllamav3 cannot be imported: AssertionError: no gcc",
-        ),
+        ("site/exllamav3_ext.so", None, "there is no compiled exllamav3_ext: it would be compiled at every first"),
+        (MODULE, "import marisa_tree", "exllamav3 cannot be imported: ModuleNotFoundError: No mod"),
+        (MODULE, NEEDS_GCC, "exllamav3 cannot be imported: AssertionError: no gcc"),
         ("site/exllamav3-1.6.5.dist-info", None, "exllamav3 is not installed"),
         ("site/torch/version.py", "cuda = None", "torch is built without CUDA"),
         ("site/torch/version.py", "cuda = '12.8'", "torch is made for CUDA 12.8, and nvcc is of 13.0"),

@@ -203,10 +203,8 @@ def test_what_was_acknowledged_is_kept_and_refusals_are_excused_by_faults_alone(
     inside, before = (Refusal("document", began, began + 1.0, "503") for began in (12.0, 5.0))
     record = Record([fault], refused=[inside, before], forgotten=["document d1: waited in vain"])
     assert refused_while_whole(record) == [before]
-    assert [failure.partition(":")[0] for failure in find_failures(record, 0)] == [
-        "acknowledged and not kept",
-        "documents, stored responses or tools refused while all was well",
-    ]
+    expected = ["acknowledged and not kept", "documents, stored responses or tools refused while all was well"]
+    assert [failure.partition(":")[0] for failure in find_failures(record, 0)] == expected
 
 
 # The order of faults

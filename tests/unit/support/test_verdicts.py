@@ -55,10 +55,8 @@ def test_the_model_works_until_it_goes_on_from_its_summary(tmp_path: Path) -> No
 
         for messages in ([user("Work.")], [system, user("Work."), *results, *results], [user(SUMMARY)]):
             [call] = message(*messages)["tool_calls"]
-            assert (call["function"]["name"], json.loads(call["function"]["arguments"])["command"]) == (
-                "bash",
-                "cat notes.txt",
-            )
+            expected = ("bash", "cat notes.txt")
+            assert (call["function"]["name"], json.loads(call["function"]["arguments"])["command"]) == expected
         asks = [user("Work."), *results, user("Write a summary.")]
         assert message(*asks)["content"] == message(user("Work."), tools=None)["content"] == SUMMARY
         assert message(user(f"So far: {SUMMARY}"), *results)["content"] == DONE
@@ -165,10 +163,8 @@ The user changes a setting of the server and the program shows an error. See `--
 
 def test_each_question_has_one_answer_that_no_other_document_gives() -> None:
     sets = make_question_sets({"fox": FOX, "dog": DOG}, seed=1, count=10)
-    assert {(each.text, each.document) for each in sets[HEADINGS]} == {
-        ("How the fox deletes files", "fox"),
-        ("Where the dog sleeps", "dog"),
-    }
+    expected = {("How the fox deletes files", "fox"), ("Where the dog sleeps", "dog")}
+    assert {(each.text, each.document) for each in sets[HEADINGS]} == expected
     asked = {each.document: each.text for each in sets[CODE_WORDS]}
     assert "FOX_MODE" in asked["fox"]
     assert "dog_sleep_s" in asked["dog"]

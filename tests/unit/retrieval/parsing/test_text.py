@@ -96,11 +96,8 @@ def test_markdown_carries_the_headings_above_a_chunk() -> None:
 def test_headings_with_underlines() -> None:
     body = "One two three four five six seven eight nine ten eleven twelve."
     text = f"Guide\n=====\n\n{body}\n\nSetup\n-----\n\n{body}\n\n{body}\n"
-    assert [chunk.headings for chunk in cut_text(text, ChunkingOptions(26, 0), "markdown")] == [
-        (),
-        ("Guide",),
-        ("Guide", "Setup"),
-    ]
+    expected = [(), ("Guide",), ("Guide", "Setup")]
+    assert [chunk.headings for chunk in cut_text(text, ChunkingOptions(26, 0), "markdown")] == expected
 
 
 @pytest.mark.parametrize(
@@ -139,10 +136,8 @@ def test_a_chunk_does_not_end_with_a_heading() -> None:
 
 def test_overlap_repeats_whole_sentences() -> None:
     text = "First of five. Second of five. Third of five. Fourth of five. Fifth of five."
-    assert _texts(cut_text(text, ChunkingOptions(14, 5))) == [
-        "First of five. Second of five. Third of five.",
-        "Third of five. Fourth of five. Fifth of five.",
-    ]
+    expected = ["First of five. Second of five. Third of five.", "Third of five. Fourth of five. Fifth of five."]
+    assert _texts(cut_text(text, ChunkingOptions(14, 5))) == expected
 
 
 def test_overlap_does_not_reach_over_a_heading() -> None:
@@ -183,12 +178,8 @@ def test_headings_that_are_given_count_as_those_of_markdown() -> None:
     text = f"1 Guide\n{body}\n1.1 Setup\n{body}\n{body}\n2 Reference\n{body}\n"
     headings = [Heading(text.index(title), level, title) for title, level in (("1 G", 1), ("1.1", 2), ("2 R", 1))]
     chunks = cut_text(text, ChunkingOptions(25, 8), "prose", (), headings)
-    assert [(chunk.text.split("\n")[0], chunk.headings) for chunk in chunks] == [
-        ("1 Guide", ()),
-        ("1.1 Setup", ("1 G",)),
-        (body, ("1 G", "1.1")),
-        ("2 Reference", ()),
-    ]
+    expected = [("1 Guide", ()), ("1.1 Setup", ("1 G",)), (body, ("1 G", "1.1")), ("2 Reference", ())]
+    assert [(chunk.text.split("\n")[0], chunk.headings) for chunk in chunks] == expected
 
 
 @pytest.mark.parametrize(

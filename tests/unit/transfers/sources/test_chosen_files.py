@@ -114,10 +114,7 @@ def test_layers_of_ollama_have_names_made_of_the_models() -> None:
 def test_layers_of_docker_are_models_with_or_without_names() -> None:
     assert choose_of_layers(
         layer("application/vnd.docker.ai.gguf.v3"), layer("application/vnd.docker.ai.license", 2)
-    ) == (
-        ("m-1b.gguf",),
-        None,
-    )
+    ) == (("m-1b.gguf",), None)
     named = choose_of_layers(
         layer("application/vnd.docker.ai.gguf.v3", filepath="g-Q4_K_M.gguf"),
         layer("application/vnd.docker.ai.mmproj", 2, filepath="clip.gguf"),
@@ -127,10 +124,7 @@ def test_layers_of_docker_are_models_with_or_without_names() -> None:
 
 def test_several_models_without_names_are_shards_in_their_order() -> None:
     shards = [layer("application/vnd.docker.ai.gguf.v3", number) for number in (1, 2)]
-    assert choose_of_layers(*shards)[0] == (
-        "m-1b-00001-of-00002.gguf",
-        "m-1b-00002-of-00002.gguf",
-    )
+    assert choose_of_layers(*shards)[0] == ("m-1b-00001-of-00002.gguf", "m-1b-00002-of-00002.gguf")
 
 
 def test_an_artifact_with_a_title_has_that_name() -> None:

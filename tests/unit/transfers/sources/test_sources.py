@@ -27,12 +27,8 @@ from transfers.sources.url import UrlSource
 COMMIT = "c" * 40
 SHA256 = "a" * 64
 BLOB = "b" * 40
-WEIGHTS = {
-    "rfilename": "m-Q8_0.gguf",
-    "size": 9,
-    "blobId": BLOB,
-    "lfs": {"sha256": SHA256, "size": 9, "pointerSize": 1},
-}
+LFS = {"sha256": SHA256, "size": 9, "pointerSize": 1}
+WEIGHTS = {"rfilename": "m-Q8_0.gguf", "size": 9, "blobId": BLOB, "lfs": LFS}
 README = {"rfilename": "README.md", "size": 3, "blobId": BLOB}
 
 

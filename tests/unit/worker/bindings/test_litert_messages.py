@@ -104,10 +104,8 @@ def test_answers() -> None:
     assert piece_of({"content": "a", "channels": {"thought": "t"}}, 0) == Piece("a", "t")
     said = {"tool_calls": [litert_lm.ToolCall("f", {"ä": 1}).to_json(), litert_lm.ToolCall("g", {}).to_json()]}
     calls = piece_of(said, 3).tool_calls
-    assert [(each["index"], each["function"]) for each in calls] == [
-        (3, {"name": "f", "arguments": '{"ä": 1}'}),
-        (4, {"name": "g", "arguments": "{}"}),
-    ]
+    expected = [(3, {"name": "f", "arguments": '{"ä": 1}'}), (4, {"name": "g", "arguments": "{}"})]
+    assert [(each["index"], each["function"]) for each in calls] == expected
     assert len({each["id"] for each in calls}) == 2
     assert [len(piece_of(said, before, 1).tool_calls) for before in (0, 1)] == [1, 0]
 

@@ -73,15 +73,12 @@ def test_the_stub_s_vectors_tell_texts_apart() -> None:
     assert abs(sum(a * b for a, b in zip(one, other, strict=True))) < 0.9
 
 
+AUTOMATIC = (("f16", False), ("bf16", False), ("q8_0", True))
+
+
 @pytest.mark.parametrize(
     ("choice", "type_v", "on"),
-    [
-        ("on", "f16", True),
-        ("off", "q8_0", False),
-        ("auto", "f16", False),
-        ("auto", "bf16", False),
-        ("auto", "q8_0", True),
-    ],
+    [("on", "f16", True), ("off", "q8_0", False), *(("auto", *each) for each in AUTOMATIC)],
 )
 def test_flash_attention_is_on_where_llama_cpp_insists(choice: str, type_v: str, on: bool) -> None:
     assert flash_attention(choice, type_v) is on

@@ -114,6 +114,7 @@ def test_one_part_has_both_languages(content: Any, fields: dict[str, Any], sourc
 
 USER = {"role": "user", "content": "x"}
 SYSTEM, ASSISTANT, RESULT = ({"role": role, "content": "x"} for role in ("system", "assistant", "tool"))
+FUNCTION = {"type": "function", "function": {"name": "f"}}
 TARGET, CONTENT, INVALID = "target_lang_code", "messages[0].content", "invalid_request"
 
 
@@ -136,11 +137,7 @@ def parts(*parts: Any) -> dict[str, Any]:
         (parts({"type": "image_url"}), INVALID, f"{CONTENT}[0].type"),
         (parts({"type": "text"}), INVALID, f"{CONTENT}[0].text"),
         (parts(TEXT | {TARGET: 5}), INVALID, f"{CONTENT}[0].{TARGET}"),
-        (
-            {"messages": [USER], "tools": [{"type": "function", "function": {"name": "f"}}]},
-            "tools_unsupported",
-            "tools",
-        ),
+        ({"messages": [USER], "tools": [FUNCTION]}, "tools_unsupported", "tools"),
     ],
 )
 def test_what_it_does_not_take(fields: dict[str, Any], code: str, param: str) -> None:

@@ -50,12 +50,8 @@ async def test_gpus_are_read_and_the_probe_is_contained_and_removed(containers: 
     assert await probe.read_gpus() == (GPU,)
     inspected = containers.inspect(name_of(containers))
     host = inspected["HostConfig"]
-    assert (host["CapDrop"], host["ReadonlyRootfs"], host["NetworkMode"], host["PidMode"]) == (
-        ["ALL"],
-        True,
-        "none",
-        "host",
-    )
+    expected = (["ALL"], True, "none", "host")
+    assert (host["CapDrop"], host["ReadonlyRootfs"], host["NetworkMode"], host["PidMode"]) == expected
     assert host["LogConfig"]["Config"] == {"max-file": "2", "max-size": "1m"}
     assert await probe.read_gpus() == (GPU,)
     assert containers.inspect(name_of(containers))["Id"] == inspected["Id"], "one probe, read twice"
