@@ -233,12 +233,7 @@ async def test_too_many_waiting_documents_are_refused(tmp_path: Path, monkeypatc
     gate = asyncio.Event()
     models = FakeModels(gate=gate)
     async with retrieval_harness(tmp_path, models=models, retrieval_embedding_model="m") as harness:
-        file = (
-            await harness.request(
-                "POST", "/v1/files", files={"file": ("a.txt", b"A cat.")}, data={"purpose": "assistants"}
-            )
-        ).json()
-        store = (await harness.request("POST", "/v1/vector_stores", {})).json()
+        file, store = await add_file_and_store(harness)
         await harness.request("POST", "/v1/documents", {"text": "A fox.", "id": "d"})
         await until("it is in work", lambda: len(models.requests) == 1)
         monkeypatch.setattr("retrieval.documents.service.MOST_WAITING", 0)
@@ -280,9 +275,7 @@ async def test_a_late_refusal_leaves_no_original(harness: RetrievalHarness, monk
 async def test_a_file_deleted_meanwhile_is_not_queued(
     harness: RetrievalHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    form = {"file": ("a.txt", b"A cat.")}
-    file = (await harness.request("POST", "/v1/files", files=form, data={"purpose": "assistants"})).json()
-    store = (await harness.request("POST", "/v1/vector_stores", {})).json()
+    file, store = await add_file_and_store(harness)
     files = harness.retrieval.files
     real_find = files.find_file
 
@@ -467,3 +460,10 @@ async def until_document(harness: RetrievalHarness, document_id: str, condition:
 
 def count_originals(harness: RetrievalHarness) -> int:
     return len(list(harness.retrieval.originals.list_originals()))
+
+
+async def add_file_and_store(harness: RetrievalHarness) -> tuple[Any, Any]:
+    """A file of no vector store, and a vector store without files."""
+    form = {"file": ("a.txt", b"A cat.")}
+    file = await harness.request("POST", "/v1/files", files=form, data={"purpose": "assistants"})
+    return file.json(), (await harness.request("POST", "/v1/vector_stores", {})).json()

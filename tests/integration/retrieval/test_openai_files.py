@@ -6,6 +6,7 @@ import functools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import openai
@@ -20,6 +21,10 @@ from retrieval.vector_store.edge.store import EdgeStore
 from tests.support.retrieval_harness import ManualClock, RetrievalHarness, retrieval_harness
 
 NOTES = b"# Engines\n\nThe turntable moves the engines.\n\n# Coal\n\nCoal is stored beside the shed.\n"
+
+
+def chunking(overlap: int) -> Any:
+    return {"type": "static", "static": {"max_chunk_size_tokens": 100, "chunk_overlap_tokens": overlap}}
 
 
 @asynccontextmanager
@@ -167,34 +172,32 @@ async def test_the_documents_of_no_vector_store_are_searched_in_the_same_form(tm
             await alice.vector_stores.files.create(file_id=file.id, vector_store_id=OWN_DOCUMENTS)
 
 
+async def add_expiring(client: openai.AsyncOpenAI, seconds: int) -> tuple[str, str]:
+    """A file that expires, and a vector store with it that expires when it is not used for a day."""
+    expires: Any = {"anchor": "created_at", "seconds": seconds}
+    file = await client.files.create(file=("notes.md", NOTES), purpose="assistants", expires_after=expires)
+    unused: Any = {"anchor": "last_active_at", "days": 1}
+    store = await client.vector_stores.create(file_ids=[file.id], expires_after=unused)
+    await client.vector_stores.files.poll(file.id, vector_store_id=store.id, poll_interval_ms=20)
+    return file.id, store.id
+
+
 async def test_what_expires_is_gone(tmp_path: Path) -> None:
     async with sdk(tmp_path) as (alice, _, harness):
-        file = await alice.files.create(
-            file=("notes.md", NOTES), purpose="assistants", expires_after={"anchor": "created_at", "seconds": 3600}
-        )
-        store = await alice.vector_stores.create(
-            file_ids=[file.id], expires_after={"anchor": "last_active_at", "days": 1}
-        )
-        await alice.vector_stores.files.poll(file.id, vector_store_id=store.id, poll_interval_ms=20)
+        file_id, store_id = await add_expiring(alice, 3600)
         harness.clock.now += 3601
         with pytest.raises(openai.NotFoundError):
-            await alice.files.retrieve(file.id)
+            await alice.files.retrieve(file_id)
         harness.clock.now += 86_400
-        assert (await alice.vector_stores.retrieve(store.id)).status == "expired"
+        assert (await alice.vector_stores.retrieve(store_id)).status == "expired"
         with pytest.raises(openai.BadRequestError, match="has expired"):
-            await alice.vector_stores.search(store.id, query="coal")
+            await alice.vector_stores.search(store_id, query="coal")
         assert await harness.retrieval.files.delete_expired() == 1
 
 
 async def test_a_clock_that_jumps_deletes_no_file_until_it_is_confirmed(tmp_path: Path) -> None:
     async with sdk(tmp_path) as (alice, _, harness):
-        file = await alice.files.create(
-            file=("notes.md", NOTES), purpose="assistants", expires_after={"anchor": "created_at", "seconds": 7200}
-        )
-        store = await alice.vector_stores.create(
-            file_ids=[file.id], expires_after={"anchor": "last_active_at", "days": 1}
-        )
-        await alice.vector_stores.files.poll(file.id, vector_store_id=store.id, poll_interval_ms=20)
+        file_id, store_id = await add_expiring(alice, 7200)
         clock = harness.clock
 
     async def expired(retrieval: Retrieval) -> tuple[int, int]:
@@ -205,10 +208,10 @@ async def test_a_clock_that_jumps_deletes_no_file_until_it_is_confirmed(tmp_path
         for ahead_s in (40 * 86_400, -3600, 0, 40 * 86_400):
             clock.ahead_s = ahead_s
             assert await expired(harness.retrieval) == (0, 0)
-            assert (await alice.files.retrieve(file.id)).id == file.id
-            assert [each.id for each in (await alice.files.list()).data] == [file.id]
-            assert (await alice.vector_stores.retrieve(store.id)).status == "completed"
-            assert (await alice.vector_stores.search(store.id, query="coal")).data
+            assert (await alice.files.retrieve(file_id)).id == file_id
+            assert [each.id for each in (await alice.files.list()).data] == [file_id]
+            assert (await alice.vector_stores.retrieve(store_id)).status == "completed"
+            assert (await alice.vector_stores.search(store_id, query="coal")).data
             health = (await harness.request("GET", "/health")).text
             status = (await harness.request("GET", "/v1/retrieval")).json()
             assert health == (status["clock_hold"] or "ok")
@@ -223,7 +226,7 @@ async def test_a_clock_that_jumps_deletes_no_file_until_it_is_confirmed(tmp_path
         # The vector store was used under the wrong clock.
         assert await expired(harness.retrieval) == (1, 0)
         with pytest.raises(openai.NotFoundError):
-            await alice.files.retrieve(file.id)
+            await alice.files.retrieve(file_id)
         assert (await alice.files.retrieve(late.id)).id == late.id
 
 
@@ -237,15 +240,7 @@ async def test_bad_input_is_named(tmp_path: Path) -> None:
         with pytest.raises(openai.NotFoundError, match="There is no file 'file-x'"):
             await alice.vector_stores.files.create(file_id="file-x", vector_store_id=store.id)
         with pytest.raises(openai.BadRequestError, match="at most half"):
-            await alice.vector_stores.create(
-                chunking_strategy={
-                    "type": "static",
-                    "static": {"max_chunk_size_tokens": 100, "chunk_overlap_tokens": 51},
-                }
-            )
+            await alice.vector_stores.create(chunking_strategy=chunking(51))
+        unknown: Any = {"type": "like", "key": "a", "value": 1}
         with pytest.raises(openai.BadRequestError, match=r"filter\.type: must be"):
-            await alice.vector_stores.search(
-                store.id,
-                query="x",
-                filters={"type": "like", "key": "a", "value": 1},  # type: ignore[arg-type]
-            )
+            await alice.vector_stores.search(store.id, query="x", filters=unknown)

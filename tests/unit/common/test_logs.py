@@ -129,14 +129,6 @@ def test_a_line_that_is_longer_than_the_file_may_be_is_cut(tmp_path: Path, logge
     assert kept_lines(path) == ["x" * 511, "after it"]
 
 
-def test_what_an_earlier_program_wrote_counts(tmp_path: Path, logger: logging.Logger) -> None:
-    path = tmp_path / "gateway.log"
-    path.write_text("before\n")
-    add_file(logger, path)
-    logger.warning("after")
-    assert kept_lines(path) == ["before", "after"]
-
-
 def test_a_file_that_somebody_moves_or_deletes_is_begun_anew(tmp_path: Path, logger: logging.Logger) -> None:
     path = tmp_path / "logs" / "gateway.log"
     add_file(logger, path)
@@ -150,11 +142,14 @@ def test_a_file_that_somebody_moves_or_deletes_is_begun_anew(tmp_path: Path, log
     assert kept_lines(path) == ["three"]
 
 
-def test_text_that_is_no_text_is_written_as_far_as_it_goes(tmp_path: Path, logger: logging.Logger) -> None:
+def test_a_file_goes_on_after_an_earlier_program_and_takes_text_that_is_none(
+    tmp_path: Path, logger: logging.Logger
+) -> None:
     path = tmp_path / "gateway.log"
+    path.write_text("before\n")
     add_file(logger, path)
     logger.warning("a \ud800 surrogate")
-    assert kept_lines(path) == ["a \\ud800 surrogate"]
+    assert kept_lines(path) == ["before", "a \\ud800 surrogate"]
 
 
 def test_a_missing_folder_costs_lines(tmp_path: Path, logger: logging.Logger, caplog: pytest.LogCaptureFixture) -> None:

@@ -15,6 +15,9 @@ from retrieval.parsing.tokens import count_tokens_between, estimate_tokens
 SMALL = ChunkingOptions(max_tokens=20, overlap_tokens=0)
 
 
+BODY = "One two three four five six seven eight nine ten eleven twelve."
+
+
 def _texts(chunks: list[ChunkSpan]) -> list[str]:
     return [chunk.text for chunk in chunks]
 
@@ -81,21 +84,19 @@ def test_a_cut_does_not_part_a_letter_from_its_accent_or_an_emoji_from_its_skin_
 
 
 def test_markdown_carries_the_headings_above_a_chunk() -> None:
-    body = "One two three four five six seven eight nine ten eleven twelve."
-    text = f"# Guide\n\n{body}\n\n## Setup ##\n\n{body}\n\n{body}\n\n### Linux\n\n{body}\n\n# Reference\n\n{body}\n"
+    text = f"# Guide\n\n{BODY}\n\n## Setup ##\n\n{BODY}\n\n{BODY}\n\n### Linux\n\n{BODY}\n\n# Reference\n\n{BODY}\n"
     chunks = cut_text(text, SMALL, "markdown")
     assert [(chunk.text.split("\n")[0], chunk.headings) for chunk in chunks] == [
         ("# Guide", ()),
         ("## Setup ##", ("Guide",)),
-        (body, ("Guide", "Setup")),
+        (BODY, ("Guide", "Setup")),
         ("### Linux", ("Guide", "Setup")),
         ("# Reference", ()),
     ]
 
 
 def test_headings_with_underlines() -> None:
-    body = "One two three four five six seven eight nine ten eleven twelve."
-    text = f"Guide\n=====\n\n{body}\n\nSetup\n-----\n\n{body}\n\n{body}\n"
+    text = f"Guide\n=====\n\n{BODY}\n\nSetup\n-----\n\n{BODY}\n\n{BODY}\n"
     expected = [(), ("Guide",), ("Guide", "Setup")]
     assert [chunk.headings for chunk in cut_text(text, ChunkingOptions(26, 0), "markdown")] == expected
 
@@ -103,28 +104,26 @@ def test_headings_with_underlines() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "```\n# a comment\n```\n\n{body}\n\n{body}",
-        "~~~~ sh\n```\n# a comment\n~~~~\n\n{body}\n\n{body}",
-        "#hashtag\n\n{body}\n\n{body}",
-        "####### seven\n\n{body}\n\n{body}",
-        "#\n\n{body}\n\n{body}",
-        "---\ntitle: text\n---\n\n{body}\n\n{body}",
-        "\ufeff---\r\ntitle: text\r\n---\r\n\r\n{body}\n\n{body}",
-        "{body}\n\n---\n\n{body}",
-        "- item\n---\n\n{body}\n\n{body}",
-        "| a | b |\n|---|---|\n\n{body}\n\n{body}",
+        "```\n# a comment\n```\n\n{BODY}\n\n{BODY}",
+        "~~~~ sh\n```\n# a comment\n~~~~\n\n{BODY}\n\n{BODY}",
+        "#hashtag\n\n{BODY}\n\n{BODY}",
+        "####### seven\n\n{BODY}\n\n{BODY}",
+        "#\n\n{BODY}\n\n{BODY}",
+        "---\ntitle: text\n---\n\n{BODY}\n\n{BODY}",
+        "\ufeff---\r\ntitle: text\r\n---\r\n\r\n{BODY}\n\n{BODY}",
+        "{BODY}\n\n---\n\n{BODY}",
+        "- item\n---\n\n{BODY}\n\n{BODY}",
+        "| a | b |\n|---|---|\n\n{BODY}\n\n{BODY}",
     ],
 )
 def test_what_is_no_heading(text: str) -> None:
-    body = "One two three four five six seven eight nine ten eleven twelve."
-    chunks = cut_text(text.format(body=body), SMALL, "markdown")
+    chunks = cut_text(text.format(BODY=BODY), SMALL, "markdown")
     assert len(chunks) > 1
     assert {chunk.headings for chunk in chunks} == {()}
 
 
 def test_a_long_heading_is_carried_in_part() -> None:
-    body = "One two three four five six seven eight nine ten eleven twelve."
-    chunks = cut_text(f"# {'h' * 500}\n\n{body}\n\n{body}\n\n", ChunkingOptions(120, 0), "markdown")
+    chunks = cut_text(f"# {'h' * 500}\n\n{BODY}\n\n{BODY}\n\n", ChunkingOptions(120, 0), "markdown")
     assert chunks[-1].headings in ((), ("h" * LONGEST_HEADING,))
 
 
@@ -174,11 +173,10 @@ def test_a_byte_order_mark_is_in_no_chunk_and_hides_no_heading(text: str) -> Non
 
 
 def test_headings_that_are_given_count_as_those_of_markdown() -> None:
-    body = "One two three four five six seven eight nine ten eleven twelve."
-    text = f"1 Guide\n{body}\n1.1 Setup\n{body}\n{body}\n2 Reference\n{body}\n"
+    text = f"1 Guide\n{BODY}\n1.1 Setup\n{BODY}\n{BODY}\n2 Reference\n{BODY}\n"
     headings = [Heading(text.index(title), level, title) for title, level in (("1 G", 1), ("1.1", 2), ("2 R", 1))]
     chunks = cut_text(text, ChunkingOptions(25, 8), "prose", (), headings)
-    expected = [("1 Guide", ()), ("1.1 Setup", ("1 G",)), (body, ("1 G", "1.1")), ("2 Reference", ())]
+    expected = [("1 Guide", ()), ("1.1 Setup", ("1 G",)), (BODY, ("1 G", "1.1")), ("2 Reference", ())]
     assert [(chunk.text.split("\n")[0], chunk.headings) for chunk in chunks] == expected
 
 
