@@ -214,7 +214,6 @@ def test_its_log_says_how_far_a_load_is(translator: Worker) -> None:
 
 
 NAMED = {"type": "function", "function": {"name": "plan"}}
-QUIET: dict[str, Any] = {"thinking": "disabled"}
 
 
 @pytest.fixture
