@@ -73,16 +73,6 @@ async def test_newer_labels_are_left_alone(containers: DockerEngines, caplog: py
     assert containers.inspect(request.name)["State"]["Running"]
 
 
-async def test_a_name_that_a_foreign_container_has_is_refused(containers: DockerEngines) -> None:
-    runtime = containers.runtime()
-    request = containers.request(containers.shell(RUN))
-    containers.foreign(request.name)
-    assert await runtime.read_log_tail(request.name) == ""
-    with pytest.raises(StartError, match="is taken by a container that is not of this Roundhouse"):
-        await runtime.start_replica(request)
-    assert containers.foreign_runs(request.name)
-
-
 async def test_a_container_that_was_only_created_can_be_started(containers: DockerEngines) -> None:
     runtime = containers.runtime()
     request = containers.request(containers.shell(f"echo up; {RUN}"))

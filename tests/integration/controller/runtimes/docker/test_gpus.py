@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.engines, pytest.mark.docker]
 
 GPU = Gpu("GPU-1", 0, "FakeGPU", 81559, 512)
 READING = json.dumps({"gpus": [asdict(GPU)], "error": None})
+READS = f"while :; do echo '{READING}'; sleep 0.2; done"
 UNREADABLE = json.dumps({"gpus": None, "error": "GPU is lost"})
 
 
@@ -46,7 +47,7 @@ def name_of(containers: DockerEngines) -> str:
 
 
 async def test_gpus_are_read_and_the_probe_is_contained_and_removed(containers: DockerEngines, daemon: Daemon) -> None:
-    probe = fake_nvml_probe(daemon, containers, f"while :; do echo '{READING}'; sleep 0.2; done", Clock())
+    probe = fake_nvml_probe(daemon, containers, READS, Clock())
     assert await probe.read_gpus() == (GPU,)
     inspected = containers.inspect(name_of(containers))
     host = inspected["HostConfig"]
@@ -62,7 +63,7 @@ async def test_gpus_are_read_and_the_probe_is_contained_and_removed(containers: 
 
 async def test_gpus_are_unknown_while_a_probe_is_away(containers: DockerEngines, daemon: Daemon) -> None:
     clock = Clock()
-    probe = fake_nvml_probe(daemon, containers, f"while :; do echo '{READING}'; sleep 0.2; done", clock)
+    probe = fake_nvml_probe(daemon, containers, READS, clock)
     assert await probe.read_gpus() == (GPU,)
     containers.client.containers.get(name_of(containers)).kill()
     assert await probe.read_gpus() is None
@@ -164,16 +165,15 @@ async def test_no_gpu_support_is_looked_at_again_rarely(containers: DockerEngine
 
 
 async def test_an_earlier_probe_is_replaced_and_a_foreign_one_not(containers: DockerEngines, daemon: Daemon) -> None:
-    body = f"while :; do echo '{READING}'; sleep 0.2; done"
-    assert await fake_nvml_probe(daemon, containers, body, Clock()).read_gpus() == (GPU,)
+    assert await fake_nvml_probe(daemon, containers, READS, Clock()).read_gpus() == (GPU,)
     before = containers.inspect(name_of(containers))["Id"]
-    probe = fake_nvml_probe(daemon, containers, body, Clock())
+    probe = fake_nvml_probe(daemon, containers, READS, Clock())
     assert await probe.read_gpus() == (GPU,)
     assert containers.inspect(name_of(containers))["Id"] != before
     await probe.close()
 
     containers.foreign(name_of(containers))
-    probe = fake_nvml_probe(daemon, containers, body, Clock())
+    probe = fake_nvml_probe(daemon, containers, READS, Clock())
     assert await probe.read_gpus() == ()
     await probe.close()
     assert containers.foreign_runs(name_of(containers))
