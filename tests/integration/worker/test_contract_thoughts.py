@@ -76,9 +76,7 @@ def test_no_character_is_cut(caller: Worker) -> None:
 @pytest.mark.parametrize(
     ("fields", "thinks"),
     [
-        ({}, True),
-        ({"thinking": "default"}, True),
-        ({"thinking": "enabled"}, True),
+        *((fields, True) for fields in ({}, {"thinking": "default"}, {"thinking": "enabled"})),
         ({"reasoning_effort": "low"}, True),
         ({"thinking": "disabled"}, False),
         ({"reasoning_effort": "none"}, False),

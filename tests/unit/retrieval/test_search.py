@@ -89,9 +89,7 @@ ATTRIBUTES = {"lang": "en", "year": 2024, "price": 1.5, "draft": False, "tags": 
 @pytest.mark.parametrize(
     ("value", "matches"),
     [
-        (None, True),
-        ({}, True),
-        ({"lang": "en"}, True),
+        *((value, True) for value in (None, {}, {"lang": "en"})),
         ({"lang": "de"}, False),
         ({"lang": ["de", "en"]}, True),
         ({"lang": "en", "year": 2023}, False),

@@ -58,9 +58,7 @@ def test_a_type_of_no_use_is_none(declared: str, media_type: str | None) -> None
 @pytest.mark.parametrize(
     ("form", "at_fault"),
     [
-        (make_form(), "file"),
-        (make_form(field("id", b"x")), "file"),
-        (make_form(field("file", b"x")), "file"),
+        *((form, "file") for form in (make_form(), make_form(field("id", b"x")), make_form(field("file", b"x")))),
         (make_form(upload(b"x"), upload(b"y")), "file"),
         (make_form(field("colour", b"x"), upload(b"y")), "colour"),
         (make_form(field("id", b"x"), field("id", b"y"), upload(b"z")), "id"),
@@ -106,11 +104,7 @@ PACKAGES = ("retrieval", "gateway", "controller", "transfers", "common")
         ("👩\u200d💻.txt", "👩\u200d💻.txt"),
         (" x.txt . ", "x.txt"),
         (".env", ".env"),
-        ("..", None),
-        ("a/", None),
-        ("", None),
-        ("\u202e\0", None),
-        ("\u200d.", None),
+        *((given_name, None) for given_name in ("..", "a/", "", "\u202e\0", "\u200d.")),
         ("x" * 5000 + ".gguf", "x" * (MOST_NAME_BYTES - 5) + ".gguf"),
         ("ß" * 5000, "ß" * (MOST_NAME_BYTES // 2)),
         ("x." + "y" * 5000, "x." + "y" * (MOST_NAME_BYTES - 2)),

@@ -205,11 +205,8 @@ TEXT = "Grüße, naïve “quotes”, 5 €\n" * 5
     [
         (TEXT.encode(), TEXT),
         (codecs.BOM_UTF8 + TEXT.encode(), "\ufeff" + TEXT),
-        (TEXT.encode("utf-16"), TEXT),
-        (codecs.BOM_UTF16_BE + TEXT.encode("utf-16-be"), TEXT),
-        (TEXT.encode("utf-32"), TEXT),
-        (TEXT.encode("utf-16-le"), TEXT),
-        (TEXT.encode("utf-16-be"), TEXT),
+        *((data, TEXT) for data in (TEXT.encode("utf-16"), codecs.BOM_UTF16_BE + TEXT.encode("utf-16-be"))),
+        *((data, TEXT) for data in (TEXT.encode("utf-32"), TEXT.encode("utf-16-le"), TEXT.encode("utf-16-be"))),
         (TEXT.encode("cp1252"), TEXT),
         ("Grüße\n".encode("latin-1"), "Grüße\n"),
         ("漢字かな。".encode() + b"\xe6", "漢字かな。\ufffd"),

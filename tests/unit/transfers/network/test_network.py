@@ -35,12 +35,7 @@ def test_the_delay_doubles_and_is_as_long_as_asked(failures: int, asked_s: float
         (None, None),
         ("0", 0.0),
         (" 120 ", 120.0),
-        ("-1", None),
-        ("1.5", None),
-        ("soon", None),
-        ("", None),
-        ("9" * 40, None),
-        ("٣", None),
+        *((value, None) for value in ("-1", "1.5", "soon", "", "9" * 40, "٣")),
         ("Fri, 15 Jan 2027 08:01:00 GMT", 60.0),
         ("Fri, 15 Jan 2027 08:01:00 -0000", 60.0),
         ("Wed, 21 Oct 2015 07:28:00 GMT", 0.0),
@@ -58,10 +53,7 @@ def test_a_wish_to_wait_is_read_as_rfc_9110_has_it(value: str | None, seconds: f
         ('Bearer realm="https://a/t",service="s",scope="x"', Challenge("https://a/t", "s")),
         ('bearer service="s, t", realm="https://a/t?b=c"', Challenge("https://a/t?b=c", "s, t")),
         ("Bearer realm=https://a/t", Challenge("https://a/t", None)),
-        ('Bearer realm=""', None),
-        ('Bearer service="s"', None),
-        ('Basic realm="x"', None),
-        ("", None),
+        *((header, None) for header in ('Bearer realm=""', 'Bearer service="s"', 'Basic realm="x"', "")),
     ],
 )
 def test_a_challenge_is_read(header: str, challenge: Challenge | None) -> None:
@@ -78,9 +70,7 @@ def test_a_token_is_asked_for_to_read_one_repository() -> None:
     [
         ("/v2/library/m/manifests/latest", "library/m"),
         ("/v2/m/blobs/sha256:ab", "m"),
-        ("/v2/", None),
-        ("/other/v2/m/blobs/x", None),
-        ("/v2/m/tags/list", None),
+        *((path, None) for path in ("/v2/", "/other/v2/m/blobs/x", "/v2/m/tags/list")),
     ],
 )
 def test_a_path_of_a_registry_names_its_repository(path: str, repository: str | None) -> None:
@@ -93,10 +83,7 @@ def test_a_path_of_a_registry_names_its_repository(path: str, repository: str | 
         (b'{"token": "abc"}', "abc"),
         (b'{"access_token": "abc"}', "abc"),
         (b'{"token": "a\\nb", "access_token": "c"}', "c"),
-        (b'{"token": 1}', None),
-        (b'["token"]', None),
-        (b"[" * 100_000, None),
-        (b"", None),
+        *((body, None) for body in (b'{"token": 1}', b'["token"]', b"[" * 100_000, b"")),
     ],
 )
 def test_a_token_is_read_that_a_header_can_carry(body: bytes, token: str | None) -> None:

@@ -87,9 +87,7 @@ IMAGE = picture(f"data:image/png;base64,{PNG}")
         (sound(data="UklGRg=="), "images", f"{PART}.type", "reads text and images, not input_audio"),
         (sound(data="UklGRg==") | TOOL, "images audio", f"{PART}.type", "text in a tool's result"),
         (call("{"), "images", ARGUMENTS, "not JSON"),
-        (call("[1]"), "images", ARGUMENTS, "not a JSON object"),
-        (call('"a"'), "images", ARGUMENTS, "not a JSON object"),
-        (call([1]), "images", ARGUMENTS, "not a JSON object"),
+        *((message, "images", ARGUMENTS, "not a JSON object") for message in (call("[1]"), call('"a"'), call([1]))),
         ({"role": "assistant", "tool_calls": ["x"]}, "images", "messages[0].tool_calls[0]", "`function` with a `name`"),
     ],
 )
