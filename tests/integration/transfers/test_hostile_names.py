@@ -16,16 +16,8 @@ CONTENT = b"weights" * 5000
 MODEL = "model-Q4_K_M.gguf"
 REFERENCE = "hf:some/model:Q4_K_M"
 NAMES = [
-    f"../{MODEL}",
-    f"a/../../{MODEL}",
-    f"/tmp/{MODEL}",
-    f"./{MODEL}",
-    f"a//{MODEL}",
-    f"a\\..\\{MODEL}",
-    f"line\nfeed-{MODEL}",
-    f"null\0{MODEL}",
-    f"turned\u202e-{MODEL}",
-    f"{'x' * 250}-{MODEL}",
+    *(f"../{MODEL}", f"a/../../{MODEL}", f"/tmp/{MODEL}", f"./{MODEL}", f"a//{MODEL}", f"a\\..\\{MODEL}"),
+    *(f"line\nfeed-{MODEL}", f"null\0{MODEL}", f"turned\u202e-{MODEL}", f"{'x' * 250}-{MODEL}"),
     f"{'/'.join(['deep'] * 250)}/{MODEL}",
 ]
 

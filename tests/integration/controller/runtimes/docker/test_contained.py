@@ -32,17 +32,10 @@ def controller(
     network: str | None = None,
     serve: bool = False,
 ) -> Any:
-    """Run a controller's container, restricted as in compose.yaml; what it told."""
+    """Run a controller's container, restricted as in compose.yaml; what it reports."""
     script = str(Path(contained_controller.__file__))
-    told = {
-        "instance": containers.instance,
-        "models": models,
-        "model_path": model_path,
-        "network": containers.network,
-        "images": images(),
-        "shell": shell_image(),
-        "serve": serve,
-    }
+    told = {"instance": containers.instance, "models": models, "model_path": model_path, "serve": serve}
+    told |= {"network": containers.network, "images": images(), "shell": shell_image()}
     output = containers.client.containers.run(
         images()["controller"],
         ["/script.py", json.dumps(told)],
