@@ -41,14 +41,14 @@ def ours(engine: WorkerEngine) -> bool:
 def test_exact_text_and_counts_through_the_openai_sdk(worker: Worker, engine: WorkerEngine) -> None:
     client: Any = worker.openai()
     assert [each.id for each in client.models.list()] == ["demo"]
-    prompts, made = worker.figure("prompt_tokens_total"), worker.figure("tokens_predicted_total")
+    prompts, created = worker.figure("prompt_tokens_total"), worker.figure("tokens_predicted_total")
     for content in ("hello", "hello", [{"type": "text", "text": "hello"}]):  # the second time from the cache
         chat = client.chat.completions.create(model="any", messages=[{"role": "user", "content": content}])
         assert (chat.choices[0].message.content, chat.choices[0].finish_reason) == (SENTENCE, "stop")
         expected = (engine.prompt_tokens, engine.completion_tokens)
         assert (chat.usage.prompt_tokens, chat.usage.completion_tokens) == expected
         assert engine.own_surface or chat.model == "demo"
-    assert worker.figure("tokens_predicted_total") - made == 3 * engine.completion_tokens
+    assert worker.figure("tokens_predicted_total") - created == 3 * engine.completion_tokens
     if not engine.own_surface:  # llama-server counts those that it did not have
         assert worker.figure("prompt_tokens_total") - prompts == 3 * engine.prompt_tokens
 
@@ -79,8 +79,8 @@ def test_a_text_is_completed_as_it_is(worker: Worker, engine: WorkerEngine) -> N
     prompt = "<|assistant|>"
     tokens = post(worker, "/tokenize", content=prompt)["tokens"]
     assert len(tokens) == 1
-    for asked in (prompt, [prompt], tokens):
-        whole = create(model="m", prompt=asked, stream=False)
+    for sent in (prompt, [prompt], tokens):
+        whole = create(model="m", prompt=sent, stream=False)
         assert (whole.choices[0].text, whole.choices[0].finish_reason) == (SENTENCE, "stop")
         assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (1, engine.completion_tokens)
     cut = create(model="m", prompt=prompt, max_tokens=3)
@@ -105,15 +105,15 @@ def test_the_token_limit(worker: Worker, engine: WorkerEngine) -> None:
 @each_engine(ours)
 def test_a_stop_string_ends_the_answer_and_the_work(worker: Worker, engine: WorkerEngine) -> None:
     for path in (CHAT, COMPLETIONS) if completes(engine) else (CHAT,):
-        asked: dict[str, Any] = {"prompt": "<|assistant|>"} if path == COMPLETIONS else {}
+        sent: dict[str, Any] = {"prompt": "<|assistant|>"} if path == COMPLETIONS else {}
         before = worker.figure("tokens_predicted_total")
-        answer = post(worker, path, **asked, stop=["never", "k brown f"])
+        answer = post(worker, path, **sent, stop=["never", "k brown f"])
         ended = answer["choices"][0]
         text = ended["text"] if path == COMPLETIONS else ended["message"]["content"]
         assert (text, ended["finish_reason"], ended["stop_reason"]) == ("The quic", "stop", "k brown f")
         assert answer["usage"]["completion_tokens"] == worker.figure("tokens_predicted_total") - before == 4
         # Of one that is not all there, what was held back is told in the end.
-        [whole] = post(worker, path, **asked, stop="sleeps!!")["choices"]
+        [whole] = post(worker, path, **sent, stop="sleeps!!")["choices"]
         assert (whole["text"] if path == COMPLETIONS else whole["message"]["content"]) == SENTENCE
         assert (whole["finish_reason"], "stop_reason" in whole) == ("stop", False)
     chunks = streamed(worker, stop="k brown f")
@@ -269,12 +269,12 @@ def test_what_cannot_be_served_is_refused_by_its_place(worker: Worker, engine: W
     for path, fields, code, param, names in REFUSED:
         if engine.name not in names:
             continue
-        asked = {"messages": USER, **fields} if path == CHAT else fields
+        sent = {"messages": USER, **fields} if path == CHAT else fields
         for stream in (False, True) if path in (CHAT, COMPLETIONS) else (False,):
-            status, body = worker.request("POST", path, {**asked, "stream": stream})
-            said = json.loads(body)["error"]
-            assert (status, said["code"], said["param"]) == (400, code, param), (path, fields)
-            assert said["message"]
+            status, body = worker.request("POST", path, {**sent, "stream": stream})
+            output = json.loads(body)["error"]
+            assert (status, output["code"], output["param"]) == (400, code, param), (path, fields)
+            assert output["message"]
 
 
 ROUTES: dict[str, list[str]] = {
@@ -303,13 +303,13 @@ def test_what_an_engine_does_not_offer_is_said_to_be_so(worker: Worker, engine: 
 def test_errors_have_openai_s_form(worker: Worker, engine: WorkerEngine) -> None:
     path, _ = engine.request
     field = "messages" if engine.chats else "input"
-    asked = {
+    sent = {
         ("POST", path, b"{bad"): (400, "invalid_json", None),
         ("POST", path, b"{}"): (400, "invalid_request", field),
         ("GET", "/v1/nothing", None): (404, "unknown_route", None),
         ("GET", path, None): (405, "method_not_allowed", None),
     }
-    for request, (status, code, param) in asked.items():
+    for request, (status, code, param) in sent.items():
         answered, body = worker.request(*request)
         error = json.loads(body)["error"]
         assert (answered, error["code"], error["param"]) == (status, code, param)
@@ -322,14 +322,14 @@ def test_errors_have_openai_s_form(worker: Worker, engine: WorkerEngine) -> None
 @each_engine()
 def test_everything_but_health_needs_the_token(worker: Worker, engine: WorkerEngine) -> None:
     path, body = engine.request
-    for method, where, asked in (
+    for method, where, sent in (
         *(("GET", "/metrics", None), ("GET", "/v1/models", None), ("GET", "/nothing", None)),
         *(("POST", path, body), ("POST", "/tokenize", {"content": "a"}), ("POST", "/apply-template", body)),
     ):
-        status, text = worker.request(method, where, asked, token="wrong")
+        status, text = worker.request(method, where, sent, token="wrong")
         assert status == 401, where
         assert engine.own_surface or json.loads(text)["error"]["code"] == "invalid_api_key"
-        assert worker.request(method, where, asked)[0] in (200, 404, 501)
+        assert worker.request(method, where, sent)[0] in (200, 404, 501)
     assert worker.request("GET", "/health", token="wrong")[0] == 200
     if engine.own_surface:  # its slots tell prompts
         assert [worker.request("GET", "/slots", token=token)[0] for token in ("wrong", worker.token)] == [401, 200]

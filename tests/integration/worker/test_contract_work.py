@@ -54,9 +54,9 @@ def test_a_client_that_leaves_stops_the_work(worker: Worker, engine: WorkerEngin
     assert worker.figure(engine.counts) - before < engine.whole
     if engine.chats:
         # A further answer of known length is all that is counted from now on.
-        made = worker.figure("tokens_predicted_total")
+        created = worker.figure("tokens_predicted_total")
         assert choice(worker, max_tokens=3)["message"]["content"] == SAID
-        assert worker.figure("tokens_predicted_total") == made + 3
+        assert worker.figure("tokens_predicted_total") == created + 3
     else:
         assert post(worker, path, **short)["data"] == vectors
 

@@ -28,9 +28,9 @@ def test_the_tokenizer_may_lie_elsewhere(tmp_path: Path) -> None:
         assert choice(worker.ready())["message"]["content"] == SENTENCE
     write_tokenizer(tmp_path / "other", speaker_vocabulary(["The quick"])[0])
     number = make_vocabulary().padding_from
-    said = f"is not this model's: its token {number} is 'The quick', not '<|pad{number}|>'"
+    output = f"is not this model's: its token {number} is 'The quick', not '<|pad{number}|>'"
     wrong = load_error("ct2", model, "--tokenizer", str(tmp_path / "other"))
-    assert wrong == f"the tokenizer in {tmp_path / 'other'} {said}"
+    assert wrong == f"the tokenizer in {tmp_path / 'other'} {output}"
 
 
 WORDS = COMPLETION_TOKENS - 1

@@ -69,8 +69,8 @@ def test_two_streams_interleave(worker: Worker) -> None:
     before = last_job(worker)
     responses = [worker.open("POST", "/v1/completions", {**ENDLESS, "max_tokens": 100}) for _ in range(2)]
     eventually("both run", lambda: worker.figure("requests_processing") == 2)
-    made = [each.getresponse().read().count(b'"text"') for each in responses]
-    assert min(made) > 90
+    created = [each.getresponse().read().count(b'"text"') for each in responses]
+    assert min(created) > 90
     assert f"job {before + 2} starts beside 1" in worker.log
 
 
@@ -176,9 +176,9 @@ def test_gpus_that_are_too_small_or_too_few_for_their_limits(
     monkeypatch: pytest.MonkeyPatch, model: Path, gpus: int, limit: str, line: str, plainly: str
 ) -> None:
     _fake_gpus(monkeypatch, gpus)
-    said = load_error("exllamav3", model, *SPLIT, limit)
-    assert said == f"ExLlamaV3 {line.format(model=model)}"
-    verdict = ENGINES["exllamav3"].explain_exit(1, said)
+    output = load_error("exllamav3", model, *SPLIT, limit)
+    assert output == f"ExLlamaV3 {line.format(model=model)}"
+    verdict = ENGINES["exllamav3"].explain_exit(1, output)
     assert verdict is not None
     assert plainly in verdict.message
     assert not verdict.permanent
@@ -222,9 +222,9 @@ def test_without_a_gpu_it_says_so_and_one_that_was_given_may_come_back(
 ) -> None:
     _fake_gpus(monkeypatch, 0)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
-    said = load_error("exllamav3", model)
-    assert said == f"ExLlamaV3 {line}"
-    verdict = ENGINES["exllamav3"].explain_exit(1, said)
+    output = load_error("exllamav3", model)
+    assert output == f"ExLlamaV3 {line}"
+    verdict = ENGINES["exllamav3"].explain_exit(1, output)
     assert verdict is not None
     assert plainly in verdict.message
     assert verdict.permanent is permanent

@@ -113,18 +113,18 @@ def test_the_library_takes_shares_of_as_many_gpus_as_are_ever_told(serve: Serve)
 
 
 def test_translategemma_gets_its_structure(translator: Worker) -> None:
-    asked: dict[str, Any] = {"messages": [{"role": "user", "content": "Guten Tag"}], "target_lang_code": "en"}
+    sent: dict[str, Any] = {"messages": [{"role": "user", "content": "Guten Tag"}], "target_lang_code": "en"}
     cases: list[tuple[dict[str, Any], str, str]] = [
         ({"source_lang_code": "de_AT"}, "German (de-AT)", "Guten Tag"),
         ({}, "Spanish (es)", f"{DETECT}Guten Tag"),
         ({"source_lang_code": "mixed"}, "Spanish (es)", f"{DETECT}Guten Tag"),
     ]
     for fields, source, text in cases:
-        prompt = post(translator, "/apply-template", **asked, **fields)["prompt"]
+        prompt = post(translator, "/apply-template", **sent, **fields)["prompt"]
         assert prompt == f"<|endoftext|><|user|>{source} to English (en):\n\n\n{text}<|end|><|assistant|>"
-        answer = post(translator, **asked, **fields)
+        answer = post(translator, **sent, **fields)
         assert answer["choices"][0]["message"]["content"] == "Good day"
-        counted = post(translator, f"{CHAT}/input_tokens", **asked, **fields)
+        counted = post(translator, f"{CHAT}/input_tokens", **sent, **fields)
         assert counted == {"input_tokens": answer["usage"]["prompt_tokens"], "object": "response.input_tokens"}
 
 
@@ -158,13 +158,13 @@ def test_texts_are_to_the_worker_what_they_are_to_llama_server(serve: Serve, tmp
     model = worker.process.cmdline()[worker.process.cmdline().index("--model") + 1]
     with llama_servers.started("embedded", tmp_path, "m", Path(model), token="secret") as server:
         server.ready()
-        asked = [
+        sent = [
             *(("/tokenize", body) for body in TEXTS),
             ("/detokenize", {"tokens": [*range(300)]}),
             ("/detokenize", {"tokens": []}),
             *(("/apply-template", body) for body in CONVERSATIONS),
         ]
-        for path, body in asked:
+        for path, body in sent:
             ours, theirs = (json.loads(each.request("POST", path, body)[1]) for each in (worker, server))
             assert ours == theirs, (path, body)
         for body in CONVERSATIONS:
@@ -282,22 +282,22 @@ def fits(text: str) -> bool:
 def test_an_answer_follows_its_schema(plain: Worker, caller: Worker) -> None:
     strict = {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": SCHEMA}}
     for seed in range(3):
-        asked = {"response_format": strict, "max_tokens": 400, "seed": seed}
-        assert fits(choice(plain, **asked)["message"]["content"])
+        sent = {"response_format": strict, "max_tokens": 400, "seed": seed}
+        assert fits(choice(plain, **sent)["message"]["content"])
         for fields in ({}, {"chat_template_kwargs": {"begun": True}}):
-            message = choice(caller, **asked, **fields)["message"]
+            message = choice(caller, **sent, **fields)["message"]
             assert message["reasoning"] == THOUGHT, "the grammar begins behind the thought"
             assert fits(message["content"])
-        message = choice(caller, **asked, thinking="disabled")["message"]
+        message = choice(caller, **sent, thinking="disabled")["message"]
         assert "reasoning" not in message
         assert fits(message["content"])
 
 
 def test_strings_of_a_schema_are_json(plain: Worker) -> None:
     line_end, quote = (post(plain, "/tokenize", content=each)["tokens"][0] for each in ("\n", '"'))
-    asked = {"type": "json_object", "schema": SCHEMA}
+    sent = {"type": "json_object", "schema": SCHEMA}
     for token in (line_end, quote):  # the model would write nothing else
-        ended = choice(plain, response_format=asked, max_tokens=400, seed=1, logit_bias={str(token): 30})
+        ended = choice(plain, response_format=sent, max_tokens=400, seed=1, logit_bias={str(token): 30})
         assert fits(ended["message"]["content"])
 
 
@@ -318,11 +318,9 @@ def is_tree(value: Any) -> bool:
 
 
 def test_a_schema_that_refers_to_itself(plain: Worker) -> None:
-    asked = {"type": "json_schema", "json_schema": {"name": "n", "schema": TREE}}
+    sent = {"type": "json_schema", "json_schema": {"name": "n", "schema": TREE}}
     for seed in range(3):
-        assert is_tree(
-            json.loads(choice(plain, response_format=asked, max_tokens=900, seed=seed)["message"]["content"])
-        )
+        assert is_tree(json.loads(choice(plain, response_format=sent, max_tokens=900, seed=seed)["message"]["content"]))
     days = {"$defs": {"Node": DAYS}, "$ref": "#/$defs/Node"}
     tools = [
         {"type": "function", "function": {"name": name, "parameters": of}} for name, of in (("a", TREE), ("b", days))
@@ -343,13 +341,13 @@ THINKS = "{# <think></think> #}" + CALLER_TEMPLATE
 
 @pytest.mark.parametrize("thought", [[], ["<think>", "hm", "</think>"]])
 def test_beside_tools_an_answer_follows_its_schema_or_is_a_call(serve: Serve, thought: list[str]) -> None:
-    asked = {"tools": [PLAN], "response_format": {"type": "json_object", "schema": DAYS}, "max_tokens": 100}
+    sent = {"tools": [PLAN], "response_format": {"type": "json_object", "schema": DAYS}, "max_tokens": 100}
     hidden = ["<tool_call>", "</tool_call>", *thought[::2]]
     calling = serve([*thought, "<tool_call>", FIRST_CALL, "</tool_call>", SECOND_CALL], THINKS, hidden=hidden)
-    ended = choice(calling, **asked)
+    ended = choice(calling, **sent)
     assert (calls_in(ended["message"]), ended["finish_reason"]) == (CALLS, "tool_calls")
     saying = serve([*thought, "Well. ", '{"day"', ': "mon', '"}'], THINKS, hidden=thought[::2])
-    ended = choice(saying, **asked, logit_bias={str(post(saying, "/tokenize", content='{"day"')["tokens"][0]): 30})
+    ended = choice(saying, **sent, logit_bias={str(post(saying, "/tokenize", content='{"day"')["tokens"][0]): 30})
     assert (ended["message"]["content"], ended["finish_reason"]) == ('{"day": "mon"}', "stop")
     assert ended["message"].get("reasoning") == ("hm" if thought else None)
 
@@ -388,8 +386,8 @@ def test_any_json_object(plain: Worker) -> None:
     ],
 )
 def test_a_schema_that_cannot_be_followed(plain: Worker, schema: dict[str, Any]) -> None:
-    asked = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
-    status, code, param = error(plain, response_format=asked)
+    sent = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    status, code, param = error(plain, response_format=sent)
     assert (status, code, param) == (400, "invalid_request", "response_format.json_schema.schema")
     bad = {"type": "function", "function": {"name": "f", "parameters": schema}}
     assert error(plain, tools=[bad], tool_choice="required") == (400, "invalid_request", "tools")

@@ -25,8 +25,8 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
 
 
 def test_a_stream_on_the_wire(worker: Worker) -> None:
-    asked = {"prompt": "x", "stream": True, "max_tokens": 2}
-    response = worker.open("POST", "/v1/completions", asked).getresponse()
+    sent = {"prompt": "x", "stream": True, "max_tokens": 2}
+    response = worker.open("POST", "/v1/completions", sent).getresponse()
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
     events = response.read().decode().split("\n\n")
     choices = [json.loads(event.removeprefix("data: "))["choices"][0] for event in events[:-2]]

@@ -72,9 +72,9 @@ async def test_preflight_says_what_files_are_missing_and_starts_nothing(engines:
     folder = CT2Definition(backend="ct2", model_path="folder")
     for name in ("tokenizer.json", "model.bin"):
         (engines.models / "folder" / name).unlink()
-        said = await error(folder, good.image)
-        assert said is not None
-        assert said.startswith(f"model_path: folder/{name} is missing from {engines.models}")
+        output = await error(folder, good.image)
+        assert output is not None
+        assert output.startswith(f"model_path: folder/{name} is missing from {engines.models}")
     assert await runtime.list_replicas() == []
     assert engines.left() == []
 
@@ -82,7 +82,7 @@ async def test_preflight_says_what_files_are_missing_and_starts_nothing(engines:
 async def test_each_replica_finds_its_own_folder_and_what_it_wrote_there(engines: ContractEngines) -> None:
     runtime = engines.runtime()
     definition = engines.shell(NOTES, llama_server_slot_save=True)
-    said = []
+    output = []
     for attempt, index in enumerate((0, 1, 0), 1):
         first = engines.request(definition, attempt=attempt)
         where = replace(first.id, index=index)
@@ -92,9 +92,9 @@ async def test_each_replica_finds_its_own_folder_and_what_it_wrote_there(engines
         rendered = await engines.runtime().render_replica(seen, definition, request.image)
         assert rendered is not None
         assert rendered.argv == seen.argv
-        said.append((await runtime.read_log_tail(request.name)).strip())
+        output.append((await runtime.read_log_tail(request.name)).strip())
         await runtime.remove_replica(request.name)
-    assert said == ["drwx------ 0", "drwx------ 0", "drwx------ 1"]
+    assert output == ["drwx------ 0", "drwx------ 0", "drwx------ 1"]
 
 
 async def test_what_was_not_edited_renders_as_it_runs(engines: ContractEngines) -> None:
@@ -152,8 +152,8 @@ async def test_an_engine_reads_its_files_from_every_models_folder(engines: Contr
     request = engines.request(definition)
     await runtime.start_replica(request)
     assert (await exited(runtime)).exit is not None
-    said = (await runtime.read_log_tail(request.name)).splitlines()
-    assert sorted(said) == ["GGUF a blob", "GGUF data", "GGUF first", "GGUF linked to"]
+    output = (await runtime.read_log_tail(request.name)).splitlines()
+    assert sorted(output) == ["GGUF a blob", "GGUF data", "GGUF first", "GGUF linked to"]
     await runtime.remove_replica(request.name)
 
 

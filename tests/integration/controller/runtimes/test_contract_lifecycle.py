@@ -269,10 +269,10 @@ async def test_a_load_s_progress_is_read_from_the_log(engines: ContractEngines) 
     await progress.close()
 
 
-async def phases_at(runtime: Runtime, events: AsyncIterator[None], told: list[Phase]) -> None:
+async def phases_at(runtime: Runtime, events: AsyncIterator[None], reported: list[Phase]) -> None:
     """Look at every event, as the controller does, and never without one."""
     async for _ in events:
-        told[:] = [seen.phase for seen in await runtime.list_replicas()]
+        reported[:] = [seen.phase for seen in await runtime.list_replicas()]
 
 
 @pytest.mark.parametrize("adopted", [False, True])
@@ -283,11 +283,11 @@ async def test_an_end_wakes_whoever_waits_for_events(engines: ContractEngines, a
     if adopted:
         runtime = engines.runtime()
         await runtime.list_replicas()
-    told: list[Phase] = []
-    watch = asyncio.create_task(phases_at(runtime, runtime.watch_events(), told))
+    reported: list[Phase] = []
+    watch = asyncio.create_task(phases_at(runtime, runtime.watch_events(), reported))
     await asyncio.sleep(0)
     engines.kill(request.name)
-    await until("the end was told", lambda: told == [Phase.EXITED])
+    await until("the end was told", lambda: reported == [Phase.EXITED])
     await runtime.close()
     async with asyncio.timeout(60):
         await watch

@@ -89,8 +89,8 @@ async def test_gpus_are_unknown_when_the_library_fails(containers: DockerEngines
 
 async def test_the_driver_is_what_the_last_reading_tells(containers: DockerEngines, daemon: Daemon) -> None:
     clock, go = Clock(), "/dev/shm/go"
-    told = {"version": "570.195.03", "cuda_version": "12.8", "brands": ["geforce", "nvidia"]}
-    reading = json.dumps(json.loads(READING) | {"driver": told})
+    reported = {"version": "570.195.03", "cuda_version": "12.8", "brands": ["geforce", "nvidia"]}
+    reading = json.dumps(json.loads(READING) | {"driver": reported})
     body = f"mkfifo {go}; echo '{reading}'; read line < {go}; echo '{READING}'; exec sleep 600"
     probe = fake_nvml_probe(daemon, containers, body, clock)
     assert await probe.read_gpus() == (GPU,)
