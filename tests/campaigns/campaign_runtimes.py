@@ -11,9 +11,6 @@ leave no zombie, no open file and no record.
 """
 TESTS = (
     "tests/integration/controller/runtimes/test_contract_lifecycle.py",
-    "tests/integration/controller/runtimes/test_contract_exits.py",
-    "tests/integration/controller/runtimes/test_contract_ownership.py",
-    "tests/integration/controller/runtimes/test_contract_logs.py",
     "tests/integration/controller/runtimes/docker/test_daemon.py",
     "tests/integration/controller/runtimes/process/test_endings.py",
 )

@@ -18,7 +18,7 @@ from controller.engines.stub import StubDefinition
 from controller.runtimes.base import Runtime, SeenReplica, StartRequest
 from controller.runtimes.naming import replica_name, replica_token
 from controller.schema.desired import Definition
-from controller.state import Phase, ReplicaId
+from controller.state import Exit, Phase, ReplicaId
 from tests.support.http_client import answers, send_request
 from tests.support.wait import until
 
@@ -136,6 +136,22 @@ def running(pid: int) -> bool:
     return fields[0] not in "ZX" or int(fields[17]) > 1
 
 
+async def start_shell(
+    engines: ContractEngines,
+    body: str = RUN,
+    *,
+    model: str = "m",
+    attempt: int = 1,
+    claims: Mapping[str, int] | None = None,
+    **fields: object,
+) -> tuple[Runtime, StartRequest]:
+    """A runtime that has started a shell program as an engine, and the start. `fields`: of the definition."""
+    runtime = engines.runtime()
+    request = engines.request(engines.shell(body, **fields), model, attempt=attempt, claims=claims)
+    await runtime.start_replica(request)
+    return runtime, request
+
+
 async def only(runtime: Runtime) -> SeenReplica:
     (seen,) = await runtime.list_replicas()
     return seen
@@ -148,6 +164,13 @@ async def exited(runtime: Runtime) -> SeenReplica:
 
     ended: SeenReplica = await until("the engine's end", look)
     return ended
+
+
+async def ended(runtime: Runtime) -> Exit:
+    """How the one replica ended, once it has."""
+    seen = await exited(runtime)
+    assert seen.exit is not None
+    return seen.exit
 
 
 async def wait_for_log(runtime: Runtime, name: str, text: str) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from common.model_reference import ModelReference
 from controller.schema.downloads import Download
+from controller.schema.errors import RoundhouseError
 from tests.support.download_site import wait_final
 from tests.support.file_server import FileServer
 from tests.support.wait import eventually
@@ -44,3 +48,17 @@ def wait_for_end(transfers: Transfers, download: str) -> Download:
 def fetch(transfers: Transfers, reference: ModelReference) -> Download:
     """Order a download, and return it when it has ended."""
     return wait_for_end(transfers, transfers.board.order(reference, include_pickle=False)[0].id)
+
+
+@contextmanager
+def refused(code: str, *words: str) -> Iterator[None]:
+    """What the block does is an error with this code, whose message has these words."""
+    with pytest.raises(RoundhouseError) as raised:
+        yield
+    assert raised.value.entry.code == code, raised.value
+    assert all(each in raised.value.message for each in words), raised.value.message
+
+
+def error_code(download: Download) -> str | None:
+    """Why a download failed; None: it did not."""
+    return None if download.error is None else download.error.code

@@ -1,13 +1,18 @@
-"""The Makefile where no package index can be asked: stand-ins for Python and pip under a real make."""
+"""`make`, the launcher that it installs, and .ci/docker."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from controller.runtimes.process.stat import read_stat
+from tests.support.wait import until
 
 REPOSITORY = Path(__file__).parents[2]
 FAKE_PYTHON = """#!/bin/bash
@@ -120,3 +125,31 @@ def test_the_launcher_is_written_anew_and_replaces_nothing_else(checkout: Path, 
 def test_every_target_is_in_the_list(checkout: Path) -> None:
     done = make(checkout, "help")
     assert [line.split()[1] for line in done.stdout.splitlines()][:4] == ["help", "up", "install", "install-launcher"]
+
+
+SCRIPT = Path(__file__).parents[2] / ".ci" / "docker"
+
+
+@pytest.fixture
+def ended_dockerd(tmp_path: Path) -> Iterator[int]:
+    """The pid of a `dockerd` that nobody reaps."""
+    program = shutil.which("true")
+    assert program is not None
+    shutil.copy(program, tmp_path / "dockerd")
+    with subprocess.Popen([tmp_path / "dockerd"]) as child:
+        yield child.pid
+
+
+async def test_a_zombie_is_no_running_dockerd(ended_dockerd: int, tmp_path: Path) -> None:
+    await until("it is a zombie", lambda: (stat := read_stat(ended_dockerd)) is not None and stat.has_ended)
+    note = tmp_path / "note"
+    note.write_text(f"{ended_dockerd}\n{tmp_path / 'folder'}\n")
+    stop = await asyncio.create_subprocess_exec(SCRIPT, "stop", note)
+    try:
+        async with asyncio.timeout(30):
+            assert await stop.wait() == 0
+    finally:
+        if stop.returncode is None:
+            stop.kill()
+            await stop.wait()
+    assert not note.exists()

@@ -108,10 +108,8 @@ async def test_what_a_load_takes_of_its_gpu_is_observed_shown_and_remembered(hos
         [replica] = [each.name for each in await host.runtime.list_replicas()]
         if host_pids:
             assert gpu.processes is not None
-            assert [(each.pid, each.used_mib, each.replica) for each in gpu.processes] == [
-                (host.pid(), 7000, replica),
-                (1, 300, None),
-            ]
+            expected = [(host.pid(), 7000, replica), (1, 300, None)]
+            assert [(each.pid, each.used_mib, each.replica) for each in gpu.processes] == expected
         else:
             assert gpu.processes is None
         assert (controller.get_status().gpus or [])[0].processes == gpu.processes
@@ -251,9 +249,7 @@ async def test_a_gpu_that_falls_off_the_bus_hides_no_other_and_stops_no_engine(h
 @pytest.mark.engines
 @pytest.mark.embedded
 @pytest.mark.parametrize("host_pids", [True, False])
-async def test_an_engine_that_leaves_its_gpu_alone_has_failed(
-    host: Host, monkeypatch: pytest.MonkeyPatch, host_pids: bool
-) -> None:
+async def test_an_engine_off_its_gpu_has_failed(host: Host, monkeypatch: pytest.MonkeyPatch, host_pids: bool) -> None:
     available = importlib.util.find_spec("xllamacpp") is not None
     require("embedded", available, "xllamacpp is not installed (extra `embedded`)")
     ahead = [0.0]

@@ -153,9 +153,7 @@ def damage(shard: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["no segments", "no shard", "record", "dies"])
-async def test_a_damaged_collection_is_set_aside_and_can_be_made_anew(
-    tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_damaged_collection_is_set_aside(tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture) -> None:
     damage(await make_store(tmp_path), how)
     with caplog.at_level(logging.ERROR):
         store = await EdgeStore.open(tmp_path)
@@ -232,9 +230,7 @@ async def test_a_folder_that_cannot_be_used_is_an_error_without_its_path(tmp_pat
     assert str(tmp_path) not in str(raised.value)
 
 
-async def test_a_full_disk_leaves_no_process_and_a_deletion_can_be_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_full_disk_leaves_no_process_or_collection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = await EdgeStore.open(tmp_path)
 
     def is_full(*_: object) -> None:

@@ -6,6 +6,7 @@ import functools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import openai
@@ -22,14 +23,18 @@ from tests.support.retrieval_harness import ManualClock, RetrievalHarness, retri
 NOTES = b"# Engines\n\nThe turntable moves the engines.\n\n# Coal\n\nCoal is stored beside the shed.\n"
 
 
+def chunking(overlap: int) -> Any:
+    return {"type": "static", "static": {"max_chunk_size_tokens": 100, "chunk_overlap_tokens": overlap}}
+
+
 @asynccontextmanager
 async def sdk(
     folder: Path, clock: ManualClock | None = None
 ) -> AsyncIterator[tuple[openai.AsyncOpenAI, openai.AsyncOpenAI, RetrievalHarness]]:
     """The SDK of two tenants."""
     store = await EdgeStore.open(folder / "edge")
-    async with retrieval_harness(folder, store=store, parser=ParserPool(), clock=clock) as here:
-        transport = httpx2.ASGITransport(here.retrieval.build_app(), raise_app_exceptions=False)
+    async with retrieval_harness(folder, store=store, parser=ParserPool(), clock=clock) as harness:
+        transport = httpx2.ASGITransport(harness.retrieval.build_app(), raise_app_exceptions=False)
 
         def client_of(tenant: str) -> openai.AsyncOpenAI:
             return openai.AsyncOpenAI(
@@ -40,18 +45,14 @@ async def sdk(
                 http_client=httpx2.AsyncClient(transport=transport),
             )
 
-        yield client_of("alice"), client_of("bob"), here
+        yield client_of("alice"), client_of("bob"), harness
 
 
 async def test_a_file_is_uploaded_added_searched_and_removed(tmp_path: Path) -> None:
     async with sdk(tmp_path) as (alice, bob, _):
         file = await alice.files.create(file=("notes.md", NOTES), purpose="assistants")
-        assert (file.filename, file.bytes, file.purpose, file.status) == (
-            "notes.md",
-            len(NOTES),
-            "assistants",
-            "processed",
-        )
+        expected = ("notes.md", len(NOTES), "assistants", "processed")
+        assert (file.filename, file.bytes, file.purpose, file.status) == expected
         assert (await alice.files.content(file.id)).content == NOTES
         assert [each.id async for each in alice.files.list()] == [file.id]
 
@@ -61,10 +62,7 @@ async def test_a_file_is_uploaded_added_searched_and_removed(tmp_path: Path) -> 
             vector_store_id=store.id,
             attributes={"year": 1900},
             poll_interval_ms=20,
-            chunking_strategy={
-                "type": "static",
-                "static": {"max_chunk_size_tokens": 100, "chunk_overlap_tokens": 0},
-            },
+            chunking_strategy={"type": "static", "static": {"max_chunk_size_tokens": 100, "chunk_overlap_tokens": 0}},
         )
         assert (added.status, added.attributes, added.last_error) == ("completed", {"year": 1900}, None)
         found = [hit async for hit in alice.vector_stores.search(store.id, query="Where is the coal?")]
@@ -142,7 +140,7 @@ async def test_pages_of_stores_files_and_batches_go_forwards_and_backwards(tmp_p
 
 
 async def test_deleting_a_file_takes_it_out_of_all_vector_stores(tmp_path: Path) -> None:
-    async with sdk(tmp_path) as (alice, _, here):
+    async with sdk(tmp_path) as (alice, _, harness):
         file = await alice.files.create(file=("notes.md", NOTES), purpose="assistants")
         stores = [await alice.vector_stores.create(file_ids=[file.id]) for _ in range(2)]
         for store in stores:
@@ -153,13 +151,13 @@ async def test_deleting_a_file_takes_it_out_of_all_vector_stores(tmp_path: Path)
         deleted = await alice.vector_stores.delete(stores[0].id)
         assert deleted.deleted
         assert [each.id async for each in alice.vector_stores.list()] == [stores[1].id]
-        await here.retrieval.collector.collect()
-        assert list(here.retrieval.originals.list_originals()) == []
+        await harness.retrieval.collector.collect()
+        assert list(harness.retrieval.originals.list_originals()) == []
 
 
 async def test_the_documents_of_no_vector_store_are_searched_in_the_same_form(tmp_path: Path) -> None:
-    async with sdk(tmp_path) as (alice, bob, here):
-        document = await here.add(NOTES.decode(), tenant="alice")
+    async with sdk(tmp_path) as (alice, bob, harness):
+        document = await harness.add(NOTES.decode(), tenant="alice")
         file = await alice.files.create(file=("coal.md", b"Coal of a vector store."), purpose="assistants")
         store = await alice.vector_stores.create(file_ids=[file.id])
         await alice.vector_stores.files.poll(file.id, vector_store_id=store.id, poll_interval_ms=20)
@@ -174,50 +172,48 @@ async def test_the_documents_of_no_vector_store_are_searched_in_the_same_form(tm
             await alice.vector_stores.files.create(file_id=file.id, vector_store_id=OWN_DOCUMENTS)
 
 
+async def add_expiring(client: openai.AsyncOpenAI, seconds: int) -> tuple[str, str]:
+    """A file that expires, and a vector store with it that expires when it is not used for a day."""
+    expires: Any = {"anchor": "created_at", "seconds": seconds}
+    file = await client.files.create(file=("notes.md", NOTES), purpose="assistants", expires_after=expires)
+    unused: Any = {"anchor": "last_active_at", "days": 1}
+    store = await client.vector_stores.create(file_ids=[file.id], expires_after=unused)
+    await client.vector_stores.files.poll(file.id, vector_store_id=store.id, poll_interval_ms=20)
+    return file.id, store.id
+
+
 async def test_what_expires_is_gone(tmp_path: Path) -> None:
-    async with sdk(tmp_path) as (alice, _, here):
-        file = await alice.files.create(
-            file=("notes.md", NOTES), purpose="assistants", expires_after={"anchor": "created_at", "seconds": 3600}
-        )
-        store = await alice.vector_stores.create(
-            file_ids=[file.id], expires_after={"anchor": "last_active_at", "days": 1}
-        )
-        await alice.vector_stores.files.poll(file.id, vector_store_id=store.id, poll_interval_ms=20)
-        here.clock.now += 3601
+    async with sdk(tmp_path) as (alice, _, harness):
+        file_id, store_id = await add_expiring(alice, 3600)
+        harness.clock.now += 3601
         with pytest.raises(openai.NotFoundError):
-            await alice.files.retrieve(file.id)
-        here.clock.now += 86_400
-        assert (await alice.vector_stores.retrieve(store.id)).status == "expired"
+            await alice.files.retrieve(file_id)
+        harness.clock.now += 86_400
+        assert (await alice.vector_stores.retrieve(store_id)).status == "expired"
         with pytest.raises(openai.BadRequestError, match="has expired"):
-            await alice.vector_stores.search(store.id, query="coal")
-        assert await here.retrieval.files.delete_expired() == 1
+            await alice.vector_stores.search(store_id, query="coal")
+        assert await harness.retrieval.files.delete_expired() == 1
 
 
 async def test_a_clock_that_jumps_deletes_no_file_until_it_is_confirmed(tmp_path: Path) -> None:
-    async with sdk(tmp_path) as (alice, _, here):
-        file = await alice.files.create(
-            file=("notes.md", NOTES), purpose="assistants", expires_after={"anchor": "created_at", "seconds": 7200}
-        )
-        store = await alice.vector_stores.create(
-            file_ids=[file.id], expires_after={"anchor": "last_active_at", "days": 1}
-        )
-        await alice.vector_stores.files.poll(file.id, vector_store_id=store.id, poll_interval_ms=20)
-        clock = here.clock
+    async with sdk(tmp_path) as (alice, _, harness):
+        file_id, store_id = await add_expiring(alice, 7200)
+        clock = harness.clock
 
     async def expired(retrieval: Retrieval) -> tuple[int, int]:
         return await retrieval.files.delete_expired(), await retrieval.vector_stores.empty_expired()
 
     clock.ahead_s = 40 * 86_400
-    async with sdk(tmp_path, clock=clock) as (alice, _, here):  # which deletes at the start what has expired
+    async with sdk(tmp_path, clock=clock) as (alice, _, harness):  # which deletes at the start what has expired
         for ahead_s in (40 * 86_400, -3600, 0, 40 * 86_400):
             clock.ahead_s = ahead_s
-            assert await expired(here.retrieval) == (0, 0)
-            assert (await alice.files.retrieve(file.id)).id == file.id
-            assert [each.id for each in (await alice.files.list()).data] == [file.id]
-            assert (await alice.vector_stores.retrieve(store.id)).status == "completed"
-            assert (await alice.vector_stores.search(store.id, query="coal")).data
-            health = (await here.request("GET", "/health")).text
-            status = (await here.request("GET", "/v1/retrieval")).json()
+            assert await expired(harness.retrieval) == (0, 0)
+            assert (await alice.files.retrieve(file_id)).id == file_id
+            assert [each.id for each in (await alice.files.list()).data] == [file_id]
+            assert (await alice.vector_stores.retrieve(store_id)).status == "completed"
+            assert (await alice.vector_stores.search(store_id, query="coal")).data
+            health = (await harness.request("GET", "/health")).text
+            status = (await harness.request("GET", "/v1/retrieval")).json()
             assert health == (status["clock_hold"] or "ok")
             assert (f"clock: {health}" in status_lines(status)) == (ahead_s != 0)
             assert health.startswith({0: "ok", -3600: "The wall clock is 1 h 0 min behind"}.get(ahead_s, "The wall"))
@@ -225,12 +221,12 @@ async def test_a_clock_that_jumps_deletes_no_file_until_it_is_confirmed(tmp_path
         late = await alice.files.create(
             file=("late.md", NOTES), purpose="assistants", expires_after={"anchor": "created_at", "seconds": 3600}
         )
-        answer = await here.request("POST", "/v1/retrieval/clock/confirm", is_admin=True)
+        answer = await harness.request("POST", "/v1/retrieval/clock/confirm", is_admin=True)
         assert answer.json()["clock_hold"] is None
         # The vector store was used under the wrong clock.
-        assert await expired(here.retrieval) == (1, 0)
+        assert await expired(harness.retrieval) == (1, 0)
         with pytest.raises(openai.NotFoundError):
-            await alice.files.retrieve(file.id)
+            await alice.files.retrieve(file_id)
         assert (await alice.files.retrieve(late.id)).id == late.id
 
 
@@ -244,15 +240,7 @@ async def test_bad_input_is_named(tmp_path: Path) -> None:
         with pytest.raises(openai.NotFoundError, match="There is no file 'file-x'"):
             await alice.vector_stores.files.create(file_id="file-x", vector_store_id=store.id)
         with pytest.raises(openai.BadRequestError, match="at most half"):
-            await alice.vector_stores.create(
-                chunking_strategy={
-                    "type": "static",
-                    "static": {"max_chunk_size_tokens": 100, "chunk_overlap_tokens": 51},
-                }
-            )
+            await alice.vector_stores.create(chunking_strategy=chunking(51))
+        unknown: Any = {"type": "like", "key": "a", "value": 1}
         with pytest.raises(openai.BadRequestError, match=r"filter\.type: must be"):
-            await alice.vector_stores.search(
-                store.id,
-                query="x",
-                filters={"type": "like", "key": "a", "value": 1},  # type: ignore[arg-type]
-            )
+            await alice.vector_stores.search(store.id, query="x", filters=unknown)

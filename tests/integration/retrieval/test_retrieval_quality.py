@@ -28,21 +28,17 @@ def make_documents(count: int) -> dict[str, str]:
 async def test_hybrid_searches_find_what_either_mode_finds(tmp_path: Path) -> None:
     documents = make_documents(40)
     sets = make_question_sets(documents, seed=1, count=18)
-    assert {name: len(questions) for name, questions in sets.items()} == {
-        HEADINGS: 18,
-        PARAPHRASES: 18,
-        CODE_WORDS: 18,
-        MIXED: 18,
-    }
+    expected = {HEADINGS: 18, PARAPHRASES: 18, CODE_WORDS: 18, MIXED: 18}
+    assert {name: len(questions) for name, questions in sets.items()} == expected
     async with retrieval_harness(
         tmp_path,
         store=await EdgeStore.open(tmp_path / "edge"),
         models=FakeMeaning(),  # type: ignore[arg-type] # another client
         parser=ParserPool(),
         retrieval_embedding_model="meaning",
-    ) as here:
-        assert await add_documents(here, documents) == {"ready": 40}
-        found = await measure_quality(here, sets)
+    ) as harness:
+        assert await add_documents(harness, documents) == {"ready": 40}
+        found = await measure_quality(harness, sets)
     assert found[CODE_WORDS]["sparse"].recall_5 > found[CODE_WORDS]["dense"].recall_5
     assert found[PARAPHRASES]["dense"].recall_5 > found[PARAPHRASES]["sparse"].recall_5
     assert found[MIXED]["hybrid"].recall_5 >= max(found[MIXED][mode].recall_5 for mode in ("sparse", "dense"))

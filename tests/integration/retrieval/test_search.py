@@ -1,4 +1,5 @@
-"""Searches: modes, filters, reranking, thresholds, and what a search sees while documents change."""
+"""Searches: modes, filters, reranking, thresholds, what they see while documents change; and tenants, of whom none sees
+another's."""
 
 from __future__ import annotations
 
@@ -12,92 +13,90 @@ from retrieval.vector_store.bm25_options import Bm25Options
 from retrieval.vector_store.edge.store import EdgeStore
 from tests.fakes.fake_models import FakeModels
 from tests.fakes.memory_vector_store import MemoryVectorStore
-from tests.support.retrieval_harness import retrieval_harness
+from tests.support.retrieval_harness import RetrievalHarness, retrieval_harness
 from tests.support.wait import until
 
 
-async def test_words_alone_are_searched_without_an_embedding_model(tmp_path: Path) -> None:
-    async with retrieval_harness(tmp_path) as here:
-        await here.add("A fox and a dog.", "d")
-        answer = (await here.request("POST", "/v1/search", {"query": "dog"})).json()
-        assert (answer["mode"], answer["embedding_model"], answer["complete"]) == ("sparse", None, True)
-        [hit] = answer["data"]
-        assert (hit["scores"]["sparse"], hit["scores"]["sparse_rank"], hit["scores"]["dense"]) == (1.0, 1, None)
-        for mode in ("dense", "hybrid"):
-            refused = await here.request("POST", "/v1/search", {"query": "dog", "mode": mode})
-            assert refused.json()["error"]["param"] == "mode"
-            assert "ROUNDHOUSE_RETRIEVAL_EMBEDDING_MODEL" in refused.json()["error"]["message"]
+async def test_words_alone_are_searched_without_an_embedding_model(harness: RetrievalHarness) -> None:
+    await harness.add("A fox and a dog.", "d")
+    answer = (await harness.request("POST", "/v1/search", {"query": "dog"})).json()
+    assert (answer["mode"], answer["embedding_model"], answer["complete"]) == ("sparse", None, True)
+    [hit] = answer["data"]
+    assert (hit["scores"]["sparse"], hit["scores"]["sparse_rank"], hit["scores"]["dense"]) == (1.0, 1, None)
+    for mode in ("dense", "hybrid"):
+        refused = await harness.request("POST", "/v1/search", {"query": "dog", "mode": mode})
+        assert refused.json()["error"]["param"] == "mode"
+        assert "ROUNDHOUSE_RETRIEVAL_EMBEDDING_MODEL" in refused.json()["error"]["message"]
 
 
 async def test_every_mode_says_why(tmp_path: Path) -> None:
     async with retrieval_harness(
         tmp_path, retrieval_embedding_model="e5-tiny", retrieval_rerank_model="ranker"
-    ) as here:
-        await here.add("zzzz\n\nA fox.\n\nA dog.", "d")
-        [first, *_] = await here.search("zz", mode="dense")
+    ) as harness:
+        await harness.add("zzzz\n\nA fox.\n\nA dog.", "d")
+        [first, *_] = await harness.search("zz", mode="dense")
         assert (first["text"], first["scores"]["dense_rank"], first["scores"]["sparse"]) == ("zzzz", 1, None)
-        [fox, *rest] = await here.search("fox")
+        [fox, *rest] = await harness.search("fox")
         assert fox["text"] == "A fox."
         assert fox["scores"]["sparse_rank"] == 1
         assert fox["scores"]["dense_rank"] >= 1
         assert all(each["scores"]["sparse"] is None for each in rest)
-        [dog, *_] = await here.search("a dog.", rerank=True)
+        [dog, *_] = await harness.search("a dog.", rerank=True)
         assert (dog["text"], dog["score"], dog["scores"]["rerank"]) == ("A dog.", 2.0, 2.0)
-        queries = [texts for _, texts, is_background in here.models.requests if not is_background]
+        queries = [texts for _, texts, is_background in harness.models.requests if not is_background]
         assert queries == [["query: zz"], ["query: fox"], ["query: a dog."]]
-        passages = [texts for _, texts, is_background in here.models.requests if is_background]
+        passages = [texts for _, texts, is_background in harness.models.requests if is_background]
         assert passages[-1] == ["passage: zzzz", "passage: A fox.", "passage: A dog."]
 
 
-async def test_filters_and_thresholds_leave_out(tmp_path: Path) -> None:
-    async with retrieval_harness(tmp_path) as here:
-        await here.add("A fox.", "en", metadata={"lang": "en", "year": 2023})
-        await here.add("A fox, ein Fuchs.", "de", metadata={"lang": "de", "year": 2024})
-        assert await here.texts("fox", filter={"lang": "de"}) == ["A fox, ein Fuchs."]
-        assert await here.texts("fox", filter={"type": "lt", "key": "year", "value": 2024}) == ["A fox."]
-        assert await here.texts("fox fuchs", score_threshold=2) == ["A fox, ein Fuchs."]
-        assert len(await here.texts("fox", top_k=1)) == 1
+async def test_filters_and_thresholds_leave_out(harness: RetrievalHarness) -> None:
+    await harness.add("A fox.", "en", metadata={"lang": "en", "year": 2023})
+    await harness.add("A fox, ein Fuchs.", "de", metadata={"lang": "de", "year": 2024})
+    assert await harness.texts("fox", filter={"lang": "de"}) == ["A fox, ein Fuchs."]
+    assert await harness.texts("fox", filter={"type": "lt", "key": "year", "value": 2024}) == ["A fox."]
+    assert await harness.texts("fox fuchs", score_threshold=2) == ["A fox, ein Fuchs."]
+    assert len(await harness.texts("fox", top_k=1)) == 1
 
 
 async def test_a_model_that_is_away_is_said(tmp_path: Path) -> None:
     models = FakeModels()
     async with retrieval_harness(
         tmp_path, models=models, retrieval_embedding_model="m", retrieval_rerank_model="r"
-    ) as here:
-        await here.add("A fox.", "d")
+    ) as harness:
+        await harness.add("A fox.", "d")
         models.away = True
-        answer = await here.request("POST", "/v1/search", {"query": "fox"})
+        answer = await harness.request("POST", "/v1/search", {"query": "fox"})
         assert answer.json()["error"]["code"] == "embedding_unavailable"
         assert answer.headers["retry-after"] == "5"
-        answer = await here.request("POST", "/v1/search", {"query": "fox", "mode": "sparse", "rerank": True})
+        answer = await harness.request("POST", "/v1/search", {"query": "fox", "mode": "sparse", "rerank": True})
         assert answer.json()["error"]["code"] == "rerank_unavailable"
-        assert await here.texts("fox", mode="sparse") == ["A fox."]
+        assert await harness.texts("fox", mode="sparse") == ["A fox."]
 
 
 async def test_a_store_that_is_away_is_said(tmp_path: Path) -> None:
     store = MemoryVectorStore()
-    async with retrieval_harness(tmp_path, store=store) as here:
-        await here.add("A fox.", "d")
+    async with retrieval_harness(tmp_path, store=store) as harness:
+        await harness.add("A fox.", "d")
         store.fails = True
-        answer = await here.request("POST", "/v1/search", {"query": "fox"})
+        answer = await harness.request("POST", "/v1/search", {"query": "fox"})
         assert answer.json()["error"]["code"] == "vector_store_unavailable"
         # What is accepted meanwhile is made later.
-        assert (await here.request("POST", "/v1/documents", {"text": "A dog.", "id": "e"})).status_code == 202
-        await until("the store was tried", lambda: here.retrieval.pipeline.retried)
+        assert (await harness.request("POST", "/v1/documents", {"text": "A dog.", "id": "e"})).status_code == 202
+        await until("the store was tried", lambda: harness.retrieval.pipeline.retried)
         store.fails = False
-        here.skip_time(1)
-        await here.request("GET", "/v1/documents/e/events")
-        assert await here.texts("dog") == ["A dog."]
+        harness.skip_time(1)
+        await harness.request("GET", "/v1/documents/e/events")
+        assert await harness.texts("dog") == ["A dog."]
 
 
 async def test_a_replacement_during_a_search_hides_the_document_never(tmp_path: Path) -> None:
     """The search has noted the new version as hidden, and then it is published: the search is made again."""
     models, store = FakeModels(), MemoryVectorStore()
-    async with retrieval_harness(tmp_path, models=models, store=store, retrieval_embedding_model="m") as here:
-        await here.add("The old fox.", "d")
+    async with retrieval_harness(tmp_path, models=models, store=store, retrieval_embedding_model="m") as harness:
+        await harness.add("The old fox.", "d")
         models.gate = asyncio.Event()
-        await here.request("POST", "/v1/documents", {"text": "The new fox.", "id": "d"})
-        await until("it is being embedded", lambda: here.retrieval.writer.versions_in_use)
+        await harness.request("POST", "/v1/documents", {"text": "The new fox.", "id": "d"})
+        await until("it is being embedded", lambda: harness.retrieval.writer.versions_in_use)
         search_began, go_on = asyncio.Event(), asyncio.Event()
         real_search = store.search_sparse
 
@@ -107,10 +106,10 @@ async def test_a_replacement_during_a_search_hides_the_document_never(tmp_path: 
             return await real_search(*arguments)
 
         store.search_sparse = slow_search  # type: ignore[method-assign]
-        task = asyncio.create_task(here.texts("fox", mode="sparse"))
+        task = asyncio.create_task(harness.texts("fox", mode="sparse"))
         await search_began.wait()
         models.gate.set()
-        await here.request("GET", "/v1/documents/d/events")
+        await harness.request("GET", "/v1/documents/d/events")
         await until("the old points are gone", lambda: len(store.points("m-26")) == 1)
         go_on.set()
         assert await task == ["The new fox."]
@@ -118,80 +117,116 @@ async def test_a_replacement_during_a_search_hides_the_document_never(tmp_path: 
 
 async def test_another_model_is_told_and_takes_over_when_it_has_everything(tmp_path: Path) -> None:
     store = MemoryVectorStore()
-    async with retrieval_harness(tmp_path, store=store) as here:
-        await here.add("A fox.", "d")
+    async with retrieval_harness(tmp_path, store=store) as harness:
+        await harness.add("A fox.", "d")
     models = FakeModels()
-    async with retrieval_harness(tmp_path, store=store, models=models, retrieval_embedding_model="m") as here:
-        assert here.retrieval.index.needs_reindex
-        answer = await here.request("POST", "/v1/search", {"query": "fox", "mode": "dense"})
+    async with retrieval_harness(tmp_path, store=store, models=models, retrieval_embedding_model="m") as harness:
+        assert harness.retrieval.index.needs_reindex
+        answer = await harness.request("POST", "/v1/search", {"query": "fox", "mode": "dense"})
         assert answer.json()["error"]["code"] == "embedding_model_changed"
-        assert await here.texts("fox") == ["A fox."]
-        before = (await here.request("GET", "/v1/retrieval", is_admin=True)).json()
+        assert await harness.texts("fox") == ["A fox."]
+        before = (await harness.request("GET", "/v1/retrieval", is_admin=True)).json()
         assert (before["index"]["name"], before["needs_reindex"], before["versions"]) == ("bm25", True, {"ready": 1})
-        assert (await here.request("POST", "/v1/retrieval/reindex", is_admin=True)).status_code == 202
-        await here.add("Another fox.", "e")
-        await until("the new index serves", lambda: not here.retrieval.index.needs_reindex)
-        assert sorted(await here.texts("fox", mode="hybrid")) == ["A fox.", "Another fox."]
+        assert (await harness.request("POST", "/v1/retrieval/reindex", is_admin=True)).status_code == 202
+        await harness.add("Another fox.", "e")
+        await until("the new index serves", lambda: not harness.retrieval.index.needs_reindex)
+        assert sorted(await harness.texts("fox", mode="hybrid")) == ["A fox.", "Another fox."]
         assert sorted(store.collections) == ["m-26"]
-        assert not here.retrieval.index.needs_reindex
+        assert not harness.retrieval.index.needs_reindex
 
 
 async def test_another_language_is_said_and_a_reindex_follows_it(tmp_path: Path) -> None:
     store: VectorStore = await EdgeStore.open(tmp_path / "edge")
-    async with retrieval_harness(tmp_path, store=store) as here:
-        await here.add("Die Häuser stehen.", "d")
-        assert (await here.request("POST", "/v1/search", {"query": "Haus"})).json()["notice"] is None
+    async with retrieval_harness(tmp_path, store=store) as harness:
+        await harness.add("Die Häuser stehen.", "d")
+        assert (await harness.request("POST", "/v1/search", {"query": "Haus"})).json()["notice"] is None
     store = await EdgeStore.open(tmp_path / "edge")
-    async with retrieval_harness(tmp_path, store=store, retrieval_language="german") as here:
-        answer = (await here.request("POST", "/v1/search", {"query": "Häuser"})).json()
+    async with retrieval_harness(tmp_path, store=store, retrieval_language="german") as harness:
+        answer = (await harness.request("POST", "/v1/search", {"query": "Häuser"})).json()
         assert [hit["document_id"] for hit in answer["data"]] == ["d"]
         assert "language english, and set is german. `roundhouse rag reindex`" in answer["notice"]
-        status = (await here.request("GET", "/v1/retrieval", is_admin=True)).json()
+        status = (await harness.request("GET", "/v1/retrieval", is_admin=True)).json()
         assert (status["language"], status["index"]["language"], status["needs_reindex"]) == ("german", "english", True)
-        await here.add("Ein Haus.", "e")  # into the old one, which serves
-        await here.request("POST", "/v1/retrieval/reindex", is_admin=True)
-        await until("the new index serves", lambda: not here.retrieval.index.needs_reindex)
-        answer = (await here.request("POST", "/v1/search", {"query": "Häusern"})).json()
+        await harness.add("Ein Haus.", "e")  # into the old one, which serves
+        await harness.request("POST", "/v1/retrieval/reindex", is_admin=True)
+        await until("the new index serves", lambda: not harness.retrieval.index.needs_reindex)
+        answer = (await harness.request("POST", "/v1/search", {"query": "Häusern"})).json()
         assert (sorted(hit["document_id"] for hit in answer["data"]), answer["notice"]) == (["d", "e"], None)
     store = await EdgeStore.open(tmp_path / "edge")
-    async with retrieval_harness(tmp_path, store=store, retrieval_language="german") as here:
-        assert await here.store.list_collections() == [CollectionSpec("bm25-2", None, Bm25Options("german"))]
-        assert len(await here.texts("Haus")) == 2
+    async with retrieval_harness(tmp_path, store=store, retrieval_language="german") as harness:
+        assert await harness.store.list_collections() == [CollectionSpec("bm25-2", None, Bm25Options("german"))]
+        assert len(await harness.texts("Haus")) == 2
 
 
 async def test_a_store_with_another_language_than_the_catalog_says_is_made_anew(tmp_path: Path) -> None:
     store = MemoryVectorStore()
-    async with retrieval_harness(tmp_path, store=store) as here:
-        await here.add("A fox.", "d")
+    async with retrieval_harness(tmp_path, store=store) as harness:
+        await harness.add("A fox.", "d")
     points = store.points("bm25")
     store.collections["bm25"] = (CollectionSpec("bm25", None, Bm25Options("german")), points)
-    async with retrieval_harness(tmp_path, store=store) as here:
+    async with retrieval_harness(tmp_path, store=store) as harness:
         await until(
-            "it is made anew", lambda: not here.retrieval.index.missing and here.retrieval.writer.points_written
+            "it is made anew", lambda: not harness.retrieval.index.missing and harness.retrieval.writer.points_written
         )
         assert await store.list_collections() == [CollectionSpec("bm25", None)]
 
 
 async def test_a_reindex_goes_on_after_a_crash(tmp_path: Path) -> None:
     store = MemoryVectorStore()
-    async with retrieval_harness(tmp_path, store=store) as here:
+    async with retrieval_harness(tmp_path, store=store) as harness:
         for number in range(3):
-            await here.add(f"Fox {number}.", f"d{number}")
+            await harness.add(f"Fox {number}.", f"d{number}")
     models = FakeModels(gate=asyncio.Event(), gated="Fox 1")
-    async with retrieval_harness(tmp_path, store=store, models=models, retrieval_embedding_model="m") as here:
-        task = asyncio.create_task(here.retrieval.index.reindex())
+    async with retrieval_harness(tmp_path, store=store, models=models, retrieval_embedding_model="m") as harness:
+        task = asyncio.create_task(harness.retrieval.index.reindex())
         await until("the first document is in it", lambda: "m-26" in store.collections and store.points("m-26"))
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-    async with retrieval_harness(tmp_path, store=store, retrieval_embedding_model="m") as here:
-        await until("it serves", lambda: not here.retrieval.index.needs_reindex)
-        assert len(await here.texts("fox", mode="hybrid")) == 3
+    async with retrieval_harness(tmp_path, store=store, retrieval_embedding_model="m") as harness:
+        await until("it serves", lambda: not harness.retrieval.index.needs_reindex)
+        assert len(await harness.texts("fox", mode="hybrid")) == 3
 
 
 @pytest.mark.parametrize("method", ["rrf", "weighted"])
 async def test_fusion_is_chosen(tmp_path: Path, method: str) -> None:
-    async with retrieval_harness(tmp_path, retrieval_embedding_model="m") as here:
-        await here.add("A fox.\n\nA dog.", "d")
+    async with retrieval_harness(tmp_path, retrieval_embedding_model="m") as harness:
+        await harness.add("A fox.\n\nA dog.", "d")
         fusion = {"method": method, "dense_weight": 0, "sparse_weight": 2}
-        [first, *_] = await here.search("dog", fusion=fusion)
+        [first, *_] = await harness.search("dog", fusion=fusion)
         assert (first["text"], first["score"]) == ("A dog.", 2.0 if method == "weighted" else pytest.approx(2 / 3))
+
+
+async def test_tenants_are_listed_and_deleted(harness: RetrievalHarness) -> None:
+    await harness.add("A fox.\n\nA dog.", "d")
+    await harness.add("A cat.", "d", tenant="bob/β")
+    own = (await harness.request("GET", "/v1/tenants")).json()["data"]
+    assert own == [{"id": "alice", "object": "tenant", "documents": 1, "chunks": 2, "bytes": 14}]
+    everybody = (await harness.request("GET", "/v1/tenants", is_admin=True)).json()["data"]
+    assert [each["id"] for each in everybody] == ["alice", "bob/β"]
+
+    refused = await harness.request("DELETE", "/v1/tenants/bob%2F%CE%B2")
+    assert refused.json()["error"]["code"] == "tenant_not_found"
+    assert await harness.texts("cat", tenant="bob/β") == ["A cat."]
+    deleted = await harness.request("DELETE", "/v1/tenants/bob%2F%CE%B2", is_admin=True)
+    assert deleted.json() == {"id": "bob/β", "object": "tenant.deleted", "deleted": True, "documents": 1}
+    assert await harness.texts("cat", tenant="bob/β") == []
+    assert (await harness.request("DELETE", "/v1/tenants/alice")).status_code == 200
+    assert (await harness.request("GET", "/v1/tenants", is_admin=True)).json()["data"] == []
+
+
+async def test_a_foreign_document_is_none(harness: RetrievalHarness) -> None:
+    await harness.add("A fox.", "d")
+    for method, path in (
+        ("GET", "/v1/documents/d"),
+        ("DELETE", "/v1/documents/d"),
+        ("GET", "/v1/documents/d/chunks"),
+        ("GET", "/v1/documents/d/text"),
+        ("GET", "/v1/documents/d/content"),
+        ("GET", "/v1/documents/d/events"),
+    ):
+        foreign = await harness.request(method, path, tenant="bob")
+        unknown = await harness.request(method, path.replace("/d", "/x", 2).replace("/xocuments", "/documents"))
+        assert foreign.status_code == unknown.status_code == 404, path
+    assert (await harness.request("GET", "/v1/documents", tenant="bob")).json()["data"] == []
+    assert await harness.texts("fox", tenant="bob") == []
+    assert await harness.texts("fox") == ["A fox."]

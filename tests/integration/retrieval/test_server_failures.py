@@ -60,9 +60,7 @@ def check_text(error: BaseException, server: FakeQdrantServer) -> None:
 
 @pytest.mark.parametrize("kind", ["500", "503", "close"])
 @pytest.mark.parametrize("call", CALLS)
-async def test_a_failure_that_passes_is_tried_again(
-    server: FakeQdrantServer, store: ServerStore, call: str, kind: str
-) -> None:
+async def test_a_failure_is_tried_again(server: FakeQdrantServer, store: ServerStore, call: str, kind: str) -> None:
     server.fail(kind, TRIES - 1)
     await CALLS[call](store)
     assert len(set(server.requests)) < len(server.requests)
@@ -70,9 +68,7 @@ async def test_a_failure_that_passes_is_tried_again(
 
 @pytest.mark.parametrize("kind", ["500", "close", "nonsense", "400", "401", "429"])
 @pytest.mark.parametrize("call", CALLS)
-async def test_a_failure_that_stays_is_an_error_without_addresses(
-    server: FakeQdrantServer, store: ServerStore, call: str, kind: str
-) -> None:
+async def test_a_failure_names_no_address(server: FakeQdrantServer, store: ServerStore, call: str, kind: str) -> None:
     server.fail(kind, 100)
     with pytest.raises(VectorStoreError) as raised:
         await CALLS[call](store)
@@ -82,9 +78,7 @@ async def test_a_failure_that_stays_is_an_error_without_addresses(
 
 
 @pytest.mark.parametrize("call", CALLS)
-async def test_a_server_that_hangs_is_left_after_a_time(
-    server: FakeQdrantServer, store: ServerStore, call: str
-) -> None:
+async def test_a_server_that_hangs_is_left(server: FakeQdrantServer, store: ServerStore, call: str) -> None:
     server.fail("hang", 100)
     hurried = ServerStore.connect(server.url, "s3cret", read_s=0.1, write_s=0.1)
     with pytest.raises(VectorStoreError, match=r"did not answer within 0.1 s") as raised:
@@ -150,9 +144,7 @@ async def test_an_address_of_something_else_is_said(server: FakeQdrantServer, st
         ServerStore.connect("ftp://127.0.0.1")
 
 
-async def test_indexes_that_a_killed_program_did_not_make_are_made(
-    server: FakeQdrantServer, store: ServerStore
-) -> None:
+async def test_indexes_that_a_killed_program_left_out_are_made(server: FakeQdrantServer, store: ServerStore) -> None:
     server.fail("500", TRIES, path="/index")
     with pytest.raises(VectorStoreError):
         await store.create_collection(CollectionSpec("new", 2))
@@ -160,13 +152,8 @@ async def test_indexes_that_a_killed_program_did_not_make_are_made(
     made = server.collections["roundhouse-new"].indexes
     assert made == server.collections["roundhouse-c"].indexes
     assert made["tenant"]["params"] == {"type": "keyword", "is_tenant": True}
-    assert {name: made[name]["params"].get("enable_hnsw") for name in made} == {
-        "tenant": None,
-        "space": False,
-        "version": False,
-        "terms": False,
-        "ranks": False,
-    }
+    expected = {"tenant": None, "space": False, "version": False, "terms": False, "ranks": False}
+    assert {name: made[name]["params"].get("enable_hnsw") for name in made} == expected
 
 
 async def test_other_collections_of_the_server_are_left_alone(server: FakeQdrantServer, store: ServerStore) -> None:

@@ -21,18 +21,8 @@ from tests.support.download_site import (
 from tests.support.fake_hub import FakeHub, Fault, FaultPlan, HubRepository
 from tests.support.fake_hub.faults import FaultKind
 
-ENDURED: tuple[FaultKind, ...] = (
-    "drop",
-    "short_length",
-    "long_length",
-    "more_bytes",
-    "other_range",
-    "ignored_range",
-    "slow",
-    "no_length",
-    "no_head",
-    "stall",
-)
+LENGTHS: tuple[FaultKind, ...] = ("short_length", "long_length", "no_length", "more_bytes")
+ENDURED: tuple[FaultKind, ...] = (*LENGTHS, "drop", "other_range", "ignored_range", "slow", "no_head", "stall")
 """Faults of the storage that a download gets over by itself, as it does over `status` where another try may help."""
 FATAL: tuple[FaultKind, ...] = ("other_total", "other_etag", "other_commit", "encoded", "wrong_bytes", "redirect")
 CLEAR_ERRORS = {"source_mismatch", "source_unavailable", "source_forbidden", "source_not_found"}
@@ -130,7 +120,7 @@ def check_end(site: DownloadSite, found: Download, right: dict[str, str]) -> Non
 
 
 @pytest.mark.parametrize("seed", campaign_seeds(10, 100))
-def test_each_ends_in_the_right_bytes_or_a_clear_error(
+def test_it_ends_in_the_right_bytes_or_a_clear_error(
     seed: int, tmp_path: Path, record_property: RecordProperty
 ) -> None:
     chance = random.Random(seed)

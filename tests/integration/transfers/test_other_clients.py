@@ -18,6 +18,7 @@ from tests.support.download_site import hash_files, list_models, open_site
 from tests.support.fake_hub import FakeHub, HubRepository, make_repositories
 from tests.support.llama_servers import needed, program
 from tests.support.ports import free_port
+from tests.support.transfers_harness import error_code
 from transfers.sources.hub_files import NoSuchFileError, choose_files
 
 TOKEN = "hf_tester"
@@ -33,9 +34,7 @@ def own_client() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("repository", make_repositories(), ids=lambda each: each.name)
-def test_the_real_client_gets_the_same_bytes(
-    repository: HubRepository, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_the_real_client_s_bytes(repository: HubRepository, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     is_pickle = repository.name == "tiny/pickle"
     with FakeHub([repository], page=3) as hub:
         with open_site(tmp_path / "models", hub.endpoint, token=TOKEN) as site:
@@ -73,12 +72,12 @@ def test_the_real_client_gets_the_same_bytes(
         ("tiny/pickle", None, "source_not_found"),
     ],
 )
-def test_refusals_of_the_hub_are_told_apart(
+def test_refusals_of_the_hub_are_distinct(
     reference: str, token: str | None, outcome: str | None, tmp_path: Path
 ) -> None:
     with FakeHub() as hub, open_site(tmp_path / "models", hub.endpoint, token=token) as site:
         found = site.pull(reference)
-    assert (None if found.error is None else found.error.code) == outcome
+    assert error_code(found) == outcome
     assert token is None or token not in found.model_dump_json()
 
 

@@ -1,7 +1,9 @@
-"""Downloads that end early and begin again: what is kept, what is not trusted, and what a cancellation removes."""
+"""Downloads that end early, for want of room too, and begin again: what is kept, not trusted, and removed."""
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +12,8 @@ import pytest
 
 from tests.support.download_site import SEGMENT_BYTES, DownloadSite, hash_files, list_models, list_partials, open_site
 from tests.support.fake_hub import FakeHub, Fault, FaultPlan, HubRepository
+from tests.support.small_disk import mount_small_disk
+from tests.support.transfers_harness import error_code
 from transfers.downloads.progress import DownloadProgress
 from transfers.folder.models_folder import ModelsFolder
 
@@ -28,8 +32,7 @@ def make_hub(*faults: Fault) -> FakeHub:
 def fail_midway(site: DownloadSite, hub: FakeHub) -> Path:
     """Let a download fail when a part is here, and mend the hub. Returns the partial file."""
     found = site.pull(REFERENCE)
-    assert found.error is not None
-    assert found.error.code == "source_unavailable"
+    assert error_code(found) == "source_unavailable"
     hub.faults.clear()
     hub.clear_requests()
     return site.folder.partial_path(found.id, NAME)
@@ -50,42 +53,31 @@ def test_a_download_that_failed_goes_on_with_what_is_here(tmp_path: Path) -> Non
         assert list_partials(site.models) == []
 
 
-def spoil_bytes(partial: Path) -> None:
-    with partial.open("r+b") as file:
-        file.write(b"not what was there")
+def overwrite(content: bytes) -> Callable[[Path, Path], object]:
+    return lambda partial, _: partial.write_bytes(content + partial.read_bytes()[len(content) :])
 
 
-def cut_bytes(partial: Path) -> None:
-    with partial.open("r+b") as file:
-        file.truncate(10)
+def note(lines: bytes) -> Callable[[Path, Path], object]:
+    return lambda _, journal: journal.write_bytes(journal.read_bytes() + lines)
 
 
-def remove_partial(partial: Path) -> None:
-    partial.unlink()
+SPOILED: dict[str, Callable[[Path, Path], object]] = {
+    "other bytes": overwrite(b"not what was there"),
+    "cut": lambda partial, _: os.truncate(partial, 10),
+    "removed": lambda partial, _: partial.unlink(),
+    "everything claimed": note(b"\n0 %d\n" % len(CONTENT)),
+    "nonsense": note(b"\n7 3\n-1 5\n0 99999999999999\n\xff\xfe\n1 2 3\n12"),
+    "other content": lambda _, journal: journal.write_text(f"{len(CONTENT)} {'0' * 64}\n\n0 {len(CONTENT)}\n"),
+}
+"""What happens to a partial file and its journal."""
 
 
-def claim_everything(partial: Path) -> None:
-    journal = partial.with_name(f"{partial.name}.journal")
-    journal.write_text(f"{journal.read_text()}\n0 {len(CONTENT)}\n")
-
-
-def write_nonsense(partial: Path) -> None:
-    journal = partial.with_name(f"{partial.name}.journal")
-    journal.write_bytes(journal.read_bytes() + b"\n7 3\n-1 5\n0 99999999999999\n\xff\xfe\n1 2 3\n12")
-
-
-def name_other_content(partial: Path) -> None:
-    journal = partial.with_name(f"{partial.name}.journal")
-    journal.write_text(f"{len(CONTENT)} {'0' * 64}\n\n0 {len(CONTENT)}\n")
-
-
-@pytest.mark.parametrize(
-    "spoil", [spoil_bytes, cut_bytes, remove_partial, claim_everything, write_nonsense, name_other_content]
-)
-def test_what_is_here_is_not_believed(spoil: Callable[[Path], None], tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", SPOILED)
+def test_what_is_here_is_not_believed(how: str, tmp_path: Path) -> None:
     """As a power cut leaves it, which may keep the journal and lose bytes."""
     with make_hub(DEAD) as hub, open_site(tmp_path / "models", hub.endpoint) as site:
-        spoil(fail_midway(site, hub))
+        partial = fail_midway(site, hub)
+        SPOILED[how](partial, partial.with_name(f"{partial.name}.journal"))
         assert site.pull(REFERENCE).state == "finished"
         assert list_models(site.models) == RIGHT
         assert list_partials(site.models) == []
@@ -116,21 +108,6 @@ def test_a_file_that_changed_at_the_source_begins_anew(tmp_path: Path) -> None:
         assert list_models(site.models) == hash_files("some/model", {NAME: other})
 
 
-def test_a_cancelled_download_leaves_nothing(tmp_path: Path) -> None:
-    with (
-        make_hub(Fault("stall", after_bytes=100, skip=5, times=0)) as hub,
-        open_site(tmp_path / "models", hub.endpoint) as site,
-    ):
-        download = site.order(REFERENCE)
-        hub.faults.wait_hit()
-        assert site.board.cancel(download).state == "cancelled"
-        assert list_models(site.models) == {}
-        assert list_partials(site.models) == []
-        hub.faults.clear()
-        assert site.pull(REFERENCE).state == "finished"
-        assert list_models(site.models) == RIGHT
-
-
 def test_why_nothing_comes_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str | None] = []
     monkeypatch.setattr(DownloadProgress, "set_waiting", lambda _self, reason: said.append(reason))
@@ -139,17 +116,6 @@ def test_why_nothing_comes_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert site.pull(REFERENCE).state == "finished"
     assert "127.0.0.1 answers status 429 and asks to wait 0 s" in said
     assert said[-1] is None
-
-
-def test_a_source_that_asks_to_wait_for_too_long_is_given_up(tmp_path: Path) -> None:
-    with (
-        make_hub(Fault("status", site="resolve", status=429, retry_after="86400")) as hub,
-        open_site(tmp_path / "models", hub.endpoint) as site,
-    ):
-        found = site.pull(REFERENCE)
-    assert found.error is not None
-    assert found.error.code == "source_unavailable"
-    assert "86400" in found.error.message
 
 
 @pytest.mark.parametrize("faults", [(), (Fault("ignored_range", times=0),)], ids=["range", "whole"])
@@ -163,8 +129,7 @@ def test_a_hub_that_lies_about_a_file_is_found_out(faults: tuple[Fault, ...], ot
         found = site.pull(REFERENCE)
         sizes = [path.stat().st_size for path in site.folder.own.glob("partial/*/*")]
         assert list_models(site.models) == {}
-    assert found.error is not None
-    assert found.error.code == "source_mismatch"
+    assert error_code(found) == "source_mismatch"
     assert max(sizes, default=0) <= len(CONTENT)
 
 
@@ -173,8 +138,7 @@ def test_a_file_of_an_address_that_claims_to_be_huge_is_not_begun(tmp_path: Path
         address = hub.store(CONTENT)
         found = site.pull(f"{address}#sha256={'0' * 64}")
         assert len(hub.requests) == 2
-    assert found.error is not None
-    assert found.error.code == "models_disk_full"
+    assert error_code(found) == "models_disk_full"
 
 
 def test_the_main_file_appears_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,3 +158,73 @@ def test_the_main_file_appears_last(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert found.main == "some/model/a-Q8_0-00001-of-00003.gguf"
     assert len(placed) == len(names)
     assert placed[-1] == found.main
+
+
+LARGE: dict[str, bytes | Path] = {"model-Q4_K_M.gguf": random.Random(3).randbytes(20 * SEGMENT_BYTES)}
+LARGE_RIGHT = hash_files("some/model", LARGE)
+
+
+def make_large_hub(*faults: Fault) -> FakeHub:
+    return FakeHub([HubRepository("some/model", LARGE)], faults=FaultPlan(*faults))
+
+
+def test_a_disk_that_fills_up_meanwhile_fails_the_download_which_goes_on_later(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    stall = Fault("stall", after_bytes=100, skip=6, times=3)
+    with (
+        make_large_hub(stall) as hub,
+        mount_small_disk(models, kib=1200) as disk,
+        open_site(models, hub.endpoint) as site,
+    ):
+        download = site.order(REFERENCE)
+        hub.faults.wait_hit()
+        disk.fill()
+        found = site.wait_final(download)
+        assert found.state == "failed"
+        assert error_code(found) == "models_disk_full"
+        hub.faults.clear()
+        hub.clear_requests()
+        disk.free()
+        assert list_models(models) == {}
+        assert site.pull(REFERENCE).state == "finished"
+        assert list_models(models) == LARGE_RIGHT
+        assert list_partials(models) == []
+        ranges = [each.headers["range"] for each in hub.requests if each.server == "storage"]
+        assert "bytes=0-32767" not in ranges
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_write_without_room_is_a_full_disk(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, left = os.pwrite, [10 * SEGMENT_BYTES]
+
+    def write_some(descriptor: int, data: memoryview, position: int) -> int:
+        left[0] -= len(data)
+        if left[0] < 0:
+            raise OSError(number, os.strerror(number))
+        return write(descriptor, data, position)
+
+    with make_large_hub() as hub, open_site(tmp_path / "models", hub.endpoint) as site:
+        monkeypatch.setattr(os, "pwrite", write_some)
+        found = site.pull(REFERENCE)
+        monkeypatch.undo()
+        assert error_code(found) == "models_disk_full"
+        assert list_models(site.models) == {}
+        assert site.pull(REFERENCE).state == "finished"
+        assert list_models(site.models) == LARGE_RIGHT
+
+
+def test_a_full_disk_at_the_move(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def link_nothing(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with make_large_hub() as hub, open_site(tmp_path / "models", hub.endpoint) as site:
+        monkeypatch.setattr(os, "link", link_nothing)
+        found = site.pull(REFERENCE)
+        monkeypatch.undo()
+        assert error_code(found) == "models_disk_full"
+        assert "the models folder fails: " in caplog.text
+        assert "Traceback" not in caplog.text
+        assert site.pull(REFERENCE).state == "finished"
+        assert list_models(site.models) == LARGE_RIGHT

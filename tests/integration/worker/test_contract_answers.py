@@ -6,14 +6,13 @@ One worker of each engine serves the whole file.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
 
 from tests.support.scripted_models import CHAT, USER, choice, joined, post, streamed, tool
-from tests.support.worker_engines import Fleet, WorkerEngine, each_engine, fleet_in
+from tests.support.worker_engines import Fleet, WorkerEngine, each_engine
 from tests.support.worker_process import Worker
 from worker.clockwork import SENTENCE
 
@@ -23,12 +22,6 @@ COMPLETIONS = "/v1/completions"
 CUT = SENTENCE.partition(" it ")[0]
 """Its first `CUT_TOKENS` tokens."""
 CUT_TOKENS = 12
-
-
-@pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    with fleet_in(tmp_path_factory.mktemp("fleet")) as made:
-        yield made
 
 
 @pytest.fixture
@@ -48,16 +41,14 @@ def ours(engine: WorkerEngine) -> bool:
 def test_exact_text_and_counts_through_the_openai_sdk(worker: Worker, engine: WorkerEngine) -> None:
     client: Any = worker.openai()
     assert [each.id for each in client.models.list()] == ["demo"]
-    prompts, made = worker.figure("prompt_tokens_total"), worker.figure("tokens_predicted_total")
+    prompts, created = worker.figure("prompt_tokens_total"), worker.figure("tokens_predicted_total")
     for content in ("hello", "hello", [{"type": "text", "text": "hello"}]):  # the second time from the cache
         chat = client.chat.completions.create(model="any", messages=[{"role": "user", "content": content}])
         assert (chat.choices[0].message.content, chat.choices[0].finish_reason) == (SENTENCE, "stop")
-        assert (chat.usage.prompt_tokens, chat.usage.completion_tokens) == (
-            engine.prompt_tokens,
-            engine.completion_tokens,
-        )
+        expected = (engine.prompt_tokens, engine.completion_tokens)
+        assert (chat.usage.prompt_tokens, chat.usage.completion_tokens) == expected
         assert engine.own_surface or chat.model == "demo"
-    assert worker.figure("tokens_predicted_total") - made == 3 * engine.completion_tokens
+    assert worker.figure("tokens_predicted_total") - created == 3 * engine.completion_tokens
     if not engine.own_surface:  # llama-server counts those that it did not have
         assert worker.figure("prompt_tokens_total") - prompts == 3 * engine.prompt_tokens
 
@@ -73,10 +64,8 @@ def test_a_stream_holds_the_same_text_and_usage_where_it_was_asked_for(worker: W
     assert events[0].choices[0].delta.role == "assistant"
     assert events[-2].choices[0].finish_reason == "stop"
     assert events[-1].choices == []
-    assert (events[-1].usage.prompt_tokens, events[-1].usage.completion_tokens) == (
-        engine.prompt_tokens,
-        engine.completion_tokens,
-    )
+    expected = (engine.prompt_tokens, engine.completion_tokens)
+    assert (events[-1].usage.prompt_tokens, events[-1].usage.completion_tokens) == expected
     assert [event.usage for event in events[:-1]] == [None] * (len(events) - 1)
     assert len({event.id for event in events}) == 1
     plain = [*create(model="demo", messages=USER, stream=True)]
@@ -90,8 +79,8 @@ def test_a_text_is_completed_as_it_is(worker: Worker, engine: WorkerEngine) -> N
     prompt = "<|assistant|>"
     tokens = post(worker, "/tokenize", content=prompt)["tokens"]
     assert len(tokens) == 1
-    for asked in (prompt, [prompt], tokens):
-        whole = create(model="m", prompt=asked, stream=False)
+    for sent in (prompt, [prompt], tokens):
+        whole = create(model="m", prompt=sent, stream=False)
         assert (whole.choices[0].text, whole.choices[0].finish_reason) == (SENTENCE, "stop")
         assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (1, engine.completion_tokens)
     cut = create(model="m", prompt=prompt, max_tokens=3)
@@ -116,15 +105,15 @@ def test_the_token_limit(worker: Worker, engine: WorkerEngine) -> None:
 @each_engine(ours)
 def test_a_stop_string_ends_the_answer_and_the_work(worker: Worker, engine: WorkerEngine) -> None:
     for path in (CHAT, COMPLETIONS) if completes(engine) else (CHAT,):
-        asked: dict[str, Any] = {"prompt": "<|assistant|>"} if path == COMPLETIONS else {}
+        sent: dict[str, Any] = {"prompt": "<|assistant|>"} if path == COMPLETIONS else {}
         before = worker.figure("tokens_predicted_total")
-        answer = post(worker, path, **asked, stop=["never", "k brown f"])
+        answer = post(worker, path, **sent, stop=["never", "k brown f"])
         ended = answer["choices"][0]
         text = ended["text"] if path == COMPLETIONS else ended["message"]["content"]
         assert (text, ended["finish_reason"], ended["stop_reason"]) == ("The quic", "stop", "k brown f")
         assert answer["usage"]["completion_tokens"] == worker.figure("tokens_predicted_total") - before == 4
         # Of one that is not all there, what was held back is told in the end.
-        [whole] = post(worker, path, **asked, stop="sleeps!!")["choices"]
+        [whole] = post(worker, path, **sent, stop="sleeps!!")["choices"]
         assert (whole["text"] if path == COMPLETIONS else whole["message"]["content"]) == SENTENCE
         assert (whole["finish_reason"], "stop_reason" in whole) == ("stop", False)
     chunks = streamed(worker, stop="k brown f")
@@ -220,46 +209,37 @@ def test_embeddings_as_the_sdk_asks_for_them_and_as_numbers(worker: Worker, engi
 
 
 HF = ("ct2", "exllamav3")
+OURS = ("stub", *HF, "llama_cpp", "litert_lm")
+FREE = ("stub", *HF, "litert_lm")
+"""Engines that hold an answer to nothing."""
+UNSTRUCTURED = "structured_output_unsupported"
 YES = 'root ::= "yes"'
 TOOLS = [tool("plan", {"type": "object"})]
 IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]}]
 INVALID = "invalid_request"
+PROMPT = {"prompt": "a"}
+JSON_ANSWER: dict[str, Any] = {"response_format": {"type": "json_object"}}
 PLACE = "messages[0].content[0].type"
 REFUSED: list[tuple[str, dict[str, Any], str, str | None, tuple[str, ...]]] = [
-    (CHAT, {"messages": []}, INVALID, "messages", ("stub", *HF, "llama_cpp", "litert_lm")),
-    (CHAT, {"n": 2}, INVALID, "n", ("stub", *HF, "llama_cpp", "litert_lm")),
-    (CHAT, {"logprobs": True}, INVALID, "logprobs", ("stub", *HF, "llama_cpp", "litert_lm")),
-    (CHAT, {"tools": TOOLS}, "tools_unsupported", "tools", ("stub", *HF, "llama_cpp", "litert_lm")),
-    (
-        *(CHAT, {"response_format": {"type": "json_object"}}),
-        *("structured_output_unsupported", "response_format", ("stub", *HF, "litert_lm")),
-    ),
-    (CHAT, {"grammar": YES}, "structured_output_unsupported", "grammar", ("stub", *HF, "litert_lm")),
-    (CHAT, {"json_schema": {}}, "structured_output_unsupported", "json_schema", ("stub", *HF, "litert_lm")),
-    (CHAT, {"ignore_eos": True}, INVALID, "ignore_eos", ("stub", *HF, "litert_lm")),
+    (CHAT, {"messages": []}, INVALID, "messages", OURS),
+    (CHAT, {"n": 2}, INVALID, "n", OURS),
+    (CHAT, {"logprobs": True}, INVALID, "logprobs", OURS),
+    (CHAT, {"tools": TOOLS}, "tools_unsupported", "tools", OURS),
+    (*(CHAT, {"response_format": {"type": "json_object"}}), *(UNSTRUCTURED, "response_format", FREE)),
+    (CHAT, {"grammar": YES}, UNSTRUCTURED, "grammar", FREE),
+    (CHAT, {"json_schema": {}}, UNSTRUCTURED, "json_schema", FREE),
+    (CHAT, {"ignore_eos": True}, INVALID, "ignore_eos", FREE),
     (CHAT, {"ignore_eos": True, "grammar": YES}, INVALID, "ignore_eos", ("llama_cpp",)),
-    (CHAT, {"grammar": YES, "json_schema": {}}, INVALID, "grammar", ("stub", *HF, "llama_cpp", "litert_lm")),
+    (CHAT, {"grammar": YES, "json_schema": {}}, INVALID, "grammar", OURS),
     (CHAT, {"grammar": "root ::= broken"}, INVALID, "grammar", ("llama_cpp",)),
-    (CHAT, {"guided_json": {}}, INVALID, "guided_json", ("stub", *HF, "llama_cpp", "litert_lm")),
-    (
-        CHAT,
-        {"structured_outputs": {"regex": "a"}},
-        INVALID,
-        "structured_outputs",
-        ("stub", *HF, "llama_cpp", "litert_lm"),
-    ),
-    (COMPLETIONS, {"prompt": "a", "grammar": YES}, "structured_output_unsupported", "grammar", ("stub", *HF)),
-    (COMPLETIONS, {"prompt": "a", "ignore_eos": True}, INVALID, "ignore_eos", ("stub", *HF)),
-    (
-        *(COMPLETIONS, {"prompt": "a", "response_format": {"type": "json_object"}}),
-        *("structured_output_unsupported", "response_format", ("stub", *HF)),
-    ),
-    (COMPLETIONS, {"prompt": "a", "grammar": "root ::= broken"}, INVALID, "grammar", ("llama_cpp",)),
-    (
-        *(CHAT, {"chat_template_kwargs": {"messages": []}}),
-        *(INVALID, "chat_template_kwargs.messages", (*HF, "llama_cpp", "litert_lm")),
-    ),
-    (CHAT, {"messages": IMAGE}, INVALID, PLACE, (*HF, "llama_cpp", "litert_lm")),
+    (CHAT, {"guided_json": {}}, INVALID, "guided_json", OURS),
+    (CHAT, {"structured_outputs": {"regex": "a"}}, INVALID, "structured_outputs", OURS),
+    (COMPLETIONS, PROMPT | {"grammar": YES}, UNSTRUCTURED, "grammar", ("stub", *HF)),
+    (COMPLETIONS, PROMPT | {"ignore_eos": True}, INVALID, "ignore_eos", ("stub", *HF)),
+    (COMPLETIONS, PROMPT | JSON_ANSWER, UNSTRUCTURED, "response_format", ("stub", *HF)),
+    (COMPLETIONS, PROMPT | {"grammar": "root ::= broken"}, INVALID, "grammar", ("llama_cpp",)),
+    (CHAT, {"chat_template_kwargs": {"messages": []}}, INVALID, "chat_template_kwargs.messages", OURS[1:]),
+    (CHAT, {"messages": IMAGE}, INVALID, PLACE, OURS[1:]),
     (CHAT, {"messages": [*USER, {"role": "assistant", "content": "a"}]}, INVALID, "messages[1].role", ("litert_lm",)),
     (CHAT, {"mirostat_mode": 2}, INVALID, "mirostat_mode", (*HF, "litert_lm")),
     (CHAT, {"typical_p": 0.5}, INVALID, "typical_p", (*HF, "litert_lm")),
@@ -289,12 +269,12 @@ def test_what_cannot_be_served_is_refused_by_its_place(worker: Worker, engine: W
     for path, fields, code, param, names in REFUSED:
         if engine.name not in names:
             continue
-        asked = {"messages": USER, **fields} if path == CHAT else fields
+        sent = {"messages": USER, **fields} if path == CHAT else fields
         for stream in (False, True) if path in (CHAT, COMPLETIONS) else (False,):
-            status, body = worker.request("POST", path, {**asked, "stream": stream})
-            said = json.loads(body)["error"]
-            assert (status, said["code"], said["param"]) == (400, code, param), (path, fields)
-            assert said["message"]
+            status, body = worker.request("POST", path, {**sent, "stream": stream})
+            output = json.loads(body)["error"]
+            assert (status, output["code"], output["param"]) == (400, code, param), (path, fields)
+            assert output["message"]
 
 
 ROUTES: dict[str, list[str]] = {
@@ -323,13 +303,13 @@ def test_what_an_engine_does_not_offer_is_said_to_be_so(worker: Worker, engine: 
 def test_errors_have_openai_s_form(worker: Worker, engine: WorkerEngine) -> None:
     path, _ = engine.request
     field = "messages" if engine.chats else "input"
-    asked = {
+    sent = {
         ("POST", path, b"{bad"): (400, "invalid_json", None),
         ("POST", path, b"{}"): (400, "invalid_request", field),
         ("GET", "/v1/nothing", None): (404, "unknown_route", None),
         ("GET", path, None): (405, "method_not_allowed", None),
     }
-    for request, (status, code, param) in asked.items():
+    for request, (status, code, param) in sent.items():
         answered, body = worker.request(*request)
         error = json.loads(body)["error"]
         assert (answered, error["code"], error["param"]) == (status, code, param)
@@ -342,14 +322,14 @@ def test_errors_have_openai_s_form(worker: Worker, engine: WorkerEngine) -> None
 @each_engine()
 def test_everything_but_health_needs_the_token(worker: Worker, engine: WorkerEngine) -> None:
     path, body = engine.request
-    for method, where, asked in (
+    for method, where, sent in (
         *(("GET", "/metrics", None), ("GET", "/v1/models", None), ("GET", "/nothing", None)),
         *(("POST", path, body), ("POST", "/tokenize", {"content": "a"}), ("POST", "/apply-template", body)),
     ):
-        status, text = worker.request(method, where, asked, token="wrong")
+        status, text = worker.request(method, where, sent, token="wrong")
         assert status == 401, where
         assert engine.own_surface or json.loads(text)["error"]["code"] == "invalid_api_key"
-        assert worker.request(method, where, asked)[0] in (200, 404, 501)
+        assert worker.request(method, where, sent)[0] in (200, 404, 501)
     assert worker.request("GET", "/health", token="wrong")[0] == 200
     if engine.own_surface:  # its slots tell prompts
         assert [worker.request("GET", "/slots", token=token)[0] for token in ("wrong", worker.token)] == [401, 200]

@@ -6,7 +6,6 @@ that .ci/litertlm wrote.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -37,7 +36,7 @@ from tests.support.scripted_models import (
     tool,
 )
 from tests.support.stream_schemas import judge_streams
-from tests.support.worker_engines import TOKEN, Fleet, WorkerEngine, each_engine, fleet_in
+from tests.support.worker_engines import TOKEN, Fleet, WorkerEngine, each_engine
 from tests.support.worker_process import Worker
 
 pytestmark = pytest.mark.engines
@@ -46,12 +45,6 @@ SCRIPTED = ("ct2", "exllamav3", "llama_cpp")
 """Engines whose models a test can write."""
 each_scripted_engine = each_engine(lambda engine: engine.name in SCRIPTED)
 WEATHER = tool("weather", {"type": "object", "properties": {"city": {"type": "string"}}})
-
-
-@pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    with fleet_in(tmp_path_factory.mktemp("fleet")) as made:
-        yield made
 
 
 @pytest.fixture
@@ -83,9 +76,7 @@ def test_no_character_is_cut(caller: Worker) -> None:
 @pytest.mark.parametrize(
     ("fields", "thinks"),
     [
-        ({}, True),
-        ({"thinking": "default"}, True),
-        ({"thinking": "enabled"}, True),
+        *((fields, True) for fields in ({}, {"thinking": "default"}, {"thinking": "enabled"})),
         ({"reasoning_effort": "low"}, True),
         ({"thinking": "disabled"}, False),
         ({"reasoning_effort": "none"}, False),
@@ -110,15 +101,15 @@ def test_a_thought_that_the_prompt_began(caller: Worker) -> None:
     message = choice(caller, **fields)["message"]
     assert (message["reasoning"], message["content"]) == (THOUGHT, UNCALLED)
     cut = choice(caller, max_tokens=2, **fields)
-    said = cut["message"]["content"], cut["message"]["reasoning"], cut["finish_reason"]
-    assert said == ("", "hm, </</thi", "length")
+    output = cut["message"]["content"], cut["message"]["reasoning"], cut["finish_reason"]
+    assert output == ("", "hm, </</thi", "length")
 
 
 @each_scripted_engine
 def test_earlier_thoughts_calls_and_results_reach_the_template(caller: Worker) -> None:
     for names in (["reasoning"], ["reasoning_content"], ["reasoning", "reasoning_content"]):
-        said = {"role": "assistant", "content": "Hi", **dict.fromkeys(names, "so")}
-        prompt = post(caller, "/apply-template", messages=[*USER, said, *USER])["prompt"]
+        output = {"role": "assistant", "content": "Hi", **dict.fromkeys(names, "so")}
+        prompt = post(caller, "/apply-template", messages=[*USER, output, *USER])["prompt"]
         assert prompt == "<|user|>hello<|end|><|assistant|><think>so</think>Hi<|end|><|user|>hello<|end|><|assistant|>"
     call = {"id": "i", "type": "function", "function": {"name": "plan", "arguments": '{"day": "mon"}'}}
     conversation = [
@@ -144,16 +135,16 @@ def test_the_model_s_own_calls(caller: Worker, engine: WorkerEngine) -> None:
     if engine.name == "litert_lm":
         tools, calls = [WEATHER], [litertlm_model.CALLED]
         thought, spoken = litertlm_model.THOUGHT, litertlm_model.SPOKEN
-    for fields, made in (({}, calls), ({"parallel_tool_calls": False}, calls[:1])):
+    for fields, created in (({}, calls), ({"parallel_tool_calls": False}, calls[:1])):
         ended = choice(caller, tools=tools, **fields)
         message = ended["message"]
         assert (message["reasoning"], message["content"], ended["finish_reason"]) == (thought, spoken, "tool_calls")
-        assert calls_in(message) == made
-        assert len({each["id"] for each in message["tool_calls"]}) == len(made)
+        assert calls_in(message) == created
+        assert len({each["id"] for each in message["tool_calls"]}) == len(created)
         chunks = streamed(caller, tools=tools, **fields)
         deltas = [each for chunk in chunks for each in chunk["delta"].get("tool_calls", ())]
-        assert [each["index"] for each in deltas] == [*range(len(made))]
-        assert calls_in({"tool_calls": deltas}) == made
+        assert [each["index"] for each in deltas] == [*range(len(created))]
+        assert calls_in({"tool_calls": deltas}) == created
         assert (joined(chunks, "reasoning"), joined(chunks, "content")) == (thought, spoken)
         assert chunks[-1]["finish_reason"] == "tool_calls"
 
@@ -211,7 +202,7 @@ async def _judge(worker: Worker, engine: WorkerEngine, kind: str) -> None:
             **({} if engine.name == "stub" else {"model_path": "m.gguf"}),
         }
     )
-    made = route(
+    created = route(
         "m",
         [f"http://127.0.0.1:{worker.port}"],
         token=TOKEN,
@@ -220,5 +211,5 @@ async def _judge(worker: Worker, engine: WorkerEngine, kind: str) -> None:
         capabilities=declared.derive_capabilities(definition),
     )
     async with gateway_harness() as gateway:
-        await gateway.publish(made.model_copy(update={"backend": engine.name}))
+        await gateway.publish(created.model_copy(update={"backend": engine.name}))
         assert (await judge_streams(gateway, "m", *([WEATHER] if kind == "reasoning" else [])))[0] == kind

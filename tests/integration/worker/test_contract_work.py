@@ -8,25 +8,18 @@ from __future__ import annotations
 import http.client
 import json
 import signal
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.support.scripted_models import CHAT, USER, choice, post
-from tests.support.worker_engines import Fleet, WorkerEngine, each_engine, fleet_in
+from tests.support.worker_engines import Fleet, WorkerEngine, each_engine
 from tests.support.worker_process import Worker, eventually, leave
 
 pytestmark = pytest.mark.engines
 
 SHORT = {"messages": USER, "max_tokens": 3}
 SAID = "The quick brown"
-
-
-@pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    with fleet_in(tmp_path_factory.mktemp("fleet")) as made:
-        yield made
 
 
 @pytest.fixture
@@ -61,9 +54,9 @@ def test_a_client_that_leaves_stops_the_work(worker: Worker, engine: WorkerEngin
     assert worker.figure(engine.counts) - before < engine.whole
     if engine.chats:
         # A further answer of known length is all that is counted from now on.
-        made = worker.figure("tokens_predicted_total")
+        created = worker.figure("tokens_predicted_total")
         assert choice(worker, max_tokens=3)["message"]["content"] == SAID
-        assert worker.figure("tokens_predicted_total") == made + 3
+        assert worker.figure("tokens_predicted_total") == created + 3
     else:
         assert post(worker, path, **short)["data"] == vectors
 
@@ -86,9 +79,7 @@ def test_requests_are_worked_on_side_by_side(worker: Worker, engine: WorkerEngin
 
 
 @each_engine(lambda engine: engine.slots <= 2 and not engine.own_surface and engine.chats)
-def test_more_than_its_slots_wait_and_may_leave_and_counting_waits_for_none(
-    worker: Worker, engine: WorkerEngine
-) -> None:
+def test_more_than_its_slots_wait_and_may_leave_and_counts_do_not_wait(worker: Worker, engine: WorkerEngine) -> None:
     running = [begin(worker, engine) for _ in range(engine.slots)]
     eventually("its slots are taken", lambda: worker.figure("requests_processing") == engine.slots)
     leaving = worker.open("POST", CHAT, {**SHORT, "stream": True})

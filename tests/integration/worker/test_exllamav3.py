@@ -69,8 +69,8 @@ def test_two_streams_interleave(worker: Worker) -> None:
     before = last_job(worker)
     responses = [worker.open("POST", "/v1/completions", {**ENDLESS, "max_tokens": 100}) for _ in range(2)]
     eventually("both run", lambda: worker.figure("requests_processing") == 2)
-    made = [each.getresponse().read().count(b'"text"') for each in responses]
-    assert min(made) > 90
+    created = [each.getresponse().read().count(b'"text"') for each in responses]
+    assert min(created) > 90
     assert f"job {before + 2} starts beside 1" in worker.log
 
 
@@ -128,9 +128,7 @@ def test_a_prompt_that_fills_the_cache(small: Worker) -> None:
         assert answer.get("error", {}).get("code") == code
 
 
-def test_a_load_s_own_values_reach_the_engine_and_a_lock_that_a_killed_compile_left_is_taken_away(
-    model: Path, tmp_path: Path
-) -> None:
+def test_a_load_s_own_values_reach_the_engine_and_a_stale_lock_is_removed(model: Path, tmp_path: Path) -> None:
     engine = ENGINES["exllamav3"]
     declared = engine.definition.model_validate(
         {"backend": "exllamav3", "model_path": "m", "exllama_cache_quant": "8", "exllama_tensor_parallel": True}
@@ -153,11 +151,7 @@ def test_a_load_s_own_values_reach_the_engine_and_a_lock_that_a_killed_compile_l
         engine.parse_progress(""),
         engine.parse_progress(log),
         engine.parse_progress(log[: log.index("50 %") + 5]),
-    ) == (
-        None,
-        1.0,
-        0.5,
-    )
+    ) == (None, 1.0, 0.5)
     assert not lock.exists()
 
 
@@ -182,9 +176,9 @@ def test_gpus_that_are_too_small_or_too_few_for_their_limits(
     monkeypatch: pytest.MonkeyPatch, model: Path, gpus: int, limit: str, line: str, plainly: str
 ) -> None:
     _fake_gpus(monkeypatch, gpus)
-    said = load_error("exllamav3", model, *SPLIT, limit)
-    assert said == f"ExLlamaV3 {line.format(model=model)}"
-    verdict = ENGINES["exllamav3"].explain_exit(1, said)
+    output = load_error("exllamav3", model, *SPLIT, limit)
+    assert output == f"ExLlamaV3 {line.format(model=model)}"
+    verdict = ENGINES["exllamav3"].explain_exit(1, output)
     assert verdict is not None
     assert plainly in verdict.message
     assert not verdict.permanent
@@ -228,9 +222,9 @@ def test_without_a_gpu_it_says_so_and_one_that_was_given_may_come_back(
 ) -> None:
     _fake_gpus(monkeypatch, 0)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
-    said = load_error("exllamav3", model)
-    assert said == f"ExLlamaV3 {line}"
-    verdict = ENGINES["exllamav3"].explain_exit(1, said)
+    output = load_error("exllamav3", model)
+    assert output == f"ExLlamaV3 {line}"
+    verdict = ENGINES["exllamav3"].explain_exit(1, output)
     assert verdict is not None
     assert plainly in verdict.message
     assert verdict.permanent is permanent

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -14,18 +13,12 @@ from tests.fakes.gateway_harness import gateway_harness
 from tests.support.litertlm_model import DONE_SAID
 from tests.support.scripted_models import USER, choice, tool
 from tests.support.worker_engines import ENGINES as OFFERS
-from tests.support.worker_engines import TOKEN, Fleet, fleet_in
+from tests.support.worker_engines import TOKEN, Fleet
 from worker.clockwork import SENTENCE
 
 pytestmark = pytest.mark.engines
 
 TOOL = tool("weather", {"type": "object", "properties": {"city": {"type": "string"}}})
-
-
-@pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    with fleet_in(tmp_path_factory.mktemp("fleet")) as made:
-        yield made
 
 
 def test_a_conversation_goes_on_with_the_result_of_a_tool(fleet: Fleet) -> None:
@@ -45,10 +38,8 @@ async def test_through_the_gateway(fleet: Fleet) -> None:
         gateway_harness() as gateway,
         openai.AsyncOpenAI(base_url=gateway.url + "/v1", api_key="any", max_retries=0) as client,
     ):
-        known: dict[str, Any] = {
-            "apis": engine.list_apis(definition),
-            "capabilities": engine.derive_capabilities(definition),
-        }
+        apis, capabilities = engine.list_apis(definition), engine.derive_capabilities(definition)
+        known: dict[str, Any] = {"apis": apis, "capabilities": capabilities}
         await gateway.publish(route("demo", [f"http://127.0.0.1:{worker.port}"], token=TOKEN, **known))
         turns: list[Any] = [*USER, {"role": "assistant", "content": SENTENCE}, {"role": "user", "content": "again"}]
         chat = await client.chat.completions.create(model="demo", messages=turns)

@@ -1,4 +1,4 @@
-"""llama-cpp-python in a real worker: its formats, TranslateGemma's prompt, its cache, its embeddings.
+"""llama-cpp-python in a real worker: formats, TranslateGemma's prompt, cache, embeddings, calls, answers by a schema.
 
 It is compiled on install and may be missing: see `require`.
 """
@@ -6,7 +6,7 @@ It is compiled on install and may be missing: see `require`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,26 @@ import pytest
 
 from controller.engines import ENGINES
 from tests.support import llama_servers
-from tests.support.scripted_models import CHAT, USER, choice, error, post
-from tests.support.worker_engines import Fleet, fleet_in
+from tests.support.scripted_models import (
+    CALLER,
+    CALLER_TEMPLATE,
+    CALLS,
+    CHAT,
+    DAYS,
+    FIRST_CALL,
+    HIDDEN,
+    PLAN,
+    REST,
+    SECOND_CALL,
+    THOUGHT,
+    USER,
+    calls_in,
+    choice,
+    error,
+    post,
+    streamed,
+)
+from tests.support.worker_engines import Fleet
 from tests.support.worker_process import Worker
 from worker.clockwork import CHAT_TEMPLATE, SENTENCE
 from worker.text.translategemma import DETECT
@@ -39,12 +57,6 @@ TRANSLATEGEMMA_TEMPLATE = """\
     {{- content[0]['text'] | trim + '<|end|>' -}}
 {%- endfor -%}
 {%- if add_generation_prompt %}{{ '<|assistant|>' }}{% endif -%}"""
-
-
-@pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    with fleet_in(tmp_path_factory.mktemp("fleet")) as made:
-        yield made
 
 
 @pytest.fixture
@@ -101,18 +113,18 @@ def test_the_library_takes_shares_of_as_many_gpus_as_are_ever_told(serve: Serve)
 
 
 def test_translategemma_gets_its_structure(translator: Worker) -> None:
-    asked: dict[str, Any] = {"messages": [{"role": "user", "content": "Guten Tag"}], "target_lang_code": "en"}
+    sent: dict[str, Any] = {"messages": [{"role": "user", "content": "Guten Tag"}], "target_lang_code": "en"}
     cases: list[tuple[dict[str, Any], str, str]] = [
         ({"source_lang_code": "de_AT"}, "German (de-AT)", "Guten Tag"),
         ({}, "Spanish (es)", f"{DETECT}Guten Tag"),
         ({"source_lang_code": "mixed"}, "Spanish (es)", f"{DETECT}Guten Tag"),
     ]
     for fields, source, text in cases:
-        prompt = post(translator, "/apply-template", **asked, **fields)["prompt"]
+        prompt = post(translator, "/apply-template", **sent, **fields)["prompt"]
         assert prompt == f"<|endoftext|><|user|>{source} to English (en):\n\n\n{text}<|end|><|assistant|>"
-        answer = post(translator, **asked, **fields)
+        answer = post(translator, **sent, **fields)
         assert answer["choices"][0]["message"]["content"] == "Good day"
-        counted = post(translator, f"{CHAT}/input_tokens", **asked, **fields)
+        counted = post(translator, f"{CHAT}/input_tokens", **sent, **fields)
         assert counted == {"input_tokens": answer["usage"]["prompt_tokens"], "object": "response.input_tokens"}
 
 
@@ -146,13 +158,13 @@ def test_texts_are_to_the_worker_what_they_are_to_llama_server(serve: Serve, tmp
     model = worker.process.cmdline()[worker.process.cmdline().index("--model") + 1]
     with llama_servers.started("embedded", tmp_path, "m", Path(model), token="secret") as server:
         server.ready()
-        asked = [
+        sent = [
             *(("/tokenize", body) for body in TEXTS),
             ("/detokenize", {"tokens": [*range(300)]}),
             ("/detokenize", {"tokens": []}),
             *(("/apply-template", body) for body in CONVERSATIONS),
         ]
-        for path, body in asked:
+        for path, body in sent:
             ours, theirs = (json.loads(each.request("POST", path, body)[1]) for each in (worker, server))
             assert ours == theirs, (path, body)
         for body in CONVERSATIONS:
@@ -199,3 +211,184 @@ def test_its_log_says_how_far_a_load_is(translator: Worker) -> None:
     dots = next(line for line in log.splitlines() if line and not line.strip("."))
     begun = log[: log.index(f"\n{dots}") + 3]
     assert (ENGINES["llama_cpp"].parse_progress(begun), ENGINES["llama_cpp"].parse_progress(log)) == (0.02, 1.0)
+
+
+NAMED = {"type": "function", "function": {"name": "plan"}}
+
+
+@pytest.fixture
+def caller(serve: Serve) -> Worker:
+    """It thinks, speaks and calls."""
+    return serve(CALLER, CALLER_TEMPLATE, hidden=HIDDEN)
+
+
+@pytest.fixture
+def plain(serve: Serve) -> Worker:
+    return serve(["Hi"])
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(("tools", "chosen"), [([PLAN], "required"), ([PLAN, REST], NAMED)])
+def test_a_call_that_must_be(caller: Worker, tools: list[Any], chosen: Any, stream: bool) -> None:
+    fields = {"tools": tools, "tool_choice": chosen, "max_tokens": 200, "seed": 1}
+    if stream:
+        chunks = streamed(caller, **fields)
+        parts = [each for chunk in chunks for each in chunk["delta"].get("tool_calls", ())]
+        assert len(parts) > 2, "as it is made"
+        assert [("id" in part, part["index"]) for part in parts] == [(number == 0, 0) for number in range(len(parts))]
+        function = parts[0]["function"]["name"], "".join(part["function"]["arguments"] for part in parts)
+        finish = chunks[-1]["finish_reason"]
+    else:
+        ended = choice(caller, **fields)
+        assert not ended["message"]["content"]
+        (call,) = ended["message"]["tool_calls"]
+        function, finish = (call["function"]["name"], call["function"]["arguments"]), ended["finish_reason"]
+    assert (function[0], finish) == ("plan", "tool_calls")
+    assert json.loads(function[1])["day"] in ("mon", "tue")
+
+
+def test_one_of_two_tools_must_be_called(caller: Worker) -> None:
+    (call,) = calls_in(choice(caller, tools=[PLAN, REST], tool_choice="required", max_tokens=200)["message"])
+    assert call in (*CALLS, ("rest", {}))
+
+
+def test_a_template_that_knows_no_tools(plain: Worker) -> None:
+    unknown = {"type": "function", "function": {"name": "no"}}
+    assert error(plain, tools=[], tool_choice=unknown)[0] == 400
+    (call,) = calls_in(choice(plain, tools=[PLAN], tool_choice="required", max_tokens=200)["message"])
+    assert call in CALLS
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "day": {"enum": ["mon", "tue"]},
+        "hours": {"type": "array", "items": {"type": "integer"}, "maxItems": 2},
+        "note": {"type": "string", "minLength": 4, "maxLength": 4},
+        "sign": {"type": "string", "pattern": "^..$"},
+    },
+    "required": ["day", "hours", "note", "sign"],
+    "additionalProperties": False,
+}
+
+
+def fits(text: str) -> bool:
+    value = json.loads(text)
+    whole = all(isinstance(hour, int) for hour in value["hours"]) and len(value["hours"]) <= 2
+    lengths = len(value.pop("note")), len(value.pop("sign"))
+    return {*value} == {"day", "hours"} and value["day"] in ("mon", "tue") and whole and lengths == (4, 2)
+
+
+def test_an_answer_follows_its_schema(plain: Worker, caller: Worker) -> None:
+    strict = {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": SCHEMA}}
+    for seed in range(3):
+        sent = {"response_format": strict, "max_tokens": 400, "seed": seed}
+        assert fits(choice(plain, **sent)["message"]["content"])
+        for fields in ({}, {"chat_template_kwargs": {"begun": True}}):
+            message = choice(caller, **sent, **fields)["message"]
+            assert message["reasoning"] == THOUGHT, "the grammar begins behind the thought"
+            assert fits(message["content"])
+        message = choice(caller, **sent, thinking="disabled")["message"]
+        assert "reasoning" not in message
+        assert fits(message["content"])
+
+
+def test_strings_of_a_schema_are_json(plain: Worker) -> None:
+    line_end, quote = (post(plain, "/tokenize", content=each)["tokens"][0] for each in ("\n", '"'))
+    sent = {"type": "json_object", "schema": SCHEMA}
+    for token in (line_end, quote):  # the model would write nothing else
+        ended = choice(plain, response_format=sent, max_tokens=400, seed=1, logit_bias={str(token): 30})
+        assert fits(ended["message"]["content"])
+
+
+TREE = {
+    "$defs": {
+        "Node": {
+            "type": "object",
+            "properties": {"string": {"anyOf": [{"$ref": "#/$defs/Node"}, {"enum": ["end"]}]}},
+            "required": ["string"],
+        }
+    },
+    "$ref": "#/$defs/Node",
+}
+
+
+def is_tree(value: Any) -> bool:
+    return value == "end" or ({*value} == {"string"} and is_tree(value["string"]))
+
+
+def test_a_schema_that_refers_to_itself(plain: Worker) -> None:
+    sent = {"type": "json_schema", "json_schema": {"name": "n", "schema": TREE}}
+    for seed in range(3):
+        assert is_tree(json.loads(choice(plain, response_format=sent, max_tokens=900, seed=seed)["message"]["content"]))
+    days = {"$defs": {"Node": DAYS}, "$ref": "#/$defs/Node"}
+    tools = [
+        {"type": "function", "function": {"name": name, "parameters": of}} for name, of in (("a", TREE), ("b", days))
+    ]
+    names = set()
+    for seed in range(6):
+        ended = choice(plain, tools=tools, tool_choice="required", max_tokens=900, seed=seed)
+        ((name, arguments),) = calls_in(ended["message"])
+        names.add(name)
+        assert is_tree(arguments) if name == "a" else arguments["day"] in ("mon", "tue")
+    assert names == {"a", "b"}
+    endless = {"type": "json_object", "schema": {"$ref": "#"}}
+    assert error(plain, response_format=endless) == (400, "invalid_request", "response_format.schema")
+
+
+THINKS = "{# <think></think> #}" + CALLER_TEMPLATE
+
+
+@pytest.mark.parametrize("thought", [[], ["<think>", "hm", "</think>"]])
+def test_beside_tools_an_answer_follows_its_schema_or_is_a_call(serve: Serve, thought: list[str]) -> None:
+    sent = {"tools": [PLAN], "response_format": {"type": "json_object", "schema": DAYS}, "max_tokens": 100}
+    hidden = ["<tool_call>", "</tool_call>", *thought[::2]]
+    calling = serve([*thought, "<tool_call>", FIRST_CALL, "</tool_call>", SECOND_CALL], THINKS, hidden=hidden)
+    ended = choice(calling, **sent)
+    assert (calls_in(ended["message"]), ended["finish_reason"]) == (CALLS, "tool_calls")
+    saying = serve([*thought, "Well. ", '{"day"', ': "mon', '"}'], THINKS, hidden=thought[::2])
+    ended = choice(saying, **sent, logit_bias={str(post(saying, "/tokenize", content='{"day"')["tokens"][0]): 30})
+    assert (ended["message"]["content"], ended["finish_reason"]) == ('{"day": "mon"}', "stop")
+    assert ended["message"].get("reasoning") == ("hm" if thought else None)
+
+
+def test_what_utf_8_cannot_hold(serve: Serve) -> None:
+    half = '{"name": "plan", "arguments": {"day": "\\ud83d"}}'
+    worker = serve(["<tool_call>", half, "</tool_call>"], CALLER_TEMPLATE)
+    assert calls_in(choice(worker, tools=[PLAN])["message"]) == [("plan", {"day": "?"})]
+    (delta,) = [each for chunk in streamed(worker, tools=[PLAN]) for each in chunk["delta"].get("tool_calls", ())]
+    assert calls_in({"tool_calls": [delta]}) == [("plan", {"day": "?"})]
+    call = {"id": "i", "type": "function", "function": json.loads(half)}
+    call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
+    conversation = [*USER, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    prompt = post(worker, "/apply-template", messages=conversation)["prompt"]
+    assert prompt.endswith("<tool_call>?</tool_call><|end|><|assistant|>")
+    assert choice(worker, messages=conversation)["finish_reason"] == "stop"
+
+
+def test_any_json_object(plain: Worker) -> None:
+    ended = choice(plain, response_format={"type": "json_object"}, max_tokens=1000, seed=3)
+    assert ended["message"]["content"].startswith("{")
+    assert ended["finish_reason"] == "length" or isinstance(json.loads(ended["message"]["content"]), dict)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "nonsense"},
+        {"$ref": "https://example.org/schema"},
+        {"type": "object", "properties": 5},
+        {"type": "string", "pattern": "no anchors"},
+        {"type": "string", "pattern": "^[z-a$"},
+        {"type": "string", "pattern": r"^\d$"},
+        {"enum": []},
+        {"type": "array", "items": {"type": "string"}, "maxItems": 10**9},
+    ],
+)
+def test_a_schema_that_cannot_be_followed(plain: Worker, schema: dict[str, Any]) -> None:
+    sent = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    status, code, param = error(plain, response_format=sent)
+    assert (status, code, param) == (400, "invalid_request", "response_format.json_schema.schema")
+    bad = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    assert error(plain, tools=[bad], tool_choice="required") == (400, "invalid_request", "tools")
+    assert choice(plain)["message"]["content"] == "Hi", "the worker lives"

@@ -56,9 +56,9 @@ for line in sys.stdin:
 
 @pytest.fixture
 def worker(tmp_path: Path) -> Iterator[Worker]:
-    with bridge(tmp_path / "log", *SERVER) as made:
-        eventually("the server has introduced itself", lambda: read_health(url_of(made)) == 200)
-        yield made
+    with bridge(tmp_path / "log", *SERVER) as created:
+        eventually("the server has introduced itself", lambda: read_health(url_of(created)) == 200)
+        yield created
 
 
 def url_of(worker: Worker) -> str:
@@ -177,23 +177,23 @@ async def test_nothing_of_the_server_outlives_a_killed_bridge(worker: Worker) ->
         (("/bin/true",), "the MCP server /bin/true ended before it introduced itself"),
     ],
 )
-def test_a_server_that_cannot_be_used_is_said_in_the_last_line(
-    command: tuple[str, ...], line: str, tmp_path: Path
-) -> None:
-    with bridge(tmp_path / "log", *command) as made:
-        assert made.process.wait(60) == 1
-        assert made.last_line == line
-        assert made.log.count(line) == 1, "it is said once"
+def test_an_unusable_server_is_said_in_the_last_line(command: tuple[str, ...], line: str, tmp_path: Path) -> None:
+    with bridge(tmp_path / "log", *command) as created:
+        assert created.process.wait(60) == 1
+        assert created.last_line == line
+        assert created.log.count(line) == 1, "it is said once"
 
 
 def test_a_server_that_says_nothing_is_not_healthy(tmp_path: Path) -> None:
-    with bridge(tmp_path / "log", "/bin/sleep", "600") as made:
-        eventually("it listens", lambda: read_health(url_of(made)) is not None)
-        assert read_health(url_of(made)) == 503
-        answer = httpx2.post(f"http://127.0.0.1:{made.port}/mcp", json={}, headers={"Authorization": f"Bearer {TOKEN}"})
+    with bridge(tmp_path / "log", "/bin/sleep", "600") as created:
+        eventually("it listens", lambda: read_health(url_of(created)) is not None)
+        assert read_health(url_of(created)) == 503
+        answer = httpx2.post(
+            f"http://127.0.0.1:{created.port}/mcp", json={}, headers={"Authorization": f"Bearer {TOKEN}"}
+        )
         assert answer.status_code == 503
-        made.process.send_signal(signal.SIGTERM)
-        assert made.process.wait(60) == 0
+        created.process.send_signal(signal.SIGTERM)
+        assert created.process.wait(60) == 0
 
 
 def test_a_taken_port_is_said(worker: Worker, tmp_path: Path) -> None:

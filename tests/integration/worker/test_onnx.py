@@ -37,19 +37,6 @@ def close(data: Any, expected: Any = VECTORS) -> bool:
     return bool(np.allclose([each.embedding for each in data], expected, atol=1e-6))
 
 
-def test_exact_vectors_through_the_openai_sdk(worker: Worker) -> None:
-    client = worker.openai()
-    before = worker.figure("prompt_tokens_total")
-    for encoding in (None, "float"):  # the SDK asks for base64 unless told otherwise
-        fields: Any = {"encoding_format": encoding} if encoding else {}
-        answer = client.embeddings.create(model="any", input=TEXTS, **fields)
-        assert close(answer.data)
-        assert (answer.model, [each.index for each in answer.data]) == ("demo", [0, 1])
-        assert (answer.usage.prompt_tokens, answer.usage.total_tokens) == (11, 11)
-    assert worker.figure("prompt_tokens_total") - before == 22
-    assert close(client.embeddings.create(model="any", input=TEXTS[0]).data, VECTORS[:1])
-
-
 def test_tokens_are_the_text_that_they_stand_for(worker: Worker) -> None:
     words = VOCABULARY.index("hello"), VOCABULARY.index("world")
     answer = worker.openai().embeddings.create(model="any", input=[words, (VOCABULARY.index("[CLS]"), *words)])

@@ -4,7 +4,7 @@ llama-cpp-python with kept states of its one context."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from itertools import pairwise
 from typing import Any
 
@@ -15,7 +15,7 @@ from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.conversations import Conversation, disturb
 from tests.support.worker_engines import ENGINES as OFFERS
-from tests.support.worker_engines import TOKEN, Fleet, fleet_in
+from tests.support.worker_engines import TOKEN, Fleet
 from worker.clockwork import CHAT_TEMPLATE
 
 pytestmark = pytest.mark.engines
@@ -24,12 +24,6 @@ TURNS = 10
 BACKENDS = ("litert_lm", "llama_cpp")
 ALIKE = 8
 """Tokens with which all conversations begin, at most."""
-
-
-@pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    with fleet_in(tmp_path_factory.mktemp("fleet")) as made:
-        yield made
 
 
 @contextlib.asynccontextmanager

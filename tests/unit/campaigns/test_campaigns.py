@@ -1,11 +1,12 @@
-"""`make campaign`: what a campaign's module has, what its page says, and which counts it raises."""
+"""`make campaign`: what a module has, what its page says, which counts it raises; and the tree of sources."""
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
-import sys
+import tomllib
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +15,7 @@ import pytest
 
 from tests.campaigns import campaign_page_matrix
 from tests.campaigns.__main__ import PREFIX, campaign_names, page_names, read_command, run_campaign
+from tests.campaigns.campaign_rooms import SEARCHES, Search, find_first, list_files
 from tests.campaigns.pytest_run import run_tests
 from tests.campaigns.record import PAGES, REPOSITORY, Outcome, Run, Table, current_commit
 from tests.support.campaign import CAMPAIGN_VARIABLE, SEED_VARIABLE, campaign_count, campaign_seed, campaign_seeds
@@ -126,9 +128,7 @@ def test_counts_are_small_unless_a_campaign_runs(monkeypatch: pytest.MonkeyPatch
     assert (campaign_count(2, 7), campaign_seed(), campaign_seeds(2, 7)) == (2, 0, [0, 1])
 
 
-def test_counts_are_full_in_a_campaign_and_its_seeds_are_its_own(
-    in_campaign: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_counts_are_full_in_a_campaign_with_its_own_seeds(in_campaign: None, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (campaign_count(2, 7), campaign_seed(), len(campaign_seeds(2, 7))) == (7, 5, 7)
     tries = set(campaign_seeds(2, 7))
     monkeypatch.setenv(SEED_VARIABLE, "6")
@@ -140,6 +140,7 @@ def test_counts_are_full_in_a_campaign_and_its_seeds_are_its_own(
 
 @pytest.mark.slow
 def test_the_page_tells_what_ran_and_whatever_did_not_pass_is_a_failure(folder: Path, in_campaign: None) -> None:
+    assert run_tests([_write(folder, "")], 1).failures == ["no test ran"]
     outcome = run_tests([_write(folder, TESTS)], 5)
     tests, figures = outcome.tables
     assert [(*row[:3], row[4]) for row in tests.rows] == [
@@ -149,10 +150,8 @@ def test_the_page_tells_what_ran_and_whatever_did_not_pass_is_a_failure(folder: 
         ("test_some::test_left_out", 1, "", "1 skipped"),
         ("test_some::test_on_nothing", 1, "", "1 error"),
     ]
-    assert list(figures.rows) == [
-        ("test_some::test_cases[a|b]", "seed", "5"),
-        ("test_some::test_cases[c]", "seed", "5"),
-    ]
+    expected = [("test_some::test_cases[a|b]", "seed", "5"), ("test_some::test_cases[c]", "seed", "5")]
+    assert list(figures.rows) == expected
     assert [failure.partition("\n")[0] for failure in outcome.failures] == [
         "test_some::test_wrong: failed",
         "test_some::test_left_out: skipped",
@@ -163,11 +162,6 @@ def test_the_page_tells_what_ran_and_whatever_did_not_pass_is_a_failure(folder: 
     assert "| test_some::test_cases[a\\|b] | seed | 5 |" in page
     for words in ("AssertionError: assert 'this' == 'that'", "no such machine", "no fixture"):
         assert words in page
-
-
-@pytest.mark.slow
-def test_a_run_without_tests_is_a_failure(folder: Path) -> None:
-    assert run_tests([_write(folder, "")], 1).failures == ["no test ran"]
 
 
 # The page
@@ -187,11 +181,8 @@ def test_the_form_of_a_page(tmp_path: Path) -> None:
         "| machine | a machine |\n| time | 1.5 min |\n| outcome | no failure |\n\n"
         "## Kills\n\n| what | times |\n| --- | --- |\n| engine | 3 |\n"
     )
-
-
-def test_a_failure_on_a_page_shows_what_was_said() -> None:
-    page = _run(Outcome((), ("one::test: failed\nthis\n| that |", "no test ran"))).to_markdown()
-    assert page.endswith("## Failures\n\n`one::test: failed`\n\n````text\nthis\n| that |\n````\n\n`no test ran`\n")
+    failed = _run(Outcome((), ("one::test: failed\nthis\n| that |", "no test ran"))).to_markdown()
+    assert failed.endswith("## Failures\n\n`one::test: failed`\n\n````text\nthis\n| that |\n````\n\n`no test ran`\n")
 
 
 def test_a_run_sees_its_name_and_seed_and_has_the_commit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,9 +201,7 @@ def test_a_run_sees_its_name_and_seed_and_has_the_commit(monkeypatch: pytest.Mon
     assert made.commit == current_commit()
 
 
-def test_a_campaigns_own_options_are_read_and_those_that_count_are_in_its_command(
-    monkeypatch: pytest.MonkeyPatch, in_campaign: None
-) -> None:
+def test_a_campaign_s_own_options_are_in_its_command(monkeypatch: pytest.MonkeyPatch, in_campaign: None) -> None:
     own_words = ["--minutes", "0.5", "--data", "d.jsonl", "--beside", "before=b.jsonl", "--rate", "9"]
     name, seed, options = read_command(["memory_creep", "--seed", "3", *own_words])
     beside = [("before", Path("b.jsonl"))]
@@ -223,12 +212,23 @@ def test_a_campaigns_own_options_are_read_and_those_that_count_are_in_its_comman
     made = run_campaign(name, seed, options)
     assert made.command == 'make campaign ARGS="memory_creep --seed 3 --minutes 0.5 --rate 9"'
     assert read_command(["plan"]) == ("plan", 1, {})
+    assert read_command(["first-hour"]) == ("first_hour", 1, {}), "a hyphen stands for an underscore"
 
 
-def test_a_campaign_without_options_takes_none(in_campaign: None, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        read_command(["plan", "--minutes", "1"])
-    assert "unrecognized arguments: --minutes 1" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["plan", "--minutes", "1"], "unrecognized arguments: --minutes 1"),
+        (["chaos", "--runtime", "moon"], "docker"),
+        (["no_such"], "plan"),
+    ],
+)
+def test_a_command_that_is_not_known_is_refused_with_what_is(
+    in_campaign: None, capsys: pytest.CaptureFixture[str], command: list[str], words: str
+) -> None:
+    with pytest.raises(SystemExit) as raised:
+        read_command(command)
+    assert (raised.value.code, words in capsys.readouterr().err) == (2, True)
 
 
 def test_a_run_on_a_runtime_has_a_page_of_its_own(monkeypatch: pytest.MonkeyPatch, in_campaign: None) -> None:
@@ -242,23 +242,49 @@ def test_a_run_on_a_runtime_has_a_page_of_its_own(monkeypatch: pytest.MonkeyPatc
     }  # fmt: skip
 
 
-def test_a_hyphen_in_a_command_stands_for_an_underscore(in_campaign: None) -> None:
-    assert read_command(["first-hour"]) == ("first_hour", 1, {})
-
-
-def test_the_command_line_refuses_an_unknown_runtime(in_campaign: None, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        read_command(["chaos", "--runtime", "moon"])
-    assert "docker" in capsys.readouterr().err
-
-
-def test_the_command_line_refuses_an_unknown_name_and_lists_the_known_ones() -> None:
-    command = [sys.executable, "-m", "tests.campaigns", "no_such"]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert all(name in done.stderr for name in NAMES)
-
-
 def test_the_matrix_of_the_page_has_every_walk() -> None:
     walks = {path.relative_to(REPOSITORY).as_posix() for path in REPOSITORY.glob("tests/e2e/page/test_*.py")}
     assert set(campaign_page_matrix.TESTS) == walks
+
+
+PACKAGES = ("common/", "controller/", "gateway/", "retrieval/", "worker/")
+LONGEST = 800
+"""Lines of a file."""
+
+
+def sources() -> list[str]:
+    return [name for name in list_files() if name.startswith(PACKAGES) and name.endswith(".py")]
+
+
+def pure_modules() -> list[str]:
+    """Modules and packages that a contract keeps pure."""
+    settings = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    contracts = settings["tool"]["importlinter"]["contracts"]
+    [pure] = [contract for contract in contracts if "pure" in contract["name"]]
+    modules: list[str] = pure["source_modules"]
+    return modules
+
+
+@pytest.mark.parametrize("search", SEARCHES, ids=lambda search: search.subject)
+def test_a_subject_is_found_by_its_name_in_the_field(search: Search) -> None:
+    assert find_first(search.words, list_files()) == search.file
+
+
+def test_the_first_file_is_told() -> None:
+    files = ["a/Circuit_Breaker.py", "b/circuit_breaker.py"]
+    assert find_first("circuit", files) == files[0]
+    assert find_first("eviction", files) is None
+
+
+def test_no_file_is_longer_than_a_reader_takes() -> None:
+    lengths = {name: (REPOSITORY / name).read_text().count("\n") for name in sources()}
+    assert {name: lines for name, lines in lengths.items() if lines > LONGEST} == {}
+
+
+def test_a_module_that_says_it_is_pure_is_kept_pure() -> None:
+    kept = tuple(f"{module.replace('.', '/')}{end}" for module in pure_modules() for end in (".py", "/"))
+    said = [
+        name for name in sources() if "Pure" in (ast.get_docstring(ast.parse((REPOSITORY / name).read_text())) or "")
+    ]
+    assert [name for name in said if not name.startswith(kept)] == []
+    assert len(said) > 50, "the words of the docstrings are those that are looked for"

@@ -1,10 +1,22 @@
-"""What the campaign makes of the figures that it took."""
+"""Verdicts of campaigns: memory that grows, and docstrings that a reader has judged."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+from tests.campaigns.campaign_docstrings import (
+    COLUMNS,
+    DRAWN,
+    READINGS,
+    Docstring,
+    draw_docstrings,
+    judge_readings,
+    list_docstrings,
+    read_cells,
+)
 from tests.campaigns.campaign_memory_creep import SHOWN, failures_of, tables_of
+from tests.campaigns.record import REPOSITORY, Table
 
 LAST = 120
 
@@ -34,10 +46,8 @@ def _taken(per_minute: float) -> list[dict[str, Any]]:
 
 def test_memory_that_grows_and_wrong_answers_are_failures() -> None:
     assert failures_of(_taken(0), []) == []
-    assert failures_of(_taken(0.3), ["chat: no"]) == [
-        "wrong answer: chat: no",
-        "memory still grows, by 0.3000 MiB a minute",
-    ]
+    expected = ["wrong answer: chat: no", "memory still grows, by 0.3000 MiB a minute"]
+    assert failures_of(_taken(0.3), ["chat: no"]) == expected
     assert failures_of(_taken(0.3)[:3], []) == [], "too few figures"
 
 
@@ -62,3 +72,89 @@ def test_few_figures_are_told_as_they_are() -> None:
     verdict, course = tables_of(_taken(0)[:2])
     assert ("still grows, by more than 1 MiB an hour", "too few figures to say") in verdict.rows
     assert len(course.rows) == 2
+
+
+SOURCE = '''
+class Pool:
+    """Keeps connections
+    open."""
+
+    def __init__(self, limit: int) -> None:
+        """`limit`: most
+        connections."""
+
+    def take(self, origin: str, *, fresh: bool = False) -> int | None:
+        """Return one."""
+
+    def _drop(self) -> None:
+        """Not public."""
+
+    def close(self) -> None: ...
+
+
+class Plain:
+    """Has an `__init__` without words."""
+
+    def __init__(self, name: str) -> None: ...
+
+
+class Bare:
+    """Has none."""
+
+
+class _Inner:
+    def get(self) -> None:
+        """Not public, because its class is not."""
+
+
+async def main() -> None:
+    """Run."""
+'''
+
+
+def test_only_public_docstrings_are_listed(tmp_path: Path) -> None:
+    (tmp_path / "gateway").mkdir()
+    (tmp_path / "gateway" / "pool.py").write_text(SOURCE)
+    assert list_docstrings(tmp_path) == [
+        Docstring(
+            "gateway/pool.py:Pool",
+            "class Pool: __init__(self, limit: int) -> None",
+            "Keeps connections open. `__init__`: `limit`: most connections.",
+        ),
+        Docstring(
+            "gateway/pool.py:Pool.take", "take(self, origin: str, *, fresh: bool=False) -> int | None", "Return one."
+        ),
+        Docstring(
+            "gateway/pool.py:Plain",
+            "class Plain: __init__(self, name: str) -> None",
+            "Has an `__init__` without words.",
+        ),
+        Docstring("gateway/pool.py:Bare", "class Bare", "Has none."),
+        Docstring("gateway/pool.py:main", "async main() -> None", "Run."),
+    ]
+
+
+def test_a_commit_draws_the_same_docstrings_and_another_one_others() -> None:
+    found = list_docstrings(REPOSITORY)
+    assert len(found) > 2000
+    drawn = draw_docstrings(found, "5a4486d2f014", 1)
+    assert drawn == draw_docstrings(found, "5a4486d2f014", 1)
+    assert len(set(drawn)) == DRAWN
+    assert drawn != draw_docstrings(found, "5a4486d2f014", 2) != draw_docstrings(found, "08be28a00000", 2)
+
+
+def test_what_was_filled_in_is_kept_for_the_commit() -> None:
+    rows = [("`a.py:f`", "Takes a | b.", "Takes both.", "right"), ("`a.py:g`", "", "", "")]
+    page = f"| commit | `abc` |\n\n{Table(READINGS, COLUMNS, rows).to_markdown()}\n\n## Failures\n\n`x`\n"
+    cells = read_cells(page, "abc")
+    assert cells["a.py:f"] == ("Takes a | b.", "Takes both.", "right")
+    assert cells["a.py:g"] == ("", "", "")
+    assert read_cells(page, "def") == {}
+
+
+def test_unread_docstrings_and_too_many_missed_ones_are_failures() -> None:
+    right, missed, unread = ("a", "b", "right"), ("a", "b", "missed"), ("", "", "")
+    assert judge_readings({"f": right, "g": missed}) == []
+    assert judge_readings({"f": right, "g": unread}) == ["1 of 2 docstrings are not judged yet"]
+    assert judge_readings({"f": right, "g": ("a", "b", "missed: the unit")}) == []
+    assert judge_readings({"f": missed, "g": missed}) == ["2 of 2 docstrings are missed, not 1 at most"]

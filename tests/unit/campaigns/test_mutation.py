@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-from tests.campaigns import campaign_mutation
-from tests.campaigns.__main__ import read_command, run_campaign
 from tests.campaigns.campaign_mutation import (
     COLUMNS,
     NOT_MEASURED,
@@ -277,14 +275,6 @@ def test_the_estimate_says_how_long_what_is_left_takes() -> None:
     assert estimate([survey, unknown], unknown, 2).endswith("at 60 a minute (of all packages)")
 
 
-def test_the_page_does_not_say_in_which_part_it_was_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ROUNDHOUSE_CAMPAIGN", "")
-    monkeypatch.setenv("ROUNDHOUSE_SEED", "")
-    monkeypatch.setattr(campaign_mutation, "run", lambda seed, **_: Outcome((), (), 90.0))
-    made = run_campaign(*read_command(["mutation", "--part", "gateway/streams", "--minutes", "3", "--sample", "9"]))
-    assert (made.command, made.duration_s) == ('make campaign ARGS="mutation --seed 1 --sample 9"', 90.0)
-
-
 # What it comes to
 
 
@@ -299,7 +289,13 @@ def test_the_score_is_of_those_judged_but_for_the_excused() -> None:
     wording = mutant('say("XXone two threeXX")', 'say("one two three")')
     verdicts = {survivor: "survived", other: "survived", wording: "survived", mutant("x"): "killed"}
     survey = surveyed({**verdicts, mutant("y"): "timed out", mutant("z"): "untested"})
-    row = row_of(judge([survey], {key_of(survivor): "they are never equal"}, {}))
+    excused = {key_of(survivor): "they are never equal"}
+    told = [
+        f"{HOSTS}:7: {why}: `return a < b` as `{after}`"
+        for why, after in (("survived", "return a | b"), ("untested", "z"))
+    ]
+    assert list_survivors(survey, excused) == told
+    row = row_of(judge([survey], excused, {}))
     assert tuple(row.values()) == ("gateway/ingress", 6, 6, 6, 1, 1, 3, 1, 1, 1, 1, "50.0%", "none", "")
 
 
@@ -320,14 +316,6 @@ def test_an_error_of_pytests_own_kills_nothing(status: int, told: str, expected:
     driver = Driver({}, 0.0, 1, said.append, Path())
     list(driver.judge_end(Ended(Job("a", lambda folder, told: 0, 1.0), status, told, 1.0)))
     assert [event["verdict"] for event in said] == [expected]
-
-
-def test_the_survivors_are_listed_but_for_the_excused() -> None:
-    survivor, other = mutant("return a <= b"), mutant("return a | b")
-    wording = mutant('say("XXone two threeXX")', 'say("one two three")')
-    survey = surveyed({survivor: "survived", other: "untested", wording: "survived", mutant("x"): "killed"})
-    line = f"{HOSTS}:7: untested: `return a < b` as `return a | b`"
-    assert list_survivors(survey, {key_of(survivor): "they are never equal"}) == [line]
 
 
 def test_a_package_that_is_not_judged_or_not_wholly_says_so() -> None:

@@ -1,10 +1,11 @@
-"""Which addresses a list of hosts comes to, and sockets that are bound to them."""
+"""Addresses: which ones a list of hosts comes to, sockets that are bound to them, and where controllers are asked."""
 
 from __future__ import annotations
 
 import errno
 import socket
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from common.listening import (
     select_addresses,
     split_hosts,
 )
+from common.program_address import ProgramAddress, split_listen_address
 from tests.support.ports import free_port
 
 ELSEWHERE = "203.0.113.1"
@@ -43,10 +45,7 @@ def bound(hosts: list[str], port: int = 0) -> list[Any]:
 
 @pytest.mark.parametrize(
     ("text", "hosts"),
-    [
-        ("127.0.0.1", ("127.0.0.1",)),
-        (" a.b ,10.0.0.1,, ::1,a.b", ("a.b", "10.0.0.1", "::1")),
-    ],
+    [("127.0.0.1", ("127.0.0.1",)), (" a.b ,10.0.0.1,, ::1,a.b", ("a.b", "10.0.0.1", "::1"))],
 )
 def test_hosts_of_a_setting(text: str, hosts: tuple[str, ...]) -> None:
     assert split_hosts(text) == hosts
@@ -61,14 +60,8 @@ def test_a_setting_without_a_host_is_wrong(text: str) -> None:
 @pytest.mark.parametrize(
     ("host", "answer"),
     [
-        ("127.0.0.1", True),
-        ("127.8.9.1", True),
-        ("::1", True),
-        ("localhost", True),
-        ("0.0.0.0", False),
-        ("::", False),
-        ("10.0.0.1", False),
-        ("localhost.example", False),
+        *((host, True) for host in ("127.0.0.1", "127.8.9.1", "::1", "localhost")),
+        *((host, False) for host in ("0.0.0.0", "::", "10.0.0.1", "localhost.example")),
     ],
 )
 def test_loopback(host: str, answer: bool) -> None:
@@ -137,11 +130,8 @@ def test_a_taken_address_is_named_and_the_others_are_left() -> None:
     port = free_port()
     with socket.create_server(("127.0.0.3", port)), pytest.raises(ListenError) as told:
         bind_listeners(["127.0.0.2", "127.0.0.3"], port)
-    assert (told.value.host, str(told.value), told.value.is_unresolved) == (
-        "127.0.0.3",
-        "Address already in use",
-        False,
-    )
+    error = told.value
+    assert (error.host, str(error), error.is_unresolved) == ("127.0.0.3", "Address already in use", False)
     with socket.create_server(("127.0.0.2", port)):
         pass
 
@@ -200,3 +190,33 @@ def test_no_part_of_an_answer_waits_for_an_acknowledgement() -> None:
 def test_a_listener_binds_ipv6_addresses_too() -> None:
     with open_listener(("::1", 0)) as listener:
         assert listener.getsockname()[0] == "::1"
+
+
+def test_what_is_listened_on_in_parts() -> None:
+    assert split_listen_address("unix:a:b") == Path("a:b")
+    assert split_listen_address("[::1]:80") == ("::1", 80)
+    with pytest.raises(ValueError, match="must be"):
+        split_listen_address("::1")
+    with pytest.raises(ValueError, match="names no path"):
+        split_listen_address("unix:")
+
+
+def test_where_a_controller_is_asked() -> None:
+    assert ProgramAddress.parse("http://c:1/") == ProgramAddress("http://c:1")
+    assert ProgramAddress.parse("unix:/run/c.sock") == ProgramAddress("http://socket", "/run/c.sock")
+
+
+@pytest.mark.parametrize("url", ["controller:8081", "http://", "http:///", "http:c:1", "unix:", "ftp://x", ""])
+def test_what_is_no_address(url: str) -> None:
+    with pytest.raises(ValueError, match="unix:/path"):
+        ProgramAddress.parse(url)
+
+
+def test_the_token_is_read_each_time_and_shown_on_ports_alone(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    port = ProgramAddress.parse("http://c:1", file)
+    assert port.read_headers() == ProgramAddress.parse("http://c:1").read_headers() == {}
+    for token in ("first-" * 8, "second-" * 8):
+        file.write_text(token + "\n")
+        assert port.read_headers() == {"x-roundhouse-gateway-token": token}
+    assert ProgramAddress.parse("unix:/run/c.sock", file).read_headers() == {}

@@ -1,9 +1,11 @@
-"""References to models: what is one, what it names, and what is none."""
+"""References to models: what is one, what it names, and the name of a model that is made of one."""
 
 from __future__ import annotations
 
 import pytest
+from pydantic import TypeAdapter
 
+from common.model_names import suggest_model_name
 from common.model_reference import (
     HubReference,
     InvalidReferenceError,
@@ -14,6 +16,7 @@ from common.model_reference import (
     parse_reference,
     validate_file_path,
 )
+from controller.schema.desired import ModelName
 
 HEX = "0123456789abcdef" * 4
 DIGEST = f"sha256:{HEX}"
@@ -31,16 +34,8 @@ DIGEST = f"sha256:{HEX}"
         ("ollama:me/m:8b", RegistryReference(None, "me/m", "8b"), "ollama:me/m:8b"),
         ("ollama:m:8b@" + DIGEST, RegistryReference(None, "m", "8b", DIGEST), f"ollama:m:8b@{DIGEST}"),
         ("oci:Reg.io:5000/a/b:1", RegistryReference("reg.io:5000", "a/b", "1"), "oci:reg.io:5000/a/b:1"),
-        (
-            "oci:ghcr.io/a@" + DIGEST,
-            RegistryReference("ghcr.io", "a", "latest", DIGEST),
-            f"oci:ghcr.io/a:latest@{DIGEST}",
-        ),
-        (
-            f"https://h/a.gguf#sha256={HEX.upper()}",
-            UrlReference("https://h/a.gguf", HEX),
-            f"https://h/a.gguf#sha256={HEX}",
-        ),
+        (f"oci:g.io/a@{DIGEST}", RegistryReference("g.io", "a", "latest", DIGEST), f"oci:g.io/a:latest@{DIGEST}"),
+        (f"https://h/a#sha256={HEX.upper()}", UrlReference("https://h/a", HEX), f"https://h/a#sha256={HEX}"),
         (f"http://h:1/a?b=c#sha256={HEX}", UrlReference("http://h:1/a?b=c", HEX), f"http://h:1/a?b=c#sha256={HEX}"),
         ("file:///m/a.gguf", LocalReference("/m/a.gguf"), "file:/m/a.gguf"),
         ("file:/m/", LocalReference("/m"), "file:/m"),
@@ -64,22 +59,14 @@ def test_a_reference_names_one_thing(text: str, reference: ModelReference, canon
         ("u/r/../x", "`..`"),
         ("u/r//x", "empty part"),
         ("u/r/a\\b", "backslash"),
-        ("u/..", "no name of a repository"),
-        ("-u/r", "no name of a repository"),
-        ("u/a--b", "no name of a repository"),
-        ("u/r.git", "no name of a repository"),
+        *((text, "no name of a repository") for text in ("u/..", "-u/r", "u/a--b", "u/r.git")),
         (" u/r", "white space"),
         ("u/r\n", "white space or control"),
-        ("ollama:", "no name of a model"),
-        ("ollama:a/b/c", "no name of a model"),
-        ("ollama:a..b", "no name of a model"),
+        *((text, "no name of a model") for text in ("ollama:", "ollama:a/b/c", "ollama:a..b")),
         ("ollama:a:b:c", "no tag"),
         ("ollama:a@md5:1", "no digest"),
         ("ollama:a@", "no digest"),
-        ("oci:host", "HOST/NAME:TAG"),
-        ("oci:host/UPPER", "HOST/NAME:TAG"),
-        ("oci:ho st/a", "HOST/NAME:TAG"),
-        ("oci:h/a/../b", "HOST/NAME:TAG"),
+        *((text, "HOST/NAME:TAG") for text in ("oci:host", "oci:host/UPPER", "oci:ho st/a", "oci:h/a/../b")),
         ("https://h/a.gguf", "hash is missing"),
         (f"https://h/#sha256={HEX}", "names no file"),
         (f"https://h/a%2Fb#sha256={HEX}", "names no file"),
@@ -111,3 +98,25 @@ def test_paths_that_lead_elsewhere_are_none(path: str) -> None:
 @pytest.mark.parametrize("path", ["a", "a/b.gguf", "...", "a b", "ä.gguf", ".hidden"])
 def test_paths_of_files_are_taken(path: str) -> None:
     assert validate_file_path(path) is None
+
+
+HASH = "0" * 64
+
+
+@pytest.mark.parametrize(
+    ("reference", "name"),
+    [
+        ("ggml-org/gemma-3-4b-it-GGUF:Q4_K_M", "gemma-3-4b-it"),
+        ("hf:Qwen/Qwen3-0.6B", "Qwen3-0.6B"),
+        ("hf:user/some_gguf/sub/file-Q8_0.gguf@main", "some"),
+        ("ollama:llama3.2:1b", "llama3.2-1b"),
+        ("ollama:library/gemma3", "gemma3"),
+        (f"https://host/a/b/my-model-00001-of-00003.gguf#sha256={HASH}", "my-model"),
+        (f"https://host/a/Some%20Model.gguf?x=1#sha256={HASH}", "Some-Model"),
+        ("file:/mnt/models/Tiny Model.gguf", "Tiny-Model"),
+        ("file:/mnt/\u6a21\u578b.gguf", "model"),
+    ],
+)
+def test_the_name_of_a_reference(reference: str, name: str) -> None:
+    assert suggest_model_name(parse_reference(reference)) == name
+    TypeAdapter(ModelName).validate_python(name)

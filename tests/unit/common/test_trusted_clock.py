@@ -112,7 +112,7 @@ def test_a_restart_of_the_host_counts_from_the_last_check(path: Path) -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"{}", b"[]", b"\xff", b'{"wall": NaN, "uptime": 0, "boot": "", "slack_s": 0}', None]
 )
-def test_a_record_that_cannot_be_read_is_not_a_first_start(
+def test_an_unreadable_record_is_no_first_start(
     path: Path, content: bytes | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     clocks = Clocks()
@@ -128,9 +128,7 @@ def test_a_record_that_cannot_be_read_is_not_a_first_start(
     assert clock.read_earliest() == clocks.now
 
 
-def test_a_record_that_cannot_be_written_is_told_once_and_tried_again(
-    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unwritable_record(path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     clocks, is_full = Clocks(), True
 
     def write(path: Path, content: bytes) -> None:

@@ -1,12 +1,15 @@
-"""docs/architecture.md says what the tree has, in few words: packages, protocols, and the modules that its steps
-name."""
+"""docs/architecture.md and docs/map.md say what the tree has, in few words."""
 
 from __future__ import annotations
 
 import re
+from xml.etree import ElementTree as ET
 
 import pytest
 
+from controller.planning.backoff import FIRST_BACKOFF_S, MAX_BACKOFF_S
+from controller.settings import ControllerSettings
+from gateway.settings import GatewaySettings
 from tests.support.architecture import (
     PAGE,
     PROGRAMS,
@@ -19,6 +22,7 @@ from tests.support.architecture import (
     parse_sources,
     replace_parts,
 )
+from tests.support.doc_tables import DOCS
 
 WRITE = "python -m tests.support.architecture --write"
 MOST_WORDS = 2500
@@ -83,3 +87,39 @@ def test_a_line_of_the_page_is_the_first_sentence_and_whether_the_package_is_pur
 def test_a_page_without_a_marker_is_refused() -> None:
     with pytest.raises(ValueError, match="controller"):
         replace_parts("# Architecture\n", {"controller": "x"})
+
+
+MAP = DOCS / "map.md"
+MAP_PROGRAMS = ("controller", "gateway", "engines", "retrieval", "transfers")
+MOST_WORDS_OF_MAP = 1400
+
+
+def test_the_map_stays_one_page() -> None:
+    assert len(MAP.read_text().split()) <= MOST_WORDS_OF_MAP
+
+
+def test_each_program_has_five_sentences() -> None:
+    section = re.search(r"^## The programs\n(.*?)(?=^## )", MAP.read_text(), re.MULTILINE | re.DOTALL)
+    assert section is not None
+    paragraphs = [each for each in section[1].split("\n\n") if each.strip().startswith("**")]
+    names = [name.lower() for each in paragraphs for name in re.findall(r"\A\s*\*\*(?:The )?(\w+)\*\*", each)]
+    assert tuple(names) == MAP_PROGRAMS
+    assert [len(re.findall(r"\.(?=\s|$)", each)) for each in paragraphs] == [5] * len(MAP_PROGRAMS)
+
+
+def test_the_drawing_names_the_programs_in_light_and_dark() -> None:
+    text = (DOCS / "map.svg").read_text()
+    root = ET.fromstring(text)
+    words = ["".join(each.itertext()) for each in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert set(MAP_PROGRAMS) <= set(words)
+    assert "prefers-color-scheme: dark" in text
+    assert "(map.svg)" in MAP.read_text()
+
+
+def test_the_figures_are_the_defaults() -> None:
+    text = MAP.read_text()
+    gateway = GatewaySettings.model_fields
+    assert f"have {gateway['shutdown_grace_s'].default:g} s to end" in text
+    assert f"waits, {gateway['autoload_timeout_s'].default:g} s at most" in text
+    assert f"`drain_timeout_s`, {ControllerSettings.model_fields['drain_timeout_s'].default:g} s" in text
+    assert f"after {FIRST_BACKOFF_S:g} s and then twice as long each time, up to {MAX_BACKOFF_S / 60:g} minutes" in text

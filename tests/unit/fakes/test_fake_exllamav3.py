@@ -104,10 +104,8 @@ def test_it_answers_and_keeps_the_end_token_back(tmp_path: Any) -> None:
     assert [each["stage"] for each in results] == ["started", *["streaming"] * 16]
     told = [token for each in results for token in (each["token_ids"][0].tolist() if "token_ids" in each else ())]
     assert tuple(told) == vocabulary.chain[1:-1]
-    assert (results[-1]["eos_reason"], results[-1]["held"]["token_ids"].tolist()) == (
-        "stop_token",
-        [[vocabulary.chain[-1]]],
-    )
+    expected = ("stop_token", [[vocabulary.chain[-1]]])
+    assert (results[-1]["eos_reason"], results[-1]["held"]["token_ids"].tolist()) == expected
 
 
 def test_it_refuses_what_the_real_one_refuses(tmp_path: Any) -> None:
@@ -127,37 +125,3 @@ def test_it_refuses_what_the_real_one_refuses(tmp_path: Any) -> None:
             ComboSampler(**bad)  # type: ignore[arg-type]
     with pytest.raises(AssertionError, match="multiple of 256"):
         Cache(model, 300)
-
-
-def _cached(tmp_path: Any) -> Model:
-    """Two layers of 0.6 MiB with 2 MiB of cache each, and a head."""
-    make_hf(tmp_path / "m")
-    model = Model.from_config(Config.from_directory(str(tmp_path / "m")))
-    Cache(model, max_num_tokens=8192)
-    return model
-
-
-@pytest.mark.parametrize(
-    ("use", "split"),
-    [(None, [4, 0]), ([0.003, 0.003], [1, 3]), ([1.0, 1.0], [4, 0]), (1.0, [4, 0]), ([0.0, 0.01], [0, 4])],
-)
-def test_it_fills_one_gpu_after_the_other(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], use: Any, split: list[int]
-) -> None:
-    monkeypatch.setenv("FAKE_GPUS", "2")
-    _cached(tmp_path).load(use_per_device=use)
-    assert f"modules on each GPU: {split}\n" in capsys.readouterr().err
-
-
-def test_it_fills_no_gpu_that_is_not_there_and_none_beyond_its_limit(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = _cached(tmp_path)
-    monkeypatch.setenv("FAKE_GPUS", "2")
-    with pytest.raises(RuntimeError, match=r"^Insufficient VRAM in split for model and cache$"):
-        model.load(use_per_device=[0.001, 0.003])
-    with pytest.raises(ValueError, match=r"^use_per_device must be float or list\[float\]$"):
-        model.load(use_per_device=(1.0, 1.0))
-    monkeypatch.setenv("FAKE_GPUS", "1")
-    with pytest.raises(RuntimeError, match="invalid device ordinal"):
-        model.load(use_per_device=[0.003, 0.003])

@@ -33,9 +33,7 @@ def test_the_definitions_of_a_backend_set_every_option(backend: str) -> None:
     assert set_somewhere - {"device", "backend"} == options
 
 
-def test_a_difference_names_the_golden_shows_it_and_says_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_difference_is_shown_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.support.goldens.golden.FOLDER", tmp_path / "tests" / "golden")
     content: dict[str, Any] = {"b": [2, 1], "a": "ä" * 110}
     golden = Golden("subject", "name", lambda: content)

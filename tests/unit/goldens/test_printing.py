@@ -1,13 +1,18 @@
-"""How goldens are printed."""
+"""How goldens are printed, and the campaign that changes them."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.campaigns.campaign_goldens import files_with, scratch_copy, try_change
+from tests.campaigns.golden_changes import CHANGES, Change
+from tests.campaigns.record import REPOSITORY
+from tests.support.goldens.catalog import GOLDENS
 from tests.support.goldens.printing import COLUMNS, print_json
 
 VALUES = st.recursive(
@@ -52,3 +57,23 @@ def test_the_comma_counts() -> None:
 
 def test_keys_are_sorted_as_they_are_made() -> None:
     assert print_json({10: 1, 9: {"b": 1, "a": 2}}) == '{"9": {"a": 2, "b": 1}, "10": 1}\n'
+
+
+def test_each_golden_has_a_change() -> None:
+    changed = {change.golden for change in CHANGES if change.subject != "state-folders"}
+    assert changed == {str(golden) for golden in GOLDENS}
+    assert {change.subject for change in CHANGES} >= {"state-folders"}
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: f"{change.golden}: {change.what}")
+def test_the_text_of_a_change_is_there_once(change: Change) -> None:
+    assert len(files_with(REPOSITORY, change)) == 1
+
+
+@pytest.mark.slow
+def test_a_golden_fails_where_its_subject_changes() -> None:
+    [change] = [change for change in CHANGES if change.subject == "errors"]
+    harmless = Change(change.golden, "nothing", change.find, change.find)
+    with scratch_copy() as copy:
+        assert try_change(copy, change) == (["test_golden[errors/codes]"], None)
+        assert try_change(copy, harmless) == ([], "errors/codes does not fail")

@@ -44,10 +44,7 @@ def try_alert(name: str, series: dict[str, str], at: str, fired: list[dict[str, 
 def sent_alert(rule: dict[str, Any], fires: dict[str, Any]) -> dict[str, Any]:
     """What the alert sends when it fires as the case says."""
     told = {name: fires[name] for name in ("summary", "description") if name in fires}
-    return {
-        "exp_labels": rule["labels"] | fires.get("labels", {}),
-        "exp_annotations": rule["annotations"] | told,
-    }
+    return {"exp_labels": rule["labels"] | fires.get("labels", {}), "exp_annotations": rule["annotations"] | told}
 
 
 def test_promtool_finds_configuration_and_rules_sound() -> None:

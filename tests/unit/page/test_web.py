@@ -1,12 +1,20 @@
-"""The page's own checks and tests: types, lint, and vitest."""
+"""The page's sources: types, lint and tests, their modules, what is locked, and how large the built page is."""
 
 from __future__ import annotations
 
+import gzip
+import json
+import re
+import shutil
 import subprocess
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gateway.page.page_files import BUILT_FOLDER, INDEX
 from tests.support.page_tools import WEB, require_node, run_tool
+from tests.support.require import require
 
 pytestmark = pytest.mark.slow
 
@@ -38,3 +46,160 @@ def test_npm_runs_by_the_node_of_the_environment() -> None:
     asked = [str(WEB / "npm"), "run", "--silent", "dev", "--", "--version"]
     done = subprocess.run(asked, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.split("/")[0]) == (0, "vite"), done.stderr
+
+
+REPOSITORY = Path(__file__).parents[3]
+EXACT = re.compile(r"\d+\.\d+\.\d+(-[0-9A-Za-z.-]+)?")
+
+
+@pytest.fixture(scope="module")
+def locked() -> dict[str, Any]:
+    """Packages of the lock, by their folder."""
+    packages: dict[str, Any] = json.loads((WEB / "package-lock.json").read_text())["packages"]
+    return packages
+
+
+def test_the_lock_names_no_registry(locked: dict[str, Any]) -> None:
+    assert [folder for folder, package in locked.items() if "resolved" in package] == []
+    # Whom a package's makers ask to be paid by is no address that anything is loaded from.
+    loaded = [{key: value for key, value in package.items() if key != "funding"} for package in locked.values()]
+    assert re.findall(r"\w+://[^\"]+", json.dumps(loaded)) == []
+    assert "omit-lockfile-registry-resolved=true" in (WEB / ".npmrc").read_text().splitlines()
+
+
+def test_no_file_of_the_page_names_a_registry() -> None:
+    for name in (".npmrc", "package.json", "vite.config.ts", "build"):
+        assert not re.search(r"registry\s*=|npmjs|//[\w.-]*pypi", (WEB / name).read_text()), name
+
+
+def test_every_dependency_is_an_exact_version(locked: dict[str, Any]) -> None:
+    wanted = json.loads((WEB / "package.json").read_text())
+    loose = {
+        name: version
+        for kind in ("dependencies", "devDependencies")
+        for name, version in wanted[kind].items()
+        if not EXACT.fullmatch(version)
+    }
+    assert loose == {}
+    for kind in ("dependencies", "devDependencies"):
+        assert locked[""][kind] == wanted[kind], "npm install was not run after a change of package.json"
+
+
+def test_every_package_is_locked_by_a_hash(locked: dict[str, Any]) -> None:
+    unlocked = [
+        folder
+        for folder, package in locked.items()
+        if folder and not package.get("inBundle") and not package.get("integrity", "").startswith("sha512-")
+    ]
+    assert unlocked == []
+
+
+def test_a_build_installs_what_is_locked_and_runs_no_scripts_of_packages() -> None:
+    assert "ignore-scripts=true" in (WEB / ".npmrc").read_text().splitlines()
+    lines = [line for line in (WEB / "build").read_text().splitlines() if not line.lstrip().startswith("#")]
+    [by_pip] = [line for line in lines if re.search(r"\bpip\b.* install\b", line)]
+    assert '--require-hashes -r "$requirement"' in by_pip
+    install, types = [line for line in lines if '"$npm" ' in line]
+    assert '"$npm" ci --ignore-scripts ' in install
+    assert '"$npm" run --silent types)' in types
+    assert [line for line in lines if re.search(r"\b(curl|wget|npx|corepack|git)\b", line)] == []
+
+
+LARGEST_KB = 400
+"""Of JavaScript and styles that the page itself names, compressed, in units of 1,000 bytes."""
+NAMED = re.compile(r'(?:src|href)="/page/([^"]+\.(?:js|css))"')
+
+
+def test_what_the_page_loads_at_first_is_small() -> None:
+    require("page", (BUILT_FOLDER / INDEX).exists(), "the page is not built: `make page`")
+    names = NAMED.findall((BUILT_FOLDER / INDEX).read_text())
+    assert any(name.endswith(".js") for name in names)
+    assert any(name.endswith(".css") for name in names)
+    sizes = {name: len(gzip.compress((BUILT_FOLDER / name).read_bytes(), 9)) for name in names}
+    assert sum(sizes.values()) <= LARGEST_KB * 1000, sizes
+
+
+def test_fonts_are_there_in_one_format() -> None:
+    require("page", (BUILT_FOLDER / INDEX).exists(), "the page is not built: `make page`")
+    fonts = [path for path in BUILT_FOLDER.rglob("*") if path.suffix in (".woff2", ".woff", ".ttf", ".otf", ".eot")]
+    assert any(path.name.startswith("KaTeX_Main-Regular") for path in fonts)
+    assert {path.suffix for path in fonts} == {".woff2"}
+    styles = "".join(path.read_text() for path in BUILT_FOLDER.rglob("*.css"))
+    named = set(re.findall(r"/page/(assets/[\w.-]+\.woff2)", styles))
+    assert named == {str(path.relative_to(BUILT_FOLDER)) for path in fonts}
+
+
+class Checkout:
+    """A checkout with `web/build` alone, whose Node.js notes what npm is asked for, and installs nothing."""
+
+    def __init__(self, root: Path) -> None:
+        self._web = root / "web"
+        self._web.mkdir()
+        shutil.copy(WEB / "build", self._web)
+        (self._web / ".npmrc").touch()
+        (root / "requirements").mkdir()
+        (root / "requirements" / "page.txt").touch()
+        self.change_lock("first")
+        self._asked = root / "asked"
+        self._asked.touch()
+        (root / "bin").mkdir()
+        self._python = self._write(root / "bin" / "python", f"echo {root}")
+        self._write(root / "bin" / "node", f'mkdir node_modules; shift; echo "$*" >>{self._asked}')
+
+    def _write(self, path: Path, command: str) -> Path:
+        path.write_text(f"#!/bin/sh\n{command}\n")
+        path.chmod(0o755)
+        return path
+
+    def change_lock(self, text: str) -> None:
+        """Have another lock."""
+        (self._web / "package-lock.json").write_text(text)
+
+    def install(self, *options: str) -> list[str]:
+        """Run `web/build --modules-only` and return the commands of npm that it gave."""
+        self._asked.write_text("")
+        subprocess.run([self._web / "build", "--python", self._python, "--modules-only", *options], check=True)
+        return self._asked.read_text().splitlines()
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Checkout:
+    return Checkout(tmp_path)
+
+
+BUILD = ["ci --ignore-scripts --no-progress --omit=dev"]
+WITH_CHECKS = ["ci --ignore-scripts --no-progress"]
+
+
+def test_a_build_installs_no_checks_and_that_once(checkout: Checkout) -> None:
+    assert checkout.install() == BUILD
+    assert checkout.install() == []
+    checkout.change_lock("second")
+    assert checkout.install() == BUILD
+
+
+def test_checks_are_installed_where_they_are_asked_for_and_stay(checkout: Checkout) -> None:
+    assert checkout.install() == BUILD
+    assert checkout.install("--with-checks") == WITH_CHECKS
+    assert checkout.install("--with-checks") == []
+    assert checkout.install() == []
+    checkout.change_lock("second")
+    assert checkout.install() == WITH_CHECKS
+
+
+def test_the_two_kinds_are_kept_apart_in_a_cache(checkout: Checkout, tmp_path: Path) -> None:
+    cached = ("--modules-cache", str(tmp_path / "cache"))
+    assert checkout.install(*cached) == BUILD
+    assert checkout.install("--with-checks", *cached) == WITH_CHECKS
+    kept = sorted(path.name for path in (tmp_path / "cache").iterdir())
+    assert len(kept) == 2
+    assert kept[1] == f"{kept[0]}-with-checks"
+    shutil.rmtree(tmp_path / "web" / "node_modules")
+    assert checkout.install("--with-checks", *cached) == []
+
+
+def test_what_the_build_imports_is_no_check() -> None:
+    wanted = json.loads((WEB / "package.json").read_text())
+    imported = re.findall(r'^import .* from "([^."][^"]*)";', (WEB / "vite.config.ts").read_text(), re.MULTILINE)
+    assert "vite" in imported
+    assert [name for name in imported if name not in wanted["dependencies"]] == []

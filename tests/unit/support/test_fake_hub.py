@@ -16,40 +16,6 @@ CONTENT = bytes(range(256)) * 40
 NAME = "model-Q8_0.gguf"
 
 
-def make_hub(*faults: Fault) -> FakeHub:
-    return FakeHub([HubRepository("some/model", {NAME: CONTENT, "a/b/notes.txt": b"x"})], faults=FaultPlan(*faults))
-
-
-def test_a_file_comes_from_the_storage_with_what_the_hub_says_of_it() -> None:
-    with make_hub() as hub, httpx2.Client() as client:
-        redirect = client.get(f"{hub.endpoint}/some/model/resolve/main/{NAME}")
-        repository = hub.repositories["some/model"]
-        file = repository.commits[repository.head][NAME]
-        assert redirect.status_code == 302
-        assert redirect.headers["x-repo-commit"] == repository.head
-        assert redirect.headers["x-linked-etag"] == f'"{file.sha256}"'
-        assert redirect.headers["x-linked-size"] == str(len(CONTENT))
-        location = redirect.headers["location"]
-        assert location.startswith(f"{hub.storage}/")
-        part = client.get(location, headers={"range": "bytes=5-9"})
-        assert (part.status_code, part.headers["content-range"]) == (206, f"bytes 5-9/{len(CONTENT)}")
-        assert part.content == CONTENT[5:10]
-        assert client.get(location, headers={"range": "bytes=-3"}).content == CONTENT[-3:]
-        assert client.get(location, headers={"range": f"bytes={len(CONTENT)}-"}).status_code == 416
-        assert client.get(location.partition("?")[0]).status_code == 403
-
-
-def test_trees_come_in_pages() -> None:
-    repository = HubRepository("some/model", {f"folder/{number}.txt": b"x" for number in range(5)})
-    with FakeHub([repository], page=2) as hub, httpx2.Client() as client:
-        target, found = f"{hub.endpoint}/api/models/some/model/tree/main?recursive=true", []
-        while target:
-            answer = client.get(target)
-            found += [each["path"] for each in answer.json()]
-            target = answer.links.get("next", {}).get("url", "")
-    assert found == ["folder", *(f"folder/{number}.txt" for number in range(5))]
-
-
 @pytest.mark.parametrize(("tag", "file"), [("latest", "m-Q4_K_M.gguf"), ("q8_0", "m-Q8_0.gguf"), ("Q2_K", None)])
 def test_a_manifest_names_the_files_of_a_quantisation(tag: str, file: str | None) -> None:
     names = ["m-Q8_0.gguf", "m-Q4_K_M.gguf", "mmproj-m-F16.gguf"]

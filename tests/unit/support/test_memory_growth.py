@@ -1,12 +1,15 @@
-"""Whether memory still grows: warm-up, steps and noise are told from what has no end."""
+"""Whether memory still grows, told from warm-up, steps and noise; and what a piece of work leaves in cycles."""
 
 from __future__ import annotations
 
+import gc
 import math
 from random import Random
 
 import pytest
 
+from common.tracebacks import without_tracebacks
+from tests.support.leftovers import leftovers_of
 from tests.support.memory_growth import LEAST_FIGURES, Line, fit_line, judge_growth
 
 MINUTES = [float(number) for number in range(116)]
@@ -56,3 +59,35 @@ def test_few_figures_say_nothing() -> None:
     count = 2 * LEAST_FIGURES - 3
     assert judge_growth(MINUTES[:count], [float(number) for number in range(count)]) is None
     assert judge_growth(MINUTES[: count + 2], [float(number) for number in range(count + 2)]) is not None
+
+
+class _Ring:
+    def __init__(self) -> None:
+        self.own = self
+
+
+def _keep_error(*, cut: bool) -> None:
+    try:
+        int("none")
+    except ValueError as error:
+        kept = without_tracebacks(error) if cut else error
+    assert kept
+
+
+def test_cycles_are_counted_and_nothing_else() -> None:
+    with leftovers_of("tests") as left:
+        _Ring()
+        _Ring().own = None  # type: ignore[assignment]
+        [object() for _ in range(3)]
+    assert left == {"tests.unit.support.test_memory_growth._Ring": 1}
+    assert gc.isenabled()
+    assert not gc.garbage
+
+
+def test_an_error_that_a_frame_keeps_is_a_cycle_unless_its_traceback_is_cut() -> None:
+    with leftovers_of("tests") as left:
+        _keep_error(cut=False)
+    assert left == {"tests.unit.support.test_memory_growth._keep_error (running)": 1}
+    with leftovers_of("tests") as left:
+        _keep_error(cut=True)
+    assert not left

@@ -11,16 +11,7 @@ import numpy as np
 import pytest
 
 from worker import clockwork
-from worker.clockwork import (
-    SENTENCE,
-    gguf_name,
-    interleave_rotary,
-    main,
-    make_model,
-    make_vocabulary,
-    make_weights,
-    replace_file,
-)
+from worker.clockwork import SENTENCE, gguf_name, interleave_rotary, main, make_model, make_vocabulary, make_weights
 from worker.text.token_reader import byte_alphabet
 
 
@@ -36,14 +27,10 @@ def test_the_chain_spells_the_sentence() -> None:
     assert len(words) + 1 == clockwork.COMPLETION_TOKENS
 
 
-def test_the_vocabulary_has_no_token_twice_and_a_round_size() -> None:
-    tokens = make_vocabulary().tokens
-    assert len(set(tokens)) == len(tokens)
-    assert len(tokens) % clockwork.VOCAB_MULTIPLE == 0
-
-
-def test_every_merge_joins_two_known_tokens_to_a_third() -> None:
+def test_the_vocabulary_has_a_round_size_no_token_twice_and_merges_that_join_two_known_ones_to_a_third() -> None:
     vocabulary = make_vocabulary()
+    assert len(set(vocabulary.tokens)) == len(vocabulary.tokens)
+    assert len(vocabulary.tokens) % clockwork.VOCAB_MULTIPLE == 0
     assert all({left, right, left + right} <= set(vocabulary.tokens) for left, right in vocabulary.merges)
 
 
@@ -128,7 +115,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_draft(tmp_path: Path) -> 
     path.write_bytes(b"old")
 
     def fail() -> None:
-        with replace_file(path) as draft:
+        with clockwork.replace_file(path) as draft:
             draft.write_bytes(b"half")
             raise OSError("disk full")
 

@@ -13,48 +13,32 @@ from worker.errors import LoadError, PortTakenError
 from worker.preflight import check_gguf, open_listener, port_number
 
 
-def ipv6_loopback() -> tuple[bool, str]:
-    try:
-        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
-    except OSError as error:
-        return False, f"no IPv6 loopback on this machine: {error}"
-    return True, ""
-
-
 @pytest.mark.parametrize(("content", "message"), [(b"hello", "b'hell'"), (b"", "b''"), (b"GGU", "b'GGU'")])
 def test_a_file_that_is_no_gguf(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(content)
     with pytest.raises(LoadError, match=f"is not a GGUF file: it begins with {message}"):
         check_gguf(path)
-
-
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(LoadError) as raised:
-        check_gguf(tmp_path / "m.gguf")
-    assert str(raised.value) == f"cannot open {tmp_path / 'm.gguf'}: No such file or directory"
-
-
-def test_a_folder_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match=f"^cannot open {tmp_path}/none: No such file or directory$"):
+        check_gguf(tmp_path / "none")
     with pytest.raises(LoadError, match="Is a directory"):
         check_gguf(tmp_path)
 
 
-def test_a_port_that_is_taken_is_named() -> None:
+def test_addresses_that_cannot_be_listened_on_are_named() -> None:
+    with pytest.raises(LoadError, match=r"cannot listen on 192\.0\.2\.1:8080: Cannot assign requested address$"):
+        open_listener("192.0.2.1", 8080)
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(PortTakenError, match=f"port {port} on 127.0.0.1 is taken"):
             open_listener("127.0.0.1", port)
 
 
-def test_an_address_of_another_machine() -> None:
-    with pytest.raises(LoadError, match=r"cannot listen on 192\.0\.2\.1:8080: Cannot assign requested address$"):
-        open_listener("192.0.2.1", 8080)
-
-
 def test_ipv6_where_the_host_says_so() -> None:
-    available, reason = ipv6_loopback()
-    require("ipv6", available, reason)
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError as error:
+        require("ipv6", False, f"no IPv6 loopback on this machine: {error}")
     with open_listener("::1", free_port()) as listener:
         assert listener.family == socket.AF_INET6
 

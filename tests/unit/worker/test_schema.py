@@ -64,9 +64,7 @@ HELLO = b'"messages": [{"role": "user", "content": "hello"}]'
         (EmbeddingRequest, b'{"input": "a", "encoding_format": "hex"}', "encoding_format", "'float'"),
     ],
 )
-def test_a_bad_request_is_told_what_and_where(
-    kind: type[BaseModel], body: bytes, param: str | None, message: str
-) -> None:
+def test_a_bad_request_is_explained(kind: type[BaseModel], body: bytes, param: str | None, message: str) -> None:
     with pytest.raises(RequestError) as raised:
         parse_request(kind, body)
     assert (raised.value.code, raised.value.param) == ("invalid_request" if param else "invalid_json", param)
@@ -79,11 +77,8 @@ def test_fields_that_are_null_count_as_left_out_and_unknown_ones_are_kept() -> N
     assert not request.stream
     assert request.model_extra == {"service_tier": "auto"}
     assert request.token_limit is None
-
-
-def test_the_newer_name_of_the_token_limit_wins() -> None:
-    request = parse_request(ChatRequest, b"{" + HELLO + b', "max_tokens": 5, "max_completion_tokens": 3}')
-    assert request.token_limit == 3
+    newer = parse_request(ChatRequest, b"{" + HELLO + b', "max_tokens": 5, "max_completion_tokens": 3}')
+    assert newer.token_limit == 3
 
 
 @pytest.mark.parametrize(("options", "wanted"), [(b"null", False), (b"{}", False), (b'{"include_usage": true}', True)])
@@ -109,12 +104,7 @@ def test_a_number_that_is_not_finite_is_refused(sent: bytes, param: str) -> None
 
 @pytest.mark.parametrize(
     ("sent", "inputs"),
-    [
-        (b'"a"', ["a"]),
-        (b'["a", "b"]', ["a", "b"]),
-        (b"[1, 2]", [[1, 2]]),
-        (b"[[1, 2], [3]]", [[1, 2], [3]]),
-    ],
+    [(b'"a"', ["a"]), (b'["a", "b"]', ["a", "b"]), (b"[1, 2]", [[1, 2]]), (b"[[1, 2], [3]]", [[1, 2], [3]])],
 )
 def test_one_text_or_several_or_their_tokens(sent: bytes, inputs: list[Any]) -> None:
     assert parse_request(EmbeddingRequest, b'{"input": ' + sent + b"}").inputs == inputs

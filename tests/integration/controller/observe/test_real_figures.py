@@ -42,10 +42,7 @@ async def figures_of(worker: Worker, backend: str, **fields: Any) -> AsyncIterat
             await prober.close()
 
 
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param("embedded", marks=pytest.mark.embedded), "binary"],
-)
+@pytest.fixture(scope="module", params=[pytest.param("embedded", marks=pytest.mark.embedded), "binary"])
 def llama_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     """A llama-server with 4096 tokens in four slots, which speculates."""
     kind = cast("Kind", request.param)
@@ -72,7 +69,7 @@ def llama_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
     ],
     ids=["applied", "otherwise"],
 )
-async def test_llama_server_reports_what_it_applies(
+async def test_llama_server_s_figures(
     llama_server: Worker, fields: dict[str, Any], gaps: tuple[FigureGap, ...]
 ) -> None:
     declared = {"model_path": "m.gguf", **fields}

@@ -1,18 +1,30 @@
-"""The contract of runtimes, with real engines: preflight, serving behind a token, and what would run now."""
+"""The contract of runtimes, with real engines: preflight, serving behind a token, what would run now; from which models
+folder an engine reads; and what memory of the host and of GPUs it is seen to hold."""
 
 from __future__ import annotations
 
+import os
+import shlex
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
+from controller.artifacts.model_roots import ModelRoots
 from controller.engines.ct2 import CT2Definition
+from controller.gpus import GpuDriver
 from controller.runtimes.naming import replica_name
+from controller.runtimes.nvml import NvmlReader
 from controller.schema.desired import Definition
+from tests.fakes.fake_nvml import FakeNvml
+from tests.support.ballast import HELD_MIB, PROGRAM
 from tests.support.clockwork_folders import make_ct2
-from tests.support.runtime_contract import RUN, ContractEngines, exited, only, serve_and_end
+from tests.support.docker_engine import DockerEngines
+from tests.support.runtime_contract import RUN, ContractEngines, exited, only, serve_and_end, wait_for_log
+from tests.support.wait import until
 from worker.clockwork import SENTENCE
 
 pytestmark = pytest.mark.engines
@@ -60,9 +72,9 @@ async def test_preflight_says_what_files_are_missing_and_starts_nothing(engines:
     folder = CT2Definition(backend="ct2", model_path="folder")
     for name in ("tokenizer.json", "model.bin"):
         (engines.models / "folder" / name).unlink()
-        said = await error(folder, good.image)
-        assert said is not None
-        assert said.startswith(f"model_path: folder/{name} is missing from {engines.models}")
+        output = await error(folder, good.image)
+        assert output is not None
+        assert output.startswith(f"model_path: folder/{name} is missing from {engines.models}")
     assert await runtime.list_replicas() == []
     assert engines.left() == []
 
@@ -70,7 +82,7 @@ async def test_preflight_says_what_files_are_missing_and_starts_nothing(engines:
 async def test_each_replica_finds_its_own_folder_and_what_it_wrote_there(engines: ContractEngines) -> None:
     runtime = engines.runtime()
     definition = engines.shell(NOTES, llama_server_slot_save=True)
-    said = []
+    output = []
     for attempt, index in enumerate((0, 1, 0), 1):
         first = engines.request(definition, attempt=attempt)
         where = replace(first.id, index=index)
@@ -80,9 +92,9 @@ async def test_each_replica_finds_its_own_folder_and_what_it_wrote_there(engines
         rendered = await engines.runtime().render_replica(seen, definition, request.image)
         assert rendered is not None
         assert rendered.argv == seen.argv
-        said.append((await runtime.read_log_tail(request.name)).strip())
+        output.append((await runtime.read_log_tail(request.name)).strip())
         await runtime.remove_replica(request.name)
-    assert said == ["drwx------ 0", "drwx------ 0", "drwx------ 1"]
+    assert output == ["drwx------ 0", "drwx------ 0", "drwx------ 1"]
 
 
 async def test_what_was_not_edited_renders_as_it_runs(engines: ContractEngines) -> None:
@@ -98,3 +110,149 @@ async def test_what_was_not_edited_renders_as_it_runs(engines: ContractEngines) 
     assert edited is not None
     assert set(edited.argv) ^ set(seen.argv) == {"--text=hello", "--text=bye"}
     await later.stop_replica(seen.name, 0)
+
+
+READ_ALL = 'for word in "$@"; do case "$word" in /*) cat "$word";; esac; done'
+
+
+def write_files(folder: Path, **contents: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o755)
+    for name, content in contents.items():
+        (folder / f"{name}.gguf").write_text(f"GGUF {content}\n")
+        (folder / f"{name}.gguf").chmod(0o644)
+    return folder
+
+
+@pytest.fixture
+def roots(engines: ContractEngines, tmp_path: Path) -> ModelRoots:
+    """Three folders, of which the second is laid out as the Hugging Face cache."""
+    first = write_files(engines.models, both="first")
+    hub, data = tmp_path / "hub", write_files(tmp_path / "data", both="data", only="only data", linked="linked to")
+    model = hub / "models--a--b"
+    write_files(model / "blobs", blob="a blob")
+    write_files(model / "snapshots" / "1")
+    for folder in (hub, model, model / "snapshots"):
+        folder.chmod(0o755)
+    (model / "snapshots" / "1" / "hub.gguf").symlink_to("../../blobs/blob.gguf")
+    (first / "link.gguf").symlink_to(data / "linked.gguf")
+    return ModelRoots((first, hub, data))
+
+
+async def test_an_engine_reads_its_files_from_every_models_folder(engines: ContractEngines, roots: ModelRoots) -> None:
+    runtime = engines.runtime(models=roots)
+    definition = engines.shell(
+        READ_ALL,
+        model_path="both.gguf",
+        llama_server_mmproj="models--a--b/snapshots/1/hub.gguf",
+        llama_server_draft_model_path="link.gguf",
+        llama_server_chat_template_file=str(roots.folders[2] / "both.gguf"),
+    )
+    assert (await runtime.check_preflight("m", definition, definition.image)).error is None
+    request = engines.request(definition)
+    await runtime.start_replica(request)
+    assert (await exited(runtime)).exit is not None
+    output = (await runtime.read_log_tail(request.name)).splitlines()
+    assert sorted(output) == ["GGUF a blob", "GGUF data", "GGUF first", "GGUF linked to"]
+    await runtime.remove_replica(request.name)
+
+
+async def test_further_folders_change_nothing_of_what_runs(engines: ContractEngines, roots: ModelRoots) -> None:
+    before = engines.runtime(models=ModelRoots((roots.first,)))
+    definition = engines.shell(RUN, model_path="both.gguf")
+    request = engines.request(definition)
+    await before.start_replica(request)
+    seen = await only(before)
+    after = engines.runtime(models=roots)
+    assert (await only(after)).id == seen.id
+    rendered = await after.render_replica(seen, definition, request.image)
+    assert rendered is not None
+    assert rendered.argv == seen.argv
+    assert f"{engines.models_inside}/both.gguf" in seen.argv
+    await after.stop_replica(seen.name, 0)
+
+
+async def test_a_missing_folder_stops_its_models_alone(
+    engines: ContractEngines, roots: ModelRoots, tmp_path: Path
+) -> None:
+    runtime = engines.runtime(models=ModelRoots((*roots.folders, tmp_path / "away")))
+    missing = engines.shell("exit 0", model_path=str(tmp_path / "away" / "m.gguf"))
+    away = tmp_path / "away"
+    assert (await runtime.check_preflight("m", missing, missing.image)).error == (
+        f"model_path: {away}/m.gguf is missing from {away} (which does not exist)"
+    )
+    request = engines.request(engines.shell(READ_ALL, model_path="only.gguf"))
+    await runtime.start_replica(request)
+    await exited(runtime)
+    assert "GGUF only data" in await runtime.read_log_tail(request.name)
+    await runtime.remove_replica(request.name)
+
+
+PYTHON_MIB = 40
+"""More than two bare interpreters take."""
+
+
+async def test_shared_memory_counts_once_and_the_cache_not_at_all(engines: ContractEngines) -> None:
+    runtime = engines.runtime()
+    # A container's folder is on its volume: what is written to /tmp there is memory.
+    python, folder = ("python3", "$HOME") if isinstance(engines, DockerEngines) else (sys.executable, "$PWD")
+    body = f'BALLAST="{folder}" exec {python} -S -c {shlex.quote(PROGRAM)}'
+    request = engines.request(engines.shell(body))
+    assert await runtime.read_host_mib(request.name) is None
+    await runtime.start_replica(request)
+    await wait_for_log(runtime, request.name, "holds it")
+    held = await runtime.read_host_mib(request.name)
+    assert held is not None
+    assert HELD_MIB <= held <= HELD_MIB + PYTHON_MIB
+    assert await engines.runtime().read_host_mib(request.name) is not None, "another controller sees it too"
+    if isinstance(engines, DockerEngines):
+        usage = engines.client.api.stats(request.name, stream=False, one_shot=True)["memory_stats"]["usage"]
+        assert usage / 2**20 > held, "the file that was only read is in the kernel's cache"
+    await runtime.stop_replica(request.name, 0)
+    assert await runtime.read_host_mib(request.name) is None
+
+
+def _count_sleeping(pids: list[int]) -> int:
+    return sum(each.pid in pids for each in psutil.process_iter(["name"]) if each.info["name"] == "sleep")
+
+
+async def test_processes_on_gpus_are_told_with_their_replicas(engines: ContractEngines) -> None:
+    fake = FakeNvml()
+    card = fake.add(uuid="GPU-a", bus=1)
+    runtime = engines.runtime(nvml=NvmlReader(fake, host_pids=True))
+    first = engines.request(engines.shell(f"setsid sleep 600 & {RUN}"), "m")
+    second = engines.request(engines.shell(RUN), "n")
+    await runtime.start_replica(first)
+    await runtime.start_replica(second)
+    # Before `sleep` runs, a replica's processes still come and go.
+    await until("the child of one", lambda: _count_sleeping(engines.pids(first.name)) == 2)
+    await until("the other's process", lambda: _count_sleeping(engines.pids(second.name)) == 1)
+    expected: dict[int, str | None] = {os.getpid(): None}
+    for request in (first, second):
+        expected |= dict.fromkeys(engines.pids(request.name), request.name)
+    card.computing = {pid: 10 + number for number, pid in enumerate(expected)}
+    [gpu] = await runtime.read_gpus() or ()
+    assert {each.pid: each.replica for each in gpu.processes or ()} == expected
+    assert {each.pid: each.mib for each in gpu.processes or ()} == card.computing
+    assert all(each.name for each in gpu.processes or ())
+
+    await runtime.stop_replica(first.name, 0)
+    [gpu] = await runtime.read_gpus() or ()
+    assert {each.pid: each.replica for each in gpu.processes or ()} == expected, "as long as they hold memory"
+
+
+async def test_the_driver_is_told_once_the_gpus_were_read(engines: ContractEngines) -> None:
+    fake = FakeNvml()
+    fake.add(uuid="GPU-a", bus=1)
+    runtime = engines.runtime(nvml=NvmlReader(fake))
+    assert runtime.get_gpu_driver() is None
+    assert len(await runtime.read_gpus() or ()) == 1
+    assert runtime.get_gpu_driver() == GpuDriver("570.195.03", "12.8", ("geforce",))
+
+
+async def test_why_there_are_no_gpus_is_said(engines: ContractEngines) -> None:
+    fake = FakeNvml()
+    fake.fail("LibraryNotFound")
+    runtime = engines.runtime(nvml=NvmlReader(fake))
+    assert await runtime.read_gpus() == ()
+    assert runtime.get_gpu_error() == "no NVIDIA driver: libnvidia-ml.so.1 was not found"

@@ -25,49 +25,22 @@ from tests.support.worker_process import Worker, eventually
 
 pytestmark = pytest.mark.engines
 
+NORMS: Final = ("attn_q_norm", "attn_k_norm")
 SMALL: Final[dict[str, Any]] = {"layers": 2, "width": 256, "heads": 4, "kv_heads": 1, "vocabulary": 2048}
 MIDDLE: Final[dict[str, Any]] = {"layers": 4, "width": 512, "heads": 8, "kv_heads": 2, "vocabulary": 32000}
-EVEN: Final[dict[str, Any]] = {
-    "layers": 8,
-    "width": 512,
-    "heads": 8,
-    "kv_heads": 8,
-    "vocabulary": 8000,
-    "inner": 2048,
-}
-WIDE: Final[dict[str, Any]] = {
-    "layers": 2,
-    "width": 1024,
-    "heads": 16,
-    "kv_heads": 4,
-    "vocabulary": 64000,
-    "inner": 4096,
-}
-GEMMA: Final = EVEN | {
-    "architecture": "gemma3",
-    "layers": 6,
-    "heads": 4,
-    "kv_heads": 2,
-    "head": 128,
-    "window": 512,
-    "tied": True,
-    "normed": ("attn_q_norm", "attn_k_norm", "post_attention_norm", "post_ffw_norm"),
-}
-QWEN: Final = MIDDLE | {
-    "architecture": "qwen3",
-    "heads": 16,
-    "kv_heads": 4,
-    "head": 64,
-    "inner": 1536,
-    "tied": True,
-    "normed": ("attn_q_norm", "attn_k_norm"),
-}
-EXPERTS: Final = MIDDLE | {
-    "architecture": "qwen3moe",
-    "vocabulary": 4096,
-    "experts": (16, 8, 128),
-    "normed": ("attn_q_norm", "attn_k_norm"),
-}
+EVEN: Final = MIDDLE | {"layers": 8, "kv_heads": 8, "vocabulary": 8000, "inner": 2048}
+WIDE: Final = SMALL | {"width": 1024, "heads": 16, "kv_heads": 4, "vocabulary": 64000, "inner": 4096}
+GEMMA: Final = (
+    EVEN
+    | {"architecture": "gemma3", "layers": 6, "heads": 4, "kv_heads": 2, "head": 128, "window": 512, "tied": True}
+    | {"normed": (*NORMS, "post_attention_norm", "post_ffw_norm")}
+)
+QWEN: Final = (
+    MIDDLE
+    | {"architecture": "qwen3", "heads": 16, "kv_heads": 4, "head": 64}
+    | {"inner": 1536, "tied": True, "normed": NORMS}
+)
+EXPERTS: Final = MIDDLE | {"architecture": "qwen3moe", "vocabulary": 4096, "experts": (16, 8, 128), "normed": NORMS}
 CLIP: Final[dict[str, Any]] = {"side": 448, "width": 512, "inner": 2048, "heads": 8, "out": 256}
 BERT: Final[dict[str, Any]] = {"layers": 3, "width": 384, "inner": 1536, "heads": 6, "vocabulary": 8000}
 OFF: Final = {"flash_attn": "off"}
@@ -175,9 +148,7 @@ def test_llama_server_takes_what_is_predicted(
         pytest.param(SMALL, {"n_ctx": 1000, "embedding": True}, id="small-embedding"),
     ],
 )
-def test_llama_cpp_python_takes_what_is_predicted(
-    tmp_path: Path, models: Path, shape: Mapping[str, Any], fields: Mapping[str, Any]
-) -> None:
+def test_llama_cpp_s_memory(tmp_path: Path, models: Path, shape: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
     require("llama_cpp", importlib.util.find_spec("llama_cpp") is not None, "llama-cpp-python is not installed")
     name = model_file(models, shape)
     engine, port = ENGINES["llama_cpp"], free_port()

@@ -43,79 +43,40 @@ def _binary() -> bytes:
     return random.Random(1).randbytes(20_000)
 
 
+UNSUPPORTED, TOO_LARGE, MALFORMED = "unsupported_media_type", "document_too_large", "document_malformed"
+ENCRYPTED, EMPTY, NOT_TEXT = "document_encrypted", "document_empty", "document_not_text"
+OLD_OFFICE = bytes.fromhex("d0cf11e0a1b11ae1")
+PACKAGE = "EncryptedPackage".encode("utf-16-le")
+LAUGHING = {"META-INF/container.xml": LAUGHS + "<d>&a9;</d>"}
+NO_DOCUMENT = {"_rels/.rels": "<Relationships/>", "word/x": ""}
 BAD: dict[str, tuple[Callable[[], bytes], str, str, str]] = {
     # What makes the file, its name, the code, what the message says.
-    "blank": (lambda: b" \n\t\n", "a.txt", "document_empty", "no text"),
-    "byte order mark": (lambda: b"\xef\xbb\xbf", "a.txt", "document_empty", "no text"),
-    "binary as text": (_binary, "a.txt", "document_not_text", "binary"),
-    "zeros as text": (lambda: b"some text\n" + bytes(1000), "a.md", "document_not_text", "binary"),
-    "program as text": (lambda: Path("/bin/true").read_bytes(), "a.txt", "unsupported_media_type", "a program"),
-    "image": (lambda: b"\x89PNG\r\n\x1a\n" + bytes(100), "a.png", "unsupported_media_type", "PNG"),
-    "archive": (lambda: make_zip({"a.txt": "text"}), "a.zip", "unsupported_media_type", "ZIP"),
-    "old Office": (
-        lambda: bytes.fromhex("d0cf11e0a1b11ae1") + bytes(5000),
-        "a.doc",
-        "unsupported_media_type",
-        "old binary",
-    ),
-    "encrypted DOCX": (
-        lambda: bytes.fromhex("d0cf11e0a1b11ae1") + bytes(500) + "EncryptedPackage".encode("utf-16-le"),
-        "a.docx",
-        "document_encrypted",
-        "password",
-    ),
-    "encrypted PDF": (lambda: make_encrypted_pdf("secret"), "a.pdf", "document_encrypted", "password"),
-    "PDF of images": (lambda: make_pdf("", ""), "a.pdf", "document_empty", "images"),
-    "PDF of many pages": (lambda: make_pdf(*["text"] * 10_000), "a.pdf", "document_too_large", "10000 pages"),
-    "PDF that is cut": (lambda: make_pdf(*["text"] * 100)[:8000], "a.pdf", "document_malformed", "no PDF"),
-    "PDF without content": (lambda: b"%PDF-1.7\n" + bytes(100), "a.pdf", "document_malformed", "no PDF"),
-    "DOCX without document": (
-        lambda: make_zip({"_rels/.rels": "<Relationships/>", "word/x": ""}),
-        "a.docx",
-        "unsupported_media_type",
-        "no DOCX",
-    ),
-    "DOCX that is cut": (lambda: make_docx("text" * 1000)[:-200], "a.docx", "document_malformed", "ZIP"),
-    "DOCX of no XML": (lambda: make_docx_of("<w:document"), "a.docx", "document_malformed", "well-formed"),
-    "DOCX that expands": (lambda: make_bomb_docx(1024 * MIB), "a.docx", "document_too_large", "expands"),
-    "DOCX that expands without text": (
-        lambda: make_docx_of(b"<d>" + b"<w/>" * (64 * MIB // 4)),
-        "a.docx",
-        "document_too_large",
-        "expands",
-    ),
-    "DOCX with a giant attribute": (
-        lambda: make_docx_of(b'<d a="' + b"x" * (64 * MIB)),
-        "a.docx",
-        "document_too_large",
-        "expands",
-    ),
-    "XLSX of a string that is used often": (
-        lambda: make_xlsx({"S": [["x" * 100_000] * 20] * 100}),
-        "a.xlsx",
-        "document_too_large",
-        "larger than",
-    ),
-    "DOCX of a billion laughs": (
-        lambda: make_docx("text", prolog=LAUGHS, body=USE),
-        "a.docx",
-        "document_malformed",
-        "entities",
-    ),
-    "DOCX with an external entity": (
-        lambda: make_docx("text", prolog=OUTSIDE, body=USE),
-        "a.docx",
-        "document_malformed",
-        "entities",
-    ),
-    "EPUB of a billion laughs": (
-        lambda: make_zip({"META-INF/container.xml": LAUGHS + "<d>&a9;</d>"}),
-        "a.epub",
-        "document_malformed",
-        "entities",
-    ),
-    "large text": (lambda: b"some text\n" * (MIB // 2), "a.txt", "document_too_large", "larger than"),
-    "large HTML": (lambda: b"<p>some text\n" * (MIB // 2), "a.html", "document_too_large", "larger than"),
+    "blank": (lambda: b" \n\t\n", "a.txt", EMPTY, "no text"),
+    "byte order mark": (lambda: b"\xef\xbb\xbf", "a.txt", EMPTY, "no text"),
+    "binary as text": (_binary, "a.txt", NOT_TEXT, "binary"),
+    "zeros as text": (lambda: b"some text\n" + bytes(1000), "a.md", NOT_TEXT, "binary"),
+    "program as text": (lambda: Path("/bin/true").read_bytes(), "a.txt", UNSUPPORTED, "a program"),
+    "image": (lambda: b"\x89PNG\r\n\x1a\n" + bytes(100), "a.png", UNSUPPORTED, "PNG"),
+    "archive": (lambda: make_zip({"a.txt": "text"}), "a.zip", UNSUPPORTED, "ZIP"),
+    "old Office": (lambda: OLD_OFFICE + bytes(5000), "a.doc", UNSUPPORTED, "old binary"),
+    "encrypted DOCX": (lambda: OLD_OFFICE + bytes(500) + PACKAGE, "a.docx", ENCRYPTED, "password"),
+    "encrypted PDF": (lambda: make_encrypted_pdf("secret"), "a.pdf", ENCRYPTED, "password"),
+    "PDF of images": (lambda: make_pdf("", ""), "a.pdf", EMPTY, "images"),
+    "PDF of many pages": (lambda: make_pdf(*["text"] * 10_000), "a.pdf", TOO_LARGE, "10000 pages"),
+    "PDF that is cut": (lambda: make_pdf(*["text"] * 100)[:8000], "a.pdf", MALFORMED, "no PDF"),
+    "PDF without content": (lambda: b"%PDF-1.7\n" + bytes(100), "a.pdf", MALFORMED, "no PDF"),
+    "DOCX without document": (lambda: make_zip(NO_DOCUMENT), "a.docx", UNSUPPORTED, "no DOCX"),
+    "DOCX that is cut": (lambda: make_docx("text" * 1000)[:-200], "a.docx", MALFORMED, "ZIP"),
+    "DOCX of no XML": (lambda: make_docx_of("<w:document"), "a.docx", MALFORMED, "well-formed"),
+    "DOCX that expands": (lambda: make_bomb_docx(1024 * MIB), "a.docx", TOO_LARGE, "expands"),
+    "DOCX of empty elements": (lambda: make_docx_of(b"<d>" + b"<w/>" * (16 * MIB)), "a.docx", TOO_LARGE, "expands"),
+    "DOCX of a giant attribute": (lambda: make_docx_of(b'<d a="' + b"x" * (64 * MIB)), "a.docx", TOO_LARGE, "expands"),
+    "XLSX of one string": (lambda: make_xlsx({"S": [["x" * 100_000] * 20] * 100}), "a.xlsx", TOO_LARGE, "larger than"),
+    "DOCX of a billion laughs": (lambda: make_docx("t", prolog=LAUGHS, body=USE), "a.docx", MALFORMED, "entities"),
+    "DOCX of an outer entity": (lambda: make_docx("t", prolog=OUTSIDE, body=USE), "a.docx", MALFORMED, "entities"),
+    "EPUB of a billion laughs": (lambda: make_zip(LAUGHING), "a.epub", MALFORMED, "entities"),
+    "large text": (lambda: b"some text\n" * (MIB // 2), "a.txt", TOO_LARGE, "larger than"),
+    "large HTML": (lambda: b"<p>some text\n" * (MIB // 2), "a.html", TOO_LARGE, "larger than"),
 }
 
 

@@ -85,9 +85,7 @@ def test_of_several_stop_strings_the_first_that_is_complete(text: str, stops: li
 
 @settings(max_examples=campaign_count(50, 3_000))
 @given(data=st.data(), marks=st.sampled_from(MARKS), opened=st.booleans(), places=cuts)
-def test_thoughts_are_the_same_however_they_come(
-    data: st.DataObject, marks: Marks, opened: bool, places: list[int]
-) -> None:
+def test_thoughts_come_in_any_parts(data: st.DataObject, marks: Marks, opened: bool, places: list[int]) -> None:
     text = data.draw(text_with(marks.begin, marks.end))
 
     def stage(pieces: Generator[Piece]) -> Generator[Piece]:
@@ -105,9 +103,7 @@ def test_thoughts_are_the_same_however_they_come(
 
 @settings(max_examples=campaign_count(50, 3_000))
 @given(data=st.data(), markup=st.sampled_from(MARKUPS), several=st.booleans(), places=cuts)
-def test_calls_are_the_same_however_they_come(
-    data: st.DataObject, markup: Markup, several: bool, places: list[int]
-) -> None:
+def test_calls_come_in_any_parts(data: st.DataObject, markup: Markup, several: bool, places: list[int]) -> None:
     marks = [markup.begin, markup.end] if markup.end else [markup.begin]
     whole_calls = [f"{markup.begin}{body}{markup.end or ''}" for body in BODIES[markup.begin]]
     text = data.draw(text_with(*marks, *BODIES[markup.begin], *whole_calls))

@@ -1,4 +1,4 @@
-"""Texts of files of each format."""
+"""What a file is, and the texts of files of each format."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 
 from retrieval.parsing.base import ParsingError, ParsingLimits
 from retrieval.parsing.extract import ExtractedText, extract_file
+from retrieval.parsing.media_types import detect_file
 from tests.support.document_files import make_docx, make_epub, make_pptx, make_xlsx, make_zip
 from tests.support.pdf_files import make_pdf, make_pdf_with_outline
 
@@ -140,11 +141,8 @@ def test_the_outline_of_a_pdf_names_its_headings(extract) -> None:  # type: igno
     pages = [["Setup is described here", "1 Setup", "text", "1.1 On  Linux", "text"], ["text", "USE", "text"]]
     outline = [("Setup", 0, ["On Linux"]), ("Missing", 0, []), ("Use", 1, [])]
     found = extract(make_pdf_with_outline(pages, outline))
-    assert [(heading.level, heading.title) for heading in found.headings] == [
-        (1, "1 Setup"),
-        (2, "1.1 On Linux"),
-        (1, "USE"),
-    ]
+    headings = [(heading.level, heading.title) for heading in found.headings]
+    assert headings == [(1, "1 Setup"), (2, "1.1 On Linux"), (1, "USE")]
     assert [found.text[heading.start :].split("\n")[0].strip() for heading in found.headings][2] == "USE"
 
 
@@ -200,3 +198,69 @@ def test_limits_of_text_and_pages(extract, data: bytes, name: str) -> None:  # t
     with pytest.raises(ParsingError) as raised:
         extract(data, name, limits=ParsingLimits(max_text_bytes=400, max_pages=2))
     assert raised.value.code == "document_too_large"
+
+
+PLAIN_MAIL = b"Received: from x\r\n by y\r\nFrom: a@b.org\r\nX-Other: 1\r\n\r\nbody"
+
+
+@pytest.mark.parametrize(
+    ("data", "filename", "media_type", "expected"),
+    [
+        (b"text", None, None, ("text", "text/plain", "prose")),
+        (b"text", "a.txt", None, ("text", "text/plain", "prose")),
+        (b"text", "README.MD", None, ("text", "text/markdown", "markdown")),
+        (b"text", "folder/a.py", None, ("text", "text/x-python", "lines")),
+        (b"text", "Makefile", None, ("text", "text/x-makefile", "lines")),
+        (b"text", "a.unknown", None, ("text", "text/plain", "prose")),
+        (b"text", "a.json", "text/plain", ("text", "application/json", "lines")),
+        (b"a,b", "a.csv", None, ("text", "text/csv", "lines")),
+        (b"<svg/>", "a.svg", None, ("text", "image/svg+xml", "lines")),
+        (b"text", None, "text/markdown; charset=utf-8", ("text", "text/markdown", "markdown")),
+        (b"text", "a", "Text/X-Python", ("text", "text/x-python", "lines")),
+        (b"text", None, "application/octet-stream", ("text", "text/plain", "prose")),
+        (b"#!/bin/sh\n", "run", None, ("text", "text/x-script", "lines")),
+        (b"text", "a.html", None, ("html", "text/html", "prose")),
+        (b" <!-- c --> <!DOCTYPE HTML><p>", None, None, ("html", "text/html", "prose")),
+        (b"<?xml version='1.0'?>\n<html xmlns=''>", "a.txt", None, ("html", "text/html", "prose")),
+        (b"<html>", "a.py", None, ("text", "text/x-python", "lines")),
+        (b"text <html>", None, None, ("text", "text/plain", "prose")),
+        (b"text", "a.eml", None, ("mail", "message/rfc822", "prose")),
+        (PLAIN_MAIL, None, None, ("mail", "message/rfc822", "prose")),
+        (PLAIN_MAIL, "a.txt", None, ("text", "text/plain", "prose")),
+        (b"Note: a\nFrom: b\n\n", None, None, ("text", "text/plain", "prose")),
+        (make_pdf("text"), "a.txt", "text/plain", ("pdf", "application/pdf", "prose")),
+        (b"\n\n" + make_pdf("text"), None, None, ("pdf", "application/pdf", "prose")),
+        (b"# %PDF-1.7 is what a PDF begins with", "a.py", None, ("text", "text/x-python", "lines")),
+        (b"junk" + make_pdf("text"), "a.bin", None, ("pdf", "application/pdf", "prose")),
+        (b"ID3,Name\n1,a", "a.csv", None, ("text", "text/csv", "lines")),
+        (b"GIF8 is a mark, as RIFF and BZh are", None, None, ("text", "text/plain", "prose")),
+        (make_docx("text"), "a.pdf", "application/pdf", ("zip", "application/zip", "prose")),
+    ],
+)
+def test_content_counts_before_the_name_and_the_name_before_the_declared_type(
+    data: bytes, filename: str | None, media_type: str | None, expected: tuple[str, str, str]
+) -> None:
+    found = detect_file(data, filename, media_type)
+    assert (found.format, found.media_type, found.structure) == expected
+
+
+KNOWN = (b"\x89PNG\r\n", b"\x7fELF", b"{\\rtf1", b"GIF89a\x01\x00", b"RIFF\x24\x08\x00\x00WAVEfmt ")
+MORE_KNOWN = (b"ID3\x04\x00", b"BZh91AY&SY")
+OLD_OFFICE = bytes.fromhex("d0cf11e0a1b11ae1")
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        *((data, "unsupported_media_type") for data in (*KNOWN, *MORE_KNOWN, OLD_OFFICE)),
+        (OLD_OFFICE + "EncryptedPackage".encode("utf-16-le"), "document_encrypted"),
+    ],
+)
+def test_known_binaries_are_refused(data: bytes, code: str) -> None:
+    with pytest.raises(ParsingError) as raised:
+        detect_file(data, "a.txt", "text/plain")
+    assert raised.value.code == code
+
+
+def test_many_comments_before_a_page_take_no_time() -> None:
+    assert detect_file(b"<!--a-->" * 10_000 + b"text", None, None).format == "text"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,27 +14,14 @@ import pytest
 from common.internal_server import ListeningServer, open_listener
 from common.internal_tokens import TRANSFERS_TOKEN
 from common.shared_token import SharedToken
-from tests.support.file_server import FileServer, file_server
-from tests.support.transfers_harness import add_file, make_transfers
+from tests.support.file_server import FileServer
+from tests.support.transfers_harness import add_file
 from tests.support.wait import until
 from transfers.api.app import TokenCheck
 from transfers.assembly import Transfers
 
 CONTENT = b"0123456789"
 TOKEN = "a-token-of-16-characters"
-
-
-@pytest.fixture
-def server() -> Iterator[FileServer]:
-    with file_server() as running:
-        yield running
-
-
-@pytest.fixture
-def transfers(tmp_path: Path, server: FileServer) -> Iterator[Transfers]:
-    with make_transfers(tmp_path / "models", server) as running:
-        yield running
-        server.gate.set()
 
 
 @pytest.fixture
@@ -92,7 +79,7 @@ async def test_a_model_comes_and_goes(client: aiohttp.ClientSession, tmp_path: P
     assert [(each["path"], each["is_unchanged"]) for each in files] == [("url/127.0.0.1/m.gguf", True)]
     status, removal = await request(client, "DELETE", "/files", id=download["id"])
     assert (status, removal["freed_bytes"]) == (200, 10)
-    assert not list((tmp_path / "models").rglob("*.gguf"))
+    assert not list(tmp_path.rglob("*.gguf"))
 
 
 async def test_a_download_is_cancelled(client: aiohttp.ClientSession, server: FileServer) -> None:
@@ -108,9 +95,7 @@ async def read_events(answer: aiohttp.ClientResponse) -> AsyncIterator[dict[str,
             yield json.loads(line.removeprefix(b"data: "))
 
 
-async def test_followers_get_all_downloads_and_then_what_changes(
-    client: aiohttp.ClientSession, server: FileServer
-) -> None:
+async def test_followers_get_downloads_and_changes(client: aiohttp.ClientSession, server: FileServer) -> None:
     _, first = await request(client, "POST", "/downloads", reference=str(add_file(server, "/a.gguf", CONTENT)))
     await wait_for_state(client, first["id"], "finished")
     server.gate.clear()
@@ -166,7 +151,7 @@ async def test_a_wrong_request_is_told_why(client: aiohttp.ClientSession) -> Non
 async def test_a_disk_that_fails_is_told(
     client: aiohttp.ClientSession, tmp_path: Path, transfers: Transfers, server: FileServer
 ) -> None:
-    records = tmp_path / "models" / ".roundhouse" / "records"
+    records = tmp_path / ".roundhouse" / "records"
     records.rename(records.with_name("elsewhere"))
     status, answer = await request(client, "POST", "/downloads", reference=str(add_file(server, "/m.gguf", CONTENT)))
     assert (status, answer["error"]["code"]) == (500, "models_folder_failed")

@@ -1,7 +1,8 @@
-"""The models folder: what gets into it, where, and with whose rights."""
+"""The models folder: what gets into it, where, and with whose rights; and the records of downloads in it."""
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -9,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from controller.schema.downloads import RECORDS_FOLDER, DownloadRecord, PlacedFile
 from controller.schema.errors import RoundhouseError
+from tests.support.transfers_harness import refused
 from transfers.folder.models_folder import OWN_FOLDER, ModelsFolder
+from transfers.folder.records import RecordStore, make_download_id
 
 
 @pytest.fixture
@@ -28,12 +32,12 @@ def make_partial(folder: ModelsFolder, content: bytes = b"content") -> Path:
     return partial
 
 
-def refused(folder: ModelsFolder, target: str) -> bool:
-    """Whether a file is not placed there, and stays where it was."""
+def check_refusal(folder: ModelsFolder, target: str, *words: str) -> None:
+    """A file is not placed there, and stays where it was."""
     partial = make_partial(folder)
-    with pytest.raises(RoundhouseError) as caught:
+    with refused("models_file_conflict", *words):
         folder.place_file(partial, target)
-    return caught.value.entry.code == "models_file_conflict" and partial.read_bytes() == b"content"
+    assert partial.read_bytes() == b"content"
 
 
 def test_a_file_gets_into_its_place_whole(folder: ModelsFolder) -> None:
@@ -46,13 +50,22 @@ def test_a_file_gets_into_its_place_whole(folder: ModelsFolder) -> None:
     assert found.st_ino == placed.st_ino
 
 
+OUTSIDE = ("../m", "/etc/m", "u/../../m", "u//m", "", ".", "u/.")
+ODD = ("a\\..\\m", "line\nfeed", "null\0", "turned\u202e", "x" * 256, "/".join(["deep"] * 250))
+OWN = (f"{OWN_FOLDER}/lock", f"{OWN_FOLDER}/records/x")
+
+
 @pytest.mark.parametrize(
-    "target", ["../m", "/etc/m", "u/../../m", "u//m", "", ".", "u/.", f"{OWN_FOLDER}/lock", f"{OWN_FOLDER}/records/x"]
+    ("target", "words"),
+    [
+        *((target, "cannot be a path of a model") for target in (*OUTSIDE, *ODD)),
+        *((target, "folder of the downloads") for target in OWN),
+    ],
 )
-def test_a_path_that_leads_elsewhere_is_refused(folder: ModelsFolder, target: str) -> None:
-    assert refused(folder, target)
+def test_a_path_that_leads_elsewhere_is_refused(folder: ModelsFolder, target: str, words: str) -> None:
+    check_refusal(folder, target, words)
     for act in (folder.find_file, folder.remove_file):
-        with pytest.raises(RoundhouseError):
+        with refused("models_file_conflict", words):
             act(target)
     assert not (folder.path.parent / "m").exists()
 
@@ -65,7 +78,7 @@ def test_a_link_in_the_way_is_not_followed(folder: ModelsFolder, tmp_path: Path)
     (folder.path / "r").mkdir()
     (folder.path / "r" / "m.gguf").symlink_to(outside / "m.gguf")
     for target in ("u/m.gguf", "u/new.gguf", "r/m.gguf"):
-        assert refused(folder, target)
+        check_refusal(folder, target)
         with pytest.raises((RoundhouseError, OSError)), folder.open_file(target):
             pass
         if target != "r/m.gguf":
@@ -78,21 +91,22 @@ def test_a_link_in_the_way_is_not_followed(folder: ModelsFolder, tmp_path: Path)
 def test_nothing_is_written_over(folder: ModelsFolder) -> None:
     (folder.path / "m.gguf").write_bytes(b"by hand")
     (folder.path / "file").touch()
-    assert refused(folder, "m.gguf")
-    assert refused(folder, "file/m.gguf")
+    check_refusal(folder, "m.gguf")
+    check_refusal(folder, "file/m.gguf")
     assert (folder.path / "m.gguf").read_bytes() == b"by hand"
 
 
-def test_without_hard_links_nothing_is_written_over_either(
-    folder: ModelsFolder, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP])
+def test_nothing_is_written_over_without_links(
+    number: int, folder: ModelsFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
-        raise PermissionError(1, "no links here")
+        raise OSError(number, "no links here")
 
     monkeypatch.setattr(os, "link", refuse)
     folder.place_file(make_partial(folder), "u/m.gguf")
     assert (folder.path / "u/m.gguf").read_bytes() == b"content"
-    assert refused(folder, "u/m.gguf")
+    check_refusal(folder, "u/m.gguf", "is there already")
 
 
 @pytest.mark.parametrize("mode", [0o700, 0o755, 0o2775])
@@ -132,3 +146,62 @@ def test_one_program_has_the_folder(folder: ModelsFolder) -> None:
 def test_what_is_to_stay_free_is_not_for_downloads(folder: ModelsFolder) -> None:
     assert folder.measure_free() > 0
     assert ModelsFolder(folder.path, 1 << 60).measure_free() == 0
+
+
+PLACED = PlacedFile(path="u/r/m.gguf", size=1, sha256="a" * 64, mtime_ns=1)
+
+
+def make_record(reference: str = "hf:u/r") -> DownloadRecord:
+    name = make_download_id(reference, include_pickle=False)
+    return DownloadRecord(id=name, reference=reference, placed=[PLACED], created_at=1.0)
+
+
+def test_records_are_read_back(tmp_path: Path) -> None:
+    store = RecordStore(tmp_path / "records")
+    assert store.read_all() == []
+    store.write(make_record())
+    store.write(make_record("hf:u/s"))
+    store.write(make_record())
+    assert {each.reference for each in RecordStore(tmp_path / "records").read_all()} == {"hf:u/r", "hf:u/s"}
+    store.remove(make_record().id)
+    store.remove(make_record().id)
+    assert store.read_all() == [make_record("hf:u/s")]
+
+
+def test_what_is_no_record_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = RecordStore(tmp_path)
+    store.write(make_record())
+    text = make_record().model_dump_json()
+    (tmp_path / "dl_broken.json").write_text(text[:20])
+    (tmp_path / f"dl_{'0' * 24}.json").write_text(text)
+    (tmp_path / ".dl_x.json.new").write_text("half")
+    assert store.read_all() == [make_record()]
+    assert not (tmp_path / ".dl_x.json.new").exists()
+    assert "dl_broken.json" in caplog.text
+
+
+def test_the_same_order_has_the_same_id() -> None:
+    assert make_download_id("a", include_pickle=False) == make_download_id("a", include_pickle=False)
+    assert make_download_id("a", include_pickle=False) != make_download_id("a", include_pickle=True)
+
+
+def test_whoever_reads_the_models_reads_the_records(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    models.mkdir()
+    models.chmod(0o750)
+    if os.geteuid() == 0:
+        os.chown(models, 4321, 8765)
+    folder = ModelsFolder(models, 0)
+    folder.open()
+    try:
+        store = RecordStore(models / RECORDS_FOLDER)
+        store.read_all()
+        store.write(make_record())
+    finally:
+        folder.close()
+    record = models / RECORDS_FOLDER / f"{make_record().id}.json"
+    for path, mode in ((record, 0o640), (record.parent, 0o750), (record.parent.parent, 0o750)):
+        status = path.stat()
+        assert stat.S_IMODE(status.st_mode) == mode, path
+        assert (status.st_uid, status.st_gid) == (models.stat().st_uid, models.stat().st_gid), path
+    assert stat.S_IMODE(folder.partial_path("dl", "f").parent.stat().st_mode) == 0o700

@@ -16,7 +16,7 @@ from worker.schema import ChatRequest, parse_request
 PNG = "iVBORw0KGgo="
 
 
-def made(*messages: dict[str, Any], images: bool = True, audio: bool = False) -> list[dict[str, Any]]:
+def rendered(*messages: dict[str, Any], images: bool = True, audio: bool = False) -> list[dict[str, Any]]:
     request = parse_request(ChatRequest, json.dumps({"messages": messages}).encode())
     return messages_for(request.messages, images=images, audio=audio)
 
@@ -25,13 +25,14 @@ def picture(url: Any) -> dict[str, Any]:
     return {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}
 
 
+def sound(**audio: Any) -> dict[str, Any]:
+    return {"role": "user", "content": [{"type": "input_audio", "input_audio": audio}]}
+
+
 def call(arguments: Any, name: str = "f", number: str = "1") -> dict[str, Any]:
     function = {"name": name, "arguments": arguments}
-    return {
-        "role": "assistant",
-        "content": None,
-        "tool_calls": [{"id": number, "type": "function", "function": function}],
-    }
+    calls = [{"id": number, "type": "function", "function": function}]
+    return {"role": "assistant", "content": None, "tool_calls": calls}
 
 
 def test_parts_are_as_the_library_writes_them() -> None:
@@ -41,91 +42,58 @@ def test_parts_are_as_the_library_writes_them() -> None:
         {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PNG}"}},
     ]
     wanted = litert_lm.Contents([content.Text("look"), content.ImageBytes(b"\x89PNG\r\n\x1a\n")]).to_json()
-    assert made({"role": "user", "content": parts}) == [{"role": "user", "content": wanted}]
+    assert rendered({"role": "user", "content": parts}) == [{"role": "user", "content": wanted}]
     answer = {"role": "tool", "tool_call_id": "1", "content": '{"a": 1}'}
     wanted = [content.ToolResponse("g", {"a": 1}).to_json()]
-    assert made(call("{}", "f", "0"), call("{}", "g"), answer)[2] == {"role": "tool", "content": wanted}
+    assert rendered(call("{}", "f", "0"), call("{}", "g"), answer)[2] == {"role": "tool", "content": wanted}
     wanted = litert_lm.ToolCall("f", {"a": [1]}).to_json()
-    assert made(call('{"a": [1]}'))[0]["tool_calls"] == made(call({"a": [1]}))[0]["tool_calls"] == [wanted]
-
-
-def sound(**audio: Any) -> dict[str, Any]:
-    return {"role": "user", "content": [{"type": "input_audio", "input_audio": audio}]}
+    assert rendered(call('{"a": [1]}'))[0]["tool_calls"] == rendered(call({"a": [1]}))[0]["tool_calls"] == [wanted]
 
 
 def test_audio_is_as_the_library_writes_it() -> None:
     wanted = litert_lm.Contents([litert_lm.Content.AudioBytes(b"RIFF")]).to_json()
-    assert made(sound(data="UklGRg==", format="wav"), audio=True) == [{"role": "user", "content": wanted}]
-
-
-@pytest.mark.parametrize(
-    ("message", "audio", "place", "words"),
-    [
-        (sound(data="A!", format="wav"), True, "messages[0].content[0].input_audio", "The audio is not base64"),
-        (sound(format="wav"), True, "messages[0].content[0].input_audio", "as base64 in `data`"),
-        (sound(data=""), True, "messages[0].content[0].input_audio", "as base64 in `data`"),
-        (sound(data=5), True, "messages[0].content[0].input_audio", "as base64 in `data`"),
-        (sound(data="UklGRg=="), False, "messages[0].content[0].type", "reads text and images, not input_audio"),
-        (
-            {"role": "tool", "tool_call_id": "1", "content": sound(data="UklGRg==")["content"]},
-            True,
-            "messages[0].content[0].type",
-            "text in a tool's result",
-        ),
-    ],
-)
-def test_audio_that_is_refused(message: dict[str, Any], audio: bool, place: str, words: str) -> None:
-    with pytest.raises(RequestError) as raised:
-        made(message, audio=audio)
-    assert raised.value.param == place
-    assert words in str(raised.value)
+    assert rendered(sound(data="UklGRg==", format="wav"), audio=True) == [{"role": "user", "content": wanted}]
 
 
 def test_texts() -> None:
-    assert made({"role": "developer", "content": "be"})[0] == {
-        "role": "system",
-        "content": [{"type": "text", "text": "be"}],
-    }
-    assert (
-        made({"role": "user", "content": ""})[0]["content"]
-        == made({"role": "user", "content": None})[0]["content"]
-        == []
-    )
-    told = made(call(""), {"role": "tool", "tool_call_id": "1", "content": "no JSON"})[1]
-    assert told["content"][0]["response"] == "no JSON"
+    content = [{"type": "text", "text": "be"}]
+    assert rendered({"role": "developer", "content": "be"})[0] == {"role": "system", "content": content}
+    for empty in ("", None):
+        assert rendered({"role": "user", "content": empty})[0]["content"] == []
+    result = rendered(call(""), {"role": "tool", "tool_call_id": "1", "content": "no JSON"})[1]
+    assert result["content"][0]["response"] == "no JSON"
+
+
+PART = "messages[0].content[0]"
+ARGUMENTS = "messages[0].tool_calls[0].function.arguments"
+TOOL = {"role": "tool", "tool_call_id": "1"}
+IMAGE = picture(f"data:image/png;base64,{PNG}")
 
 
 @pytest.mark.parametrize(
-    ("message", "images", "place", "words"),
+    ("message", "media", "place", "words"),
     [
-        (picture("https://x/a.png"), True, "messages[0].content[0].image_url", "data URL"),
-        (picture("data:image/png,abc"), True, "messages[0].content[0].image_url", "data URL"),
-        (picture("data:text/plain;base64,AA=="), True, "messages[0].content[0].image_url", "data URL"),
-        (picture(None), True, "messages[0].content[0].image_url", "data URL"),
-        (picture("data:image/png;base64,A!"), True, "messages[0].content[0].image_url", "not base64"),
-        (picture(f"data:image/png;base64,{PNG}"), False, "messages[0].content[0].type", "reads text, not image_url"),
-        (
-            {"role": "user", "content": [{"type": "input_audio"}]},
-            True,
-            "messages[0].content[0].type",
-            "text and images",
-        ),
-        (
-            {**picture(f"data:image/png;base64,{PNG}"), "role": "tool", "tool_call_id": "1"},
-            True,
-            "messages[0].content[0].type",
-            "reads text in a tool's result, not image_url",
-        ),
-        (call("{"), True, "messages[0].tool_calls[0].function.arguments", "not JSON"),
-        (call("[1]"), True, "messages[0].tool_calls[0].function.arguments", "not a JSON object"),
-        (call('"a"'), True, "messages[0].tool_calls[0].function.arguments", "not a JSON object"),
-        (call([1]), True, "messages[0].tool_calls[0].function.arguments", "not a JSON object"),
-        ({"role": "assistant", "tool_calls": ["x"]}, True, "messages[0].tool_calls[0]", "`function` with a `name`"),
+        (picture("https://x/a.png"), "images", f"{PART}.image_url", "data URL"),
+        (picture("data:image/png,abc"), "images", f"{PART}.image_url", "data URL"),
+        (picture("data:text/plain;base64,AA=="), "images", f"{PART}.image_url", "data URL"),
+        (picture(None), "images", f"{PART}.image_url", "data URL"),
+        (picture("data:image/png;base64,A!"), "images", f"{PART}.image_url", "not base64"),
+        (IMAGE, "", f"{PART}.type", "reads text, not image_url"),
+        (IMAGE | TOOL, "images", f"{PART}.type", "reads text in a tool's result, not image_url"),
+        (sound(data="A!", format="wav"), "images audio", f"{PART}.input_audio", "The audio is not base64"),
+        (sound(format="wav"), "images audio", f"{PART}.input_audio", "as base64 in `data`"),
+        (sound(data=""), "images audio", f"{PART}.input_audio", "as base64 in `data`"),
+        (sound(data=5), "images audio", f"{PART}.input_audio", "as base64 in `data`"),
+        (sound(data="UklGRg=="), "images", f"{PART}.type", "reads text and images, not input_audio"),
+        (sound(data="UklGRg==") | TOOL, "images audio", f"{PART}.type", "text in a tool's result"),
+        (call("{"), "images", ARGUMENTS, "not JSON"),
+        *((message, "images", ARGUMENTS, "not a JSON object") for message in (call("[1]"), call('"a"'), call([1]))),
+        ({"role": "assistant", "tool_calls": ["x"]}, "images", "messages[0].tool_calls[0]", "`function` with a `name`"),
     ],
 )
-def test_what_cannot_be_told(message: dict[str, Any], images: bool, place: str, words: str) -> None:
+def test_what_is_refused(message: dict[str, Any], media: str, place: str, words: str) -> None:
     with pytest.raises(RequestError, match=words) as raised:
-        made(message, images=images)
+        rendered(message, images="images" in media, audio="audio" in media)
     assert raised.value.param == place
 
 
@@ -134,10 +102,8 @@ def test_answers() -> None:
     assert piece_of({"content": "a", "channels": {"thought": "t"}}, 0) == Piece("a", "t")
     said = {"tool_calls": [litert_lm.ToolCall("f", {"ä": 1}).to_json(), litert_lm.ToolCall("g", {}).to_json()]}
     calls = piece_of(said, 3).tool_calls
-    assert [(each["index"], each["function"]) for each in calls] == [
-        (3, {"name": "f", "arguments": '{"ä": 1}'}),
-        (4, {"name": "g", "arguments": "{}"}),
-    ]
+    expected = [(3, {"name": "f", "arguments": '{"ä": 1}'}), (4, {"name": "g", "arguments": "{}"})]
+    assert [(each["index"], each["function"]) for each in calls] == expected
     assert len({each["id"] for each in calls}) == 2
     assert [len(piece_of(said, before, 1).tool_calls) for before in (0, 1)] == [1, 0]
 
@@ -149,5 +115,5 @@ def test_an_answer_that_comes_back_is_the_one_that_was_given() -> None:
     ]
     [call] = given[1].tool_calls
     back = {"role": "assistant", "content": "Let me see", "tool_calls": [call]}
-    assert made(back) == [answer_of(given)]
-    assert made({"role": "assistant", "content": "a"}) == [answer_of([Piece("a"), Piece(finish_reason="stop")])]
+    assert rendered(back) == [answer_of(given)]
+    assert rendered({"role": "assistant", "content": "a"}) == [answer_of([Piece("a"), Piece(finish_reason="stop")])]

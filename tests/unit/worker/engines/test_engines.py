@@ -32,10 +32,8 @@ def test_the_stub_keeps_to_the_token_limit_and_counts() -> None:
 
 
 def chat(**fields: Any) -> ChatRequest:
-    messages = [
-        {"role": "user", "content": [{"type": "text", "text": "one two"}]},
-        {"role": "user", "content": "three"},
-    ]
+    parts = [{"type": "text", "text": "one two"}]
+    messages = [{"role": "user", "content": parts}, {"role": "user", "content": "three"}]
     return parse_request(ChatRequest, json.dumps({"messages": messages, **fields}).encode())
 
 
@@ -63,13 +61,8 @@ def test_the_stub_refuses_what_it_would_overlook() -> None:
         with pytest.raises(RequestError) as raised:
             stub.stream_chat(chat(**fields), Job(Counters()))
         assert raised.value.code == code
-    taken: dict[str, Any] = {
-        "tools": tools,
-        "tool_choice": "none",
-        "response_format": {"type": "text"},
-        "thinking": "enabled",
-    }
-    assert list(stub.stream_chat(chat(**taken), Job(Counters())))
+    request = chat(tools=tools, tool_choice="none", response_format={"type": "text"}, thinking="enabled")
+    assert list(stub.stream_chat(request, Job(Counters())))
 
 
 def test_the_stub_s_vectors_tell_texts_apart() -> None:
@@ -80,15 +73,12 @@ def test_the_stub_s_vectors_tell_texts_apart() -> None:
     assert abs(sum(a * b for a, b in zip(one, other, strict=True))) < 0.9
 
 
+AUTOMATIC = (("f16", False), ("bf16", False), ("q8_0", True))
+
+
 @pytest.mark.parametrize(
     ("choice", "type_v", "on"),
-    [
-        ("on", "f16", True),
-        ("off", "q8_0", False),
-        ("auto", "f16", False),
-        ("auto", "bf16", False),
-        ("auto", "q8_0", True),
-    ],
+    [("on", "f16", True), ("off", "q8_0", False), *(("auto", *each) for each in AUTOMATIC)],
 )
 def test_flash_attention_is_on_where_llama_cpp_insists(choice: str, type_v: str, on: bool) -> None:
     assert flash_attention(choice, type_v) is on

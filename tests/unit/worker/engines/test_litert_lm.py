@@ -85,7 +85,7 @@ class Watched:
         request = parse_request(ChatRequest, json.dumps({"messages": messages, **fields}).encode())
         return self.engine.stream_chat(request, job or Job(Counters()))
 
-    def ask(self, messages: list[Any], **fields: Any) -> tuple[str, int, int]:
+    def complete(self, messages: list[Any], **fields: Any) -> tuple[str, int, int]:
         """Text, and tokens of prompt and answer."""
         job = Job(Counters())
         text = "".join(piece.text for piece in self.pieces(messages, job, **fields))
@@ -93,27 +93,24 @@ class Watched:
 
 
 @pytest.fixture
-def watched(tmp_path: Path) -> Iterator[Watched]:
-    made = Watched("clockwork", tmp_path)
-    yield made
-    made.end()
+def watched(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Watched]:
+    """Of the clockwork model, or of the one that is a parameter."""
+    opened = Watched(getattr(request, "param", "clockwork"), tmp_path)
+    yield opened
+    opened.end()
 
 
-@pytest.fixture
-def caller(tmp_path: Path) -> Iterator[Watched]:
-    made = Watched("caller", tmp_path)
-    yield made
-    made.end()
+caller = pytest.mark.parametrize("watched", ["caller"], indirect=True)
 
 
 def test_a_conversation_that_goes_on_sends_its_new_message_alone(watched: Watched) -> None:
     fresh = []
     for messages in (SECOND, THIRD):
-        fresh.append(watched.ask(messages))
-        watched.ask([user("something else")])
+        fresh.append(watched.complete(messages))
+        watched.complete([user("something else")])
     watched.begun.clear()
     watched.sent.clear()
-    reused = [watched.ask(messages) for messages in (FIRST, SECOND, THIRD)][1:]
+    reused = [watched.complete(messages) for messages in (FIRST, SECOND, THIRD)][1:]
     assert reused == fresh, "text and counts are those of a conversation that was begun anew"
     assert watched.begun == [0]
     assert [message["content"] for message in watched.sent] == [
@@ -123,10 +120,10 @@ def test_a_conversation_that_goes_on_sends_its_new_message_alone(watched: Watche
 
 
 def test_the_cache_holds_what_was_said_before(watched: Watched) -> None:
-    watched.ask(FIRST)
+    watched.complete(FIRST)
     figures = watched.open[0].get_benchmark_info
     read = figures().last_prefill_token_count
-    _, prompt, _ = watched.ask(SECOND)
+    _, prompt, _ = watched.complete(SECOND)
     # Of the second prompt, all but the first prompt and its answer.
     assert figures().last_prefill_token_count == prompt - read - COMPLETION_TOKENS
 
@@ -146,52 +143,54 @@ def test_the_cache_holds_what_was_said_before(watched: Watched) -> None:
     ],
 )
 def test_another_conversation_is_begun_anew(watched: Watched, messages: list[Any], fields: dict[str, Any]) -> None:
-    watched.ask(FIRST)
-    assert watched.ask(messages, **fields)[0]
+    watched.complete(FIRST)
+    assert watched.complete(messages, **fields)[0]
     assert watched.begun == [0, len(messages) - 1]
     assert len(watched.open) == 1
 
 
 def test_what_is_the_same_in_other_words_goes_on(watched: Watched) -> None:
-    watched.ask(FIRST, top_k=1)
+    watched.complete(FIRST, top_k=1)
     parts = [{"role": "user", "content": [{"type": "text", "text": "hello"}]}, *SECOND[1:]]
-    watched.ask(parts, top_k=1, max_tokens=3)
+    watched.complete(parts, top_k=1, max_tokens=3)
     assert watched.begun == [0]
 
 
 def test_a_cut_answer_is_not_gone_on_from(watched: Watched) -> None:
     for limit in (3, COMPLETION_TOKENS):
-        watched.ask(FIRST, max_tokens=limit)
+        watched.complete(FIRST, max_tokens=limit)
         assert watched.open == []
     next(pieces := watched.pieces(FIRST))
     pieces.close()  # type: ignore[attr-defined]
     assert watched.open == []
     assert watched.cancelled > 0
-    watched.ask([*FIRST, assistant("The quick brown"), user("go on")])
+    watched.complete([*FIRST, assistant("The quick brown"), user("go on")])
     assert watched.begun == [0, 0, 0, 2]
 
 
-def test_thoughts_are_not_gone_on_from_and_calls_are(caller: Watched) -> None:
+@caller
+def test_thoughts_are_not_gone_on_from_and_calls_are(watched: Watched) -> None:
     fields: dict[str, Any] = {"tools": [TOOL]}
-    calls = [call for piece in caller.pieces(FIRST, **fields) for call in piece.tool_calls]
-    assert caller.open == [], "the template takes the thought out of earlier answers, the cache has it"
+    calls = [call for piece in watched.pieces(FIRST, **fields) for call in piece.tool_calls]
+    assert watched.open == [], "the template takes the thought out of earlier answers, the cache has it"
     told = {**assistant(" jumps over a lazy dog"), "tool_calls": calls}
     result = {"role": "tool", "tool_call_id": calls[0]["id"], "content": '{"degrees": 7}'}
-    done, _, _ = caller.ask([*FIRST, told, result], **fields)
-    assert caller.sent[-1]["content"] == [{"type": "tool_response", "name": "weather", "response": {"degrees": 7}}]
-    caller.ask([*FIRST, told, result, assistant(done), user("thanks")], **fields)
-    assert caller.begun == [0, 2], "the result begins anew, and what follows goes on"
+    done, _, _ = watched.complete([*FIRST, told, result], **fields)
+    assert watched.sent[-1]["content"] == [{"type": "tool_response", "name": "weather", "response": {"degrees": 7}}]
+    watched.complete([*FIRST, told, result, assistant(done), user("thanks")], **fields)
+    assert watched.begun == [0, 2], "the result begins anew, and what follows goes on"
 
 
+@caller
 @pytest.mark.parametrize("tools", [[TOOL], []])
-def test_what_cuts_a_thought_or_a_call_is_the_limit(caller: Watched, tools: list[Any]) -> None:
+def test_what_cuts_a_thought_or_a_call_is_the_limit(watched: Watched, tools: list[Any]) -> None:
     job = Job(Counters())
-    assert [*caller.pieces(FIRST, job, tools=tools)][-1].finish_reason == ("tool_calls" if tools else "stop")
+    assert [*watched.pieces(FIRST, job, tools=tools)][-1].finish_reason == ("tool_calls" if tools else "stop")
     whole = job.completion_tokens
     for limit in (1, 4, 7, whole - 1):
-        *_, last = caller.pieces(FIRST, tools=tools, max_tokens=limit)
+        *_, last = watched.pieces(FIRST, tools=tools, max_tokens=limit)
         assert last.finish_reason == "length", limit
-        assert caller.open == [], limit
+        assert watched.open == [], limit
 
 
 def test_what_the_model_said_and_the_client_did_not_get_is_not_gone_on_from(watched: Watched) -> None:
@@ -219,7 +218,7 @@ def test_an_answer_that_nobody_waits_for_ends_at_its_next_token(watched: Watched
         list(pieces)
     assert job.completion_tokens < COMPLETION_TOKENS
     assert (watched.cancelled > 0, watched.open) == (True, [])
-    assert watched.ask(FIRST)[0] == SENTENCE
+    assert watched.complete(FIRST)[0] == SENTENCE
 
 
 def test_a_request_that_was_cancelled_before_it_began_reads_nothing(watched: Watched) -> None:
@@ -242,22 +241,18 @@ def test_a_conversation_that_the_model_s_template_refuses(watched: Watched, late
     else:
         watched.engine._engine.create_conversation = refuses
     with pytest.raises(RequestError, match="The model takes no such conversation") as raised:
-        watched.ask(FIRST)
+        watched.complete(FIRST)
     assert raised.value.param == "messages"
     assert watched.open == []
 
 
 def test_a_request_that_is_refused_leaves_the_conversation_as_it_was(watched: Watched) -> None:
-    watched.ask(FIRST)
-    refused: list[dict[str, Any]] = [
-        {"repeat_penalty": 0.5},
-        {"min_p": 0.1},
-        {"chat_template_kwargs": {"messages": []}},
-    ]
+    watched.complete(FIRST)
+    refused: Any = [{"repeat_penalty": 0.5}, {"min_p": 0.1}, {"chat_template_kwargs": {"messages": []}}]
     for fields in refused:
         with pytest.raises(RequestError):
-            watched.ask(SECOND, **fields)
-    assert watched.ask(SECOND)[0] == SENTENCE
+            watched.complete(SECOND, **fields)
+    assert watched.complete(SECOND)[0] == SENTENCE
     assert watched.begun == [0]
 
 
@@ -267,17 +262,17 @@ def test_other_failures_are_not_the_request_s_fault(watched: Watched) -> None:
 
     watched.before_reading = fails
     with pytest.raises(RuntimeError, match="something broke"):
-        watched.ask(FIRST)
+        watched.complete(FIRST)
     assert watched.open == []
 
 
 def test_a_conversation_that_grew_too_long_is_given_up(watched: Watched) -> None:
-    watched.ask(FIRST)
+    watched.complete(FIRST)
     with pytest.raises(RequestError) as raised:
-        watched.ask([*SECOND[:2], user("x" * 5000)])
+        watched.complete([*SECOND[:2], user("x" * 5000)])
     assert raised.value.code == "context_length_exceeded"
     assert watched.open == []
-    assert watched.ask(SECOND)[0] == SENTENCE
+    assert watched.complete(SECOND)[0] == SENTENCE
 
 
 def test_a_cache_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:

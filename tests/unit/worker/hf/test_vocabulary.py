@@ -1,4 +1,4 @@
-"""Hugging Face tokenizers as the worker reads them, against the library's own decoding."""
+"""Hugging Face tokenizers against the library's own decoding, and folders whose files are broken."""
 
 from __future__ import annotations
 
@@ -87,10 +87,7 @@ def test_special_tokens_are_read_hidden_and_shown(tmp_path: Path) -> None:
     byte_level(tmp_path / "m")
     vocabulary = HFVocabulary(HFFolder(tmp_path / "m", tmp_path / "m"))
     think, tool = vocabulary.tokenize("<think><tool>", add_special=False, parse_special=True)
-    assert (vocabulary.token_text(think, with_special=False), vocabulary.token_text(tool, with_special=False)) == (
-        b"<think>",
-        b"",
-    )
+    assert [vocabulary.token_text(token, with_special=False) for token in (think, tool)] == [b"<think>", b""]
     assert vocabulary.token_texts([think, tool]) == [b"<think>", b"<tool>"]
     assert vocabulary.special_tokens_in(["<tool>"]) == {tool}
     assert len(vocabulary.tokenize("<tool>", add_special=False, parse_special=False)) == len("<tool>")
@@ -153,3 +150,21 @@ def test_files_that_cannot_be_read(tmp_path: Path, name: str, content: str | Non
     with pytest.raises(LoadError) as raised:
         HFFolder(tmp_path, tmp_path)
     assert str(raised.value).startswith(words.format(path=path))
+
+
+def broken_folder(path: Path, tokenizer: object) -> HFFolder:
+    (path / "tokenizer.json").write_text("{}")
+    (path / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    return HFFolder(path, path)
+
+
+@pytest.mark.parametrize("entry", [{"template": "x"}, {"name": "x"}, "x", 7])
+def test_a_template_without_its_name_or_text_is_refused(entry: object, tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match="`chat_template`"):
+        _ = broken_folder(tmp_path, {"chat_template": [entry]}).templates
+
+
+def test_a_template_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(LoadError, match=r"chat_template\.jinja is not UTF-8"):
+        _ = broken_folder(tmp_path, {}).templates

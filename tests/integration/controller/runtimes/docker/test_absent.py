@@ -1,4 +1,4 @@
-"""No daemon, or something else in its place. Needs no Docker Engine."""
+"""No daemon, something else in its place, or one whose events break off. Needs no Docker Engine."""
 
 from __future__ import annotations
 
@@ -11,16 +11,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
+import docker
 import pytest
 
 from controller.artifacts.model_roots import ModelRoots
 from controller.engines.stub import StubDefinition
 from controller.runtimes.base import RuntimeGoneError, RuntimeUnavailableError, StartError, StartRequest
+from controller.runtimes.docker import events
 from controller.runtimes.docker import runtime as docker_runtime
 from controller.runtimes.docker.client import Daemon
+from controller.runtimes.docker.events import EventWatch
 from controller.runtimes.docker.runtime import DockerRuntime, open_docker
 from controller.runtimes.docker.self_inspect import Surroundings
 from controller.state import ReplicaId
+from tests.fakes.fake_scripted_engine import script, scripted
 
 
 def runtime_at(url: str, root: Path) -> DockerRuntime:
@@ -114,9 +118,7 @@ async def test_something_that_is_no_docker_daemon_is_unavailable(answering: tupl
     daemon.close()
 
 
-async def test_a_model_that_cannot_be_looked_at_fails_the_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_model_that_cannot_be_read_fails_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def no_daemon() -> Surroundings:
         return Surroundings(container_id=None, publishes_ports=True, models=({},))
 
@@ -130,3 +132,17 @@ async def test_a_model_that_cannot_be_looked_at_fails_the_start(
     with pytest.raises(StartError, match=r"m cannot be started: .*Permission denied: '/models/secret'"):
         await runtime.start_replica(request)
     await runtime.close()
+
+
+CUT_OFF = (
+    b'HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n8\r\n{"Type":\r\n0\r\n\r\n'
+)
+
+
+async def test_a_stream_that_ends_within_an_event_is_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "FIRST_BACKOFF_S", 0.0)
+    async with scripted(*[script(CUT_OFF)] * 3) as daemon, asyncio.timeout(30):
+        watch = EventWatch(lambda: docker.APIClient(daemon.url, version="1.41"), [])
+        async for _ in watch.watch_wakeups():
+            if len(daemon.requests) > 1:
+                await watch.close()

@@ -32,20 +32,13 @@ def controller(
     network: str | None = None,
     serve: bool = False,
 ) -> Any:
-    """Run a controller's container, restricted as in compose.yaml; what it told."""
+    """Run a controller's container, restricted as in compose.yaml; what it reports."""
     script = str(Path(contained_controller.__file__))
-    told = {
-        "instance": containers.instance,
-        "models": models,
-        "model_path": model_path,
-        "network": containers.network,
-        "images": images(),
-        "shell": shell_image(),
-        "serve": serve,
-    }
+    reported = {"instance": containers.instance, "models": models, "model_path": model_path, "serve": serve}
+    reported |= {"network": containers.network, "images": images(), "shell": shell_image()}
     output = containers.client.containers.run(
         images()["controller"],
-        ["/script.py", json.dumps(told)],
+        ["/script.py", json.dumps(reported)],
         entrypoint="/opt/roundhouse/bin/python",
         mounts=[SOCKET, docker.types.Mount("/script.py", script, type="bind", read_only=True), *mounts],
         network=network or containers.network,
@@ -60,10 +53,10 @@ def controller(
     return json.loads(output.splitlines()[-1])
 
 
-def check_read(told: dict[str, Any]) -> None:
-    assert set(told["preflights"]) == {None}
-    assert "GGUF of a test" in told["read"]
-    assert "Read-only file system" in told["read"]
+def check_read(reported: dict[str, Any]) -> None:
+    assert set(reported["preflights"]) == {None}
+    assert "GGUF of a test" in reported["read"]
+    assert "Read-only file system" in reported["read"]
 
 
 def bind(target: str, source: Path) -> docker.types.Mount:
@@ -71,11 +64,11 @@ def bind(target: str, source: Path) -> docker.types.Mount:
 
 
 async def test_engines_are_reached_by_name_and_read_the_same_folder(containers: DockerEngines) -> None:
-    told = controller(containers, bind("/models", containers.models), serve=True)
-    check_read(told)
-    assert told["base_url"] == f"http://{told['name']}:8000"
-    assert told["text"] == "from inside"
-    assert told["gpus"] == [] or told["gpus"][0]["total_mib"] > 0
+    reported = controller(containers, bind("/models", containers.models), serve=True)
+    check_read(reported)
+    assert reported["base_url"] == f"http://{reported['name']}:8000"
+    assert reported["text"] == "from inside"
+    assert reported["gpus"] == [] or reported["gpus"][0]["total_mib"] > 0
     assert containers.left() == [], "neither engines nor a probe are left"
     assert containers.client.networks.list(names=[containers.network]), "the network is not the controller's"
 
@@ -99,15 +92,15 @@ async def test_the_models_may_lie_in_several_mounts(containers: DockerEngines) -
     mounts = bind("/models", first), bind("/data", containers.models)
     for model_path in ("m.gguf", "/data/m.gguf", "link.gguf"):
         check_read(controller(containers, *mounts, models="/models,/data", model_path=model_path))
-    told = controller(containers, mounts[0], models="/models,/data")
-    assert told["refused"].startswith("/data is not a mount of the controller's container")
+    reported = controller(containers, mounts[0], models="/models,/data")
+    assert reported["refused"].startswith("/data is not a mount of the controller's container")
 
 
 async def test_models_that_are_no_mount_are_refused(containers: DockerEngines) -> None:
-    told = controller(containers)
-    assert told["refused"].startswith("/models is not a mount of the controller's container")
+    reported = controller(containers)
+    assert reported["refused"].startswith("/models is not a mount of the controller's container")
 
 
 async def test_a_controller_that_is_not_on_the_engines_network_is_refused(containers: DockerEngines) -> None:
-    told = controller(containers, bind("/models", containers.models), network="bridge")
-    assert f"is not on the network {containers.network} (it is on bridge)" in told["refused"]
+    reported = controller(containers, bind("/models", containers.models), network="bridge")
+    assert f"is not on the network {containers.network} (it is on bridge)" in reported["refused"]

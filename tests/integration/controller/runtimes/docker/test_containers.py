@@ -32,7 +32,7 @@ from controller.state import (
     Statement,
 )
 from tests.support.docker_engine import DockerEngines, base_image, shell_image
-from tests.support.runtime_contract import RUN, exited, only, wait_for_log
+from tests.support.runtime_contract import RUN, ended, only, start_shell, wait_for_log
 from tests.support.wait import until
 
 pytestmark = [pytest.mark.engines, pytest.mark.docker]
@@ -56,9 +56,7 @@ async def test_the_labels_say_it_all_and_nothing_secret(containers: DockerEngine
     assert request.token not in str(labels)
 
 
-async def test_labels_of_a_newer_roundhouse_are_left_alone_and_reported_once(
-    containers: DockerEngines, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_newer_labels_are_left_alone(containers: DockerEngines, caplog: pytest.LogCaptureFixture) -> None:
     runtime = containers.runtime()
     request = containers.request(containers.shell(RUN))
     newer = write_labels(containers.instance, request, 0.0) | {SCHEMA: str(SCHEMA_VERSION + 1)}
@@ -75,16 +73,6 @@ async def test_labels_of_a_newer_roundhouse_are_left_alone_and_reported_once(
     assert containers.inspect(request.name)["State"]["Running"]
 
 
-async def test_a_name_that_a_foreign_container_has_is_refused(containers: DockerEngines) -> None:
-    runtime = containers.runtime()
-    request = containers.request(containers.shell(RUN))
-    containers.foreign(request.name)
-    assert await runtime.read_log_tail(request.name) == ""
-    with pytest.raises(StartError, match="is taken by a container that is not of this Roundhouse"):
-        await runtime.start_replica(request)
-    assert containers.foreign_runs(request.name)
-
-
 async def test_a_container_that_was_only_created_can_be_started(containers: DockerEngines) -> None:
     runtime = containers.runtime()
     request = containers.request(containers.shell(f"echo up; {RUN}"))
@@ -99,17 +87,14 @@ async def test_an_engine_beyond_its_memory_is_seen_as_out_of_memory(containers: 
     runtime = containers.runtime()
     body = "exec python3 -c 'print(\"filling\", flush=True); x = bytearray(512 * 2**20)'"
     await runtime.start_replica(containers.request(containers.shell(body, memory_mib=64)))
-    seen = await exited(runtime)
-    assert seen.exit is not None
-    assert (seen.exit.code, seen.exit.oom, seen.exit.log_tail) == (137, True, "filling")
-    assert verdict_of_exit("llama_server", seen.exit, was_ready=False).message.startswith("out of memory")
+    exit_ = await ended(runtime)
+    assert (exit_.code, exit_.oom, exit_.log_tail) == (137, True, "filling")
+    assert verdict_of_exit("llama_server", exit_, was_ready=False).message.startswith("out of memory")
 
 
 async def test_the_last_controller_out_removes_its_network(containers_alone: DockerEngines) -> None:
     containers = containers_alone
-    runtime = containers.runtime()
-    request = containers.request(containers.shell(RUN))
-    await runtime.start_replica(request)
+    runtime, request = await start_shell(containers)
     await runtime.close()
     assert containers.inspect(request.name)["State"]["Running"]
     assert containers.client.networks.list(names=[containers.network])
@@ -157,9 +142,7 @@ async def test_an_image_that_is_gone_renders_without_an_id(containers: DockerEng
 
 
 async def test_a_paused_engine_still_runs_and_can_be_stopped(containers: DockerEngines) -> None:
-    runtime = containers.runtime()
-    request = containers.request(containers.shell(f"echo up; {RUN}"))
-    await runtime.start_replica(request)
+    runtime, request = await start_shell(containers, f"echo up; {RUN}")
     await wait_for_log(runtime, request.name, "up")
     await until("it is paused", lambda: containers.try_to_pause(request.name))
     assert (await only(runtime)).phase is Phase.RUNNING

@@ -18,7 +18,7 @@ from controller.runtimes.nvml import NvmlReader
 from tests.fakes.fake_nvml import FakeNvml
 from tests.support.campaign import campaign_count
 from tests.support.docker_engine import SOCKET, DockerEngines, base_image, image_with_variable
-from tests.support.runtime_contract import RUN, exited
+from tests.support.runtime_contract import RUN, ended
 
 pytestmark = [pytest.mark.engines, pytest.mark.docker]
 
@@ -58,9 +58,7 @@ async def test_preflight_says_which_image_is_missing(containers: DockerEngines) 
     assert containers.left() == []
 
 
-async def test_preflight_gives_no_gpus_to_an_image_that_tells_the_loader_what_to_load(
-    containers: DockerEngines,
-) -> None:
+async def test_preflight_gives_no_gpus_to_an_image_that_tells_the_loader_more(containers: DockerEngines) -> None:
     runtime = containers.runtime()
     image = image_with_variable("LD_PRELOAD", "/proc/self/cwd/its.so")
     plain = containers.shell(RUN)
@@ -74,9 +72,7 @@ async def test_preflight_gives_no_gpus_to_an_image_that_tells_the_loader_what_to
     assert (await runtime.check_preflight("m", own, image)).ok
 
 
-async def test_preflight_gives_no_gpus_to_an_image_whose_cuda_the_driver_does_not_run(
-    containers: DockerEngines,
-) -> None:
+async def test_preflight_gives_no_gpus_to_an_image_with_too_new_a_cuda(containers: DockerEngines) -> None:
     fake = FakeNvml()
     fake.add(uuid="GPU-a", bus=1)
     runtime = containers.runtime(nvml=NvmlReader(fake))
@@ -125,10 +121,9 @@ async def test_a_start_without_its_image_may_be_tried_again(containers: DockerEn
 async def test_an_image_without_the_program_ends_and_names_it(containers: DockerEngines) -> None:
     runtime = containers.runtime()
     await runtime.start_replica(replace(containers.request(containers.shell(RUN)), image=base_image()))
-    seen = await exited(runtime)
-    assert seen.exit is not None
-    assert seen.exit.code == 127
-    assert "exec /app/llama-server failed: No such file or directory" in seen.exit.log_tail
+    exit_ = await ended(runtime)
+    assert exit_.code == 127
+    assert "exec /app/llama-server failed: No such file or directory" in exit_.log_tail
 
 
 async def test_gpus_where_docker_has_none_are_a_permanent_error(containers: DockerEngines) -> None:

@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.engines, pytest.mark.docker]
 
 GPU = Gpu("GPU-1", 0, "FakeGPU", 81559, 512)
 READING = json.dumps({"gpus": [asdict(GPU)], "error": None})
+READS = f"while :; do echo '{READING}'; sleep 0.2; done"
 UNREADABLE = json.dumps({"gpus": None, "error": "GPU is lost"})
 
 
@@ -46,16 +47,12 @@ def name_of(containers: DockerEngines) -> str:
 
 
 async def test_gpus_are_read_and_the_probe_is_contained_and_removed(containers: DockerEngines, daemon: Daemon) -> None:
-    probe = fake_nvml_probe(daemon, containers, f"while :; do echo '{READING}'; sleep 0.2; done", Clock())
+    probe = fake_nvml_probe(daemon, containers, READS, Clock())
     assert await probe.read_gpus() == (GPU,)
     inspected = containers.inspect(name_of(containers))
     host = inspected["HostConfig"]
-    assert (host["CapDrop"], host["ReadonlyRootfs"], host["NetworkMode"], host["PidMode"]) == (
-        ["ALL"],
-        True,
-        "none",
-        "host",
-    )
+    expected = (["ALL"], True, "none", "host")
+    assert (host["CapDrop"], host["ReadonlyRootfs"], host["NetworkMode"], host["PidMode"]) == expected
     assert host["LogConfig"]["Config"] == {"max-file": "2", "max-size": "1m"}
     assert await probe.read_gpus() == (GPU,)
     assert containers.inspect(name_of(containers))["Id"] == inspected["Id"], "one probe, read twice"
@@ -64,11 +61,9 @@ async def test_gpus_are_read_and_the_probe_is_contained_and_removed(containers: 
     assert containers.left() == []
 
 
-async def test_a_probe_that_ends_after_it_worked_makes_the_gpus_unknown_until_it_is_back(
-    containers: DockerEngines, daemon: Daemon
-) -> None:
+async def test_gpus_are_unknown_while_a_probe_is_away(containers: DockerEngines, daemon: Daemon) -> None:
     clock = Clock()
-    probe = fake_nvml_probe(daemon, containers, f"while :; do echo '{READING}'; sleep 0.2; done", clock)
+    probe = fake_nvml_probe(daemon, containers, READS, clock)
     assert await probe.read_gpus() == (GPU,)
     containers.client.containers.get(name_of(containers)).kill()
     assert await probe.read_gpus() is None
@@ -79,9 +74,7 @@ async def test_a_probe_that_ends_after_it_worked_makes_the_gpus_unknown_until_it
     assert await probe.read_gpus() == (GPU,)
 
 
-async def test_a_library_that_fails_after_it_worked_makes_the_gpus_unknown(
-    containers: DockerEngines, daemon: Daemon
-) -> None:
+async def test_gpus_are_unknown_when_the_library_fails(containers: DockerEngines, daemon: Daemon) -> None:
     go = "/dev/shm/go"
     body = f"mkfifo {go}; echo '{READING}'; read line < {go}; while :; do echo '{UNREADABLE}'; sleep 0.2; done"
     probe = fake_nvml_probe(daemon, containers, body, Clock())
@@ -96,8 +89,8 @@ async def test_a_library_that_fails_after_it_worked_makes_the_gpus_unknown(
 
 async def test_the_driver_is_what_the_last_reading_tells(containers: DockerEngines, daemon: Daemon) -> None:
     clock, go = Clock(), "/dev/shm/go"
-    told = {"version": "570.195.03", "cuda_version": "12.8", "brands": ["geforce", "nvidia"]}
-    reading = json.dumps(json.loads(READING) | {"driver": told})
+    reported = {"version": "570.195.03", "cuda_version": "12.8", "brands": ["geforce", "nvidia"]}
+    reading = json.dumps(json.loads(READING) | {"driver": reported})
     body = f"mkfifo {go}; echo '{reading}'; read line < {go}; echo '{READING}'; exec sleep 600"
     probe = fake_nvml_probe(daemon, containers, body, clock)
     assert await probe.read_gpus() == (GPU,)
@@ -156,9 +149,7 @@ async def test_a_probe_that_never_worked_means_no_gpus(containers: DockerEngines
     assert await probe.read_gpus() == ()
 
 
-async def test_no_gpu_support_means_no_gpus_and_is_looked_at_again_rarely(
-    containers: DockerEngines, daemon: Daemon
-) -> None:
+async def test_no_gpu_support_is_looked_at_again_rarely(containers: DockerEngines, daemon: Daemon) -> None:
     if await containers.runtime().read_gpus():
         pytest.skip("this host has GPUs")
     clock = Clock()
@@ -173,19 +164,16 @@ async def test_no_gpu_support_means_no_gpus_and_is_looked_at_again_rarely(
     assert containers.left() == []
 
 
-async def test_what_an_earlier_controller_left_is_replaced_and_what_is_foreign_is_not(
-    containers: DockerEngines, daemon: Daemon
-) -> None:
-    body = f"while :; do echo '{READING}'; sleep 0.2; done"
-    assert await fake_nvml_probe(daemon, containers, body, Clock()).read_gpus() == (GPU,)
+async def test_an_earlier_probe_is_replaced_and_a_foreign_one_not(containers: DockerEngines, daemon: Daemon) -> None:
+    assert await fake_nvml_probe(daemon, containers, READS, Clock()).read_gpus() == (GPU,)
     before = containers.inspect(name_of(containers))["Id"]
-    probe = fake_nvml_probe(daemon, containers, body, Clock())
+    probe = fake_nvml_probe(daemon, containers, READS, Clock())
     assert await probe.read_gpus() == (GPU,)
     assert containers.inspect(name_of(containers))["Id"] != before
     await probe.close()
 
     containers.foreign(name_of(containers))
-    probe = fake_nvml_probe(daemon, containers, body, Clock())
+    probe = fake_nvml_probe(daemon, containers, READS, Clock())
     assert await probe.read_gpus() == ()
     await probe.close()
     assert containers.foreign_runs(name_of(containers))

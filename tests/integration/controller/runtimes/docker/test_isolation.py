@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.docker_engine import DockerEngines
-from tests.support.runtime_contract import RUN, exited, only, wait_for_log
+from tests.support.runtime_contract import RUN, ended, exited, only, start_shell, wait_for_log
 
 pytestmark = [
     pytest.mark.engines,
@@ -49,9 +49,7 @@ async def test_the_restrictions_are_set(containers: DockerEngines) -> None:
 
 
 async def test_nothing_but_its_own_folders_is_writable_from_inside(containers: DockerEngines) -> None:
-    runtime = containers.runtime()
-    request = containers.request(containers.shell(RUN))
-    await runtime.start_replica(request)
+    _, request = await start_shell(containers)
     status = status_of(containers.inside(request.name, "cat", "/proc/1/status")[1])
     assert [int(status[each], 16) for each in CAPABILITIES] == [0, 0, 0, 0, 0]
     assert (status["NoNewPrivs"], status["Uid"].split()) == ("1", ["10001"] * 4)
@@ -68,11 +66,9 @@ async def test_nothing_but_its_own_folders_is_writable_from_inside(containers: D
 
 
 async def test_the_variables_that_choose_gpus_are_ours(containers: DockerEngines) -> None:
-    runtime = containers.runtime()
     body = f"env; echo end; {RUN}"
     env = {"CUDA_VISIBLE_DEVICES": "0", "NVIDIA_VISIBLE_DEVICES": "all", "OTHER": "a=b c"}
-    request = containers.request(containers.shell(body, env=env))
-    await runtime.start_replica(request)
+    runtime, request = await start_shell(containers, body, env=env)
     await wait_for_log(runtime, request.name, "end")
     words = (await runtime.read_log_tail(request.name)).splitlines()
     assert "NVIDIA_VISIBLE_DEVICES=void" in words
@@ -83,23 +79,17 @@ async def test_the_variables_that_choose_gpus_are_ours(containers: DockerEngines
 async def test_a_model_is_read_as_its_owner(containers: DockerEngines) -> None:
     path = containers.file("m.gguf", b"GGUF private", 0o600)
     os.chown(path, 4321, 8765)
-    runtime = containers.runtime()
-    request = containers.request(containers.shell(READ_MODEL))
-    await runtime.start_replica(request)
+    runtime, request = await start_shell(containers, READ_MODEL)
     assert containers.inspect(request.name)["Config"]["User"] == "4321:8765"
-    seen = await exited(runtime)
-    assert seen.exit is not None
-    assert seen.exit.log_tail.splitlines() == ["GGUF private", "4321"]
+    exit_ = await ended(runtime)
+    assert exit_.log_tail.splitlines() == ["GGUF private", "4321"]
 
 
 async def test_root_s_private_model_is_read_by_root_without_capabilities(containers: DockerEngines) -> None:
     containers.file("m.gguf", b"GGUF of root", 0o600)
-    runtime = containers.runtime()
-    request = containers.request(containers.shell(f"{READ_MODEL}; grep CapEff /proc/self/status"))
-    await runtime.start_replica(request)
-    seen = await exited(runtime)
-    assert seen.exit is not None
-    lines = seen.exit.log_tail.splitlines()
+    runtime, request = await start_shell(containers, f"{READ_MODEL}; grep CapEff /proc/self/status")
+    exit_ = await ended(runtime)
+    lines = exit_.log_tail.splitlines()
     assert lines[:2] == ["GGUF of root", "0"]
     assert int(lines[2].split()[1], 16) == 0
     assert not containers.inspect(request.name)["HostConfig"]["CapAdd"]
@@ -109,14 +99,11 @@ async def test_models_that_no_one_user_may_read_are_read_with_dac_override(conta
     folder = containers.file("set/a.gguf", b"GGUF a", 0o600).parent
     os.chown(folder / "a.gguf", 4321, 4321)
     os.chown(containers.file("set/b.gguf", b"GGUF b", 0o600), 5432, 5432)
-    runtime = containers.runtime()
-    request = containers.request(
-        containers.shell("cat /models/set/a.gguf /models/set/b.gguf", model_path="set", backend="llama_server")
+    runtime, request = await start_shell(
+        containers, "cat /models/set/a.gguf /models/set/b.gguf", model_path="set", backend="llama_server"
     )
-    await runtime.start_replica(request)
-    seen = await exited(runtime)
-    assert seen.exit is not None
-    assert (seen.exit.code, seen.exit.log_tail) == (0, "GGUF aGGUF b")
+    exit_ = await ended(runtime)
+    assert (exit_.code, exit_.log_tail) == (0, "GGUF aGGUF b")
     assert containers.inspect(request.name)["HostConfig"]["CapAdd"] == ["DAC_OVERRIDE"]
 
 
@@ -129,9 +116,8 @@ async def test_what_an_engine_compiled_is_there_for_the_next_one_of_its_user_alo
 
     second = containers.request(containers.shell("cat $XDG_CACHE_HOME/k; ls -ldn /cache /cache/10001"))
     await runtime.start_replica(second)
-    seen = await exited(runtime)
-    assert seen.exit is not None
-    lines = seen.exit.log_tail.splitlines()
+    exit_ = await ended(runtime)
+    lines = exit_.log_tail.splitlines()
     assert lines[0] == "kernel"
     assert lines[1].split()[:4:2] == ["drwxr-xr-x", "0"]
     assert lines[2].split()[:4:2] == ["drwx------", "10001"]
@@ -140,9 +126,8 @@ async def test_what_an_engine_compiled_is_there_for_the_next_one_of_its_user_alo
     os.chown(containers.file("m.gguf", b"GGUF", 0o600), 4321, 4321)
     third = containers.request(containers.shell("echo other > $HOME/k; cat /cache/10001/k"), attempt=2)
     await runtime.start_replica(third)
-    seen = await exited(runtime)
-    assert seen.exit is not None
-    assert "Permission denied" in seen.exit.log_tail
+    exit_ = await ended(runtime)
+    assert "Permission denied" in exit_.log_tail
     volumes = containers.client.volumes.list(filters={"label": f"dev.roundhouse.instance={containers.instance}"})
     assert [volume.name for volume in volumes] == [f"rh-{containers.instance}-cache"]
 

@@ -99,9 +99,7 @@ async def test_the_server_has_nothing_but_what_is_declared(containers: DockerEng
     assert list(inspected["NetworkSettings"]["Networks"]) == [containers.network]
 
 
-async def test_declared_folders_are_there_and_may_be_written_only_where_that_is_declared(
-    containers: DockerEngines, tmp_path: Path
-) -> None:
+async def test_declared_folders_are_writable_where_declared(containers: DockerEngines, tmp_path: Path) -> None:
     readable, writable = tmp_path / "readable", tmp_path / "writable"
     for folder in (readable, writable):
         folder.mkdir()

@@ -14,7 +14,7 @@ import pytest
 
 from controller.state import HOST, Phase
 from tests.support.process_engines import ProcessEngines, numbers
-from tests.support.runtime_contract import RUN, exited, only, running
+from tests.support.runtime_contract import RUN, ended, only, running
 from tests.support.wait import until
 
 pytestmark = pytest.mark.engines
@@ -79,17 +79,14 @@ async def test_the_engines_of_a_killed_controller_are_adopted(processes: Process
     processes.kill(request.name)
     async with asyncio.timeout(60):
         await anext(events)
-    seen = await exited(runtime)
-    assert seen.exit is not None
-    assert seen.exit.code is None
+    exit_ = await ended(runtime)
+    assert exit_.code is None
     await runtime.remove_replica(request.name)
     assert await runtime.list_replicas() == []
 
 
 @pytest.mark.parametrize("deletes_folder", [False, True])
-async def test_an_engine_whose_record_was_deleted_is_known_again(
-    processes: ProcessEngines, deletes_folder: bool
-) -> None:
+async def test_an_engine_without_its_record_is_known_again(processes: ProcessEngines, deletes_folder: bool) -> None:
     first = processes.runtime()
     request = processes.request(processes.shell(RUN), claims={HOST: 5})
     await first.start_replica(request)
@@ -144,9 +141,7 @@ async def test_an_engine_whose_start_was_not_recorded_is_adopted(processes: Proc
 
 
 @pytest.mark.parametrize("removed_before_exec", [True, False])
-async def test_a_child_that_was_not_yet_the_engine_cannot_escape(
-    processes: ProcessEngines, removed_before_exec: bool
-) -> None:
+async def test_a_child_between_fork_and_exec_is_ended(processes: ProcessEngines, removed_before_exec: bool) -> None:
     """Killed between fork and exec, a controller leaves a child that carries no mark but the lock on its log."""
     first = owner(processes, "between fork and exec")
     forked = processes.root / "forked"

@@ -16,7 +16,7 @@ from controller.runtimes.process.stat import read_stat
 from controller.state import Phase
 from tests.support.campaign import campaign_count
 from tests.support.process_engines import ProcessEngines, numbers, zombies
-from tests.support.runtime_contract import RUN, exited, only, running
+from tests.support.runtime_contract import RUN, exited, only, running, start_shell
 from tests.support.wait import until
 
 pytestmark = pytest.mark.engines
@@ -42,7 +42,6 @@ def family(pids: Path) -> str:
 
 async def test_an_engine_is_asked_once_and_may_clean_up(processes: ProcessEngines) -> None:
     """Engines take a second SIGTERM as an order to drop everything; and some start programs as they end."""
-    runtime = processes.runtime()
     pids, go, helper, last = (processes.root / name for name in ("pids", "go", "helper", "last"))
     body = f"""
         trap 'echo asked' TERM
@@ -56,8 +55,7 @@ async def test_an_engine_is_asked_once_and_may_clean_up(processes: ProcessEngine
         wait $child; sleep 0.3
         kill -9 $cleaner && echo cleaned
     """
-    request = processes.request(processes.shell(body))
-    await runtime.start_replica(request)
+    runtime, request = await start_shell(processes, body)
     await until("the engine's children", lambda: len(numbers(pids)) == 2)
     stop = asyncio.create_task(runtime.stop_replica(request.name, 3600))
     await until("the end of the engine's child", lambda: not running(numbers(pids)[0]))
@@ -70,7 +68,6 @@ async def test_an_engine_is_asked_once_and_may_clean_up(processes: ProcessEngine
 
 
 async def test_what_an_ending_engine_leaves_is_asked_too(processes: ProcessEngines) -> None:
-    runtime = processes.runtime()
     pids, go, up = (processes.root / name for name in ("pids", "go", "up"))
     body = f"""
         leave() {{
@@ -83,8 +80,7 @@ async def test_what_an_ending_engine_leaves_is_asked_too(processes: ProcessEngin
         (trap 'echo asked' TERM; touch {up}; while [ ! -e {go} ]; do :; done) &
         while :; do :; done
     """
-    request = processes.request(processes.shell(body))
-    await runtime.start_replica(request)
+    runtime, request = await start_shell(processes, body)
     await until("the engine's child", up.exists)
     stop = asyncio.create_task(runtime.stop_replica(request.name, 3600))
     await until("what the engine starts as it ends", lambda: len(numbers(pids)) == 1)
@@ -95,10 +91,8 @@ async def test_what_an_ending_engine_leaves_is_asked_too(processes: ProcessEngin
 
 
 async def test_the_whole_family_is_ended(processes: ProcessEngines, bystander: int) -> None:
-    runtime = processes.runtime()
     pids = processes.root / "pids"
-    request = processes.request(processes.shell(family(pids)))
-    await runtime.start_replica(request)
+    runtime, request = await start_shell(processes, family(pids))
     await until("four descendants", lambda: len(numbers(pids)) == 4)
     assert all(running(pid) for pid in numbers(pids))
     await runtime.stop_replica(request.name, 30)
@@ -107,9 +101,7 @@ async def test_the_whole_family_is_ended(processes: ProcessEngines, bystander: i
 
 
 @pytest.mark.parametrize("adopted", [False, True])
-async def test_what_a_dead_engine_leaves_is_ended_before_it_counts_as_ended(
-    processes: ProcessEngines, adopted: bool
-) -> None:
+async def test_a_dead_engine_has_ended_with_its_children(processes: ProcessEngines, adopted: bool) -> None:
     runtime = processes.runtime()
     pids = processes.root / "pids"
     request = processes.request(processes.shell(family(pids)))
@@ -144,9 +136,7 @@ async def test_a_process_without_its_main_thread_has_not_ended(processes: Proces
         # The system call exit ends one thread alone.
         "ctypes.CDLL(None).syscall(60 if platform.machine() == 'x86_64' else 93, 0)\n"
     )
-    runtime = processes.runtime()
-    request = processes.request(processes.shell(f"{sys.executable} {script} & {RUN}"))
-    await runtime.start_replica(request)
+    runtime, request = await start_shell(processes, f"{sys.executable} {script} & {RUN}")
 
     def without_main_thread() -> bool:
         stat = read_stat(numbers(pids)[0]) if numbers(pids) else None
@@ -162,9 +152,7 @@ async def test_a_process_without_its_main_thread_has_not_ended(processes: Proces
 
 
 async def test_a_pid_that_was_given_out_again_is_somebody_else(processes: ProcessEngines, bystander: int) -> None:
-    runtime = processes.runtime()
-    request = processes.request(processes.shell("exit 0"))
-    await runtime.start_replica(request)
+    runtime, request = await start_shell(processes, "exit 0")
     await exited(runtime)
     stat = read_stat(bystander)
     assert stat is not None
@@ -180,9 +168,7 @@ async def test_a_pid_that_was_given_out_again_is_somebody_else(processes: Proces
 
 async def test_a_session_number_that_was_given_out_again_is_somebody_elses(processes: ProcessEngines) -> None:
     """The new holder of the engine's pid has led a session too, and is gone: only its child is left."""
-    runtime = processes.runtime()
-    request = processes.request(processes.shell("exit 0"))
-    await runtime.start_replica(request)
+    runtime, request = await start_shell(processes, "exit 0")
     await exited(runtime)
     session, child = await asyncio.to_thread(orphan)
     changes = {"pid": session, "start_ticks": 1, "ended": False}
@@ -212,9 +198,7 @@ def orphan() -> tuple[int, int]:
 
 
 async def test_a_record_from_before_a_reboot_has_ended(processes: ProcessEngines, bystander: int) -> None:
-    runtime = processes.runtime()
-    request = processes.request(processes.shell("exit 0"))
-    await runtime.start_replica(request)
+    runtime, request = await start_shell(processes, "exit 0")
     await exited(runtime)
     stat = read_stat(bystander)
     assert stat is not None

@@ -56,9 +56,7 @@ async def test_an_end_waits_for_a_start_whose_caller_has_gone(processes: Process
     assert await runtime.list_replicas() == []
 
 
-async def test_an_end_in_the_middle_of_a_look_keeps_its_code(
-    processes: ProcessEngines, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_end_during_a_look_has_its_code(processes: ProcessEngines, monkeypatch: pytest.MonkeyPatch) -> None:
     def ends_now(leader: Process) -> bool:
         os.kill(leader.pid, signal.SIGKILL)
         wait_for(lambda: not is_alive(leader), "the engine's end")
@@ -72,9 +70,7 @@ async def test_an_end_in_the_middle_of_a_look_keeps_its_code(
     assert seen.exit.code == -signal.SIGKILL
 
 
-async def test_the_engine_gets_a_curated_environment(
-    processes: ProcessEngines, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_engine_gets_a_curated_environment(processes: ProcessEngines, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROUNDHOUSE_API_KEYS", "secret-of-the-controller")
     monkeypatch.setenv("HF_TOKEN", "secret-of-the-controller")
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy")
@@ -207,9 +203,7 @@ async def test_a_taken_port_shows_as_an_early_end(processes: ProcessEngines) -> 
     assert "is taken" in seen.exit.log_tail
 
 
-async def test_engines_that_start_together_have_different_ports(
-    processes: ProcessEngines, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_engines_have_different_ports(processes: ProcessEngines, monkeypatch: pytest.MonkeyPatch) -> None:
     def first_free(host: str, taken: Collection[int]) -> int:
         time.sleep(0.02)  # others have time to be told the same
         return min(set(range(40_000, 40_100)) - set(taken))

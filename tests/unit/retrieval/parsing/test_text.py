@@ -1,0 +1,268 @@
+"""Texts: how bytes become one, where it is cut, and its estimated tokens."""
+
+from __future__ import annotations
+
+import codecs
+
+import pytest
+
+from retrieval.parsing.base import ChunkingOptions, ChunkSpan, ParsingError
+from retrieval.parsing.chunking import cut_text
+from retrieval.parsing.encoding import decode_text
+from retrieval.parsing.structure import LONGEST_HEADING, Heading, halve_text
+from retrieval.parsing.tokens import count_tokens_between, estimate_tokens
+
+SMALL = ChunkingOptions(max_tokens=20, overlap_tokens=0)
+
+
+BODY = "One two three four five six seven eight nine ten eleven twelve."
+
+
+def _texts(chunks: list[ChunkSpan]) -> list[str]:
+    return [chunk.text for chunk in chunks]
+
+
+@pytest.mark.parametrize("options", [ChunkingOptions(0, 0), ChunkingOptions(10, 6), ChunkingOptions(10, -1)])
+def test_options_out_of_range_are_refused(options: ChunkingOptions) -> None:
+    with pytest.raises(ValueError, match="half of max_tokens"):
+        cut_text("text", options)
+
+
+@pytest.mark.parametrize("text", ["", " ", "\n\n \t\n"])
+def test_blank_text_has_no_chunks(text: str) -> None:
+    assert cut_text(text, SMALL) == []
+
+
+def test_a_small_text_is_one_chunk_without_the_blanks_around_it() -> None:
+    (chunk,) = cut_text("\n\nOne sentence. Another one.\n\n", SMALL)
+    assert (chunk.start, chunk.end, chunk.text) == (2, 28, "One sentence. Another one.")
+    assert chunk.headings == ()
+    assert chunk.page is None
+
+
+def test_offsets_count_bytes() -> None:
+    (chunk,) = cut_text("\n\n  größer 漢字\n", SMALL)
+    assert (chunk.start, chunk.end) == (2, len("\n\n  größer 漢字".encode()))
+    assert chunk.text == "  größer 漢字"
+
+
+def test_prose_is_cut_between_paragraphs_before_sentences() -> None:
+    paragraph = "One two three four five. Six seven eight nine ten."
+    text = f"{paragraph}\n\n{paragraph}"
+    assert _texts(cut_text(text, SMALL)) == [paragraph, paragraph]
+
+
+def test_a_long_paragraph_is_cut_between_sentences_also_where_lines_are_wrapped() -> None:
+    text = "The first sentence is wrapped\nand ends here. The second sentence\nis as long as the first. A short one."
+    assert _texts(cut_text(text, ChunkingOptions(15, 0))) == [
+        "The first sentence is wrapped\nand ends here.",
+        "The second sentence\nis as long as the first.",
+        "A short one.",
+    ]
+
+
+def test_chinese_sentences_need_no_blanks() -> None:
+    sentences = ["今天天气很好。", "我们去公园吧\uff01", "你想去吗\uff1f"]
+    assert _texts(cut_text("".join(sentences), ChunkingOptions(8, 0))) == sentences
+
+
+def test_a_sentence_that_is_too_large_is_cut_between_words() -> None:
+    chunks = cut_text(" ".join(f"w{number:02}" for number in range(60)), SMALL)
+    assert len(chunks) > 5
+    assert all(word.startswith("w") and len(word) == 3 for chunk in chunks for word in chunk.text.split())
+
+
+def test_a_giant_word_is_cut_within_it() -> None:
+    chunks = cut_text("A" * 1000, SMALL)
+    assert "".join(_texts(chunks)) == "A" * 1000
+    assert all(estimate_tokens(chunk.text) <= 20 for chunk in chunks)
+
+
+def test_a_cut_does_not_part_a_letter_from_its_accent_or_an_emoji_from_its_skin_tone() -> None:
+    chunks = cut_text("n\u0303" * 300 + "\U0001f44d\U0001f3fd" * 300, SMALL)
+    assert not any(chunk.text.startswith(("\u0303", "\U0001f3fd")) for chunk in chunks)
+
+
+def test_markdown_carries_the_headings_above_a_chunk() -> None:
+    text = f"# Guide\n\n{BODY}\n\n## Setup ##\n\n{BODY}\n\n{BODY}\n\n### Linux\n\n{BODY}\n\n# Reference\n\n{BODY}\n"
+    chunks = cut_text(text, SMALL, "markdown")
+    assert [(chunk.text.split("\n")[0], chunk.headings) for chunk in chunks] == [
+        ("# Guide", ()),
+        ("## Setup ##", ("Guide",)),
+        (BODY, ("Guide", "Setup")),
+        ("### Linux", ("Guide", "Setup")),
+        ("# Reference", ()),
+    ]
+
+
+def test_headings_with_underlines() -> None:
+    text = f"Guide\n=====\n\n{BODY}\n\nSetup\n-----\n\n{BODY}\n\n{BODY}\n"
+    expected = [(), ("Guide",), ("Guide", "Setup")]
+    assert [chunk.headings for chunk in cut_text(text, ChunkingOptions(26, 0), "markdown")] == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "```\n# a comment\n```\n\n{BODY}\n\n{BODY}",
+        "~~~~ sh\n```\n# a comment\n~~~~\n\n{BODY}\n\n{BODY}",
+        "#hashtag\n\n{BODY}\n\n{BODY}",
+        "####### seven\n\n{BODY}\n\n{BODY}",
+        "#\n\n{BODY}\n\n{BODY}",
+        "---\ntitle: text\n---\n\n{BODY}\n\n{BODY}",
+        "\ufeff---\r\ntitle: text\r\n---\r\n\r\n{BODY}\n\n{BODY}",
+        "{BODY}\n\n---\n\n{BODY}",
+        "- item\n---\n\n{BODY}\n\n{BODY}",
+        "| a | b |\n|---|---|\n\n{BODY}\n\n{BODY}",
+    ],
+)
+def test_what_is_no_heading(text: str) -> None:
+    chunks = cut_text(text.format(BODY=BODY), SMALL, "markdown")
+    assert len(chunks) > 1
+    assert {chunk.headings for chunk in chunks} == {()}
+
+
+def test_a_long_heading_is_carried_in_part() -> None:
+    chunks = cut_text(f"# {'h' * 500}\n\n{BODY}\n\n{BODY}\n\n", ChunkingOptions(120, 0), "markdown")
+    assert chunks[-1].headings in ((), ("h" * LONGEST_HEADING,))
+
+
+def test_a_chunk_does_not_end_with_a_heading() -> None:
+    body = "One two three four five six seven eight."
+    chunks = cut_text(f"{body}\n\n{body}\n\n# Heading\n\n{body}\n", ChunkingOptions(25, 0), "markdown")
+    assert not any(chunk.text.endswith("Heading") for chunk in chunks)
+
+
+def test_overlap_repeats_whole_sentences() -> None:
+    text = "First of five. Second of five. Third of five. Fourth of five. Fifth of five."
+    expected = ["First of five. Second of five. Third of five.", "Third of five. Fourth of five. Fifth of five."]
+    assert _texts(cut_text(text, ChunkingOptions(14, 5))) == expected
+
+
+def test_overlap_does_not_reach_over_a_heading() -> None:
+    text = "First of five. Second of five. Third of five.\n\n# Next\n\nFourth of five. Fifth of five."
+    assert _texts(cut_text(text, ChunkingOptions(14, 6), "markdown"))[1].startswith("# Next")
+
+
+def test_code_is_cut_before_what_stands_at_the_margin() -> None:
+    function = "def run(a):\n    b = a\n\n    return b\n"
+    chunks = cut_text(f"{function}\n\n{function}\n\n{function}", ChunkingOptions(20, 0), "lines")
+    assert _texts(chunks) == [function.rstrip()] * 3
+
+
+def test_code_keeps_the_indentation_of_a_first_line() -> None:
+    chunks = cut_text("class A:\n" + "    x = 1\n" * 20, ChunkingOptions(10, 0), "lines")
+    assert chunks[1].text.startswith("    x = 1")
+
+
+def test_a_chunk_knows_the_page_that_it_begins_on() -> None:
+    pages = ["One two three four five six seven eight nine ten.", "", "Eleven twelve thirteen fourteen.", "Fifteen."]
+    starts, text = [], ""
+    for page in pages:
+        starts.append(len(text))
+        text += page + "\n\n"
+    assert [chunk.page for chunk in cut_text(text, ChunkingOptions(14, 0), "prose", starts)] == [1, 3]
+
+
+@pytest.mark.parametrize("text", ["\ufeff# Title\n\nText.", "\ufeff\n# Title\n\nText."])
+def test_a_byte_order_mark_is_in_no_chunk_and_hides_no_heading(text: str) -> None:
+    (chunk,) = cut_text(text, SMALL, "markdown")
+    assert (chunk.text, chunk.headings) == ("# Title\n\nText.", ())
+    assert text.encode()[chunk.start : chunk.end].decode() == chunk.text
+    assert cut_text(text, ChunkingOptions(3, 0), "markdown")[1].headings == ("Title",)
+
+
+def test_headings_that_are_given_count_as_those_of_markdown() -> None:
+    text = f"1 Guide\n{BODY}\n1.1 Setup\n{BODY}\n{BODY}\n2 Reference\n{BODY}\n"
+    headings = [Heading(text.index(title), level, title) for title, level in (("1 G", 1), ("1.1", 2), ("2 R", 1))]
+    chunks = cut_text(text, ChunkingOptions(25, 8), "prose", (), headings)
+    expected = [("1 Guide", ()), ("1.1 Setup", ("1 G",)), (BODY, ("1 G", "1.1")), ("2 Reference", ())]
+    assert [(chunk.text.split("\n")[0], chunk.headings) for chunk in chunks] == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "halves"),
+    [
+        ("one two three four", ("one two ", "three four")),
+        ("abcdefgh", ("abcd", "efgh")),
+        ("abc" + "\u0301" * 2 + "d", ("ab", "c" + "\u0301" * 2 + "d")),
+        ("\U0001f469\u200d\U0001f4bb" * 3, ("\U0001f469\u200d\U0001f4bb", "\U0001f469\u200d\U0001f4bb" * 2)),
+        ("e" + "\u0301" * 7, ("e" + "\u0301" * 3, "\u0301" * 4)),
+        ("a", None),
+        ("", None),
+    ],
+)
+def test_a_text_is_halved_where_it_parts_least(text: str, halves: tuple[str, str] | None) -> None:
+    assert halve_text(text) == halves
+    assert halves is None or "".join(halves) == text
+
+
+TEXT = "Grüße, naïve “quotes”, 5 €\n" * 5
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (TEXT.encode(), TEXT),
+        (codecs.BOM_UTF8 + TEXT.encode(), "\ufeff" + TEXT),
+        *((data, TEXT) for data in (TEXT.encode("utf-16"), codecs.BOM_UTF16_BE + TEXT.encode("utf-16-be"))),
+        *((data, TEXT) for data in (TEXT.encode("utf-32"), TEXT.encode("utf-16-le"), TEXT.encode("utf-16-be"))),
+        (TEXT.encode("cp1252"), TEXT),
+        ("Grüße\n".encode("latin-1"), "Grüße\n"),
+        ("漢字かな。".encode() + b"\xe6", "漢字かな。\ufffd"),
+        (b"a\x1b[0m\x08\x0c\x07", "a\x1b[0m\x08\x0c\x07"),
+        (b"", ""),
+    ],
+)
+def test_encodings_are_recognised(data: bytes, text: str) -> None:
+    assert decode_text(data) == text
+
+
+@pytest.mark.parametrize("declared", ["koi8-r", "KOI8-R"])
+def test_a_declared_encoding_is_used(declared: str) -> None:
+    assert decode_text("Привет, мир".encode("koi8-r"), declared) == "Привет, мир"
+
+
+@pytest.mark.parametrize("declared", ["unknown", "hex", "ascii", "utf-7", "punycode", "", "\x00"])
+def test_a_declared_encoding_that_is_unknown_or_wrong_is_passed_over(declared: str) -> None:
+    assert decode_text("Grüße".encode("latin-1"), declared) == "Grüße"
+
+
+def test_utf_8_wins_over_a_declared_encoding() -> None:
+    assert decode_text("Grüße".encode(), "latin-1") == "Grüße"
+
+
+@pytest.mark.parametrize(
+    "data", [bytes(100), b"text" + bytes(4), bytes(range(256)) * 4, b"\xff\xfe\x00", b"\x81" * 100]
+)
+def test_what_is_no_text_is_refused(data: bytes) -> None:
+    with pytest.raises(ParsingError) as raised:
+        decode_text(data)
+    assert raised.value.code == "document_not_text"
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("", 0),
+        (" \n\t ", 0),
+        ("word", 1),
+        ("words, words", 3),
+        ("tokenizer", 2),
+        ("größer", 2),
+        ("2026-11-23", 6),
+        ("漢字かな", 4),
+        ("Привет", 3),
+        ("สวัสดี", 6),
+        ("a_b", 3),
+        (" " * 32, 2),
+        ("\n" * 32, 2),
+        ("x" * 50, 10),
+    ],
+)
+def test_tokens_of_a_text(text: str, tokens: int) -> None:
+    assert estimate_tokens(text) == tokens
+
+
+def test_tokens_between_two_characters() -> None:
+    assert count_tokens_between("one two three", 4, 7) == 1
