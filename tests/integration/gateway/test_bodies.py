@@ -1,16 +1,28 @@
-"""What reaches an engine: every field as it came, and the bytes themselves where nothing has to change."""
+"""What reaches an engine of a body, in every family: every field, and the bytes as they came where nothing has to
+change; but no field that a server elsewhere does not know."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
+import aiohttp
+import anthropic
+import openai
 import pytest
 
 from controller.schema.admin import Capabilities
 from controller.schema.routing import ModelRoute
+from gateway.server.connection import TURN_BYTES, ClientConnection
 from tests.fakes.fake_controller import route
-from tests.fakes.gateway_harness import engines, gateway_harness
+from tests.fakes.fake_scripted_engine import script, scripted
+from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
+from tests.fakes.mock_engine import MockEngine
+from tests.support.gateway_rest import nothing_left
+from tests.support.raw_http import raw
+from tests.support.wait import until
 
 TAKES_ALL = Capabilities(modalities=("text", "image", "audio"), thinking_modes=("default", "enabled", "disabled"))
 PARTS = [
@@ -24,14 +36,14 @@ COMMON = (
     ' "reasoning_effort": "low", "reasoning": {"effort": "high"}, "thinking": {"type": "enabled", "budget_tokens": 9},'
     ' "metadata": {"\\u0000": "\\ud800"}'
 )
-CHAT = (
+CHAT_FIELDS = (
     f'"messages": [{{"role": "user", "content": {json.dumps(PARTS)}}}], "tools": [{{"type": "function", "function":'
     ' {"name": "f", "parameters": {"type": "object"}}}], "tool_choice": {"type": "function", "function": {}},'
     ' "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}, "logprobs": true,'
     ' "top_logprobs": 3, "parallel_tool_calls": false'
 )
 BODIES = {
-    "/v1/chat/completions": CHAT,
+    "/v1/chat/completions": CHAT_FIELDS,
     "/v1/completions": '"prompt": ["a", [1, 2]], "logprobs": 2, "suffix": "b", "echo": true',
     "/v1/messages": f'"messages": [{{"role": "user", "content": {json.dumps(PARTS)}}}], "system": "s", "max_tokens": 9',
     "/v1/messages/count_tokens": '"messages": [], "tools": []',
@@ -59,9 +71,8 @@ async def sent(made: dict[str, Any], path: str, raw: bytes) -> bytes:
     async with gateway_harness() as gateway, engines(1) as (engine,):
         await gateway.publish(table(engine.url, **made))
         headers = {"content-type": "application/json"}
-        async with gateway.request("POST", path, headers=headers, data=raw) as answer:
-            assert answer.status in (200, 502), await answer.text()
-            await answer.read()
+        reply = await gateway.request("POST", path, headers=headers, data=raw)
+        assert reply.status in (200, 502), reply.text
         assert engine.requests[0].path == path
         return engine.requests[0].raw
 
@@ -108,3 +119,281 @@ async def test_a_blocking_call_as_a_stream_changes_that_alone(path: str, stream:
 async def test_what_cannot_be_made_of_a_stream_goes_as_it_is(path: str) -> None:
     raw = raw_body(path, "m")
     assert await sent({"gathers": True}, path, raw) == raw
+
+
+CHAT = "/v1/chat/completions"
+IMAGE = "iVBORw0KGgo+/" * 120_000
+CODE = 'def f(x):\n\treturn "a\\n%s" % x  # \\ 敏捷\n' * 15_000
+EYES = Capabilities(modalities=("text", "image"))
+
+
+def image_url(data: str = IMAGE) -> str:
+    """A data URL."""
+    return f"data:image/png;base64,{data}"
+
+
+def chat_messages() -> list[dict[str, Any]]:
+    """A picture, and a long text."""
+    picture = {"type": "image_url", "image_url": {"url": image_url()}}
+    return [{"role": "user", "content": [{"type": "text", "text": CODE}, picture]}]
+
+
+@pytest.mark.parametrize("kind", ["as it is", "renamed", "gathered", "chunked"])
+async def test_an_engine_gets_what_the_client_sent(kind: str) -> None:
+    fields = {"model": "m", "messages": chat_messages(), "max_tokens": 4}
+    body = json.dumps(fields, ensure_ascii=kind != "renamed").encode()
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        made = route("m", [engine.url], capabilities=EYES, served_name="inner" if kind == "renamed" else None)
+        await gateway.publish(made.model_copy(update={"notices_leaving": kind != "gathered"}))
+        if kind == "chunked":
+
+            async def parts() -> Any:
+                for start in range(0, len(body), 70_000):
+                    yield body[start : start + 70_000]
+
+            reply = await gateway.request("POST", CHAT, data=parts())
+            assert reply.status == 200, reply.text
+        else:
+            assert (await gateway.post(CHAT, body)).status == 200
+        [request] = engine.requests
+        if kind in ("as it is", "chunked"):
+            assert request.raw == body
+        extra: dict[str, Any] = {"renamed": {"model": "inner"}}.get(kind, {})
+        if kind == "gathered":
+            extra = {"stream": True, "stream_options": {"include_usage": True}}
+        assert request.body == fields | extra
+        await nothing_left(gateway)
+
+
+async def test_a_translation_moves_what_it_does_not_read() -> None:
+    call = {"type": "tool_use", "id": "t", "name": "write", "input": {"path": "f.py", "text": CODE}}
+    source = {"type": "base64", "media_type": "image/png", "data": IMAGE}
+    messages = [
+        {"role": "user", "content": "Write it."},
+        {"role": "assistant", "content": [call]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": CODE}]},
+        {"role": "user", "content": [{"type": "image", "source": source}, {"type": "text", "text": CODE}]},
+    ]
+    fields = {"model": "m", "system": CODE, "messages": messages, "max_tokens": 4}
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url], capabilities=EYES, apis=(CHAT,)))
+        reply = await gateway.post("/v1/messages", json.dumps(fields).encode())
+        assert reply.status == 200, reply.body
+        sent = engine.requests[0].body["messages"]
+        assert sent[0]["content"] == CODE
+        assert json.loads(sent[2]["tool_calls"][0]["function"]["arguments"]) == call["input"]
+        assert sent[3]["content"] == CODE
+        assert sent[4]["content"] == [
+            {"type": "image_url", "image_url": {"url": image_url()}},
+            {"type": "text", "text": CODE},
+        ]
+
+
+async def test_a_response_is_stored_and_told_whole() -> None:
+    content = [{"type": "input_image", "image_url": image_url()}, {"type": "input_text", "text": CODE}]
+    fields = {"model": "m", "instructions": CODE, "input": [{"role": "user", "content": content}], "store": True}
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url], capabilities=EYES, apis=(CHAT,)))
+        reply = await gateway.post("/v1/responses", json.dumps(fields).encode())
+        assert reply.status == 200, reply.body
+        assert reply.body["instructions"] == CODE
+        sent = engine.requests[0].body["messages"]
+        assert sent[0]["content"] == CODE
+        assert sent[1]["content"][0] == {"type": "image_url", "image_url": {"url": image_url()}}
+        assert sent[1]["content"][1] == {"type": "text", "text": CODE}
+        [item] = (await gateway.get(f"/v1/responses/{reply.body['id']}/input_items")).body["data"]
+        assert [part.get("image_url") or part["text"] for part in item["content"]] == [image_url(), CODE]
+
+
+async def test_another_replica_gets_the_whole_body_too() -> None:
+    body = json.dumps({"model": "m", "messages": chat_messages()}).encode()
+    async with gateway_harness() as gateway, engines(2) as (broken, engine):
+        broken.breaks_all = True
+        await gateway.publish(route("m", [broken.url, engine.url], capabilities=EYES))
+        for _ in range(2):
+            assert (await gateway.post(CHAT, body)).status == 200
+        assert [request.raw for request in engine.requests] == [body, body]
+
+
+async def test_an_engine_may_answer_before_it_has_read_the_body() -> None:
+    refusal = b'HTTP/1.1 413 No\r\ncontent-type: application/json\r\ncontent-length: 23\r\n\r\n{"error":{"code":413}}\n'
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": CODE * 20}]}).encode()
+    async with (
+        scripted(script(refusal, early=True), script(refusal, early=True)) as engine,
+        gateway_harness() as gateway,
+    ):
+        await gateway.publish(route("m", [engine.url]))
+        for _ in range(2):
+            reply = await gateway.post(CHAT, body)
+            assert (reply.status, reply.error["status"]) == (413, 413)
+        assert engine.connections == 2, "the rest of a body must not come before the next request"
+        await nothing_left(gateway)
+
+
+async def test_a_body_waits_unread_while_there_is_no_room_for_it() -> None:
+    body = json.dumps({"model": "m", "messages": chat_messages(), "fault": "hold"}).encode()
+    async with (
+        gateway_harness(body_memory_mib=3) as gateway,
+        engines(1) as (engine,),
+        aiohttp.ClientSession() as impatient,
+    ):
+        await gateway.publish(route("m", [engine.url], capabilities=EYES))
+        budget = _budget(gateway)
+        first = asyncio.ensure_future(gateway.post(CHAT, body))
+        await until("the first is at the engine", lambda: engine.running == 1)
+        assert budget.used_bytes == len(body)
+        others = [asyncio.ensure_future(gateway.post(CHAT, body)) for _ in range(2)]
+        leaving = asyncio.create_task(impatient.post(gateway.url + CHAT, data=body))
+        await until("the others wait", lambda: len(budget._waiting) == 3)
+        leaving.cancel()
+        assert (await gateway.chat()).status == 200, "it needs no room"
+        assert engine.running == 1
+        engine.release.set()
+        assert [reply.status for reply in await asyncio.gather(first, *others)] == [200] * 3
+        await until("all of it is free again", lambda: budget.used_bytes == 0)
+        assert not budget._waiting
+        await nothing_left(gateway)
+
+
+@pytest.mark.parametrize("end", ["too large", "no JSON", "unknown model", "client gone"])
+async def test_room_is_given_back_however_a_request_ends(end: str) -> None:
+    body = json.dumps({"model": "m" if end != "unknown model" else "x", "messages": chat_messages()}).encode()
+    async with gateway_harness(max_body_mib=1 if end == "too large" else 64) as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url], capabilities=EYES))
+        budget = _budget(gateway)
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+        async with raw(gateway) as client:
+            client.write(head)
+            if end == "client gone":
+                client.write(b"80000\r\n" + body[:0x80000])
+                await until("it has room", lambda: budget.used_bytes > 0)
+            else:
+                sent = body[:-1] if end == "no JSON" else body
+                client.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(sent), sent))
+                answer = await client.answer()
+                assert answer.status == {"too large": 413, "no JSON": 400, "unknown model": 404}[end]
+        await until("the room is free", lambda: budget.used_bytes == 0)
+
+
+async def test_others_have_their_turn_while_a_body_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_turn: list[int] = []
+    begin_turn = ClientConnection._begin_turn
+
+    def noted(connection: ClientConnection) -> None:
+        in_turn.append(connection._bytes_in_turn)
+        begin_turn(connection)
+
+    monkeypatch.setattr(ClientConnection, "_begin_turn", noted)
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": IMAGE * 4}]}).encode()
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]))
+        assert (await gateway.post(CHAT, body)).status == 200
+    assert in_turn
+    assert max(in_turn) <= TURN_BYTES + 256 * 1024
+
+
+def _budget(gateway: GatewayHarness) -> Any:
+    server: Any = gateway.server
+    return server._gateway.inference.body_budget
+
+
+# As Codex 0.169 sends it, and what other clients add.
+IDENTITY: dict[str, Any] = {
+    "client_metadata": {
+        "x-codex-installation-id": "6d702d3f",
+        "x-codex-turn-metadata": '{"workspaces":{"/home/me":{}}}',
+    },
+    "session_id": "5480477f",
+}
+HI: Any = [{"role": "user", "content": "Hi"}]
+PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank")
+
+
+@pytest.fixture
+async def here() -> AsyncIterator[tuple[GatewayHarness, MockEngine]]:
+    async with engines(1) as [engine], gateway_harness() as built:
+        more: dict[str, Any] = {"token": "sk-1", "apis": PATHS, "takes_dimensions": True}
+        native = {**more, "apis": ("/v1/messages",)}
+        await built.publish(
+            route("far", [engine.url], extra_fields=(), **more),
+            route("listing", [engine.url], extra_fields=("top_k",), **more),
+            route("near", [engine.url], **more),
+            route("claude", [engine.url], extra_fields=(), **native),
+        )
+        yield built, engine
+
+
+async def post_all(here: GatewayHarness, model: str) -> None:
+    """One request to each API, whose answers do not matter."""
+    async with openai.AsyncOpenAI(base_url=f"{here.url}/v1", api_key="none", max_retries=0) as client:
+        extra: Any = {"extra_body": {**IDENTITY, "top_k": 3}}
+        await client.chat.completions.create(model=model, messages=HI, prompt_cache_key="k", **extra)
+        await client.completions.create(model=model, prompt="Hi", seed=3, **extra)
+        await client.responses.create(model=model, input="Hi", prompt_cache_key="k", **extra)
+        await client.embeddings.create(model=model, input="Hi", dimensions=4, **extra)
+    async with anthropic.AsyncAnthropic(base_url=here.url, api_key="none", max_retries=0) as claude:
+        await claude.messages.create(model=model, max_tokens=5, messages=HI, extra_body={**IDENTITY, "top_k": 3})
+    await here.post("/v1/rerank", model=model, query="a", documents=["b"], **IDENTITY, top_k=3)
+
+
+@pytest.mark.parametrize(("model", "passed"), [("far", set()), ("listing", {"top_k"})])
+async def test_a_remote_gets_no_field_that_the_api_does_not_know(
+    here: tuple[GatewayHarness, MockEngine], model: str, passed: set[str]
+) -> None:
+    gateway, engine = here
+    await post_all(gateway, model)
+    assert len(engine.requests) == 6
+    for request in engine.requests:
+        assert b"6d702d3f" not in request.raw + repr(request.headers).encode()
+        assert {"client_metadata", "session_id", "top_k"} & request.body.keys() == passed, request.path
+    assert [each.body.get("prompt_cache_key") for each in engine.requests].count("k") == 2
+    assert engine.requests[1].body["seed"] == 3
+    assert engine.requests[3].body["dimensions"] == 4
+
+
+async def test_messages_that_pass_through_keep_what_their_api_knows(here: tuple[GatewayHarness, MockEngine]) -> None:
+    gateway, engine = here
+    metadata = {"user_id": "u"}
+    fields: dict[str, Any] = {"max_tokens": 5, "messages": HI, "metadata": metadata, "top_k": 3, **IDENTITY}
+    await gateway.post("/v1/messages", model="claude", **fields)
+    assert engine.requests[0].body == {
+        "model": "claude", "max_tokens": 5, "messages": HI, "metadata": metadata, "top_k": 3
+    }  # fmt: skip
+
+
+async def test_an_engine_of_ours_gets_every_field(here: tuple[GatewayHarness, MockEngine]) -> None:
+    gateway, engine = here
+    await post_all(gateway, "near")
+    for request in engine.requests:
+        assert {"client_metadata", "session_id", "top_k"} <= request.body.keys(), request.path
+
+
+async def test_a_form_that_a_remote_would_not_get_is_refused(here: tuple[GatewayHarness, MockEngine]) -> None:
+    gateway, engine = here
+    async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
+        for create in (
+            lambda: client.chat.completions.create(model="far", messages=HI, extra_body={"guided_json": {}}),
+            lambda: client.chat.completions.create(model="far", messages=HI, extra_body={"grammar": "root ::= x"}),
+            lambda: client.responses.create(model="far", input="Hi", extra_body={"grammar": "root ::= x"}),
+        ):
+            with pytest.raises(openai.BadRequestError) as caught:
+                await create()
+            assert caught.value.code == "structured_output_unsupported"
+    assert not engine.requests
+
+
+async def test_only_answers_that_may_take_long_are_gathered() -> None:
+    async with gateway_harness(gather_after_s=60) as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]).model_copy(update={"notices_leaving": False}))
+
+        async def is_gathered(**fields: Any) -> bool:
+            assert (await gateway.chat(**fields)).success["choices"][0]["message"]["content"]
+            return engine.requests[-1].body.get("stream") is True
+
+        assert await is_gathered(), "nothing is known of the model's answers yet"
+        assert not await is_gathered(), "an answer takes milliseconds: a stream would cost more than it saves"
+        assert not await is_gathered(max_tokens=100_000), "as long as the others, as far as anybody can tell"
+        assert await is_gathered(ignore_eos=True), "it ends with the context"
+        assert await is_gathered(metadata={"notes": "word " * 4000}), "its prompt may take a time of its own"
+        assert (await gateway.chat(stream=True)).status == 200
+        assert not await is_gathered()

@@ -31,14 +31,13 @@ def preflight(method: str = "POST", *names: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("path", ROUTES)
-async def test_off_nothing_is_said_and_no_question_is_answered(path: str) -> None:
-    async with gateway_harness() as gateway:
-        for origin in (None, gateway.url):
-            reply = await send(gateway, "GET", path, origin)
-            assert not [name for name in reply.headers if name.lower().startswith("access-control-")]
-        reply = await send(gateway, "OPTIONS", path, CHAT, headers=preflight())
-        assert reply.refusal == (403, "forbidden_origin")
-        assert ALLOW not in reply.headers
+async def test_off_nothing_is_said_and_no_question_is_answered(path: str, gateway: GatewayHarness) -> None:
+    for origin in (None, gateway.url):
+        reply = await send(gateway, "GET", path, origin)
+        assert not [name for name in reply.headers if name.lower().startswith("access-control-")]
+    reply = await send(gateway, "OPTIONS", path, CHAT, headers=preflight())
+    assert reply.refusal == (403, "forbidden_origin")
+    assert ALLOW not in reply.headers
 
 
 @pytest.mark.parametrize("path", ROUTES)

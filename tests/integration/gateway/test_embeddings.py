@@ -175,15 +175,15 @@ async def test_tokens_in_place_of_a_text(gateway: GatewayHarness, embed: Embed) 
 async def test_what_is_wrong_is_told_alike_by_whichever_engine(
     gateway: GatewayHarness, fields: dict[str, Any], param: str
 ) -> None:
-    async with gateway.post("/v1/embeddings", model="fixed", **fields) as answer:
-        told = await answer.json()
-    assert (answer.status, told["error"]["code"], told["error"]["param"]) == (400, "invalid_request", param)
+    reply = await gateway.post("/v1/embeddings", model="fixed", **fields)
+    told = reply.body
+    assert (reply.status, told["error"]["code"], told["error"]["param"]) == (400, "invalid_request", param)
 
 
 async def test_nulls_and_further_fields_do_no_harm_and_tokens_are_counted(gateway: GatewayHarness) -> None:
     used = 0
     for fields in ({"encoding_format": None, "dimensions": None, "user": "u"}, {"dimensions": SHORT}):
-        async with gateway.post("/v1/embeddings", model="matryoshka", input=TEXTS, **fields) as answer:
-            assert answer.status == 200, await answer.text()
-            used += (await answer.json())["usage"]["prompt_tokens"]
+        reply = await gateway.post("/v1/embeddings", model="matryoshka", input=TEXTS, **fields)
+        assert reply.status == 200, reply.text
+        used += reply.body["usage"]["prompt_tokens"]
     assert f'roundhouse_gateway_tokens_total{{direction="in",model="matryoshka"}} {used:.1f}' in await gateway.metrics()

@@ -14,7 +14,8 @@ from controller.schema.routing import Endpoint
 from gateway.admission.circuit_breaker import LONGEST_PAUSE_S
 from tests.fakes.fake_controller import route
 from tests.fakes.fake_scripted_engine import Script, ScriptedEngine, Then, nobody_accepts, script, scripted
-from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
+from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
+from tests.fakes.mock_engine import MockEngine
 from tests.support.api_families import FAMILIES, STREAMING, Family
 from tests.support.campaign import campaign_count
 from tests.support.gateway_rest import nothing_left
@@ -106,10 +107,10 @@ async def test_a_blocking_call_gets_no_heartbeat_and_its_deadline_in_its_form(
 
 @pytest.mark.parametrize("is_declared", [True, False])
 async def test_a_request_that_waits_at_an_address_that_is_silent_goes_on_once_its_replica_has_ended(
-    is_declared: bool,
+    is_declared: bool, engine: MockEngine, gateway: GatewayHarness
 ) -> None:
     """As with a container that was killed: its address answers nothing, until another one has it."""
-    async with nobody_accepts() as silent, engines(1) as [engine], gateway_harness() as gateway:
+    async with nobody_accepts() as silent:
         await gateway.publish(route("m", [silent]))
         waiting = asyncio.create_task(gateway.chat().__aenter__())
         await until("it connects", lambda: gateway.services.engines.connecting_requests == 1)
@@ -131,9 +132,9 @@ async def test_an_engine_that_is_gone_is_left_out_then_tried_and_let_in_again(
     gone = [script(b"", "close")] * 4
     async with one_engine(family, *gone, good, good) as (gateway, engine):
         for _ in range(2):
-            async with gateway.post(family.path, family.body("m", stream=stream)) as answer:
-                assert (answer.status, (await answer.json())["error"]["code"]) == (502, "engine_unreachable")
-                assert int(answer.headers["retry-after"]) >= 1
+            reply = await gateway.post(family.path, family.body("m", stream=stream))
+            assert (reply.status, reply.code) == (502, "engine_unreachable")
+            assert int(reply.headers["retry-after"]) >= 1
         assert len(engine.requests) == 3, "two tries, then the third failure in a row"
         await gateway.controller.report_where(lambda report: "m-0" in report.failed)
         reply = await gateway.post(family.path, family.body("m", stream=stream))
@@ -181,8 +182,8 @@ async def test_an_address_that_passed_to_another_engine_counts_as_refused(family
         await nothing_left(gateway)
 
 
-async def test_the_401_of_a_remote_is_its_answer() -> None:
-    async with scripted(REFUSES_TOKEN) as elsewhere, gateway_harness() as gateway:
+async def test_the_401_of_a_remote_is_its_answer(gateway: GatewayHarness) -> None:
+    async with scripted(REFUSES_TOKEN) as elsewhere:
         made = CHAT.route("m", elsewhere.url, token="sk-1")
         endpoints = (made.endpoints[0].model_copy(update={"remote": True}),)
         await gateway.publish(made.model_copy(update={"endpoints": endpoints}))
@@ -210,8 +211,8 @@ async def test_an_engine_that_closes_after_each_stream_without_a_word_is_well(
 
 
 async def _text(gateway: GatewayHarness, *, stream: bool) -> tuple[int, bytes]:
-    async with gateway.post(CHAT.path, CHAT.body("m", stream=stream)) as answer:
-        return answer.status, await answer.read()
+    reply = await gateway.post(CHAT.path, CHAT.body("m", stream=stream))
+    return reply.status, reply.content
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=str)

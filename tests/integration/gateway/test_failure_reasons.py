@@ -52,13 +52,14 @@ def check_is_hidden(text: str) -> None:
 
 @pytest.mark.parametrize("path", REQUESTS)
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_inference_key_is_told_the_reason_without_paths(path: str, stream: bool) -> None:
+async def test_an_inference_key_is_told_the_reason_without_paths(
+    path: str, stream: bool, gateway: GatewayHarness
+) -> None:
     """And without the lines of the engine's log, which who may administer is told."""
-    async with gateway_harness() as gateway:
-        for failed in (FAILED, OF_OLDER_CONTROLLER):
-            await gateway.publish(failed, keys=KEYS)
-            check_is_hidden(await read_refusal(gateway, path, USER, stream=stream))
-            assert WHOLE in json.loads(await read_refusal(gateway, path, BOSS, stream=stream))["error"]["message"]
+    for failed in (FAILED, OF_OLDER_CONTROLLER):
+        await gateway.publish(failed, keys=KEYS)
+        check_is_hidden(await read_refusal(gateway, path, USER, stream=stream))
+        assert WHOLE in json.loads(await read_refusal(gateway, path, BOSS, stream=stream))["error"]["message"]
 
 
 async def test_so_is_one_that_waited_for_the_load() -> None:
@@ -79,15 +80,14 @@ async def test_so_is_one_that_waited_for_the_load() -> None:
                 await gateway.idle()
 
 
-async def test_what_is_stored_for_a_tenant_holds_no_path_whoever_asked() -> None:
-    async with gateway_harness() as gateway:
-        await gateway.publish(WAITING, keys=KEYS)
-        body = {"model": "m", "input": "Hi", "background": True}
-        response_id = (await gateway.post("/v1/responses", body, key=BOSS)).body["id"]
-        await gateway.controller.report_where(lambda report: report.queued == {"m": 1})
-        await gateway.publish(FAILED, keys=KEYS)
-        await gateway.idle()
-        check_is_hidden((await gateway.get(f"/v1/responses/{response_id}", key=BOSS)).text)
+async def test_what_is_stored_for_a_tenant_holds_no_path_whoever_asked(gateway: GatewayHarness) -> None:
+    await gateway.publish(WAITING, keys=KEYS)
+    body = {"model": "m", "input": "Hi", "background": True}
+    response_id = (await gateway.post("/v1/responses", body, key=BOSS)).body["id"]
+    await gateway.controller.report_where(lambda report: report.queued == {"m": 1})
+    await gateway.publish(FAILED, keys=KEYS)
+    await gateway.idle()
+    check_is_hidden((await gateway.get(f"/v1/responses/{response_id}", key=BOSS)).text)
 
 
 async def wait_for_load(gateway: GatewayHarness, key: str, *, stream: bool) -> str:
@@ -117,16 +117,14 @@ async def test_without_keys_it_is_told_to_those_to_whom_administration_is_open(
             check_is_hidden(text)
 
 
-async def test_lists_of_models_tell_the_reason_without_paths() -> None:
-    async with gateway_harness() as gateway:
-        await gateway.publish(FAILED)
-        for path in ("/v1/models", "/models", "/v1/models/m"):
-            reply = await gateway.get(path)
-            assert reply.status == 200
-            check_is_hidden(reply.text)
+async def test_lists_of_models_tell_the_reason_without_paths(gateway: GatewayHarness) -> None:
+    await gateway.publish(FAILED)
+    for path in ("/v1/models", "/models", "/v1/models/m"):
+        reply = await gateway.get(path)
+        assert reply.status == 200
+        check_is_hidden(reply.text)
 
 
-async def test_health_tells_everybody_the_reason_without_paths() -> None:
-    async with gateway_harness() as gateway:
-        await gateway.publish(FAILED)
-        check_is_hidden((await gateway.get("/health")).text)
+async def test_health_tells_everybody_the_reason_without_paths(gateway: GatewayHarness) -> None:
+    await gateway.publish(FAILED)
+    check_is_hidden((await gateway.get("/health")).text)

@@ -137,12 +137,12 @@ async def test_no_token_is_taken_beside_an_origin_or_at_a_websocket(tmp_path: Pa
     async with gateway_harness(retrieval_token_file=tmp_path / "token") as gateway, engines(1) as (engine,):
         await gateway.publish(route("org/m", [engine.url]))
         for headers, status in ((shown | {"origin": "http://localhost"}, 401), (shown, 200)):
-            async with gateway.post("/v1/embeddings", EMBED, headers=headers) as answer:
-                assert answer.status == status, await answer.text()
+            reply = await gateway.post("/v1/embeddings", EMBED, headers=headers)
+            assert reply.status == status, reply.text
         upgrade = shown | {"connection": "upgrade", "upgrade": "websocket", "sec-websocket-version": "13"}
         upgrade["sec-websocket-key"] = "dGhlIHNhbXBsZSBub25jZQ=="
-        async with gateway.get("/v1/responses", headers=upgrade) as answer:
-            assert answer.status == 403, await answer.text()
+        reply = await gateway.get("/v1/responses", headers=upgrade)
+        assert reply.status == 403, reply.text
 
 
 async def test_retrieval_has_so_many_requests_at_a_time_and_a_client_finds_a_place(tmp_path: Path) -> None:
@@ -153,8 +153,8 @@ async def test_retrieval_has_so_many_requests_at_a_time_and_a_client_finds_a_pla
         await gateway.publish(route("org/m", [engine.url], target_inflight=1))
 
         async def embed(headers: dict[str, str]) -> int:
-            async with gateway.post("/v1/embeddings", EMBED | {"fault": "hold"}, headers=headers) as answer:
-                return answer.status
+            reply = await gateway.post("/v1/embeddings", EMBED | {"fault": "hold"}, headers=headers)
+            return reply.status
 
         tasks = [asyncio.create_task(embed(shown | {BACKGROUND_HEADER: str(number % 2)})) for number in range(12)]
         await until("four are refused", lambda: sum(task.done() for task in tasks) == 4)
