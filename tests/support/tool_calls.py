@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from controller.schema.tools import McpServerRoute
 from tests.fakes.gateway_harness import GatewayHarness
 from tests.support.wait import until
 
@@ -93,3 +94,9 @@ async def failure(gateway: GatewayHarness, name: str, **params: Any) -> str:
     status, answer = await call_tool(gateway, name, **params)
     assert (status, answer["error"]["code"]) == (502, "tool_failed"), answer
     return str(answer["error"]["message"])
+
+
+async def connect(gateway: GatewayHarness, *servers: McpServerRoute) -> dict[str, Any]:
+    """Declare MCP servers, and nothing else, and wait until the last one is connected; what is told of it."""
+    await gateway.publish(mcp_servers=servers)
+    return await connected(gateway, servers[-1].name)

@@ -30,8 +30,9 @@ from tests.fakes.mock_engine import MockEngine
 from tests.support.controller_app import running
 from tests.support.forwarding import error_of, never, received
 from tests.support.gateway_process import ended, start
-from tests.support.http_client import read_reply
+from tests.support.http_client import HttpClient, read_reply
 from tests.support.queueing import key
+from tests.support.raw_http import raw, request
 from tests.support.require import require
 from tests.support.tls_files import make_certificate
 from tests.support.wait import until
@@ -41,8 +42,7 @@ from tests.support.wait import until
 async def test_every_method_is_passed_on_with_its_body(method: str, gateway: GatewayHarness) -> None:
     body = b'{"gguf_n_ctx": 8192}'
     reply = await gateway.request(method, "/v1/admin/models/m/load", data=body)
-    assert reply.status == 200
-    assert reply.content == (b"" if method == "HEAD" else b'{"models": []}')
+    assert (reply.status, reply.content) == (200, b"" if method == "HEAD" else b'{"models": []}')
     seen = gateway.controller.admin.requests[0]
     assert (seen.method, seen.target, seen.body) == (method, "/v1/admin/models/m/load", body)
 
@@ -62,20 +62,21 @@ async def test_path_and_query_stay_as_they_were_written(target: str, gateway: Ga
 
 
 @pytest.mark.parametrize(
-    "target", ["/v1/admin/../../internal/shutdown", "/v1/admin/..%2f..%2finternal/shutdown", "/v1/admin/%2e/models"]
+    "target",
+    [
+        *("/v1/admin/../../internal/shutdown", "/v1/admin/..%2f..%2finternal/shutdown", "/v1/admin/%2e/models"),
+        *("/internal/status", "/internal/link", "/v1/admin", "/v1/administer/x"),
+    ],
 )
 async def test_no_path_leads_out_of_the_admin_routes(target: str, gateway: GatewayHarness) -> None:
-    host, port = gateway.url.removeprefix("http://").split(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(f"GET {target} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n".encode())
-    answer = await reader.read()
-    writer.close()
-    assert answer.startswith(b"HTTP/1.1 404 ")
-    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "unknown_route"
+    async with raw(gateway) as client:
+        client.write(request("GET", target))
+        answer = await client.answer()
+    assert (answer.status, answer.error["code"]) == (404, "unknown_route")
     assert not gateway.controller.admin.requests
 
 
-async def test_of_the_clients_headers_only_these_are_passed_on() -> None:
+async def test_of_the_clients_headers_only_these_are_passed_on(gateway: GatewayHarness) -> None:
     passed = {
         "content-type": "application/json; charset=utf-8",
         "accept": "text/event-stream",
@@ -91,18 +92,17 @@ async def test_of_the_clients_headers_only_these_are_passed_on() -> None:
         "x-request-id": "mine",
         "x-forwarded-for": "10.0.0.1",
     }
-    async with gateway_harness() as gateway:
-        reply = await gateway.request("POST", "/v1/admin/plan", data=b"{}", headers=passed | kept)
-        request_id = reply.headers["x-request-id"]
-        seen = gateway.controller.admin.requests[0].headers
-        assert passed.items() <= seen.items()
-        assert "secret" not in str(seen)
-        assert (seen["x-roundhouse-actor"], seen["x-request-id"]) == ("api 127.0.0.1", request_id)
-        assert "x-forwarded-for" not in seen
-        assert "content-type" not in (await received(gateway)).headers, "none was sent"
+    reply = await gateway.request("POST", "/v1/admin/plan", data=b"{}", headers=passed | kept)
+    request_id = reply.headers["x-request-id"]
+    seen = gateway.controller.admin.requests[0].headers
+    assert passed.items() <= seen.items()
+    assert "secret" not in str(seen)
+    assert (seen["x-roundhouse-actor"], seen["x-request-id"]) == ("api 127.0.0.1", request_id)
+    assert "x-forwarded-for" not in seen
+    assert "content-type" not in (await received(gateway)).headers, "none was sent"
 
 
-async def test_of_the_controllers_headers_only_these_come_back() -> None:
+async def test_of_the_controllers_headers_only_these_come_back(gateway: GatewayHarness) -> None:
     passed = {
         "content-type": "application/problem+json",
         "retry-after": "7",
@@ -117,38 +117,34 @@ async def test_of_the_controllers_headers_only_these_come_back() -> None:
         own = {"server": "secret", "set-cookie": "secret=1", "x-request-id": "another"}
         return web.Response(status=409, body=b"{}", headers=passed | own)
 
-    async with gateway_harness() as gateway:
-        gateway.controller.admin.answer = answer_so
-        reply = await gateway.get("/v1/admin/models", allow_redirects=False)
-        assert reply.status == 409
-        assert passed.items() <= {name.lower(): value for name, value in reply.headers.items()}.items()
-        assert "secret" not in str(reply.headers)
-        assert len(reply.headers.getall("x-request-id")) == 1
-        assert reply.headers["x-request-id"] != "another"
+    gateway.controller.admin.answer = answer_so
+    reply = await gateway.get("/v1/admin/models", allow_redirects=False)
+    assert reply.status == 409
+    assert passed.items() <= {name.lower(): value for name, value in reply.headers.items()}.items()
+    assert "secret" not in str(reply.headers)
+    assert "another" not in reply.headers.getall("x-request-id")
 
 
-async def test_an_unchanged_list_has_no_body() -> None:
+async def test_an_unchanged_list_has_no_body(gateway: GatewayHarness) -> None:
     async def unchanged(_: web.Request) -> web.Response:
         return web.Response(status=304, headers={"etag": '"abc"'})
 
-    async with gateway_harness() as gateway:
-        gateway.controller.admin.answer = unchanged
-        reply = await gateway.get("/v1/admin/models", headers={"if-none-match": '"abc"'})
-        assert (reply.status, reply.headers["etag"], reply.content) == (304, '"abc"', b"")
+    gateway.controller.admin.answer = unchanged
+    reply = await gateway.get("/v1/admin/models", headers={"if-none-match": '"abc"'})
+    assert (reply.status, reply.headers["etag"], reply.content) == (304, '"abc"', b"")
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-async def test_a_body_that_is_too_long_is_refused_here(chunked: bool) -> None:
+async def test_a_body_that_is_too_long_is_refused_here(chunked: bool, gateway: GatewayHarness) -> None:
     async def parts() -> Any:
         for _ in range(17):
             yield b"x" * 65536
 
-    async with gateway_harness() as gateway:
-        long = parts() if chunked else b"x" * (1024 * 1024 + 1)
-        assert error_of(await gateway.request("POST", "/v1/admin/plan", data=long)).code == "body_too_large"
-        assert not gateway.controller.admin.requests
-        assert (await gateway.request("POST", "/v1/admin/plan", data=b"x" * (1024 * 1024))).status == 200
-        assert len(gateway.controller.admin.requests[0].body) == 1024 * 1024
+    long = parts() if chunked else b"x" * (1024 * 1024 + 1)
+    assert error_of(await gateway.request("POST", "/v1/admin/plan", data=long)).code == "body_too_large"
+    assert not gateway.controller.admin.requests
+    assert (await gateway.request("POST", "/v1/admin/plan", data=b"x" * (1024 * 1024))).status == 200
+    assert len(gateway.controller.admin.requests[0].body) == 1024 * 1024
 
 
 async def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,15 +165,13 @@ async def test_a_body_that_the_controller_cannot_read_is_told_in_its_words(tmp_p
         serving(GatewaySettings(controller_url=controller.url)) as url,
         aiohttp.ClientSession() as client,
     ):
+        gateway = HttpClient(url, client)
 
         async def has_table() -> bool:
-            async with client.get(f"{url}/v1/models") as answer:
-                return answer.status == 200
+            return (await gateway.get("/v1/models")).status == 200
 
         await until("the gateway has a table", has_table)
-        path, headers = f"{url}/v1/admin/models/m/load", {"content-type": "application/json"}
-        async with client.post(path, data=body, headers=headers) as answer:
-            error = error_of(await read_reply(answer))
+        error = error_of(await gateway.post("/v1/admin/models/m/load", body))
         assert (error.code, error.message) == ("schema_violation", "The body is not JSON that can be read.")
 
 
@@ -188,20 +182,14 @@ EVENT = b"id: 1\nevent: state\ndata: {}\n\n"
 async def test_each_part_comes_at_once(content_type: str, gateway: GatewayHarness) -> None:
     gateway.controller.admin.answer = gateway.controller.admin.stream(content_type)
     async with gateway.get("/v1/admin/events") as answer:
-        assert answer.headers["content-type"] == content_type
-        assert answer.headers["cache-control"] == "no-store"
+        told = [answer.headers[name] for name in ("content-type", "cache-control", "x-accel-buffering")]
+        assert told == [content_type, "no-store", "no"], "before the first part"
         for number in range(3):
             part = b"data: %d\n\n" % number
             gateway.controller.admin.parts.put_nowait(part)
             assert await answer.content.readexactly(len(part)) == part
         gateway.controller.admin.parts.put_nowait(None)
         assert await answer.read() == b""
-
-
-async def test_headers_come_before_the_first_event(gateway: GatewayHarness) -> None:
-    gateway.controller.admin.answer = gateway.controller.admin.stream("text/event-stream")
-    reply = await gateway.get("/v1/admin/events")
-    assert (reply.status, reply.headers["x-accel-buffering"]) == (200, "no")
 
 
 @pytest.mark.parametrize("begun", [False, True])
@@ -237,7 +225,9 @@ async def test_a_controller_that_dies_ends_a_stream_of_events_with_an_event(gate
 
 
 @pytest.mark.parametrize("length", [None, "1000"])
-async def test_a_controller_that_dies_leaves_any_other_answer_unfinished(length: str | None) -> None:
+async def test_a_controller_that_dies_leaves_any_other_answer_unfinished(
+    length: str | None, gateway: GatewayHarness
+) -> None:
     async def dies(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"content-type": "text/plain"})
         response.content_length = int(length) if length else None
@@ -246,24 +236,23 @@ async def test_a_controller_that_dies_leaves_any_other_answer_unfinished(length:
         await asyncio.Event().wait()
         return response
 
-    async with gateway_harness() as gateway:
-        gateway.controller.admin.answer = dies
-        async with gateway.get("/v1/admin/models/m/logs") as answer:
-            await answer.content.readexactly(7)
-            gateway.controller.admin.drop_connections()
-            with pytest.raises(aiohttp.ClientPayloadError):
-                await answer.read()
+    gateway.controller.admin.answer = dies
+    async with gateway.get("/v1/admin/models/m/logs") as answer:
+        await answer.content.readexactly(7)
+        gateway.controller.admin.drop_connections()
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await answer.read()
 
 
 async def test_a_controller_that_dies_before_it_answers(gateway: GatewayHarness) -> None:
     gateway.controller.admin.answer = never
-    call = asyncio.create_task(gateway.request("POST", "/v1/admin/models/m/load").__aenter__())
+    call = asyncio.ensure_future(gateway.request("POST", "/v1/admin/models/m/load"))
     await until("the controller has it", lambda: gateway.controller.admin.running == 1)
     gateway.controller.admin.drop_connections()
-    async with await call as answer:
-        error = error_of(await read_reply(answer))
-        assert (error.code, answer.headers["retry-after"]) == ("controller_unavailable", "5")
-        assert "may have taken" in error.message
+    reply = await call
+    error = error_of(reply)
+    assert (error.code, reply.headers["retry-after"]) == ("controller_unavailable", "5")
+    assert "may have taken" in error.message
     assert len(gateway.controller.admin.requests) == 1, "it is not sent twice"
 
 
@@ -284,18 +273,13 @@ async def test_without_a_controller_the_admin_routes_are_closed_and_inference_go
 async def test_a_gateway_that_never_had_a_controller(kind: str, tmp_path: Any) -> None:
     where = f"unix:{tmp_path / 'c.sock'}" if kind == "unix" else "http://127.0.0.1:9"
     async with serving(GatewaySettings(controller_url=where)) as url, aiohttp.ClientSession() as client:
-        async with client.get(url + "/v1/admin/models") as answer:
-            assert error_of(await read_reply(answer)).code == "controller_unavailable"
-        async with client.get(url + "/openapi.json") as answer:
-            assert error_of(await read_reply(answer)).code == "controller_unavailable", (
-                "whether there are keys is not known"
-            )
+        for path in ("/v1/admin/models", "/openapi.json"):  # whether there are keys is not known
+            assert error_of(await HttpClient(url, client).get(path)).code == "controller_unavailable"
         if kind == "unix":
             controller = FakeController()
             await controller.start(tmp_path / "c.sock")
             await controller.acknowledged(await controller.publish())
-            async with client.get(url + "/v1/admin/models") as answer:
-                assert answer.status == 200
+            assert (await HttpClient(url, client).get("/v1/admin/models")).status == 200
             await controller.stop()
 
 
@@ -320,31 +304,22 @@ async def test_many_follow_at_once_and_inference_goes_on(kind: str, tmp_path: An
         await controller.stop()
 
 
-async def test_a_stop_does_not_wait_for_those_who_follow_events() -> None:
+@pytest.mark.parametrize("follows", [True, False])
+async def test_a_stop_ends_events_at_once_and_a_load_that_is_waited_for_when_the_grace_is_over(follows: bool) -> None:
     controller = FakeController()
     await controller.start()
-    controller.admin.answer = controller.admin.stream("text/event-stream")
-    settings = GatewaySettings(controller_url=controller.url, shutdown_grace_s=3600)
+    controller.admin.answer = controller.admin.stream("text/event-stream") if follows else never
+    settings = GatewaySettings(controller_url=controller.url, shutdown_grace_s=3600 if follows else 0)
     async with aiohttp.ClientSession() as client:
         async with serving(settings) as url:
             await controller.acknowledged(await controller.publish())
-            answer = await client.get(url + "/v1/admin/events")
-        last = (await answer.read()).decode()
-    assert json.loads(last.removeprefix("event: error\ndata: "))["error"]["code"] == "gateway_stopping"
-    await controller.stop()
-
-
-async def test_a_stop_ends_a_load_that_is_waited_for_when_the_grace_is_over() -> None:
-    controller = FakeController()
-    await controller.start()
-    controller.admin.answer = never
-    async with aiohttp.ClientSession() as client:
-        async with serving(GatewaySettings(controller_url=controller.url, shutdown_grace_s=0)) as url:
-            await controller.acknowledged(await controller.publish())
-            call = asyncio.create_task(client.post(url + "/v1/admin/models/m/load"))
+            path = "/v1/admin/events" if follows else "/v1/admin/models/m/load"
+            call = asyncio.create_task(client.request("GET" if follows else "POST", url + path).__aenter__())
             await until("the controller has it", lambda: controller.admin.running == 1)
-        async with await call as answer:
-            assert error_of(await read_reply(answer)).code == "gateway_stopping"
+            if follows:
+                await call
+        last = await (await call).text()
+    assert json.loads(last.removeprefix("event: error\ndata: "))["error"]["code"] == "gateway_stopping"
     await controller.stop()
 
 
@@ -355,6 +330,7 @@ ADMIN_ROUTES = [
     for method, path, access in create_gateway(GatewaySettings(), None).app.access.list_declarations()
     if access == "admin"
 ]
+assert {("POST", "/v1/admin/plan"), ("GET", "/slots"), ("POST", "/props"), ("POST", "/lora-adapters")} < {*ADMIN_ROUTES}
 REFUSALS = ("admin_closed", "admin_not_here")
 KEYS = (key("boss", scopes=("admin",)), key("user", scopes=("inference",)))
 BOSS, USER = ({"authorization": f"Bearer secret-{name}"} for name in ("boss", "user"))
@@ -397,11 +373,6 @@ async def open_gateway(**settings: Any) -> AsyncIterator[GatewayHarness]:
 async def admin_codes(gateway: GatewayHarness, **request: Any) -> set[str]:
     """What every admin route refuses such a request with."""
     return {await code_of(gateway, method, path, **request) for method, path in ADMIN_ROUTES}
-
-
-def test_admin_routes_are_of_the_framework_and_of_inference() -> None:
-    assert ("POST", "/v1/admin/plan") in ADMIN_ROUTES
-    assert {("GET", "/slots"), ("POST", "/slots/0"), ("POST", "/props"), ("POST", "/lora-adapters")} < {*ADMIN_ROUTES}
 
 
 @pytest.mark.parametrize(
@@ -468,13 +439,9 @@ async def test_admin_requests_are_taken_at_the_addresses_meant_for_them_alone(ke
             assert await code_of(gateway, method, "/v1/%61dmin/models", at=OTHER, headers=headers) == "admin_not_here"
         assert not gateway.controller.admin.requests
         assert not await admin_codes(gateway, at=MEANT, headers=headers, local_addr=(OTHER, 0)) & set(REFUSALS)
-
-
-async def test_inference_goes_on_where_administration_does_not() -> None:
-    async with open_gateway(host=f"{MEANT},{OTHER}", admin_host=(MEANT,)) as gateway:
         for at in (MEANT, OTHER):
-            assert await inference_at(gateway, at) == "status 200"
-            assert await code_of(gateway, "GET", "/v1/models", at=at) == "status 200"
+            assert await inference_at(gateway, at, USER if keys else {}) == "status 200"
+            assert await code_of(gateway, "GET", "/v1/models", at=at, headers=USER if keys else {}) == "status 200"
 
 
 async def test_the_address_counts_where_the_gateway_listens_on_all_of_them() -> None:

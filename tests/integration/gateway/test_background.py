@@ -85,8 +85,7 @@ async def test_a_client_that_takes_nothing_does_not_hold_back_its_stream() -> No
             await until("it runs", lambda: len(site.running) == 1)
             [response_id] = site.running
             over = await site.over(response_id)
-        assert over.status == "completed"
-        assert len(over.output_text) == 400 * 20_001
+        assert (over.status, len(over.output_text)) == ("completed", 400 * 20_001)
 
 
 async def test_what_waits_is_queued_and_what_may_not_wait_is_refused_at_once() -> None:
@@ -99,18 +98,6 @@ async def test_what_waits_is_queued_and_what_may_not_wait_is_refused_at_once() -
         assert stored.responses == 3
         site.engine.release.set()
         assert [(await site.over(each.id)).status for each in (first, *waiting)] == ["completed"] * 3
-        await nothing_left(site.gateway)
-
-
-async def test_a_thousand_at_once_are_no_more_than_may_wait() -> None:
-    async with response_state.site(m={"target_inflight": 4, "queue_limit": 20}) as site:
-        asked = {"model": "m", "input": "x", "background": True, "fault": "hold"}
-        replies = await asyncio.gather(*(site.gateway.post("/v1/responses", asked) for _ in range(1000)))
-        statuses = [reply.status for reply in replies]
-        assert {status: statuses.count(status) for status in set(statuses)} == {200: 24, 429: 976}
-        assert len(site.running) == 24
-        site.engine.release.set()
-        await until("all are over", lambda: not site.running)
         await nothing_left(site.gateway)
 
 
@@ -134,17 +121,6 @@ async def test_what_fails_is_stored_as_failed(fields: dict[str, str], reason: st
         assert over.error.message
         asking = site.make(previous_response_id=made.id)
         assert await refusal(asking) == (400, "invalid_request", "previous_response_id")
-
-
-async def test_one_that_takes_too_long_fails(loop_clock: LoopClock) -> None:
-    async with response_state.site(request_timeout_s=30) as site:
-        made = await site.make(background=True, fault="hold")
-        await until("it runs", lambda: site.engine.running == 1)
-        await loop_clock.skip(35)
-        over = await site.over(made.id)
-        assert over.error is not None
-        assert (over.status, over.error.to_dict()["reason"]) == ("failed", "request_timeout")
-        await until("the engine stops", lambda: site.engine.cancelled == 1)
 
 
 async def test_one_whose_key_is_revoked_while_it_waits_fails() -> None:
@@ -176,7 +152,7 @@ async def test_it_counts_as_any_other() -> None:
             "it has the key's one place"
         )
         site.engine.release.set()
-        await until("it is over", lambda: not site.running)
+        await nothing_left(site.gateway)
         assert (await site.over(made.id)).status == "completed"
         metrics = await site.gateway.metrics()
         assert 'requests_total{model="m",route="/v1/responses",status="200"} 1.0' in metrics
@@ -255,6 +231,8 @@ async def test_every_state_suits_the_published_schemas(loop_clock: LoopClock) ->
         await site.over(running)
         failed = await read(running)
         seen[failed["status"]] = failed
+        assert failed["error"]["reason"] == "request_timeout"
+        await until("the engine stops", lambda: site.engine.cancelled == 1)
         assert set(seen) == {"queued", "in_progress", "cancelled", "failed"}
         for response in seen.values():
             check_response(response)

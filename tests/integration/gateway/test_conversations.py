@@ -20,7 +20,7 @@ from tests.fakes.mock_engine import WORDS
 from tests.integration.gateway.test_responses_process import process_site
 from tests.support import response_state
 from tests.support.gateway_rest import nothing_left
-from tests.support.queueing import Clock, clock, key
+from tests.support.queueing import clock, key
 from tests.support.response_sockets import socket
 from tests.support.response_state import Site, refusal
 from tests.support.responses import events_in, folded
@@ -225,29 +225,6 @@ async def test_items_are_listed_by_pages_read_and_deleted(site: Site) -> None:
     assert await refusal(items.list(made.id, limit=101)) == (400, "invalid_request", "limit")
 
 
-async def test_items_make_a_tree_whose_active_branch_is_shown(site: Site) -> None:
-    items = site.client.conversations.items
-    made = await site.client.conversations.create(items=[message("one")])
-    answer = await site.make("two", conversation=made.id)
-    listed = [item.to_dict() async for item in items.list(made.id, order="asc")]
-    ids = [item["id"] for item in listed]
-    assert [item["parent_id"] for item in listed] == [None, *ids[:-1]]
-    other = await items.create(made.id, items=[message("instead")], extra_body={"parent_id": ids[0]})
-    assert other.data[0].to_dict()["parent_id"] == ids[0]
-    assert await texts(site.client, made.id) == ["one", "instead"]
-    await site.make([], conversation=made.id)
-    assert site.messages() == [("user", "one"), ("user", "instead")]
-    assert text_of(await items.retrieve(str(answer.output[0].id), conversation_id=made.id)) == TEXT
-    await items.create(made.id, items=[message("anew")], extra_body={"parent_id": None})
-    assert await texts(site.client, made.id) == ["anew"]
-    asking = items.create(made.id, items=[message("x")], extra_body={"parent_id": "msg_none"})
-    assert await refusal(asking) == (404, "conversation_item_not_found", "parent_id")
-    # Deleted in the middle, what came after it comes after its parent, on each branch.
-    await items.create(made.id, items=[message("back")], extra_body={"parent_id": ids[2]})
-    await items.delete(str(ids[1]), conversation_id=made.id)
-    assert await texts(site.client, made.id) == ["one", TEXT, "back"]
-
-
 async def test_calls_of_tools_and_their_results_pass_through_a_conversation(site: Site) -> None:
     call = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"}
     made = await site.client.conversations.create(items=[message("find"), call])  # type: ignore[list-item]
@@ -363,23 +340,6 @@ async def test_a_key_for_some_models_sees_where_these_answered_last() -> None:
         assert len(await texts(some, made.id)) == 6
 
 
-async def test_a_conversation_is_kept_for_its_time(clock: Clock) -> None:
-    async with response_state.site(responses_retention_h=2) as site:
-        made, lonely = [await site.client.conversations.create(items=[message("one")]) for _ in range(2)]
-        clock.now += 1.5 * 3600
-        await site.make("two", conversation=made.id)
-        await texts(site.client, lonely.id)
-        clock.now += 1.5 * 3600
-        assert await refusal(site.client.conversations.retrieve(lonely.id)) == NOT_FOUND
-        assert await texts(site.client, made.id) == ["one", "two", TEXT]
-        await site.client.conversations.update(made.id, metadata={"a": "b"})
-        clock.now += 1.5 * 3600
-        assert len(await texts(site.client, made.id)) == 3
-        await site.store.submit_job(lambda database: database.sweep_expired())
-        counted = await site.store.submit_job(lambda database: database.count_stored())
-        assert counted.conversations == 1
-
-
 async def test_where_nothing_is_stored_there_are_no_conversations() -> None:
     async with response_state.site(responses_retention_h=0) as site:
         assert await refusal(site.client.conversations.create()) == (403, "storage_disabled", None)
@@ -413,9 +373,6 @@ async def test_a_turn_that_cannot_be_written_fails_and_leaves_neither_response_n
 async def _fill_disk(site: Site) -> None:
     database: Any = site.store._file._database
     await site.store.submit_job(lambda _: database._db.execute("PRAGMA max_page_count = 1").fetchall())
-
-
-TEXT = " ".join(WORDS)
 
 
 async def new_conversation(site: Site, *texts: str) -> str:
@@ -507,9 +464,6 @@ async def test_a_conversation_is_compacted_and_stays_as_it_is(site: Site) -> Non
     other = (await site.client.conversations.create(items=told["output"])).id
     await site.make("three", conversation=other)
     assert [role for role, _ in site.messages()] == ["user"] * 4
-
-
-TEXT = " ".join(WORDS)
 
 
 async def items_of(site: Site, conversation_id: str) -> list[dict[str, Any]]:

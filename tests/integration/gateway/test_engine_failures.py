@@ -162,14 +162,12 @@ REFUSES_TOKEN = script(
 
 @pytest.mark.parametrize("family", FAMILIES, ids=str)
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_address_that_passed_to_another_engine_counts_as_refused(family: Family, stream: bool) -> None:
+async def test_an_address_that_passed_to_another_engine_counts_as_refused(
+    family: Family, stream: bool, gateway: GatewayHarness
+) -> None:
     good = script(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (
         len(family.whole), family.whole))  # fmt: skip
-    async with (
-        scripted(*[REFUSES_TOKEN] * 9) as stranger,
-        scripted(*[good] * 9) as engine,
-        gateway_harness() as gateway,
-    ):
+    async with scripted(*[REFUSES_TOKEN] * 9) as stranger, scripted(*[good] * 9) as engine:
         made = family.route("m", stranger.url, token="its own", target_inflight=1)
         await gateway.publish(made)
         assert (await gateway.post(family.path, family.body("m", stream=stream))).refusal == (502, "engine_unreachable")

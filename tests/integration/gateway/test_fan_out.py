@@ -239,18 +239,17 @@ async def test_another_tenant_is_served_while_a_large_request_runs(real: Real) -
 # Pieces that fail.
 
 
-async def test_a_piece_that_fails_ends_the_request_with_its_error() -> None:
+async def test_a_piece_that_fails_ends_the_request_with_its_error(gateway: GatewayHarness, engine: MockEngine) -> None:
     bad = {"fault": "error_html"}
-    async with gateway_harness() as gateway, engines(1) as (engine,):
-        await gateway.publish(route("m", [engine.url], target_inflight=2))
-        for stream in (False, True):
-            reply = await gateway.post("/v1/completions", model="m", prompt=MANY, stream=stream, **bad)
-            assert reply.refusal == (500, "engine_error")
-            fields = {"prompt": MANY, "stream": stream, "fault": "error_event" if stream else "die_mid_body"}
-            reply = await gateway.post("/v1/completions", model="m", **fields)
-            text = reply.text
-            assert ("out of cells" if stream else "engine_disconnected") in text
-        await nothing_left(gateway)
+    await gateway.publish(route("m", [engine.url], target_inflight=2))
+    for stream in (False, True):
+        reply = await gateway.post("/v1/completions", model="m", prompt=MANY, stream=stream, **bad)
+        assert reply.refusal == (500, "engine_error")
+        fields = {"prompt": MANY, "stream": stream, "fault": "error_event" if stream else "die_mid_body"}
+        reply = await gateway.post("/v1/completions", model="m", **fields)
+        text = reply.text
+        assert ("out of cells" if stream else "engine_disconnected") in text
+    await nothing_left(gateway)
 
 
 async def test_a_full_queue_refuses_a_request_and_not_its_later_pieces(

@@ -221,9 +221,7 @@ async def test_passages_take_a_quarter_of_a_models_context_at_most() -> None:
         assert (reply.status, [source["number"] for source in reply.body["sources"]]) == (200, [1, 2])
 
 
-CHAT = "/v1/chat/completions"
 QUESTION = "Where is the coal?"
-ANSWER = "In the shed [1] and [3], not [9]."
 TOOL: dict[str, Any] = {"type": "file_search", "vector_store_ids": ["vs_a", "vs_b"]}
 FUNCTION: dict[str, Any] = {"type": "function", "name": "see", "parameters": {"type": "object", "properties": {}}}
 

@@ -108,8 +108,7 @@ async def test_a_large_folder_is_listed_in_part(folder: Path) -> None:
     for number in range(2100):
         (folder / "many" / f"{number:05}").touch()
     lines = (await text("list_files", folder, path="many")).splitlines()
-    assert len(lines) == 2001
-    assert lines[-1] == "[These are 2000 of 2100 entries.]"
+    assert (len(lines), lines[-1]) == (2001, "[These are 2000 of 2100 entries.]")
 
 
 async def test_texts_are_searched(folder: Path) -> None:
@@ -131,8 +130,7 @@ async def test_texts_are_searched(folder: Path) -> None:
 async def test_a_search_has_bounds(folder: Path) -> None:
     (folder / "many").write_text("coal\n" * 1000)
     lines = (await text("search_files", folder, text="coal")).splitlines()
-    assert len(lines) == 501
-    assert lines[-1] == "[The search ended early: there are 500 matches.]"
+    assert (len(lines), lines[-1]) == (501, "[The search ended early: there are 500 matches.]")
 
 
 async def test_a_search_does_not_follow_links(folder: Path) -> None:
@@ -376,38 +374,15 @@ async def test_what_is_no_page_is_said(
 @pytest.mark.parametrize(
     "url",
     [
-        "https://example.com/",
-        "https://example.org.evil.net/",
-        "https://evil.net/?example.org",
-        "https://evil.net#example.org",
-        "https://notexample.org/",
-        "https://example.org@evil.net/",
-        "https://example.org:8443/",
-        "https://example.org:22/",
-        "http://127.0.0.1/",
-        "http://127.1/",
-        "http://2130706433/",
-        "http://0x7f000001/",
-        "http://0177.0.0.1/",
-        "http://①②⑦.⓪.⓪.①/",
-        "http://[::1]/",
-        "http://[::ffff:127.0.0.1]/",
-        "http://[::ffff:7f00:1]/",
-        "http://[fe80::1%25eth0]/",
-        "http://localhost/",
-        "http://169.254.169.254/latest/meta-data/",
-        "http://metadata.google.internal/",
-        "ftp://example.org/",
-        "file:///etc/passwd",
-        "gopher://example.org/",
-        "javascript:alert(1)",
-        "https://",
-        "http:///etc/passwd",
-        "example.org/page",
-        "https://user:password@example.org/",
-        "https://exa mple.org/",
-        "https://example.org\\@evil.net/",
-        "https://example.org\r\nhost: evil.net/",
+        *("https://example.com/", "https://example.org.evil.net/", "https://evil.net/?example.org"),
+        *("https://evil.net#example.org", "https://notexample.org/", "https://example.org@evil.net/"),
+        *("https://example.org:8443/", "https://example.org:22/", "http://127.0.0.1/", "http://127.1/"),
+        *("http://2130706433/", "http://0x7f000001/", "http://0177.0.0.1/", "http://①②⑦.⓪.⓪.①/"),
+        *("http://[::1]/", "http://[::ffff:127.0.0.1]/", "http://[::ffff:7f00:1]/", "http://[fe80::1%25eth0]/"),
+        *("http://localhost/", "http://169.254.169.254/latest/meta-data/", "http://metadata.google.internal/"),
+        *("ftp://example.org/", "file:///etc/passwd", "gopher://example.org/", "javascript:alert(1)"),
+        *("https://", "http:///etc/passwd", "example.org/page", "https://user:password@example.org/"),
+        *("https://exa mple.org/", "https://example.org\\@evil.net/", "https://example.org\r\nhost: evil.net/"),
     ],
 )
 async def test_other_hosts_are_never_asked(url: str, connected: list[str]) -> None:
@@ -465,17 +440,10 @@ async def test_the_address_that_was_checked_is_connected_to(connected: list[str]
 @pytest.mark.parametrize(
     "target",
     [
-        "http://169.254.169.254/latest/meta-data/",
-        "http://localhost:{port}/secret",
-        "http://127.0.0.2:{port}/secret",
-        "http://[::1]:{port}/secret",
-        "http://2130706433:{port}/secret",
-        "//localhost:{port}/secret",
-        "http://127.0.0.1:{other}/secret",
-        "http://127.0.0.1/secret",
-        "file:///etc/passwd",
-        "http://user:password@127.0.0.1:{port}/secret",
-        "http://:::/",
+        *("http://169.254.169.254/latest/meta-data/", "http://localhost:{port}/secret"),
+        *("http://127.0.0.2:{port}/secret", "http://[::1]:{port}/secret", "http://2130706433:{port}/secret"),
+        *("//localhost:{port}/secret", "http://127.0.0.1:{other}/secret", "http://127.0.0.1/secret"),
+        *("file:///etc/passwd", "http://user:password@127.0.0.1:{port}/secret", "http://:::/"),
     ],
 )
 async def test_redirects_are_checked_as_the_first_address_is(site: FileServer, target: str) -> None:
@@ -542,14 +510,13 @@ async def test_a_call_that_ends_closes_its_connection() -> None:
             await task
 
 
-async def test_through_a_gateway(site: FileServer) -> None:
+async def test_through_a_gateway(site: FileServer, gateway: GatewayHarness) -> None:
     site.answers["/"] = lambda _: (200, {"content-type": "text/html"}, b"<p>Coal")
-    async with gateway_harness() as gateway:
-        await gateway.publish(tools=(ToolRoute(name="fetch_url", hosts=(host_of(site),)),))
-        assert await call_text(gateway, "fetch_url", url=f"{site.url}/") == f"{site.url}/\n\nCoal"
-        assert REFUSED in await call_error(gateway, "fetch_url", url="http://127.0.0.1:9/")
-        await gateway.publish(tools=(ToolRoute(name="fetch_url", hosts=("a:99999",)),))
-        assert await call_code(gateway, "fetch_url", url=f"{site.url}/") == (403, "tools_disabled")
+    await gateway.publish(tools=(ToolRoute(name="fetch_url", hosts=(host_of(site),)),))
+    assert await call_text(gateway, "fetch_url", url=f"{site.url}/") == f"{site.url}/\n\nCoal"
+    assert REFUSED in await call_error(gateway, "fetch_url", url="http://127.0.0.1:9/")
+    await gateway.publish(tools=(ToolRoute(name="fetch_url", hosts=("a:99999",)),))
+    assert await call_code(gateway, "fetch_url", url=f"{site.url}/") == (403, "tools_disabled")
 
 
 async def test_a_certificate_that_nobody_vouches_for_is_refused(tmp_path: Path) -> None:

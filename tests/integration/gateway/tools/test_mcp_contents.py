@@ -12,34 +12,17 @@ from aiohttp import web
 
 from controller.schema.tools import McpServerRoute, ToolRoute
 from gateway.tools.mcp_client import server_connection, servers
-from tests.fakes.fake_mcp_server import Answer, FakeMcpServer, fake_mcp_server, never, reply, stream_of
-from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
+from tests.fakes.fake_mcp_server import Answer, FakeMcpServer, never, stream_of
+from tests.fakes.gateway_harness import GatewayHarness
+from tests.support.mcp_answers import answering, refusing
 from tests.support.mcp_server_program import PIXEL
 from tests.support.mcp_servers import mcp_process
 from tests.support.queueing import key
-from tests.support.tool_calls import connected, down, get_prompt, list_servers, read_resource
+from tests.support.tool_calls import connect, connected, down, get_prompt, list_servers, read_resource
 from tests.support.wait import until
 
 PROMPT = {"name": "ask", "arguments": [{"name": "city", "required": True}, {"name": "unit"}]}
 RESOURCE = {"uri": "file:///a", "name": "a"}
-
-
-def answering(result: dict[str, Any]) -> Answer:
-    """Answer this."""
-
-    async def answer(_: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-        return web.json_response(reply(message, result))
-
-    return answer
-
-
-def refusing(code: int, words: str) -> Answer:
-    """Answer an error of JSON-RPC."""
-
-    async def answer(_: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-        return web.json_response({"jsonrpc": "2.0", "id": message["id"], "error": {"code": code, "message": words}})
-
-    return answer
 
 
 def says(*texts: str) -> Answer:
@@ -55,8 +38,7 @@ def holds(*contents: dict[str, Any]) -> Answer:
 async def offering(gateway: GatewayHarness, server: FakeMcpServer, **fields: Any) -> None:
     """Have the server connected, with a prompt and a resource."""
     server.prompts, server.resources = [PROMPT], [RESOURCE]
-    await gateway.publish(mcp_servers=(server.route(**fields),))
-    await connected(gateway)
+    await connect(gateway, server.route(**fields))
 
 
 async def read(gateway: GatewayHarness, kind: str) -> tuple[int, Any]:
@@ -77,8 +59,7 @@ BOTH = pytest.mark.parametrize("kind", ["prompts/get", "resources/read"])
 
 async def test_a_real_server(gateway: GatewayHarness) -> None:
     async with mcp_process() as server:
-        await gateway.publish(mcp_servers=(server.route(),))
-        await connected(gateway, "demo")
+        await connect(gateway, server.route())
         text = {"type": "text", "text": "Greet Ann in fr."}
         asked = await get_prompt(gateway, "demo", "greet", name="Ann", language="fr")
         assert asked == (200, {"messages": [{"role": "user", "content": text}]})
@@ -129,7 +110,7 @@ async def test_a_body_of_another_form_is_refused(server: FakeMcpServer, gateway:
     assert not {"prompts/get", "resources/read"} & set(server.methods)
 
 
-async def test_a_key_uses_what_its_tools_name() -> None:
+async def test_a_key_uses_what_its_tools_name(server: FakeMcpServer, gateway: GatewayHarness) -> None:
     allowed = {
         "all": ("*",),
         "server": ("fake__*",),
@@ -138,33 +119,32 @@ async def test_a_key_uses_what_its_tools_name() -> None:
         "none": (),
     }
     keys = (*(key(name, tools=tools) for name, tools in allowed.items()), key("chief", scopes=("inference", "admin")))
-    async with fake_mcp_server() as server, gateway_harness() as gateway:
-        server.prompts, server.resources = [PROMPT], [RESOURCE]
-        server.answers = {"prompts/get": says("Rain?"), "resources/read": holds({"uri": "file:///a", "text": "coal"})}
-        await gateway.publish(mcp_servers=(server.route(),), keys=keys)
+    server.prompts, server.resources = [PROMPT], [RESOURCE]
+    server.answers = {"prompts/get": says("Rain?"), "resources/read": holds({"uri": "file:///a", "text": "coal"})}
+    await gateway.publish(mcp_servers=(server.route(),), keys=keys)
 
-        async def listed(name: str) -> tuple[int, int, int] | None:
-            told = (await list_servers(gateway, f"secret-{name}")).get("fake")
-            return None if told is None else (len(told["tools"]), len(told["prompts"]), len(told["resources"]))
+    async def listed(name: str) -> tuple[int, int, int] | None:
+        told = (await list_servers(gateway, f"secret-{name}")).get("fake")
+        return None if told is None else (len(told["tools"]), len(told["prompts"]), len(told["resources"]))
 
-        await until("it is connected", lambda: listed("prompts"))
-        may = {}
-        for name in (*allowed, "chief"):
-            prompt, _ = await get_prompt(gateway, "fake", "ask", f"secret-{name}", city="Bonn")
-            resource, _ = await read_resource(gateway, "fake", "file:///a", f"secret-{name}")
-            may[name] = (await listed(name), prompt, resource)
-        assert may == {
-            "all": ((1, 1, 1), 200, 200),
-            "server": ((1, 1, 1), 200, 200),
-            "prompts": ((0, 1, 0), 200, 403),
-            "tool": ((1, 0, 0), 403, 403),
-            "none": (None, 403, 403),
-            "chief": ((0, 0, 0), 403, 403),
-        }
-        told = refusal(await read_resource(gateway, "fake", "file:///a", "secret-tool"))
-        assert told == (403, "tool_not_allowed", "tool")
-        told = refusal(await read_resource(gateway, "unknown", "file:///a", "secret-tool"))
-        assert told == (403, "tool_not_allowed", "tool"), "what is declared is not told"
+    await until("it is connected", lambda: listed("prompts"))
+    may = {}
+    for name in (*allowed, "chief"):
+        prompt, _ = await get_prompt(gateway, "fake", "ask", f"secret-{name}", city="Bonn")
+        resource, _ = await read_resource(gateway, "fake", "file:///a", f"secret-{name}")
+        may[name] = (await listed(name), prompt, resource)
+    assert may == {
+        "all": ((1, 1, 1), 200, 200),
+        "server": ((1, 1, 1), 200, 200),
+        "prompts": ((0, 1, 0), 200, 403),
+        "tool": ((1, 0, 0), 403, 403),
+        "none": (None, 403, 403),
+        "chief": ((0, 0, 0), 403, 403),
+    }
+    told = refusal(await read_resource(gateway, "fake", "file:///a", "secret-tool"))
+    assert told == (403, "tool_not_allowed", "tool")
+    told = refusal(await read_resource(gateway, "unknown", "file:///a", "secret-tool"))
+    assert told == (403, "tool_not_allowed", "tool"), "what is declared is not told"
 
 
 async def test_a_server_offers_what_its_declaration_names(server: FakeMcpServer, gateway: GatewayHarness) -> None:
@@ -174,8 +154,7 @@ async def test_a_server_offers_what_its_declaration_names(server: FakeMcpServer,
     assert (told["prompts"], [each["uri"] for each in told["resources"]]) == ([], ["file:///a"])
     assert refusal(await get_prompt(gateway, "fake", "ask", city="Bonn")) == (404, "prompt_not_found", None)
     assert (await read_resource(gateway, "fake", "file:///a"))[0] == 200
-    await gateway.publish(mcp_servers=(server.route(tools=("echo", "prompts/get")),))
-    await connected(gateway)
+    await connect(gateway, server.route(tools=("echo", "prompts/get")))
     assert (await get_prompt(gateway, "fake", "ask", city="Bonn"))[0] == 200
     assert refusal(await read_resource(gateway, "fake", "file:///a")) == (404, "resource_not_found", "uri")
 
@@ -184,8 +163,7 @@ async def test_what_cannot_be_asked_for_is_left_out(server: FakeMcpServer, gatew
     server.prompts = [{"name": each} for each in ("a b/c?d=é%2F", "", "a\nb", "x" * 129, "x" * 128)]
     server.resources = [{"uri": each, "name": "n" * 200} for each in ("a:" + "x" * 2047, "a:\u202eb", "a: b")]
     server.answers["prompts/get"] = says("Rain?")
-    await gateway.publish(mcp_servers=(server.route(),))
-    told = await connected(gateway)
+    told = await connect(gateway, server.route())
     assert [each["name"] for each in told["prompts"]] == ["a b/c?d=é%2F", "x" * 128]
     assert [(each["uri"], each["name"]) for each in told["resources"]] == [("a: b", "n" * 128)]
     assert "A prompt is left out: its name 'a\\nb' cannot be used." in told["reason"]
@@ -202,19 +180,20 @@ async def test_what_is_not_declared(gateway: GatewayHarness) -> None:
 
 
 @BOTH
-async def test_a_server_that_is_down(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_that_is_down(
+    kind: str, monkeypatch: pytest.MonkeyPatch, server: FakeMcpServer, gateway: GatewayHarness
+) -> None:
     monkeypatch.setattr(servers, "CALL_WAIT_S", 0.5)
-    async with fake_mcp_server() as server, gateway_harness() as gateway:
-        server.answers = {"prompts/get": says("Rain?"), "resources/read": holds({"uri": "file:///a", "text": "coal"})}
-        await gateway.publish(mcp_servers=(McpServerRoute(name="fake", url=None, reason="it is not loaded"),))
-        assert refusal(await read(gateway, kind)) == (502, "tool_failed", None)
-        await offering(gateway, server)
-        await server.stop()
-        assert refusal(await read(gateway, kind)) == (502, "tool_failed", None)
-        await down(gateway)
-        await server.start()
-        await connected(gateway)
-        assert (await read(gateway, kind))[0] == 200
+    server.answers = {"prompts/get": says("Rain?"), "resources/read": holds({"uri": "file:///a", "text": "coal"})}
+    await gateway.publish(mcp_servers=(McpServerRoute(name="fake", url=None, reason="it is not loaded"),))
+    assert refusal(await read(gateway, kind)) == (502, "tool_failed", None)
+    await offering(gateway, server)
+    await server.stop()
+    assert refusal(await read(gateway, kind)) == (502, "tool_failed", None)
+    await down(gateway)
+    await server.start()
+    await connected(gateway)
+    assert (await read(gateway, kind))[0] == 200
 
 
 @BOTH
@@ -236,15 +215,16 @@ async def test_a_server_that_was_started_anew_is_connected_again(
 
 
 @BOTH
-async def test_a_server_that_never_answers_is_timed_out(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_that_never_answers_is_timed_out(
+    kind: str, monkeypatch: pytest.MonkeyPatch, server: FakeMcpServer, gateway: GatewayHarness
+) -> None:
     monkeypatch.setattr(server_connection, "CONNECT_S", 5.0)
-    async with fake_mcp_server() as server, gateway_harness() as gateway:
-        server.answers[kind] = never
-        await offering(gateway, server, timeout_s=1.0)
-        answers = await asyncio.gather(*(read(gateway, kind) for _ in range(40)))
-        assert [refusal(each) for each in answers] == [(504, "tool_timeout", None)] * 40
-        await until("it is told", lambda: "notifications/cancelled" in server.methods)
-        await until("the requests are given up", lambda: not server.open_calls)
+    server.answers[kind] = never
+    await offering(gateway, server, timeout_s=1.0)
+    answers = await asyncio.gather(*(read(gateway, kind) for _ in range(40)))
+    assert [refusal(each) for each in answers] == [(504, "tool_timeout", None)] * 40
+    await until("it is told", lambda: "notifications/cancelled" in server.methods)
+    await until("the requests are given up", lambda: not server.open_calls)
 
 
 @BOTH
@@ -325,17 +305,16 @@ async def test_texts_are_cut_together_and_binary_data_is_whole(server: FakeMcpSe
     )
 
 
-async def test_links_and_sounds_of_a_prompt() -> None:
+async def test_links_and_sounds_of_a_prompt(server: FakeMcpServer, gateway: GatewayHarness) -> None:
     sound = {"type": "audio", "data": "AAAA", "mimeType": "audio/wav"}
     link = {"type": "resource_link", "uri": "file:///a", "name": "a", "title": "A", "mimeType": "text/plain"}
     blob = {"type": "resource", "resource": {"uri": "file:///b", "blob": "AAAA"}, "annotations": {"priority": 1}}
     messages = [{"role": "assistant", "content": each} for each in (sound, link, blob)]
-    async with fake_mcp_server() as server, gateway_harness() as gateway:
-        server.answers["prompts/get"] = answering({"messages": messages})
-        await offering(gateway, server)
-        _, told = await get_prompt(gateway, "fake", "ask", city="Bonn")
-        del link["title"], blob["annotations"]
-        assert told == {"messages": messages}
+    server.answers["prompts/get"] = answering({"messages": messages})
+    await offering(gateway, server)
+    _, told = await get_prompt(gateway, "fake", "ask", city="Bonn")
+    del link["title"], blob["annotations"]
+    assert told == {"messages": messages}
 
 
 async def test_each_is_recorded_and_counted_as_a_call(server: FakeMcpServer, gateway: GatewayHarness) -> None:

@@ -17,7 +17,7 @@ import pytest
 from controller.schema.tools import McpServerRoute
 from gateway.control.inflight import InflightCounts
 from gateway.tools.mcp_client import servers
-from tests.fakes.fake_mcp_server import fake_mcp_server
+from tests.fakes.fake_mcp_server import FakeMcpServer
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.mcp_bridges import read_health
 from tests.support.ports import free_port
@@ -101,21 +101,20 @@ async def test_running_calls_end_at_the_replica_that_was_replaced(tmp_path: Path
             await gateway.idle()
 
 
-async def test_no_call_goes_to_a_former_replica_once_the_table_is_in_force() -> None:
+async def test_no_call_goes_to_a_former_replica_once_the_table_is_in_force(server: FakeMcpServer) -> None:
     """Else a report under the new table would not count a call that comes there later."""
     ledger = InflightCounts(time.time, {})
-    async with fake_mcp_server() as server:
-        kept = servers.McpServers(time.time, ledger)
-        running = asyncio.create_task(kept.run())
-        try:
-            for replica in (FIRST, SECOND):
-                kept.follow_table([server.route(replica=replica)])
-                offer = await kept.find_tool("fake", "fake__echo")
-                assert offer is not None
-                assert offer.route.replica == replica
-        finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
+    kept = servers.McpServers(time.time, ledger)
+    running = asyncio.create_task(kept.run())
+    try:
+        for replica in (FIRST, SECOND):
+            kept.follow_table([server.route(replica=replica)])
+            offer = await kept.find_tool("fake", "fake__echo")
+            assert offer is not None
+            assert offer.route.replica == replica
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_running_calls_end_at_a_server_that_is_unloaded_or_not_declared_any_more(tmp_path: Path) -> None:
@@ -146,68 +145,68 @@ async def test_a_caller_that_leaves_is_counted_no_more(tmp_path: Path) -> None:
             await until("the server is told", lambda: "cancelled" in first.log)
 
 
-async def test_a_dead_replica_is_reported_and_a_call_waits_for_the_one_that_is_started(tmp_path: Path) -> None:
+async def test_a_dead_replica_is_reported_and_a_call_waits_for_the_one_that_is_started(
+    tmp_path: Path, gateway: GatewayHarness
+) -> None:
     port = free_port()
-    async with gateway_harness() as gateway:
-        with bridge(tmp_path / "log-1", "first", port) as first:
-            await gateway.publish(mcp_servers=(route_to(first, "first", FIRST, timeout_s=600),))
-            tools = (await in_state(gateway, "connected"))["tools"]
-            waiting = asyncio.create_task(call_code(gateway, "known__wait"))
-            await until("the server has the call", lambda: "waiting" in first.log)
-            first.process.send_signal(signal.SIGKILL)
-            async with asyncio.timeout(DEADLINE_S):
-                assert await waiting == (502, "tool_failed")
-            await gateway.controller.report_where(lambda report: list(report.failed) == [FIRST] and not report.inflight)
-            first.process.wait()
-        await gateway.publish(mcp_servers=(STARTING,))
+    with bridge(tmp_path / "log-1", "first", port) as first:
+        await gateway.publish(mcp_servers=(route_to(first, "first", FIRST, timeout_s=600),))
+        tools = (await in_state(gateway, "connected"))["tools"]
+        waiting = asyncio.create_task(call_code(gateway, "known__wait"))
+        await until("the server has the call", lambda: "waiting" in first.log)
+        first.process.send_signal(signal.SIGKILL)
+        async with asyncio.timeout(DEADLINE_S):
+            assert await waiting == (502, "tool_failed")
+        await gateway.controller.report_where(lambda report: list(report.failed) == [FIRST] and not report.inflight)
+        first.process.wait()
+    await gateway.publish(mcp_servers=(STARTING,))
+    assert gateway.controller.reports[-1].failed == {}
+    told = await in_state(gateway, "connecting")
+    assert (told["tools"], told["reason"]) == (tools, "it is loading")
+    assert await list_names(gateway) == tools
+    call = asyncio.create_task(answering(gateway))
+    with bridge(tmp_path / "log-2", "second", port) as second:
+        await gateway.publish(mcp_servers=(route_to(second, "second", SECOND),))
+        assert await call == "second"
         assert gateway.controller.reports[-1].failed == {}
-        told = await in_state(gateway, "connecting")
-        assert (told["tools"], told["reason"]) == (tools, "it is loading")
-        assert await list_names(gateway) == tools
-        call = asyncio.create_task(answering(gateway))
-        with bridge(tmp_path / "log-2", "second", port) as second:
-            await gateway.publish(mcp_servers=(route_to(second, "second", SECOND),))
-            assert await call == "second"
-            assert gateway.controller.reports[-1].failed == {}
 
 
-async def test_a_replica_that_answers_again_is_reported_no_more(tmp_path: Path) -> None:
+async def test_a_replica_that_answers_again_is_reported_no_more(tmp_path: Path, gateway: GatewayHarness) -> None:
     port = free_port()
-    async with gateway_harness() as gateway:
-        route = None
-        for turn in range(2):
-            with bridge(tmp_path / f"log-{turn}", "first", port) as first:
-                route = route or route_to(first, "first", FIRST)
-                await gateway.publish(mcp_servers=(route,))
-                assert await answering(gateway) == "first"
-                await gateway.controller.report_where(lambda report: report.failed == {})
-            await gateway.controller.report_where(lambda report: list(report.failed) == [FIRST])
+    route = None
+    for turn in range(2):
+        with bridge(tmp_path / f"log-{turn}", "first", port) as first:
+            route = route or route_to(first, "first", FIRST)
+            await gateway.publish(mcp_servers=(route,))
+            assert await answering(gateway) == "first"
+            await gateway.controller.report_where(lambda report: report.failed == {})
+        await gateway.controller.report_where(lambda report: list(report.failed) == [FIRST])
 
 
-async def test_a_call_waits_no_longer_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_call_waits_no_longer_than_it_may(monkeypatch: pytest.MonkeyPatch, gateway: GatewayHarness) -> None:
     monkeypatch.setattr(servers, "CALL_WAIT_S", 0.1)
-    async with gateway_harness() as gateway:
-        await gateway.publish(mcp_servers=(STARTING,))
-        status, answer = await call_tool(gateway, "known__echo", text="x")
-        assert (status, answer["error"]["message"]) == (
-            502,
-            "The MCP server known is being started, and was not ready within 0.1 s.",
-        )
+    await gateway.publish(mcp_servers=(STARTING,))
+    status, answer = await call_tool(gateway, "known__echo", text="x")
+    assert (status, answer["error"]["message"]) == (
+        502,
+        "The MCP server known is being started, and was not ready within 0.1 s.",
+    )
 
 
-async def test_a_call_does_not_wait_for_a_server_that_nobody_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_call_does_not_wait_for_a_server_that_nobody_starts(
+    monkeypatch: pytest.MonkeyPatch, gateway: GatewayHarness
+) -> None:
     monkeypatch.setattr(servers, "CALL_WAIT_S", 2 * DEADLINE_S)
-    async with gateway_harness() as gateway:
-        await gateway.publish(mcp_servers=(UNLOADED,))
-        assert await call_code(gateway, "known__echo", text="x") == (502, "tool_failed")
-        await gateway.publish(mcp_servers=(STARTING,))
-        call = await waiting_call(gateway)
-        await gateway.publish(mcp_servers=(UNLOADED,))
-        assert await call == (502, "tool_failed"), "also if it was expected when the call came"
-        await gateway.publish(mcp_servers=(STARTING, McpServerRoute(name="other", url=None)))
-        call = await waiting_call(gateway)
-        await gateway.publish(mcp_servers=(McpServerRoute(name="other", url=None),))
-        assert await call == (404, "tool_not_found"), "and if it is not declared any more"
+    await gateway.publish(mcp_servers=(UNLOADED,))
+    assert await call_code(gateway, "known__echo", text="x") == (502, "tool_failed")
+    await gateway.publish(mcp_servers=(STARTING,))
+    call = await waiting_call(gateway)
+    await gateway.publish(mcp_servers=(UNLOADED,))
+    assert await call == (502, "tool_failed"), "also if it was expected when the call came"
+    await gateway.publish(mcp_servers=(STARTING, McpServerRoute(name="other", url=None)))
+    call = await waiting_call(gateway)
+    await gateway.publish(mcp_servers=(McpServerRoute(name="other", url=None),))
+    assert await call == (404, "tool_not_found"), "and if it is not declared any more"
 
 
 async def test_a_server_that_stays_declared_keeps_its_tools_listed_as_it_declares_them(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from controller.schema.tools import McpServerRoute, ToolRoute
 from gateway.tools.mcp_client.server_connection import RECEIVE_BUFFER_BYTES
 from tests.fakes.fake_mcp_server import FakeMcpServer, fake_mcp_server, never, reply, stream_of, text_result, tool
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
+from tests.support.mcp_answers import answering, refusing, responding
 from tests.support.mcp_servers import mcp_process
 from tests.support.ports import free_port
 from tests.support.queueing import key
@@ -29,6 +30,7 @@ from tests.support.tool_calls import (
     call_error,
     call_text,
     call_tool,
+    connect,
     connected,
     down,
     failure,
@@ -100,8 +102,7 @@ async def test_of_an_answer_that_is_too_large_it_is_said_what_helps(
     max_output_kib: int, times: int, words: str | None, gateway: GatewayHarness
 ) -> None:
     async with mcp_process() as server:
-        await gateway.publish(mcp_servers=(server.route(timeout_s=600.0, max_output_kib=max_output_kib),))
-        await connected(gateway, "demo")
+        await connect(gateway, server.route(timeout_s=600.0, max_output_kib=max_output_kib))
         repeated = {"text": "x" * 1000, "times": times}
         if words is None:
             assert (await call_text(gateway, "demo__repeat", **repeated)).startswith("x" * 400 * 1024)
@@ -112,8 +113,7 @@ async def test_of_an_answer_that_is_too_large_it_is_said_what_helps(
 
 async def test_a_real_server_tells_of_its_new_tools(gateway: GatewayHarness) -> None:
     async with mcp_process() as server:
-        await gateway.publish(mcp_servers=(server.route(),))
-        await connected(gateway, "demo")
+        await connect(gateway, server.route())
         assert await call_text(gateway, "demo__grow") == "grown"
 
         async def is_listed() -> bool:
@@ -162,15 +162,13 @@ async def _is_counted(gateway: GatewayHarness) -> bool:
 
 async def test_a_server_that_ends_within_a_call(gateway: GatewayHarness) -> None:
     async with mcp_process() as server:
-        await gateway.publish(mcp_servers=(server.route(),))
-        await connected(gateway, "demo")
+        await connect(gateway, server.route())
         assert (await failure(gateway, "demo__crash")).startswith("The MCP server demo failed: ")
 
 
 async def test_a_server_of_the_older_protocol(server: FakeMcpServer, gateway: GatewayHarness) -> None:
     server.tools = [tool("echo"), tool("other")]
-    await gateway.publish(mcp_servers=(server.route(headers={"X-Secret": "abc"}, token="the-token", tools=("e*",)),))
-    await connected(gateway)
+    await connect(gateway, server.route(headers={"X-Secret": "abc"}, token="the-token", tools=("e*",)))
     assert await list_names(gateway) == ["fake__echo"]
     assert await call_text(gateway, "fake__echo", a=1) == "{'a': 1}"
     assert await call_code(gateway, "fake__other") == (404, "tool_not_found")
@@ -190,33 +188,31 @@ async def test_a_server_of_the_older_protocol(server: FakeMcpServer, gateway: Ga
 async def test_a_server_that_was_started_anew_is_connected_again_for_the_call(
     server: FakeMcpServer, gateway: GatewayHarness
 ) -> None:
-    await gateway.publish(mcp_servers=(server.route(),))
-    await connected(gateway)
+    await connect(gateway, server.route())
     for _ in range(3):
         server.forget_session()
         assert await call_text(gateway, "fake__echo", a=1) == "{'a': 1}"
     assert server.methods.count("initialize") == 4
 
 
-async def test_keys_call_the_tools_that_they_name() -> None:
+async def test_keys_call_the_tools_that_they_name(server: FakeMcpServer, gateway: GatewayHarness) -> None:
     keys = (key("one", tools=("fake__echo",)), key("none"), key("chief", scopes=("inference", "admin")))
-    async with fake_mcp_server() as server, gateway_harness() as gateway:
-        server.tools = [tool("echo"), tool("other")]
-        dead = McpServerRoute(name="dead", url=None, reason="it is not loaded")
-        await gateway.publish(mcp_servers=(server.route(), dead), keys=keys)
+    server.tools = [tool("echo"), tool("other")]
+    dead = McpServerRoute(name="dead", url=None, reason="it is not loaded")
+    await gateway.publish(mcp_servers=(server.route(), dead), keys=keys)
 
-        async def names() -> list[str]:
-            return await list_names(gateway, "secret-one")
+    async def names() -> list[str]:
+        return await list_names(gateway, "secret-one")
 
-        await until("it is connected", names)
-        assert await names() == ["fake__echo"]
-        assert await list_names(gateway, "secret-none") == []
-        assert await call_code(gateway, "fake__other", "secret-one") == (403, "tool_not_allowed")
-        [told] = (await list_servers(gateway, "secret-one")).values()
-        assert (told["tools"], told["reason"]) == (["fake__echo"], None)
-        assert await list_servers(gateway, "secret-none") == {}
-        told = (await list_servers(gateway, "secret-chief"))["dead"]
-        assert (told["state"], told["reason"]) == ("down", "it is not loaded")
+    await until("it is connected", names)
+    assert await names() == ["fake__echo"]
+    assert await list_names(gateway, "secret-none") == []
+    assert await call_code(gateway, "fake__other", "secret-one") == (403, "tool_not_allowed")
+    [told] = (await list_servers(gateway, "secret-one")).values()
+    assert (told["tools"], told["reason"]) == (["fake__echo"], None)
+    assert await list_servers(gateway, "secret-none") == {}
+    told = (await list_servers(gateway, "secret-chief"))["dead"]
+    assert (told["state"], told["reason"]) == ("down", "it is not loaded")
 
 
 async def test_what_a_server_lists_is_checked(server: FakeMcpServer, gateway: GatewayHarness) -> None:
@@ -232,8 +228,7 @@ async def test_what_a_server_lists_is_checked(server: FakeMcpServer, gateway: Ga
         tool("task", execution={"taskSupport": "required"}),
         tool("either", execution={"taskSupport": "optional"}),
     ]
-    await gateway.publish(mcp_servers=(server.route(),))
-    told = await connected(gateway)
+    told = await connect(gateway, server.route())
     assert told["tools"] == ["fake__either", "fake__endless", "fake__good", "fake__slow"]
     assert "The tool task is left out: it runs only as a task, which is not supported." in told["reason"]
     assert "The tool bad is left out: its schema is not valid" in told["reason"]
@@ -267,8 +262,7 @@ async def test_a_schema_that_is_nested_too_deep_takes_its_tool_alone(
         return web.Response(text=body, content_type="application/json")
 
     server.answers["tools/list"] = answer
-    await gateway.publish(mcp_servers=(server.route(),))
-    told = await connected(gateway)
+    told = await connect(gateway, server.route())
     assert told["tools"] == ["fake__after", "fake__before", "fake__shown"]
     assert told["reason"].startswith("The tool deep is left out: its schema is nested deeper than 100")
     assert await call_text(gateway, "fake__after", a=1) == "{'a': 1}"
@@ -280,7 +274,7 @@ async def test_a_list_that_cannot_be_read_is_said(server: FakeMcpServer, gateway
     assert (await down(gateway)).startswith("its answer cannot be read: tools.0.inputSchema.properties: ")
 
 
-async def test_results_are_texts() -> None:
+async def test_results_are_texts(server: FakeMcpServer, gateway: GatewayHarness) -> None:
     parts = [
         {"type": "text", "text": "Coal"},
         {"type": "image", "data": "AAAA", "mimeType": "image/png"},
@@ -289,44 +283,27 @@ async def test_results_are_texts() -> None:
         {"type": "resource", "resource": {"uri": "file:///b", "blob": "AAAA", "mimeType": "x/y"}},
         {"type": "resource_link", "uri": "file:///c", "name": "c"},
     ]
-
-    async def mixed(_: web.Request, message: dict[str, Any]) -> web.Response:
-        return web.json_response(reply(message, {"content": parts}))
-
-    async def structured(_: web.Request, message: dict[str, Any]) -> web.Response:
-        return web.json_response(reply(message, {"content": [], "structuredContent": {"a": 1}}))
-
-    async def failed(_: web.Request, message: dict[str, Any]) -> web.Response:
-        return web.json_response(reply(message, {**text_result("no coal"), "isError": True}))
-
-    async def refused(_: web.Request, message: dict[str, Any]) -> web.Response:
-        error = {"code": -32602, "message": "Unknown tool"}
-        return web.json_response({"jsonrpc": "2.0", "id": message["id"], "error": error})
-
-    async with fake_mcp_server() as server, gateway_harness() as gateway:
-        answers = {"mixed": mixed, "structured": structured, "failed": failed, "refused": refused}
-        server.tools = [tool(name) for name in answers]
-        server.answers = {**answers}
-        await gateway.publish(mcp_servers=(server.route(),))
-        await connected(gateway)
-        assert (await call_text(gateway, "fake__mixed")).splitlines() == [
-            "Coal",
-            "[image, image/png, 3 bytes]",
-            "[audio, audio/wav, 3 bytes]",
-            "in the shed",
-            "[resource file:///b, x/y]",
-            "[resource c: file:///c]",
-        ]
-        assert await call_text(gateway, "fake__structured") == '{"a": 1}'
-        assert await call_error(gateway, "fake__failed") == "no coal"
-        assert await call_error(gateway, "fake__refused") == "Unknown tool"
+    server.answers = {
+        "mixed": answering({"content": parts}),
+        "structured": answering({"content": [], "structuredContent": {"a": 1}}),
+        "failed": answering({**text_result("no coal"), "isError": True}),
+        "refused": refusing(-32602, "Unknown tool"),
+    }
+    server.tools = [tool(name) for name in server.answers]
+    await connect(gateway, server.route())
+    assert (await call_text(gateway, "fake__mixed")).splitlines() == [
+        *("Coal", "[image, image/png, 3 bytes]", "[audio, audio/wav, 3 bytes]", "in the shed"),
+        *("[resource file:///b, x/y]", "[resource c: file:///c]"),
+    ]
+    assert await call_text(gateway, "fake__structured") == '{"a": 1}'
+    assert await call_error(gateway, "fake__failed") == "no coal"
+    assert await call_error(gateway, "fake__refused") == "Unknown tool"
 
 
 async def test_a_server_that_floods_is_asked_once_a_second_at_most(
     server: FakeMcpServer, gateway: GatewayHarness
 ) -> None:
-    await gateway.publish(mcp_servers=(server.route(),))
-    await connected(gateway)
+    await connect(gateway, server.route())
     await until("it listens", lambda: bool(server._streams))
     before = server.methods.count("tools/list")
     for _ in range(2000):
@@ -337,7 +314,9 @@ async def test_a_server_that_floods_is_asked_once_a_second_at_most(
 
 
 @pytest.mark.parametrize("status", [200, 307, 404])
-async def test_the_end_of_a_session_takes_no_longer_than_it_may(status: int) -> None:
+async def test_the_end_of_a_session_takes_no_longer_than_it_may(
+    status: int, server: FakeMcpServer, gateway: GatewayHarness
+) -> None:
     """Also where the server's answer to it never ends."""
 
     async def endless(request: web.Request, _: dict[str, Any]) -> web.StreamResponse:
@@ -346,19 +325,16 @@ async def test_the_end_of_a_session_takes_no_longer_than_it_may(status: int) -> 
         while True:
             await response.write(b"x" * 65536)
 
-    async with fake_mcp_server() as server, gateway_harness() as gateway:
-        server.end_session = endless
-        await gateway.publish(mcp_servers=(server.route(),))
-        await connected(gateway)
-        await gateway.publish(tools=(ToolRoute(name="calculate"),))
-        await until("the session is ended", lambda: server.open_ends == 0 and server.ends)
-        assert await call_text(gateway, "calculate", expression="1") == "1"
+    server.end_session = endless
+    await connect(gateway, server.route())
+    await gateway.publish(tools=(ToolRoute(name="calculate"),))
+    await until("the session is ended", lambda: server.open_ends == 0 and server.ends)
+    assert await call_text(gateway, "calculate", expression="1") == "1"
 
 
 async def test_tables_bring_and_take_servers(server: FakeMcpServer, gateway: GatewayHarness) -> None:
     async with fake_mcp_server() as other:
-        await gateway.publish(mcp_servers=(server.route(),))
-        await connected(gateway)
+        await connect(gateway, server.route())
         await gateway.publish(mcp_servers=(server.route(), other.route("other")))
         await connected(gateway, "other")
         assert server.methods.count("initialize") == 1, "one that stays keeps its connection"
@@ -374,11 +350,7 @@ async def test_tables_bring_and_take_servers(server: FakeMcpServer, gateway: Gat
 
 async def test_redirects_to_elsewhere_are_not_followed(server: FakeMcpServer, gateway: GatewayHarness) -> None:
     async with fake_mcp_server() as other:
-        location = f"http://127.0.0.1:{other.port}/mcp"
-
-        async def redirect(_: web.Request, __: dict[str, Any]) -> web.Response:
-            return web.Response(status=307, headers={"location": location})
-
+        redirect = responding(307, location=f"http://127.0.0.1:{other.port}/mcp")
         server.answers = {"server/discover": redirect, "initialize": redirect}
         await gateway.publish(mcp_servers=(server.route(token="a-secret-token"),))
         assert "not followed" in await down(gateway)
@@ -395,17 +367,12 @@ async def test_a_connection_is_not_used_when_its_server_may_be_closing_it(monkey
 
     async with fake_mcp_server() as server, gateway_harness() as gateway:
         server.answers["echo"] = note_port
-        await gateway.publish(mcp_servers=(server.route(),))
-        await connected(gateway)
+        await connect(gateway, server.route())
         for idle_s in (0.0, 4.0):
             shifted = time.monotonic
             monkeypatch.setattr(time, "monotonic", lambda shifted=shifted, idle_s=idle_s: shifted() + idle_s)
             await call_text(gateway, "fake__echo", text="x")
     assert ports[0] != ports[1]
-
-
-TEXT = "application/json"
-EVENTS = "text/event-stream"
 
 
 async def test_an_answer_of_100_mb_is_refused_and_never_held(server: FakeMcpServer, gateway: GatewayHarness) -> None:
@@ -414,8 +381,7 @@ async def test_an_answer_of_100_mb_is_refused_and_never_held(server: FakeMcpServ
     server.answers["json"] = stream_of(part, 100, TEXT, b'{"jsonrpc": "2.0", "result": {"content": "')
     server.answers["events"] = stream_of(b": ping\n" + part + b"\n", 100, EVENTS)
     server.answers["event"] = stream_of(part, 100, EVENTS, b"data: ")
-    await gateway.publish(mcp_servers=(server.route(),))
-    await connected(gateway)
+    await connect(gateway, server.route())
     tracemalloc.start()
     try:
         for name in ("json", "events", "event"):
@@ -427,16 +393,11 @@ async def test_an_answer_of_100_mb_is_refused_and_never_held(server: FakeMcpServ
     assert (await connected(gateway))["state"] == "connected", "the connection stays"
 
 
-async def test_a_compressed_answer_is_refused() -> None:
-    async def bomb(_: web.Request, message: dict[str, Any]) -> web.Response:
-        data = gzip.compress(bytes(50 * 1024 * 1024))
-        return web.Response(body=data, headers={"content-type": TEXT, "content-encoding": "gzip"})
-
-    async with fake_mcp_server() as server, gateway_harness() as gateway:
-        server.answers["echo"] = bomb
-        await gateway.publish(mcp_servers=(server.route(),))
-        await connected(gateway)
-        assert "compressed" in await failure(gateway, "fake__echo")
+async def test_a_compressed_answer_is_refused(server: FakeMcpServer, gateway: GatewayHarness) -> None:
+    bomb = gzip.compress(bytes(50 * 1024 * 1024))
+    server.answers["echo"] = responding(body=bomb, content_type=TEXT, content_encoding="gzip")
+    await connect(gateway, server.route())
+    assert "compressed" in await failure(gateway, "fake__echo")
 
 
 @pytest.mark.parametrize(
@@ -447,80 +408,68 @@ async def test_a_compressed_answer_is_refused() -> None:
         (stream_of(b"", 0, "text/html", b"<p>"), "Unexpected content type"),
     ],
 )
-async def test_a_server_that_closes_in_the_middle_costs_that_call_alone(answer: Any, reason: str) -> None:
+async def test_a_server_that_closes_in_the_middle_costs_that_call_alone(
+    answer: Any, reason: str, server: FakeMcpServer, gateway: GatewayHarness
+) -> None:
     gate = asyncio.Event()
 
     async def waits(_: web.Request, message: dict[str, Any]) -> web.Response:
         await gate.wait()
         return web.json_response(reply(message, text_result("late")))
 
-    async with fake_mcp_server() as server, gateway_harness() as gateway:
-        server.tools = [tool("broken"), tool("waits")]
-        server.answers = {"broken": answer, "waits": waits}
-        await gateway.publish(mcp_servers=(server.route(),))
-        await connected(gateway)
-        other = asyncio.create_task(call_text(gateway, "fake__waits"))
-        await until("the other call is there", lambda: server.methods.count("tools/call") == 1)
-        status, told = await call_tool(gateway, "fake__broken")
-        assert reason in str(told["error"]), told
-        assert status == (200 if reason.startswith("Unexpected") else 502)
-        gate.set()
-        assert await other == "late"
+    server.tools = [tool("broken"), tool("waits")]
+    server.answers = {"broken": answer, "waits": waits}
+    await connect(gateway, server.route())
+    other = asyncio.create_task(call_text(gateway, "fake__waits"))
+    await until("the other call is there", lambda: server.methods.count("tools/call") == 1)
+    status, told = await call_tool(gateway, "fake__broken")
+    assert reason in str(told["error"]), told
+    assert status == (200 if reason.startswith("Unexpected") else 502)
+    gate.set()
+    assert await other == "late"
 
 
 @pytest.mark.parametrize(
     "body",
     [
-        b"",
-        b"null",
-        b"[]",
-        b"no json",
+        *(b"", b"null", b"[]", b"no json", b"[" * 100_000),
         b'{"jsonrpc": "2.0", "id": 99, "result": {}}',
         b'{"jsonrpc": "2.0", "result": {}}',
         b'{"jsonrpc": "2.0", "id": %d, "result": {"content": 1}}',
         b'{"jsonrpc": "2.0", "id": %d, "result": {"content": [{"type": "odd"}]}}',
-        b"[" * 100_000,
     ],
 )
-async def test_an_answer_that_cannot_be_read(body: bytes) -> None:
-    async def answer(_: web.Request, message: dict[str, Any]) -> web.Response:
-        return web.Response(body=body.replace(b"%d", str(message["id"]).encode()), content_type=TEXT)
-
-    async with fake_mcp_server() as server, gateway_harness() as gateway:
-        server.answers["echo"] = answer
-        await gateway.publish(mcp_servers=(server.route(timeout_s=2.0),))
-        await connected(gateway)
-        status, code = await call_code(gateway, "fake__echo")
-        assert (status, code) in {(502, "tool_failed"), (504, "tool_timeout")}
-        assert (await connected(gateway))["tools"] == ["fake__echo"]
+async def test_an_answer_that_cannot_be_read(body: bytes, server: FakeMcpServer, gateway: GatewayHarness) -> None:
+    server.answers["echo"] = responding(body=body, content_type=TEXT)
+    await connect(gateway, server.route(timeout_s=2.0))
+    assert await call_code(gateway, "fake__echo") in {(502, "tool_failed"), (504, "tool_timeout")}
+    assert (await connected(gateway))["tools"] == ["fake__echo"]
 
 
-async def test_a_server_that_never_answers_is_timed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_that_never_answers_is_timed_out(
+    monkeypatch: pytest.MonkeyPatch, server: FakeMcpServer, gateway: GatewayHarness
+) -> None:
     from gateway.tools.mcp_client import server_connection
 
     monkeypatch.setattr(server_connection, "CONNECT_S", 5.0)
-    async with fake_mcp_server() as server, gateway_harness() as gateway:
-        server.answers["echo"] = never
-        await gateway.publish(mcp_servers=(server.route(timeout_s=1.0),))
-        await connected(gateway)
-        assert (
-            await asyncio.gather(*(call_code(gateway, "fake__echo") for _ in range(40))) == [(504, "tool_timeout")] * 40
-        )
-        await until("it is told", lambda: "notifications/cancelled" in server.methods)
-        await until("the requests are given up", lambda: not server.open_calls)
-        del server.answers["echo"]
-        assert await call_text(gateway, "fake__echo") == "{}"
+    server.answers["echo"] = never
+    await connect(gateway, server.route(timeout_s=1.0))
+    assert await asyncio.gather(*(call_code(gateway, "fake__echo") for _ in range(40))) == [(504, "tool_timeout")] * 40
+    await until("it is told", lambda: "notifications/cancelled" in server.methods)
+    await until("the requests are given up", lambda: not server.open_calls)
+    del server.answers["echo"]
+    assert await call_text(gateway, "fake__echo") == "{}"
 
 
 @pytest.mark.parametrize("method", ["server/discover", "initialize", "tools/list"])
 async def test_a_server_that_hangs_at_the_beginning_holds_up_nobody(
-    method: str, monkeypatch: pytest.MonkeyPatch
+    method: str, monkeypatch: pytest.MonkeyPatch, server: FakeMcpServer, gateway: GatewayHarness
 ) -> None:
     from gateway.tools.mcp_client import server_connection, servers
 
     monkeypatch.setattr(server_connection, "CONNECT_S", 0.5)
     monkeypatch.setattr(servers, "CALL_WAIT_S", 0.2)
-    async with fake_mcp_server() as server, fake_mcp_server() as other, gateway_harness() as gateway:
+    async with fake_mcp_server() as other:
         server.answers[method] = never
         await gateway.publish(mcp_servers=(server.route(), other.route("other")))
         await connected(gateway, "other")
@@ -531,33 +480,25 @@ async def test_a_server_that_hangs_at_the_beginning_holds_up_nobody(
         await connected(gateway)
 
 
-async def test_a_server_that_refuses_is_down_with_its_reason() -> None:
-    async def forbidden(_: web.Request, __: dict[str, Any]) -> web.Response:
-        return web.Response(status=401)
-
-    async with fake_mcp_server() as server, gateway_harness() as gateway:
-        server.answers = {"server/discover": forbidden, "initialize": forbidden}
-        await gateway.publish(mcp_servers=(server.route(token="a-secret-token"),))
-        assert await down(gateway) == "Server returned an error response"
+async def test_a_server_that_refuses_is_down_with_its_reason(server: FakeMcpServer, gateway: GatewayHarness) -> None:
+    server.answers = {"server/discover": responding(401), "initialize": responding(401)}
+    await gateway.publish(mcp_servers=(server.route(token="a-secret-token"),))
+    assert await down(gateway) == "Server returned an error response"
 
 
 @pytest.mark.parametrize("status", [401, 500, 503])
-async def test_a_call_that_a_server_refuses_by_http_is_no_result_of_the_tool(status: int) -> None:
-    async def refuse(_: web.Request, __: dict[str, Any]) -> web.Response:
-        return web.json_response({"error": "not now"}, status=status)
-
-    async with fake_mcp_server() as server, gateway_harness() as gateway:
-        server.answers["echo"] = refuse
-        await gateway.publish(mcp_servers=(server.route(),))
-        await connected(gateway)
-        assert await failure(gateway, "fake__echo") == "The MCP server fake failed: Server returned an error response."
-        assert (await connected(gateway))["tools"] == ["fake__echo"]
+async def test_a_call_that_a_server_refuses_by_http_is_no_result_of_the_tool(
+    status: int, server: FakeMcpServer, gateway: GatewayHarness
+) -> None:
+    server.answers["echo"] = responding(status, b'{"error": "not now"}', content_type=TEXT)
+    await connect(gateway, server.route())
+    assert await failure(gateway, "fake__echo") == "The MCP server fake failed: Server returned an error response."
+    assert (await connected(gateway))["tools"] == ["fake__echo"]
 
 
 async def test_little_of_a_flood_waits_in_the_system(server: FakeMcpServer, gateway: GatewayHarness) -> None:
     """What waits there is read in one go, in which nobody else's stream goes on."""
-    await gateway.publish(mcp_servers=(server.route(),))
-    await connected(gateway)
+    await connect(gateway, server.route())
     await call_text(gateway, "fake__echo", text="x")
     # Linux doubles it; one that is not set grows. A connection that is being made has the system's own yet.
     bound = {2 * RECEIVE_BUFFER_BYTES}

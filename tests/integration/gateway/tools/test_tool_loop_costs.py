@@ -306,7 +306,6 @@ def _breaks_in_the_second(loop: Loop) -> Any:
     return lambda _: ASKS if len(loop.model.requests) == 1 else Move("It rains in Bonn.", breaks=True)
 
 
-SLOTS = 4
 SESSIONS: Fields = {"session_cache": SLOTS, "session_binding": "slot", "target_inflight": SLOTS}
 
 

@@ -14,9 +14,8 @@ import psutil
 import pytest
 
 from controller.schema.tools import BUILTIN_TOOLS, ToolRoute
-from tests.fakes.fake_controller import route
 from tests.fakes.fake_retrieval import fake_retrieval, hit
-from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
+from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.queueing import key
 from tests.support.tool_calls import call_code, call_error, call_text, call_tool, list_names, list_tools
 from tests.support.wait import until
@@ -55,8 +54,7 @@ async def test_a_tool_is_listed_with_the_fields_of_the_seed(tmp_path: Path, gate
     assert [tool["tool"] for tool in listed] == sorted(BUILTIN_TOOLS), "each that can be declared is there"
     for tool in listed:
         assert set(tool) == {"tool", "display_name", "type", "permissions", "definition"}
-        assert tool["type"] == "builtin"
-        assert tool["permissions"] == {"write": tool["tool"] == "write_file"}
+        assert (tool["type"], tool["permissions"]) == ("builtin", {"write": tool["tool"] == "write_file"})
         function = tool["definition"]["function"]
         assert (tool["definition"]["type"], function["name"]) == ("function", tool["tool"])
         assert function["description"]
@@ -104,23 +102,19 @@ async def test_a_body_of_another_form_is_refused(
     assert (reply.status, reply.code, reply.error["param"]) == (400, code, param)
 
 
-async def test_a_key_calls_the_tools_that_it_names_and_no_others() -> None:
+async def test_a_key_calls_the_tools_that_it_names_and_no_others(gateway: GatewayHarness) -> None:
     """Whatever a prompt makes the model ask for."""
     keys = (key("none"), key("one", tools=("calc*",)), key("all", tools=("*",)), key("admin", scopes=("admin",)))
-    async with gateway_harness() as gateway:
-        await gateway.publish(tools=(TIME, CALCULATE), keys=keys)
-        assert await list_names(gateway, "secret-none") == []
-        assert await list_names(gateway, "secret-one") == ["calculate"]
-        assert await list_names(gateway, "secret-all") == ["calculate", "current_time"]
-        for name in ("current_time", "write_file", "nothing"):
-            assert await call_code(gateway, name, "secret-one") == (403, "tool_not_allowed")
-            assert await call_code(gateway, name, "secret-none") == (403, "tool_not_allowed")
-        assert await call_tool(gateway, "calculate", "secret-one", expression="1") == (
-            200,
-            {"plain_text_response": "1"},
-        )
-        assert await call_code(gateway, "nothing", "secret-all") == (404, "tool_not_found")
-        assert await call_code(gateway, "calculate", "secret-admin", expression="1") == (403, "scope_required")
+    await gateway.publish(tools=(TIME, CALCULATE), keys=keys)
+    assert await list_names(gateway, "secret-none") == []
+    assert await list_names(gateway, "secret-one") == ["calculate"]
+    assert await list_names(gateway, "secret-all") == ["calculate", "current_time"]
+    for name in ("current_time", "write_file", "nothing"):
+        assert await call_code(gateway, name, "secret-one") == (403, "tool_not_allowed")
+        assert await call_code(gateway, name, "secret-none") == (403, "tool_not_allowed")
+    assert await call_tool(gateway, "calculate", "secret-one", expression="1") == (200, {"plain_text_response": "1"})
+    assert await call_code(gateway, "nothing", "secret-all") == (404, "tool_not_found")
+    assert await call_code(gateway, "calculate", "secret-admin", expression="1") == (403, "scope_required")
 
 
 async def test_documents_of_the_callers_tenant_are_searched() -> None:
@@ -252,18 +246,6 @@ async def test_calls_are_counted_by_tool_and_outcome(gateway: GatewayHarness) ->
         f'{name}{{outcome="refused",tool="calculate"}} 1.0',
         f'{name}{{outcome="refused",tool="unknown"}} 1.0',
     }
-
-
-async def test_inference_goes_on_beside_calls(tmp_path: Path) -> None:
-    (tmp_path / "text").write_text("a" * 60 + "!\n")
-    async with gateway_harness() as gateway, engines(1) as (engine,):
-        tools = (ToolRoute(name="search_files", folder=str(tmp_path), timeout_s=600.0),)
-        await gateway.publish(route("m", [engine.url]), tools=tools)
-        waiting = asyncio.create_task(call_tool(gateway, "search_files", text="(a+)+$", regex=True))
-        await until("the call runs", lambda: bool(_job_processes()))
-        assert (await gateway.chat()).status == 200
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
 
 
 async def test_a_stop_ends_calls(tmp_path: Path) -> None:
