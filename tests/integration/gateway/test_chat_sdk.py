@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import openai
 import pytest
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.chat import ChatCompletionChunk
 from pydantic import BaseModel
 
 from controller.artifacts.facts import Gguf
@@ -61,57 +61,46 @@ async def gateway(engine: Engine) -> AsyncIterator[GatewayHarness]:
 
 
 class Sdk:
-    """Both clients of the package, asked alike."""
+    """Either client of the package, asked alike."""
 
     def __init__(self, gateway: GatewayHarness, *, is_sync: bool) -> None:
-        common: dict[str, Any] = {"base_url": gateway.url + "/v1", "api_key": "client-key", "max_retries": 0}
-        self._sync = openai.OpenAI(**common) if is_sync else None
-        self._async = openai.AsyncOpenAI(**common)
+        kind: Any = openai.OpenAI if is_sync else openai.AsyncOpenAI
+        self._client = kind(base_url=gateway.url + "/v1", api_key="client-key", max_retries=0)
+        self._completions = self._client.chat.completions
+        self._is_sync = is_sync
 
-    async def create(self, model: str = "thinks", messages: Any = HI, **fields: Any) -> ChatCompletion:
-        """A blocking answer."""
-        asked = {"model": model, "messages": messages, "temperature": 0, **fields}
-        if self._sync is not None:
-            completions: Any = self._sync.chat.completions
-            made: ChatCompletion = await asyncio.to_thread(completions.create, **asked)
-            return made
-        answer: ChatCompletion = await self._async.chat.completions.create(**asked)
-        return answer
+    async def create(self, model: str = "thinks", messages: Any = HI, **fields: Any) -> Any:
+        """A blocking answer, or what a stream is read from."""
+        return await self._call(self._completions.create, model=model, messages=messages, temperature=0, **fields)
 
     async def chunks(self, model: str = "thinks", messages: Any = HI, **fields: Any) -> list[ChatCompletionChunk]:
         """The chunks of a stream."""
-        asked = {"model": model, "messages": messages, "temperature": 0, "stream": True, **fields}
-        if self._sync is not None:
-            completions = self._sync.chat.completions
-            return await asyncio.to_thread(lambda: list(completions.create(**asked)))
-        return [chunk async for chunk in await self._async.chat.completions.create(**asked)]
+        stream = await self.create(model, messages, stream=True, **fields)
+        return await asyncio.to_thread(list, stream) if self._is_sync else [chunk async for chunk in stream]
 
     async def gathered(self, model: str = "thinks", **fields: Any) -> Any:
         """What the package makes of a stream (`client.chat.completions.stream`)."""
-        asked = {"model": model, "messages": HI, "temperature": 0, **fields}
-        if self._sync is not None:
-            return await asyncio.to_thread(self._gathered, asked)
-        async with self._async.chat.completions.stream(**asked) as stream:
-            return await stream.get_final_completion()
+        stream = self._completions.stream(model=model, messages=HI, temperature=0, **fields)
+        if self._is_sync:
+            return await asyncio.to_thread(self._gather, stream)
+        async with stream as events:
+            return await events.get_final_completion()
 
-    def _gathered(self, asked: dict[str, Any]) -> Any:
-        assert self._sync is not None
-        with self._sync.chat.completions.stream(**asked) as stream:
-            return stream.get_final_completion()
+    @staticmethod
+    def _gather(stream: Any) -> Any:
+        with stream as events:
+            return events.get_final_completion()
 
     async def parse(self, model: str, form: type[BaseModel]) -> Any:
         """A structured answer, parsed by the package."""
-        asked: dict[str, Any] = {"model": model, "messages": HI, "temperature": 0, "response_format": form}
-        if self._sync is not None:
-            completions: Any = self._sync.chat.completions
-            return await asyncio.to_thread(completions.parse, **asked)
-        return await self._async.chat.completions.parse(**asked)
+        return await self._call(self._completions.parse, model=model, messages=HI, temperature=0, response_format=form)
 
     async def close(self) -> None:
-        """Close both."""
-        await self._async.close()
-        if self._sync is not None:
-            self._sync.close()
+        """Close its connections."""
+        await self._call(self._client.close)
+
+    async def _call(self, method: Any, **fields: Any) -> Any:
+        return await (asyncio.to_thread(method, **fields) if self._is_sync else method(**fields))
 
 
 @pytest.fixture(params=["sync", "async"])

@@ -380,27 +380,20 @@ async def new_conversation(site: Site, *texts: str) -> str:
     return (await site.client.conversations.create(items=[message(text) for text in texts])).id
 
 
-async def test_over_websocket_responses_add_to_a_conversation(site: Site) -> None:
+async def test_over_websocket_responses_add_to_a_conversation_and_are_continued_without_it(site: Site) -> None:
     async with socket(site.gateway) as client:
         made = await new_conversation(site, "zero")
         first = await client.create("one", conversation=made, store=False)
         assert first["conversation"] == {"id": made}
+        apart = await client.create("apart", previous_response_id=first["id"])
+        assert [role for role, _ in site.messages()] == ["user", "user", "assistant", "user"]
         await client.create("two", conversation={"id": made})
         assert [text for role, text in site.messages() if role == "user"] == ["zero", "one", "two"]
         assert await texts(site.client, made) == ["zero", "one", TEXT, "two", TEXT]
-        await nothing_left(site.gateway)
-
-
-async def test_over_websocket_what_was_made_in_a_conversation_is_continued_without_it(site: Site) -> None:
-    async with socket(site.gateway) as client:
-        made = await new_conversation(site, "zero")
-        first = await client.create("one", conversation=made, store=False)
-        second = await client.create("two", previous_response_id=first["id"])
-        assert [role for role, _ in site.messages()] == ["user", "user", "assistant", "user"]
-        assert await texts(site.client, made) == ["zero", "one", TEXT]
         await site.client.conversations.delete(made)
-        await site.make("three", previous_response_id=second["id"])
-        assert [text for role, text in site.messages() if role == "user"] == ["zero", "one", "two", "three"]
+        await site.make("three", previous_response_id=apart["id"])
+        assert [text for role, text in site.messages() if role == "user"] == ["zero", "one", "apart", "three"]
+        await nothing_left(site.gateway)
 
 
 async def test_over_websocket_without_generation_the_input_is_added(site: Site) -> None:

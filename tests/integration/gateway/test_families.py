@@ -393,14 +393,6 @@ async def test_without_keys_it_is_told_to_those_to_whom_administration_is_open(
             check_is_hidden(text)
 
 
-async def test_lists_of_models_tell_the_reason_without_paths(gateway: GatewayHarness) -> None:
-    await gateway.publish(FAILED)
-    for path in ("/v1/models", "/models", "/v1/models/m"):
-        reply = await gateway.get(path)
-        assert reply.status == 200
-        check_is_hidden(reply.text)
-
-
 async def test_health_tells_everybody_the_reason_without_paths(gateway: GatewayHarness) -> None:
     await gateway.publish(FAILED)
     check_is_hidden((await gateway.get("/health")).text)
