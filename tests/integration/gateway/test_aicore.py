@@ -122,8 +122,7 @@ async def test_the_event_loop_goes_on_while_a_result_is_written(
 
 async def test_health_has_a_block_of_it(tmp_path: Path) -> None:
     async with site(tmp_path) as (gateway, phone):
-        server: Any = gateway.server
-        probe = server._gateway.health.aicore
+        probe = gateway.app.health.aicore
         probe.latest = await probe.ask(nano(phone))
         health = (await gateway.get("/health")).body
         expected = {"status_code": 3, "status": "available", "model_id": "nano", "is_default": True}

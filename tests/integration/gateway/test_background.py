@@ -65,8 +65,7 @@ async def test_a_stream_goes_on_when_its_client_leaves(site: Site) -> None:
         if event.type == "response.output_text.delta":
             break
     await stream.close()
-    server: Any = site.gateway.server
-    [exchange] = server._gateway.inference._services.exchanges
+    [exchange] = site.gateway.services.exchanges
     await until("it has left", lambda: exchange.answer.client_gone)
     assert await status_of(site, response_id) == "in_progress"
     site.engine.release.set()
@@ -94,8 +93,7 @@ async def test_what_waits_is_queued_and_what_may_not_wait_is_refused_at_once() -
         waiting = [await site.make(background=True) for _ in range(2)]
         assert [await status_of(site, each.id) for each in waiting] == ["queued", "queued"]
         assert (await refusal(site.make(background=True)))[:2] == (429, "queue_full")
-        stored = await site.store.submit_job(lambda database: database.count_stored())
-        assert stored.responses == 3
+        assert (await site.store.submit_job(lambda database: database.count_stored())).responses == 3
         site.engine.release.set()
         assert [(await site.over(each.id)).status for each in (first, *waiting)] == ["completed"] * 3
         await nothing_left(site.gateway)
@@ -183,8 +181,7 @@ async def test_one_whose_client_leaves_before_it_is_stored_is_told_to_nobody(cap
                 await until("it is accepted", lambda: bool(site.running))
             await until("it is over", lambda: not site.running)
             await until("its client has left", lambda: len(server.server_state.connections) == connections)
-        stored = await site.store.submit_job(lambda database: database.count_stored())
-        assert stored.responses == 1
+        assert (await site.store.submit_job(lambda database: database.count_stored())).responses == 1
         await settled()
         assert server.server_state.total_requests == answered
         assert site.engine.requests == []

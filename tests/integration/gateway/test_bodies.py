@@ -5,16 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
-import anthropic
-import openai
 import pytest
 
 from controller.schema.admin import Capabilities
-from controller.schema.routing import ModelRoute
 from gateway.server.connection import TURN_BYTES, ClientConnection
 from tests.fakes.fake_controller import route
 from tests.fakes.fake_scripted_engine import script, scripted
@@ -60,18 +56,12 @@ def raw_body(path: str, model: str, stream: str = "") -> bytes:
     return f'  {{"model" :"{model}",{stream} {BODIES[path]},  {COMMON} }}\n'.encode()
 
 
-def table(url: str, *, served_name: str = "m", gathers: bool = False) -> ModelRoute:
-    """The model `m`, alias `other`."""
-    made = route("m", [url], aliases=("other",), served_name=served_name, capabilities=TAKES_ALL)
-    return made.model_copy(update={"notices_leaving": not gathers, "takes_dimensions": True})
-
-
 async def sent(made: dict[str, Any], path: str, raw: bytes) -> bytes:
-    """What the engine is sent for such a body."""
+    """What the engine of the model `m`, alias `other`, is sent for such a body. `made`: how the model differs."""
     async with gateway_harness() as gateway, engines(1) as (engine,):
-        await gateway.publish(table(engine.url, **made))
-        headers = {"content-type": "application/json"}
-        reply = await gateway.request("POST", path, headers=headers, data=raw)
+        more = {"notices_leaving": True, "takes_dimensions": True, "capabilities": TAKES_ALL} | made
+        await gateway.publish(route("m", [engine.url], aliases=("other",)).model_copy(update=more))
+        reply = await gateway.post(path, raw)
         assert reply.status in (200, 502), reply.text
         assert engine.requests[0].path == path
         return engine.requests[0].raw
@@ -106,7 +96,7 @@ async def test_a_blocking_call_as_a_stream_changes_that_alone(path: str, stream:
     raw = raw_body(path, "m", stream).replace(b'"logprobs": true', b'"logprobs": null')
     raw = raw.replace(b'"top_logprobs": 3', b'"top_logprobs": null').replace(b'"logprobs": 2', b'"logprobs": null')
     raw = raw.replace(b'"stop"', b'"stop_"')
-    got = json.loads(await sent({"gathers": True}, path, raw))
+    got = json.loads(await sent({"notices_leaving": False}, path, raw))
     assert got.pop("stream") is True
     if "completions" in path:
         assert got.pop("stream_options") == {"include_usage": True}
@@ -118,7 +108,7 @@ async def test_a_blocking_call_as_a_stream_changes_that_alone(path: str, stream:
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 async def test_what_cannot_be_made_of_a_stream_goes_as_it_is(path: str) -> None:
     raw = raw_body(path, "m")
-    assert await sent({"gathers": True}, path, raw) == raw
+    assert await sent({"notices_leaving": False}, path, raw) == raw
 
 
 CHAT = "/v1/chat/completions"
@@ -232,7 +222,7 @@ async def test_a_body_waits_unread_while_there_is_no_room_for_it() -> None:
         aiohttp.ClientSession() as impatient,
     ):
         await gateway.publish(route("m", [engine.url], capabilities=EYES))
-        budget = _budget(gateway)
+        budget = gateway.app.inference.body_budget
         first = asyncio.ensure_future(gateway.post(CHAT, body))
         await until("the first is at the engine", lambda: engine.running == 1)
         assert budget.used_bytes == len(body)
@@ -254,7 +244,7 @@ async def test_room_is_given_back_however_a_request_ends(end: str) -> None:
     body = json.dumps({"model": "m" if end != "unknown model" else "x", "messages": chat_messages()}).encode()
     async with gateway_harness(max_body_mib=1 if end == "too large" else 64) as gateway, engines(1) as (engine,):
         await gateway.publish(route("m", [engine.url], capabilities=EYES))
-        budget = _budget(gateway)
+        budget = gateway.app.inference.body_budget
         head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
         async with raw(gateway) as client:
             client.write(head)
@@ -286,11 +276,6 @@ async def test_others_have_their_turn_while_a_body_is_read(monkeypatch: pytest.M
     assert max(in_turn) <= TURN_BYTES + 256 * 1024
 
 
-def _budget(gateway: GatewayHarness) -> Any:
-    server: Any = gateway.server
-    return server._gateway.inference.body_budget
-
-
 # As Codex 0.169 sends it, and what other clients add.
 IDENTITY: dict[str, Any] = {
     "client_metadata": {
@@ -300,58 +285,39 @@ IDENTITY: dict[str, Any] = {
     "session_id": "5480477f",
 }
 HI: Any = [{"role": "user", "content": "Hi"}]
-PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank")
 
 
-@pytest.fixture
-async def here() -> AsyncIterator[tuple[GatewayHarness, MockEngine]]:
-    async with engines(1) as [engine], gateway_harness() as built:
-        more: dict[str, Any] = {"token": "sk-1", "apis": PATHS, "takes_dimensions": True}
-        native = {**more, "apis": ("/v1/messages",)}
-        await built.publish(
-            route("far", [engine.url], extra_fields=(), **more),
-            route("listing", [engine.url], extra_fields=("top_k",), **more),
-            route("near", [engine.url], **more),
-            route("claude", [engine.url], extra_fields=(), **native),
-        )
-        yield built, engine
-
-
-async def post_all(here: GatewayHarness, model: str) -> None:
-    """One request to each API, whose answers do not matter."""
-    async with openai.AsyncOpenAI(base_url=f"{here.url}/v1", api_key="none", max_retries=0) as client:
-        extra: Any = {"extra_body": {**IDENTITY, "top_k": 3}}
-        await client.chat.completions.create(model=model, messages=HI, prompt_cache_key="k", **extra)
-        await client.completions.create(model=model, prompt="Hi", seed=3, **extra)
-        await client.responses.create(model=model, input="Hi", prompt_cache_key="k", **extra)
-        await client.embeddings.create(model=model, input="Hi", dimensions=4, **extra)
-    async with anthropic.AsyncAnthropic(base_url=here.url, api_key="none", max_retries=0) as claude:
-        await claude.messages.create(model=model, max_tokens=5, messages=HI, extra_body={**IDENTITY, "top_k": 3})
-    await here.post("/v1/rerank", model=model, query="a", documents=["b"], **IDENTITY, top_k=3)
-
-
-@pytest.mark.parametrize(("model", "passed"), [("far", set()), ("listing", {"top_k"})])
+@pytest.mark.parametrize("passed", [(), ("top_k",)])
 async def test_a_remote_gets_no_field_that_the_api_does_not_know(
-    here: tuple[GatewayHarness, MockEngine], model: str, passed: set[str]
+    passed: tuple[str, ...], gateway: GatewayHarness, engine: MockEngine
 ) -> None:
-    gateway, engine = here
-    await post_all(gateway, model)
+    apis = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank")
+    await gateway.publish(route("m", [engine.url], token="sk-1", apis=apis, takes_dimensions=True, extra_fields=passed))
+    extra: dict[str, Any] = {**IDENTITY, "top_k": 3}
+    for path, fields in (
+        ("/v1/chat/completions", {"messages": HI, "prompt_cache_key": "k"}),
+        ("/v1/completions", {"prompt": "Hi", "seed": 3}),
+        ("/v1/responses", {"input": "Hi", "prompt_cache_key": "k"}),
+        ("/v1/embeddings", {"input": "Hi", "dimensions": 4}),
+        ("/v1/messages", {"messages": HI, "max_tokens": 5}),
+        ("/v1/rerank", {"query": "a", "documents": ["b"]}),
+    ):
+        await gateway.post(path, {"model": "m", **fields, **extra})
     assert len(engine.requests) == 6
     for request in engine.requests:
         assert b"6d702d3f" not in request.raw + repr(request.headers).encode()
-        assert {"client_metadata", "session_id", "top_k"} & request.body.keys() == passed, request.path
+        assert {"client_metadata", "session_id", "top_k"} & request.body.keys() == {*passed}, request.path
     assert [each.body.get("prompt_cache_key") for each in engine.requests].count("k") == 2
     assert (engine.requests[1].body["seed"], engine.requests[3].body["dimensions"]) == (3, 4)
 
 
-async def test_messages_that_pass_through_keep_what_their_api_knows(here: tuple[GatewayHarness, MockEngine]) -> None:
-    gateway, engine = here
-    metadata = {"user_id": "u"}
-    fields: dict[str, Any] = {"max_tokens": 5, "messages": HI, "metadata": metadata, "top_k": 3, **IDENTITY}
-    await gateway.post("/v1/messages", model="claude", **fields)
-    assert engine.requests[0].body == {
-        "model": "claude", "max_tokens": 5, "messages": HI, "metadata": metadata, "top_k": 3
-    }  # fmt: skip
+async def test_messages_that_pass_through_keep_what_their_api_knows(
+    gateway: GatewayHarness, engine: MockEngine
+) -> None:
+    await gateway.publish(route("m", [engine.url], token="sk-1", apis=("/v1/messages",), extra_fields=()))
+    known: dict[str, Any] = {"model": "m", "max_tokens": 5, "messages": HI, "metadata": {"user_id": "u"}, "top_k": 3}
+    await gateway.post("/v1/messages", {**known, **IDENTITY})
+    assert engine.requests[0].body == known
 
 
 async def test_only_answers_that_may_take_long_are_gathered() -> None:

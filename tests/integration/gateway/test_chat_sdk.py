@@ -292,6 +292,5 @@ async def test_the_fields_of_newer_clients(sdk: Sdk) -> None:
 
 
 async def test_every_event_of_every_family_is_what_its_types_say(gateway: GatewayHarness, engine: Engine) -> None:
-    kinds = await judge_streams(gateway, "thinks", *engine.tools)
-    assert kinds[0] == "reasoning"
+    assert (await judge_streams(gateway, "thinks", *engine.tools))[0] == "reasoning"
     assert await judge_streams(gateway, "plain") == ["message"]

@@ -107,8 +107,7 @@ async def test_every_kind_of_response_adds_to_its_conversation(how: str, site: S
         response = await site.make("one", conversation=made.id, store=False)
         assert (await refusal(site.client.responses.retrieve(response.id)))[1] == "response_not_found"
     assert await texts(site.client, made.id) == ["one", TEXT]
-    again = await site.make([], conversation=made.id)
-    assert again.output_text == TEXT
+    assert (await site.make([], conversation=made.id)).output_text == TEXT
     assert [role for role, _ in site.messages()] == ["user", "assistant"]
 
 
@@ -362,17 +361,12 @@ async def test_a_conversation_too_long_to_be_continued_is_refused() -> None:
 
 async def test_a_turn_that_cannot_be_written_fails_and_leaves_neither_response_nor_items(site: Site) -> None:
     made = await site.client.conversations.create(items=[message("one")])
-    await _fill_disk(site)
-    asking = site.make("x" * 200_000, conversation=made.id)
-    assert (await refusal(asking))[:2] == (500, "response_store_failed")
-    counted = await site.store.submit_job(lambda database: database.count_stored())
-    assert counted.responses == 0
-    assert await texts(site.client, made.id) == ["one"]
-
-
-async def _fill_disk(site: Site) -> None:
     database: Any = site.store._file._database
     await site.store.submit_job(lambda _: database._db.execute("PRAGMA max_page_count = 1").fetchall())
+    asking = site.make("x" * 200_000, conversation=made.id)
+    assert (await refusal(asking))[:2] == (500, "response_store_failed")
+    assert (await site.store.submit_job(lambda database: database.count_stored())).responses == 0
+    assert await texts(site.client, made.id) == ["one"]
 
 
 async def new_conversation(site: Site, *texts: str) -> str:
@@ -447,8 +441,7 @@ async def test_a_conversation_is_compacted_and_stays_as_it_is(site: Site) -> Non
     running = asyncio.create_task(site.make("one", conversation=made, fault="hold"))
     await until("it runs", lambda: site.engine.running)
     asked = {"model": "m", "input": "two", "conversation": made}
-    reply = await site.gateway.post("/v1/responses/compact", **asked)
-    told = json.loads(reply.content)
+    told = json.loads((await site.gateway.post("/v1/responses/compact", **asked)).content)
     assert site.messages() == [("user", "zero"), ("user", f"two\n{SUMMARY_REQUEST}")]
     assert [each["type"] for each in told["output"]] == ["message", "message", "compaction"]
     site.engine.release.set()

@@ -81,8 +81,7 @@ async def chat(gateway: GatewayHarness, session: aiohttp.ClientSession, who: str
 
 def depth(gateway: GatewayHarness) -> int:
     """How many wait."""
-    assert gateway.server is not None
-    return gateway.server._gateway.inference._services.admission.depths.get("m", 0)
+    return gateway.services.admission.depths.get("m", 0)
 
 
 async def test_tenants_that_wait_get_the_same_slot_seconds(engine: Worker, ledger: Ledger) -> None:

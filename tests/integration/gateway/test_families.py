@@ -343,10 +343,10 @@ async def test_so_is_one_that_waited_for_the_load() -> None:
         for shown in (USER, BOSS):
             for stream in (False, True):
                 await gateway.publish(WAITING, keys=KEYS)
-                call = asyncio.create_task(wait_for_load(gateway, shown, stream=stream))
+                call = asyncio.ensure_future(gateway.chat(stream=stream, key=shown))
                 await gateway.controller.report_where(lambda report: report.queued == {"m": 1})
                 await gateway.publish(FAILED, keys=KEYS)
-                text = await call
+                text = (await call).text
                 assert "model_failed" in text
                 if shown is USER:
                     check_is_hidden(text)
@@ -364,11 +364,6 @@ async def test_what_is_stored_for_a_tenant_holds_no_path_whoever_asked(gateway: 
     await gateway.publish(FAILED, keys=KEYS)
     await gateway.idle()
     check_is_hidden((await gateway.get(f"/v1/responses/{response_id}", key=BOSS)).text)
-
-
-async def wait_for_load(gateway: GatewayHarness, key: str, *, stream: bool) -> str:
-    """What a chat is answered, as a whole or as a stream."""
-    return (await gateway.chat(stream=stream, key=key)).text
 
 
 @pytest.mark.parametrize(

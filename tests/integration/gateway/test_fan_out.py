@@ -246,8 +246,7 @@ async def test_a_piece_that_fails_ends_the_request_with_its_error(gateway: Gatew
         reply = await gateway.post("/v1/completions", model="m", prompt=MANY, stream=stream, **bad)
         assert reply.refusal == (500, "engine_error")
         fields = {"prompt": MANY, "stream": stream, "fault": "error_event" if stream else "die_mid_body"}
-        reply = await gateway.post("/v1/completions", model="m", **fields)
-        text = reply.text
+        text = (await gateway.post("/v1/completions", model="m", **fields)).text
         assert ("out of cells" if stream else "engine_disconnected") in text
     await nothing_left(gateway)
 

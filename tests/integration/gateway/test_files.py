@@ -104,8 +104,7 @@ async def test_what_is_refused(site: Site) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_process_that_cannot_be_started_is_told_in_the_familys_envelope(stream: bool, site: Site) -> None:
-    server: Any = site.gateway.server
-    object.__setattr__(server._gateway.inference._services, "documents", DocumentReader(("/nowhere/python",)))
+    object.__setattr__(site.gateway.services, "documents", DocumentReader(("/nowhere/python",)))
     file = {"type": "file", "file": {"filename": "a.pdf", "file_data": PDF}}
     source = {"type": "base64", "media_type": "application/pdf", "data": PDF.partition(",")[2]}
     for path, fields in (

@@ -287,8 +287,7 @@ async def test_the_model_gets_the_passages_and_its_answer_cites_them() -> None:
         assert "[2] f2.md\nTea." in message["content"]
         assert message["content"].endswith(f"Question:\n\n{QUESTION}")
 
-        stored = await client.responses.retrieve(response.id)
-        assert stored.output == response.output
+        assert (await client.responses.retrieve(response.id)).output == response.output
         [item] = [each async for each in client.responses.input_items.list(response.id)]
         assert QUESTION in item.to_json(), "the passages are no part of what was asked"
         assert "shed" not in item.to_json()
@@ -336,8 +335,7 @@ async def test_a_later_turn_searches_for_the_last_question() -> None:
         loop = [{"role": "user", "content": QUESTION}, *first.to_dict()["output"], call, result]
         await client.responses.create(**request_fields(input=loop, tools=[TOOL, FUNCTION]))
         assert retrieval.file_searches[-1][2]["query"] == QUESTION
-        messages = engine.requests[-1].body["messages"]
-        assert messages[0]["content"].endswith(f"Question:\n\n{QUESTION}")
+        assert engine.requests[-1].body["messages"][0]["content"].endswith(f"Question:\n\n{QUESTION}")
         assert [tool["function"]["name"] for tool in engine.requests[-1].body["tools"]] == ["see"]
 
 
@@ -360,8 +358,7 @@ async def test_the_tool_choice_decides_whether_files_are_searched(choice: Any, s
         assert [each.type for each in response.output] == [*["file_search_call"] * searches, "message"]
         assert ("Question:" in engine.requests[0].body["messages"][0]["content"]) == searches
         assert engine.requests[0].body.get("tool_choice") != "required"
-        echoed = response.to_dict()["tool_choice"]
-        assert echoed == choice
+        assert response.to_dict()["tool_choice"] == choice
 
 
 async def test_what_cannot_be_searched_is_refused_before_the_engine_is_asked() -> None:
@@ -408,8 +405,7 @@ async def test_a_client_that_leaves_during_the_search_leaves_nothing_behind() ->
         request = asyncio.ensure_future(gateway.client.post(gateway.url + "/v1/responses", json=request_fields()))
         await until("it searches", lambda: len(retrieval.file_searches) == 2)
         request.cancel()
-        server: Any = gateway.server
-        exchanges = server._gateway.inference._services.exchanges
+        exchanges = gateway.services.exchanges
         await until("it is over", lambda: not exchanges)
         retrieval.gate.set()
         assert engine.requests == []

@@ -194,11 +194,8 @@ async def test_over_websocket_what_is_not_stored_is_said_and_goes_on_from_memory
         second = await client.create("on", previous_response_id=unanswered["id"])
         assert (second["status"], second["store"]) == ("completed", True)
         assert site.messages() == [("user", LARGE), ("user", "on")]
-        assert len(await items_of(site, second["id"])) == 2, "stored with what it continues"
-
-
-async def items_of(site: Site, response_id: str) -> list[Any]:
-    return [each async for each in site.client.responses.input_items.list(response_id)]
+        items = [each async for each in site.client.responses.input_items.list(second["id"])]
+        assert len(items) == 2, "stored with what it continues"
 
 
 # With a store that takes its time
@@ -206,8 +203,7 @@ async def items_of(site: Site, response_id: str) -> list[Any]:
 
 def held_ends(site: Site) -> int:
     """Answers whose end waits for the store."""
-    server: Any = site.gateway.server
-    exchanges = server._gateway.inference._services.exchanges
+    exchanges = site.gateway.services.exchanges
     return sum(each.stored_end is not None and each.stored_end.is_holding for each in exchanges)
 
 
@@ -302,8 +298,7 @@ async def test_a_stop_that_waits_no_longer_ends_what_waits_for_the_store(*, stre
     async with site.held_store():
         asking = asyncio.create_task(post(site, RESPONSES, "x", stream=stream))
         await until("its end is held", lambda: held_ends(site) == 1)
-        server: Any = site.gateway.server
-        server._gateway.inference.end_all()
+        site.gateway.app.inference.end_all()
         status, body = await asking
         assert (status, find_object(RESPONSES, body)["store"]) == (200, False)
 

@@ -247,8 +247,7 @@ async def test_a_stop_ends_requests(kind: str, server: FakeMcpServer, gateway: G
     await offering(gateway, server, timeout_s=600.0)
     waiting = asyncio.create_task(read(gateway, kind))
     await until("the server is asked", lambda: kind in server.methods)
-    assert gateway.server is not None
-    gateway.server._gateway.posted_calls.end_all()
+    gateway.app.posted_calls.end_all()
     assert refusal(await waiting) == (503, "gateway_stopping", None)
 
 

@@ -72,8 +72,7 @@ async def answering(gateway: GatewayHarness) -> str:
 
 async def waiting_call(gateway: GatewayHarness) -> asyncio.Task[tuple[int, str]]:
     """A call that waits for the server."""
-    assert gateway.server is not None
-    changed = gateway.server._gateway.tool_runner._servers._connections["known"]._changed
+    changed = gateway.app.tool_runner._servers._connections["known"]._changed
     call = asyncio.create_task(call_code(gateway, "known__echo", text="x"))
     await until("the call waits", lambda: bool(changed._waiters))
     return call

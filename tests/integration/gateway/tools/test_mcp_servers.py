@@ -50,6 +50,13 @@ async def count_up(gateway: GatewayHarness) -> dict[str, float]:
     return {name: float(value) for name, value in found}
 
 
+async def until_listed(gateway: GatewayHarness, name: str) -> None:
+    async def look() -> bool:
+        return name in await list_names(gateway)
+
+    await until(f"{name} is listed", look)
+
+
 async def test_a_real_server(gateway: GatewayHarness) -> None:
     async with mcp_process() as server:
         await gateway.publish(tools=(ToolRoute(name="calculate"),), mcp_servers=(server.route(timeout_s=20.0),))
@@ -116,10 +123,7 @@ async def test_a_real_server_tells_of_its_new_tools(gateway: GatewayHarness) -> 
         await connect(gateway, server.route())
         assert await call_text(gateway, "demo__grow") == "grown"
 
-        async def is_listed() -> bool:
-            return "demo__grown" in await list_names(gateway)
-
-        await until("the new tool is listed", is_listed)
+        await until_listed(gateway, "demo__grown")
         assert await call_text(gateway, "demo__grown") == "here"
 
 
@@ -132,7 +136,9 @@ async def test_a_real_server_that_is_killed_costs_its_own_calls_alone(caplog: py
         await connected(gateway, "demo")
         await connected(gateway)
         waiting = asyncio.create_task(failure(gateway, "demo__wait", seconds=50.0))
-        await until("the call runs", lambda: _is_counted(gateway))
+        runner: Any = gateway.app.tool_runner
+        places = runner._servers._connections["demo"]._places
+        await until("the call has reached the server", lambda: places._value < 32)
         await server.kill()
         assert (await waiting).startswith("The MCP server demo failed: ")
         assert await call_text(gateway, "fake__echo") == "{}"
@@ -151,13 +157,6 @@ async def test_a_real_server_that_is_killed_costs_its_own_calls_alone(caplog: py
     told = [each.getMessage() for each in caplog.records if each.name.startswith("gateway.tools.mcp_client")]
     assert told[0].startswith("the MCP server demo is down: ")
     assert told[1:] == ["the MCP server demo is connected again"]
-
-
-async def _is_counted(gateway: GatewayHarness) -> bool:
-    """Whether a call has reached the server: it is one of those that are begun and not noted yet."""
-    runner: Any = gateway.app.tool_runner
-    connection = runner._servers._connections["demo"]
-    return bool(connection._places._value < 32)
 
 
 async def test_a_server_that_ends_within_a_call(gateway: GatewayHarness) -> None:
@@ -179,10 +178,7 @@ async def test_a_server_of_the_older_protocol(server: FakeMcpServer, gateway: Ga
     await until("it listens", lambda: bool(server._streams))
     await server.tell_of_change()
 
-    async def is_listed() -> bool:
-        return "fake__extra" in await list_names(gateway)
-
-    await until("the new tool is listed", is_listed)
+    await until_listed(gateway, "fake__extra")
 
 
 async def test_a_server_that_was_started_anew_is_connected_again_for_the_call(

@@ -101,8 +101,7 @@ async def test_a_later_request_continues_with_what_was_called() -> None:
             *first.to_dict()["output"],
             {"role": "user", "content": "So?"},
         ]
-        again = await loop.create(input=items, store=False)
-        assert kinds(again) == ["message"]
+        assert kinds(await loop.create(input=items, store=False)) == ["message"]
         assert call_and_result(loop) == ([("weather__get", json.dumps(BONN))], ["Rain in Bonn"])
         # Nor does one need the tools to read of them.
         await loop.create(input="Bye", previous_response_id=second.id, tools=[])
@@ -176,8 +175,7 @@ async def test_an_approval_is_asked_for_and_given() -> None:
         assert loop.servers.calls == [("weather__get", BONN)]
         assert call_and_result(loop) == ([("weather__get", json.dumps(BONN))], ["Rain in Bonn"])
         by_reference: Any = [{"type": "item_reference", "id": request.id}, *given]
-        referred = await loop.create(input=by_reference, tools=[APPROVED])
-        assert referred.output[1].output == "Rain in Bonn"
+        assert (await loop.create(input=by_reference, tools=[APPROVED])).output[1].output == "Rain in Bonn"
         loop.servers.calls.pop()
         later = await loop.create(input="And?", previous_response_id=response.id, tools=[APPROVED])
         assert (later.output_text, len(loop.servers.calls)) == (TEXT, 1)
@@ -205,8 +203,7 @@ async def test_in_the_background() -> None:
         assert [event.sequence_number for event in events] == list(range(len(events)))
         assert "response.mcp_call.completed" in [event.type for event in events]
 
-        reply = await loop.post(background=True, stream=True)
-        sent = reply.content
+        sent = (await loop.post(background=True, stream=True)).content
         response = folded(sent)
         assert events_in(
             (await loop.gateway.get(f"{RESPONSES}/{response['id']}?stream=true")).content + b"data: [DONE]\n\n" * 0
@@ -232,8 +229,7 @@ async def test_in_a_conversation() -> None:
         assert [item.type async for item in loop.client.conversations.items.list(conversation.id, order="asc")] == [
             *("message", "mcp_list_tools", "mcp_call", "message")
         ]
-        again = await loop.create(input="And?", conversation=conversation.id)
-        assert kinds(again) == ["message"]
+        assert kinds(await loop.create(input="And?", conversation=conversation.id)) == ["message"]
         assert call_and_result(loop)[1] == ["Rain in Bonn"]
 
 
@@ -242,8 +238,7 @@ async def test_files_are_searched_beside() -> None:
         retrieval.stores = {"vs": [file_hit(1, "Bonn is on the Rhine.")]}
         async with looping(ASKS, Move("It rains [1]."), retrieval_url=retrieval.url) as loop:
             search: Fields = {"type": "file_search", "vector_store_ids": ["vs"]}
-            reply = await loop.post(tools=[search, WEATHER], stream=True)
-            response = folded(reply.content)
+            response = folded((await loop.post(tools=[search, WEATHER], stream=True)).content)
             assert [item["type"] for item in response["output"]] == [
                 *("file_search_call", "mcp_list_tools", "mcp_call", "message")
             ]
@@ -265,15 +260,13 @@ async def test_tools_of_servers_count_as_the_prompts() -> None:
 async def test_an_engine_that_refuses_the_first_round_is_told_as_ever(stream: bool) -> None:
     async with looping(Move(error="too hot")) as loop:
         reply = await loop.post(stream=stream)
-        told = reply.body
-        assert (reply.status, told["error"]["message"]) == (400, "too hot")
+        assert (reply.status, reply.body["error"]["message"]) == (400, "too hot")
         await nothing_left(loop.gateway)
 
 
 async def test_an_engine_that_refuses_a_later_round() -> None:
     async with looping(ASKS, Move(error="too hot")) as loop:
-        reply = await loop.post(stream=True)
-        response = folded(reply.content)
+        response = folded((await loop.post(stream=True)).content)
         assert (response["status"], response["error"]["message"]) == ("failed", "too hot")
         assert [item["type"] for item in response["output"]] == ["mcp_list_tools", "mcp_call"]
         reply = await loop.post()

@@ -76,8 +76,7 @@ async def test_a_client_that_leaves_pays_for_what_came(clock: Clock) -> None:
         asking = asyncio.ensure_future(loop.create())
         await loop.until_in_tool()
         asking.cancel()
-        usage = await loop.spent("a")
-        assert usage.token_bucket.level == 10_000 - 30, "two rounds of 15 tokens"
+        assert (await loop.spent("a")).token_bucket.level == 10_000 - 30, "two rounds of 15 tokens"
 
 
 async def test_a_client_that_leaves_in_a_round_saves_nothing(clock: Clock) -> None:
@@ -86,8 +85,7 @@ async def test_a_client_that_leaves_in_a_round_saves_nothing(clock: Clock) -> No
         asking = asyncio.ensure_future(loop.create(max_output_tokens=5000))
         await until("the second round runs", lambda: len(loop.model.requests) == 2 and loop.model.running == 1)
         asking.cancel()
-        usage = await loop.spent("a")
-        assert 4_900 < usage.token_bucket.level < 5_000, "as many as were announced"
+        assert 4_900 < (await loop.spent("a")).token_bucket.level < 5_000, "as many as were announced"
 
 
 async def test_one_that_is_refused_pays_nothing() -> None:
@@ -112,24 +110,13 @@ def budget_of(loop: Loop) -> BodyBudget:
     return loop.gateway.app.inference.body_budget
 
 
-async def refused(loop: Loop, **fields: Any) -> tuple[int, str, str | None]:
-    """Status, code and `Retry-After`."""
-    reply = await loop.post(input=LARGE, **fields)
-    error = reply.error
-    return reply.status, error["code"], reply.headers.get("retry-after")
-
-
 async def test_of_fifty_large_conversations_as_many_are_held_as_have_room() -> None:
     async with looping(decide=decide, m={"target_inflight": 4}, body_memory_mib=ROOM) as loop:
-        answers = [asyncio.ensure_future(loop.post(input=LARGE).__aenter__()) for _ in range(50)]
-        done: list[Any] = []
+        answers = [asyncio.ensure_future(loop.post(input=LARGE)) for _ in range(50)]
         await until("all but two are refused", lambda: sum(each.done() for each in answers) == 48)
         await loop.until_in_tool(2)
-        for each in answers:
-            if each.done():
-                error = (await each.result().json())["error"]
-                done.append((each.result().status, error["code"], each.result().headers["retry-after"]))
-        assert done == [(503, "tool_rounds_full", "5")] * 48
+        refused = [each.result() for each in answers if each.done()]
+        assert {(*each.refusal, each.headers["retry-after"]) for each in refused} == {(503, "tool_rounds_full", "5")}
         held = budget_of(loop).used_bytes
         assert 2 * 2 * len(LARGE) < held <= 2 * 1024 * KIB
         # Others are served meanwhile, with large bodies and with small conversations.
@@ -137,8 +124,6 @@ async def test_of_fifty_large_conversations_as_many_are_held_as_have_room() -> N
         assert plain.output_text == "Plain."
         loop.release.set()
         assert (await loop.create()).output_text == "It rains in Bonn."
-        for each in answers:
-            await (await each).read()
         assert sorted([(await each).status for each in answers]) == [200] * 2 + [503] * 48
         await nothing_left(loop.gateway)
         await until("nothing is held any more", lambda: budget_of(loop).used_bytes == 0)
@@ -147,14 +132,14 @@ async def test_of_fifty_large_conversations_as_many_are_held_as_have_room() -> N
 
 async def test_a_refusal_says_how_much_there_is() -> None:
     async with looping(SAYS, body_memory_mib=1) as loop:
-        reply = await loop.post(input=LARGE)
-        error = reply.error
+        error = (await loop.post(input=LARGE)).error
         assert error["message"] == (
             "The conversation has 0.4 MiB, and those of all responses whose tools the gateway runs may have 0.2 MiB "
             "together."
         )
         for fields in ({"stream": True}, {"background": True}):
-            assert await refused(loop, **fields) == (503, "tool_rounds_full", "5")
+            reply = await loop.post(input=LARGE, **fields)
+            assert (*reply.refusal, reply.headers["retry-after"]) == (503, "tool_rounds_full", "5")
         assert not loop.model.requests
         await nothing_left(loop.gateway)
         assert budget_of(loop).used_bytes == 0
@@ -173,8 +158,7 @@ async def test_what_tools_say_makes_a_conversation_grow() -> None:
     """One call says 64 KiB of rain at most."""
     calls = [Call("weather__get", {"city": "Bonn " * 20_000}) for _ in range(12)]
     async with looping(Move(calls=calls), SAYS, body_memory_mib=ROOM) as loop:
-        reply = await loop.post(stream=True)
-        response = folded(reply.content)
+        response = folded((await loop.post(stream=True)).content)
         assert (response["status"], response["error"]["reason"]) == ("failed", "tool_rounds_full")
         assert len(loop.model.requests) == 1
         assert [item["type"] for item in response["output"]] == ["mcp_list_tools", *["mcp_call"] * 12]
@@ -289,7 +273,8 @@ async def test_a_client_that_leaves_in_a_round_is_one_that_left() -> None:
 
 async def test_a_round_that_fails_late_breaks_one_answer_off() -> None:
     async with looping(ASKS, SAYS, keys=KEYS) as loop:
-        loop.model.decide = _breaks_in_the_second(loop)
+        breaks = Move("It rains in Bonn.", breaks=True)
+        loop.model.decide = lambda _: ASKS if len(loop.model.requests) == 1 else breaks
         reply = await post(loop, stream=True)
         assert reply.status == 200
         assert b"response.failed" in reply.content
@@ -299,11 +284,6 @@ async def test_a_round_that_fails_late_breaks_one_answer_off() -> None:
         assert not [name for name in told if name[0] == "refusals_total"]
         rounds = await counted(loop, ("rounds_total",))
         assert rounds == {("rounds_total", "completed"): 1, ("rounds_total", "errored"): 1}
-
-
-def _breaks_in_the_second(loop: Loop) -> Any:
-    """The second round's connection breaks in the middle."""
-    return lambda _: ASKS if len(loop.model.requests) == 1 else Move("It rains in Bonn.", breaks=True)
 
 
 SESSIONS: Fields = {"session_cache": SLOTS, "session_binding": "slot", "target_inflight": SLOTS}

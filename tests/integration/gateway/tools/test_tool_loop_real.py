@@ -214,14 +214,12 @@ async def test_a_real_server_is_called_and_its_end_costs_its_own_call_alone() ->
         assert (call.status, call.output, json.loads(call.arguments)) == ("completed", "5", {"a": 2, "b": 3})
 
         asked: Fields = {"model": "m", "input": "Crash.", "tools": [DEMO], "stream": True}
-        reply = await gateway.post(RESPONSES, **asked)
-        crashed = folded(reply.content)
+        crashed = folded((await gateway.post(RESPONSES, **asked)).content)
         _, call, message = crashed["output"]
         assert (call["status"], call["error"]["type"], call["error"]["code"]) == ("failed", "http_error", 502)
         assert (crashed["status"], message["type"]) == ("completed", "message")
 
         await until("the server is down", lambda: state_is(gateway, "down"))
-        reply = await gateway.post(RESPONSES, **asked)
-        later = folded(reply.content)
+        later = folded((await gateway.post(RESPONSES, **asked)).content)
         listed, message = later["output"]
         assert (listed["tools"], listed["error"]) == ([], "The MCP server demo is not reachable now.")

@@ -33,11 +33,6 @@ def nothing_is_left() -> Iterator[None]:
             process.kill()
 
 
-def all_tools(folder: Path) -> tuple[ToolRoute, ...]:
-    """Every built-in tool."""
-    return tuple(ToolRoute(name=name, hosts=("example.org",), folder=str(folder)) for name in BUILTIN_TOOLS)
-
-
 async def test_tools_are_off_by_default(gateway: GatewayHarness) -> None:
     assert await list_tools(gateway) == []
     assert await call_code(gateway, "current_time") == (403, "tools_disabled")
@@ -49,7 +44,9 @@ async def test_tools_are_off_by_default(gateway: GatewayHarness) -> None:
 
 
 async def test_a_tool_is_listed_with_the_fields_of_the_seed(tmp_path: Path, gateway: GatewayHarness) -> None:
-    await gateway.publish(tools=all_tools(tmp_path))
+    folder = str(tmp_path)
+    tools = tuple(ToolRoute(name=name, hosts=("example.org",), folder=folder) for name in BUILTIN_TOOLS)
+    await gateway.publish(tools=tools)
     listed = await list_tools(gateway)
     assert [tool["tool"] for tool in listed] == sorted(BUILTIN_TOOLS), "each that can be declared is there"
     for tool in listed:
@@ -254,13 +251,9 @@ async def test_a_stop_ends_calls(tmp_path: Path) -> None:
         await gateway.publish(tools=(ToolRoute(name="search_files", folder=str(tmp_path), timeout_s=600.0),))
         waiting = asyncio.create_task(call_code(gateway, "search_files", text="(a+)+$", regex=True))
         await until("the call runs", lambda: bool(_job_processes()))
-        _stop(gateway)
+        assert gateway.server is not None
+        gateway.server.should_exit = True
         assert await waiting == (503, "gateway_stopping")
-
-
-def _stop(gateway: GatewayHarness) -> None:
-    assert gateway.server is not None
-    gateway.server.should_exit = True
 
 
 async def _searching(path: Path) -> psutil.Process:
