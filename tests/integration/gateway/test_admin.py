@@ -182,8 +182,8 @@ EVENT = b"id: 1\nevent: state\ndata: {}\n\n"
 async def test_each_part_comes_at_once(content_type: str, gateway: GatewayHarness) -> None:
     gateway.controller.admin.answer = gateway.controller.admin.stream(content_type)
     async with gateway.get("/v1/admin/events") as answer:
-        told = [answer.headers[name] for name in ("content-type", "cache-control", "x-accel-buffering")]
-        assert told == [content_type, "no-store", "no"], "before the first part"
+        told = [answer.headers.get(name) for name in ("content-type", "cache-control", "x-accel-buffering")]
+        assert told == [content_type, "no-store", "no" if "event" in content_type else None], "before the first part"
         for number in range(3):
             part = b"data: %d\n\n" % number
             gateway.controller.admin.parts.put_nowait(part)

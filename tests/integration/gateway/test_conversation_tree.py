@@ -126,9 +126,7 @@ async def test_a_deleted_item_is_not_active_any_more(rest: Rest) -> None:
     for wrong in (two["id"], "msg_none", "\x00"):
         told = await rest.refused("POST", f"/{made['id']}", active_item_id=wrong)
         assert told == (404, "conversation_item_not_found", "active_item_id")
-    assert await rest.refused("POST", f"/{made['id']}", active_item_id=7) == (
-        400, "invalid_request", "active_item_id",
-    )  # fmt: skip
+    assert await rest.refused("POST", f"/{made['id']}", active_item_id=7) == (400, "invalid_request", "active_item_id")
     assert (await rest.get(f"/{made['id']}"))["active_item_id"] == one["id"]
 
 
@@ -225,8 +223,10 @@ async def test_a_thousand_items_are_imported_at_once_and_read_at_once(rest: Rest
     await rest.post(f"/{made['id']}/items", items=more)
     assert (await rest.get(f"/{made['id']}"))["item_count"] == 2000
     assert await rest.refused("POST", f"/{made['id']}/items", items=[*more, message("x")]) == (
-        400, "invalid_request", "items",
-    )  # fmt: skip
+        400,
+        "invalid_request",
+        "items",
+    )
 
 
 async def test_an_item_is_added_to_the_place_that_its_request_says_and_not_where_it_was(rest: Rest) -> None:
@@ -288,8 +288,11 @@ async def test_items_of_an_answer_name_their_response_and_have_its_figures(site:
     whole = await site.make("two", conversation=made["id"], store=False)
     items = (await rest.get(f"/{made['id']}/items?branch=all&content=references"))["data"]
     assert [("answer" in item, text_of(item).strip()) for item in items] == [
-        (False, "one"), (True, TEXT), (False, "two"), (True, TEXT),
-    ]  # fmt: skip
+        (False, "one"),
+        (True, TEXT),
+        (False, "two"),
+        (True, TEXT),
+    ]
     for item, response in ((items[1], streamed), (items[3], whole)):
         answer = item["answer"]
         figures = answer["figures"]
@@ -425,8 +428,10 @@ async def test_below_an_unknown_item_nothing_is_made_or_written(
     assert (state["active_item_id"], state["running_response_id"]) == ("b", None)
     other = await rest.post("", items=[message("elsewhere", id="other")])
     assert await refusal(site.make("x", conversation=at(made, "other"))) == (
-        404, "conversation_item_not_found", "conversation.parent_id",
-    )  # fmt: skip
+        404,
+        "conversation_item_not_found",
+        "conversation.parent_id",
+    )
     assert (await rest.get(f"/{other['id']}"))["item_count"] == 1
 
 
