@@ -325,12 +325,12 @@ async def test_anothers_state_is_as_if_there_was_none(is_running: bool) -> None:
         assert [one[1:3] for one in of_nobody[:4]] == [(404, "response_not_found")] * 4
         assert {one[1:3] for one in of_nobody[4:]} == {(400, "previous_response_not_found")}
         assert len(engine.requests) == engine_requests
-        url = f"{gateway.url}/v1/responses/{response_id}"
-        async with gateway.client.get(url, headers=bearer("all")) as answer:
-            assert (await answer.json())["status"] == ("in_progress" if is_running else "completed")
+        path = f"/v1/responses/{response_id}"
+        status = (await gateway.get(path, key="secret-all")).success["status"]
+        assert status == ("in_progress" if is_running else "completed")
         engine.release.set()
-        async with asyncio.timeout(60), gateway.client.delete(url, headers=bearer("all")) as answer:
-            assert answer.status == 200
+        async with asyncio.timeout(60):
+            assert (await gateway.request("DELETE", path, key="secret-all")).status == 200
 
 
 WELL_FORMED_HOSTS: Final = (b"localhost:99999", b"..", b"a" * 4000)

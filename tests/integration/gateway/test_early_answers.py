@@ -46,17 +46,13 @@ async def test_a_client_of_programs_reads_the_answer(then: Then, is_socket: bool
             assert (answer.status, await answer.read_body()) == (413, REFUSAL)
 
 
-async def _refused(client: aiohttp.ClientSession, url: str, body: bytes) -> None:
-    async with client.post(url, data=body, headers={"content-type": "application/json"}) as answer:
-        assert (answer.status, (await answer.json())["error"]["code"]) == (413, "body_too_large")
-
-
 async def test_retrievals_refusal_of_an_upload_is_passed_on(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("a-token-of-both-programs")
     with early_peer("close") as peer:
         async with gateway_harness(retrieval_url=peer.url, retrieval_token_file=token) as gateway:
-            await _refused(gateway.client, f"{gateway.url}/v1/documents", b'{"text": "%b"}' % (b"x" * 4_000_000))
+            reply = await gateway.post("/v1/documents", b'{"text": "%b"}' % (b"x" * 4_000_000))
+            assert reply.refusal == (413, "body_too_large")
 
 
 async def test_the_controllers_refusal_is_passed_on() -> None:
@@ -66,7 +62,8 @@ async def test_the_controllers_refusal_is_passed_on() -> None:
             ProgramClient(ProgramAddress.parse(peer.url), DEADLINE_S) as controller,
         ):
             gateway.app.forward._controller = controller
-            await _refused(gateway.client, f"{gateway.url}/v1/admin/declarations/models/m", bytes(1_000_000))
+            reply = await gateway.post("/v1/admin/declarations/models/m", bytes(1_000_000))
+            assert reply.refusal == (413, "body_too_large")
 
 
 class _LateTransport:

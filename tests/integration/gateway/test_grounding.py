@@ -402,7 +402,7 @@ async def test_a_response_in_the_background_searches_too() -> None:
 async def test_a_client_that_leaves_during_the_search_leaves_nothing_behind() -> None:
     async with searching() as (gateway, engine, retrieval):
         retrieval.gate = asyncio.Event()
-        request = asyncio.ensure_future(gateway.client.post(gateway.url + "/v1/responses", json=request_fields()))
+        request = asyncio.ensure_future(gateway.post("/v1/responses", request_fields()))
         await until("it searches", lambda: len(retrieval.file_searches) == 2)
         request.cancel()
         exchanges = gateway.services.exchanges

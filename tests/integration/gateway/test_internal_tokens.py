@@ -105,9 +105,10 @@ async def test_at_the_gateway_the_token_of_retrieval_opens_two_routes_and_the_ot
 
         async def answer_to(method: str, path: str, token: InternalToken) -> tuple[int, str | None]:
             body = None if method in ("GET", "HEAD") else BODY
-            headers = {token.header: TOKENS[token.name]}
-            url = f"{gateway.url}{path}?model=org/m"
-            async with gateway.client.request(method, url, data=body, headers=headers) as answer:
+            request = gateway.request(
+                method, f"{path}?model=org/m", data=body, headers={token.header: TOKENS[token.name]}
+            )
+            async with request as answer:
                 text = await answer.text() if answer.status in (401, 403) and method != "HEAD" else ""
                 return answer.status, json.loads(text)["error"]["code"] if text else None
 

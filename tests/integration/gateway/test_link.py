@@ -69,7 +69,7 @@ async def test_requests_in_replicas_that_leave_are_named_the_oldest_first(gatewa
     async with engines(2) as (old, new):
         old_route = route("m", [old.url])
         await gateway.publish(old_route)
-        answers = [asyncio.create_task(gateway.chat(fault="hold").__aenter__()) for _ in range(25)]
+        answers = [asyncio.ensure_future(gateway.chat(fault="hold")) for _ in range(25)]
         report = await gateway.controller.report_where(lambda report: report.inflight == {"m-0": 25})
         assert report.leaving == {}, "it is routed to"
         started = report.last_used["m"]
@@ -84,9 +84,7 @@ async def test_requests_in_replicas_that_leave_are_named_the_oldest_first(gatewa
         stamp = await gateway.controller.publish(route("m", state=ModelState.UNLOADING))
         assert (await gateway.controller.acknowledged(stamp)).leaving == report.leaving
         old.release.set()
-        for task in answers:
-            async with await task as answer:
-                assert answer.headers["x-request-id"] in ids
+        assert {reply.headers["x-request-id"] for reply in await asyncio.gather(*answers)} == {*ids}
         assert (await gateway.controller.report_where(lambda report: not report.inflight)).leaving == {}
 
 
@@ -142,7 +140,7 @@ async def test_acknowledgements_and_demand_do_not_wait_for_the_next_report(monke
     async with gateway_harness(autoload_timeout_s=60) as gateway:
         for _ in range(3):
             await gateway.publish(route("m", state=ModelState.UNLOADED, autoload=True))
-        call = asyncio.create_task(gateway.chat().__aenter__())
+        call = asyncio.ensure_future(gateway.chat())
         await gateway.controller.report_where(lambda report: set(report.demand) == {"m"})
         call.cancel()
 

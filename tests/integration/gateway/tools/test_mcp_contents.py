@@ -104,9 +104,8 @@ async def test_a_body_of_another_form_is_refused(server: FakeMcpServer, gateway:
     await offering(gateway, server)
     for uri in (None, 1, "", "x" * 2049):
         assert refusal(await read_resource(gateway, "fake", uri)) == (400, "invalid_request", "uri")
-    url = f"{gateway.url}/tools/servers/fake/prompts/ask"
-    async with gateway.client.post(url, json={"arguments": []}) as answer:
-        assert refusal((answer.status, await answer.json())) == (400, "invalid_request", "arguments")
+    reply = await gateway.post("/tools/servers/fake/prompts/ask", {"arguments": []})
+    assert refusal(reply.result) == (400, "invalid_request", "arguments")
     assert not {"prompts/get", "resources/read"} & set(server.methods)
 
 
