@@ -101,7 +101,7 @@ async def test_many_aborted_streams_are_counted_to_the_token_and_block_nobody(re
                 asked += 1
             return asked
 
-        asking = asyncio.create_task(read_readiness())
+        pending = asyncio.create_task(read_readiness())
         limit = asyncio.Semaphore(AT_ONCE)
 
         async def leave(words: int) -> None:
@@ -110,7 +110,7 @@ async def test_many_aborted_streams_are_counted_to_the_token_and_block_nobody(re
 
         await asyncio.gather(*(leave(words) for words in wanted))
         is_over.set()
-        assert await asking
+        assert await pending
         await until("the engine sees each of them", lambda: engine.cancelled == ABORTED)
         await gateway.idle()
         metrics = await gateway.metrics()

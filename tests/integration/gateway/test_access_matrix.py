@@ -155,8 +155,8 @@ def reaches_controller(method: str, path: str, access: Access) -> int:
     if path.startswith("/v1/admin/"):
         return len(let_in)
     # Who may see the engines' command lines gets them in the list. The others change the model that `BODY` names.
-    asking = (("GET", "/models"), ("POST", "/models/load"), ("POST", "/models/unload"))
-    return sum("admin" in scopes for scopes in let_in) if (method, path) in asking else 0
+    pending = (("GET", "/models"), ("POST", "/models/load"), ("POST", "/models/unload"))
+    return sum("admin" in scopes for scopes in let_in) if (method, path) in pending else 0
 
 
 async def test_every_method_and_path_with_every_sort_of_key() -> None:

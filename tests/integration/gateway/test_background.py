@@ -116,8 +116,8 @@ async def test_what_fails_is_stored_as_failed(fields: dict[str, str], reason: st
         assert over.error.to_dict()["code"] == "server_error"
         assert over.error.to_dict()["reason"] == reason
         assert over.error.message
-        asking = site.make(previous_response_id=made.id)
-        assert await refusal(asking) == (400, "invalid_request", "previous_response_id")
+        pending = site.make(previous_response_id=made.id)
+        assert await refusal(pending) == (400, "invalid_request", "previous_response_id")
 
 
 async def test_one_whose_key_is_revoked_while_it_waits_fails() -> None:
@@ -159,12 +159,12 @@ async def test_it_counts_as_any_other() -> None:
 
 async def test_it_is_told_as_queued_once_it_is_stored(site: Site) -> None:
     async with site.held_store():
-        asking = asyncio.create_task(site.make(background=True))
+        pending = asyncio.create_task(site.make(background=True))
         await until("it is accepted", lambda: bool(site.running))
         await settled()
-        assert not asking.done()
+        assert not pending.done()
         assert site.engine.requests == [], "what cannot be stored is not asked for"
-    made = await asking
+    made = await pending
     assert made.status == "queued"
     assert (await site.over(made.id)).output_text.strip() == TEXT
 

@@ -64,14 +64,14 @@ async def test_a_conversation_is_made_read_changed_and_deleted(site: Site) -> No
     assert await texts(site.client, made.id) == ["one", "two"]
     deleted = await conversations.delete(made.id)
     assert (deleted.id, deleted.object, deleted.deleted) == (made.id, "conversation.deleted", True)
-    for asking in (
+    for pending in (
         conversations.retrieve(made.id),
         conversations.update(made.id, metadata={}),
         conversations.delete(made.id),
         conversations.items.list(made.id),
         conversations.items.create(made.id, items=[message("x")]),
     ):
-        assert await refusal(asking) == NOT_FOUND
+        assert await refusal(pending) == NOT_FOUND
     assert await refusal(site.make("x", conversation=made.id)) == NOT_CONTINUABLE
     empty = await conversations.create()
     assert (empty.metadata, await texts(site.client, empty.id)) == ({}, [])
@@ -137,13 +137,13 @@ async def test_one_response_at_a_time_adds_to_a_conversation(site: Site) -> None
     first = asyncio.create_task(site.make("one", conversation=made.id, fault="hold"))
     await until("it runs", lambda: site.engine.running == 1)
     items = site.client.conversations.items
-    for asking in (
+    for pending in (
         site.make("two", conversation=made.id),
         site.make("two", conversation=made.id, background=True),
         items.create(made.id, items=[message("x")]),
         items.delete(zero.id, conversation_id=made.id),
     ):
-        assert await refusal(asking) == LOCKED
+        assert await refusal(pending) == LOCKED
     assert (await site.gateway.post("/v1/responses", model="m", input="x", conversation=made.id)).headers["retry-after"]
     # Reading it, counting with it, naming it and another one are free.
     assert await texts(site.client, made.id) == ["zero"]
@@ -196,8 +196,8 @@ async def test_a_response_of_a_conversation_may_be_continued_by_itself(site: Sit
     await site.make("more", previous_response_id=branch.id)
     assert site.messages() == [*before[1:], ("assistant", TEXT), ("user", "more")]
     await site.client.conversations.delete(made.id)
-    asking = site.make("x", previous_response_id=branch.id)
-    assert await refusal(asking) == (400, "previous_response_not_found", "previous_response_id")
+    pending = site.make("x", previous_response_id=branch.id)
+    assert await refusal(pending) == (400, "previous_response_not_found", "previous_response_id")
     made_of = [item async for item in site.client.responses.input_items.list(branch.id)]
     assert len(made_of) == 3, "what is left of it"
 
@@ -248,8 +248,8 @@ async def test_items_are_referred_to_and_copied_by_their_ids(site: Site) -> None
     copied = await site.client.conversations.create(items=[reference])
     assert await texts(site.client, copied.id) == ["one"]
     again: Any = one.to_dict()
-    asking = site.client.conversations.items.create(made.id, items=[again])
-    assert await refusal(asking) == (400, "invalid_request", "items[0].id")
+    pending = site.client.conversations.items.create(made.id, items=[again])
+    assert await refusal(pending) == (400, "invalid_request", "items[0].id")
     # In a response's input it is another item, with an id of its own.
     await site.client.responses.create(model="m", input=[again], conversation=made.id)
     assert await texts(site.client, made.id) == ["one", "one", TEXT]
@@ -303,7 +303,7 @@ async def test_of_another_tenant_nothing_is_told_apart_from_nothing() -> None:
         assert (await site.as_key("ours").conversations.retrieve(made.id)).id == made.id
         theirs = site.as_key("theirs")
         for conversation_id in (made.id, "conv_none"):
-            for asking in (
+            for pending in (
                 theirs.conversations.retrieve(conversation_id),
                 theirs.conversations.update(conversation_id, metadata={}),
                 theirs.conversations.delete(conversation_id),
@@ -312,7 +312,7 @@ async def test_of_another_tenant_nothing_is_told_apart_from_nothing() -> None:
                 theirs.conversations.items.retrieve(str(item.id), conversation_id=conversation_id),
                 theirs.conversations.items.delete(str(item.id), conversation_id=conversation_id),
             ):
-                assert await refusal(asking) == NOT_FOUND
+                assert await refusal(pending) == NOT_FOUND
             continuing = theirs.responses.create(model="m", input="x", conversation=conversation_id)
             assert await refusal(continuing) == NOT_CONTINUABLE
         reference: Any = {"type": "item_reference", "id": item.id}
@@ -333,8 +333,8 @@ async def test_a_key_for_some_models_sees_where_these_answered_last() -> None:
         await some.responses.create(model="n", input="one", conversation=made.id)
         await site.make("two", conversation=made.id)
         assert await refusal(some.conversations.retrieve(made.id)) == NOT_FOUND
-        asking = some.responses.create(model="n", input="three", conversation=made.id)
-        assert await refusal(asking) == NOT_CONTINUABLE
+        pending = some.responses.create(model="n", input="three", conversation=made.id)
+        assert await refusal(pending) == NOT_CONTINUABLE
         await site.client.responses.create(model="n", input="three", conversation=made.id)
         assert len(await texts(some, made.id)) == 6
 
@@ -350,8 +350,8 @@ async def test_where_nothing_is_stored_there_are_no_conversations() -> None:
 async def test_a_conversation_too_long_to_be_continued_is_refused() -> None:
     async with response_state.site(max_body_mib=1) as site:
         made = await site.client.conversations.create(items=[message("x" * 600_000)])
-        asking = site.client.conversations.items.create(made.id, items=[message("x" * 600_000)])
-        assert await refusal(asking) == (400, "invalid_request", "items")
+        pending = site.client.conversations.items.create(made.id, items=[message("x" * 600_000)])
+        assert await refusal(pending) == (400, "invalid_request", "items")
         await site.make("x" * 500_000, conversation=made.id)
         assert await refusal(site.make("x", conversation=made.id)) == (400, "invalid_request", "conversation")
         [first] = [item async for item in site.client.conversations.items.list(made.id, order="asc", limit=1)][:1]
@@ -363,8 +363,8 @@ async def test_a_turn_that_cannot_be_written_fails_and_leaves_neither_response_n
     made = await site.client.conversations.create(items=[message("one")])
     database: Any = site.store._file._database
     await site.store.submit_job(lambda _: database._db.execute("PRAGMA max_page_count = 1").fetchall())
-    asking = site.make("x" * 200_000, conversation=made.id)
-    assert (await refusal(asking))[:2] == (500, "response_store_failed")
+    pending = site.make("x" * 200_000, conversation=made.id)
+    assert (await refusal(pending))[:2] == (500, "response_store_failed")
     assert (await site.store.submit_job(lambda database: database.count_stored())).responses == 0
     assert await texts(site.client, made.id) == ["one"]
 

@@ -96,8 +96,8 @@ async def test_what_is_refused(site: Site) -> None:
         ({"type": "input_file", "file_id": "f"}, "invalid_request", "file_id"),
         ({"type": "input_file", "file_data": "data:image/png;base64,aGk="}, "modality_unsupported", "file_data"),
     ):
-        asking = site.client.responses.create(model="m", input=input_of(part))
-        assert await refusal(asking) == (400, code, f"{at}.{place}")
+        pending = site.client.responses.create(model="m", input=input_of(part))
+        assert await refusal(pending) == (400, code, f"{at}.{place}")
     assert not site.engine.requests
     await nothing_left(site.gateway)
 
@@ -127,12 +127,12 @@ async def test_who_leaves_or_is_stopped_ends_the_reading() -> None:
         services = server._gateway.inference._services
         object.__setattr__(services, "documents", DocumentReader(WAITS))
 
-        asking = asyncio.ensure_future(site.gateway.post("/v1/responses", model="m", input=input_of(FILE)))
+        pending = asyncio.ensure_future(site.gateway.post("/v1/responses", model="m", input=input_of(FILE)))
         await until("it is read", count_running)
-        asking.cancel()
+        pending.cancel()
         await until("it is ended", lambda: not count_running())
-        asking = asyncio.ensure_future(site.gateway.post("/v1/responses", model="m", input=input_of(FILE)))
+        pending = asyncio.ensure_future(site.gateway.post("/v1/responses", model="m", input=input_of(FILE)))
         await until("it is read", count_running)
         server.should_exit = True
-        assert (await asking).status == 503
+        assert (await pending).status == 503
         await until("it is ended", lambda: not count_running())

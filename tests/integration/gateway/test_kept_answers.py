@@ -119,11 +119,11 @@ async def test_on_a_full_disk_a_conversation_has_both_halves_or_its_request_fail
         disk.free()
         conversation = await site.client.conversations.create()
         in_it: dict[str, Any] = {"conversation": conversation.id, "stream": stream, "store": store}
-        asking = asyncio.create_task(post(site, RESPONSES, **in_it, fault="hold"))
+        pending = asyncio.create_task(post(site, RESPONSES, **in_it, fault="hold"))
         await until("it runs", lambda: site.engine.running == 1)
         disk.fill()
         site.engine.release.set()
-        status, body = await asking
+        status, body = await pending
         if stream:
             events = events_in(body)
             assert [each["type"] for each in events[-2:]] == ["error", "response.failed"]
@@ -227,11 +227,11 @@ async def test_a_stream_ends_when_it_is_stored_and_holds_no_slot_until_then(path
 @PATHS
 async def test_a_blocking_answer_is_sent_when_it_is_stored(path: str) -> None:
     async with response_state.site(m=ONE_SLOT) as site, site.held_store():
-        asking = asyncio.create_task(post(site, path, "x"))
+        pending = asyncio.create_task(post(site, path, "x"))
         await until("its end is held", lambda: held_ends(site) == 1)
-        assert not asking.done()
+        assert not pending.done()
         site.let_go()
-        status, body = await asking
+        status, body = await pending
         assert status == 200
         assert await is_found(site, path, json.loads(body)["id"])
 
@@ -270,8 +270,8 @@ async def test_a_write_that_hangs_and_lands_later_is_taken_out_again(
 
         monkeypatch.setattr(database, "save_objects", save_late)
         site.let_go()
-        asking = site.make("two", conversation=conversation.id)
-        assert (await refusal(asking))[:2] == (500, "response_store_failed")
+        pending = site.make("two", conversation=conversation.id)
+        assert (await refusal(pending))[:2] == (500, "response_store_failed")
         gate.set()
     items = site.client.conversations.items.list(conversation.id, order="asc")
     assert [each.to_dict()["content"][0]["text"] async for each in items] == ["one", TEXT]  # type: ignore[index]
@@ -296,10 +296,10 @@ async def test_a_client_that_leaves_before_the_end_has_what_it_asked_for_stored(
 @STREAMS
 async def test_a_stop_that_waits_no_longer_ends_what_waits_for_the_store(*, stream: bool, site: Site) -> None:
     async with site.held_store():
-        asking = asyncio.create_task(post(site, RESPONSES, "x", stream=stream))
+        pending = asyncio.create_task(post(site, RESPONSES, "x", stream=stream))
         await until("its end is held", lambda: held_ends(site) == 1)
         site.gateway.app.inference.end_all()
-        status, body = await asking
+        status, body = await pending
         assert (status, find_object(RESPONSES, body)["store"]) == (200, False)
 
 

@@ -8,7 +8,6 @@ import base64
 from typing import Any
 
 import pytest
-from aiohttp import web
 
 from controller.schema.tools import McpServerRoute, ToolRoute
 from gateway.tools.mcp_client import server_connection, servers
@@ -193,24 +192,6 @@ async def test_a_server_that_is_down(
     await server.start()
     await connected(gateway)
     assert (await read(gateway, kind))[0] == 200
-
-
-@BOTH
-async def test_a_server_that_was_started_anew_is_connected_again(
-    kind: str, server: FakeMcpServer, gateway: GatewayHarness
-) -> None:
-    asked: dict[str, Answer] = {"prompts/get": says("Rain?"), "resources/read": holds({"uri": "u", "text": "coal"})}
-
-    async def of_session(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-        if request.headers.get("mcp-session-id") != str(server.session):
-            return web.json_response({"error": "no such session"}, status=404)
-        return await asked[kind](request, message)
-
-    server.answers[kind] = of_session
-    await offering(gateway, server)
-    server.forget_session()
-    assert (await read(gateway, kind))[0] == 200
-    assert server.methods.count("initialize") == 2
 
 
 @BOTH

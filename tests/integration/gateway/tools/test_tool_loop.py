@@ -332,9 +332,9 @@ async def is_over(loop: Loop) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_leaves_cancels_the_tool(stream: bool) -> None:
     async with looping(HANGS, SAYS) as loop:
-        asking = asyncio.create_task(read(loop, stream=stream))
+        pending = asyncio.create_task(read(loop, stream=stream))
         await loop.until_in_tool()
-        asking.cancel()
+        pending.cancel()
         await until("the tool is cancelled", lambda: loop.servers.cancelled == 1)
         await is_over(loop)
         assert len(loop.model.requests) == 1
@@ -343,9 +343,9 @@ async def test_a_client_that_leaves_cancels_the_tool(stream: bool) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_leaves_cancels_the_round(stream: bool) -> None:
     async with looping(ASKS, HOLDS) as loop:
-        asking = asyncio.create_task(read(loop, stream=stream))
+        pending = asyncio.create_task(read(loop, stream=stream))
         await until("the second round runs", lambda: len(loop.model.requests) == 2 and loop.model.running == 1)
-        asking.cancel()
+        pending.cancel()
         await until("the engine stops", lambda: loop.model.cancelled == 1)
         await is_over(loop)
 
@@ -368,14 +368,14 @@ async def test_a_websocket_that_is_closed_cancels_the_tool() -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_response_in_the_background_is_cancelled_in_the_middle_of_a_tool(stream: bool) -> None:
     async with looping(HANGS, SAYS) as loop:
-        asking = asyncio.create_task(read(loop, background=True, stream=stream))
+        pending = asyncio.create_task(read(loop, background=True, stream=stream))
         await loop.until_in_tool()
         [response_id] = registry_of(loop)
         cancelled = await loop.client.responses.cancel(response_id)
         assert cancelled.status == "cancelled"
         await until("the tool is cancelled", lambda: loop.servers.cancelled == 1)
         assert await loop.client.responses.retrieve(response_id) == cancelled
-        content = await asking
+        content = await pending
         if stream:
             last = events_in(content)[-1]
             assert (last["type"], last["response"]["status"]) == ("response.incomplete", "cancelled")
@@ -387,11 +387,11 @@ async def test_a_response_in_the_background_is_cancelled_in_the_middle_of_a_tool
 
 async def test_a_stream_is_cancelled_in_the_middle_of_a_tool() -> None:
     async with looping(Move("I look.", [Call("weather__wait", BONN)]), SAYS) as loop:
-        asking = asyncio.create_task(read(loop, stream=True))
+        pending = asyncio.create_task(read(loop, stream=True))
         await loop.until_in_tool()
         [response_id] = registry_of(loop)
         cancelled = await loop.client.responses.cancel(response_id)
-        response = folded(await asking)
+        response = folded(await pending)
         assert [item.get("status") for item in response["output"]] == [None, "completed", "incomplete"]
         assert cancelled.to_dict()["output"] == response["output"]
         await is_over(loop)
@@ -399,11 +399,11 @@ async def test_a_stream_is_cancelled_in_the_middle_of_a_tool() -> None:
 
 async def test_a_background_response_goes_on_without_its_client() -> None:
     async with looping(HANGS, SAYS) as loop:
-        asking = asyncio.create_task(read(loop, background=True, stream=True))
+        pending = asyncio.create_task(read(loop, background=True, stream=True))
         await loop.until_in_tool()
         [response_id] = registry_of(loop)
-        asking.cancel()
-        await asyncio.wait([asking])
+        pending.cancel()
+        await asyncio.wait([pending])
         loop.release.set()
         await until("the response is complete", lambda: not registry_of(loop))
         response = await loop.client.responses.retrieve(response_id)
@@ -458,10 +458,10 @@ async def test_the_time_of_the_request_ends_a_tool(stream: bool) -> None:
 
 async def test_a_gateway_that_stops_ends_the_loop() -> None:
     async with looping(HANGS, SAYS) as loop:
-        asking = asyncio.create_task(read(loop, stream=True))
+        pending = asyncio.create_task(read(loop, stream=True))
         await loop.until_in_tool()
         loop.gateway.app.end_all()
-        response = folded(await asking)
+        response = folded(await pending)
         assert (response["status"], response["error"]["reason"]) == ("failed", "gateway_stopping")
         await until("the tool is cancelled", lambda: loop.servers.cancelled == 1)
 
@@ -485,12 +485,12 @@ async def test_a_tool_that_is_out_of_time_is_told_to_the_model(monkeypatch: pyte
 async def test_a_key_that_is_withdrawn_ends_the_loop() -> None:
     keys = (key("a", tools=["weather__*"]), key("b"))
     async with looping(HANGS, SAYS, keys=keys) as loop:
-        asking = asyncio.ensure_future(loop.create())
+        pending = asyncio.ensure_future(loop.create())
         await loop.until_in_tool()
         models = list(loop.gateway.services.live.current.models.values())
         await loop.gateway.publish(*models, keys=keys[1:])
         loop.release.set()
-        assert (await refusal(asking))[:2] == (401, "invalid_api_key")
+        assert (await refusal(pending))[:2] == (401, "invalid_api_key")
         assert len(loop.model.requests) == 1
         await is_over(loop)
 
@@ -521,8 +521,8 @@ async def test_a_key_gets_the_tools_that_it_may_call() -> None:
         response = await loop.create(tools=[own])
         assert [tool.name for tool in response.output[0].tools] == ["calculate"]
         assert await refusal(loop.create(tools=[WEATHER])) == (400, "invalid_request", "tools[0].server_label")
-        asking = loop.as_key("b").responses.create(model="m", input="x", tools=[own])  # type: ignore[list-item]
-        assert await refusal(asking) == (400, "invalid_request", "tools[0].server_label")
+        pending = loop.as_key("b").responses.create(model="m", input="x", tools=[own])  # type: ignore[list-item]
+        assert await refusal(pending) == (400, "invalid_request", "tools[0].server_label")
 
 
 async def test_a_model_that_is_talked_into_a_tool_that_the_key_lacks_does_not_get_it() -> None:

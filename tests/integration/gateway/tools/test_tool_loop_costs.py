@@ -51,12 +51,12 @@ async def test_nobody_waits_for_a_tool() -> None:
 
 async def test_each_round_queues() -> None:
     async with looping(decide=decide, m={"target_inflight": 1, "queue_limit": 1}) as loop:
-        asking = asyncio.ensure_future(loop.create())
+        pending = asyncio.ensure_future(loop.create())
         await loop.until_in_tool()
         held = asyncio.ensure_future(loop.client.responses.create(model="m", input="Hi", extra_body={"hold": True}))
         assert (await held).output_text == "Plain."
         loop.release.set()
-        assert (await asking).output_text == "It rains in Bonn."
+        assert (await pending).output_text == "It rains in Bonn."
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -73,18 +73,18 @@ async def test_the_key_pays_for_all_rounds_once(stream: bool, clock: Clock) -> N
 async def test_a_client_that_leaves_pays_for_what_came(clock: Clock) -> None:
     keys = (key("a", tools=["weather__*"], tokens_per_minute=10_000),)
     async with looping(ASKS, HANGS, SAYS, keys=keys) as loop:
-        asking = asyncio.ensure_future(loop.create())
+        pending = asyncio.ensure_future(loop.create())
         await loop.until_in_tool()
-        asking.cancel()
+        pending.cancel()
         assert (await loop.spent("a")).token_bucket.level == 10_000 - 30, "two rounds of 15 tokens"
 
 
 async def test_a_client_that_leaves_in_a_round_saves_nothing(clock: Clock) -> None:
     keys = (key("a", tools=["weather__*"], tokens_per_minute=10_000),)
     async with looping(ASKS, Move("It rains.", holds=True), keys=keys) as loop:
-        asking = asyncio.ensure_future(loop.create(max_output_tokens=5000))
+        pending = asyncio.ensure_future(loop.create(max_output_tokens=5000))
         await until("the second round runs", lambda: len(loop.model.requests) == 2 and loop.model.running == 1)
-        asking.cancel()
+        pending.cancel()
         assert 4_900 < (await loop.spent("a")).token_bucket.level < 5_000, "as many as were announced"
 
 
@@ -170,9 +170,9 @@ async def test_what_tools_say_makes_a_conversation_grow() -> None:
 async def test_a_client_that_leaves_gives_the_memory_back() -> None:
     async with looping(decide=decide, body_memory_mib=ROOM) as loop:
         for _ in range(3):
-            asking = asyncio.create_task(loop.create(input=LARGE))
+            pending = asyncio.create_task(loop.create(input=LARGE))
             await loop.until_in_tool()
-            asking.cancel()
+            pending.cancel()
             await until("the tool is cancelled", lambda: not loop.servers.running)
             await until("nothing is held any more", lambda: budget_of(loop).used_bytes == 0)
         assert BONN in [arguments for _, arguments in loop.servers.calls]
@@ -255,9 +255,9 @@ async def test_a_round_that_is_refused_is_one_refusal() -> None:
 
 async def test_a_client_that_leaves_in_a_round_is_one_that_left() -> None:
     async with looping(ASKS, Move("It rains.", holds=True), keys=KEYS) as loop:
-        asking = asyncio.ensure_future(post(loop))
+        pending = asyncio.ensure_future(post(loop))
         await until("the second round runs", lambda: len(loop.model.requests) == 2 and loop.model.running == 1)
-        asking.cancel()
+        pending.cancel()
         await until("the engine stops", lambda: loop.model.cancelled == 1)
         assert await counted(loop, CLIENTS) == {
             ("requests_total", "499"): 1,
