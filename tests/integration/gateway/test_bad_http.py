@@ -207,30 +207,19 @@ async def test_trailers_are_no_headers(gateway: GatewayHarness, engine: MockEngi
 
 
 TARGETS = {
-    "http://localhost/v1/chat/completions": 200,
-    "HTTP://LOCALHOST:80/v1/chat/completions": 200,
-    "/v1/%63hat/completions": 200,
-    "/v1/chat%2fcompletions": 200,
-    "/v1/chat/completions?x=%00%0d%0a": 200,
-    "http://evil.example/v1/chat/completions": 403,
-    "http://localhost": 405,
-    "http://localhost?/v1/chat/completions": 405,
-    "/v1/%2563hat/completions": 404,
-    "//v1/chat/completions": 404,
-    "//localhost/v1/chat/completions": 404,
-    "/v1/x/../chat/completions": 404,
-    "/v1/x/%2e%2e/chat/completions": 404,
-    "/v1/./chat/completions": 404,
-    "/v1/chat/completions/": 404,
-    "/v1/chat/completions%00": 404,
-    "/v1/chat/completions%0a": 404,
-    "/v1/chat/completions;x": 404,
-    "/v1/chat/completions%3f": 404,
-    "/V1/chat/completions": 404,
-    "/health/../v1/chat/completions": 404,
-    "/metrics/..%2fv1/chat/completions": 404,
-    "/v1/%zz": 404,
-    "*": 404,
+    200: [
+        *("http://localhost/v1/chat/completions", "HTTP://LOCALHOST:80/v1/chat/completions"),
+        *("/v1/%63hat/completions", "/v1/chat%2fcompletions", "/v1/chat/completions?x=%00%0d%0a"),
+    ],
+    403: ["http://evil.example/v1/chat/completions"],
+    405: ["http://localhost", "http://localhost?/v1/chat/completions"],
+    404: [
+        *("/v1/%2563hat/completions", "//v1/chat/completions", "//localhost/v1/chat/completions"),
+        *("/v1/x/../chat/completions", "/v1/x/%2e%2e/chat/completions", "/v1/./chat/completions"),
+        *("/v1/chat/completions/", "/v1/chat/completions%00", "/v1/chat/completions%0a", "/v1/chat/completions;x"),
+        *("/v1/chat/completions%3f", "/V1/chat/completions", "/health/../v1/chat/completions"),
+        *("/metrics/..%2fv1/chat/completions", "/v1/%zz", "*"),
+    ],
 }
 
 
@@ -239,7 +228,7 @@ CODES = ("unknown_route", "forbidden_host", "method_not_allowed")
 
 async def test_targets_in_other_forms_name_the_same_routes_or_none() -> None:
     async with one_model() as (gateway, engine):
-        for target, status in TARGETS.items():
+        for status, target in [(status, target) for status, targets in TARGETS.items() for target in targets]:
             async with raw(gateway) as client:
                 client.write(request(target=target))
                 answer = await client.answer()

@@ -74,12 +74,6 @@ async def test_where_nothing_has_to_change_the_bytes_are_the_clients(path: str, 
     assert await sent({}, path, raw) == raw
 
 
-@pytest.mark.parametrize("path", BODIES)
-async def test_an_alias_changes_the_models_name_and_nothing_else(path: str) -> None:
-    raw = raw_body(path, "other")
-    assert json.loads(await sent({"served_name": "inner"}, path, raw)) == json.loads(raw) | {"model": "inner"}
-
-
 @pytest.mark.parametrize("path", GENERATING)
 async def test_a_stream_asks_for_its_usage_at_most(path: str) -> None:
     raw = raw_body(path, "m", ' "stream": true,')
@@ -87,22 +81,6 @@ async def test_a_stream_asks_for_its_usage_at_most(path: str) -> None:
     if "completions" in path:
         assert got.pop("stream_options") == {"include_usage": True}
     assert got == json.loads(raw)
-
-
-@pytest.mark.parametrize("path", GENERATING)
-@pytest.mark.parametrize("stream", ["", ' "stream" : false,', ' "stream": null,'])
-async def test_a_blocking_call_as_a_stream_changes_that_alone(path: str, stream: str) -> None:
-    # What asks for probabilities cannot be made of a stream, and goes as it is.
-    raw = raw_body(path, "m", stream).replace(b'"logprobs": true', b'"logprobs": null')
-    raw = raw.replace(b'"top_logprobs": 3', b'"top_logprobs": null').replace(b'"logprobs": 2', b'"logprobs": null')
-    raw = raw.replace(b'"stop"', b'"stop_"')
-    got = json.loads(await sent({"notices_leaving": False}, path, raw))
-    assert got.pop("stream") is True
-    if "completions" in path:
-        assert got.pop("stream_options") == {"include_usage": True}
-    expected = json.loads(raw)
-    expected.pop("stream", None)
-    assert got == expected
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])

@@ -151,28 +151,6 @@ async def test_thoughts_are_no_part_of_a_completion(complete: Complete) -> None:
     assert "".join(part.choices[0].text for part in parts).strip() == SPOKEN
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"echo": True},
-        {"suffix": "x"},
-        {"logprobs": 1},
-        {"best_of": 2},
-        {"n": 2},
-        {"prompt": ["a", "b"]},
-        {"prompt": [1, 2]},
-    ],
-    ids=lambda fields: next(iter(fields)),
-)
-@pytest.mark.parametrize("stream", [False, True])
-async def test_what_a_chat_cannot_answer_is_refused(
-    gateway: GatewayHarness, fields: dict[str, Any], stream: bool
-) -> None:
-    body = {"model": "over-chat", "prompt": "Hi", "stream": stream} | fields
-    reply = await gateway.post("/v1/completions", **body)
-    assert (reply.status, reply.code, reply.error["param"]) == (400, "invalid_request", next(iter(fields)))
-
-
 async def test_what_the_engine_refuses_it_refuses_in_its_own_words(
     gateway: GatewayHarness, engines: dict[str, Worker]
 ) -> None:

@@ -164,22 +164,6 @@ async def test_tokens_in_place_of_a_text(gateway: GatewayHarness, embed: Embed) 
     assert alike(vectors(await embed(model="fixed", input=[tokens, tokens])), by_text * 2)
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"input": ""}, "input"),
-        ({"input": ["a", ""]}, "input[1]"),
-        ({"input": "a", "encoding_format": "int8"}, "encoding_format"),
-    ],
-)
-async def test_what_is_wrong_is_told_alike_by_whichever_engine(
-    gateway: GatewayHarness, fields: dict[str, Any], param: str
-) -> None:
-    reply = await gateway.post("/v1/embeddings", model="fixed", **fields)
-    told = reply.body
-    assert (reply.status, told["error"]["code"], told["error"]["param"]) == (400, "invalid_request", param)
-
-
 async def test_nulls_and_further_fields_do_no_harm_and_tokens_are_counted(gateway: GatewayHarness) -> None:
     used = 0
     for fields in ({"encoding_format": None, "dimensions": None, "user": "u"}, {"dimensions": SHORT}):
