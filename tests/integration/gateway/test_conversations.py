@@ -23,7 +23,6 @@ from tests.support.gateway_rest import nothing_left
 from tests.support.queueing import clock, key
 from tests.support.response_sockets import socket
 from tests.support.response_state import Site, refusal
-from tests.support.responses import events_in, folded
 from tests.support.wait import until
 
 __all__ = ["clock"]
@@ -413,27 +412,6 @@ async def test_over_websocket_a_conversation_is_locked_for_others(site: Site) ->
         await client.turn()
         assert (await other.create("two", conversation=made))["status"] == "completed"
         assert await texts(site.client, made) == ["one", TEXT, "two", TEXT]
-
-
-async def test_a_response_in_the_background_adds_to_a_conversation_and_tells_its_events(site: Site) -> None:
-    made = await new_conversation(site, "zero")
-    asked = {"model": "m", "input": "one", "stream": True, "background": True, "conversation": made}
-    async with site.gateway.post("/v1/responses", {**asked, "fault": "late_end"}) as own:
-        own_events = b""
-        while b"response.completed" not in own_events:
-            own_events += await own.content.readuntil(b"\n\n")
-        # Its engine still has the connection open: its end is known, and is what others are told.
-        assert site.engine.running == 1
-        [first] = events_in(own_events + b"data: [DONE]\n\n")[:1]
-        response_id = first["response"]["id"]
-        told = (await site.gateway.get(f"/v1/responses/{response_id}?stream=true")).content
-        assert told == own_events + b"data: [DONE]\n\n"
-        assert folded(told)["conversation"] == {"id": made}
-        assert await texts(site.client, made) == ["zero", "one", TEXT]
-        site.engine.release.set()
-        await own.read()
-    await until("it is over", lambda: not site.engine.running)
-    assert (await site.gateway.get(f"/v1/responses/{response_id}?stream=true")).content == told
 
 
 async def test_a_conversation_is_compacted_and_stays_as_it_is(site: Site) -> None:

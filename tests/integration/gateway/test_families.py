@@ -386,8 +386,3 @@ async def test_without_keys_it_is_told_to_those_to_whom_administration_is_open(
             assert REASON in text
         else:
             check_is_hidden(text)
-
-
-async def test_health_tells_everybody_the_reason_without_paths(gateway: GatewayHarness) -> None:
-    await gateway.publish(FAILED)
-    check_is_hidden((await gateway.get("/health")).text)

@@ -159,12 +159,6 @@ async def test_a_real_server_that_is_killed_costs_its_own_calls_alone(caplog: py
     assert told[1:] == ["the MCP server demo is connected again"]
 
 
-async def test_a_server_that_ends_within_a_call(gateway: GatewayHarness) -> None:
-    async with mcp_process() as server:
-        await connect(gateway, server.route())
-        assert (await failure(gateway, "demo__crash")).startswith("The MCP server demo failed: ")
-
-
 async def test_a_server_of_the_older_protocol(server: FakeMcpServer, gateway: GatewayHarness) -> None:
     server.tools = [tool("echo"), tool("other")]
     await connect(gateway, server.route(headers={"X-Secret": "abc"}, token="the-token", tools=("e*",)))
