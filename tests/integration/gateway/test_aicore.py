@@ -27,7 +27,6 @@ CHAT = "/v1/chat/completions"
 
 
 def nano(phone: FakePhone) -> ModelRoute:
-    """The phone as a remote model."""
     endpoint = Endpoint.model_validate(
         {"replica": "nano", "base_url": phone.url, "api_prefix": "", "token": KEY, "remote": True}
     )
@@ -37,7 +36,6 @@ def nano(phone: FakePhone) -> ModelRoute:
 
 @asynccontextmanager
 async def site(tmp_path: Path) -> AsyncIterator[tuple[GatewayHarness, FakePhone]]:
-    """A gateway with the phone."""
     async with fake_phone() as phone, gateway_harness(state=tmp_path, retrieval=False) as gateway:
         await gateway.publish(nano(phone), route("other"))
         yield gateway, phone

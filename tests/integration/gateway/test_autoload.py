@@ -29,7 +29,6 @@ async def waiting(gateway: GatewayHarness, count: int = 1) -> None:
 
 
 def start_chat(gateway: GatewayHarness, **fields: Any) -> asyncio.Future[Reply]:
-    """A chat completion under way."""
     return asyncio.ensure_future(gateway.chat(**fields))
 
 

@@ -29,7 +29,6 @@ ONE_SLOT: dict[str, Any] = {"target_inflight": 1, "queue_limit": 2}
 
 
 async def status_of(site: Site, response_id: str) -> str | None:
-    """As it is told now."""
     return (await site.client.responses.retrieve(response_id)).status
 
 

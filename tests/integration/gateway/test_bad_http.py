@@ -43,7 +43,6 @@ async def one_model(**settings: Any) -> AsyncIterator[tuple[GatewayHarness, Mock
 
 
 def head(*lines: str, first: str = "POST /v1/chat/completions HTTP/1.1") -> bytes:
-    """A request's head."""
     return "\r\n".join([first, "host: localhost", *lines, "", ""]).encode("latin-1")
 
 
@@ -380,7 +379,6 @@ INFERENCE = ("/v1/chat/completions", "/v1/messages", "/tokenize")
 
 
 def head_of(target: str, *lines: str) -> bytes:
-    """A POST's head."""
     return "\r\n".join([f"POST {target} HTTP/1.1", "host: localhost", *lines, "", ""]).encode("latin-1")
 
 
@@ -469,7 +467,6 @@ async def test_a_body_is_asked_for_only_where_it_will_be_read(gateway: GatewayHa
 
 
 def heads_too_large() -> dict[str, bytes]:
-    """Heads over 32 KiB."""
     line = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
     return {
         "one long header": f"{line}x-a: {'b' * 40_000}\r\n\r\n".encode(),

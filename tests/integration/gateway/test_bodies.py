@@ -96,7 +96,6 @@ EYES = Capabilities(modalities=("text", "image"))
 
 
 def image_url(data: str = IMAGE) -> str:
-    """A data URL."""
     return f"data:image/png;base64,{data}"
 
 

@@ -52,7 +52,6 @@ class SlowEngine:
         self.go = asyncio.Event()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection."""
         body = json.dumps(ANSWER).encode()
         try:
             while True:
@@ -72,7 +71,6 @@ class SlowEngine:
 
 @asynccontextmanager
 async def slow_engine() -> AsyncIterator[SlowEngine]:
-    """One that listens."""
     engine = SlowEngine()
     server = await asyncio.start_server(engine.serve, "127.0.0.1", 0, limit=2 * MIB)
     engine.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
@@ -83,7 +81,6 @@ async def slow_engine() -> AsyncIterator[SlowEngine]:
 
 
 def resident_mib(pid: int, field: str) -> float:
-    """A field of the process's status, in MiB."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
 

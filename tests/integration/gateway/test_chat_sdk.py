@@ -38,8 +38,6 @@ HI: list[Any] = [{"role": "user", "content": "Hi"}]
 
 
 class Place(BaseModel):
-    """A structured answer."""
-
     city: Literal["Paris"]
     rank: Literal[1]
 
@@ -70,11 +68,9 @@ class Sdk:
         self._is_sync = is_sync
 
     async def create(self, model: str = "thinks", messages: Any = HI, **fields: Any) -> Any:
-        """A blocking answer, or what a stream is read from."""
         return await self._call(self._completions.create, model=model, messages=messages, temperature=0, **fields)
 
     async def chunks(self, model: str = "thinks", messages: Any = HI, **fields: Any) -> list[ChatCompletionChunk]:
-        """The chunks of a stream."""
         stream = await self.create(model, messages, stream=True, **fields)
         return await asyncio.to_thread(list, stream) if self._is_sync else [chunk async for chunk in stream]
 
@@ -96,7 +92,6 @@ class Sdk:
         return await self._call(self._completions.parse, model=model, messages=HI, temperature=0, response_format=form)
 
     async def close(self) -> None:
-        """Close its connections."""
         await self._call(self._client.close)
 
     async def _call(self, method: Any, **fields: Any) -> Any:
@@ -112,7 +107,6 @@ async def sdk(gateway: GatewayHarness, request: pytest.FixtureRequest) -> AsyncI
 
 @asynccontextmanager
 async def refused(code: str) -> AsyncIterator[None]:
-    """A 400 with that code."""
     with pytest.raises(openai.BadRequestError) as caught:
         yield
     assert caught.value.code == code
@@ -141,7 +135,6 @@ def joined(chunks: list[ChatCompletionChunk]) -> tuple[str, str, list[tuple[str,
 
 
 def calls_in(answer: Any) -> list[tuple[str, str, str]]:
-    """The calls of a blocking answer."""
     calls = answer.choices[0].message.tool_calls or []
     assert all(call.type == "function" for call in calls)
     return [(call.id, call.function.name, call.function.arguments) for call in calls]

@@ -46,7 +46,6 @@ def tree(items: list[dict[str, Any]]) -> list[tuple[str, str | None]]:
 
 
 async def branch(rest: Rest, conversation_id: str) -> list[str]:
-    """What the active branch says, the oldest first."""
     listed = await rest.get(f"/{conversation_id}/items?order=asc&limit=100")
     return [text_of(item).strip() for item in listed["data"]]
 
@@ -242,7 +241,6 @@ async def test_an_item_is_added_to_the_place_that_its_request_says_and_not_where
 
 
 def image(size: int) -> dict[str, Any]:
-    """A part with an image of so many characters of base64."""
     return {"type": "input_image", "image_url": f"data:image/png;base64,{'A' * size}", "detail": "low"}
 
 
@@ -587,13 +585,11 @@ async def test_of_a_gateway_that_died_the_stream_has_what_the_page_adds(tmp_path
 
 
 async def titled(rest: Rest, title: str, *texts: str) -> str:
-    """The id of a new conversation with this title and messages."""
     items = [message(text) for text in texts]
     return str((await rest.post("", metadata={"title": title}, items=items))["id"])
 
 
 async def ids(rest: Rest, query: str = "") -> list[str]:
-    """The conversations of one page."""
     return [entry["id"] for entry in (await rest.get(f"?{query}"))["data"]]
 
 

@@ -35,18 +35,15 @@ LOCKED = (400, "conversation_locked", "conversation")
 
 
 def message(text: str, role: str = "user") -> Any:
-    """An item."""
     return {"type": "message", "role": role, "content": text}
 
 
 def text_of(item: ConversationItem) -> str:
-    """What a message says."""
     content: Any = item.to_dict()["content"]
     return str(content[0]["text"]).strip()
 
 
 async def texts(client: openai.AsyncOpenAI, conversation_id: str, **asked: Any) -> list[str]:
-    """What the items of the active branch say, the oldest first."""
     listed = client.conversations.items.list(conversation_id, **{"order": "asc", **asked})
     return [text_of(item) async for item in listed]
 
@@ -369,7 +366,6 @@ async def test_a_turn_that_cannot_be_written_fails_and_leaves_neither_response_n
 
 
 async def new_conversation(site: Site, *texts: str) -> str:
-    """The id of one with these messages of the user's."""
     return (await site.client.conversations.create(items=[message(text) for text in texts])).id
 
 
@@ -431,7 +427,6 @@ async def test_a_conversation_is_compacted_and_stays_as_it_is(site: Site) -> Non
 
 
 async def items_of(site: Site, conversation_id: str) -> list[dict[str, Any]]:
-    """Items of the active branch, the oldest first."""
     items = site.client.conversations.items.list(conversation_id, order="asc", limit=100)
     return [item.to_dict() async for item in items]
 

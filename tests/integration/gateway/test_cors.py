@@ -24,7 +24,6 @@ async def send(gateway: GatewayHarness, method: str, path: str, origin: str | No
 
 
 def preflight(method: str = "POST", *names: str) -> dict[str, str]:
-    """What a browser asks before such a request."""
     return {"access-control-request-method": method} | (
         {"access-control-request-headers": ", ".join(names)} if names else {}
     )

@@ -37,7 +37,6 @@ Embed = Callable[..., Awaitable[CreateEmbeddingResponse]]
 
 
 def worker(folder: Path, kind: str, *flags: str) -> Worker:
-    """One of our own engines."""
     port = free_port()
     args = ("--host", "127.0.0.1", "--port", str(port), "--served-name", "inner", *flags)
     return Worker(folder / f"{kind}.log", port, kind, *args, token=TOKEN, env={"ROUNDHOUSE_ENGINE_TOKEN": TOKEN})
@@ -56,7 +55,6 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def engine(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
-    """One of that kind."""
     folder = tmp_path_factory.mktemp("engine")
     make_model(folder / "m.gguf")
     if kind == "stub":
@@ -113,7 +111,6 @@ def same(one: list[float], other: list[float]) -> bool:
 
 
 def alike(some: list[list[float]], others: list[list[float]]) -> bool:
-    """All of them, one by one."""
     return len(some) == len(others) and all(map(same, some, others))
 
 

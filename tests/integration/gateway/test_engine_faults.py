@@ -69,11 +69,9 @@ class Answer:
     early: bool
 
     def script(self) -> Script:
-        """Its bytes."""
         return script(self.head() + self.framed(), self.then, cuts=self.cuts, early=self.early)
 
     def head(self) -> bytes:
-        """Status line and headers."""
         if self.framing == "no_http":
             return b""
         lines = [f"HTTP/1.1 {self.status} X".encode(), b"content-type: " + self.kind.encode("latin-1")]
@@ -85,7 +83,6 @@ class Answer:
         return b"\r\n".join(lines) + b"\r\n\r\n"
 
     def framed(self) -> bytes:
-        """The body as it goes over the wire."""
         if self.framing not in ("chunks", "both"):
             return self.body
         halves = [self.body[: len(self.body) // 2], self.body[len(self.body) // 2 :]]
@@ -171,7 +168,6 @@ class Place:
 
 
 def check_whole(one: Asked, status: int, content: bytes) -> None:
-    """The engine's own answer, or what was made of it."""
     if not one.family.is_translated:
         assert (status, content) == (one.answer.status, one.answer.promised)
     else:

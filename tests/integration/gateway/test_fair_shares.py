@@ -44,7 +44,6 @@ class Ledger:
     """Between the two tenants, whenever a request was out, as long as both had others waiting."""
 
     def out(self, queue: FairQueue, ticket: Ticket, seconds: float) -> None:
-        """A request has left its slot."""
         self.service[ticket.tenant] += seconds  # type: ignore[assignment]
         self.longest_s = max(self.longest_s, seconds)
         if queue.waiting_by_tenant().keys() == TOKENS.keys():
@@ -80,7 +79,6 @@ async def chat(gateway: GatewayHarness, session: aiohttp.ClientSession, who: str
 
 
 def depth(gateway: GatewayHarness) -> int:
-    """How many wait."""
     return gateway.services.admission.depths.get("m", 0)
 
 

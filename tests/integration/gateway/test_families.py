@@ -34,13 +34,11 @@ each_stream = pytest.mark.parametrize("family", STREAMING, ids=str)
 
 
 def whole(family: Family) -> Script:
-    """A blocking answer of its engine."""
     head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
     return script(head % len(family.whole) + family.whole)
 
 
 def stream(family: Family) -> Script:
-    """A stream of its engine."""
     events = b"".join(family.events)
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
     return script(head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(events), events))
@@ -86,7 +84,6 @@ async def waits(gateway: GatewayHarness, family: Family, **fields: Any) -> async
 
 
 async def leaves(task: asyncio.Task[Any]) -> None:
-    """Its client closes the connection."""
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
@@ -196,7 +193,6 @@ JSON = "application/json"
 
 
 def refusal(body: bytes, kind: str = JSON) -> Script:
-    """An engine's whole answer with status 500."""
     return script(
         b"HTTP/1.1 500 X\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n" % (kind.encode(), len(body)) + body
     )
@@ -210,7 +206,6 @@ def broken_stream(family: Family, event: bytes) -> Script:
 
 
 def told_nothing(told: bytes) -> None:
-    """No address, and the rest of the message."""
     assert not [secret for secret in SECRETS if secret in told.decode()], told
     assert b"out of cells" in told
 
@@ -311,7 +306,6 @@ REQUESTS: dict[str, dict[str, Any]] = {
 
 
 async def read_refusal(gateway: GatewayHarness, path: str, key: str | None = None, **fields: Any) -> str:
-    """The text of the refusal of a request."""
     reply = await gateway.post(path, {"model": "m"} | REQUESTS[path] | fields, key=key)
     assert reply.status == 503
     return reply.text

@@ -112,17 +112,14 @@ class Real:
     engines: dict[str, Worker]
 
     async def post(self, path: str, model: str = "m", who: str = "alice", **fields: Any) -> Any:
-        """The body that the gateway answers."""
         return (await self.gateway.post(path, {"model": model, **fields}, key=f"secret-{who}")).success
 
     async def own(self, path: str, model: str = "m", **fields: Any) -> Any:
-        """The engine's own answer to the same."""
         status, body = await asyncio.to_thread(self.engines[model].request, "POST", path, {"temperature": 0, **fields})
         assert status == 200, body
         return json.loads(body)
 
     def figure(self, name: str, model: str = "m") -> float:
-        """A figure of the engine's metrics."""
         return self.engines[model].figure(name)
 
 

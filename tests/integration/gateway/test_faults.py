@@ -17,7 +17,6 @@ from tests.support.wait import until
 
 
 async def code_of(gateway: GatewayHarness, **fields: Any) -> tuple[int, str]:
-    """Status and error code of a chat completion that fails."""
     reply = await gateway.chat(**fields)
     return reply.status, reply.code
 
@@ -292,7 +291,6 @@ async def one_of_a_storm(gateway: GatewayHarness, dice: random.Random) -> None:
 
 
 async def until_metric(gateway: GatewayHarness, part: str) -> None:
-    """Wait until /metrics has that text."""
     async with asyncio.timeout(60):
         while part not in await gateway.metrics():  # noqa: ASYNC110 - /metrics has no event
             await asyncio.sleep(0.02)

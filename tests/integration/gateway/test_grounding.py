@@ -44,7 +44,6 @@ async def grounded() -> AsyncIterator[tuple[GatewayHarness, Any, FakeRetrieval]]
 
 
 def chat(gateway: GatewayHarness, **fields: Any) -> PendingReply:
-    """Alice's question."""
     return gateway.post(CHAT, {"model": "m", "messages": MESSAGES, **fields}, headers={"x-client-id": "alice"})
 
 
@@ -239,7 +238,6 @@ async def searching() -> AsyncIterator[tuple[GatewayHarness, Any, FakeRetrieval]
 
 
 def sdk(gateway: GatewayHarness) -> openai.AsyncOpenAI:
-    """OpenAI's client, as `alice`."""
     headers = {"x-client-id": "alice"}
     return openai.AsyncOpenAI(api_key="none", base_url=gateway.url + "/v1", max_retries=0, default_headers=headers)
 

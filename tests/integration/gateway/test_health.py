@@ -238,12 +238,10 @@ SAMPLE = b"# TYPE llamacpp:requests_processing gauge\nllamacpp:requests_processi
 
 
 def answer(body: bytes, status: bytes = b"200 OK") -> bytes:
-    """What a mock sends to `GET /metrics`."""
     return b"HTTP/1.1 %b\r\ncontent-type: text/plain\r\ncontent-length: %d\r\n\r\n%b" % (status, len(body), body)
 
 
 async def read_page(gateway: GatewayHarness) -> str:
-    """The gateway's page of engines' metrics."""
     reply = await gateway.get("/metrics/engines")
     assert reply.status == 200
     assert reply.headers["content-type"].startswith("text/plain; version=0.0.4")
@@ -251,14 +249,12 @@ async def read_page(gateway: GatewayHarness) -> str:
 
 
 def live_of(*models: ModelRoute) -> LiveRoutes:
-    """A table in force."""
     live = LiveRoutes()
     live.apply_table(RoutingTable(stamp=Stamp(epoch=1, seq=1), instance="i", models=list(models)))
     return live
 
 
 def set_page(engine: MockEngine, whole: bytes) -> None:
-    """Let the engine answer so to `GET /metrics`."""
     engine.answers["/metrics"] = whole
 
 

@@ -78,7 +78,6 @@ async def test_a_program_opens_to_its_own_token_alone(program: Program, tmp_path
 
 
 async def check_request(check: Any, method: str, path: str, headers: list[tuple[bytes, bytes]]) -> int | None:
-    """Status of the refusal; None: the request was passed on."""
     sent: list[MutableMapping[str, Any]] = []
 
     async def send(message: MutableMapping[str, Any]) -> None:

@@ -49,7 +49,6 @@ def body_of(path: str, said: str = LARGE, **fields: Any) -> dict[str, Any]:
 
 
 async def post(site: Site, path: str, said: str = LARGE, **fields: Any) -> tuple[int, bytes]:
-    """Status and body of the answer."""
     reply = await site.gateway.post(path, body_of(path, said, **fields))
     return reply.status, reply.content
 

@@ -31,7 +31,6 @@ MIB = 1024 * 1024
 
 
 async def limits(**settings: Any) -> Any:
-    """The limits of a gateway with these settings."""
     async with site(**settings) as here:
         reply = await here.gateway.get("/v1/limits")
         assert reply.status == 200

@@ -24,14 +24,12 @@ from tests.support.wait import until
 
 
 async def controller_word(gateway: GatewayHarness) -> str:
-    """What /health says of the controller."""
     reply = await gateway.get("/health")
     word: str = reply.body["controller"]
     return word
 
 
 async def until_word(gateway: GatewayHarness, word: str) -> None:
-    """Wait until /health says so."""
     async with asyncio.timeout(60):
         while await controller_word(gateway) != word:  # noqa: ASYNC110 - /health has no event
             await asyncio.sleep(0.02)

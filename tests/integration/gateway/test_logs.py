@@ -51,7 +51,6 @@ def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 
 
 def lines_of(log: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
-    """The records as lines of JSON, decoded."""
     return [json.loads(create_formatter("json").format(each)) for each in log.records]
 
 

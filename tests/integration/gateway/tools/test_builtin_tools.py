@@ -59,7 +59,6 @@ def folder(tmp_path: Path) -> Path:
 
 
 async def run(tool: str, folder: Path, timeout_s: float = 30.0, **arguments: Any) -> ToolResult:
-    """The answer of a tool on the folder."""
     call = ToolCall(ANONYMOUS, "anonymous", arguments, "req-1", timeout_s, 64 * 1024)
     return await FolderTool(TOOLS[tool], str(folder), JobRunner()).run(call)
 
@@ -297,7 +296,6 @@ async def fetch(url: str, *hosts: str, resolver: Resolver | None = None) -> Tool
 
 
 async def refusal(url: str, *hosts: str, resolver: Resolver | None = None) -> str:
-    """Why there is no page."""
     result = await fetch(url, *hosts, resolver=resolver)
     assert result.is_error, result.text
     return result.text

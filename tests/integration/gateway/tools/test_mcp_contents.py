@@ -25,12 +25,10 @@ RESOURCE = {"uri": "file:///a", "name": "a"}
 
 
 def says(*texts: str) -> Answer:
-    """Answer a prompt of these messages."""
     return answering({"messages": [{"role": "user", "content": {"type": "text", "text": each}} for each in texts]})
 
 
 def holds(*contents: dict[str, Any]) -> Answer:
-    """Answer a resource."""
     return answering({"contents": list(contents)})
 
 
@@ -41,14 +39,12 @@ async def offering(gateway: GatewayHarness, server: FakeMcpServer, **fields: Any
 
 
 async def read(gateway: GatewayHarness, kind: str) -> tuple[int, Any]:
-    """Read the prompt or the resource."""
     if kind == "prompts/get":
         return await get_prompt(gateway, "fake", "ask", city="Bonn")
     return await read_resource(gateway, "fake", "file:///a")
 
 
 def refusal(answer: tuple[int, Any]) -> tuple[int, str, str | None]:
-    """Status, code, and which field is wrong."""
     status, told = answer
     return status, told["error"]["code"], told["error"]["param"]
 

@@ -21,7 +21,7 @@ from tests.fakes.fake_mcp_server import FakeMcpServer
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.mcp_bridges import read_health
 from tests.support.ports import free_port
-from tests.support.tool_calls import call_code, call_text, call_tool, list_names, list_servers
+from tests.support.tool_calls import call_code, call_text, call_tool, in_state, list_names
 from tests.support.wait import DEADLINE_S, until
 from tests.support.worker_process import Worker, eventually
 
@@ -54,24 +54,12 @@ def route_to(worker: Worker, which: str, replica: str, **fields: Any) -> McpServ
     return McpServerRoute.model_validate({"name": "known", "url": url, "token": token, "replica": replica, **fields})
 
 
-async def in_state(gateway: GatewayHarness, state: str) -> dict[str, Any]:
-    """Wait until the server is in a state; what is told of it."""
-
-    async def look() -> Any:
-        server = (await list_servers(gateway)).get("known")
-        return server if server is not None and server["state"] == state else None
-
-    found: dict[str, Any] = await until(f"the server is {state}", look)
-    return found
-
-
 async def answering(gateway: GatewayHarness) -> str:
     """Which of the servers answers a new call."""
     return str(json.loads(await call_text(gateway, "known__environment"))["A_VARIABLE"])
 
 
 async def waiting_call(gateway: GatewayHarness) -> asyncio.Task[tuple[int, str]]:
-    """A call that waits for the server."""
     changed = gateway.app.tool_runner._servers._connections["known"]._changed
     call = asyncio.create_task(call_code(gateway, "known__echo", text="x"))
     await until("the call waits", lambda: bool(changed._waiters))
@@ -83,7 +71,7 @@ async def test_running_calls_end_at_the_replica_that_was_replaced(tmp_path: Path
     with bridge(tmp_path / "log-1", "first") as first, bridge(tmp_path / "log-2", "second") as second:
         async with gateway_harness() as gateway:
             await gateway.publish(mcp_servers=(route_to(first, "first", FIRST, timeout_s=600),))
-            await in_state(gateway, "connected")
+            await in_state(gateway, "known", "connected")
             gone = str(tmp_path / "there")
             waiting = [asyncio.create_task(call_text(gateway, "known__wait_for", path=gone)) for _ in range(2)]
             report = await gateway.controller.report_where(lambda report: report.inflight == {FIRST: 2})
@@ -120,7 +108,7 @@ async def test_running_calls_end_at_a_server_that_is_unloaded_or_not_declared_an
     with bridge(tmp_path / "log", "first") as first:
         async with gateway_harness() as gateway:
             await gateway.publish(mcp_servers=(route_to(first, "first", FIRST, timeout_s=600),))
-            await in_state(gateway, "connected")
+            await in_state(gateway, "known", "connected")
             waiting = asyncio.create_task(call_text(gateway, "known__wait_for", path=str(tmp_path / "there")))
             await gateway.controller.report_where(lambda report: report.inflight == {FIRST: 1})
             await gateway.publish(mcp_servers=(UNLOADED,))
@@ -135,7 +123,7 @@ async def test_a_caller_that_leaves_is_counted_no_more(tmp_path: Path) -> None:
     with bridge(tmp_path / "log", "first") as first:
         async with gateway_harness() as gateway:
             await gateway.publish(mcp_servers=(route_to(first, "first", FIRST, timeout_s=600),))
-            await in_state(gateway, "connected")
+            await in_state(gateway, "known", "connected")
             waiting = asyncio.create_task(call_tool(gateway, "known__wait"))
             await gateway.controller.report_where(lambda report: report.inflight == {FIRST: 1})
             await until("the server has the call", lambda: "waiting" in first.log)
@@ -150,7 +138,7 @@ async def test_a_dead_replica_is_reported_and_a_call_waits_for_the_one_that_is_s
     port = free_port()
     with bridge(tmp_path / "log-1", "first", port) as first:
         await gateway.publish(mcp_servers=(route_to(first, "first", FIRST, timeout_s=600),))
-        tools = (await in_state(gateway, "connected"))["tools"]
+        tools = (await in_state(gateway, "known", "connected"))["tools"]
         waiting = asyncio.create_task(call_code(gateway, "known__wait"))
         await until("the server has the call", lambda: "waiting" in first.log)
         first.process.send_signal(signal.SIGKILL)
@@ -160,7 +148,7 @@ async def test_a_dead_replica_is_reported_and_a_call_waits_for_the_one_that_is_s
         first.process.wait()
     await gateway.publish(mcp_servers=(STARTING,))
     assert gateway.controller.reports[-1].failed == {}
-    told = await in_state(gateway, "connecting")
+    told = await in_state(gateway, "known", "connecting")
     assert (told["tools"], told["reason"]) == (tools, "it is loading")
     assert await list_names(gateway) == tools
     call = asyncio.create_task(answering(gateway))
@@ -212,9 +200,9 @@ async def test_a_server_that_stays_declared_keeps_its_tools_listed_as_it_declare
     with bridge(tmp_path / "log", "first") as first:
         async with gateway_harness() as gateway:
             await gateway.publish(mcp_servers=(route_to(first, "first", FIRST),))
-            tools = (await in_state(gateway, "connected"))["tools"]
+            tools = (await in_state(gateway, "known", "connected"))["tools"]
             await gateway.publish(mcp_servers=(UNLOADED,))
-            told = await in_state(gateway, "down")
+            told = await in_state(gateway, "known", "down")
             assert (told["tools"], told["reason"]) == (tools, "it is unloaded")
             assert [each["uri"] for each in told["resources"]] == ["memo://one"]
             assert await list_names(gateway) == [], "what cannot be called is offered to no model"
@@ -222,4 +210,6 @@ async def test_a_server_that_stays_declared_keeps_its_tools_listed_as_it_declare
             assert await list_names(gateway) == ["known__echo", "known__end", "known__environment"]
             await gateway.publish()
             await gateway.publish(mcp_servers=(STARTING,))
-            assert (await in_state(gateway, "connecting"))["tools"] == [], "of what was declared before, nothing stays"
+            assert (await in_state(gateway, "known", "connecting"))["tools"] == [], (
+                "of what was declared before, nothing stays"
+            )

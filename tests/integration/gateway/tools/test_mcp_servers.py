@@ -45,7 +45,6 @@ EVENTS = "text/event-stream"
 
 
 async def count_up(gateway: GatewayHarness) -> dict[str, float]:
-    """What the metrics say of each server."""
     found = re.findall(r'^roundhouse_gateway_mcp_server_up{server="(.*)"} (.*)$', await gateway.metrics(), re.MULTILINE)
     return {name: float(value) for name, value in found}
 

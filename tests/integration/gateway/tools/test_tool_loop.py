@@ -317,13 +317,11 @@ HOLDS = Move("It rains.", holds=True)
 
 
 def registry_of(loop: Loop) -> dict[str, Any]:
-    """Responses that are being made."""
     running: dict[str, Any] = loop.gateway.services.responses._running
     return running
 
 
 async def is_over(loop: Loop) -> None:
-    """Nothing of a loop is left."""
     await until("neither tool nor engine runs", lambda: not loop.servers.running and not loop.model.running)
     await until("no request is left", lambda: not loop.gateway.app.is_busy)
     await nothing_left(loop.gateway)

@@ -106,7 +106,6 @@ ROOM = 4
 
 
 def budget_of(loop: Loop) -> BodyBudget:
-    """The gateway's."""
     return loop.gateway.app.inference.body_budget
 
 
@@ -205,7 +204,6 @@ async def counted(loop: Loop, names: tuple[str, ...]) -> dict[tuple[str, ...], f
 
 
 def post(loop: Loop, **fields: Any) -> PendingReply:
-    """A response for the client `app` with the key `a`."""
     body = {"model": "m", "input": "Weather?", "tools": [WEATHER], **fields}
     return loop.gateway.post(RESPONSES, body, key="secret-a", headers={"user-agent": "app"})
 
@@ -290,7 +288,6 @@ SESSIONS: Fields = {"session_cache": SLOTS, "session_binding": "slot", "target_i
 
 
 async def create(loop: Loop, headers: dict[str, str] | None = None, **fields: Any) -> tuple[str | None, Fields]:
-    """`X-Session`, and the response."""
     body = {"model": "m", "input": "Weather?", "tools": [WEATHER], **fields}
     reply = await loop.gateway.post(RESPONSES, body, headers=headers)
     return reply.headers.get("x-session"), reply.success
@@ -302,7 +299,6 @@ def slots_of(loop: Loop) -> list[int | None]:
 
 
 async def turns_of(loop: Loop) -> list[str]:
-    """The samples of sessions' turns."""
     await nothing_left(loop.gateway)
     told = (await loop.gateway.metrics()).splitlines()
     return sorted(line for line in told if line.startswith("roundhouse_gateway_session_turns_total"))

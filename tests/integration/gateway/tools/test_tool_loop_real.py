@@ -26,7 +26,7 @@ from tests.support.llama_servers import needed
 from tests.support.mcp_servers import mcp_process
 from tests.support.responses import folded
 from tests.support.responses_gateway import TOKEN, agent_engine, responses_gateway
-from tests.support.tool_calls import list_servers
+from tests.support.tool_calls import in_state
 from tests.support.tool_loop import APPROVED, CHAT, RESPONSES, SAYS, WEATHER
 from tests.support.wait import until
 from tests.support.worker_process import Worker
@@ -193,11 +193,6 @@ async def test_the_second_round_finds_the_first_in_the_engines_cache(tmp_path: P
 DEMO: Fields = {"type": "mcp", "server_label": "demo", "require_approval": "never"}
 
 
-async def state_is(gateway: GatewayHarness, wanted: str) -> bool:
-    """Whether the server `demo` is in this state."""
-    return bool((await list_servers(gateway)).get("demo", {}).get("state") == wanted)
-
-
 async def test_a_real_server_is_called_and_its_end_costs_its_own_call_alone() -> None:
     adds, crashes = Move(calls=[Call("demo__add", {"a": 2, "b": 3})]), Move(calls=[Call("demo__crash")])
     async with mcp_process() as server, tool_model(adds, SAYS, crashes, SAYS) as model, gateway_harness() as gateway:
@@ -205,7 +200,7 @@ async def test_a_real_server_is_called_and_its_end_costs_its_own_call_alone() ->
         await gateway.controller.acknowledged(
             await gateway.controller.publish(*models, mcp_servers=(server.route("demo"),))
         )
-        await until("the server is connected", lambda: state_is(gateway, "connected"))
+        await in_state(gateway, "demo", "connected")
         async with openai.AsyncOpenAI(base_url=gateway.url + "/v1", api_key="none", max_retries=0) as client:
             tools: Any = [DEMO]
             response: Any = await client.responses.create(model="m", input="Add.", tools=tools)
@@ -219,7 +214,7 @@ async def test_a_real_server_is_called_and_its_end_costs_its_own_call_alone() ->
         assert (call["status"], call["error"]["type"], call["error"]["code"]) == ("failed", "http_error", 502)
         assert (crashed["status"], message["type"]) == ("completed", "message")
 
-        await until("the server is down", lambda: state_is(gateway, "down"))
+        await in_state(gateway, "demo", "down")
         later = folded((await gateway.post(RESPONSES, **asked)).content)
         listed, message = later["output"]
         assert (listed["tools"], listed["error"]) == ([], "The MCP server demo is not reachable now.")

@@ -257,8 +257,6 @@ async def test_a_stop_ends_calls(tmp_path: Path) -> None:
 
 
 async def _searching(path: Path) -> psutil.Process:
-    """The process that searches a file, once it has opened it."""
-
     def find() -> psutil.Process | None:
         for process in map(psutil.Process, _job_processes()):
             with contextlib.suppress(psutil.Error):
@@ -273,7 +271,6 @@ async def _searching(path: Path) -> psutil.Process:
 
 
 def _job_processes() -> list[int]:
-    """Processes of tools that this process has started."""
     found = []
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
