@@ -20,6 +20,7 @@ from tests.fakes.fake_controller import route
 from tests.fakes.fake_retrieval import FakeRetrieval, fake_retrieval, file_hit, hit
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
 from tests.support.http_client import PendingReply
+from tests.support.response_state import refusal
 from tests.support.wait import until
 
 CHAT = "/v1/chat/completions"
@@ -369,20 +370,16 @@ async def test_what_cannot_be_searched_is_refused_before_the_engine_is_asked() -
             ([TOOL, TOOL], "tools[1]"),
         ]
         for tools, param in wrong:
-            with pytest.raises(openai.BadRequestError) as refused:
-                await client.responses.create(**request_fields(tools=tools))
-            assert refused.value.param == param
-        with pytest.raises(openai.NotFoundError) as missing:
-            await client.responses.create(**request_fields(tools=[{**TOOL, "vector_store_ids": ["vs_a", "vs_c"]}]))
-        assert missing.value.code == "vector_store_not_found"
+            pending = client.responses.create(**request_fields(tools=tools))
+            assert await refusal(pending) == (400, "invalid_request", param)
+        pending = client.responses.create(**request_fields(tools=[{**TOOL, "vector_store_ids": ["vs_a", "vs_c"]}]))
+        assert (await refusal(pending))[:2] == (404, "vector_store_not_found")
         assert engine.requests == []
         response = await client.responses.create(**request_fields(input=[{"role": "system", "content": "Hi"}]))
         assert [each.type for each in response.output] == ["message"], "no question, no search"
     async with gateway_harness(retrieval=False) as gateway, engines(1) as (engine,), sdk(gateway) as client:
         await gateway.publish(route("m", [engine.url], apis=(CHAT,)))
-        with pytest.raises(openai.PermissionDeniedError) as disabled:
-            await client.responses.create(**request_fields())
-        assert disabled.value.code == "retrieval_disabled"
+        assert (await refusal(client.responses.create(**request_fields())))[:2] == (403, "retrieval_disabled")
 
 
 async def test_a_response_in_the_background_searches_too() -> None:

@@ -21,7 +21,7 @@ from tests.fakes.fake_mcp_server import FakeMcpServer
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.mcp_bridges import read_health
 from tests.support.ports import free_port
-from tests.support.tool_calls import call_code, call_text, call_tool, in_state, list_names
+from tests.support.tool_calls import call_code, call_text, call_tool, connect, in_state, list_names
 from tests.support.wait import DEADLINE_S, until
 from tests.support.worker_process import Worker, eventually
 
@@ -70,8 +70,7 @@ async def test_running_calls_end_at_the_replica_that_was_replaced(tmp_path: Path
     """The controller's drain waits for them: each report counts them, also under the table that has the new one."""
     with bridge(tmp_path / "log-1", "first") as first, bridge(tmp_path / "log-2", "second") as second:
         async with gateway_harness() as gateway:
-            await gateway.publish(mcp_servers=(route_to(first, "first", FIRST, timeout_s=600),))
-            await in_state(gateway, "known", "connected")
+            await connect(gateway, route_to(first, "first", FIRST, timeout_s=600))
             gone = str(tmp_path / "there")
             waiting = [asyncio.create_task(call_text(gateway, "known__wait_for", path=gone)) for _ in range(2)]
             report = await gateway.controller.report_where(lambda report: report.inflight == {FIRST: 2})
@@ -107,8 +106,7 @@ async def test_no_call_goes_to_a_former_replica_once_the_table_is_in_force(serve
 async def test_running_calls_end_at_a_server_that_is_unloaded_or_not_declared_any_more(tmp_path: Path) -> None:
     with bridge(tmp_path / "log", "first") as first:
         async with gateway_harness() as gateway:
-            await gateway.publish(mcp_servers=(route_to(first, "first", FIRST, timeout_s=600),))
-            await in_state(gateway, "known", "connected")
+            await connect(gateway, route_to(first, "first", FIRST, timeout_s=600))
             waiting = asyncio.create_task(call_text(gateway, "known__wait_for", path=str(tmp_path / "there")))
             await gateway.controller.report_where(lambda report: report.inflight == {FIRST: 1})
             await gateway.publish(mcp_servers=(UNLOADED,))
@@ -122,8 +120,7 @@ async def test_running_calls_end_at_a_server_that_is_unloaded_or_not_declared_an
 async def test_a_caller_that_leaves_is_counted_no_more(tmp_path: Path) -> None:
     with bridge(tmp_path / "log", "first") as first:
         async with gateway_harness() as gateway:
-            await gateway.publish(mcp_servers=(route_to(first, "first", FIRST, timeout_s=600),))
-            await in_state(gateway, "known", "connected")
+            await connect(gateway, route_to(first, "first", FIRST, timeout_s=600))
             waiting = asyncio.create_task(call_tool(gateway, "known__wait"))
             await gateway.controller.report_where(lambda report: report.inflight == {FIRST: 1})
             await until("the server has the call", lambda: "waiting" in first.log)
@@ -137,8 +134,7 @@ async def test_a_dead_replica_is_reported_and_a_call_waits_for_the_one_that_is_s
 ) -> None:
     port = free_port()
     with bridge(tmp_path / "log-1", "first", port) as first:
-        await gateway.publish(mcp_servers=(route_to(first, "first", FIRST, timeout_s=600),))
-        tools = (await in_state(gateway, "known", "connected"))["tools"]
+        tools = (await connect(gateway, route_to(first, "first", FIRST, timeout_s=600)))["tools"]
         waiting = asyncio.create_task(call_code(gateway, "known__wait"))
         await until("the server has the call", lambda: "waiting" in first.log)
         first.process.send_signal(signal.SIGKILL)
@@ -199,8 +195,7 @@ async def test_a_call_does_not_wait_for_a_server_that_nobody_starts(
 async def test_a_server_that_stays_declared_keeps_its_tools_listed_as_it_declares_them(tmp_path: Path) -> None:
     with bridge(tmp_path / "log", "first") as first:
         async with gateway_harness() as gateway:
-            await gateway.publish(mcp_servers=(route_to(first, "first", FIRST),))
-            tools = (await in_state(gateway, "known", "connected"))["tools"]
+            tools = (await connect(gateway, route_to(first, "first", FIRST)))["tools"]
             await gateway.publish(mcp_servers=(UNLOADED,))
             told = await in_state(gateway, "known", "down")
             assert (told["tools"], told["reason"]) == (tools, "it is unloaded")
