@@ -428,7 +428,7 @@ async def test_a_body_that_the_framework_reads_is_refused_by_its_own_code(
 ) -> None:
     async with gateway_harness(max_body_mib=1) as gateway:
         await gateway.publish(route("m"))
-        reply = await gateway.request("POST", target, headers={"content-type": "application/json"}, data=body)
+        reply = await gateway.post(target, body)
         assert (reply.status, reply.code) == (status, code)
 
 

@@ -142,7 +142,7 @@ async def test_a_translation_moves_what_it_does_not_read(gateway: GatewayHarness
     ]
     fields = {"model": "m", "system": CODE, "messages": messages, "max_tokens": 4}
     await gateway.publish(route("m", [engine.url], capabilities=EYES, apis=(CHAT,)))
-    reply = await gateway.post("/v1/messages", json.dumps(fields).encode())
+    reply = await gateway.post("/v1/messages", fields)
     assert reply.status == 200, reply.body
     sent = engine.requests[0].body["messages"]
     assert sent[0]["content"] == CODE
@@ -158,7 +158,7 @@ async def test_a_response_is_stored_and_told_whole(gateway: GatewayHarness, engi
     content = [{"type": "input_image", "image_url": image_url()}, {"type": "input_text", "text": CODE}]
     fields = {"model": "m", "instructions": CODE, "input": [{"role": "user", "content": content}], "store": True}
     await gateway.publish(route("m", [engine.url], capabilities=EYES, apis=(CHAT,)))
-    reply = await gateway.post("/v1/responses", json.dumps(fields).encode())
+    reply = await gateway.post("/v1/responses", fields)
     assert reply.status == 200, reply.body
     assert reply.body["instructions"] == CODE
     sent = engine.requests[0].body["messages"]

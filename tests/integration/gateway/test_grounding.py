@@ -112,9 +112,7 @@ async def test_passages_fit_the_tokens_that_are_left_for_them() -> None:
 async def test_halves_of_surrogate_pairs_are_no_text_to_search_for() -> None:
     async with grounded() as (gateway, _, retrieval):
         messages = [{"role": "user", "content": "hi \ud800"}]
-        body = json.dumps({"model": "m", "messages": messages, "rag": {"filter": {"a": "\udfff"}}})
-        headers = {"content-type": "application/json"}
-        reply = await gateway.request("POST", CHAT, headers=headers, data=body)
+        reply = await gateway.post(CHAT, {"model": "m", "messages": messages, "rag": {"filter": {"a": "\udfff"}}})
         assert reply.status == 200, reply.text
         [(_, search)] = retrieval.searches
         assert search["query"] == "hi ?"

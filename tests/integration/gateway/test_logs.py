@@ -62,10 +62,9 @@ async def test_no_prompt_is_ever_logged(log: pytest.LogCaptureFixture, monkeypat
         for path, fields in BODIES.items():
             for stream in (False, True):
                 for fault in faults:
-                    body = json.dumps({"model": "m", "stream": stream, "fault": fault, **fields}).encode()
-                    await gateway.request("POST", path, data=body)
+                    await gateway.post(path, {"model": "m", "stream": stream, "fault": fault, **fields})
             for body in BROKEN:
-                await gateway.request("POST", path, data=body)
+                await gateway.post(path, body)
         async with gateway.chat(stream=True, fault="pause_until_release", after=1) as answer:
             await answer.content.readany()
         await gateway.idle()
@@ -74,13 +73,9 @@ async def test_no_prompt_is_ever_logged(log: pytest.LogCaptureFixture, monkeypat
             raise ValueError("a fault of the gateway's own")
 
         monkeypatch.setattr(OpenAIStream, "feed_data", fail)
-        await gateway.request(
-            "POST", "/v1/completions", data=json.dumps({"model": "m", "stream": True, "prompt": SECRET}).encode()
-        )
+        await gateway.post("/v1/completions", model="m", stream=True, prompt=SECRET)
         monkeypatch.setattr(EngineStage, "send_attempt", fail)
-        await gateway.request(
-            "POST", "/v1/chat/completions", data=json.dumps({"model": "m", "messages": MESSAGES}).encode()
-        )
+        await gateway.chat(messages=MESSAGES)
     lines = lines_of(log)
     assert any("a fault of the gateway's own" in line.get("exception", "") for line in lines), "it was looked at"
     assert not [line for line in lines if SECRET in json.dumps(line)]
