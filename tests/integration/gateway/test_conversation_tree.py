@@ -200,6 +200,8 @@ async def test_a_tree_is_imported_in_one_request(rest: Rest) -> None:
 async def test_of_a_wrong_import_nothing_is_added(items: list[Any], told: tuple[int, str, str], rest: Rest) -> None:
     made = await rest.post("", items=[message("one", id="first")])
     assert await rest.refused("POST", f"/{made['id']}/items", items=items) == told
+    below_none = await rest.refused("POST", f"/{made['id']}/items", items=[message("x")], parent_id="none")
+    assert below_none == (404, "conversation_item_not_found", "parent_id")
     if told[2] != "items[1].id":
         assert await rest.refused("POST", "", items=items) == told
     assert [each["id"] for each in (await rest.get(""))["data"]] == [made["id"]]

@@ -10,7 +10,7 @@ from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
 from tests.support.http_client import Reply
 from tests.support.queueing import key
-from tests.support.raw_http import chat_body
+from tests.support.raw_http import chat_body, raw, request, spotless
 
 CHAT = "https://chat.example"
 ROUTES = ("/v1/chat/completions", "/v1/messages", "/v1/models", "/v1/admin/plan", "/openapi.json")
@@ -94,3 +94,19 @@ async def test_a_star_is_every_origin() -> None:
             assert "access-control-allow-credentials" not in reply.headers
         reply = await send(gateway, "OPTIONS", "/v1/models", "null", headers=preflight("GET"))
         assert (reply.status, reply.headers[ALLOW]) == (204, "*")
+
+
+async def test_a_question_cannot_put_words_into_the_answer() -> None:
+    async with gateway_harness(cors_origins=(CHAT,)) as gateway, raw(gateway) as client:
+        for number, names in enumerate(("x\tset-cookie: a", "\x80", "a" * 3000, "a;b"), 1):
+            asking = [
+                f"origin: {CHAT}",
+                "access-control-request-method: POST",
+                f"access-control-request-headers: {names}",
+            ]
+            client.write(request("OPTIONS", "/v1/models", headers=asking))
+            answer = await client.answer(number)
+            assert answer.status == 204
+            assert answer["access-control-allow-headers"].startswith("authorization, ")
+        client.close()
+        await spotless(gateway)

@@ -20,6 +20,7 @@ from controller.schema.status import ModelState
 from gateway import health_check
 from gateway.metrics.engine_scraper import MAX_BYTES, EngineScraper
 from gateway.routing.live_routes import LiveRoutes
+from gateway.settings import GatewaySettings
 from tests.fakes.fake_controller import route
 from tests.fakes.fake_retrieval import fake_retrieval
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
@@ -140,6 +141,10 @@ async def test_without_such_a_key_they_are_open() -> None:
         await gateway.publish(route("m", []), keys=KEYS)
         for headers in (METRICS_KEY, *WRONG):
             assert await statuses(gateway, headers) == {200}
+
+
+def test_the_key_is_in_no_text_of_the_settings() -> None:
+    assert "the-key" not in repr(GatewaySettings(metrics_key="the-key-of-the-metrics"))
 
 
 async def test_what_retrieval_says_of_its_clock_is_passed_on() -> None:
