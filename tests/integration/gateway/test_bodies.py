@@ -271,14 +271,15 @@ async def test_a_remote_gets_no_field_that_the_api_does_not_know(
     apis = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank")
     await gateway.publish(route("m", [engine.url], token="sk-1", apis=apis, takes_dimensions=True, extra_fields=passed))
     extra: dict[str, Any] = {**IDENTITY, "top_k": 3}
-    for path, fields in (
+    requests: list[tuple[str, dict[str, Any]]] = [
         ("/v1/chat/completions", {"messages": HI, "prompt_cache_key": "k"}),
         ("/v1/completions", {"prompt": "Hi", "seed": 3}),
         ("/v1/responses", {"input": "Hi", "prompt_cache_key": "k"}),
         ("/v1/embeddings", {"input": "Hi", "dimensions": 4}),
         ("/v1/messages", {"messages": HI, "max_tokens": 5}),
         ("/v1/rerank", {"query": "a", "documents": ["b"]}),
-    ):
+    ]
+    for path, fields in requests:
         await gateway.post(path, {"model": "m", **fields, **extra})
     assert len(engine.requests) == 6
     for request in engine.requests:
