@@ -204,9 +204,7 @@ def test_every_engine_tells_its_context_length(engine: Engine) -> None:
 async def test_thoughts_of_earlier_answers_reach_the_template_by_either_name(engine: Engine, sdk: Sdk) -> None:
     async def prompt_tokens(**thought: str) -> int:
         turns = [*HI, {"role": "assistant", "content": "Hello", **thought}, *HI]
-        usage = (await sdk.create(engine.remembers, turns, max_tokens=1)).usage
-        assert usage is not None
-        return usage.prompt_tokens
+        return int((await sdk.create(engine.remembers, turns, max_tokens=1)).usage.prompt_tokens)
 
     without = await prompt_tokens()
     assert await prompt_tokens(reasoning="fox dog") == await prompt_tokens(reasoning_content="fox dog") > without
@@ -278,9 +276,8 @@ async def test_the_fields_of_newer_clients(sdk: Sdk) -> None:
     assert answer.choices[0].message.content == SENTENCE
     counts = set()
     for role in ("developer", "system"):
-        usage = (await sdk.create("plain", [{"role": role, "content": "be brief"}, *HI], max_tokens=1)).usage
-        assert usage is not None
-        counts.add(usage.prompt_tokens)
+        counted = await sdk.create("plain", [{"role": role, "content": "be brief"}, *HI], max_tokens=1)
+        counts.add(counted.usage.prompt_tokens)
     assert len(counts) == 1, "templates know the one role as the other"
 
 
