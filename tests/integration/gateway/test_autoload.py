@@ -117,7 +117,7 @@ async def test_a_stream_that_waits_gets_its_headers_heartbeats_and_then_the_answ
     ("table", "code", "words"),
     [
         (unloaded(ModelState.FAILED, last_error="out of memory"), "model_failed", "out of memory"),
-        (unloaded(ModelState.UNLOADING).model_copy(update={"autoload": False}), "model_unloading", "unloading"),
+        (unloaded(ModelState.UNLOADING).model_copy(update={"autoload": False}), "model_unloading", "unloaded"),
     ],
     ids=["failed", "unloaded"],
 )
