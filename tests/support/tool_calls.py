@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from controller.schema.tools import McpServerRoute
 from tests.fakes.gateway_harness import GatewayHarness
 from tests.support.wait import until
 
@@ -64,15 +65,20 @@ async def _post(gateway: GatewayHarness, path: str, body: Any, secret: str | Non
     return (await gateway.request("POST", f"/tools/servers/{path}", body, key=secret, encoded=True)).result
 
 
-async def connected(gateway: GatewayHarness, name: str = "fake") -> dict[str, Any]:
-    """Wait until a server is connected; what is told of it."""
+async def in_state(gateway: GatewayHarness, name: str, state: str) -> dict[str, Any]:
+    """Wait until a server is in this state; what is told of it."""
 
     async def look() -> Any:
         server = (await list_servers(gateway)).get(name)
-        return server if server is not None and server["state"] == "connected" else None
+        return server if server is not None and server["state"] == state else None
 
-    found: dict[str, Any] = await until(f"{name} is connected", look)
+    found: dict[str, Any] = await until(f"{name} is {state}", look)
     return found
+
+
+async def connected(gateway: GatewayHarness, name: str = "fake") -> dict[str, Any]:
+    """Wait until a server is connected; what is told of it."""
+    return await in_state(gateway, name, "connected")
 
 
 async def down(gateway: GatewayHarness, name: str = "fake") -> str:
@@ -90,3 +96,9 @@ async def failure(gateway: GatewayHarness, name: str, **params: Any) -> str:
     status, answer = await call_tool(gateway, name, **params)
     assert (status, answer["error"]["code"]) == (502, "tool_failed"), answer
     return str(answer["error"]["message"])
+
+
+async def connect(gateway: GatewayHarness, *servers: McpServerRoute) -> dict[str, Any]:
+    """Declare MCP servers, and nothing else, and wait until the last one is connected; what is told of it."""
+    await gateway.publish(mcp_servers=servers)
+    return await connected(gateway, servers[-1].name)

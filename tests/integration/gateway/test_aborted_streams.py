@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from tests.fakes.fake_controller import route
-from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness, until
+from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
 from tests.support.campaign import RecordProperty, campaign_count, campaign_seed, record_figure
+from tests.support.wait import until
 
 ABORTED = campaign_count(100, 2_000)
 AT_ONCE = 50
@@ -55,7 +56,7 @@ async def test_a_stream_that_is_left_costs_what_came(path: str) -> None:
         engine.words = ["The", "quick", "brown"]
         await gateway.publish(route("m", [engine.url]))
         await leave_after(gateway, path, 3)
-        await until(lambda: engine.cancelled == 1, "the engine sees it")
+        await until("the engine sees it", lambda: engine.cancelled == 1)
         await gateway.idle()
         metrics = await gateway.metrics()
     assert value_of(metrics, "tokens_total", direction="out", model="m") == 3
@@ -100,7 +101,7 @@ async def test_many_aborted_streams_are_counted_to_the_token_and_block_nobody(re
                 asked += 1
             return asked
 
-        asking = asyncio.create_task(read_readiness())
+        pending = asyncio.create_task(read_readiness())
         limit = asyncio.Semaphore(AT_ONCE)
 
         async def leave(words: int) -> None:
@@ -109,8 +110,8 @@ async def test_many_aborted_streams_are_counted_to_the_token_and_block_nobody(re
 
         await asyncio.gather(*(leave(words) for words in wanted))
         is_over.set()
-        assert await asking
-        await until(lambda: engine.cancelled == ABORTED, "the engine sees each of them")
+        assert await pending
+        await until("the engine sees each of them", lambda: engine.cancelled == ABORTED)
         await gateway.idle()
         metrics = await gateway.metrics()
     assert value_of(metrics, "tokens_total", direction="out", model="m") == sum(wanted)

@@ -1,5 +1,5 @@
-"""Every method and path of the gateway, and other spellings of them, with every sort of key: what is let in
-is what `tests.support.access_table` says, and nothing else is reached."""
+"""Every method and path of the gateway, other spellings of them and odd Hosts, with every sort of key: what is let
+in is what `tests.support.access_table` says, and nothing else is reached."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from gateway.ingress.route_access import Access, UndeclaredRouteError, require_a
 from gateway.routing.live_routes import LiveRoutes
 from gateway.routing.model_events import ModelEventLog
 from gateway.settings import GatewaySettings
-from tests.fakes.gateway_harness import GatewayHarness
+from tests.fakes.fake_controller import route
+from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
 from tests.support.access_asker import (
     BODY,
     BOTH,
@@ -43,7 +44,7 @@ from tests.support.access_table import (
     list_differences,
     list_expected,
 )
-from tests.support.raw_http import raw
+from tests.support.raw_http import Answer, raw
 from tests.support.wait import until
 
 UNGUARDED: Final = ("open", "metrics")
@@ -154,8 +155,8 @@ def reaches_controller(method: str, path: str, access: Access) -> int:
     if path.startswith("/v1/admin/"):
         return len(let_in)
     # Who may see the engines' command lines gets them in the list. The others change the model that `BODY` names.
-    asking = (("GET", "/models"), ("POST", "/models/load"), ("POST", "/models/unload"))
-    return sum("admin" in scopes for scopes in let_in) if (method, path) in asking else 0
+    pending = (("GET", "/models"), ("POST", "/models/load"), ("POST", "/models/unload"))
+    return sum("admin" in scopes for scopes in let_in) if (method, path) in pending else 0
 
 
 async def test_every_method_and_path_with_every_sort_of_key() -> None:
@@ -313,10 +314,10 @@ async def test_anothers_state_is_as_if_there_was_none(is_running: bool) -> None:
         async def read_each(asked_id: str) -> list[Any]:
             answers = []
             for method, path, body in stateful_requests(asked_id):
-                async with gateway.request(method, path, body or None, key="secret-stranger") as answer:
-                    text = re.sub(r"req-[\w-]+", "", (await answer.text()).replace(asked_id, NO_RESPONSE))
-                    names = sorted(answer.headers)
-                    answers.append((method, answer.status, json.loads(text)["error"]["code"], text, names))
+                reply = await gateway.request(method, path, body or None, key="secret-stranger")
+                text = re.sub(r"req-[\w-]+", "", reply.text.replace(asked_id, NO_RESPONSE))
+                names = sorted(reply.headers)
+                answers.append((method, reply.status, json.loads(text)["error"]["code"], text, names))
             return answers
 
         of_nobody = await read_each(NO_RESPONSE)
@@ -324,9 +325,81 @@ async def test_anothers_state_is_as_if_there_was_none(is_running: bool) -> None:
         assert [one[1:3] for one in of_nobody[:4]] == [(404, "response_not_found")] * 4
         assert {one[1:3] for one in of_nobody[4:]} == {(400, "previous_response_not_found")}
         assert len(engine.requests) == engine_requests
-        url = f"{gateway.url}/v1/responses/{response_id}"
-        async with gateway.client.get(url, headers=bearer("all")) as answer:
-            assert (await answer.json())["status"] == ("in_progress" if is_running else "completed")
+        path = f"/v1/responses/{response_id}"
+        status = (await gateway.get(path, key="secret-all")).success["status"]
+        assert status == ("in_progress" if is_running else "completed")
         engine.release.set()
-        async with asyncio.timeout(60), gateway.client.delete(url, headers=bearer("all")) as answer:
-            assert answer.status == 200
+        async with asyncio.timeout(60):
+            assert (await gateway.request("DELETE", path, key="secret-all")).status == 200
+
+
+WELL_FORMED_HOSTS: Final = (b"localhost:99999", b"..", b"a" * 4000)
+HOSTS: Final = (
+    *WELL_FORMED_HOSTS,
+    *(b"localhost/health", b"localhost/v1/admin/plan?", b"localhost?/health", b"localhost#"),
+    *(b"localhost:1/health#", b"/health", b"?", b"#/health", b"user@localhost"),
+    *(b"user:password@localhost/health?@", b"@", b"local host", b"local\thost", b"[", b"]", b"[::1"),
+    *(b"[::1%25/health]", b"localhost:port", b"\\\\localhost\\health", b"http://localhost/health"),
+    *(b"%2e%2e/health", b"\xff\x80", "\u2100.example".encode()),
+)
+
+
+def status_and_message(answer: Answer) -> tuple[int, str]:
+    """Status, and the message of a refusal; those of the MCP library are plain text."""
+    if answer.status < 400:
+        return answer.status, ""
+    return answer.status, answer.error["message"] if answer.all("content-type") else answer.body.decode()
+
+
+@pytest.mark.parametrize("who", ["", "inference", "admin"])
+async def test_no_host_changes_a_verdict(who: str) -> None:
+    """With keys the Host header says nothing of what is let in, nor of what the answer is; what is no Host is the same
+    error on every route that is not open, with every key."""
+    routes = {(method, filled_in(path)) for method, path in list_expected() if method not in ("*", "HEAD")}
+    routes -= {ENDLESS}
+    routes |= {("GET", "/v1/admin/plan"), ("GET", "/nowhere"), ("PUT", "/props"), ("GET", "/v1/admin%0a/plan")}
+    async with guarded() as (gateway, _), contextlib.AsyncExitStack() as stack:
+        asker = Asker(gateway, stack)
+        for turn, (method, path) in enumerate(sorted(routes)):
+            refusal = verdict(find_expected(method, path.replace("%0a", "\n")), who)
+            plain = await asker.request(method, path, who)
+            assert refusal == ((plain.status, plain.error["code"]) if plain.status in (401, 403) else None), path
+            hosts = some_of(HOSTS, turn, who)
+            answers = await asker.request_all([(method, path, host) for host in hosts], who)
+            for host, answer in zip(hosts, answers, strict=True):
+                is_open = find_expected(method, path.replace("%0a", "\n")) in ("open", "metrics")
+                if host not in WELL_FORMED_HOSTS and not is_open:
+                    assert (answer.status, answer.error["code"]) == (400, "invalid_request"), (method, path, host)
+                    continue
+                assert status_and_message(answer) == status_and_message(plain), (method, path, host)
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+async def test_without_keys_an_odd_host_is_foreign_on_every_route(is_open: bool) -> None:
+    settings: dict[str, Any] = {"host": "0.0.0.0", "open": True} if is_open else {}
+    odd = [host for host in (*HOSTS, b"[::1%@evil.example]", b"[fe80::1%?]:80") if host != b"localhost:99999"]
+    async with gateway_harness(engine_state_routes=True, **settings) as gateway, engines(1) as (engine,):
+        await gateway.publish(route("org/m", [engine.url]))
+        async with contextlib.AsyncExitStack() as stack:
+            asker = Asker(gateway, stack)
+            for declared_method, path in list_expected():
+                method = {"*": "POST", "HEAD": "GET"}.get(declared_method, declared_method)
+                answers = await asker.request_all([(method, filled_in(path), host) for host in odd], "")
+                for host, answer in zip(odd, answers, strict=True):
+                    if find_expected(method, filled_in(path)) in ("open", "metrics"):
+                        assert answer.status == 200, (path, host)
+                    else:
+                        assert (answer.status, answer.error["code"]) == (403, "forbidden_host"), (path, host)
+        assert not engine.client_requests
+        assert not gateway.controller.admin.requests
+
+
+@pytest.mark.parametrize("control", [b"\0", b"\x01", b"\x0b", b"\x1f", b"\x7f", b"\r", b"\n"])
+async def test_a_host_with_a_control_character_is_no_request(control: bytes) -> None:
+    async with guarded() as (gateway, engine):
+        for path in ("/v1/admin/plan", "/v1/models", "/health"):
+            async with raw(gateway) as client:
+                client.write(f"GET {path} HTTP/1.1\r\n".encode() + b"host: local" + control + b"host\r\n\r\n")
+                assert (await client.answer()).status == 400
+        assert not engine.client_requests
+        assert not gateway.controller.admin.requests

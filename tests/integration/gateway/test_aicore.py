@@ -27,7 +27,6 @@ CHAT = "/v1/chat/completions"
 
 
 def nano(phone: FakePhone) -> ModelRoute:
-    """The phone as a remote model."""
     endpoint = Endpoint.model_validate(
         {"replica": "nano", "base_url": phone.url, "api_prefix": "", "token": KEY, "remote": True}
     )
@@ -37,7 +36,6 @@ def nano(phone: FakePhone) -> ModelRoute:
 
 @asynccontextmanager
 async def site(tmp_path: Path) -> AsyncIterator[tuple[GatewayHarness, FakePhone]]:
-    """A gateway with the phone."""
     async with fake_phone() as phone, gateway_harness(state=tmp_path, retrieval=False) as gateway:
         await gateway.publish(nano(phone), route("other"))
         yield gateway, phone
@@ -122,8 +120,7 @@ async def test_the_event_loop_goes_on_while_a_result_is_written(
 
 async def test_health_has_a_block_of_it(tmp_path: Path) -> None:
     async with site(tmp_path) as (gateway, phone):
-        server: Any = gateway.server
-        probe = server._gateway.health.aicore
+        probe = gateway.app.health.aicore
         probe.latest = await probe.ask(nano(phone))
         health = (await gateway.get("/health")).body
         expected = {"status_code": 3, "status": "available", "model_id": "nano", "is_default": True}

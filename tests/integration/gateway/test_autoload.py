@@ -11,7 +11,10 @@ import pytest
 from controller.schema.routing import ModelRoute
 from controller.schema.status import ModelState
 from tests.fakes.fake_controller import route
-from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness, until
+from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
+from tests.fakes.mock_engine import MockEngine
+from tests.support.http_client import PendingReply, Reply
+from tests.support.wait import until
 
 
 def unloaded(state: ModelState = ModelState.UNLOADED, **fields: Any) -> ModelRoute:
@@ -25,27 +28,24 @@ async def waiting(gateway: GatewayHarness, count: int = 1) -> None:
     assert set(report.demand) == {"m"}
 
 
-def start_chat(gateway: GatewayHarness, **fields: Any) -> asyncio.Task[Any]:
-    """A chat completion under way."""
-    return asyncio.create_task(gateway.chat(**fields).__aenter__())
+def start_chat(gateway: GatewayHarness, **fields: Any) -> asyncio.Future[Reply]:
+    return asyncio.ensure_future(gateway.chat(**fields))
 
 
 @pytest.mark.parametrize("state", [ModelState.UNLOADED, ModelState.LOADING, ModelState.UNLOADING])
-async def test_demand_goes_up_and_the_request_is_answered_once_the_model_is_loaded(state: ModelState) -> None:
-    async with gateway_harness() as gateway, engines(1) as (engine,):
-        await gateway.publish(unloaded(state))
-        call = start_chat(gateway, model="alias")
-        await waiting(gateway)
-        assert (await gateway.get("/health")).body["queue_depth"] == 1
-        await gateway.publish(unloaded(ModelState.LOADING))
-        assert not call.done()
-        await gateway.publish(route("m", [engine.url], autoload=True, aliases=("alias",)))
-        async with await call as answer:
-            assert answer.status == 200
-            await answer.read()
-        report = await gateway.controller.report_where(lambda report: not report.queued and not report.inflight)
-        assert report.demand == {}
-        assert set(report.last_used) == {"m"}
+async def test_demand_goes_up_and_the_request_is_answered_once_the_model_is_loaded(
+    state: ModelState, gateway: GatewayHarness, engine: MockEngine
+) -> None:
+    await gateway.publish(unloaded(state))
+    call = start_chat(gateway, model="alias")
+    await waiting(gateway)
+    assert (await gateway.get("/health")).body["queue_depth"] == 1
+    await gateway.publish(unloaded(ModelState.LOADING))
+    assert not call.done()
+    await gateway.publish(route("m", [engine.url], autoload=True, aliases=("alias",)))
+    assert (await call).status == 200
+    report = await gateway.controller.report_where(lambda report: not report.queued and not report.inflight)
+    assert (report.demand, set(report.last_used)) == ({}, {"m"})
 
 
 async def test_many_wait_and_all_are_answered() -> None:
@@ -55,64 +55,49 @@ async def test_many_wait_and_all_are_answered() -> None:
         await waiting(gateway, 20)
         await gateway.publish(route("m", [engine.url for engine in both], autoload=True))
         for call in calls:
-            async with await call as answer:
-                assert answer.status == 200
-                await answer.read()
+            assert (await call).status == 200
         assert [len(engine.requests) for engine in both] == [10, 10]
 
 
-async def test_a_load_that_fails_is_told_with_its_reason() -> None:
-    async with gateway_harness() as gateway:
-        await gateway.publish(unloaded())
-        call = start_chat(gateway)
-        await waiting(gateway)
-        await gateway.publish(unloaded(ModelState.FAILED, last_error="not a GGUF file"))
-        async with await call as answer:
-            assert answer.status == 503
-            error = (await answer.json())["error"]
-        assert error["code"] == "model_failed"
-        assert "not a GGUF file" in error["message"]
+async def test_a_load_that_fails_is_told_with_its_reason(gateway: GatewayHarness) -> None:
+    reply = await (await queued_then(gateway, unloaded(ModelState.FAILED, last_error="not a GGUF file")))
+    assert reply.refusal == (503, "model_failed")
+    assert "not a GGUF file" in reply.error["message"]
 
 
-async def test_a_failed_model_does_not_make_clients_wait_but_the_demand_is_known() -> None:
-    async with gateway_harness() as gateway:
-        await gateway.publish(unloaded(ModelState.FAILED, last_error="no"))
-        assert (await gateway.chat()).code == "model_failed"
-        await gateway.controller.report_where(lambda report: set(report.demand) == {"m"})
+async def test_a_failed_model_does_not_make_clients_wait_but_the_demand_is_known(gateway: GatewayHarness) -> None:
+    await gateway.publish(unloaded(ModelState.FAILED, last_error="no"))
+    assert (await gateway.chat()).code == "model_failed"
+    await gateway.controller.report_where(lambda report: set(report.demand) == {"m"})
 
 
-async def test_a_model_that_vanishes_while_waited_for() -> None:
-    async with gateway_harness() as gateway:
-        await gateway.publish(unloaded())
-        call = start_chat(gateway)
-        await waiting(gateway)
-        await gateway.publish()
-        async with await call as answer:
-            assert answer.status == 404
-        await gateway.controller.report_where(lambda report: not report.demand and not report.queued)
+async def test_a_model_that_vanishes_while_waited_for(gateway: GatewayHarness) -> None:
+    await gateway.publish(unloaded())
+    call = start_chat(gateway)
+    await waiting(gateway)
+    await gateway.publish()
+    assert (await call).status == 404
+    await gateway.controller.report_where(lambda report: not report.demand and not report.queued)
 
 
 async def test_the_wait_is_bounded() -> None:
     async with gateway_harness(autoload_timeout_s=0.2) as gateway:
         await gateway.publish(unloaded())
         reply = await gateway.chat()
-        assert reply.status == 503
-        assert reply.headers["retry-after"] == "5"
-        assert reply.code == "model_loading"
+        assert (*reply.refusal, reply.headers["retry-after"]) == (503, "model_loading", "5")
         assert "0.2 s" in reply.error["message"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_leaves_waits_no_longer(stream: bool) -> None:
-    async with gateway_harness() as gateway, engines(1) as (engine,):
-        await gateway.publish(unloaded())
-        call = start_chat(gateway, stream=stream)
-        await waiting(gateway)
-        call.cancel()
-        await gateway.controller.report_where(lambda report: not report.queued)
-        await gateway.publish(route("m", [engine.url], autoload=True))
-        assert (await gateway.chat()).status == 200
-        assert len(engine.requests) == 1, "only the second client's"
+async def test_a_client_that_leaves_waits_no_longer(stream: bool, gateway: GatewayHarness, engine: MockEngine) -> None:
+    await gateway.publish(unloaded())
+    call = start_chat(gateway, stream=stream)
+    await waiting(gateway)
+    call.cancel()
+    await gateway.controller.report_where(lambda report: not report.queued)
+    await gateway.publish(route("m", [engine.url], autoload=True))
+    assert (await gateway.chat()).status == 200
+    assert len(engine.requests) == 1, "only the second client's"
 
 
 async def test_a_stream_that_waits_gets_its_headers_heartbeats_and_then_the_answer() -> None:
@@ -128,33 +113,40 @@ async def test_a_stream_that_waits_gets_its_headers_heartbeats_and_then_the_answ
         assert "sleeps!" in text
 
 
-async def test_a_stream_that_waits_in_vain_is_told_in_the_stream() -> None:
+@pytest.mark.parametrize(
+    ("table", "code", "words"),
+    [
+        (unloaded(ModelState.FAILED, last_error="out of memory"), "model_failed", "out of memory"),
+        (unloaded(ModelState.UNLOADING).model_copy(update={"autoload": False}), "model_unloading", "unloaded"),
+    ],
+    ids=["failed", "unloaded"],
+)
+async def test_a_stream_that_waits_in_vain_is_told_in_the_stream(table: ModelRoute, code: str, words: str) -> None:
     async with gateway_harness(hold_headers_s=0.05) as gateway:
-        await gateway.publish(unloaded())
+        await gateway.publish(unloaded(ModelState.LOADING))
         async with gateway.chat(stream=True) as answer:
             await answer.content.readuntil(b"\n\n")
-            await gateway.publish(unloaded(ModelState.FAILED, last_error="out of memory"))
+            await gateway.publish(table)
             events = [event for event in (await answer.read()).decode().split("\n\n") if event.startswith("data: ")]
         error = json.loads(events[0].removeprefix("data: "))["error"]
-        assert (error["code"], events[1]) == ("model_failed", "data: [DONE]")
-        assert "out of memory" in error["message"]
+        assert (error["code"], events[1]) == (code, "data: [DONE]")
+        assert words in error["message"]
 
 
-async def test_a_replica_lost_while_retrying_waits_for_the_next_one() -> None:
-    async with gateway_harness() as gateway, engines(2) as (first, second):
+async def test_a_replica_lost_while_retrying_waits_for_the_next_one(gateway: GatewayHarness) -> None:
+    async with engines(2) as (first, second):
         await gateway.publish(route("m", [first.url], autoload=True))
         call = start_chat(gateway, fault="hold")
-        await until(lambda: first.running == 1)
+        await until("the first one works", lambda: first.running == 1)
         await gateway.publish(unloaded(ModelState.LOADING))
         await first.stop()
         await waiting(gateway)
         second.release.set()
         await gateway.publish(route("m", [second.url], autoload=True))
-        async with await call as answer:
-            assert answer.status == 200
+        assert (await call).status == 200
 
 
-async def queued_then(gateway: GatewayHarness, *tables: ModelRoute, stream: bool = False) -> asyncio.Task[Any]:
+async def queued_then(gateway: GatewayHarness, *tables: ModelRoute, stream: bool = False) -> asyncio.Future[Reply]:
     """A request that waits for an unloaded model while these tables come."""
     await gateway.publish(unloaded())
     call = start_chat(gateway, stream=stream)
@@ -174,73 +166,57 @@ async def queued_then(gateway: GatewayHarness, *tables: ModelRoute, stream: bool
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_operators_unload_cancels_what_waits(states: list[ModelState], stream: bool) -> None:
-    async with gateway_harness() as gateway:
-        tables = [unloaded(state).model_copy(update={"autoload": state is ModelState.LOADING}) for state in states]
-        call = await queued_then(gateway, *tables, stream=stream)
-        async with await call as answer:
-            assert (answer.status, answer.headers["retry-after"]) == (503, "5")
-            assert (await answer.json())["error"]["code"] == "model_unloading"
-        await gateway.controller.report_where(lambda report: not report.queued)
+async def test_an_operators_unload_cancels_what_waits(
+    states: list[ModelState], stream: bool, gateway: GatewayHarness
+) -> None:
+    tables = [unloaded(state).model_copy(update={"autoload": state is ModelState.LOADING}) for state in states]
+    call = await queued_then(gateway, *tables, stream=stream)
+    reply = await call
+    assert (*reply.refusal, reply.headers["retry-after"]) == (503, "model_unloading", "5")
+    await gateway.controller.report_where(lambda report: not report.queued)
 
 
-async def test_an_eviction_does_not() -> None:
-    async with gateway_harness() as gateway, engines(1) as (engine,):
-        call = await queued_then(gateway, unloaded(ModelState.LOADING), unloaded(ModelState.UNLOADING), unloaded())
-        assert not call.done()
-        await gateway.publish(route("m", [engine.url], autoload=True))
-        async with await call as answer:
-            assert answer.status == 200
+async def test_an_eviction_does_not(gateway: GatewayHarness, engine: MockEngine) -> None:
+    call = await queued_then(gateway, unloaded(ModelState.LOADING), unloaded(ModelState.UNLOADING), unloaded())
+    assert not call.done()
+    await gateway.publish(route("m", [engine.url], autoload=True))
+    assert (await call).status == 200
 
 
-async def test_a_stream_that_has_begun_to_wait_is_told_of_the_unload_in_the_stream() -> None:
-    async with gateway_harness(hold_headers_s=0.05) as gateway:
-        await gateway.publish(unloaded(ModelState.LOADING))
-        async with gateway.chat(stream=True) as answer:
-            await answer.content.readuntil(b"\n\n")
-            await gateway.publish(unloaded(ModelState.UNLOADING).model_copy(update={"autoload": False}))
-            events = [event for event in (await answer.read()).decode().split("\n\n") if event.startswith("data: ")]
-        error = json.loads(events[0].removeprefix("data: "))["error"]
-        assert (error["code"], events[1]) == ("model_unloading", "data: [DONE]")
-
-
-def start_with_progress(gateway: GatewayHarness, *, stream: bool) -> Any:
+def start_with_progress(gateway: GatewayHarness, *, stream: bool) -> PendingReply:
     """A chat completion whose client wants to know how far the load is."""
-    body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "stream": stream}
-    return gateway.client.post(f"{gateway.url}/v1/chat/completions", json=body, headers={"X-Load-Progress": "true"})
+    return gateway.chat(stream=stream, headers={"X-Load-Progress": "true"})
 
 
-async def test_a_client_that_asks_is_told_how_far_the_load_is() -> None:
-    async with gateway_harness() as gateway, engines(1) as (engine,):
-        await gateway.publish(unloaded())
-        async with start_with_progress(gateway, stream=True) as answer:
-            assert answer.status == 200
-            told = [await answer.content.readuntil(b"\n\n")]
-            await gateway.publish(unloaded(ModelState.LOADING))
-            told.append(await answer.content.readuntil(b"\n\n"))
-            await gateway.publish(unloaded(ModelState.LOADING, last_error="nothing new"))
-            await gateway.publish(unloaded(ModelState.LOADING, progress=0.25))
-            told.append(await answer.content.readuntil(b"\n\n"))
-            await gateway.publish(route("m", [engine.url], autoload=True))
-            text = (await answer.read()).decode()
-        assert told == [
-            b': load-progress {"model":"m","state":"unloaded"}\n\n',
-            b': load-progress {"model":"m","state":"loading"}\n\n',
-            b': load-progress {"model":"m","state":"loading","progress":0.25}\n\n',
-        ]
-        assert text.startswith("data: ")
-        assert text.endswith("data: [DONE]\n\n")
-
-
-async def test_who_did_not_ask_or_does_not_stream_is_told_nothing_of_a_load() -> None:
-    async with gateway_harness() as gateway, engines(1) as (engine,):
-        await gateway.publish(unloaded())
-        quiet = start_chat(gateway, stream=True)
-        blocking = asyncio.create_task(start_with_progress(gateway, stream=False).__aenter__())
-        await waiting(gateway, 2)
-        await gateway.publish(unloaded(ModelState.LOADING, progress=0.5))
+async def test_a_client_that_asks_is_told_how_far_the_load_is(gateway: GatewayHarness, engine: MockEngine) -> None:
+    await gateway.publish(unloaded())
+    async with start_with_progress(gateway, stream=True) as answer:
+        assert answer.status == 200
+        told = [await answer.content.readuntil(b"\n\n")]
+        await gateway.publish(unloaded(ModelState.LOADING))
+        told.append(await answer.content.readuntil(b"\n\n"))
+        await gateway.publish(unloaded(ModelState.LOADING, last_error="nothing new"))
+        await gateway.publish(unloaded(ModelState.LOADING, progress=0.25))
+        told.append(await answer.content.readuntil(b"\n\n"))
         await gateway.publish(route("m", [engine.url], autoload=True))
-        async with await quiet as answer:
-            assert (await answer.read()).startswith(b"data: ")
-        async with await blocking as answer:
-            assert "choices" in await answer.json()
+        text = (await answer.read()).decode()
+    assert told == [
+        b': load-progress {"model":"m","state":"unloaded"}\n\n',
+        b': load-progress {"model":"m","state":"loading"}\n\n',
+        b': load-progress {"model":"m","state":"loading","progress":0.25}\n\n',
+    ]
+    assert text.startswith("data: ")
+    assert text.endswith("data: [DONE]\n\n")
+
+
+async def test_who_did_not_ask_or_does_not_stream_is_told_nothing_of_a_load(
+    gateway: GatewayHarness, engine: MockEngine
+) -> None:
+    await gateway.publish(unloaded())
+    quiet = start_chat(gateway, stream=True)
+    blocking = asyncio.ensure_future(start_with_progress(gateway, stream=False))
+    await waiting(gateway, 2)
+    await gateway.publish(unloaded(ModelState.LOADING, progress=0.5))
+    await gateway.publish(route("m", [engine.url], autoload=True))
+    assert (await quiet).content.startswith(b"data: ")
+    assert "choices" in (await blocking).body

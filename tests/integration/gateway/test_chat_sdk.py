@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import openai
 import pytest
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.chat import ChatCompletionChunk
 from pydantic import BaseModel
 
 from controller.artifacts.facts import Gguf
@@ -38,8 +38,6 @@ HI: list[Any] = [{"role": "user", "content": "Hi"}]
 
 
 class Place(BaseModel):
-    """A structured answer."""
-
     city: Literal["Paris"]
     rank: Literal[1]
 
@@ -61,57 +59,43 @@ async def gateway(engine: Engine) -> AsyncIterator[GatewayHarness]:
 
 
 class Sdk:
-    """Both clients of the package, asked alike."""
+    """Either client of the package, asked alike."""
 
     def __init__(self, gateway: GatewayHarness, *, is_sync: bool) -> None:
-        common: dict[str, Any] = {"base_url": gateway.url + "/v1", "api_key": "client-key", "max_retries": 0}
-        self._sync = openai.OpenAI(**common) if is_sync else None
-        self._async = openai.AsyncOpenAI(**common)
+        kind: Any = openai.OpenAI if is_sync else openai.AsyncOpenAI
+        self._client = kind(base_url=gateway.url + "/v1", api_key="client-key", max_retries=0)
+        self._completions = self._client.chat.completions
+        self._is_sync = is_sync
 
-    async def create(self, model: str = "thinks", messages: Any = HI, **fields: Any) -> ChatCompletion:
-        """A blocking answer."""
-        asked = {"model": model, "messages": messages, "temperature": 0, **fields}
-        if self._sync is not None:
-            completions: Any = self._sync.chat.completions
-            made: ChatCompletion = await asyncio.to_thread(completions.create, **asked)
-            return made
-        answer: ChatCompletion = await self._async.chat.completions.create(**asked)
-        return answer
+    async def create(self, model: str = "thinks", messages: Any = HI, **fields: Any) -> Any:
+        return await self._call(self._completions.create, model=model, messages=messages, temperature=0, **fields)
 
     async def chunks(self, model: str = "thinks", messages: Any = HI, **fields: Any) -> list[ChatCompletionChunk]:
-        """The chunks of a stream."""
-        asked = {"model": model, "messages": messages, "temperature": 0, "stream": True, **fields}
-        if self._sync is not None:
-            completions = self._sync.chat.completions
-            return await asyncio.to_thread(lambda: list(completions.create(**asked)))
-        return [chunk async for chunk in await self._async.chat.completions.create(**asked)]
+        stream = await self.create(model, messages, stream=True, **fields)
+        return await asyncio.to_thread(list, stream) if self._is_sync else [chunk async for chunk in stream]
 
     async def gathered(self, model: str = "thinks", **fields: Any) -> Any:
         """What the package makes of a stream (`client.chat.completions.stream`)."""
-        asked = {"model": model, "messages": HI, "temperature": 0, **fields}
-        if self._sync is not None:
-            return await asyncio.to_thread(self._gathered, asked)
-        async with self._async.chat.completions.stream(**asked) as stream:
-            return await stream.get_final_completion()
+        stream = self._completions.stream(model=model, messages=HI, temperature=0, **fields)
+        if self._is_sync:
+            return await asyncio.to_thread(self._gather, stream)
+        async with stream as events:
+            return await events.get_final_completion()
 
-    def _gathered(self, asked: dict[str, Any]) -> Any:
-        assert self._sync is not None
-        with self._sync.chat.completions.stream(**asked) as stream:
-            return stream.get_final_completion()
+    @staticmethod
+    def _gather(stream: Any) -> Any:
+        with stream as events:
+            return events.get_final_completion()
 
     async def parse(self, model: str, form: type[BaseModel]) -> Any:
         """A structured answer, parsed by the package."""
-        asked: dict[str, Any] = {"model": model, "messages": HI, "temperature": 0, "response_format": form}
-        if self._sync is not None:
-            completions: Any = self._sync.chat.completions
-            return await asyncio.to_thread(completions.parse, **asked)
-        return await self._async.chat.completions.parse(**asked)
+        return await self._call(self._completions.parse, model=model, messages=HI, temperature=0, response_format=form)
 
     async def close(self) -> None:
-        """Close both."""
-        await self._async.close()
-        if self._sync is not None:
-            self._sync.close()
+        await self._call(self._client.close)
+
+    async def _call(self, method: Any, **fields: Any) -> Any:
+        return await (asyncio.to_thread(method, **fields) if self._is_sync else method(**fields))
 
 
 @pytest.fixture(params=["sync", "async"])
@@ -123,7 +107,6 @@ async def sdk(gateway: GatewayHarness, request: pytest.FixtureRequest) -> AsyncI
 
 @asynccontextmanager
 async def refused(code: str) -> AsyncIterator[None]:
-    """A 400 with that code."""
     with pytest.raises(openai.BadRequestError) as caught:
         yield
     assert caught.value.code == code
@@ -152,7 +135,6 @@ def joined(chunks: list[ChatCompletionChunk]) -> tuple[str, str, list[tuple[str,
 
 
 def calls_in(answer: Any) -> list[tuple[str, str, str]]:
-    """The calls of a blocking answer."""
     calls = answer.choices[0].message.tool_calls or []
     assert all(call.type == "function" for call in calls)
     return [(call.id, call.function.name, call.function.arguments) for call in calls]
@@ -222,9 +204,7 @@ def test_every_engine_tells_its_context_length(engine: Engine) -> None:
 async def test_thoughts_of_earlier_answers_reach_the_template_by_either_name(engine: Engine, sdk: Sdk) -> None:
     async def prompt_tokens(**thought: str) -> int:
         turns = [*HI, {"role": "assistant", "content": "Hello", **thought}, *HI]
-        usage = (await sdk.create(engine.remembers, turns, max_tokens=1)).usage
-        assert usage is not None
-        return usage.prompt_tokens
+        return int((await sdk.create(engine.remembers, turns, max_tokens=1)).usage.prompt_tokens)
 
     without = await prompt_tokens()
     assert await prompt_tokens(reasoning="fox dog") == await prompt_tokens(reasoning_content="fox dog") > without
@@ -296,13 +276,11 @@ async def test_the_fields_of_newer_clients(sdk: Sdk) -> None:
     assert answer.choices[0].message.content == SENTENCE
     counts = set()
     for role in ("developer", "system"):
-        usage = (await sdk.create("plain", [{"role": role, "content": "be brief"}, *HI], max_tokens=1)).usage
-        assert usage is not None
-        counts.add(usage.prompt_tokens)
+        counted = await sdk.create("plain", [{"role": role, "content": "be brief"}, *HI], max_tokens=1)
+        counts.add(counted.usage.prompt_tokens)
     assert len(counts) == 1, "templates know the one role as the other"
 
 
 async def test_every_event_of_every_family_is_what_its_types_say(gateway: GatewayHarness, engine: Engine) -> None:
-    kinds = await judge_streams(gateway, "thinks", *engine.tools)
-    assert kinds[0] == "reasoning"
+    assert (await judge_streams(gateway, "thinks", *engine.tools))[0] == "reasoning"
     assert await judge_streams(gateway, "plain") == ["message"]

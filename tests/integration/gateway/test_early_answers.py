@@ -18,7 +18,7 @@ from common.program_client import ProgramClient
 from controller.schema.admin import Capabilities
 from gateway.upstream.connection import EngineConnection
 from tests.fakes.fake_controller import route
-from tests.fakes.gateway_harness import gateway_harness
+from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.campaign import campaign_count
 from tests.support.early_peer import DEADLINE_S, REFUSAL, EarlyPeer, Then, early_peer
 from tests.support.retrieval_gateway import retrieval_gateway
@@ -46,17 +46,13 @@ async def test_a_client_of_programs_reads_the_answer(then: Then, is_socket: bool
             assert (answer.status, await answer.read_body()) == (413, REFUSAL)
 
 
-async def _refused(client: aiohttp.ClientSession, url: str, body: bytes) -> None:
-    async with client.post(url, data=body, headers={"content-type": "application/json"}) as answer:
-        assert (answer.status, (await answer.json())["error"]["code"]) == (413, "body_too_large")
-
-
 async def test_retrievals_refusal_of_an_upload_is_passed_on(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("a-token-of-both-programs")
     with early_peer("close") as peer:
         async with gateway_harness(retrieval_url=peer.url, retrieval_token_file=token) as gateway:
-            await _refused(gateway.client, f"{gateway.url}/v1/documents", b'{"text": "%b"}' % (b"x" * 4_000_000))
+            reply = await gateway.post("/v1/documents", b'{"text": "%b"}' % (b"x" * 4_000_000))
+            assert reply.refusal == (413, "body_too_large")
 
 
 async def test_the_controllers_refusal_is_passed_on() -> None:
@@ -66,7 +62,8 @@ async def test_the_controllers_refusal_is_passed_on() -> None:
             ProgramClient(ProgramAddress.parse(peer.url), DEADLINE_S) as controller,
         ):
             gateway.app.forward._controller = controller
-            await _refused(gateway.client, f"{gateway.url}/v1/admin/declarations/models/m", bytes(1_000_000))
+            reply = await gateway.post("/v1/admin/declarations/models/m", bytes(1_000_000))
+            assert reply.refusal == (413, "body_too_large")
 
 
 class _LateTransport:
@@ -101,9 +98,9 @@ async def test_an_engines_refusal_is_passed_on(then: Then, monkeypatch: pytest.M
             await gateway.publish(route("m", [peer.url], capabilities=Capabilities(modalities=("text", "image"))))
             image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 1_000_000}}
             messages = [{"role": "user", "content": [{"type": "text", "text": "?"}, image]}]
-            async with gateway.post("/v1/chat/completions", model="m", messages=messages) as it:
-                answer = await it.json()
-    assert it.status == 413, answer
+            reply = await gateway.post("/v1/chat/completions", model="m", messages=messages)
+            answer = reply.body
+    assert reply.status == 413, answer
     assert "Too much." in json.dumps(answer)
     assert peer.requests == 1, "nobody asks again"
 
@@ -140,11 +137,10 @@ async def test_a_server_of_ours_reads_on_after_it_refused() -> None:
         await server.close()
 
 
-async def test_the_gateway_reads_on_after_it_refused() -> None:
-    async with gateway_harness() as gateway:
-        port = int(gateway.url.rpartition(":")[2])
-        answer = await asyncio.to_thread(_send_after_answer, port, "/v1/admin/declarations/models/m", 8_000_000)
-        assert answer.startswith(b"HTTP/1.1 413 ")
+async def test_the_gateway_reads_on_after_it_refused(gateway: GatewayHarness) -> None:
+    port = int(gateway.url.rpartition(":")[2])
+    answer = await asyncio.to_thread(_send_after_answer, port, "/v1/admin/declarations/models/m", 8_000_000)
+    assert answer.startswith(b"HTTP/1.1 413 ")
 
 
 async def test_uploads_above_the_limit_are_all_told_so(tmp_path: Path) -> None:

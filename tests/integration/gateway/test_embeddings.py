@@ -37,7 +37,6 @@ Embed = Callable[..., Awaitable[CreateEmbeddingResponse]]
 
 
 def worker(folder: Path, kind: str, *flags: str) -> Worker:
-    """One of our own engines."""
     port = free_port()
     args = ("--host", "127.0.0.1", "--port", str(port), "--served-name", "inner", *flags)
     return Worker(folder / f"{kind}.log", port, kind, *args, token=TOKEN, env={"ROUNDHOUSE_ENGINE_TOKEN": TOKEN})
@@ -56,7 +55,6 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def engine(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
-    """One of that kind."""
     folder = tmp_path_factory.mktemp("engine")
     make_model(folder / "m.gguf")
     if kind == "stub":
@@ -113,7 +111,6 @@ def same(one: list[float], other: list[float]) -> bool:
 
 
 def alike(some: list[list[float]], others: list[list[float]]) -> bool:
-    """All of them, one by one."""
     return len(some) == len(others) and all(map(same, some, others))
 
 
@@ -164,26 +161,10 @@ async def test_tokens_in_place_of_a_text(gateway: GatewayHarness, embed: Embed) 
     assert alike(vectors(await embed(model="fixed", input=[tokens, tokens])), by_text * 2)
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"input": ""}, "input"),
-        ({"input": ["a", ""]}, "input[1]"),
-        ({"input": "a", "encoding_format": "int8"}, "encoding_format"),
-    ],
-)
-async def test_what_is_wrong_is_told_alike_by_whichever_engine(
-    gateway: GatewayHarness, fields: dict[str, Any], param: str
-) -> None:
-    async with gateway.post("/v1/embeddings", model="fixed", **fields) as answer:
-        told = await answer.json()
-    assert (answer.status, told["error"]["code"], told["error"]["param"]) == (400, "invalid_request", param)
-
-
 async def test_nulls_and_further_fields_do_no_harm_and_tokens_are_counted(gateway: GatewayHarness) -> None:
     used = 0
     for fields in ({"encoding_format": None, "dimensions": None, "user": "u"}, {"dimensions": SHORT}):
-        async with gateway.post("/v1/embeddings", model="matryoshka", input=TEXTS, **fields) as answer:
-            assert answer.status == 200, await answer.text()
-            used += (await answer.json())["usage"]["prompt_tokens"]
+        reply = await gateway.post("/v1/embeddings", model="matryoshka", input=TEXTS, **fields)
+        assert reply.status == 200, reply.text
+        used += reply.body["usage"]["prompt_tokens"]
     assert f'roundhouse_gateway_tokens_total{{direction="in",model="matryoshka"}} {used:.1f}' in await gateway.metrics()

@@ -14,7 +14,8 @@ from controller.schema.routing import Endpoint
 from gateway.admission.circuit_breaker import LONGEST_PAUSE_S
 from tests.fakes.fake_controller import route
 from tests.fakes.fake_scripted_engine import Script, ScriptedEngine, Then, nobody_accepts, script, scripted
-from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
+from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
+from tests.fakes.mock_engine import MockEngine
 from tests.support.api_families import FAMILIES, STREAMING, Family
 from tests.support.campaign import campaign_count
 from tests.support.gateway_rest import nothing_left
@@ -93,32 +94,29 @@ async def test_a_blocking_call_gets_no_heartbeat_and_its_deadline_in_its_form(
     stalled = begun(family) if gathers and family.streams else part
     times: dict[str, Any] = {"request_timeout_s": DEADLINE_S, "heartbeat_s": 5, "hold_headers_s": 5}
     async with one_engine(family, script(stalled, "stall"), gathers=gathers, **times) as (gateway, engine):
-        call = asyncio.create_task(gateway.post(family.path, family.body("m")).__aenter__())
+        call = asyncio.ensure_future(gateway.post(family.path, family.body("m")))
         await until("the engine has it", lambda: engine.requests)
         await loop_clock.skip(DEADLINE_S - 10)
         assert not call.done()
         await loop_clock.skip(15)
-        async with await call as answer:
-            error = (await answer.json())["error"]
-            assert answer.status == 408
-        assert (error["code"], error["status"]) == ("request_timeout", 408)
+        reply = await call
+        assert (reply.status, reply.code, reply.error["status"]) == (408, "request_timeout", 408)
 
 
 @pytest.mark.parametrize("is_declared", [True, False])
 async def test_a_request_that_waits_at_an_address_that_is_silent_goes_on_once_its_replica_has_ended(
-    is_declared: bool,
+    is_declared: bool, engine: MockEngine, gateway: GatewayHarness
 ) -> None:
     """As with a container that was killed: its address answers nothing, until another one has it."""
-    async with nobody_accepts() as silent, engines(1) as [engine], gateway_harness() as gateway:
+    async with nobody_accepts() as silent:
         await gateway.publish(route("m", [silent]))
-        waiting = asyncio.create_task(gateway.chat().__aenter__())
+        waiting = asyncio.ensure_future(gateway.chat())
         await until("it connects", lambda: gateway.services.engines.connecting_requests == 1)
         [successor] = [each.model_copy(update={"replica": "m-1"}) for each in route("m", [engine.url]).endpoints]
         await gateway.publish(*[route("m").model_copy(update={"endpoints": (successor,)})] if is_declared else [])
         async with asyncio.timeout(20):  # a connection may take longer here
-            answered = await waiting
-        async with answered as answer:
-            assert answer.status == (200 if is_declared else 404), await answer.text()
+            reply = await waiting
+        assert reply.status == (200 if is_declared else 404), reply.text
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=str)
@@ -131,9 +129,9 @@ async def test_an_engine_that_is_gone_is_left_out_then_tried_and_let_in_again(
     gone = [script(b"", "close")] * 4
     async with one_engine(family, *gone, good, good) as (gateway, engine):
         for _ in range(2):
-            async with gateway.post(family.path, family.body("m", stream=stream)) as answer:
-                assert (answer.status, (await answer.json())["error"]["code"]) == (502, "engine_unreachable")
-                assert int(answer.headers["retry-after"]) >= 1
+            reply = await gateway.post(family.path, family.body("m", stream=stream))
+            assert (reply.status, reply.code) == (502, "engine_unreachable")
+            assert int(reply.headers["retry-after"]) >= 1
         assert len(engine.requests) == 3, "two tries, then the third failure in a row"
         await gateway.controller.report_where(lambda report: "m-0" in report.failed)
         reply = await gateway.post(family.path, family.body("m", stream=stream))
@@ -161,14 +159,12 @@ REFUSES_TOKEN = script(
 
 @pytest.mark.parametrize("family", FAMILIES, ids=str)
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_address_that_passed_to_another_engine_counts_as_refused(family: Family, stream: bool) -> None:
+async def test_an_address_that_passed_to_another_engine_counts_as_refused(
+    family: Family, stream: bool, gateway: GatewayHarness
+) -> None:
     good = script(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (
         len(family.whole), family.whole))  # fmt: skip
-    async with (
-        scripted(*[REFUSES_TOKEN] * 9) as stranger,
-        scripted(*[good] * 9) as engine,
-        gateway_harness() as gateway,
-    ):
+    async with scripted(*[REFUSES_TOKEN] * 9) as stranger, scripted(*[good] * 9) as engine:
         made = family.route("m", stranger.url, token="its own", target_inflight=1)
         await gateway.publish(made)
         assert (await gateway.post(family.path, family.body("m", stream=stream))).refusal == (502, "engine_unreachable")
@@ -181,8 +177,8 @@ async def test_an_address_that_passed_to_another_engine_counts_as_refused(family
         await nothing_left(gateway)
 
 
-async def test_the_401_of_a_remote_is_its_answer() -> None:
-    async with scripted(REFUSES_TOKEN) as elsewhere, gateway_harness() as gateway:
+async def test_the_401_of_a_remote_is_its_answer(gateway: GatewayHarness) -> None:
+    async with scripted(REFUSES_TOKEN) as elsewhere:
         made = CHAT.route("m", elsewhere.url, token="sk-1")
         endpoints = (made.endpoints[0].model_copy(update={"remote": True}),)
         await gateway.publish(made.model_copy(update={"endpoints": endpoints}))
@@ -202,16 +198,13 @@ async def test_an_engine_that_closes_after_each_stream_without_a_word_is_well(
     whole = script(head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(events), events), "close")
     scripts = [whole] * (4 * clients)
     async with one_engine(CHAT, *scripts, gathers=gathers, slots=4, queue_limit=clients) as (gateway, engine):
-        answers = await asyncio.gather(*(_text(gateway, stream=not gathers) for _ in range(clients)))
-        assert {status for status, _ in answers} == {200}
+        answers = await asyncio.gather(
+            *(gateway.post(CHAT.path, CHAT.body("m", stream=not gathers)) for _ in range(clients))
+        )
+        assert {reply.status for reply in answers} == {200}
         assert len(engine.requests) >= clients
         assert not any(report.failed for report in gateway.controller.reports)
         assert "closed the connection" not in caplog.text, "it counts as no failure"
-
-
-async def _text(gateway: GatewayHarness, *, stream: bool) -> tuple[int, bytes]:
-    async with gateway.post(CHAT.path, CHAT.body("m", stream=stream)) as answer:
-        return answer.status, await answer.read()
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=str)

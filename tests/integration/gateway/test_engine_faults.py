@@ -69,11 +69,9 @@ class Answer:
     early: bool
 
     def script(self) -> Script:
-        """Its bytes."""
         return script(self.head() + self.framed(), self.then, cuts=self.cuts, early=self.early)
 
     def head(self) -> bytes:
-        """Status line and headers."""
         if self.framing == "no_http":
             return b""
         lines = [f"HTTP/1.1 {self.status} X".encode(), b"content-type: " + self.kind.encode("latin-1")]
@@ -85,7 +83,6 @@ class Answer:
         return b"\r\n".join(lines) + b"\r\n\r\n"
 
     def framed(self) -> bytes:
-        """The body as it goes over the wire."""
         if self.framing not in ("chunks", "both"):
             return self.body
         halves = [self.body[: len(self.body) // 2], self.body[len(self.body) // 2 :]]
@@ -147,8 +144,8 @@ class Place:
     """A gateway, and engines; `m3-0` is the model of the fourth for the first family, and `g3-0`, of which the gateway
     asks streams."""
 
-    def __init__(self, here: GatewayHarness, engines: list[ScriptedEngine]) -> None:
-        self.here = here
+    def __init__(self, gateway: GatewayHarness, engines: list[ScriptedEngine]) -> None:
+        self.gateway = gateway
         self.engines = engines
 
     async def ask(self, number: int, one: Asked) -> None:
@@ -156,8 +153,8 @@ class Place:
         self.engines[number].scripts = [one.answer.script()] * 3
         family = one.family
         model = f"{'g' if one.gathers else 'm'}{number}-{FAMILIES.index(family)}"
-        url, body = self.here.url + family.path, family.body(model, stream=one.stream)
-        async with asyncio.timeout(60), self.here.client.post(url, json=body) as answer:
+        url, body = self.gateway.url + family.path, family.body(model, stream=one.stream)
+        async with asyncio.timeout(60), self.gateway.client.post(url, json=body) as answer:
             content = await answer.read()  # raises where the connection breaks
         assert answer.headers["x-request-id"]
         if answer.status >= 400:
@@ -171,7 +168,6 @@ class Place:
 
 
 def check_whole(one: Asked, status: int, content: bytes) -> None:
-    """The engine's own answer, or what was made of it."""
     if not one.family.is_translated:
         assert (status, content) == (one.answer.status, one.answer.promised)
     else:
@@ -199,7 +195,7 @@ def check_error(one: Asked, status: int, content: bytes) -> None:
 
 
 @pytest.fixture(scope="module")
-def place() -> Iterator[tuple[asyncio.Runner, Place]]:
+def stage() -> Iterator[tuple[asyncio.Runner, Place]]:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         stack = AsyncExitStack()
         yield runner, runner.run(_open(stack))
@@ -207,14 +203,14 @@ def place() -> Iterator[tuple[asyncio.Runner, Place]]:
 
 
 async def _open(stack: AsyncExitStack) -> Place:
-    here = await stack.enter_async_context(gateway_harness(request_timeout_s=DEADLINE_S, answer_buffer_mib=1))
+    gateway = await stack.enter_async_context(gateway_harness(request_timeout_s=DEADLINE_S, answer_buffer_mib=1))
     engines = [await stack.enter_async_context(scripted()) for _ in range(AT_ONCE)]
-    return Place(here, engines)
+    return Place(gateway, engines)
 
 
 async def _tables(place: Place) -> None:
     """Replicas by new names, so that no breaker remembers the last example."""
-    seq = place.here.controller.seq
+    seq = place.gateway.controller.seq
     models = []
     for number, engine in enumerate(place.engines):
         for letter in "mg":
@@ -222,7 +218,7 @@ async def _tables(place: Place) -> None:
                 made = family.route(f"{letter}{number}-{index}", engine.url, target_inflight=1)
                 endpoint = made.endpoints[0].model_copy(update={"replica": f"{made.name}-{seq}"})
                 models.append(made.model_copy(update={"endpoints": (endpoint,), "notices_leaving": letter == "m"}))
-    await place.here.publish(*models)
+    await place.gateway.publish(*models)
 
 
 @settings(
@@ -234,18 +230,18 @@ async def _tables(place: Place) -> None:
 )
 @given(st.lists(asked(), min_size=AT_ONCE // 2, max_size=AT_ONCE))
 def test_whatever_an_engine_does_its_client_gets_a_complete_answer(
-    place: tuple[asyncio.Runner, Place], requests: list[Asked]
+    stage: tuple[asyncio.Runner, Place], requests: list[Asked]
 ) -> None:
-    runner, here = place
+    runner, place = stage
 
     async def run() -> None:
-        await _tables(here)
+        await _tables(place)
         outcomes = await asyncio.gather(
-            *(here.ask(number, one) for number, one in enumerate(requests)), return_exceptions=True
+            *(place.ask(number, one) for number, one in enumerate(requests)), return_exceptions=True
         )
         for one, outcome in zip(requests, outcomes, strict=True):
             if outcome is not None:
                 raise AssertionError(f"{one}: {outcome!r}") from outcome
-        await nothing_left(here.here)
+        await nothing_left(place.gateway)
 
     runner.run(run())

@@ -44,7 +44,6 @@ class Ledger:
     """Between the two tenants, whenever a request was out, as long as both had others waiting."""
 
     def out(self, queue: FairQueue, ticket: Ticket, seconds: float) -> None:
-        """A request has left its slot."""
         self.service[ticket.tenant] += seconds  # type: ignore[assignment]
         self.longest_s = max(self.longest_s, seconds)
         if queue.waiting_by_tenant().keys() == TOKENS.keys():
@@ -80,9 +79,7 @@ async def chat(gateway: GatewayHarness, session: aiohttp.ClientSession, who: str
 
 
 def depth(gateway: GatewayHarness) -> int:
-    """How many wait."""
-    assert gateway.server is not None
-    return gateway.server._gateway.inference._services.admission.depths.get("m", 0)
+    return gateway.services.admission.depths.get("m", 0)
 
 
 async def test_tenants_that_wait_get_the_same_slot_seconds(engine: Worker, ledger: Ledger) -> None:

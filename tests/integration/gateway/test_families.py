@@ -1,17 +1,21 @@
-"""What every API family keeps to, in its own form, whether its engine speaks it or is spoken to in another: waiting in
-the queue, heartbeats meanwhile, refusals, and a client that leaves."""
+"""What every API family keeps to, in its own form, whether its engine speaks it or is spoken to in another: waiting
+in the queue, heartbeats meanwhile, refusals, a client that leaves, and errors that name neither an engine's address
+nor, but to those who may administer it, the server's paths."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import aiohttp
 import pytest
 
+from controller.runtimes.naming import replica_name
 from controller.schema.status import ModelState
+from controller.state import ReplicaId
 from tests.fakes.fake_controller import route
 from tests.fakes.fake_scripted_engine import Script, ScriptedEngine, script, scripted
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
@@ -19,22 +23,22 @@ from tests.support.api_families import FAMILIES, STREAMING, Family
 from tests.support.gateway_rest import nothing_left
 from tests.support.http_client import HttpClient
 from tests.support.loop_clock import LoopClock, loop_clock
+from tests.support.queueing import key
 from tests.support.wait import until
 
 __all__ = ["loop_clock"]
+
 
 each_family = pytest.mark.parametrize("family", FAMILIES, ids=str)
 each_stream = pytest.mark.parametrize("family", STREAMING, ids=str)
 
 
 def whole(family: Family) -> Script:
-    """A blocking answer of its engine."""
     head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
     return script(head % len(family.whole) + family.whole)
 
 
 def stream(family: Family) -> Script:
-    """A stream of its engine."""
     events = b"".join(family.events)
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
     return script(head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(events), events))
@@ -80,7 +84,6 @@ async def waits(gateway: GatewayHarness, family: Family, **fields: Any) -> async
 
 
 async def leaves(task: asyncio.Task[Any]) -> None:
-    """Its client closes the connection."""
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
@@ -181,3 +184,199 @@ async def test_an_error_of_the_engine_in_a_stream_is_told_in_the_familys_form(fa
         assert body.startswith(family.begins)
         assert family.last_error(body)["message"] == "out of cells"
         assert b'"request_id":"%b"' % headers["x-request-id"].encode() in body.replace(b'": "', b'":"')
+
+
+REPLICA = replica_name("prod", ReplicaId("m", 0, "0123456789abcdef", 3))
+SECRETS = ("10.20.30.40", "gpu-host-7", REPLICA, "fd00::7", "8123")
+SAID = f"out of cells: dial tcp 10.20.30.40:8123, http://gpu-host-7:8123/v1, gpu-host-7:8123, [fd00::7]:8123, {REPLICA}"
+JSON = "application/json"
+
+
+def refusal(body: bytes, kind: str = JSON) -> Script:
+    return script(
+        b"HTTP/1.1 500 X\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n" % (kind.encode(), len(body)) + body
+    )
+
+
+def broken_stream(family: Family, event: bytes) -> Script:
+    """An engine's stream that ends with an event of its own after the first one."""
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+    events = family.events[0] + event
+    return script(head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(events), events))
+
+
+def told_nothing(told: bytes) -> None:
+    assert not [secret for secret in SECRETS if secret in told.decode()], told
+    assert b"out of cells" in told
+
+
+ERROR = json.dumps({"error": {"message": SAID, "type": "server_error", "code": 500, "url": SAID}}).encode()
+MESSAGES_ERROR = json.dumps({"type": "error", "error": {"type": "api_error", "message": SAID}}).encode()
+ENVELOPE = json.dumps(
+    {"error": {"message": SAID, "type": "t", "code": "engine_error", "status": 500, "actionable": True,
+               "next_steps": [SAID], "param": None, "request_id": "r"}}
+).encode()  # fmt: skip
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=str)
+async def test_an_error_answer(family: Family, gateway: GatewayHarness) -> None:
+    bodies = (ERROR, MESSAGES_ERROR, ENVELOPE, SAID.encode(), json.dumps({"detail": SAID}).encode())
+    async with scripted(*(refusal(body) for body in bodies)) as engine:
+        await gateway.publish(family.route("m", engine.url))
+        for body in bodies:
+            reply = await gateway.post(family.path, family.body("m"))
+            told = reply.content
+            assert reply.status == 500, body
+            family.error_in(told)
+            told_nothing(told)
+        await nothing_left(gateway)
+
+
+@pytest.mark.parametrize("family", STREAMING, ids=str)
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "gathered"])
+async def test_an_error_event(family: Family, stream: bool) -> None:
+    data = [b"event: error\ndata: %b\n\n" % error for error in (ERROR, MESSAGES_ERROR)]
+    if family.speaks != "/v1/messages":
+        old_form = json.dumps({"message": SAID, "code": 500}).encode()
+        data += [b"data: %b\n\n" % ERROR, b"data: %b\n\n" % ENVELOPE, b"error: %b\n\n" % old_form]
+    async with scripted(*(broken_stream(family, event) for event in data)) as engine, gateway_harness() as gateway:
+        await gateway.publish(family.route("m", engine.url).model_copy(update={"notices_leaving": False}))
+        for event in data:
+            reply = await gateway.post(family.path, family.body("m", stream=stream))
+            told = reply.content
+            assert reply.status == (200 if stream else 500), event
+            (family.last_error if stream else family.error_in)(told)
+            told_nothing(told)
+        await nothing_left(gateway)
+
+
+async def test_an_error_longer_than_the_buffer_is_cut_and_still_an_error() -> None:
+    body = b'{"error":{"message":"' + SAID.encode() + b" " + b"x" * 3_000_000 + b'"}}'
+    async with scripted(refusal(body)) as engine, gateway_harness(answer_buffer_mib=1) as gateway:
+        await gateway.publish(route("m", [engine.url]))
+        reply = await gateway.chat()
+        told = reply.content
+        assert reply.status == 500
+        assert json.loads(told)["error"]["code"] == "engine_error"
+        told_nothing(told)
+        await nothing_left(gateway)
+
+
+async def test_an_engine_that_cannot_be_reached_is_not_named() -> None:
+    async with gateway_harness(connect_timeout_s=1) as gateway:
+        made = route("m", ["http://127.0.0.1:1", "http://127.0.0.1:2"])
+        endpoints = [each.model_copy(update={"replica": f"{REPLICA}{at}"}) for at, each in enumerate(made.endpoints)]
+        await gateway.publish(made.model_copy(update={"endpoints": tuple(endpoints)}))
+        for takes_slot in (True, False):
+            path = "/v1/chat/completions" if takes_slot else "/v1/chat/completions/input_tokens"
+            reply = await gateway.post(path, FAMILIES[0].body("m"))
+            told = reply.text
+            assert (reply.status, json.loads(told)["error"]["code"]) == (502, "engine_unreachable")
+            assert REPLICA not in told
+            assert "127.0.0.1" not in told
+
+
+async def test_why_a_model_failed_names_no_address(gateway: GatewayHarness) -> None:
+    await gateway.publish(route("m", state=ModelState.FAILED, last_error=SAID))
+    reply = await gateway.chat()
+    told = reply.content
+    assert reply.status == 503
+    told_nothing(told)
+
+
+SERVER_PATH = "/srv/of bob/models/private.gguf"
+REASON = f"model: private.gguf is a symbolic link to '{SERVER_PATH}', which does not exist"
+LOG = "srv main: unknown argument --mmproj-of-bob\nsrv main: cwd is srv/bob"
+WHOLE = f"{REASON}. Last log lines:\n{LOG}"
+FAILED = route("m", state=ModelState.FAILED, last_error=REASON, full_error=WHOLE)
+WAITING = route("m", state=ModelState.LOADING, last_error=REASON, full_error=WHOLE, autoload=True)
+OF_OLDER_CONTROLLER = route("m", state=ModelState.FAILED, last_error=WHOLE)
+"""Its error has the log lines, too."""
+USER, BOSS = "secret-user", "secret-boss"
+KEYS = (key("user", scopes=("inference",)), key("boss", scopes=("inference", "admin")))
+REQUESTS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
+    "/v1/completions": {"prompt": "Hi"},
+    "/v1/embeddings": {"input": "Hi"},
+    "/v1/responses": {"input": "Hi"},
+    "/v1/messages": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9},
+    "/v1/rerank": {"query": "Hi", "documents": ["Hi"]},
+    "/tokenize": {"content": "Hi"},
+}
+
+
+async def read_refusal(gateway: GatewayHarness, path: str, key: str | None = None, **fields: Any) -> str:
+    reply = await gateway.post(path, {"model": "m"} | REQUESTS[path] | fields, key=key)
+    assert reply.status == 503
+    return reply.text
+
+
+def check_is_hidden(text: str) -> None:
+    """The reason is told, and no part of the path and none of the engine's own words."""
+    assert "which does not exist" in text
+    assert "[path]" in text
+    assert "/srv" not in text
+    assert "bob" not in text
+    assert "srv main" not in text
+
+
+@pytest.mark.parametrize("path", REQUESTS)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_inference_key_is_told_the_reason_without_paths(
+    path: str, stream: bool, gateway: GatewayHarness
+) -> None:
+    """And without the lines of the engine's log, which who may administer is told."""
+    for failed in (FAILED, OF_OLDER_CONTROLLER):
+        await gateway.publish(failed, keys=KEYS)
+        check_is_hidden(await read_refusal(gateway, path, USER, stream=stream))
+        assert WHOLE in json.loads(await read_refusal(gateway, path, BOSS, stream=stream))["error"]["message"]
+
+
+async def test_so_is_one_that_waited_for_the_load() -> None:
+    async with gateway_harness(hold_headers_s=0.05) as gateway:
+        for shown in (USER, BOSS):
+            for stream in (False, True):
+                await gateway.publish(WAITING, keys=KEYS)
+                call = asyncio.ensure_future(gateway.chat(stream=stream, key=shown))
+                await gateway.controller.report_where(lambda report: report.queued == {"m": 1})
+                await gateway.publish(FAILED, keys=KEYS)
+                text = (await call).text
+                assert "model_failed" in text
+                if shown is USER:
+                    check_is_hidden(text)
+                else:
+                    assert REASON in text
+                    assert "srv main" in text
+                await gateway.idle()
+
+
+async def test_what_is_stored_for_a_tenant_holds_no_path_whoever_asked(gateway: GatewayHarness) -> None:
+    await gateway.publish(WAITING, keys=KEYS)
+    body = {"model": "m", "input": "Hi", "background": True}
+    response_id = (await gateway.post("/v1/responses", body, key=BOSS)).body["id"]
+    await gateway.controller.report_where(lambda report: report.queued == {"m": 1})
+    await gateway.publish(FAILED, keys=KEYS)
+    await gateway.idle()
+    check_is_hidden((await gateway.get(f"/v1/responses/{response_id}", key=BOSS)).text)
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_shown"),
+    [
+        ({}, True),
+        ({"open_admin": False}, False),
+        ({"host": "0.0.0.0", "open": True}, False),
+        ({"host": "0.0.0.0", "open": True, "open_admin": True}, True),
+        ({"admin_host": ("127.0.0.2",)}, False),
+    ],
+)
+async def test_without_keys_it_is_told_to_those_to_whom_administration_is_open(
+    settings: dict[str, Any], is_shown: bool
+) -> None:
+    async with gateway_harness(**settings) as gateway:
+        await gateway.publish(FAILED)
+        text = await read_refusal(gateway, "/v1/chat/completions")
+        if is_shown:
+            assert REASON in text
+        else:
+            check_is_hidden(text)

@@ -16,6 +16,7 @@ from controller.schema.admin import Capabilities
 from tests.fakes.fake_controller import route
 from tests.fakes.fake_tool_model import Call, Move
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
+from tests.fakes.mock_engine import MockEngine
 from tests.support.gateway_rest import nothing_left
 from tests.support.llama_servers import needed, started
 from tests.support.llama_slots import make_endless
@@ -84,8 +85,8 @@ async def test_what_is_one_input_is_not_counted_as_many() -> None:
             ("/v1/completions", {"prompt": MANY[:8]}),
             ("/v1/chat/completions", {"messages": words}),
         ):
-            async with gateway.post(path, model="m", **fields) as answer:
-                assert answer.status == 200, await answer.text()
+            reply = await gateway.post(path, model="m", **fields)
+            assert reply.status == 200, reply.text
 
 
 async def test_of_the_calls_of_one_round_no_more_are_run_than_the_setting_says() -> None:
@@ -111,17 +112,14 @@ class Real:
     engines: dict[str, Worker]
 
     async def post(self, path: str, model: str = "m", who: str = "alice", **fields: Any) -> Any:
-        """The body that the gateway answers."""
         return (await self.gateway.post(path, {"model": model, **fields}, key=f"secret-{who}")).success
 
     async def own(self, path: str, model: str = "m", **fields: Any) -> Any:
-        """The engine's own answer to the same."""
         status, body = await asyncio.to_thread(self.engines[model].request, "POST", path, {"temperature": 0, **fields})
         assert status == 200, body
         return json.loads(body)
 
     def figure(self, name: str, model: str = "m") -> float:
-        """A figure of the engine's metrics."""
         return self.engines[model].figure(name)
 
 
@@ -238,54 +236,53 @@ async def test_another_tenant_is_served_while_a_large_request_runs(real: Real) -
 # Pieces that fail.
 
 
-async def test_a_piece_that_fails_ends_the_request_with_its_error() -> None:
+async def test_a_piece_that_fails_ends_the_request_with_its_error(gateway: GatewayHarness, engine: MockEngine) -> None:
     bad = {"fault": "error_html"}
-    async with gateway_harness() as gateway, engines(1) as (engine,):
-        await gateway.publish(route("m", [engine.url], target_inflight=2))
-        for stream in (False, True):
-            reply = await gateway.post("/v1/completions", model="m", prompt=MANY, stream=stream, **bad)
-            assert reply.refusal == (500, "engine_error")
-            fields = {"prompt": MANY, "stream": stream, "fault": "error_event" if stream else "die_mid_body"}
-            async with gateway.post("/v1/completions", model="m", **fields) as answer:
-                text = await answer.text()
-                assert ("out of cells" if stream else "engine_disconnected") in text
-        await nothing_left(gateway)
+    await gateway.publish(route("m", [engine.url], target_inflight=2))
+    for stream in (False, True):
+        reply = await gateway.post("/v1/completions", model="m", prompt=MANY, stream=stream, **bad)
+        assert reply.refusal == (500, "engine_error")
+        fields = {"prompt": MANY, "stream": stream, "fault": "error_event" if stream else "die_mid_body"}
+        text = (await gateway.post("/v1/completions", model="m", **fields)).text
+        assert ("out of cells" if stream else "engine_disconnected") in text
+    await nothing_left(gateway)
 
 
-async def test_a_full_queue_refuses_a_request_and_not_its_later_pieces() -> None:
-    async with gateway_harness() as gateway, engines(1) as (engine,):
-        await gateway.publish(route("m", [engine.url], target_inflight=1, queue_limit=1))
-        first = asyncio.ensure_future(gateway.post("/v1/completions", model="m", prompt="Hi", fault="hold"))
-        await until("it is inside", lambda: engine.running == 1)
-        second = asyncio.ensure_future(gateway.post("/v1/completions", model="m", prompt=MANY))
-        await until("it waits", lambda: gateway.services.admission.depths.get("m") == 1)
-        refused = await gateway.post("/v1/completions", model="m", prompt=MANY)
-        assert refused.refusal == (429, "queue_full")
-        assert refused.headers["x-queue-depth"] == "3"
-        assert "retry-after" in refused.headers
-        engine.release.set()
-        assert (await first).status == 200
-        completion = (await second).success
-        assert len(completion["choices"]) == len(MANY)
-        assert completion["usage"]["completion_tokens"] == len(MANY) * len(engine.words)
-        await nothing_left(gateway)
+async def test_a_full_queue_refuses_a_request_and_not_its_later_pieces(
+    gateway: GatewayHarness, engine: MockEngine
+) -> None:
+    await gateway.publish(route("m", [engine.url], target_inflight=1, queue_limit=1))
+    first = asyncio.ensure_future(gateway.post("/v1/completions", model="m", prompt="Hi", fault="hold"))
+    await until("it is inside", lambda: engine.running == 1)
+    second = asyncio.ensure_future(gateway.post("/v1/completions", model="m", prompt=MANY))
+    await until("it waits", lambda: gateway.services.admission.depths.get("m") == 1)
+    refused = await gateway.post("/v1/completions", model="m", prompt=MANY)
+    assert refused.refusal == (429, "queue_full")
+    assert refused.headers["x-queue-depth"] == "3"
+    assert "retry-after" in refused.headers
+    engine.release.set()
+    assert (await first).status == 200
+    completion = (await second).success
+    assert len(completion["choices"]) == len(MANY)
+    assert completion["usage"]["completion_tokens"] == len(MANY) * len(engine.words)
+    await nothing_left(gateway)
 
 
-async def test_an_engine_of_one_answer_per_request_is_asked_for_one_prompt_at_a_time() -> None:
-    async with gateway_harness() as gateway, engines(1) as (engine,):
-        await gateway.publish(route("m", [engine.url], max_choices=1, served_name="inner"))
-        completion = (await gateway.post("/v1/completions", model="m", prompt=["a", [1, 2]])).success
-        assert [each["index"] for each in completion["choices"]] == [0, 1]
-        assert [request.body["prompt"] for request in engine.client_requests] == ["a", [1, 2]]
-        await gateway.post("/v1/completions", model="m", prompt=["a"])
-        assert engine.client_requests[-1].body["prompt"] == ["a"]
+async def test_an_engine_of_one_answer_per_request_is_asked_for_one_prompt_at_a_time(
+    gateway: GatewayHarness, engine: MockEngine
+) -> None:
+    await gateway.publish(route("m", [engine.url], max_choices=1, served_name="inner"))
+    completion = (await gateway.post("/v1/completions", model="m", prompt=["a", [1, 2]])).success
+    assert [each["index"] for each in completion["choices"]] == [0, 1]
+    assert [request.body["prompt"] for request in engine.client_requests] == ["a", [1, 2]]
+    await gateway.post("/v1/completions", model="m", prompt=["a"])
+    assert engine.client_requests[-1].body["prompt"] == ["a"]
 
 
-async def test_tokens_of_all_pieces_count_for_the_key() -> None:
-    async with gateway_harness() as gateway, engines(1) as (engine,):
-        await gateway.publish(route("m", [engine.url], target_inflight=2), keys=(key("a", tokens_per_minute=10_000),))
-        reply = await gateway.post("/v1/completions", {"model": "m", "prompt": MANY}, key="secret-a")
-        used = reply.body["usage"]["total_tokens"]
-        left = int((await gateway.get("/v1/models", key="secret-a")).headers["x-ratelimit-remaining-tokens"])
-        assert used > 9 * len(engine.words)
-        assert 0 <= left - (10_000 - used) < 300  # it comes back by the second
+async def test_tokens_of_all_pieces_count_for_the_key(gateway: GatewayHarness, engine: MockEngine) -> None:
+    await gateway.publish(route("m", [engine.url], target_inflight=2), keys=(key("a", tokens_per_minute=10_000),))
+    reply = await gateway.post("/v1/completions", {"model": "m", "prompt": MANY}, key="secret-a")
+    used = reply.body["usage"]["total_tokens"]
+    left = int((await gateway.get("/v1/models", key="secret-a")).headers["x-ratelimit-remaining-tokens"])
+    assert used > 9 * len(engine.words)
+    assert 0 <= left - (10_000 - used) < 300  # it comes back by the second

@@ -78,7 +78,6 @@ async def test_a_program_opens_to_its_own_token_alone(program: Program, tmp_path
 
 
 async def check_request(check: Any, method: str, path: str, headers: list[tuple[bytes, bytes]]) -> int | None:
-    """Status of the refusal; None: the request was passed on."""
     sent: list[MutableMapping[str, Any]] = []
 
     async def send(message: MutableMapping[str, Any]) -> None:
@@ -105,9 +104,10 @@ async def test_at_the_gateway_the_token_of_retrieval_opens_two_routes_and_the_ot
 
         async def answer_to(method: str, path: str, token: InternalToken) -> tuple[int, str | None]:
             body = None if method in ("GET", "HEAD") else BODY
-            headers = {token.header: TOKENS[token.name]}
-            url = f"{gateway.url}{path}?model=org/m"
-            async with gateway.client.request(method, url, data=body, headers=headers) as answer:
+            request = gateway.request(
+                method, f"{path}?model=org/m", data=body, headers={token.header: TOKENS[token.name]}
+            )
+            async with request as answer:
                 text = await answer.text() if answer.status in (401, 403) and method != "HEAD" else ""
                 return answer.status, json.loads(text)["error"]["code"] if text else None
 
@@ -137,12 +137,12 @@ async def test_no_token_is_taken_beside_an_origin_or_at_a_websocket(tmp_path: Pa
     async with gateway_harness(retrieval_token_file=tmp_path / "token") as gateway, engines(1) as (engine,):
         await gateway.publish(route("org/m", [engine.url]))
         for headers, status in ((shown | {"origin": "http://localhost"}, 401), (shown, 200)):
-            async with gateway.post("/v1/embeddings", EMBED, headers=headers) as answer:
-                assert answer.status == status, await answer.text()
+            reply = await gateway.post("/v1/embeddings", EMBED, headers=headers)
+            assert reply.status == status, reply.text
         upgrade = shown | {"connection": "upgrade", "upgrade": "websocket", "sec-websocket-version": "13"}
         upgrade["sec-websocket-key"] = "dGhlIHNhbXBsZSBub25jZQ=="
-        async with gateway.get("/v1/responses", headers=upgrade) as answer:
-            assert answer.status == 403, await answer.text()
+        reply = await gateway.get("/v1/responses", headers=upgrade)
+        assert reply.status == 403, reply.text
 
 
 async def test_retrieval_has_so_many_requests_at_a_time_and_a_client_finds_a_place(tmp_path: Path) -> None:
@@ -153,8 +153,8 @@ async def test_retrieval_has_so_many_requests_at_a_time_and_a_client_finds_a_pla
         await gateway.publish(route("org/m", [engine.url], target_inflight=1))
 
         async def embed(headers: dict[str, str]) -> int:
-            async with gateway.post("/v1/embeddings", EMBED | {"fault": "hold"}, headers=headers) as answer:
-                return answer.status
+            reply = await gateway.post("/v1/embeddings", EMBED | {"fault": "hold"}, headers=headers)
+            return reply.status
 
         tasks = [asyncio.create_task(embed(shown | {BACKGROUND_HEADER: str(number % 2)})) for number in range(12)]
         await until("four are refused", lambda: sum(task.done() for task in tasks) == 4)

@@ -85,79 +85,76 @@ async def _status(gateway: GatewayHarness, sent: bytes) -> int:
         return (await client.answer()).status
 
 
-def _on_the_gateways_loop(scenario: Callable[[], Awaitable[None]]) -> None:
-    on("uvloop", scenario)
+def on_the_gateways_loop(scenario: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+    """A test whose event loop is the gateway's."""
+
+    def test() -> None:
+        on("uvloop", scenario)
+
+    return test
 
 
-def test_an_answered_request_leaves_nothing() -> None:
-    async def scenario() -> None:
-        async with _site() as gateway:
-            found = {}
-            for name, (sent, status) in ASKED.items():
-                with leftovers_of(*PACKAGES) as left:
-                    for _ in range(TRIES):
-                        assert await _status(gateway, sent) == status, name
-                    await spotless(gateway)
-                if left:
-                    found[name] = dict(left)
-            assert found == {}
-
-    _on_the_gateways_loop(scenario)
-
-
-def test_a_client_that_leaves_while_its_engine_is_connected_to_leaves_nothing() -> None:
-    async def scenario() -> None:
-        async with _site() as gateway:
-            server = gateway.server
-            assert server is not None
-            engine_client = server._gateway.inference._services.engines
+@on_the_gateways_loop
+async def test_an_answered_request_leaves_nothing() -> None:
+    async with _site() as gateway:
+        found = {}
+        for name, (sent, status) in ASKED.items():
             with leftovers_of(*PACKAGES) as left:
                 for _ in range(TRIES):
-                    async with raw(gateway) as client:
-                        await client.send(request(body=chat_body(model="far")))
-                        await until("it is connected to", lambda: engine_client.connecting_requests)
-                        client.reset()
-                    await until("it is not any more", lambda: not engine_client.connecting_requests)
+                    assert await _status(gateway, sent) == status, name
                 await spotless(gateway)
-            assert not left
-
-    _on_the_gateways_loop(scenario)
-
-
-def test_an_admin_request_leaves_nothing_whoever_is_gone() -> None:
-    async def scenario() -> None:
-        async with _site() as gateway:
-            sent = request(target="/v1/admin/models/m/load", body=b"{}")
-            with leftovers_of(*PACKAGES) as left:
-                for _ in range(TRIES):
-                    async with raw(gateway) as client:
-                        await client.send(sent.replace(b"content-length: 2", b"content-length: 3"))
-                        client.reset()
-                await spotless(gateway)
-            assert not left, "its client left"
-            await gateway.controller.stop()
-            assert await _status(gateway, sent) == 503
-            with leftovers_of(*PACKAGES, "aiohttp") as left:
-                for _ in range(TRIES):
-                    assert await _status(gateway, sent) == 503
-                await spotless(gateway)
-            assert not left, "the controller is gone"
-
-    _on_the_gateways_loop(scenario)
+            if left:
+                found[name] = dict(left)
+        assert found == {}
 
 
-def test_no_hostile_client_leaves_anything() -> None:
-    async def scenario() -> None:
-        async with _site() as gateway:
-            target = Target(urlsplit(gateway.url).port or 0, "none", 1 << 20, 1.5)
-            with leftovers_of(*PACKAGES) as left:
-                await asyncio.gather(
-                    *(torment(name, target, Random(f"{name} {n}")) for name in KINDS for n in range(TRIES))
-                )
-                await spotless(gateway)
-            assert not left
+@on_the_gateways_loop
+async def test_a_client_that_leaves_while_its_engine_is_connected_to_leaves_nothing() -> None:
+    async with _site() as gateway:
+        server = gateway.server
+        assert server is not None
+        engine_client = server._gateway.inference._services.engines
+        with leftovers_of(*PACKAGES) as left:
+            for _ in range(TRIES):
+                async with raw(gateway) as client:
+                    await client.send(request(body=chat_body(model="far")))
+                    await until("it is connected to", lambda: engine_client.connecting_requests)
+                    client.reset()
+                await until("it is not any more", lambda: not engine_client.connecting_requests)
+            await spotless(gateway)
+        assert not left
 
-    _on_the_gateways_loop(scenario)
+
+@on_the_gateways_loop
+async def test_an_admin_request_leaves_nothing_whoever_is_gone() -> None:
+    async with _site() as gateway:
+        sent = request(target="/v1/admin/models/m/load", body=b"{}")
+        with leftovers_of(*PACKAGES) as left:
+            for _ in range(TRIES):
+                async with raw(gateway) as client:
+                    await client.send(sent.replace(b"content-length: 2", b"content-length: 3"))
+                    client.reset()
+            await spotless(gateway)
+        assert not left, "its client left"
+        await gateway.controller.stop()
+        assert await _status(gateway, sent) == 503
+        with leftovers_of(*PACKAGES, "aiohttp") as left:
+            for _ in range(TRIES):
+                assert await _status(gateway, sent) == 503
+            await spotless(gateway)
+        assert not left, "the controller is gone"
+
+
+@on_the_gateways_loop
+async def test_no_hostile_client_leaves_anything() -> None:
+    async with _site() as gateway:
+        target = Target(urlsplit(gateway.url).port or 0, "none", 1 << 20, 1.5)
+        with leftovers_of(*PACKAGES) as left:
+            await asyncio.gather(
+                *(torment(name, target, Random(f"{name} {n}")) for name in KINDS for n in range(TRIES))
+            )
+            await spotless(gateway)
+        assert not left
 
 
 async def test_bodies_of_refused_requests_are_not_kept() -> None:
@@ -170,9 +167,7 @@ async def test_bodies_of_refused_requests_are_not_kept() -> None:
 
         async def ask_all(times: int) -> float:
             for path, fields, status in bodies * times:
-                async with gateway.post(path, **fields) as answer:
-                    assert answer.status == status
-                    await answer.read()
+                assert (await gateway.post(path, **fields)).status == status
             return memory_of(process.pid)["anonymous"]
 
         first = await ask_all(2)

@@ -17,37 +17,36 @@ from controller.schema.status import ModelState
 from gateway.control import link, report_schedule
 from gateway.settings import GatewaySettings
 from tests.fakes.fake_controller import FakeController, route
-from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness, serving, until
+from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness, serving
+from tests.fakes.mock_engine import MockEngine
 from tests.support.campaign import campaign_count
+from tests.support.wait import until
 
 
 async def controller_word(gateway: GatewayHarness) -> str:
-    """What /health says of the controller."""
-    async with gateway.get("/health") as answer:
-        word: str = (await answer.json())["controller"]
-        return word
+    reply = await gateway.get("/health")
+    word: str = reply.body["controller"]
+    return word
 
 
 async def until_word(gateway: GatewayHarness, word: str) -> None:
-    """Wait until /health says so."""
     async with asyncio.timeout(60):
         while await controller_word(gateway) != word:  # noqa: ASYNC110 - /health has no event
             await asyncio.sleep(0.02)
 
 
-async def test_the_first_report_names_no_table_and_every_table_is_acknowledged() -> None:
-    async with gateway_harness() as gateway:
-        assert gateway.controller.reports[0].stamp is None
-        assert gateway.controller.reports[0].gateway_id.startswith("gw-")
-        assert gateway.controller.reports[0].addresses, "where it listens"
-        for _ in range(5):
-            stamp = await gateway.controller.publish(route("m"))
-            await gateway.controller.acknowledged(stamp)
-        assert len({report.gateway_id for report in gateway.controller.reports}) == 1
+async def test_the_first_report_names_no_table_and_every_table_is_acknowledged(gateway: GatewayHarness) -> None:
+    assert gateway.controller.reports[0].stamp is None
+    assert gateway.controller.reports[0].gateway_id.startswith("gw-")
+    assert gateway.controller.reports[0].addresses, "where it listens"
+    for _ in range(5):
+        stamp = await gateway.controller.publish(route("m"))
+        await gateway.controller.acknowledged(stamp)
+    assert len({report.gateway_id for report in gateway.controller.reports}) == 1
 
 
-async def test_a_drained_replica_is_reported_until_its_last_request_is_done() -> None:
-    async with gateway_harness() as gateway, engines(2) as (old, new):
+async def test_a_drained_replica_is_reported_until_its_last_request_is_done(gateway: GatewayHarness) -> None:
+    async with engines(2) as (old, new):
         old_route = route("m", [old.url])
         await gateway.publish(old_route)
         async with gateway.chat(stream=True, fault="pause_until_release") as answer:
@@ -64,11 +63,11 @@ async def test_a_drained_replica_is_reported_until_its_last_request_is_done() ->
         assert (len(old.requests), len(new.requests)) == (1, 1)
 
 
-async def test_requests_in_replicas_that_leave_are_named_the_oldest_first() -> None:
-    async with gateway_harness() as gateway, engines(2) as (old, new):
+async def test_requests_in_replicas_that_leave_are_named_the_oldest_first(gateway: GatewayHarness) -> None:
+    async with engines(2) as (old, new):
         old_route = route("m", [old.url])
         await gateway.publish(old_route)
-        answers = [asyncio.create_task(gateway.chat(fault="hold").__aenter__()) for _ in range(25)]
+        answers = [asyncio.ensure_future(gateway.chat(fault="hold")) for _ in range(25)]
         report = await gateway.controller.report_where(lambda report: report.inflight == {"m-0": 25})
         assert report.leaving == {}, "it is routed to"
         started = report.last_used["m"]
@@ -83,14 +82,12 @@ async def test_requests_in_replicas_that_leave_are_named_the_oldest_first() -> N
         stamp = await gateway.controller.publish(route("m", state=ModelState.UNLOADING))
         assert (await gateway.controller.acknowledged(stamp)).leaving == report.leaving
         old.release.set()
-        for task in answers:
-            async with await task as answer:
-                assert answer.headers["x-request-id"] in ids
+        assert {reply.headers["x-request-id"] for reply in await asyncio.gather(*answers)} == {*ids}
         assert (await gateway.controller.report_where(lambda report: not report.inflight)).leaving == {}
 
 
-async def test_after_an_acknowledgement_no_request_goes_by_an_older_table() -> None:
-    async with gateway_harness() as gateway, engines(2) as (old, new):
+async def test_after_an_acknowledgement_no_request_goes_by_an_older_table(gateway: GatewayHarness) -> None:
+    async with engines(2) as (old, new):
         await gateway.publish(route("m", [old.url]))
         stop = False
 
@@ -110,7 +107,7 @@ async def test_after_an_acknowledgement_no_request_goes_by_an_older_table() -> N
             )
             drained = len(before.requests)
             seen = len(after.requests)
-            await until(lambda after=after, seen=seen: len(after.requests) > seen + 20)  # type: ignore[misc]
+            await until("requests come", lambda after=after, seen=seen: len(after.requests) > seen + 20)  # type: ignore[misc]
             assert len(before.requests) == drained
         stop = True
         await asyncio.gather(*clients)
@@ -132,7 +129,7 @@ async def test_changes_share_a_report(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_reports_go_even_when_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report_schedule, "EVERY_S", 0.05)
     async with gateway_harness() as gateway:
-        await until(lambda: len(gateway.controller.reports) > 5, "reports without a change")
+        await until("reports without a change", lambda: len(gateway.controller.reports) > 5)
 
 
 async def test_acknowledgements_and_demand_do_not_wait_for_the_next_report(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +138,7 @@ async def test_acknowledgements_and_demand_do_not_wait_for_the_next_report(monke
     async with gateway_harness(autoload_timeout_s=60) as gateway:
         for _ in range(3):
             await gateway.publish(route("m", state=ModelState.UNLOADED, autoload=True))
-        call = asyncio.create_task(gateway.chat().__aenter__())
+        call = asyncio.ensure_future(gateway.chat())
         await gateway.controller.report_where(lambda report: set(report.demand) == {"m"})
         call.cancel()
 
@@ -156,7 +153,7 @@ async def test_requests_go_on_with_the_controller_dead_and_it_is_found_again() -
         assert "roundhouse_gateway_link_up 0.0" in await gateway.metrics()
         gateway.controller.reports.clear()
         await gateway.controller.start()
-        await until(lambda: bool(gateway.controller.reports), "the gateway comes back")
+        await until("the gateway comes back", lambda: bool(gateway.controller.reports))
         assert gateway.controller.reports[0].stamp == Stamp(epoch=1, seq=1), "it says at once what it works by"
         await until_word(gateway, "connected")
 
@@ -169,59 +166,54 @@ async def test_a_gateway_that_starts_first_waits_for_its_controller(tmp_path: Pa
         assert await controller_word(gateway) == "never"
         assert (await gateway.chat()).code == "controller_unavailable"
         await controller.start(tmp_path / "c.sock")
-        await until(lambda: bool(controller.reports), "the gateway connects")
+        await until("the gateway connects", lambda: bool(controller.reports))
         await gateway.publish(route("m", [engine.url]))
         assert (await gateway.chat()).status == 200
         await controller.stop()
 
 
-async def test_an_older_table_is_ignored(caplog: pytest.LogCaptureFixture) -> None:
-    async with gateway_harness() as gateway:
-        await gateway.publish(route("a"))
-        current = await gateway.controller.publish(route("a"), route("b"))
-        older = RoutingTable(instance="test", stamp=Stamp(epoch=0, seq=99), models=(route("c"),))
-        await gateway.controller.send(older.model_dump_json())
-        await gateway.controller.acknowledged(current)
-        async with gateway.get("/v1/models") as answer:
-            assert [model["id"] for model in (await answer.json())["data"]] == ["a", "b"]
+async def test_an_older_table_is_ignored(caplog: pytest.LogCaptureFixture, gateway: GatewayHarness) -> None:
+    await gateway.publish(route("a"))
+    current = await gateway.controller.publish(route("a"), route("b"))
+    older = RoutingTable(instance="test", stamp=Stamp(epoch=0, seq=99), models=(route("c"),))
+    await gateway.controller.send(older.model_dump_json())
+    await gateway.controller.acknowledged(current)
+    assert [model["id"] for model in (await gateway.get("/v1/models")).body["data"]] == ["a", "b"]
 
 
-async def test_a_newer_controller_of_the_same_house_is_followed() -> None:
-    async with gateway_harness() as gateway:
-        await gateway.publish(route("a"))
-        gateway.controller.epoch, gateway.controller.seq = 2, 0
-        await gateway.publish(route("b"))
-        async with gateway.get("/v1/models") as answer:
-            assert [model["id"] for model in (await answer.json())["data"]] == ["b"]
+async def test_a_newer_controller_of_the_same_house_is_followed(gateway: GatewayHarness) -> None:
+    await gateway.publish(route("a"))
+    gateway.controller.epoch, gateway.controller.seq = 2, 0
+    await gateway.publish(route("b"))
+    assert [model["id"] for model in (await gateway.get("/v1/models")).body["data"]] == ["b"]
 
 
 async def test_another_instance_is_believed_after_a_reconnection_and_not_before(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, gateway: GatewayHarness
 ) -> None:
-    async with gateway_harness() as gateway:
-        await gateway.publish(route("a"))
-        gateway.controller.instance, gateway.controller.seq = "other", 0
-        foreign = gateway.controller.table(route("b"))
-        await gateway.controller.send(foreign.model_dump_json())
-        await until(lambda: "of another instance" in caplog.text)
-        assert (await gateway.get("/v1/models/a")).status == 200
-        await gateway.controller.stop()
-        gateway.controller.reports.clear()
-        await gateway.controller.start()
-        await gateway.controller.acknowledged(foreign.stamp)
-        assert (await gateway.get("/v1/models/b")).status == 200
+    await gateway.publish(route("a"))
+    gateway.controller.instance, gateway.controller.seq = "other", 0
+    foreign = gateway.controller.table(route("b"))
+    await gateway.controller.send(foreign.model_dump_json())
+    await until("it is told", lambda: "of another instance" in caplog.text)
+    assert (await gateway.get("/v1/models/a")).status == 200
+    await gateway.controller.stop()
+    gateway.controller.reports.clear()
+    await gateway.controller.start()
+    await gateway.controller.acknowledged(foreign.stamp)
+    assert (await gateway.get("/v1/models/b")).status == 200
 
 
-async def test_a_table_of_a_newer_schema_is_refused_and_the_last_one_stays(caplog: pytest.LogCaptureFixture) -> None:
-    async with gateway_harness() as gateway, engines(1) as (engine,):
-        await gateway.publish(route("m", [engine.url]))
-        newer = json.loads(gateway.controller.table().model_dump_json()) | {"schema_version": 99}
-        await gateway.controller.send(json.dumps(newer))
-        await gateway.controller.send("not JSON")
-        await gateway.controller.send('{"kind": "something new"}')
-        await until(lambda: "schema version 99" in caplog.text and "unreadable" in caplog.text)
-        assert (await gateway.chat()).status == 200
-        await gateway.publish(route("m", [engine.url]))
+async def test_a_table_of_a_newer_schema_is_refused_and_the_last_one_stays(
+    caplog: pytest.LogCaptureFixture, gateway: GatewayHarness, engine: MockEngine
+) -> None:
+    newer = json.loads(gateway.controller.table().model_dump_json()) | {"schema_version": 99}
+    await gateway.controller.send(json.dumps(newer))
+    await gateway.controller.send("not JSON")
+    await gateway.controller.send('{"kind": "something new"}')
+    await until("it is told", lambda: "schema version 99" in caplog.text and "unreadable" in caplog.text)
+    assert (await gateway.chat()).status == 200
+    await gateway.publish(route("m", [engine.url]))
 
 
 async def test_tokens_are_in_no_log_and_no_answer(caplog: pytest.LogCaptureFixture) -> None:
@@ -249,7 +241,7 @@ async def test_a_refused_gateway_serves_nothing_says_why_and_is_taken_later(
                 await gateway.controller.refuse(reason)
                 await until_word(gateway, "refused")
                 asked = gateway.controller.connections
-                await until(lambda: gateway.controller.connections >= asked + 3, "it asks again and again")
+                await until("it asks again and again", lambda: gateway.controller.connections >= asked + 3)
             assert [record.message for record in caplog.records if reason in record.message] == [
                 f"{reason}; asking again every 0.02 s"
             ]

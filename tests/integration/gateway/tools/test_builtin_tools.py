@@ -1,11 +1,15 @@
-"""`fetch_url`: which hosts and addresses it connects to, and what it makes of hostile servers."""
+"""The built-in tools that reach out: what those of files do in their folder, and which hosts `fetch_url` connects
+to; nothing leads out of either."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import gzip
+import os
+import socket
 import ssl
+import stat
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
@@ -16,18 +20,216 @@ import pytest
 
 from controller.schema.tools import ToolRoute
 from gateway.tenancy.api_keys import ANONYMOUS
+from gateway.tools.builtin import folder_tools
 from gateway.tools.builtin.fetch_url import FetchUrl, PageNetwork
+from gateway.tools.builtin.folder_tools import LARGEST_WRITE, FolderTool
 from gateway.tools.builtin.page_fetcher import LARGEST_PAGE
 from gateway.tools.files.job_runner import JobRunner
 from gateway.tools.spec import ToolCall, ToolResult
-from tests.fakes.gateway_harness import gateway_harness, until
+from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.download_site import trust_nobody
 from tests.support.file_server import FileServer, file_server
 from tests.support.name_server import PUBLIC, Resolver, connected
 from tests.support.tls_files import make_certificate
 from tests.support.tool_calls import call_code, call_error, call_text
+from tests.support.wait import until
 
 __all__ = ["connected"]
+
+
+TOOLS = {spec.name: spec for spec in vars(folder_tools).values() if hasattr(spec, "display_name")}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A declared folder, beside which a secret lies."""
+    (tmp_path / "secret").write_text("the secret")
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "secret").write_text("the secret")
+    made = tmp_path / "folder"
+    (made / "notes").mkdir(parents=True)
+    (made / "notes" / "coal.md").write_text("Coal is in the shed.\nTea is in the kitchen.\nMore coal.\n")
+    (made / "to-file").symlink_to(tmp_path / "secret")
+    (made / "to-folder").symlink_to(tmp_path / "outside")
+    (made / "to-itself").symlink_to("to-itself")
+    (made / "notes" / "up").symlink_to("../..")
+    os.mkfifo(made / "pipe")
+    (made / "binary").write_bytes(b"\x7fELF\0\0\0 the secret")
+    return made
+
+
+async def run(tool: str, folder: Path, timeout_s: float = 30.0, **arguments: Any) -> ToolResult:
+    call = ToolCall(ANONYMOUS, "anonymous", arguments, "req-1", timeout_s, 64 * 1024)
+    return await FolderTool(TOOLS[tool], str(folder), JobRunner()).run(call)
+
+
+async def text(tool: str, folder: Path, **arguments: Any) -> str:
+    result = await run(tool, folder, **arguments)
+    assert not result.is_error, result.text
+    return result.text
+
+
+async def error(tool: str, folder: Path, **arguments: Any) -> str:
+    result = await run(tool, folder, **arguments)
+    assert result.is_error, result.text
+    return result.text
+
+
+async def test_a_file_is_read_or_some_of_its_lines(folder: Path) -> None:
+    path = "notes/coal.md"
+    assert await text("read_file", folder, path=path) == (folder / path).read_text()
+    assert await text("read_file", folder, path=f"./notes//{path[6:]}", first_line=2) == (
+        "Tea is in the kitchen.\nMore coal.\n"
+    )
+    assert await text("read_file", folder, path=path, first_line=2, last_line=2) == "Tea is in the kitchen.\n"
+    assert await error("read_file", folder, path=path, first_line=9) == "notes/coal.md has 3 lines."
+    assert await text("read_file", folder, path=path, first_line=3, last_line=1) == ""
+
+
+async def test_a_folder_is_listed(folder: Path) -> None:
+    assert (await text("list_files", folder)).splitlines() == [
+        "binary (18 bytes)",
+        "notes/",
+        "pipe (no regular file)",
+        "to-file (a link, which is not followed)",
+        "to-folder (a link, which is not followed)",
+        "to-itself (a link, which is not followed)",
+    ]
+    assert "coal.md (55 bytes)" in await text("list_files", folder, path="notes")
+    (folder / "empty").mkdir()
+    assert await text("list_files", folder, path="empty/") == "The folder is empty."
+    (folder / "empty" / "a\nb").touch()
+    assert await text("list_files", folder, path="empty") == "a\N{REPLACEMENT CHARACTER}b (0 bytes)"
+
+
+async def test_a_large_folder_is_listed_in_part(folder: Path) -> None:
+    (folder / "many").mkdir()
+    for number in range(2100):
+        (folder / "many" / f"{number:05}").touch()
+    lines = (await text("list_files", folder, path="many")).splitlines()
+    assert (len(lines), lines[-1]) == (2001, "[These are 2000 of 2100 entries.]")
+
+
+async def test_texts_are_searched(folder: Path) -> None:
+    (folder / "notes" / "deep").mkdir()
+    (folder / "notes" / "deep" / "more.txt").write_text("No COAL here.\n")
+    assert await text("search_files", folder, text="oal") == (
+        "notes/coal.md:1: Coal is in the shed.\nnotes/coal.md:3: More coal."
+    )
+    assert await text("search_files", folder, text="coal", ignore_case=True, files="*.txt") == (
+        "notes/deep/more.txt:1: No COAL here."
+    )
+    assert await text("search_files", folder, text=r"^Tea\b.*", regex=True, path="notes/coal.md") == (
+        "notes/coal.md:2: Tea is in the kitchen."
+    )
+    assert await text("search_files", folder, text=".*coal", path="notes") == "No match in 2 files."
+    assert "no regular expression" in await error("search_files", folder, text="(", regex=True)
+
+
+async def test_a_search_has_bounds(folder: Path) -> None:
+    (folder / "many").write_text("coal\n" * 1000)
+    lines = (await text("search_files", folder, text="coal")).splitlines()
+    assert (len(lines), lines[-1]) == (501, "[The search ended early: there are 500 matches.]")
+
+
+async def test_a_search_does_not_follow_links(folder: Path) -> None:
+    """Nor does it open what is no regular file, or show what is no text."""
+    assert await text("search_files", folder, text="the secret") == "No match in 2 files."
+
+
+async def test_a_file_is_written_whole(folder: Path) -> None:
+    assert await text("write_file", folder, path="new/deep/a.txt", content="Grüße") == (
+        "new/deep/a.txt was written: 7 bytes."
+    )
+    written = folder / "new" / "deep" / "a.txt"
+    assert written.read_text() == "Grüße"
+    assert await error("write_file", folder, path="new/deep/a.txt", content="x") == (
+        "new/deep/a.txt exists. Set `replace` to write it anew."
+    )
+    assert written.read_text() == "Grüße"
+    written.chmod(0o640)
+    assert await text("write_file", folder, path="new/deep/a.txt", content="", replace=True) == (
+        "new/deep/a.txt was replaced: 0 bytes."
+    )
+    assert (written.read_text(), stat.S_IMODE(written.stat().st_mode)) == ("", 0o640)
+    assert [each.name for each in written.parent.iterdir()] == ["a.txt"], "nothing else stays"
+
+
+async def test_the_largest_file_is_written_and_no_larger_one(folder: Path) -> None:
+    await text("write_file", folder, path="large", content="x" * LARGEST_WRITE)
+    assert (folder / "large").stat().st_size == LARGEST_WRITE
+    assert "are the most" in await error("write_file", folder, path="larger", content="ä" * LARGEST_WRITE)
+    assert not (folder / "larger").exists()
+
+
+OUTSIDE = (
+    *("../secret", "notes/../../secret", "..", "/etc/passwd", "//etc/passwd", "to-file", "to-folder/secret"),
+    *("notes/up/secret", "to-itself", "to-itself/x", "notes/coal.md/x", "a\0b", "x" * 300, "x/" * 40 + "x"),
+    *("~/.ssh/id_rsa", "%2e%2e/secret", "..%2fsecret", "notes/..\\..\\secret", "file:///etc/passwd"),
+)
+
+
+@pytest.mark.parametrize("path", OUTSIDE)
+async def test_no_path_leads_out(folder: Path, path: str) -> None:
+    before = sorted(each.name for each in folder.parent.rglob("*"))
+    assert "the secret" not in await error("read_file", folder, path=path)
+    await error("list_files", folder, path=path)
+    await error("search_files", folder, path=path, text="secret")
+    if path in OUTSIDE[:14]:
+        await error("write_file", folder, path=path, content="x", replace=True)
+        assert sorted(each.name for each in folder.parent.rglob("*")) == before
+    assert (folder.parent / "secret").read_text() == "the secret"
+    assert (folder.parent / "outside" / "secret").read_text() == "the secret"
+
+
+@pytest.mark.parametrize("path", ["pipe", "notes", ".", "", "socket", "null"])
+async def test_only_regular_files_are_opened(folder: Path, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipe would wait for a writer, and a device may do something."""
+    listener = socket.socket(socket.AF_UNIX)
+    monkeypatch.chdir(folder)  # a socket's path is short
+    listener.bind("socket")
+    (folder / "null").symlink_to("/dev/null")
+    await error("read_file", folder, path=path)
+    await error("write_file", folder, path=path, content="x", replace=True)
+    listener.close()
+    assert stat.S_ISFIFO((folder / "pipe").stat().st_mode)
+
+
+async def test_a_binary_file_is_said_to_be_one(folder: Path) -> None:
+    assert await error("read_file", folder, path="binary") == "binary is a binary file, and no text."
+    assert await error("read_file", folder, path="binary", first_line=1, last_line=1) == (
+        "binary is a binary file, and no text."
+    )
+
+
+async def test_a_huge_file_is_read_in_part(folder: Path) -> None:
+    with (folder / "huge").open("wb") as file:
+        file.write(b"line\n" * 10)
+        file.truncate(100 * 1024 * 1024 * 1024)  # a hole, which takes no space
+    assert "binary" in await error("read_file", folder, path="huge")
+    with (folder / "long").open("wb") as file:
+        file.write(b"x" * (17 * 1024 * 1024))
+    assert (await run("read_file", folder, path="long")).text.count("x") == 64 * 1024 + 1
+    assert "1 lines in its first" in await error("read_file", folder, path="long", first_line=2)
+
+
+async def test_a_folder_that_is_missing_is_said(tmp_path: Path) -> None:
+    assert await error("list_files", tmp_path / "nowhere") == (
+        "The folder of this tool cannot be opened: No such file or directory."
+    )
+
+
+async def test_a_folder_that_the_system_does_not_let_write_is_said() -> None:
+    """Not root either may make a file there."""
+    assert "x cannot be written: " in await error("write_file", Path("/proc"), path="x", content="x")
+
+
+async def test_through_a_gateway_writing_needs_its_own_tool(folder: Path, gateway: GatewayHarness) -> None:
+    await gateway.publish(tools=(ToolRoute(name="read_file", folder=str(folder)), ToolRoute(name="write_file")))
+    assert await call_text(gateway, "read_file", path="notes/coal.md", last_line=1) == "Coal is in the shed.\n"
+    assert await call_code(gateway, "write_file", path="x", content="x") == (404, "tool_not_found")
+    assert await call_code(gateway, "read_file", path=1) == (400, "tool_arguments_invalid")
+
 
 REFUSED = "must not be connected to"
 
@@ -94,7 +296,6 @@ async def fetch(url: str, *hosts: str, resolver: Resolver | None = None) -> Tool
 
 
 async def refusal(url: str, *hosts: str, resolver: Resolver | None = None) -> str:
-    """Why there is no page."""
     result = await fetch(url, *hosts, resolver=resolver)
     assert result.is_error, result.text
     return result.text
@@ -171,38 +372,15 @@ async def test_what_is_no_page_is_said(
 @pytest.mark.parametrize(
     "url",
     [
-        "https://example.com/",
-        "https://example.org.evil.net/",
-        "https://evil.net/?example.org",
-        "https://evil.net#example.org",
-        "https://notexample.org/",
-        "https://example.org@evil.net/",
-        "https://example.org:8443/",
-        "https://example.org:22/",
-        "http://127.0.0.1/",
-        "http://127.1/",
-        "http://2130706433/",
-        "http://0x7f000001/",
-        "http://0177.0.0.1/",
-        "http://①②⑦.⓪.⓪.①/",
-        "http://[::1]/",
-        "http://[::ffff:127.0.0.1]/",
-        "http://[::ffff:7f00:1]/",
-        "http://[fe80::1%25eth0]/",
-        "http://localhost/",
-        "http://169.254.169.254/latest/meta-data/",
-        "http://metadata.google.internal/",
-        "ftp://example.org/",
-        "file:///etc/passwd",
-        "gopher://example.org/",
-        "javascript:alert(1)",
-        "https://",
-        "http:///etc/passwd",
-        "example.org/page",
-        "https://user:password@example.org/",
-        "https://exa mple.org/",
-        "https://example.org\\@evil.net/",
-        "https://example.org\r\nhost: evil.net/",
+        *("https://example.com/", "https://example.org.evil.net/", "https://evil.net/?example.org"),
+        *("https://evil.net#example.org", "https://notexample.org/", "https://example.org@evil.net/"),
+        *("https://example.org:8443/", "https://example.org:22/", "http://127.0.0.1/", "http://127.1/"),
+        *("http://2130706433/", "http://0x7f000001/", "http://0177.0.0.1/", "http://①②⑦.⓪.⓪.①/"),
+        *("http://[::1]/", "http://[::ffff:127.0.0.1]/", "http://[::ffff:7f00:1]/", "http://[fe80::1%25eth0]/"),
+        *("http://localhost/", "http://169.254.169.254/latest/meta-data/", "http://metadata.google.internal/"),
+        *("ftp://example.org/", "file:///etc/passwd", "gopher://example.org/", "javascript:alert(1)"),
+        *("https://", "http:///etc/passwd", "example.org/page", "https://user:password@example.org/"),
+        *("https://exa mple.org/", "https://example.org\\@evil.net/", "https://example.org\r\nhost: evil.net/"),
     ],
 )
 async def test_other_hosts_are_never_asked(url: str, connected: list[str]) -> None:
@@ -237,8 +415,7 @@ async def test_declared_hosts_are_asked(url: str, host: str, connected: list[str
 )
 async def test_a_pattern_reaches_the_public_internet_alone(address: str, connected: list[str]) -> None:
     """Whoever owns a name below the pattern may point it anywhere."""
-    reason = await refusal("https://a.example.org/", "*.example.org", resolver=Resolver([address]))
-    assert REFUSED in reason
+    assert REFUSED in await refusal("https://a.example.org/", "*.example.org", resolver=Resolver([address]))
     mixed = await refusal("https://a.example.org/", "*.example.org", resolver=Resolver([PUBLIC, address]))
     assert REFUSED in mixed
     assert connected == []
@@ -260,17 +437,10 @@ async def test_the_address_that_was_checked_is_connected_to(connected: list[str]
 @pytest.mark.parametrize(
     "target",
     [
-        "http://169.254.169.254/latest/meta-data/",
-        "http://localhost:{port}/secret",
-        "http://127.0.0.2:{port}/secret",
-        "http://[::1]:{port}/secret",
-        "http://2130706433:{port}/secret",
-        "//localhost:{port}/secret",
-        "http://127.0.0.1:{other}/secret",
-        "http://127.0.0.1/secret",
-        "file:///etc/passwd",
-        "http://user:password@127.0.0.1:{port}/secret",
-        "http://:::/",
+        *("http://169.254.169.254/latest/meta-data/", "http://localhost:{port}/secret"),
+        *("http://127.0.0.2:{port}/secret", "http://[::1]:{port}/secret", "http://2130706433:{port}/secret"),
+        *("//localhost:{port}/secret", "http://127.0.0.1:{other}/secret", "http://127.0.0.1/secret"),
+        *("file:///etc/passwd", "http://user:password@127.0.0.1:{port}/secret", "http://:::/"),
     ],
 )
 async def test_redirects_are_checked_as_the_first_address_is(site: FileServer, target: str) -> None:
@@ -324,27 +494,26 @@ async def test_a_server_that_never_answers_is_given_up() -> None:
             tool = ToolRoute(name="fetch_url", hosts=(server.host,), timeout_s=1.0)
             await gateway.publish(tools=(tool,))
             assert await call_code(gateway, "fetch_url", url=f"http://{server.host}/") == (504, "tool_timeout")
-            await until(lambda: not server.connections, "the connection is closed")
+            await until("the connection is closed", lambda: not server.connections)
 
 
 async def test_a_call_that_ends_closes_its_connection() -> None:
     async with endless_server(b"", pause_s=0.05) as server:
         task = asyncio.create_task(fetch(f"http://{server.host}/", server.host))
-        await until(lambda: bool(server.connections), "it is connected")
+        await until("it is connected", lambda: bool(server.connections))
         task.cancel()
-        await until(lambda: not server.connections, "the connection is closed")
+        await until("the connection is closed", lambda: not server.connections)
         with pytest.raises(asyncio.CancelledError):
             await task
 
 
-async def test_through_a_gateway(site: FileServer) -> None:
+async def test_through_a_gateway(site: FileServer, gateway: GatewayHarness) -> None:
     site.answers["/"] = lambda _: (200, {"content-type": "text/html"}, b"<p>Coal")
-    async with gateway_harness() as gateway:
-        await gateway.publish(tools=(ToolRoute(name="fetch_url", hosts=(host_of(site),)),))
-        assert await call_text(gateway, "fetch_url", url=f"{site.url}/") == f"{site.url}/\n\nCoal"
-        assert REFUSED in await call_error(gateway, "fetch_url", url="http://127.0.0.1:9/")
-        await gateway.publish(tools=(ToolRoute(name="fetch_url", hosts=("a:99999",)),))
-        assert await call_code(gateway, "fetch_url", url=f"{site.url}/") == (403, "tools_disabled")
+    await gateway.publish(tools=(ToolRoute(name="fetch_url", hosts=(host_of(site),)),))
+    assert await call_text(gateway, "fetch_url", url=f"{site.url}/") == f"{site.url}/\n\nCoal"
+    assert REFUSED in await call_error(gateway, "fetch_url", url="http://127.0.0.1:9/")
+    await gateway.publish(tools=(ToolRoute(name="fetch_url", hosts=("a:99999",)),))
+    assert await call_code(gateway, "fetch_url", url=f"{site.url}/") == (403, "tools_disabled")
 
 
 async def test_a_certificate_that_nobody_vouches_for_is_refused(tmp_path: Path) -> None:

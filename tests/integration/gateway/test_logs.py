@@ -1,10 +1,14 @@
-"""What the gateway logs: of every request the id, of no request its text."""
+"""What the gateway logs: of every request the id, of no request its text; and the log files of real processes."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+import os
 import re
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +17,10 @@ from common.log_formats import create_formatter
 from gateway.exchange.engine_stage import EngineStage
 from gateway.protocols.common.openai_events import OpenAIStream
 from tests.fakes.fake_controller import route
-from tests.fakes.gateway_harness import engines, gateway_harness, until
+from tests.fakes.gateway_harness import engines, gateway_harness
+from tests.support.gateway_process import running
+from tests.support.ports import free_port
+from tests.support.wait import until
 
 SECRET = "marmalade-7319"
 """Stands in each prompt."""
@@ -44,7 +51,6 @@ def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 
 
 def lines_of(log: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
-    """The records as lines of JSON, decoded."""
     return [json.loads(create_formatter("json").format(each)) for each in log.records]
 
 
@@ -56,10 +62,9 @@ async def test_no_prompt_is_ever_logged(log: pytest.LogCaptureFixture, monkeypat
         for path, fields in BODIES.items():
             for stream in (False, True):
                 for fault in faults:
-                    body = json.dumps({"model": "m", "stream": stream, "fault": fault, **fields}).encode()
-                    await gateway.request("POST", path, data=body)
+                    await gateway.post(path, {"model": "m", "stream": stream, "fault": fault, **fields})
             for body in BROKEN:
-                await gateway.request("POST", path, data=body)
+                await gateway.post(path, body)
         async with gateway.chat(stream=True, fault="pause_until_release", after=1) as answer:
             await answer.content.readany()
         await gateway.idle()
@@ -68,13 +73,9 @@ async def test_no_prompt_is_ever_logged(log: pytest.LogCaptureFixture, monkeypat
             raise ValueError("a fault of the gateway's own")
 
         monkeypatch.setattr(OpenAIStream, "feed_data", fail)
-        await gateway.request(
-            "POST", "/v1/completions", data=json.dumps({"model": "m", "stream": True, "prompt": SECRET}).encode()
-        )
+        await gateway.post("/v1/completions", model="m", stream=True, prompt=SECRET)
         monkeypatch.setattr(EngineStage, "send_attempt", fail)
-        await gateway.request(
-            "POST", "/v1/chat/completions", data=json.dumps({"model": "m", "messages": MESSAGES}).encode()
-        )
+        await gateway.chat(messages=MESSAGES)
     lines = lines_of(log)
     assert any("a fault of the gateway's own" in line.get("exception", "") for line in lines), "it was looked at"
     assert not [line for line in lines if SECRET in json.dumps(line)]
@@ -85,11 +86,53 @@ async def test_each_line_about_a_request_has_its_id(log: pytest.LogCaptureFixtur
         await gateway.publish(route("m", [engine.url]), route("gone", ["http://127.0.0.1:1"]))
         ids = []
         for model, fault in (("m", "die_before_answer"), ("m", "garbage"), ("gone", "")):
-            async with gateway.chat(model, fault=fault) as answer:
-                await answer.read()
-                ids.append(answer.headers["x-request-id"])
-        await until(lambda: len(log.records) >= 3, "each of them is logged")
+            reply = await gateway.chat(model, fault=fault)
+            ids.append(reply.headers["x-request-id"])
+        await until("each of them is logged", lambda: len(log.records) >= 3)
         lines = [line for line in lines_of(log) if re.match(r"request ", line["message"])]
     assert {line.get("request_id") for line in lines} == set(ids)
     for line in lines:
         assert line["message"].startswith(f"request {line['request_id']}")
+
+
+TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}"
+
+
+async def start_program(program: str, state: Path, stderr_path: Path, **settings: str) -> asyncio.subprocess.Process:
+    """The program as journald starts it: its stderr is the file that JOURNAL_STREAM names."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("ROUNDHOUSE_")}
+    with stderr_path.open("w") as stderr:
+        stat = os.fstat(stderr.fileno())
+        own = {"JOURNAL_STREAM": f"{stat.st_dev}:{stat.st_ino}", "ROUNDHOUSE_STATE": str(state)}
+        return await asyncio.create_subprocess_exec(
+            sys.executable, "-m", program, env={**clean, **own, **settings}, stderr=stderr
+        )
+
+
+@pytest.mark.parametrize("program", ["controller", "gateway"])
+async def test_a_program_keeps_its_log_and_gives_journald_lines_without_times(folder: Path, program: str) -> None:
+    (folder / "models.yaml").write_text("models: {}")
+    settings = {"ROUNDHOUSE_DESIRED": str(folder), "ROUNDHOUSE_RUNTIME": "process", "ROUNDHOUSE_PORT": str(free_port())}
+    process = await start_program(program, folder / "state", folder / "stderr", **settings)
+    log_file = folder / "state" / "logs" / f"{program}.log"
+    try:
+        await until("it listens", lambda: log_file.exists() and "listening on" in log_file.read_text())
+    finally:
+        process.terminate()
+        await process.wait()
+    assert re.search(rf"^{TIME} INFO +{program}: .*listening on", log_file.read_text(), re.MULTILINE)
+    said = (folder / "stderr").read_text().splitlines()
+    assert any(re.match(rf"<6>{program}: .*listening on", line) for line in said)
+    assert not any(re.search(TIME, line) for line in said)
+    assert "\x1b" not in "".join(said)
+
+
+async def test_a_gateway_without_a_state_folder_keeps_no_log(folder: Path) -> None:
+    state = folder / "state"
+    async with running(ROUNDHOUSE_STATE=str(state), ROUNDHOUSE_RESPONSES_RETENTION_H="0"):
+        assert not state.exists()
+
+
+async def test_a_log_is_not_kept_where_it_is_switched_off(folder: Path) -> None:
+    async with running(ROUNDHOUSE_STATE=str(folder), ROUNDHOUSE_LOG_MIB="0"):
+        assert not (folder / "logs").exists()
