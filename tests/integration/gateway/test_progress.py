@@ -17,6 +17,7 @@ from tests.fakes.fake_controller import route
 from tests.fakes.fake_holding_engine import EVENTS, HoldingEngine, holding
 from tests.fakes.fake_scripted_engine import Script, scripted
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness, until
+from tests.fakes.mock_engine import MockEngine
 from tests.support.resumed_streams import CHAT, FAMILIES, is_told, read_again
 
 ASKED = {"X-Progress": "true"}
@@ -109,57 +110,52 @@ async def test_a_queue_that_is_full_keeps_its_status() -> None:
             assert (answer.status, (await answer.json())["error"]["code"]) == (429, "queue_full")
 
 
-async def test_the_stages_of_a_load() -> None:
-    async with gateway_harness() as gateway, engines(1) as (engine,):
-        await gateway.publish(unloaded())
-        place = {"queue_position": 2, "queue_depth": 2}
-        async with start(gateway) as answer:
-            assert (answer.status, answer.headers["x-queue-position"]) == (200, "2")
-            assert await read(answer) == {"stage": "load", "model": "m", "state": "unloaded", **place}
-            await gateway.publish(unloaded(ModelState.LOADING))
-            assert await read(answer) == {"stage": "load", "model": "m", "state": "loading", **place}
-            await gateway.publish(unloaded(ModelState.LOADING, last_error="nothing new"))
-            await gateway.publish(unloaded(ModelState.LOADING, progress=0.25))
-            assert await read(answer) == {"stage": "load", "model": "m", "state": "loading", "progress": 0.25, **place}
-            await gateway.publish(unloaded(ModelState.LOADING, progress=0.5))
-            assert (await read(answer))["progress"] == 0.5
-            await gateway.publish(route("m", [engine.url], autoload=True))
-            assert await read(answer) == {"stage": "prefill", "model": "m"}
-            rest = await answer.read()
-        assert rest.startswith(b"data: ")
-        assert rest.endswith(b"data: [DONE]\n\n")
+async def test_the_stages_of_a_load(gateway: GatewayHarness, engine: MockEngine) -> None:
+    await gateway.publish(unloaded())
+    place = {"queue_position": 2, "queue_depth": 2}
+    async with start(gateway) as answer:
+        assert (answer.status, answer.headers["x-queue-position"]) == (200, "2")
+        assert await read(answer) == {"stage": "load", "model": "m", "state": "unloaded", **place}
+        await gateway.publish(unloaded(ModelState.LOADING))
+        assert await read(answer) == {"stage": "load", "model": "m", "state": "loading", **place}
+        await gateway.publish(unloaded(ModelState.LOADING, last_error="nothing new"))
+        await gateway.publish(unloaded(ModelState.LOADING, progress=0.25))
+        assert await read(answer) == {"stage": "load", "model": "m", "state": "loading", "progress": 0.25, **place}
+        await gateway.publish(unloaded(ModelState.LOADING, progress=0.5))
+        assert (await read(answer))["progress"] == 0.5
+        await gateway.publish(route("m", [engine.url], autoload=True))
+        assert await read(answer) == {"stage": "prefill", "model": "m"}
+        rest = await answer.read()
+    assert rest.startswith(b"data: ")
+    assert rest.endswith(b"data: [DONE]\n\n")
 
 
-async def test_both_headers_tell_each_in_its_form() -> None:
-    async with gateway_harness() as gateway, engines(1) as (engine,):
-        await gateway.publish(unloaded())
-        async with start(gateway, headers={**ASKED, "X-Load-Progress": "true"}) as answer:
-            assert await answer.content.readuntil(b"\n\n") == b': load-progress {"model":"m","state":"unloaded"}\n\n'
-            assert (await read(answer))["stage"] == "load"
-            await gateway.publish(route("m", [engine.url], autoload=True))
-            assert await read(answer) == {"stage": "prefill", "model": "m"}
+async def test_both_headers_tell_each_in_its_form(gateway: GatewayHarness, engine: MockEngine) -> None:
+    await gateway.publish(unloaded())
+    async with start(gateway, headers={**ASKED, "X-Load-Progress": "true"}) as answer:
+        assert await answer.content.readuntil(b"\n\n") == b': load-progress {"model":"m","state":"unloaded"}\n\n'
+        assert (await read(answer))["stage"] == "load"
+        await gateway.publish(route("m", [engine.url], autoload=True))
+        assert await read(answer) == {"stage": "prefill", "model": "m"}
 
 
 @pytest.mark.parametrize("path", FAMILIES)
-async def test_an_error_after_the_headers_is_an_event_of_the_family(path: str) -> None:
-    async with gateway_harness() as gateway:
-        await gateway.publish(unloaded())
-        async with start(gateway, path) as answer:
-            assert (await read(answer))["stage"] == "load"
-            await gateway.publish(unloaded(ModelState.FAILED, last_error="out of memory"))
-            rest = await answer.read()
-        assert answer.status == 200
-        assert is_told("model_failed", rest), rest
+async def test_an_error_after_the_headers_is_an_event_of_the_family(gateway: GatewayHarness, path: str) -> None:
+    await gateway.publish(unloaded())
+    async with start(gateway, path) as answer:
+        assert (await read(answer))["stage"] == "load"
+        await gateway.publish(unloaded(ModelState.FAILED, last_error="out of memory"))
+        rest = await answer.read()
+    assert answer.status == 200
+    assert is_told("model_failed", rest), rest
 
 
-async def test_what_the_engine_refuses_is_an_event_too() -> None:
-    async with gateway_harness() as gateway, engines(1) as (engine,):
-        await gateway.publish(route("m", [engine.url]))
-        async with start(gateway, fault="bad_request") as answer:
-            assert (answer.status, await read(answer)) == (200, {"stage": "prefill", "model": "m"})
-            rest = await answer.read()
-        assert b"too hot" in rest
-        assert is_told("engine_error", rest), rest
+async def test_what_the_engine_refuses_is_an_event_too(gateway: GatewayHarness, engine: MockEngine) -> None:
+    async with start(gateway, fault="bad_request") as answer:
+        assert (answer.status, await read(answer)) == (200, {"stage": "prefill", "model": "m"})
+        rest = await answer.read()
+    assert b"too hot" in rest
+    assert is_told("engine_error", rest), rest
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
@@ -176,11 +172,9 @@ async def test_who_does_not_ask_gets_the_same_bytes_as_ever(path: str) -> None:
         assert len({request.raw for request in engine.requests}) == 1
 
 
-async def test_a_blocking_request_is_told_nothing() -> None:
-    async with gateway_harness() as gateway, engines(1) as (engine,):
-        await gateway.publish(route("m", [engine.url]))
-        async with start(gateway, stream=False) as answer:
-            assert "choices" in await answer.json()
+async def test_a_blocking_request_is_told_nothing(gateway: GatewayHarness, engine: MockEngine) -> None:
+    async with start(gateway, stream=False) as answer:
+        assert "choices" in await answer.json()
 
 
 # The prefill

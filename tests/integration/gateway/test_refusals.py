@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from controller.schema.admin import Capabilities
-from controller.schema.errors import ERROR_CODES, ErrorBody, ErrorEnvelope
+from controller.schema.errors import ERROR_CODES
 from controller.schema.routing import ModelRoute
 from controller.schema.status import ModelState
 from tests.fakes.fake_controller import route
-from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
+from tests.fakes.gateway_harness import engines, gateway_harness
+from tests.support.forwarding import error_of
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
 SEES = [{"role": "user", "content": [{"type": "text", "text": "?"}, IMAGE]}]
@@ -26,14 +27,11 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {}}
 
 
-async def refusal(gateway: GatewayHarness, **fields: Any) -> tuple[int, dict[str, str], ErrorBody]:
-    """Status, headers and error of a refused chat."""
-    body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]} | fields
-    async with gateway.post("/v1/chat/completions", body) as answer:
-        return answer.status, dict(answer.headers), ErrorEnvelope.model_validate(await answer.json()).error
+def says(text: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": text}]
 
 
-REFUSED = [
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"thinking": "enabled"}, "thinking_unsupported", "thinking"),
     ({"thinking": "sometimes"}, "invalid_request", "thinking"),
     ({"messages": SEES}, "modality_unsupported", "messages[0].content[1]"),
@@ -53,9 +51,10 @@ async def test_what_the_model_does_not_take_never_reaches_its_engine(
 ) -> None:
     async with gateway_harness() as gateway, engines(1) as (engine,):
         await gateway.publish(route("m", [engine.url], capabilities=TAKES_LITTLE))
-        status, headers, error = await refusal(gateway, stream=stream, **fields)
-        assert (status, error.code, error.param) == (400, code, param)
-        assert headers.get("x-should-retry") == ("false" if ERROR_CODES[code].retry is False else None)
+        reply = await gateway.chat(stream=stream, **fields)
+        error = error_of(reply)
+        assert (error.status, error.code, error.param) == (400, code, param)
+        assert reply.headers.get("x-should-retry") == ("false" if ERROR_CODES[code].retry is False else None)
         assert error.next_steps
         assert not engine.requests
 
@@ -81,9 +80,8 @@ async def test_a_call_that_the_engine_cannot_be_made_to_make_loads_nothing(path:
     async with gateway_harness() as gateway:
         await gateway.publish(route("m", state=ModelState.UNLOADED, autoload=True, capabilities=cannot))
         body = {"model": "m"} | messages | fields
-        async with gateway.post(path, body) as answer:
-            assert answer.status == 400
-            assert "cannot be made to call a tool" in (await answer.json())["error"]["message"]
+        reply = await gateway.post(path, body)
+        assert (reply.status, "cannot be made to call a tool" in reply.error["message"]) == (400, True)
         assert not any(report.demand for report in gateway.controller.reports), "it was asked for"
 
 
@@ -91,31 +89,21 @@ async def test_a_call_that_the_engine_cannot_be_made_to_make_loads_nothing(path:
 async def test_a_prompt_that_cannot_fit_takes_no_slot(stream: bool) -> None:
     async with gateway_harness() as gateway, engines(1) as (engine,):
         await gateway.publish(route("m", [engine.url], context_length=4096, longest_token=13))
-        status, headers, error = await refusal(gateway, stream=stream, messages=says("x" * 4_000_000))
-        assert (status, error.code, error.param) == (400, "context_length_exceeded", "messages")
-        assert (headers["x-should-retry"], "x-queue-position" in headers) == ("false", False)
-        asked = {"model": "m", "max_tokens": 5, "stream": stream, "messages": says("x" * 60_000)}
-        async with gateway.post("/v1/messages", asked) as answer:
-            assert (answer.status, (await answer.json())["error"]["message"]) == (
-                400,
-                f"prompt is too long: {-(-60_000 // 13)} tokens > 4096 maximum",
-            )
-        body = {"model": "m", "input": "x" * 60_000, "stream": stream}
-        async with gateway.post("/v1/responses", body) as answer:
-            assert answer.status == (200 if stream else 400)
-            assert b'"code":"context_length_exceeded"' in (await answer.read()).replace(b'": "', b'":"')
+        reply = await gateway.chat(stream=stream, messages=says("x" * 4_000_000))
+        assert (reply.refusal, reply.error["param"]) == ((400, "context_length_exceeded"), "messages")
+        assert (reply.headers["x-should-retry"], "x-queue-position" in reply.headers) == ("false", False)
+        long = "x" * 60_000
+        reply = await gateway.post("/v1/messages", model="m", max_tokens=5, stream=stream, messages=says(long))
+        assert reply.error["message"] == f"prompt is too long: {-(-60_000 // 13)} tokens > 4096 maximum"
+        reply = await gateway.post("/v1/responses", model="m", input=long, stream=stream)
+        assert reply.status == (200 if stream else 400)
+        assert '"code":"context_length_exceeded"' in reply.text.replace('": "', '":"')
         assert not engine.requests
         # It may be counted, and one that fits goes in.
-        count = {"model": "m", "messages": says("x" * 60_000)}
-        async with gateway.post("/v1/chat/completions/input_tokens", count):
-            assert len(engine.requests) == 1
-        async with gateway.post("/v1/chat/completions", count | {"messages": says("x" * 50_000)}):
-            assert len(engine.requests) == 2
-
-
-def says(text: str) -> list[dict[str, Any]]:
-    """Messages."""
-    return [{"role": "user", "content": text}]
+        await gateway.post("/v1/chat/completions/input_tokens", model="m", messages=says(long))
+        assert len(engine.requests) == 1
+        await gateway.chat(messages=says("x" * 50_000))
+        assert len(engine.requests) == 2
 
 
 SAYS = {"input": "Hi"}
@@ -167,17 +155,17 @@ async def test_the_rules_hold_in_every_family(
     async with gateway_harness() as gateway, engines(1) as (engine,):
         await gateway.publish(route("m", [engine.url], capabilities=TAKES_LITTLE, apis=apis))
         reply = await gateway.post(path, model="m", **fields)
-        assert reply.status == 400
-        assert (reply.code, reply.error["param"]) == (code, param)
+        assert (reply.refusal, reply.error["param"]) == ((400, code), param)
         assert not engine.requests
 
 
-@pytest.mark.parametrize(("fields", "code", "param"), REFUSED)
-async def test_nor_does_it_load_the_model(fields: dict[str, Any], code: str, param: str) -> None:
+async def test_nor_does_it_load_the_model() -> None:
+    model = route("m", state=ModelState.UNLOADED, autoload=True, capabilities=TAKES_LITTLE)
     async with gateway_harness() as gateway:
-        await gateway.publish(route("m", state=ModelState.UNLOADED, autoload=True, capabilities=TAKES_LITTLE))
-        assert (await refusal(gateway, **fields))[2].code == code
-        await gateway.publish(route("m", state=ModelState.UNLOADED, autoload=True, capabilities=TAKES_LITTLE))
+        await gateway.publish(model)
+        for fields, code, _ in REFUSED:
+            assert (await gateway.chat(**fields)).code == code
+        await gateway.publish(model)
         assert not any(report.demand or report.queued for report in gateway.controller.reports), "it was asked for"
 
 
@@ -185,7 +173,7 @@ async def test_an_api_that_the_engine_does_not_offer_loads_nothing_either() -> N
     async with gateway_harness() as gateway:
         only_vectors = ("/v1/embeddings",)
         await gateway.publish(route("m", state=ModelState.UNLOADED, autoload=True, apis=only_vectors))
-        assert (await refusal(gateway))[2].code == "not_supported"
+        assert (await gateway.chat()).code == "not_supported"
         assert not any(report.demand for report in gateway.controller.reports)
 
 
@@ -221,32 +209,34 @@ async def test_a_word_about_thinking_reaches_the_engine_in_its_own_words(thinkin
 async def test_a_request_that_waited_is_held_to_what_the_model_takes_by_then() -> None:
     async with gateway_harness() as gateway, engines(1) as (engine,):
         await gateway.publish(route("m", state=ModelState.LOADING, autoload=True, capabilities=TAKES_ALL))
-        call = asyncio.create_task(refusal(gateway, messages=SEES))
+        call = asyncio.ensure_future(gateway.chat(messages=SEES))
         await gateway.controller.report_where(lambda report: report.queued == {"m": 1})
         await gateway.publish(route("m", [engine.url], autoload=True, capabilities=TAKES_LITTLE))
-        assert (await call)[2].code == "modality_unsupported"
+        assert (await call).code == "modality_unsupported"
         assert not engine.requests
-
-
-def in_state(state: ModelState, **fields: Any) -> ModelRoute:
-    return route("m", state=state, **fields)
 
 
 @pytest.mark.parametrize(
     ("model", "code", "status", "headers", "absent"),
     [
         (route("other"), "unknown_model", 404, {"x-should-retry": "false"}, {"retry-after"}),
-        (in_state(ModelState.UNLOADED), "model_not_loaded", 503, {"x-should-retry": "false"}, {"retry-after"}),
-        (in_state(ModelState.LOADING), "model_loading", 503, {"retry-after": "5"}, {"x-should-retry"}),
+        (route("m", state=ModelState.UNLOADED), "model_not_loaded", 503, {"x-should-retry": "false"}, {"retry-after"}),
+        (route("m", state=ModelState.LOADING), "model_loading", 503, {"retry-after": "5"}, {"x-should-retry"}),
         (
-            in_state(ModelState.LOADING, progress=0.4),
+            route("m", state=ModelState.LOADING, progress=0.4),
             "model_loading",
             503,
             {"retry-after": "5", "x-load-progress": "0.40"},
             {"x-should-retry"},
         ),
-        (in_state(ModelState.UNLOADING), "model_unloading", 503, {"retry-after": "5"}, {"x-should-retry"}),
-        (in_state(ModelState.FAILED), "model_failed", 503, {"x-should-retry": "false"}, {"retry-after"}),
+        (route("m", state=ModelState.UNLOADING), "model_unloading", 503, {"retry-after": "5"}, {"x-should-retry"}),
+        (
+            route("m", state=ModelState.FAILED, last_error="no such file"),
+            "model_failed",
+            503,
+            {"x-should-retry": "false"},
+            {"retry-after"},
+        ),
     ],
 )
 async def test_every_state_that_refuses(
@@ -254,17 +244,20 @@ async def test_every_state_that_refuses(
 ) -> None:
     async with gateway_harness() as gateway:
         await gateway.publish(model)
-        answered, got, error = await refusal(gateway)
-        assert (answered, error.code, error.status, error.param) == (status, code, status, "model")
-        lower = {name.lower(): value for name, value in got.items()}
-        assert headers.items() <= lower.items()
-        assert absent.isdisjoint(lower)
-        assert error.next_steps == list(ERROR_CODES[code].next_steps) != []
-        assert ("(40 %)" in error.message) is (model.progress is not None)
+        for stream in (False, True):
+            reply = await gateway.chat(stream=stream)
+            error = error_of(reply)
+            assert (error.code, error.status, error.param) == (code, status, "model")
+            shown = {name.lower(): value for name, value in reply.headers.items()}
+            assert headers.items() <= shown.items()
+            assert absent.isdisjoint(shown)
+            assert error.next_steps == list(ERROR_CODES[code].next_steps) != []
+            assert ("(40 %)" in error.message) is (model.progress is not None)
+            assert ("no such file" in error.message) is (model.last_error is not None)
 
 
 async def test_a_wait_that_was_too_long_says_how_far_the_load_is() -> None:
     async with gateway_harness(autoload_timeout_s=0.2) as gateway:
-        await gateway.publish(in_state(ModelState.LOADING, autoload=True, progress=0.25))
-        _, headers, error = await refusal(gateway)
-        assert (error.code, headers["x-load-progress"]) == ("model_loading", "0.25")
+        await gateway.publish(route("m", state=ModelState.LOADING, autoload=True, progress=0.25))
+        reply = await gateway.chat()
+        assert (reply.code, reply.headers["x-load-progress"]) == ("model_loading", "0.25")

@@ -132,11 +132,10 @@ async def test_two_failures_are_none_and_a_third_says_when_it_is_asked_again() -
         assert told.remotes["m"].retry_at is None, "only another key helps"
 
 
-async def test_a_remote_that_refuses_connections_has_failed_at_once() -> None:
-    async with gateway_harness() as gateway:
-        await gateway.publish(remote("m", f"http://127.0.0.1:{free_port()}/v1/models", interval_s=3600))
-        result = (await reported(gateway, "m"))["m"]
-        assert "cannot be reached" in (result.error or "")
+async def test_a_remote_that_refuses_connections_has_failed_at_once(gateway: GatewayHarness) -> None:
+    await gateway.publish(remote("m", f"http://127.0.0.1:{free_port()}/v1/models", interval_s=3600))
+    result = (await reported(gateway, "m"))["m"]
+    assert "cannot be reached" in (result.error or "")
 
 
 async def test_a_request_that_fails_has_the_remote_asked_at_once() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from gateway.exchange.exchange import Exchange
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
-from tests.fakes.mock_engine import WORDS
+from tests.fakes.mock_engine import WORDS, MockEngine
 from tests.support.campaign import campaign_count
 from tests.support.gateway_rest import nothing_left
 from tests.support.queueing import key
@@ -124,19 +124,17 @@ async def test_when_all_memory_is_taken_by_live_streams_another_is_refused() -> 
             assert text_of(await answer.read()) == TEXT
 
 
-async def test_what_one_request_lacks_replaces_no_stream() -> None:
-    async with gateway_harness() as gateway, engines(1) as (engine,):
-        await gateway.publish(route("m", [engine.url]))
-        async with open_stream(gateway, fault="pause_until_release") as first:
-            sent = await first.content.readuntil(b"\n\n")
-            for wrong in ({"model": "unknown"}, {"stream": "yes"}, {"stream": False}):
-                async with open_stream(gateway, **wrong) as answer:
-                    await answer.read()
-            assert (await gateway.request("POST", CHAT, data=b"{", headers={"X-Conversation-Id": ID})).status == 400
-            engine.release.set()
-            sent += await first.read()
-        assert text_of(sent) == TEXT
-        assert (await read_again(gateway)).body == sent
+async def test_what_one_request_lacks_replaces_no_stream(gateway: GatewayHarness, engine: MockEngine) -> None:
+    async with open_stream(gateway, fault="pause_until_release") as first:
+        sent = await first.content.readuntil(b"\n\n")
+        for wrong in ({"model": "unknown"}, {"stream": "yes"}, {"stream": False}):
+            async with open_stream(gateway, **wrong) as answer:
+                await answer.read()
+        assert (await gateway.request("POST", CHAT, data=b"{", headers={"X-Conversation-Id": ID})).status == 400
+        engine.release.set()
+        sent += await first.read()
+    assert text_of(sent) == TEXT
+    assert (await read_again(gateway)).body == sent
 
 
 async def test_a_key_with_one_request_at_a_time_reads_stops_and_replaces_its_stream() -> None:
@@ -167,39 +165,36 @@ async def test_a_key_with_one_request_at_a_time_reads_stops_and_replaces_its_str
         await nothing_left(gateway)
 
 
-async def test_requests_leave_no_cycles_behind() -> None:
-    async with gateway_harness() as gateway, engines(1) as (engine,):
-        await gateway.publish(route("m", [engine.url], apis=(CHAT,)))
+async def test_requests_leave_no_cycles_behind(gateway: GatewayHarness, engine: MockEngine) -> None:
+    await gateway.publish(route("m", [engine.url], apis=(CHAT,)))
 
-        async def make_streams(number: int) -> None:
-            for path in FAMILIES:
-                async with open_stream(gateway, f"{path}{number}", path) as answer:
-                    await answer.read()
-            await cut_stream(await open_stream(gateway, f"cut{number}"))
-            await gateway.post("/v1/responses", model="m", input="Hi", background=True, stream=True)
-            await gateway.idle()
+    async def make_streams(number: int) -> None:
+        for path in FAMILIES:
+            async with open_stream(gateway, f"{path}{number}", path) as answer:
+                await answer.read()
+        await cut_stream(await open_stream(gateway, f"cut{number}"))
+        await gateway.post("/v1/responses", model="m", input="Hi", background=True, stream=True)
+        await gateway.idle()
 
-        await make_streams(0)
-        gc.collect()
-        gc.disable()
-        try:
-            await make_streams(1)
-            await until_read(gateway, 0)
-            assert [each for each in gc.get_objects() if isinstance(each, Exchange)] == []
-        finally:
-            gc.enable()
+    await make_streams(0)
+    gc.collect()
+    gc.disable()
+    try:
+        await make_streams(1)
+        await until_read(gateway, 0)
+        assert [each for each in gc.get_objects() if isinstance(each, Exchange)] == []
+    finally:
+        gc.enable()
 
 
-async def test_a_bad_id_is_refused() -> None:
-    async with gateway_harness() as gateway, engines(1) as (engine,):
-        await gateway.publish(route("m", [engine.url]))
-        async with open_stream(gateway, "x" * 513) as answer:
-            assert (answer.status, (await answer.json())["error"]["param"]) == (400, "X-Conversation-Id")
-        async with gateway.get("/v1/stream") as answer:
-            assert (answer.status, (await answer.json())["error"]["param"]) == (400, "conv_id")
-        for wrong in ({}, {"conversation_ids": "x"}, {"conversation_ids": [1]}, {"conversation_ids": ["x"] * 1001}):
-            async with gateway.post("/v1/streams/lookup", **wrong) as answer:
-                assert (answer.status, (await answer.json())["error"]["param"]) == (400, "conversation_ids")
+async def test_a_bad_id_is_refused(gateway: GatewayHarness, engine: MockEngine) -> None:
+    async with open_stream(gateway, "x" * 513) as answer:
+        assert (answer.status, (await answer.json())["error"]["param"]) == (400, "X-Conversation-Id")
+    async with gateway.get("/v1/stream") as answer:
+        assert (answer.status, (await answer.json())["error"]["param"]) == (400, "conv_id")
+    for wrong in ({}, {"conversation_ids": "x"}, {"conversation_ids": [1]}, {"conversation_ids": ["x"] * 1001}):
+        async with gateway.post("/v1/streams/lookup", **wrong) as answer:
+            assert (answer.status, (await answer.json())["error"]["param"]) == (400, "conversation_ids")
 
 
 async def asks_of(gateway: GatewayHarness, name: str, stream_id: str) -> list[tuple[int, bytes]]:

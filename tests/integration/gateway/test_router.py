@@ -50,44 +50,42 @@ async def following(gateway: GatewayHarness, after: str | None = None) -> AsyncI
         yield Reader(answer)
 
 
-async def test_events_of_a_load_come_in_order() -> None:
-    async with gateway_harness() as gateway:
-        await gateway.publish(route("m", state=ModelState.UNLOADED))
-        async with following(gateway) as reader:
-            await gateway.publish(route("m", state=ModelState.LOADING, progress=0.25))
-            await gateway.publish(route("m", state=ModelState.LOADED))
-            progress = {"stages": ["text_model"], "current": "text_model", "value": 0.25}
-            assert await reader.next() == {
-                "model": "m", "event": "model_status", "data": {"status": "loading", "progress": progress},
-            }  # fmt: skip
-            assert await reader.next() == {"model": "m", "event": "model_status", "data": {"status": "loaded"}}
-            await gateway.publish(route("n", state=ModelState.FAILED))
-            assert await reader.next() == {"model": "m", "event": "model_remove"}
-            assert await reader.next() == {"model": "*", "event": "models_reload"}
-            assert await reader.next() == {
-                "model": "n", "event": "model_status", "data": {"status": "unloaded", "failed": True, "exit_code": 1},
-            }  # fmt: skip
-
-
-async def test_a_reader_that_comes_back_loses_nothing() -> None:
-    async with gateway_harness() as gateway:
-        await gateway.publish(route("m", state=ModelState.UNLOADED))
-        async with following(gateway) as reader:
-            await gateway.publish(route("m", state=ModelState.LOADING))
-            await reader.next()
-            last_id = reader.last_id
+async def test_events_of_a_load_come_in_order(gateway: GatewayHarness) -> None:
+    await gateway.publish(route("m", state=ModelState.UNLOADED))
+    async with following(gateway) as reader:
+        await gateway.publish(route("m", state=ModelState.LOADING, progress=0.25))
         await gateway.publish(route("m", state=ModelState.LOADED))
-        await gateway.publish(route("m", state=ModelState.UNLOADING))
-        async with following(gateway, last_id) as reader:
-            assert [(await reader.next() or {})["data"]["status"] for _ in range(2)] == ["loaded", "unloaded"]
-        name, _, number = last_id.rpartition(".")
-        for of_another in (f"{name}.999999", f"{name}x.{number}", number, "x", ""):
-            async with following(gateway, of_another) as reader:
-                assert await reader.next() == {"model": "*", "event": "models_reload"}, "it may have missed any"
-                resumed_id = reader.last_id
-        await gateway.publish(route("m", state=ModelState.UNLOADED), route("n"))
-        async with following(gateway, resumed_id) as reader:
-            assert [(await reader.next() or {})["event"] for _ in range(2)] == ["models_reload", "model_status"]
+        progress = {"stages": ["text_model"], "current": "text_model", "value": 0.25}
+        assert await reader.next() == {
+            "model": "m", "event": "model_status", "data": {"status": "loading", "progress": progress},
+        }  # fmt: skip
+        assert await reader.next() == {"model": "m", "event": "model_status", "data": {"status": "loaded"}}
+        await gateway.publish(route("n", state=ModelState.FAILED))
+        assert await reader.next() == {"model": "m", "event": "model_remove"}
+        assert await reader.next() == {"model": "*", "event": "models_reload"}
+        assert await reader.next() == {
+            "model": "n", "event": "model_status", "data": {"status": "unloaded", "failed": True, "exit_code": 1},
+        }  # fmt: skip
+
+
+async def test_a_reader_that_comes_back_loses_nothing(gateway: GatewayHarness) -> None:
+    await gateway.publish(route("m", state=ModelState.UNLOADED))
+    async with following(gateway) as reader:
+        await gateway.publish(route("m", state=ModelState.LOADING))
+        await reader.next()
+        last_id = reader.last_id
+    await gateway.publish(route("m", state=ModelState.LOADED))
+    await gateway.publish(route("m", state=ModelState.UNLOADING))
+    async with following(gateway, last_id) as reader:
+        assert [(await reader.next() or {})["data"]["status"] for _ in range(2)] == ["loaded", "unloaded"]
+    name, _, number = last_id.rpartition(".")
+    for of_another in (f"{name}.999999", f"{name}x.{number}", number, "x", ""):
+        async with following(gateway, of_another) as reader:
+            assert await reader.next() == {"model": "*", "event": "models_reload"}, "it may have missed any"
+            resumed_id = reader.last_id
+    await gateway.publish(route("m", state=ModelState.UNLOADED), route("n"))
+    async with following(gateway, resumed_id) as reader:
+        assert [(await reader.next() or {})["event"] for _ in range(2)] == ["models_reload", "model_status"]
 
 
 async def test_a_stop_ends_readers() -> None:
@@ -102,36 +100,34 @@ def changes_asked(gateway: GatewayHarness) -> list[ReceivedRequest]:
     return [each for each in gateway.controller.admin.requests if each.method != "GET"]
 
 
-async def test_load_and_unload_are_asked_of_the_controller() -> None:
-    async with gateway_harness() as gateway:
-        await gateway.publish(route("org/m:Q4", aliases=("short",), state=ModelState.UNLOADED))
-        for step, expected in (("load", {}), ("unload", {"hold": False})):
-            assert (await gateway.post(f"/models/{step}", model="short")).result == (200, {"success": True})
-            asked = changes_asked(gateway)[-1]
-            assert (asked.method, asked.target) == ("POST", f"/v1/admin/models/org/m%3AQ4/{step}?wait=false")
-            assert asked.headers["x-roundhouse-actor"] == "api 127.0.0.1"
-            assert json.loads(asked.body) == expected
-        assert (await gateway.post("/models/load", model="nobody")).refusal == (404, "unknown_model")
-        await gateway.controller.stop()
-        assert (await gateway.post("/models/load", model="short")).refusal == (503, "controller_unavailable")
+async def test_load_and_unload_are_asked_of_the_controller(gateway: GatewayHarness) -> None:
+    await gateway.publish(route("org/m:Q4", aliases=("short",), state=ModelState.UNLOADED))
+    for step, expected in (("load", {}), ("unload", {"hold": False})):
+        assert (await gateway.post(f"/models/{step}", model="short")).result == (200, {"success": True})
+        asked = changes_asked(gateway)[-1]
+        assert (asked.method, asked.target) == ("POST", f"/v1/admin/models/org/m%3AQ4/{step}?wait=false")
+        assert asked.headers["x-roundhouse-actor"] == "api 127.0.0.1"
+        assert json.loads(asked.body) == expected
+    assert (await gateway.post("/models/load", model="nobody")).refusal == (404, "unknown_model")
+    await gateway.controller.stop()
+    assert (await gateway.post("/models/load", model="short")).refusal == (503, "controller_unavailable")
 
 
 @pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain", "application/json", None])
-async def test_a_body_needs_no_content_type(kind: str | None) -> None:
+async def test_a_body_needs_no_content_type(gateway: GatewayHarness, kind: str | None) -> None:
     """As curl's `-d` sends it."""
-    async with gateway_harness() as gateway:
-        await gateway.publish(route("m", state=ModelState.UNLOADED))
-        url, body = f"{gateway.url}/models/load", b'{"model": "m", "other": 1}'
-        headers = {} if kind is None else {"content-type": kind}
-        skipped = ["content-type"] if kind is None else []
-        async with gateway.client.post(url, data=body, headers=headers, skip_auto_headers=skipped) as answer:
-            assert (answer.status, await answer.json()) == (200, {"success": True})
-        assert changes_asked(gateway)[-1].target == "/v1/admin/models/m/load?wait=false"
-        # So a page of another origin could send it without being asked first; it is refused for its origin.
-        foreign = headers | {"origin": "https://evil.example"}
-        async with gateway.client.post(url, data=body, headers=foreign, skip_auto_headers=skipped) as answer:
-            assert (answer.status, (await answer.json())["error"]["code"]) == (403, "forbidden_origin")
-        assert len(changes_asked(gateway)) == 1
+    await gateway.publish(route("m", state=ModelState.UNLOADED))
+    url, body = f"{gateway.url}/models/load", b'{"model": "m", "other": 1}'
+    headers = {} if kind is None else {"content-type": kind}
+    skipped = ["content-type"] if kind is None else []
+    async with gateway.client.post(url, data=body, headers=headers, skip_auto_headers=skipped) as answer:
+        assert (answer.status, await answer.json()) == (200, {"success": True})
+    assert changes_asked(gateway)[-1].target == "/v1/admin/models/m/load?wait=false"
+    # So a page of another origin could send it without being asked first; it is refused for its origin.
+    foreign = headers | {"origin": "https://evil.example"}
+    async with gateway.client.post(url, data=body, headers=foreign, skip_auto_headers=skipped) as answer:
+        assert (answer.status, (await answer.json())["error"]["code"]) == (403, "forbidden_origin")
+    assert len(changes_asked(gateway)) == 1
 
 
 @pytest.mark.parametrize("path", ["/models", "/models/load", "/models/unload"])
@@ -279,20 +275,18 @@ async def test_the_list_has_command_lines_and_reads_the_files_where_asked() -> N
         assert [each.target for each in changes_asked(gateway)] == ["/v1/admin/reload"]
 
 
-async def test_props_without_a_model_are_the_routers() -> None:
-    async with gateway_harness() as gateway:
-        await gateway.publish(route("m", autoload=True))
-        for query in ("", "?autoload=false", "?model="):
-            props = (await gateway.get(f"/props{query}")).body
-            assert (props["role"], props["models_autoload"]) == ("router", True)
+async def test_props_without_a_model_are_the_routers(gateway: GatewayHarness) -> None:
+    await gateway.publish(route("m", autoload=True))
+    for query in ("", "?autoload=false", "?model="):
+        props = (await gateway.get(f"/props{query}")).body
+        assert (props["role"], props["models_autoload"]) == ("router", True)
 
 
-async def test_autoload_false_loads_nothing() -> None:
-    async with gateway_harness() as gateway:
-        await gateway.publish(route("m", state=ModelState.UNLOADED, autoload=True))
-        for query in ("autoload=false", "x=1&autoload=0"):
-            async with gateway.post(f"/v1/chat/completions?{query}", model="m", messages=[]) as answer:
-                assert (answer.status, (await answer.json())["error"]["code"]) == (503, "model_not_loaded")
-        assert (await gateway.get("/props?model=m&autoload=false")).refusal == (503, "model_not_loaded")
-        report = await gateway.controller.report_where(lambda _: True)
-        assert report.demand == {}
+async def test_autoload_false_loads_nothing(gateway: GatewayHarness) -> None:
+    await gateway.publish(route("m", state=ModelState.UNLOADED, autoload=True))
+    for query in ("autoload=false", "x=1&autoload=0"):
+        async with gateway.post(f"/v1/chat/completions?{query}", model="m", messages=[]) as answer:
+            assert (answer.status, (await answer.json())["error"]["code"]) == (503, "model_not_loaded")
+    assert (await gateway.get("/props?model=m&autoload=false")).refusal == (503, "model_not_loaded")
+    report = await gateway.controller.report_where(lambda _: True)
+    assert report.demand == {}

@@ -11,7 +11,7 @@ import pytest
 
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness, until
-from tests.fakes.mock_engine import WORDS
+from tests.fakes.mock_engine import WORDS, MockEngine
 from tests.support.loop_clock import LoopClock, loop_clock
 from tests.support.raw_http import chat_body, raw, request, spotless
 
@@ -60,29 +60,23 @@ async def test_a_stream_comes_through_without_the_usage_event(fault: str) -> Non
         assert 'roundhouse_gateway_tokens_total{direction="out",model="m"} 13.0' in await gateway.metrics()
 
 
-async def test_a_client_that_asks_for_usage_gets_it() -> None:
-    async with gateway_harness() as gateway, engines(1) as (engine,):
-        await gateway.publish(route("m", [engine.url]))
-        last = payloads(await stream(gateway, stream_options={"include_usage": True}))[-1]
-        assert last["choices"] == []
-        assert last["usage"]["completion_tokens"] == 13
+async def test_a_client_that_asks_for_usage_gets_it(gateway: GatewayHarness, engine: MockEngine) -> None:
+    last = payloads(await stream(gateway, stream_options={"include_usage": True}))[-1]
+    assert last["choices"] == []
+    assert last["usage"]["completion_tokens"] == 13
 
 
-async def test_completions_stream_too() -> None:
-    async with gateway_harness() as gateway, engines(1) as (engine,):
-        await gateway.publish(route("m", [engine.url]))
-        async with gateway.post("/v1/completions", model="m", prompt="Hi", stream=True) as answer:
-            chunks = payloads(await events_of(answer))
-        assert "".join(chunk["choices"][0]["text"] for chunk in chunks).split() == WORDS
+async def test_completions_stream_too(gateway: GatewayHarness, engine: MockEngine) -> None:
+    async with gateway.post("/v1/completions", model="m", prompt="Hi", stream=True) as answer:
+        chunks = payloads(await events_of(answer))
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks).split() == WORDS
 
 
-async def test_headers_are_held_so_that_an_error_keeps_its_status() -> None:
-    async with gateway_harness() as gateway, engines(1) as (engine,):
-        await gateway.publish(route("m", [engine.url]))
-        async with gateway.chat(stream=True, fault="busy") as answer:
-            assert answer.status == 503
-            assert answer.headers["retry-after"] == "17"
-            assert (await answer.json())["error"]["message"] == "busy"
+async def test_headers_are_held_so_that_an_error_keeps_its_status(gateway: GatewayHarness, engine: MockEngine) -> None:
+    async with gateway.chat(stream=True, fault="busy") as answer:
+        assert answer.status == 503
+        assert answer.headers["retry-after"] == "17"
+        assert (await answer.json())["error"]["message"] == "busy"
 
 
 async def test_a_slow_first_byte_gets_headers_and_heartbeats() -> None:
@@ -159,11 +153,9 @@ async def test_an_engine_that_ends_mid_stream_is_told_of(fault: str) -> None:
         assert 'roundhouse_gateway_requests_total{model="m",route="/v1/chat/completions",status="200"} 1.0' in metrics
 
 
-async def test_an_engines_own_error_event_is_the_last_word() -> None:
-    async with gateway_harness() as gateway, engines(1) as (engine,):
-        await gateway.publish(route("m", [engine.url]))
-        last = payloads(await stream(gateway, fault="error_event"))[-1]
-        assert (last["error"]["message"], last["error"]["code"]) == ("out of cells", "engine_error")
+async def test_an_engines_own_error_event_is_the_last_word(gateway: GatewayHarness, engine: MockEngine) -> None:
+    last = payloads(await stream(gateway, fault="error_event"))[-1]
+    assert (last["error"]["message"], last["error"]["code"]) == ("out of cells", "engine_error")
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -197,15 +189,14 @@ async def test_a_client_that_sends_its_body_too_slowly_is_told() -> None:
         writer.close()
 
 
-async def test_a_slow_reader_gets_everything() -> None:
-    async with gateway_harness() as gateway, engines(1) as (engine,):
-        engine.words = ["w" * 2000]
-        await gateway.publish(route("m", [engine.url]))
-        async with raw(gateway, receive_bytes=4096) as client:
-            client.write(request(body=chat_body(stream=True, max_tokens=500)))
-            assert gateway.server is not None
-            connections: Any = gateway.server.server_state.connections
-            await until(lambda: any(each.flow.write_paused for each in connections), "every buffer on the way is full")
-            events = (await client.answer()).body.decode()[:-2].split("\n\n")
-        assert len(payloads(events)) == 500
-        await spotless(gateway)
+async def test_a_slow_reader_gets_everything(gateway: GatewayHarness, engine: MockEngine) -> None:
+    engine.words = ["w" * 2000]
+    await gateway.publish(route("m", [engine.url]))
+    async with raw(gateway, receive_bytes=4096) as client:
+        client.write(request(body=chat_body(stream=True, max_tokens=500)))
+        assert gateway.server is not None
+        connections: Any = gateway.server.server_state.connections
+        await until(lambda: any(each.flow.write_paused for each in connections), "every buffer on the way is full")
+        events = (await client.answer()).body.decode()[:-2].split("\n\n")
+    assert len(payloads(events)) == 500
+    await spotless(gateway)

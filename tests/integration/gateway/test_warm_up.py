@@ -11,28 +11,27 @@ import pytest
 from controller.schema.status import ModelState
 from tests.fakes.fake_controller import route
 from tests.fakes.fake_holding_engine import holding
-from tests.fakes.gateway_harness import engines, gateway_harness, until
+from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness, until
+from tests.fakes.mock_engine import MockEngine
 from tests.support.queueing import key
 
 CHAT = "/v1/chat/completions"
 
 
-async def test_a_warm_up_waits_for_one_token() -> None:
-    async with gateway_harness() as gateway, engines(1) as (engine,):
-        await gateway.publish(route("m", [engine.url], apis=(CHAT,), aliases=("em",)))
-        for query in ("", "?model=m", "?model=em"):
-            reply = await gateway.request("POST", f"/health/warm{query}")
-            assert (reply.status, reply.body.pop("ms") >= 0) == (200, True)
-            assert reply.body == {"model": "m", "status": "warm", "engine_loaded": True}
-        assert [(each.path, each.body["max_tokens"]) for each in engine.requests] == [(CHAT, 1)] * 3
+async def test_a_warm_up_waits_for_one_token(gateway: GatewayHarness, engine: MockEngine) -> None:
+    await gateway.publish(route("m", [engine.url], apis=(CHAT,), aliases=("em",)))
+    for query in ("", "?model=m", "?model=em"):
+        reply = await gateway.request("POST", f"/health/warm{query}")
+        assert (reply.status, reply.body.pop("ms") >= 0) == (200, True)
+        assert reply.body == {"model": "m", "status": "warm", "engine_loaded": True}
+    assert [(each.path, each.body["max_tokens"]) for each in engine.requests] == [(CHAT, 1)] * 3
 
 
 @pytest.mark.parametrize("api", ["/v1/completions", "/v1/embeddings", "/v1/rerank"])
-async def test_it_asks_by_an_api_that_the_model_has(api: str) -> None:
-    async with gateway_harness() as gateway, engines(1) as (engine,):
-        await gateway.publish(route("m", [engine.url], apis=(api,)))
-        assert (await gateway.request("POST", "/health/warm")).status == 200
-        assert [each.path for each in engine.requests] == [api]
+async def test_it_asks_by_an_api_that_the_model_has(gateway: GatewayHarness, engine: MockEngine, api: str) -> None:
+    await gateway.publish(route("m", [engine.url], apis=(api,)))
+    assert (await gateway.request("POST", "/health/warm")).status == 200
+    assert [each.path for each in engine.requests] == [api]
 
 
 async def test_which_model_is_warmed_up() -> None:
@@ -138,13 +137,12 @@ async def test_the_status_of_a_failed_model_tells_no_address() -> None:
         assert (await gateway.get("/v1/models/m/status")).body["reason"] == "the engine at [address] does not answer"
 
 
-async def test_a_model_of_that_whole_name_goes_first() -> None:
-    async with gateway_harness() as gateway:
-        await gateway.publish(route("m"), route("m/status"), route("x/benchmark"))
-        for name in ("m/status", "x/benchmark"):
-            assert (await gateway.get(f"/v1/models/{name}")).body["id"] == name
-        assert (await gateway.get("/v1/models/m")).body["id"] == "m"
-        assert (await gateway.get("/v1/models/m/status/status")).body["model_id"] == "m/status"
+async def test_a_model_of_that_whole_name_goes_first(gateway: GatewayHarness) -> None:
+    await gateway.publish(route("m"), route("m/status"), route("x/benchmark"))
+    for name in ("m/status", "x/benchmark"):
+        assert (await gateway.get(f"/v1/models/{name}")).body["id"] == name
+    assert (await gateway.get("/v1/models/m")).body["id"] == "m"
+    assert (await gateway.get("/v1/models/m/status/status")).body["model_id"] == "m/status"
 
 
 async def test_a_client_that_leaves_ends_its_benchmark() -> None:
