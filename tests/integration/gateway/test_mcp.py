@@ -59,7 +59,6 @@ MANY_LOOKS = 20
 def send(
     gateway: GatewayHarness, body: object, session: str | None = None, secret: str | None = None, **headers: str
 ) -> PendingReply:
-    """One message by hand."""
     own = HEADERS if session is None else HEADERS | {"mcp-session-id": session}
     return gateway.post("/mcp", body, key=secret, headers=own | headers)
 

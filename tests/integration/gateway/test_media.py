@@ -159,12 +159,10 @@ async def test_what_is_counted_is_what_the_engine_makes_of_an_image_and_not_its_
     prompt_tokens = {}
     for name, images in {"none": (), "one": (NIGHT,), "two": (NIGHT, NIGHT), "large": (large,)}.items():
         messages = user(chat_content(*images))
-        async with gateway.post("/v1/chat/completions", model="seeing", messages=messages) as answer:
-            told = await answer.json()
-            assert answer.status == 200, told
-            prompt_tokens[name] = told["usage"]["prompt_tokens"]
-        async with gateway.post("/v1/chat/completions/input_tokens", model="seeing", messages=messages) as answer:
-            assert (await answer.json())["input_tokens"] == prompt_tokens[name]
+        reply = await gateway.post("/v1/chat/completions", model="seeing", messages=messages)
+        prompt_tokens[name] = reply.success["usage"]["prompt_tokens"]
+        counted = await gateway.post("/v1/chat/completions/input_tokens", model="seeing", messages=messages)
+        assert counted.body["input_tokens"] == prompt_tokens[name]
     each = prompt_tokens["one"] - prompt_tokens["none"]
     assert 0 < each < 100
     assert prompt_tokens["two"] == prompt_tokens["one"] + each
@@ -251,8 +249,8 @@ async def test_an_address_is_fetched_by_a_model_that_declares_it_and_by_no_other
             "The model 'hearing' fetches no addresses: send the data itself, as base64 or as a `data:` URL."
         )
     assert asked == []
-    async with gateway.post("/v1/chat/completions", model="fetching", **chat) as answer:
-        assert (await answer.json())["choices"][0]["message"]["content"] == DARK
+    fetched = await gateway.post("/v1/chat/completions", model="fetching", **chat)
+    assert fetched.body["choices"][0]["message"]["content"] == DARK
     assert asked == ["/chat"]
 
 
@@ -311,5 +309,5 @@ async def test_what_is_heard_and_what_is_seen_go_together(gateway: GatewayHarnes
     noise = {"type": "input_audio", "input_audio": {"data": encode(make_sound(30_000)), "format": "wav"}}
     for images, said in (((), BRIGHT), ((NIGHT,), SENTENCE), ((NIGHT, NIGHT), DARK)):
         messages = user([noise, *chat_content(*images)])
-        async with gateway.post("/v1/chat/completions", model="hearing", messages=messages) as answer:
-            assert (await answer.json())["choices"][0]["message"]["content"] == said
+        reply = await gateway.post("/v1/chat/completions", model="hearing", messages=messages)
+        assert reply.body["choices"][0]["message"]["content"] == said

@@ -209,8 +209,6 @@ async def test_the_packages_own_agent(client: anthropic.AsyncAnthropic) -> None:
 
 
 class Place(pydantic.BaseModel):
-    """What the answer is to be."""
-
     city: Literal["Paris"]
 
 

@@ -45,13 +45,11 @@ async def gateway(servers: dict[str, Worker]) -> AsyncIterator[GatewayHarness]:
 
 
 async def create(gateway: GatewayHarness, model: str, asked: Fields) -> Fields:
-    """A blocking answer."""
     message: Fields = (await gateway.post("/v1/messages", model=model, **asked)).success
     return message
 
 
 async def stream(gateway: GatewayHarness, model: str, asked: Fields) -> bytes:
-    """A stream."""
     reply = await gateway.post("/v1/messages", model=model, stream=True, **asked)
     assert reply.status == 200, reply.body
     return reply.content
@@ -67,7 +65,6 @@ def visible(message: Fields) -> Fields:
 
 
 def events_of(stream: bytes) -> list[Fields]:
-    """The data of its events."""
     return [json.loads(line[6:]) for line in stream.split(b"\n") if line.startswith(b"data: ")]
 
 
@@ -152,7 +149,6 @@ async def test_what_llama_servers_own_lose(gateway: GatewayHarness) -> None:
 
 
 async def count(gateway: GatewayHarness, model: str, **asked: Any) -> int:
-    """The tokens of a request."""
     async with gateway.post("/v1/messages/count_tokens", model=model, **asked) as answer:
         tokens: int = (await answer.json())["input_tokens"]
         return tokens

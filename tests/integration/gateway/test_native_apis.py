@@ -90,7 +90,6 @@ def model(servers: dict[str, Worker], name: str) -> ModelRoute:
 
 @pytest.fixture
 async def gateway(servers: dict[str, Worker]) -> AsyncIterator[GatewayHarness]:
-    """A gateway that knows them all."""
     async with gateway_harness() as built:
         await built.publish(*(model(servers, name) for name in MODES))
         yield built

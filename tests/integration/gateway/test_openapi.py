@@ -70,7 +70,6 @@ async def test_the_document_passes_a_validator_and_generated_requests_find_nothi
 
 
 async def stored_object(gateway: GatewayHarness, path: str, fields: dict[str, Any]) -> str:
-    """The id of one that is made there."""
     return str((await gateway.post(path, fields, key="secret-all")).body["id"])
 
 

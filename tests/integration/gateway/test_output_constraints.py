@@ -74,7 +74,6 @@ def engine(fleet: Fleet, backend: str) -> Worker:
 
 
 def route_of(backend: str, engine: Worker) -> ModelRoute:
-    """The model, as the controller would have it."""
     definition = ENGINES[backend].definition.model_validate({"backend": backend, "model_path": "m.gguf"})
     made = route(
         "m",
@@ -95,7 +94,6 @@ async def gateway(backend: str, engine: Worker) -> AsyncIterator[GatewayHarness]
 
 
 def text_of(path: str, answer: Any) -> str:
-    """The text of a blocking answer."""
     if path == RESPONSES:
         return "".join(part["text"] for item in answer["output"] for part in item["content"])
     choice = answer["choices"][0]

@@ -66,7 +66,6 @@ async def real(tmp_path: Path) -> AsyncIterator[Real]:
 
 
 def sdk(gateway: GatewayHarness) -> openai.AsyncOpenAI:
-    """The SDK, unmodified, with a key that is none of the engine's."""
     return openai.AsyncOpenAI(base_url=gateway.url + "/v1", api_key="client-key", max_retries=0)
 
 

@@ -26,7 +26,6 @@ def _model(made: list[MockEngine], **more: Any) -> ModelRoute:
 
 
 async def _request(gateway: GatewayHarness, method: str, path: str) -> tuple[int, str | None, Any]:
-    """Status, `X-Replica` and JSON of the answer."""
     reply = await gateway.request(method, f"{path}{'&' if '?' in path else '?'}model=m", data=b"{}")
     return reply.status, reply.headers.get("X-Replica"), json.loads(reply.content)
 

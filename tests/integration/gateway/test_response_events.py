@@ -47,7 +47,6 @@ CALLED: list[Any] = [
 
 
 async def read_events(site: Site, response_id: str, query: str = "stream=true") -> bytes:
-    """The whole stream."""
     async with site.gateway.get(f"/v1/responses/{response_id}?{query}") as answer:
         assert (answer.status, answer.content_type) == (200, "text/event-stream")
         return await answer.read()
@@ -79,7 +78,6 @@ async def compacted(site: Site, **fields: Any) -> Fields:
 
 
 def kinds(told: Fields) -> list[tuple[str, str | None]]:
-    """Types and roles of its items."""
     return [(item["type"], item.get("role")) for item in told["output"]]
 
 

@@ -15,7 +15,7 @@ from tests.support.campaign import campaign_count, campaign_seeds
 from tests.support.gateway_process import ended, refused, running
 from tests.support.killed_streams import kill_in_the_middle, model_of
 from tests.support.queueing import key
-from tests.support.resumed_streams import CHAT, is_told, look_up, open_stream, read_again, stop, text_of
+from tests.support.resumed_streams import CHAT, is_told, look_up, open_stream, read_again, read_stream, stop, text_of
 from tests.support.small_disk import mount_small_disk
 
 TEXT = " ".join(WORDS)
@@ -34,13 +34,11 @@ async def test_what_had_ended_is_replayed_whole(tmp_path: Path) -> None:
             await gateway.publish(model_of(engine))
             sent = {}
             for path in (CHAT, "/v1/responses", "/v1/messages"):
-                async with open_stream(gateway, path, path) as answer:
-                    sent[path] = await answer.read()
+                sent[path] = (await read_stream(gateway, path, path)).content
             async with open_stream(gateway, "stopped", fault="pause_until_release") as answer:
                 await answer.content.readany()
                 await stop(gateway, "stopped")
-            async with open_stream(gateway, "removed") as answer:
-                await answer.read()
+            await read_stream(gateway, "removed")
             await stop(gateway, "removed")
             folder = tmp_path / "streams"
             assert folder.stat().st_mode & 0o777 == 0o700
@@ -118,9 +116,8 @@ async def test_a_full_disk_ends_the_promise_and_not_the_stream(tmp_path: Path) -
                 read = await read_again(gateway, found["first_offset"])
                 assert (read.headers["x-stream-file"], read.body) == ("none", sent[found["first_offset"] :])
                 disk.fill()  # what was kept of the first is gone
-                async with open_stream(gateway, "second") as answer:
-                    assert answer.headers["x-stream-file"] == "none"
-                    assert text_of(await answer.read()) == TEXT
+                reply = await read_stream(gateway, "second")
+                assert (reply.headers["x-stream-file"], text_of(reply.content)) == ("none", TEXT)
                 assert "roundhouse_gateway_stream_files_lost_total 2.0" in await gateway.metrics()
                 disk.free()
                 async with open_stream(gateway, "third") as answer:
@@ -137,8 +134,7 @@ async def test_an_id_belongs_to_its_tenant_after_a_restart(tmp_path: Path) -> No
         async with gateway_harness(state=tmp_path) as gateway:
             await gateway.publish(model_of(engine), keys=keys)
             gateway.client.headers["authorization"] = "Bearer secret-alice"
-            async with open_stream(gateway) as answer:
-                sent = await answer.read()
+            sent = (await read_stream(gateway)).content
         async with gateway_harness(state=tmp_path) as gateway:
             await gateway.publish(model_of(engine), keys=keys)
             gateway.client.headers["authorization"] = "Bearer secret-bob"
@@ -157,9 +153,8 @@ async def test_another_gateway_leaves_the_files_alone(tmp_path: Path, caplog: py
         await first.content.readany()
         async with gateway_harness(**folder) as other:
             await other.publish(model_of(engine))
-            async with open_stream(other, "other") as answer:
-                assert answer.headers["x-stream-file"] == "none"
-                assert text_of(await answer.read()) == TEXT
+            reply = await read_stream(other, "other")
+            assert (reply.headers["x-stream-file"], text_of(reply.content)) == ("none", TEXT)
             assert (await read_again(other)).status == 404
             assert "another gateway uses it" in caplog.text
         engine.release.set()
@@ -181,8 +176,7 @@ async def test_what_is_expired_goes_with_its_file(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"stream_ttl_s": 0.05, "stream_gc_s": 0.05}
     async with engines(1) as (engine,), gateway_harness(state=tmp_path, **settings) as gateway:
         await gateway.publish(model_of(engine))
-        async with open_stream(gateway) as answer:
-            await answer.read()
+        await read_stream(gateway)
         await until(lambda: [path.name for path in (tmp_path / "streams").iterdir()] == ["lock"], "its file goes")
         assert (await read_again(gateway)).status == 404
         assert await stop(gateway) == 204

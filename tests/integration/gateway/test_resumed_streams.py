@@ -21,6 +21,7 @@ from tests.support.resumed_streams import (
     look_up,
     open_stream,
     read_again,
+    read_stream,
     stop,
     text_of,
     until_live,
@@ -31,17 +32,13 @@ TEXT = " ".join(WORDS)
 
 
 async def test_a_stream_is_read_again_from_every_byte(gateway: GatewayHarness, engine: MockEngine) -> None:
-    async with open_stream(gateway) as answer:
-        assert answer.status == 200
-        assert answer.headers["x-stream-file"] == "kept"
-        sent = await answer.read()
-    assert text_of(sent) == TEXT
-    for offset in range(0, len(sent) + 1, 7):
+    reply = await read_stream(gateway)
+    assert (reply.status, reply.headers["x-stream-file"], text_of(reply.content)) == (200, "kept", TEXT)
+    for offset in range(0, len(reply.content) + 1, 7):
         read = await read_again(gateway, offset)
-        assert (read.status, read.body, read.state) == (200, sent[offset:], "done")
-        assert read.headers["x-stream-first-offset"] == "0"
-        assert read.headers["x-stream-length"] == str(len(sent))
-        assert read.headers["x-stream-file"] == "kept"
+        assert (read.status, read.body, read.state) == (200, reply.content[offset:], "done")
+        headers = [read.headers[f"x-stream-{name}"] for name in ("first-offset", "length", "file")]
+        assert headers == ["0", str(len(reply.content)), "kept"]
 
 
 async def test_every_family_is_cut_and_read_on(gateway: GatewayHarness, engine: MockEngine) -> None:
@@ -88,8 +85,7 @@ async def test_a_delete_stops_the_engine_and_every_reader(gateway: GatewayHarnes
 
 
 async def test_a_delete_of_an_ended_stream_removes_it(gateway: GatewayHarness, engine: MockEngine) -> None:
-    async with open_stream(gateway) as answer:
-        await answer.read()
+    await read_stream(gateway)
     assert await stop(gateway) == 204
     read = await read_again(gateway)
     assert (read.status, read.code) == (404, "stream_not_found")
@@ -114,8 +110,7 @@ async def test_another_request_of_the_id_replaces_the_stream(gateway: GatewayHar
 async def test_a_refused_request_leaves_nothing_and_an_absent_client_finds_its_error() -> None:
     async with gateway_harness() as gateway, engines(1) as (engine,):
         await gateway.publish(route("m", [engine.url]))
-        async with open_stream(gateway, fault="bad_request") as answer:
-            assert answer.status == 400
+        assert (await read_stream(gateway, fault="bad_request")).status == 400
         assert (await read_again(gateway)).status == 404
         call = asyncio.create_task(open_stream(gateway, fault="hold", then="bad_request").__aenter__())
         await until(lambda: engine.running == 1)
@@ -149,8 +144,7 @@ async def test_a_slash_in_the_id_and_the_query_form() -> None:
 
 
 async def test_ids_for_event_source(gateway: GatewayHarness, engine: MockEngine) -> None:
-    async with open_stream(gateway) as answer:
-        sent = await answer.read()
+    sent = (await read_stream(gateway)).content
     events = (await read_again(gateway, ids="1")).body.decode().split("\n\n")[:-1]
     offsets = [int(event.split("\nid: ")[1]) for event in events]
     assert offsets[-1] == len(sent)
@@ -161,8 +155,7 @@ async def test_ids_for_event_source(gateway: GatewayHarness, engine: MockEngine)
 async def test_wrong_offsets_are_refused() -> None:
     async with gateway_harness(stream_ring_kib=1) as gateway, engines(1) as (engine,):
         await gateway.publish(route("m", [engine.url]))
-        async with open_stream(gateway) as answer:
-            sent = await answer.read()
+        sent = (await read_stream(gateway)).content
         assert len(sent) > 1024
         read = await read_again(gateway)
         assert (read.status, read.code) == (400, "stream_offset_lost")

@@ -71,7 +71,6 @@ class Route:
 
     @property
     def target(self) -> str:
-        """With everything filled in; the model is `org/m`."""
         target = self.path.replace("{id}", "0").replace("{name}", "org/m").replace("{operation}", "1")
         target = target.replace("{response_id}", "resp_1").replace("{completion_id}", "chatcmpl-1")
         target = target.replace("{conversation_id}", "conv_1").replace("{item_id}", "msg_1")
@@ -171,7 +170,6 @@ async def every_route(gateway: GatewayHarness) -> list[Route]:
 
 
 def kind_of(path: str) -> Kind:
-    """By where it is."""
     if path in UNGATED:
         return "ungated"
     if path.startswith(("/v1/models", "/models", "/health/warm")):
@@ -186,7 +184,6 @@ def kind_of(path: str) -> Kind:
 
 
 def bearer(name: str) -> dict[str, str]:
-    """How the key of that name is sent."""
     return {"authorization": f"Bearer secret-{name}"}
 
 
@@ -253,7 +250,6 @@ async def guarded(*keys: Key, **settings: Any) -> AsyncIterator[tuple[GatewayHar
 
 
 async def send(gateway: GatewayHarness, asked: Route, headers: Any, target: str | None = None) -> tuple[int, Any, str]:
-    """Status, headers and text."""
     url = gateway.url + (target or asked.target)
     sent = CIMultiDict(headers)
     if asked.is_json:

@@ -13,7 +13,6 @@ from tests.fakes.mock_engine import MockEngine
 
 
 async def chat(gateway: GatewayHarness, headers: dict[str, str] | None = None, **fields: Any) -> tuple[int, str | None]:
-    """Status and `X-Session` of a chat completion."""
     reply = await gateway.chat(headers=headers, **fields)
     return reply.status, reply.headers.get("x-session")
 

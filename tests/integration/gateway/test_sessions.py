@@ -35,7 +35,6 @@ def model_at(*engines: Worker, **fields: Any) -> ModelRoute:
 
 @contextlib.asynccontextmanager
 async def llama_gateway(kind: Kind, folder: Path, count: int = 1) -> AsyncIterator[tuple[GatewayHarness, list[Worker]]]:
-    """A gateway, and so many real llama-servers."""
     needed(kind)
     make_model(folder / "m.gguf", context=16_384)
     flags = ("--cache-ram", "0")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import aiohttp
-
 from controller.schema.status import ModelState
 from tests.fakes.fake_controller import route
 from tests.fakes.fake_holding_engine import HoldingEngine, holding
@@ -116,17 +114,4 @@ async def test_what_a_key_has_left_is_on_every_answer(engine: HoldingEngine, clo
         assert not [name for name in headers if name.startswith("x-ratelimit")], "bob has no limits"
         clock.now += 20
         assert (await queue.send("q-later", "metered").task)[0] == 200
-        await queue.empty()
-
-
-async def test_a_connection_that_asks_again_and_again_keeps_one_slot_at_most(engine: HoldingEngine) -> None:
-    engine.release_all()
-    async with queue_at(engine, route("m", [engine.url], target_inflight=1, queue_limit=0)) as queue:
-        async with aiohttp.ClientSession() as one:
-            for number in range(50):
-                body = {"model": "m", "messages": [], "tag": f"t{number}", "stream": bool(number % 2)}
-                async with one.post(f"{queue.gateway.url}/v1/chat/completions", json=body) as answer:
-                    assert answer.status == 200
-                    await answer.read()
-        assert engine.most == 1
         await queue.empty()

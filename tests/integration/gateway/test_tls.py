@@ -211,7 +211,6 @@ async def served_certificate(gateway: GatewayHarness) -> bytes:
 
 
 def certificate_of(file: Path) -> bytes:
-    """As DER."""
     return ssl.PEM_cert_to_DER_cert(file.read_text())
 
 
@@ -225,7 +224,6 @@ async def shows(gateway: GatewayHarness, file: Path) -> None:
 
 
 async def problem_of(gateway: GatewayHarness, client: aiohttp.ClientSession) -> str:
-    """The metric's value."""
     async with client.get(gateway.url + "/metrics") as answer:
         (line,) = [line for line in (await answer.text()).splitlines() if line.startswith(f"{PROBLEM} ")]
     return line.removeprefix(f"{PROBLEM} ")
@@ -239,7 +237,6 @@ def renew_by_rename(files: Path, folder: Path) -> None:
 
 
 def renew_in_place(files: Path, folder: Path) -> None:
-    """The same files, written anew."""
     for suffix in ("key", "pem"):
         (folder / f"tls.{suffix}").write_bytes((files / f"b.{suffix}").read_bytes())
 

@@ -44,7 +44,6 @@ def model_at(url: str, *, kv_cache_tokens: int | None = CONTEXT, **fields: Any) 
 
 
 def scripted_reply(status: int, body: bytes) -> Script:
-    """A blocking answer of a scripted engine."""
     head = f"HTTP/1.1 {status} X\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     return script(head.encode() + body)
 
@@ -225,7 +224,6 @@ class Shared:
 
 @pytest.fixture
 async def shared(tmp_path: Path) -> AsyncIterator[Shared]:
-    """It, with the table in force."""
     llama_servers.needed("embedded")
     make_endless(tmp_path / "endless.gguf")
     with llama_servers.started("embedded", tmp_path, "m", tmp_path / "endless.gguf", token=TOKEN) as worker:

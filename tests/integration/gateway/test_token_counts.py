@@ -40,7 +40,6 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 async def gateway(engine: Worker) -> AsyncIterator[GatewayHarness]:
-    """A gateway that knows it as `m`, and one slot of it."""
     known: dict[str, Any] = {
         "token": TOKEN,
         "served_name": "inner-m",
@@ -55,7 +54,6 @@ async def gateway(engine: Worker) -> AsyncIterator[GatewayHarness]:
 
 
 async def counted(gateway: GatewayHarness, **fields: Any) -> int:
-    """By the route that counts."""
     async with gateway.post(COUNT, **{"model": "m", **HI} | fields) as answer:
         assert answer.status == 200, await answer.text()
         assert "x-queue-position" not in answer.headers, "no slot is taken"

@@ -130,13 +130,6 @@ async def test_the_status_of_a_model(state: ModelState, autoload: bool, code: in
         assert (reply.body["model_id"], reply.body["state"]) == ("org/m", state)
 
 
-async def test_the_status_of_a_failed_model_tells_no_address() -> None:
-    async with gateway_harness() as gateway:
-        error = "the engine at http://10.1.2.3:8000/health does not answer"
-        await gateway.publish(route("m", state=ModelState.FAILED, last_error=error))
-        assert (await gateway.get("/v1/models/m/status")).body["reason"] == "the engine at [address] does not answer"
-
-
 async def test_a_model_of_that_whole_name_goes_first(gateway: GatewayHarness) -> None:
     await gateway.publish(route("m"), route("m/status"), route("x/benchmark"))
     for name in ("m/status", "x/benchmark"):

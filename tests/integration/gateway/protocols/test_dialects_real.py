@@ -73,7 +73,6 @@ def known(value: Any) -> Any:
 
 
 def post(server: Worker, path: str, body: bytes) -> tuple[int, str, bytes]:
-    """Status, content type and body."""
     connection = server.open("POST", path, body)
     try:
         response = connection.getresponse()

@@ -70,7 +70,6 @@ def own(made: dict[str, Worker], fields: Fields, *, stream: bool = False) -> str
 
 
 async def ours(gateway: GatewayHarness, fields: Fields, *, stream: bool = False) -> bytes:
-    """The gateway's."""
     body = {"temperature": 0, "store": False, **fields, "stream": stream}
     async with gateway.post("/v1/responses", **body) as answer:
         content: bytes = await answer.read()
@@ -102,7 +101,6 @@ async def test_a_client_sees_the_same(gateway: GatewayHarness, made: dict[str, W
 
 
 def lacking(model: type[pydantic.BaseModel], told: Fields) -> set[str]:
-    """The required fields that it lacks."""
     try:
         model.model_validate_json(json.dumps(told))
     except pydantic.ValidationError as error:
