@@ -50,6 +50,7 @@ SEEN: list[tuple[tuple[bytes, ...], str]] = [
     ((LIGHT, NIGHT, LIGHT), BRIGHT),
 ]
 QUESTION = "Is it day?"
+CHAT = "/v1/chat/completions"
 
 
 @pytest.fixture(scope="module", params=["embedded", "binary"])
@@ -217,29 +218,15 @@ async def test_an_address_is_fetched_by_a_model_that_declares_it_and_by_no_other
 ) -> None:
     url, asked = elsewhere
     chat = {"messages": user([{"type": "image_url", "image_url": {"url": f"{url}/chat"}}])}
+    image = {"type": "image", "source": {"type": "url", "url": f"{url}/message"}}
+    video = {"type": "video_url", "video_url": {"url": f"{url}/video"}}
+    sound = {"type": "input_audio", "input_audio": {"data": f"{url}/sound", "format": "wav"}}
     requests: list[tuple[str, dict[str, Any], str]] = [
-        ("/v1/chat/completions", chat, "messages"),
-        ("/v1/chat/completions/input_tokens", chat, "messages"),
-        ("/apply-template", chat, "messages"),
+        *((path, chat, "messages") for path in (CHAT, f"{CHAT}/input_tokens", "/apply-template")),
         ("/v1/responses", {"input": user([{"type": "input_image", "image_url": f"{url}/response"}])}, "input"),
-        (
-            "/v1/messages",
-            {
-                "max_tokens": 64,
-                "messages": user([{"type": "image", "source": {"type": "url", "url": f"{url}/message"}}]),
-            },
-            "messages",
-        ),
-        (
-            "/v1/chat/completions",
-            {"messages": user([{"type": "video_url", "video_url": {"url": f"{url}/video"}}])},
-            "messages",
-        ),
-        (
-            "/v1/chat/completions",
-            {"messages": user([{"type": "input_audio", "input_audio": {"data": f"{url}/sound", "format": "wav"}}])},
-            "messages",
-        ),
+        ("/v1/messages", {"max_tokens": 64, "messages": user([image])}, "messages"),
+        (CHAT, {"messages": user([video])}, "messages"),
+        (CHAT, {"messages": user([sound])}, "messages"),
     ]
     for path, body, place in requests:
         reply = await gateway.post(path, model="hearing", **body)

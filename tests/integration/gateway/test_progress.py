@@ -174,9 +174,6 @@ async def test_a_blocking_request_is_told_nothing(gateway: GatewayHarness, engin
     assert "choices" in (await start(gateway, stream=False)).body
 
 
-# The prefill
-
-
 def prefilling(path: str, processed: int | None) -> bytes:
     """An event of llama-server's at this API."""
     if path == NATIVE:

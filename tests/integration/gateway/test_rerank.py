@@ -23,7 +23,7 @@ QUERY = "a fox"
 DOCUMENTS = ["a", "b", "The quick brown fox", "a fox", "", "jumps over a lazy dog"]
 
 
-META = {"api_version": {"version": str}, "tokens": {"input_tokens": int}}
+META = {"api_version": {"version": str}, "tokens": {"input_tokens": int, "output_tokens": int}}
 """Of Cohere's `ApiMeta`, what we have."""
 FIRST = {
     "model": str,

@@ -39,11 +39,13 @@ async def closed(connection: Any) -> int:
     with contextlib.suppress(ConnectionClosed):
         while True:
             await connection.recv()
-    code: int = connection.close_code
-    return code
+    return int(connection.close_code)
 
 
-# Open Responses' cases
+def socket_of(site: Site) -> Any:
+    """The gateway's side of it."""
+    [connection] = [each for each in site.gateway.connections if hasattr(each, "send_messages")]
+    return connection
 
 
 async def test_websocket_response() -> None:
@@ -52,8 +54,8 @@ async def test_websocket_response() -> None:
         events = await client.turn()
         assert events[-1]["response"]["status"] == "completed"
         assert events[-1]["response"]["output"][0]["content"][0]["text"].split() == WORDS
-        async with site.gateway.post("/v1/responses", model="m", input="Count.", stream=True) as answer:
-            assert [each["type"] for each in events_in(await answer.read())] == [each["type"] for each in events]
+        reply = await site.gateway.post("/v1/responses", model="m", input="Count.", stream=True)
+        assert [each["type"] for each in events_in(reply.content)] == [each["type"] for each in events]
 
 
 async def test_websocket_sequential_responses() -> None:
@@ -119,11 +121,8 @@ async def test_websocket_compact_new_chain() -> None:
         output = json.loads(answer.text)["output"]
         await client.send(input=[*output, {"role": "user", "content": "What is it?"}], previous_response_id=None)
         assert (await client.turn())[-1]["response"]["status"] == "completed"
-        assert site.messages() == [
-            ("user", "Remember: cobalt."),
-            ("user", INTRODUCTION + " ".join(WORDS)),
-            ("user", "What is it?"),
-        ]
+        texts = ["Remember: cobalt.", INTRODUCTION + " ".join(WORDS), "What is it?"]
+        assert site.messages() == [("user", text) for text in texts]
 
 
 async def test_websocket_generate_false() -> None:
@@ -144,9 +143,6 @@ async def test_websocket_generate_false() -> None:
             assert (await client.create("x", generate=value))["param"] == "generate"
         found = await site.client.responses.retrieve(warm)
         assert (found.status, second["status"]) == ("completed", "completed")
-
-
-# Beside them
 
 
 async def test_the_sdk_talks_to_it() -> None:
@@ -224,9 +220,6 @@ async def test_an_error_in_the_middle_is_told_with_its_status() -> None:
         assert last["type"] == "response.failed"
 
 
-# Who may come in
-
-
 async def refused(site: Site, **headers: str) -> tuple[int, str]:
     """Status and code of the answer to a handshake."""
     with pytest.raises(InvalidStatus) as caught:
@@ -292,9 +285,6 @@ async def test_a_handshake_behind_a_request_that_is_served_is_an_ordinary_reques
         assert (await client.answer(2)).status in (404, 405)
 
 
-# What a connection may take of us
-
-
 async def test_a_client_that_leaves_stops_the_engine(site: Site) -> None:
     async with socket(site.gateway) as client:
         await client.send(input="x", fault="pause_until_release")
@@ -332,8 +322,7 @@ async def test_a_client_that_sends_ahead_is_read_no_further(filling_bytes: int) 
                 await client.send(input=str(number), store=False, instructions=filling)
 
         sending = asyncio.create_task(send_ahead())
-        server: Any = site.gateway.server
-        [connection] = [each for each in server.server_state.connections if hasattr(each, "send_messages")]
+        connection = socket_of(site)
         await until("no more is read", lambda: not connection._is_reading)
         assert len(connection._session._waiting) <= MOST_WAITING + 4
         assert connection._session._waiting_bytes <= 2**20 + 2 * filling_bytes
@@ -365,8 +354,7 @@ async def test_a_connection_has_an_hour(loop_clock: LoopClock) -> None:
     async with response_state.site() as site, socket(site.gateway) as client:
         await client.send(input="x", fault="hold")
         await until("it runs", lambda: site.engine.running)
-        server: Any = site.gateway.server
-        [connection] = [each for each in server.server_state.connections if hasattr(each, "send_messages")]
+        connection = socket_of(site)
         connection._session.check_age(LONGEST_S)
         told = await client.event()
         assert (told["status"], told["error"]["code"]) == (400, "websocket_connection_limit_reached")
@@ -380,8 +368,7 @@ async def test_when_the_gateway_stops() -> None:
         await busy.send(input="x", fault="pause_until_release")
         await until("it runs", lambda: site.engine.running)
         await busy.send(input="never")
-        server: Any = site.gateway.server
-        server.should_exit = True
+        site.gateway.stop()
         assert await closed(idle.connection) == CloseCode.GOING_AWAY
         site.engine.release.set()
         assert (await busy.turn())[-1]["response"]["status"] == "completed"
@@ -393,8 +380,7 @@ async def test_what_outlasts_the_grace_is_ended_with_a_word() -> None:
     async with response_state.site(shutdown_grace_s=0.2) as site, socket(site.gateway) as client:
         await client.send(input="x", fault="pause_until_release")
         await client.event()
-        server: Any = site.gateway.server
-        server.should_exit = True
+        site.gateway.stop()
         last = (await client.turn())[-1]["response"]
         assert (last["status"], last["error"]["reason"]) == ("failed", "gateway_stopping")
         assert await closed(client.connection) == CloseCode.GOING_AWAY

@@ -3,7 +3,6 @@ agents with tools in both APIs. Every response and every event suits the publish
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, Literal
@@ -55,32 +54,21 @@ async def gateway(made: dict[str, Worker]) -> AsyncIterator[GatewayHarness]:
         yield built
 
 
-@pytest.fixture(params=["sync", "async"])
-async def make(gateway: GatewayHarness, request: pytest.FixtureRequest) -> AsyncIterator[Make]:
+@pytest.fixture
+async def make(gateway: GatewayHarness) -> AsyncIterator[Make]:
     """The SDK's methods, unmodified: a response; with `by="stream"` what its helper for streams makes of one, with
     `by="parse"` one that is parsed, with `stream=True` the events."""
-    options: Fields = {"base_url": f"{gateway.url}/v1", "api_key": "none", "max_retries": 0}
+    async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
 
-    async def waiting(client: openai.AsyncOpenAI, by: str = "create", **fields: Any) -> Any:
-        if by == "stream":
-            async with client.responses.stream(**fields) as stream:
-                return await stream.get_final_response()
-        answer = await getattr(client.responses, by)(**fields)
-        return [event async for event in answer] if fields.get("stream") else answer
+        async def make(by: str = "create", **fields: Any) -> Any:
+            fields = {**COLD, **fields}
+            if by == "stream":
+                async with client.responses.stream(**fields) as stream:
+                    return await stream.get_final_response()
+            response = await getattr(client.responses, by)(**fields)
+            return [event async for event in response] if fields.get("stream") else response
 
-    def in_thread(client: openai.OpenAI, by: str = "create", **fields: Any) -> Any:
-        if by == "stream":
-            with client.responses.stream(**fields) as stream:
-                return stream.get_final_response()
-        answer = getattr(client.responses, by)(**fields)
-        return list(answer) if fields.get("stream") else answer
-
-    if request.param == "async":
-        async with openai.AsyncOpenAI(**options) as client:
-            yield lambda **fields: waiting(client, **{**COLD, **fields})
-    else:
-        with openai.OpenAI(**options) as threaded:
-            yield lambda **fields: asyncio.to_thread(in_thread, threaded, **{**COLD, **fields})
+        yield make
 
 
 def seen(response: Fields) -> Fields:
@@ -97,9 +85,9 @@ def seen(response: Fields) -> Fields:
 async def streamed(gateway: GatewayHarness, headers: dict[str, str] | None = None, **fields: Any) -> Fields:
     """The response of a stream, off the wire, its events checked."""
     body = {**COLD, **fields, "stream": True}
-    async with gateway.post("/v1/responses", body, headers=headers) as answer:
-        assert (answer.status, answer.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
-        return folded(await answer.read(), is_open=headers is not None)
+    reply = await gateway.post("/v1/responses", body, headers=headers)
+    assert (reply.status, reply.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+    return folded(reply.content, is_open=headers is not None)
 
 
 async def blocking(gateway: GatewayHarness, **fields: Any) -> Fields:
@@ -263,9 +251,6 @@ async def test_an_engine_that_breaks_off_raises_what_broke() -> None:
     assert response["output"][0]["content"][0]["text"] == "Hi"
 
 
-# Agents.
-
-
 async def test_an_agent_by_responses(make: Make) -> None:
     items: list[Any] = [{"role": "user", "content": "How is the weather?"}]
     for turn in range(5):
@@ -280,27 +265,6 @@ async def test_an_agent_by_responses(make: Make) -> None:
     assert response.output_text == DONE_SAID
     kinds = [item.get("type", "message") for item in items]
     assert kinds == ["message", "reasoning", "message", "function_call", "function_call_output", "message"]
-
-
-async def test_an_agent_by_chat(gateway: GatewayHarness) -> None:
-    tool = {"type": "function", "function": {name: WEATHER[name] for name in ("name", "description", "parameters")}}
-    messages: list[Any] = [{"role": "user", "content": "How is the weather?"}]
-    async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
-        for _ in range(5):
-            asked: Fields = {"model": "agent", "messages": messages, "tools": [tool], "temperature": 0}
-            async with client.chat.completions.stream(**asked) as stream:
-                message = (await stream.get_final_completion()).choices[0].message
-            messages.append(message.to_dict())
-            if not message.tool_calls:
-                break
-            for call in message.tool_calls:
-                output = KNOWN[call.function.name](**json.loads(call.function.arguments))
-                messages.append({"role": "tool", "tool_call_id": call.id, "content": output})
-    assert message.content == DONE_SAID
-    assert [message["role"] for message in messages] == ["user", "assistant", "tool", "assistant"]
-
-
-# LangChain.
 
 
 @pytest.mark.parametrize("by_responses", [True, False])

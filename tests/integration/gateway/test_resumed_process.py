@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import signal
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.fakes.gateway_harness import engines, gateway_harness, until
-from tests.fakes.mock_engine import WORDS
+from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness, until
+from tests.fakes.mock_engine import WORDS, MockEngine
 from tests.support.campaign import campaign_count, campaign_seeds
 from tests.support.gateway_process import ended, refused, running
 from tests.support.killed_streams import kill_in_the_middle, model_of
@@ -19,6 +22,16 @@ from tests.support.resumed_streams import CHAT, is_told, look_up, open_stream, r
 from tests.support.small_disk import mount_small_disk
 
 TEXT = " ".join(WORDS)
+
+
+@contextlib.asynccontextmanager
+async def restarted(
+    folder: Path, engine: MockEngine, **settings: str
+) -> AsyncIterator[tuple[asyncio.subprocess.Process, GatewayHarness]]:
+    """A gateway process that keeps its state in the folder, with the model `m`."""
+    async with running(ROUNDHOUSE_STATE=str(folder), **settings) as (process, gateway):
+        await gateway.publish(model_of(engine))
+        yield process, gateway
 
 
 async def test_a_killed_gateway_loses_nothing_that_was_sent(tmp_path: Path) -> None:
@@ -30,8 +43,7 @@ async def test_a_killed_gateway_loses_nothing_that_was_sent(tmp_path: Path) -> N
 
 async def test_what_had_ended_is_replayed_whole(tmp_path: Path) -> None:
     async with engines(1) as (engine,):
-        async with running(ROUNDHOUSE_STATE=str(tmp_path)) as (process, gateway):
-            await gateway.publish(model_of(engine))
+        async with restarted(tmp_path, engine) as (process, gateway):
             sent = {}
             for path in (CHAT, "/v1/responses", "/v1/messages"):
                 sent[path] = (await read_stream(gateway, path, path)).content
@@ -46,8 +58,7 @@ async def test_what_had_ended_is_replayed_whole(tmp_path: Path) -> None:
             process.kill()
             await process.wait()
         for _ in range(2):
-            async with running(ROUNDHOUSE_STATE=str(tmp_path)) as (_, gateway):
-                await gateway.publish(model_of(engine))
+            async with restarted(tmp_path, engine) as (_, gateway):
                 for path, body in sent.items():
                     read = await read_again(gateway, 10, path)
                     assert (read.state, read.body, read.headers["x-stream-file"]) == ("done", body[10:], "kept")
@@ -59,8 +70,7 @@ async def test_what_had_ended_is_replayed_whole(tmp_path: Path) -> None:
 
 async def test_a_stop_tells_every_reader(tmp_path: Path) -> None:
     async with engines(1) as (engine,):
-        async with running(ROUNDHOUSE_STATE=str(tmp_path), ROUNDHOUSE_SHUTDOWN_GRACE_S="0.2") as (process, gateway):
-            await gateway.publish(model_of(engine))
+        async with restarted(tmp_path, engine, ROUNDHOUSE_SHUTDOWN_GRACE_S="0.2") as (process, gateway):
             first = await open_stream(gateway, fault="pause_until_release")
             second = await gateway.client.get(f"{gateway.url}/v1/stream/conv-1")
             begun = await first.content.readuntil(b"\n\n"), await second.content.readuntil(b"\n\n")
@@ -73,8 +83,7 @@ async def test_a_stop_tells_every_reader(tmp_path: Path) -> None:
             assert code == 0, said
             assert told[0] == told[1]
             assert is_told("gateway_stopping", told[0])
-        async with running(ROUNDHOUSE_STATE=str(tmp_path)) as (_, gateway):
-            await gateway.publish(model_of(engine))
+        async with restarted(tmp_path, engine) as (_, gateway):
             read = await read_again(gateway)
             assert (read.state, read.body) == ("cut", told[0])
             assert is_told("gateway_stopping", (await read_again(gateway, stream_id="dropped")).body)
@@ -82,8 +91,7 @@ async def test_a_stop_tells_every_reader(tmp_path: Path) -> None:
 
 async def test_a_stop_lets_a_stream_without_a_client_finish(tmp_path: Path) -> None:
     async with engines(1) as (engine,):
-        async with running(ROUNDHOUSE_STATE=str(tmp_path)) as (process, gateway):
-            await gateway.publish(model_of(engine))
+        async with restarted(tmp_path, engine) as (process, gateway):
             answer = await open_stream(gateway, fault="pause_until_release")
             await answer.content.readany()
             answer.close()
@@ -91,8 +99,7 @@ async def test_a_stop_lets_a_stream_without_a_client_finish(tmp_path: Path) -> N
             await refused(gateway)
             engine.release.set()
             assert (await ended(process))[0] == 0
-        async with running(ROUNDHOUSE_STATE=str(tmp_path)) as (_, gateway):
-            await gateway.publish(model_of(engine))
+        async with restarted(tmp_path, engine) as (_, gateway):
             read = await read_again(gateway)
             assert (read.state, text_of(read.body)) == ("done", TEXT)
 
@@ -100,9 +107,8 @@ async def test_a_stop_lets_a_stream_without_a_client_finish(tmp_path: Path) -> N
 async def test_a_full_disk_ends_the_promise_and_not_the_stream(tmp_path: Path) -> None:
     with mount_small_disk(tmp_path / "disk") as disk:
         async with engines(1) as (engine,):
-            settings = {"ROUNDHOUSE_STATE": str(disk.folder), "ROUNDHOUSE_RESPONSES_RETENTION_H": "0"}
-            async with running(**settings, ROUNDHOUSE_LOG_MIB="0") as (process, gateway):
-                await gateway.publish(model_of(engine))
+            settings = {"ROUNDHOUSE_RESPONSES_RETENTION_H": "0", "ROUNDHOUSE_LOG_MIB": "0"}
+            async with restarted(disk.folder, engine, **settings) as (process, gateway):
                 answer = await open_stream(gateway, fault="pause_until_release", max_tokens=40_000)
                 assert answer.headers["x-stream-file"] == "kept"
                 begun = await answer.content.readany()
@@ -185,8 +191,7 @@ async def test_what_is_expired_goes_with_its_file(tmp_path: Path) -> None:
 async def test_a_response_in_the_background_is_read_on_after_a_kill(tmp_path: Path) -> None:
     asked = {"input": "Hi", "background": True, "stream": True, "max_output_tokens": 100_000}
     async with engines(1) as (engine,):
-        async with running(ROUNDHOUSE_STATE=str(tmp_path)) as (process, gateway):
-            await gateway.publish(model_of(engine))
+        async with restarted(tmp_path, engine) as (process, gateway):
             answer = await gateway.post("/v1/responses", model="m", **asked).__aenter__()
             sent = await answer.content.readuntil(b"\n\n")
             response_id = json.loads(sent.partition(b"data: ")[2])["response"]["id"]
@@ -195,8 +200,7 @@ async def test_a_response_in_the_background_is_read_on_after_a_kill(tmp_path: Pa
             process.kill()
             await process.wait()
         sent = sent[: sent.rindex(b"\n\n") + 2]
-        async with running(ROUNDHOUSE_STATE=str(tmp_path)) as (_, gateway):
-            await gateway.publish(model_of(engine))
+        async with restarted(tmp_path, engine) as (_, gateway):
             whole = (await read_again(gateway, stream_id=response_id)).body
             assert whole.startswith(sent)
             assert is_told("gateway_restarted", whole)

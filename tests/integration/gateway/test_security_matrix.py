@@ -301,21 +301,9 @@ async def test_no_other_spelling_of_a_path_is_outside_the_gate() -> None:
         for asked in await every_route(gateway):
             target = asked.target.partition("?")[0]
             encoded = "/" + "".join(f"%{ord(letter):02x}" for letter in target[1:])
-            spellings = [
-                encoded,
-                target + "/",
-                "/" + target,
-                target + "%00",
-                target + ";x",
-                target + "%3fx",
-                target.upper(),
-            ]
-            spellings += [
-                f"/health/..{target}",
-                f"/metrics/%2e%2e{target}",
-                f"/health%2f..{target}",
-                target + "/../health",
-            ]
+            spellings = [encoded, f"/{target}", target.upper()]
+            spellings += [target + end for end in ("/", "%00", ";x", "%3fx", "/../health")]
+            spellings += [start + target for start in ("/health/..", "/metrics/%2e%2e", "/health%2f..")]
             if asked.kind == "ungated":
                 spellings = spellings[1:]
             for spelling in spellings:
@@ -411,31 +399,26 @@ async def test_a_keys_limits_hold_on_every_route(limit: dict[str, int], words: s
 
 async def use_up(gateway: GatewayHarness, engine: MockEngine, stack: contextlib.AsyncExitStack, *, holds: bool) -> None:
     """Send the one request that `limited` has; `holds` keeps it inside until the stack is left."""
-    body = {"model": "org/m", "messages": [], "fault": "hold" if holds else ""}
-    call = gateway.client.post(gateway.url + "/v1/chat/completions", json=body, headers=bearer("limited"))
-    asking = asyncio.create_task(call.__aenter__())
-    stack.callback(asking.cancel)
+    chat = asyncio.ensure_future(gateway.chat("org/m", fault="hold" if holds else "", key="secret-limited"))
+    stack.callback(chat.cancel)
     if holds:
         await until(lambda: len(engine.client_requests) == 1)
     else:
-        assert (await asking).status == 200
+        assert (await chat).status == 200
 
 
 async def test_models_are_listed_for_whom_they_are() -> None:
     async with guarded(*KEYS) as (gateway, _):
         for who, names in (("all", ["org/m", "x"]), ("other", ["x"]), ("alias", ["org/m"]), ("nothing", [])):
             for path in ("/v1/models", "/models"):
-                async with gateway.get(path, headers=bearer(who)) as answer:
-                    assert [one["id"] for one in (await answer.json())["data"]] == names, (who, path)
+                listed = (await gateway.get(path, headers=bearer(who))).body["data"]
+                assert [one["id"] for one in listed] == names, (who, path)
 
 
 async def test_what_a_key_is_not_for_cannot_be_told_from_its_alias() -> None:
     """Which model stands behind an alias is not for those to know who may not use it."""
     async with guarded(*KEYS) as (gateway, _):
         for name in ("org/m", "an-alias", "a-n"):
-            body: dict[str, Any] = {"model": name, "messages": []}
-            async with gateway.post("/v1/chat/completions", body, key="secret-other") as answer:
-                text = await answer.text()
-                assert answer.status == 403
-                assert "org/m" not in text
-                assert "an-alias" not in text
+            reply = await gateway.chat(name, key="secret-other")
+            assert reply.status == 403
+            assert not [each for each in ("org/m", "an-alias") if each in reply.text]

@@ -31,6 +31,18 @@ async def complete(client: openai.AsyncOpenAI, **fields: Any) -> ChatCompletion:
     return made
 
 
+async def not_found(client: openai.AsyncOpenAI, completion_id: str) -> None:
+    """On every route of a stored completion."""
+    completions = client.chat.completions
+    for request in (
+        completions.retrieve(completion_id),
+        completions.update(completion_id, metadata={}),
+        completions.delete(completion_id),
+        completions.messages.list(completion_id),
+    ):
+        assert await refusal(request) == NOT_FOUND
+
+
 async def test_a_completion_is_kept_read_changed_and_deleted(site: Site) -> None:
     completions = site.client.chat.completions
     made = await complete(site.client, metadata={"topic": "demo"}, temperature=0.5, seed=7)
@@ -47,13 +59,7 @@ async def test_a_completion_is_kept_read_changed_and_deleted(site: Site) -> None
     assert (await completions.update(made.id, metadata=None)).to_dict()["metadata"] == {}
     deleted = await completions.delete(made.id)
     assert (deleted.id, deleted.object, deleted.deleted) == (made.id, "chat.completion.deleted", True)
-    for asking in (
-        completions.retrieve(made.id),
-        completions.update(made.id, metadata={}),
-        completions.delete(made.id),
-        completions.messages.list(made.id),
-    ):
-        assert await refusal(asking) == NOT_FOUND
+    await not_found(site.client, made.id)
 
 
 @pytest.mark.parametrize("asks_for_usage", [True, False])
@@ -155,10 +161,8 @@ async def test_messages_are_those_that_it_answers(site: Site) -> None:
         ("user", None, parts),
     ]
     assert found[1]["name"] == "Ann"
-    assert [each.id async for each in listed.list(made.id, order="desc", limit=1)] == [
-        f"{made.id}-1",
-        f"{made.id}-0",
-    ]
+    ids = [each.id async for each in listed.list(made.id, order="desc", limit=1)]
+    assert ids == [f"{made.id}-1", f"{made.id}-0"]
     assert await refusal(listed.list(made.id, after="x")) == NO_CURSOR
 
 
@@ -168,15 +172,9 @@ async def test_of_another_tenant_nothing_is_told_apart_from_nothing() -> None:
         made = await complete(site.client)
         of_n = await complete(site.client, model="n")
         for name in ("theirs", "some"):
-            completions = site.as_key(name).chat.completions
-            for asking in (
-                completions.retrieve(made.id),
-                completions.update(made.id, metadata={}),
-                completions.delete(made.id),
-                completions.messages.list(made.id),
-            ):
-                assert await refusal(asking) == NOT_FOUND
-            assert await refusal(completions.list(after=made.id)) == NO_CURSOR
+            other_key = site.as_key(name)
+            await not_found(other_key, made.id)
+            assert await refusal(other_key.chat.completions.list(after=made.id)) == NO_CURSOR
         assert (await site.as_key("theirs").chat.completions.list()).data == []
         assert [each.id async for each in site.as_key("some").chat.completions.list()] == [of_n.id]
 

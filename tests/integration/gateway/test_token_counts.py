@@ -54,13 +54,11 @@ async def gateway(engine: Worker) -> AsyncIterator[GatewayHarness]:
 
 
 async def counted(gateway: GatewayHarness, **fields: Any) -> int:
-    async with gateway.post(COUNT, **{"model": "m", **HI} | fields) as answer:
-        assert answer.status == 200, await answer.text()
-        assert "x-queue-position" not in answer.headers, "no slot is taken"
-        told = await answer.json()
-        assert told == {"input_tokens": told["input_tokens"], "object": "response.input_tokens"}
-        tokens: int = told["input_tokens"]
-        return tokens
+    reply = await gateway.post(COUNT, **{"model": "m", **HI} | fields)
+    assert "x-queue-position" not in reply.headers, "no slot is taken"
+    tokens: int = reply.success["input_tokens"]
+    assert reply.body == {"input_tokens": tokens, "object": "response.input_tokens"}
+    return tokens
 
 
 @pytest.mark.parametrize(

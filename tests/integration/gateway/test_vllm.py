@@ -94,30 +94,18 @@ def thought_in(part: Any) -> str:
 
 
 async def test_thoughts_text_and_calls(client: openai.AsyncOpenAI) -> None:
-    answer = await client.chat.completions.create(model="thinks", messages=HI, temperature=0, tools=[WEATHER])
+    answer: Any = await client.chat.completions.create(model="thinks", messages=HI, temperature=0, tools=[WEATHER])
     message = answer.choices[0].message
     assert (thought_in(message).strip(), (message.content or "").strip()) == ("well", "Sure.")
-    made = [(call.function.name, json.loads(call.function.arguments)) for call in _calls(message)]
-    assert made == [(each["name"], each["arguments"]) for each in CALLED]
-    assert answer.choices[0].finish_reason == "tool_calls"
-    assert answer.model == "thinks"
-    assert answer.usage is not None
+    calls = [call.function for call in message.tool_calls]
+    assert [{"name": call.name, "arguments": json.loads(call.arguments)} for call in calls] == CALLED
+    assert (answer.model, answer.choices[0].finish_reason) == ("thinks", "tool_calls")
     assert answer.usage.completion_tokens == len(SAYS) + 1
 
 
-def _calls(message: Any) -> list[Any]:
-    return list(message.tool_calls or [])
-
-
 async def test_the_same_as_a_stream(client: openai.AsyncOpenAI) -> None:
-    stream = await client.chat.completions.create(
-        model="thinks",
-        messages=HI,
-        temperature=0,
-        tools=[WEATHER],
-        stream=True,
-        stream_options={"include_usage": True},
-    )
+    options: Any = {"temperature": 0, "tools": [WEATHER], "stream_options": {"include_usage": True}}
+    stream: Any = await client.chat.completions.create(model="thinks", messages=HI, stream=True, **options)
     chunks = [chunk async for chunk in stream]
     deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
     assert "".join(thought_in(delta) for delta in deltas).strip() == "well"
@@ -128,9 +116,8 @@ async def test_the_same_as_a_stream(client: openai.AsyncOpenAI) -> None:
             assert part.function is not None
             names, arguments = calls.setdefault(part.index, ["", ""])
             calls[part.index] = [names + (part.function.name or ""), arguments + (part.function.arguments or "")]
-    assert [(name, json.loads(text)) for name, text in calls.values()] == [
-        (each["name"], each["arguments"]) for each in CALLED
-    ]
+    made = [{"name": name, "arguments": json.loads(arguments)} for name, arguments in calls.values()]
+    assert made == CALLED
     assert [chunk.usage.completion_tokens for chunk in chunks if chunk.usage] == [len(SAYS) + 1]
     assert {chunk.model for chunk in chunks} == {"thinks"}
 
@@ -246,9 +233,9 @@ async def test_llama_cpps_words_and_vllms_older_ones_are_followed(
 
 
 def test_what_the_controller_reads(engine: VllmWorker) -> None:
-    probe = ENGINES["vllm"].describe_probe(
-        ENGINES["vllm"].definition.model_validate({"backend": "vllm", "model_path": "m"})
-    )
+    vllm = ENGINES["vllm"]
+    definition = vllm.definition.model_validate({"backend": "vllm", "model_path": "m"})
+    probe = vllm.describe_probe(definition)
     assert engine.request("POST", probe.ready_path, probe.ready_body)[0] == 200
     assert probe.template_path is not None
     renderings = [
@@ -264,11 +251,9 @@ def test_what_the_controller_reads(engine: VllmWorker) -> None:
     assert (parse_cache_tokens(figures, probe.cache_metric) or 0) > CONTEXT
     assert probe.preemption_metric is not None
     assert metric_sum(figures, [probe.preemption_metric]) == 0
-    assert ENGINES["vllm"].parse_progress(engine.log) == 1.0
+    assert vllm.parse_progress(engine.log) == 1.0
     # Paths that are said to be there are, all of them.
-    for path in ENGINES["vllm"].list_apis(
-        ENGINES["vllm"].definition.model_validate({"backend": "vllm", "model_path": "m"})
-    ):
+    for path in vllm.list_apis(definition):
         assert engine.request("POST", path, {})[0] == 400, path
 
 
@@ -284,21 +269,14 @@ def test_it_reports_what_it_applies(engine: VllmWorker) -> None:
     assert applied.speculates is None, "it does not, and does not say so"
     assert None not in (applied.cache_type_k, applied.prefix_caching, applied.gpu_share)
     assert vllm.compare_figures(declared, applied) == ()
-    otherwise = vllm.definition.model_validate(
-        fields
-        | {
-            "vllm_max_model_len": CONTEXT // 2,
-            "vllm_kv_cache_memory_bytes": 2**20,
-            "vllm_enable_prefix_caching": not applied.prefix_caching,
-            "vllm_kv_cache_dtype": "fp8",
-        }
-    )
-    assert [(gap.field, gap.declared, gap.applied) for gap in vllm.compare_figures(otherwise, applied)] == [
+    gaps = [
         ("vllm_max_model_len", CONTEXT // 2, CONTEXT),
         ("vllm_kv_cache_dtype", "fp8", applied.cache_type_k),
         ("vllm_kv_cache_memory_bytes", 2**20, 2**28),
         ("vllm_enable_prefix_caching", not applied.prefix_caching, applied.prefix_caching),
     ]
+    otherwise = vllm.definition.model_validate(fields | {field: declared for field, declared, _ in gaps})
+    assert [(gap.field, gap.declared, gap.applied) for gap in vllm.compare_figures(otherwise, applied)] == gaps
 
 
 async def test_the_gateway_serves_its_metrics_under_the_names_that_dashboards_use(gateway: GatewayHarness) -> None:

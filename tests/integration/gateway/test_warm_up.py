@@ -78,28 +78,21 @@ async def test_a_benchmark_is_measured_and_kept(tmp_path: Path) -> None:
             body = {"prompts": ["Say hi.", "Count to ten."], "warmup": 1, "max_tokens": 5}
             result = await gateway.post("/v1/models/org/m/benchmark", body)
             assert result.status == 200
-            assert [each.body["messages"][0]["content"] for each in engine.requests] == [
-                "Say hi.",
-                "Say hi.",
-                "Count to ten.",
-            ]
-            assert list(result.body) == [
-                *("model_id", "status", "warmup_runs", "results", "total_tokens", "total_ms", "avg_tokens_per_sec")
-            ]
-            assert [list(each) for each in result.body["results"]] == [
-                ["prompt", "output_tokens", "inference_ms", "tokens_per_sec", "ttft_ms"]
-            ] * 2
-            assert (result.body["model_id"], result.body["total_tokens"]) == ("org/m", 10)
-            assert result.body["warmup_runs"] == 1
+            prompts = [each.body["messages"][0]["content"] for each in engine.requests]
+            assert prompts == ["Say hi.", "Say hi.", "Count to ten."]
+            fields = "model_id status warmup_runs results total_tokens total_ms avg_tokens_per_sec"
+            assert list(result.body) == fields.split()
+            fields = "prompt output_tokens inference_ms tokens_per_sec ttft_ms"
+            assert [list(each) for each in result.body["results"]] == [fields.split()] * 2
+            told = [result.body[name] for name in ("model_id", "total_tokens", "warmup_runs")]
+            assert told == ["org/m", 10, 1]
             assert all(each["ttft_ms"] <= each["inference_ms"] for each in result.body["results"])
             assert (await gateway.get("/v1/models/org/m/benchmark")).result == (200, result.body)
-            status = (await gateway.request("POST", "/v1/models/org/m/benchmark")).status
-            assert status == 200, "all of the request may be left out"
-            wrong: dict[str, Any]
-            for wrong in ({"prompts": []}, {"prompts": [""]}, {"warmup": "x"}, {"colour": 1}):
-                assert (await gateway.post("/v1/models/org/m/benchmark", wrong)).refusal == (400, "invalid_request"), (
-                    wrong
-                )
+            assert (await gateway.request("POST", "/v1/models/org/m/benchmark")).status == 200, "a body is not needed"
+            wrongs: tuple[Any, ...] = ({"prompts": []}, {"prompts": [""]}, {"warmup": "x"}, {"colour": 1})
+            for wrong in wrongs:
+                reply = await gateway.post("/v1/models/org/m/benchmark", wrong)
+                assert reply.refusal == (400, "invalid_request"), wrong
             result = (await gateway.get("/v1/models/org/m/benchmark")).body
         async with gateway_harness(state=tmp_path) as gateway:
             await gateway.publish(
@@ -111,23 +104,18 @@ async def test_a_benchmark_is_measured_and_kept(tmp_path: Path) -> None:
             assert (await gateway.request("POST", "/v1/models/vectors/benchmark")).refusal == (501, "not_supported")
 
 
-@pytest.mark.parametrize(
-    ("state", "autoload", "code", "word"),
-    [
+async def test_the_status_of_a_model(gateway: GatewayHarness) -> None:
+    for state, autoload, code, word in (
         (ModelState.LOADED, False, 3, "available"),
         (ModelState.UNLOADED, True, 2, "downloadable"),
         (ModelState.LOADING, True, 1, "downloading"),
         (ModelState.UNLOADED, False, 0, "unavailable"),
         (ModelState.FAILED, True, 0, "unavailable"),
-    ],
-)
-async def test_the_status_of_a_model(state: ModelState, autoload: bool, code: int, word: str) -> None:
-    async with gateway_harness() as gateway:
+    ):
         await gateway.publish(route("org/m", state=state, autoload=autoload, reason="It rests."))
-        reply = await gateway.get("/v1/models/org/m/status")
-        assert (reply.status, reply.body["status_code"], reply.body["status"]) == (200, code, word)
-        assert reply.body["available"] == (code == 3)
-        assert (reply.body["model_id"], reply.body["state"]) == ("org/m", state)
+        status = (await gateway.get("/v1/models/org/m/status")).success
+        assert (status["status_code"], status["status"], status["available"]) == (code, word, code == 3)
+        assert (status["model_id"], status["state"]) == ("org/m", state)
 
 
 async def test_a_model_of_that_whole_name_goes_first(gateway: GatewayHarness) -> None:

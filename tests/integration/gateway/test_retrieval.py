@@ -1,4 +1,5 @@
-"""`roundhouse rag export` and `import` through gateways: documents leave one retrieval program and come to another."""
+"""Documents through the gateway, and `roundhouse rag export`, `import` and `eval`; retrieval is real, over fakes of its
+parts."""
 
 from __future__ import annotations
 
@@ -14,10 +15,23 @@ from controller.cli.app import run
 from controller.cli.exit_codes import ExitCode
 from controller.cli.rag.client import RagClient
 from controller.cli.rag.transferring import export_documents
+from tests.fakes.gateway_harness import gateway_harness
 from tests.support.retrieval_gateway import retrieval_gateway
 from tests.support.retrieval_harness import RetrievalHarness
 
 FIELDS = ("id", "status", "filename", "declared_media_type", "bytes", "sha256", "metadata", "chunking")
+TEXTS = {"yard": "Coal is stored beside the shed.", "crew": "The driver wears a cap.", "other": "Nothing of use here."}
+QUESTIONS = [
+    {"query": "stored coal", "relevant": ["yard"]},
+    {"query": "driver", "relevant": {"crew": 2, "yard": 1}},
+    {"query": "water", "relevant": ["well"]},
+]
+
+
+def upload(content: bytes, filename: str, **options: Any) -> aiohttp.FormData:
+    form = aiohttp.FormData(**options)
+    form.add_field("file", content, filename=filename)
+    return form
 
 
 async def command(url: str, *words: str) -> int:
@@ -46,6 +60,73 @@ async def fill(url: str, retrieval: RetrievalHarness) -> None:
             async with session.post(f"{url}/v1/documents?wait=true", data=form) as answer:
                 assert answer.status == 200, await answer.text()
     await retrieval.add("Not mine.", "other", tenant="other")
+
+
+async def test_a_document_goes_through_with_its_tenant(tmp_path: Path) -> None:
+    async with retrieval_gateway(tmp_path) as (gateway, retrieval):
+        headers = {"x-client-id": "Alice B", "x-roundhouse-tenant": "bob", "x-roundhouse-admin": "1"}
+        form = upload(b"A fox.", "fox.txt")
+        made = await gateway.request("POST", "/v1/documents?wait=true", data=form, headers=headers)
+        url = f"/v1/documents/{made.success['id']}"
+        assert (made.headers["x-tenant-id"], made.headers["location"]) == ("Alice B", url)
+        assert await retrieval.texts("fox", tenant="Alice B") == ["A fox."]
+        content = await gateway.get(f"{url}/content", headers=headers)
+        assert content.content == b"A fox."
+        assert content.headers["content-disposition"] == 'attachment; filename="fox.txt"'
+        events = await gateway.get(f"{url}/events", headers=headers)
+        assert events.headers["content-type"].startswith("text/event-stream")
+        assert events.text.startswith("event: document\ndata: {")
+        foreign = await gateway.get(url, headers={"x-client-id": "bob"})
+        assert foreign.refusal == (404, "document_not_found")
+        assert foreign.error["request_id"] == foreign.headers["x-request-id"]
+
+
+async def test_a_download_is_called_by_a_name_without_a_path(tmp_path: Path) -> None:
+    async with retrieval_gateway(tmp_path) as (gateway, _):
+        document = await gateway.post("/v1/documents", text="A fox.", filename="../a\\x\0\u202efdp.txt")
+        assert document.status < 300
+        form = upload(b"A fox.", "a/b\u202ec.txt", fields={"purpose": "assistants"}, quote_fields=False)
+        file = (await gateway.request("POST", "/v1/files", data=form)).body
+        assert file["filename"] == "bc.txt"
+        for path, shown in ((f"documents/{document.body['id']}", "xfdp.txt"), (f"files/{file['id']}", "bc.txt")):
+            reply = await gateway.get(f"/v1/{path}/content")
+            assert reply.headers["content-disposition"] == f'attachment; filename="{shown}"'
+
+
+async def test_a_document_that_is_too_large_is_refused(tmp_path: Path) -> None:
+    async with retrieval_gateway(tmp_path) as (gateway, retrieval):
+        for size in (1024 * 1024 + 1, 20 * 1024 * 1024):
+            reply = await gateway.request("POST", "/v1/documents", data=upload(b"x" * size, "x.txt"))
+            assert reply.status == 413, reply.text
+        assert list(retrieval.retrieval.originals.list_originals()) == []
+
+
+async def test_another_token_is_told_as_what_it_is(tmp_path: Path) -> None:
+    async with retrieval_gateway(tmp_path, gateway_token="another-token-than-that") as (gateway, _):
+        reply = await gateway.get("/v1/documents")
+        assert reply.refusal == (503, "retrieval_unavailable")
+        assert "refuses the gateway's token" in reply.error["message"]
+        assert reply.headers["retry-after"] == "5"
+
+
+async def test_a_client_that_leaves_ends_its_upload(tmp_path: Path) -> None:
+    async with retrieval_gateway(tmp_path) as (gateway, retrieval):
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rpartition(":")[2]))
+        writer.write(
+            b"POST /v1/documents HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            b'content-length: 1000\r\n\r\n{"text": "half'
+        )
+        await writer.drain()
+        writer.close()
+        assert (await gateway.get("/v1/documents")).body["data"] == []
+        assert await reader.read() == b""
+        assert list(retrieval.retrieval.originals.list_originals()) == []
+
+
+async def test_turned_off_it_is_said(tmp_path: Path) -> None:
+    async with gateway_harness(retrieval=False) as gateway:
+        for method, path in (("GET", "/v1/documents"), ("POST", "/v1/search"), ("GET", "/v1/files")):
+            assert (await gateway.request(method, path)).refusal == (403, "retrieval_disabled")
 
 
 async def test_documents_come_back_as_they_were(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,3 +212,39 @@ async def test_a_damaged_file_is_told_and_the_rest_stays(tmp_path: Path, capsys:
         assert await command(gateway.url, "import", str(file)) == ExitCode.FAILED
         assert "the original of d is not what its hash says" in capsys.readouterr().err
         assert await read_documents(retrieval) == []
+
+
+async def test_each_way_that_the_gateway_can_do_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    questions, report = tmp_path / "questions.jsonl", tmp_path / "report.md"
+    questions.write_text("\n".join(map(json.dumps, QUESTIONS)))
+    options = {"retrieval_embedding_model": "minilm", "retrieval_rerank_model": "judge"}
+    async with retrieval_gateway(tmp_path, **options) as (gateway, retrieval):
+        for name, text in TEXTS.items():
+            await retrieval.add(text, name, tenant="me")
+        command = ["rag", "eval", str(questions), "--gateway", gateway.url, "--tenant", "me", "--report", str(report)]
+        assert await asyncio.to_thread(run, command) == ExitCode.DONE
+        out, err = capsys.readouterr()
+        rows = {row[0]: row[1:] for row in map(str.split, out.splitlines())}
+        # Found first, found first of two, and not there: recall (1 + 1/2 + 0) / 3, reciprocal ranks (1 + 1 + 0) / 3.
+        assert rows["sparse"][:2] == ["0.500", "0.667"]
+        assert set(rows) == {"SEARCH", "sparse", "dense", "hybrid", "reranked"}
+        assert "1 document of the questions are not there, so no search finds them: well" in err
+        assert "| reranked | " in report.read_text()
+        assert "- water (well)" in report.read_text()
+
+
+async def test_what_the_gateway_cannot_do_has_its_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    questions, report = tmp_path / "questions.jsonl", tmp_path / "report.json"
+    questions.write_text("\n".join(map(json.dumps, QUESTIONS)))
+    async with retrieval_gateway(tmp_path) as (gateway, retrieval):
+        await retrieval.add(TEXTS["yard"], "yard", tenant="me")
+        command = ["rag", "eval", str(questions), "--gateway", gateway.url, "--tenant", "me", "--report", str(report)]
+        assert await asyncio.to_thread(run, [*command, "--json"]) == ExitCode.DONE
+        out, err = capsys.readouterr()
+        searches = json.loads(out)["searches"]
+        assert searches["sparse"]["reason"] is None
+        assert [name for name, each in searches.items() if each["recall@5"] is None] == ["dense", "hybrid", "reranked"]
+        assert "dense: " in err
+        assert len(json.loads(report.read_text())["by_question"]) == 3
+        assert await asyncio.to_thread(run, [*command, "--report", str(tmp_path)]) == ExitCode.FAILED
+        assert "cannot be written" in capsys.readouterr().err
