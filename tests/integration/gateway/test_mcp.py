@@ -340,28 +340,26 @@ async def test_a_client_is_told_who_serves() -> None:
 
 
 @pytest.mark.parametrize("generation", GENERATIONS)
-async def test_a_client_cancels_its_call_and_stays(generation: Generation) -> None:
-    async with gateway_harness() as gateway:
-        gateway.controller.admin.answer = never
-        async with mcp_client(gateway.url, generation=generation) as client:
-            calling = asyncio.create_task(client.call_tool("get_plan", {}))
-            await until_called(gateway, 1)
-            calling.cancel()
-            await until("the call is over", lambda: gateway.controller.admin.cancelled == 1)
-            assert await list_names(client) == INFERENCE_TOOLS + ADMIN_TOOLS
-
-
-async def test_a_cancelled_call_is_answered_as_the_library_does() -> None:
-    async with gateway_harness() as gateway:
-        gateway.controller.admin.answer = never
-        session = await shake_hands(gateway)
-        calling = asyncio.create_task(call_plan(gateway, session, id="a"))
+async def test_a_client_cancels_its_call_and_stays(gateway: GatewayHarness, generation: Generation) -> None:
+    gateway.controller.admin.answer = never
+    async with mcp_client(gateway.url, generation=generation) as client:
+        calling = asyncio.create_task(client.call_tool("get_plan", {}))
         await until_called(gateway, 1)
-        await cancel(gateway, session, "a")
-        assert await calling == {
-            "jsonrpc": "2.0", "id": "a", "error": {"code": -32800, "message": "Request cancelled"},
-        }  # fmt: skip
-        await until("the controller is asked no more", lambda: gateway.controller.admin.cancelled == 1)
+        calling.cancel()
+        await until("the call is over", lambda: gateway.controller.admin.cancelled == 1)
+        assert await list_names(client) == INFERENCE_TOOLS + ADMIN_TOOLS
+
+
+async def test_a_cancelled_call_is_answered_as_the_library_does(gateway: GatewayHarness) -> None:
+    gateway.controller.admin.answer = never
+    session = await shake_hands(gateway)
+    calling = asyncio.create_task(call_plan(gateway, session, id="a"))
+    await until_called(gateway, 1)
+    await cancel(gateway, session, "a")
+    assert await calling == {
+        "jsonrpc": "2.0", "id": "a", "error": {"code": -32800, "message": "Request cancelled"},
+    }  # fmt: skip
+    await until("the controller is asked no more", lambda: gateway.controller.admin.cancelled == 1)
 
 
 async def test_each_client_cancels_its_own_calls_alone(gateway: GatewayHarness) -> None:
@@ -387,17 +385,16 @@ async def test_each_client_cancels_its_own_calls_alone(gateway: GatewayHarness) 
     assert (await calls[1])["error"]["code"] == -32800
 
 
-async def test_an_id_serves_again_after_its_call() -> None:
-    async with gateway_harness() as gateway:
-        session = await shake_hands(gateway)
-        gateway.controller.admin.answer = never
-        for _ in range(2):
-            calling = asyncio.create_task(call_plan(gateway, session))
-            await until_called(gateway, 1)
-            await cancel(gateway, session)
-            assert (await calling)["error"]["code"] == -32800
-            await until_called(gateway, 0)
-            await cancel(gateway, session)
+async def test_an_id_serves_again_after_its_call(gateway: GatewayHarness) -> None:
+    session = await shake_hands(gateway)
+    gateway.controller.admin.answer = never
+    for _ in range(2):
+        calling = asyncio.create_task(call_plan(gateway, session))
+        await until_called(gateway, 1)
+        await cancel(gateway, session)
+        assert (await calling)["error"]["code"] == -32800
+        await until_called(gateway, 0)
+        await cancel(gateway, session)
 
 
 @pytest.mark.parametrize(
@@ -427,14 +424,13 @@ async def test_what_is_no_message_is_refused(body: bytes, headers: dict[str, str
         assert len((await send(gateway, LIST)).body["result"]["tools"]) == len(INFERENCE_TOOLS + ADMIN_TOOLS)
 
 
-async def test_other_methods_are_refused_and_notifications_taken() -> None:
-    async with gateway_harness() as gateway:
-        for method in ("GET", "DELETE", "PUT"):
-            reply = await gateway.request(method, "/mcp", headers=HEADERS)
-            assert (*reply.refusal, reply.headers["allow"]) == (405, "method_not_allowed", "POST")
-        reply = await send(gateway, b'{"jsonrpc": "2.0", "method": "notifications/initialized"}')
-        assert (reply.status, reply.content) == (202, b"")
-        assert (await send(gateway, LIST, **{"content-type": "text/plain"})).status == 400
+async def test_other_methods_are_refused_and_notifications_taken(gateway: GatewayHarness) -> None:
+    for method in ("GET", "DELETE", "PUT"):
+        reply = await gateway.request(method, "/mcp", headers=HEADERS)
+        assert (*reply.refusal, reply.headers["allow"]) == (405, "method_not_allowed", "POST")
+    reply = await send(gateway, b'{"jsonrpc": "2.0", "method": "notifications/initialized"}')
+    assert (reply.status, reply.content) == (202, b"")
+    assert (await send(gateway, LIST, **{"content-type": "text/plain"})).status == 400
 
 
 async def test_a_body_beyond_the_limit_is_refused() -> None:
@@ -479,17 +475,16 @@ async def calling(gateway: GatewayHarness, generation: Generation, tool: str, **
 
 
 @pytest.mark.parametrize("generation", GENERATIONS)
-async def test_a_client_that_leaves_ends_its_call(generation: Generation) -> None:
-    async with gateway_harness() as gateway:
-        gateway.controller.admin.answer = never
-        async with calling(gateway, generation, "get_plan"):
-            await until("the controller is asked", lambda: gateway.controller.admin.running == 1)
-        await until("the call is over", lambda: gateway.app.mcp_calls.count_running == 0)
-        await until("the controller is not asked any more", lambda: gateway.controller.admin.cancelled == 1)
-        say_loading(gateway)
-        async with calling(gateway, generation, "load_model", model="m", wait_s=60):
-            pass
-        await until("the wait is over", lambda: gateway.app.mcp_calls.count_running == 0)
+async def test_a_client_that_leaves_ends_its_call(gateway: GatewayHarness, generation: Generation) -> None:
+    gateway.controller.admin.answer = never
+    async with calling(gateway, generation, "get_plan"):
+        await until("the controller is asked", lambda: gateway.controller.admin.running == 1)
+    await until("the call is over", lambda: gateway.app.mcp_calls.count_running == 0)
+    await until("the controller is not asked any more", lambda: gateway.controller.admin.cancelled == 1)
+    say_loading(gateway)
+    async with calling(gateway, generation, "load_model", model="m", wait_s=60):
+        pass
+    await until("the wait is over", lambda: gateway.app.mcp_calls.count_running == 0)
 
 
 @pytest.mark.parametrize("generation", GENERATIONS)

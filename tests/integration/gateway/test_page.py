@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from gateway.page.page_files import INDEX
 from gateway.page.security_headers import security_headers
 from tests.fakes.fake_controller import route
-from tests.fakes.gateway_harness import gateway_harness
+from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.queueing import key
 from tests.support.raw_http import raw
 
@@ -38,9 +39,17 @@ def build(folder: Path, page: str = PAGE, script: str = "index-a1.js") -> Path:
 
 @pytest.fixture
 def built(tmp_path: Path) -> Path:
-    """A built page, and a file beside it that nobody may read."""
+    """A built page, and files in it and beside it that nobody may read."""
     (tmp_path / "secret").write_text("secret")
-    return build(tmp_path / "built")
+    folder = build(tmp_path / "built")
+    (folder / ".sources").write_text("secret")
+    return folder
+
+
+@pytest.fixture
+async def gateway(built: Path) -> AsyncIterator[GatewayHarness]:
+    async with gateway_harness(page_folder=built) as gateway:
+        yield gateway
 
 
 @pytest.mark.parametrize("keys", [(), (key("alice"),)], ids=["open", "keys"])
@@ -57,65 +66,60 @@ async def test_page_and_files_need_no_key(built: Path, keys: tuple[Any, ...]) ->
             assert kept == ["no-cache", "no-cache", "public, max-age=31536000, immutable"]
             for path in FILES:
                 assert (await gateway.get(f"/page/{path}")).status == 200, path
-            assert (await gateway.get("/", headers={"host": "evil.example"})).status == (
-                200 if has_table and keys else 403
-            )
+            foreign = await gateway.get("/", headers={"host": "evil.example"})
+            assert foreign.status == (200 if has_table and keys else 403)
             assert (await gateway.request("POST", "/")).refusal == (405, "method_not_allowed")
 
 
 @pytest.mark.parametrize("path", ["/", *(f"/page/{name}" for name in FILES)])
-async def test_each_document_has_exactly_its_headers(built: Path, path: str) -> None:
+async def test_each_document_has_exactly_its_headers(gateway: GatewayHarness, path: str) -> None:
     about = ["content-security-policy", "x-content-type-options", "referrer-policy", "permissions-policy"]
     about += ["cross-origin-opener-policy", "x-frame-options", ALLOW]
-    wanted = {
-        name: [value] for name, value in security_headers(path.removeprefix("/page/").lstrip("/") or INDEX).items()
-    }
-    async with gateway_harness(page_folder=built) as gateway:
-        page, head = [await gateway.request(method, path, headers=RAW) for method in ("GET", "HEAD")]
-        for reply in (page, head):
-            assert {each: reply.headers.getall(each) for each in about if each in reply.headers} == wanted
-            assert "set-cookie" not in reply.headers
-        varying = ("date", "x-request-id")
-        same = [{k.lower(): v for k, v in each.headers.items() if k.lower() not in varying} for each in (page, head)]
-        assert same[0] == same[1]
-        assert (head.status, head.content, int(head.headers["content-length"])) == (200, b"", len(page.content))
-        tag = page.headers["etag"]
-        for known, status in ((tag, 304), (f'"other", {tag}', 304), ('"other"', 200)):
-            again = await gateway.get(path, headers={"if-none-match": known})
-            assert (again.status, again.headers["etag"], bool(again.content)) == (status, tag, status == 200)
-            assert again.headers.getall("content-security-policy") == wanted["content-security-policy"]
+    headers = security_headers(path.removeprefix("/page/").lstrip("/") or INDEX)
+    wanted = {name: [value] for name, value in headers.items()}
+    page, head = [await gateway.request(method, path, headers=RAW) for method in ("GET", "HEAD")]
+    for reply in (page, head):
+        assert {each: reply.headers.getall(each) for each in about if each in reply.headers} == wanted
+        assert "set-cookie" not in reply.headers
+    varying = ("date", "x-request-id")
+    same = [{k.lower(): v for k, v in each.headers.items() if k.lower() not in varying} for each in (page, head)]
+    assert same[0] == same[1]
+    assert (head.status, head.content, int(head.headers["content-length"])) == (200, b"", len(page.content))
+    tag = page.headers["etag"]
+    for known, status in ((tag, 304), (f'"other", {tag}', 304), ('"other"', 200)):
+        again = await gateway.get(path, headers={**RAW, "if-none-match": known})
+        assert (again.status, again.headers["etag"], bool(again.content)) == (status, tag, status == 200)
+        assert again.headers.getall("content-security-policy") == wanted["content-security-policy"]
 
 
-async def test_the_host_is_checked_as_for_the_api(built: Path) -> None:
-    async with gateway_harness(page_folder=built) as gateway:
-        for path in ("/", SCRIPT_PATH, "/page/nothing"):
-            for sent in ({"host": "evil.example"}, {"origin": "https://evil.example"}):
-                reply = await gateway.get(path, headers=sent)
-                assert (reply.status, PAGE[:15] in reply.text) == (403, False), (path, sent)
-        reply = await gateway.get(SCRIPT_PATH, headers={"origin": "null"})
-        assert (reply.status, reply.headers[ALLOW]) == (200, "*"), "frames have no origin, and need their scripts"
-        assert (await gateway.get("/v1/models", headers={"origin": "null"})).status == 403
-        assert (await gateway.get("/", headers={"host": "localhost"})).status == 200
-        await gateway.publish(route("m"), keys=(key("alice"),))
-        assert (await gateway.get("/", headers={"host": "chat.example"})).status == 200, "with keys a name says nothing"
-        async with raw(gateway) as client:
-            client.write(b"GET / HTTP/1.1\r\nhost: user@chat.example\r\n\r\n")
-            assert (await client.answer()).status == 400
+async def test_the_host_is_checked_as_for_the_api(gateway: GatewayHarness) -> None:
+    for path in ("/", SCRIPT_PATH, "/page/nothing"):
+        for sent in ({"host": "evil.example"}, {"origin": "https://evil.example"}):
+            reply = await gateway.get(path, headers=sent)
+            assert (reply.status, PAGE[:15] in reply.text) == (403, False), (path, sent)
+    reply = await gateway.get(SCRIPT_PATH, headers={"origin": "null"})
+    assert (reply.status, reply.headers[ALLOW]) == (200, "*"), "frames have no origin, and need their scripts"
+    assert (await gateway.get("/v1/models", headers={"origin": "null"})).status == 403
+    assert (await gateway.get("/", headers={"host": "localhost"})).status == 200
+    await gateway.publish(route("m"), keys=(key("alice"),))
+    assert (await gateway.get("/", headers={"host": "chat.example"})).status == 200, "with keys a name says nothing"
+    async with raw(gateway) as client:
+        client.write(b"GET / HTTP/1.1\r\nhost: user@chat.example\r\n\r\n")
+        assert (await client.answer()).status == 400
 
 
 @pytest.mark.parametrize(
     ("accepted", "is_gzip"),
     [("gzip, deflate, br", True), ("br;q=1, gzip;q=0.5", True), ("GZIP", True), ("br", False), ("gzip;q=0", False)],
 )
-async def test_a_client_that_takes_gzip_gets_it(built: Path, accepted: str, is_gzip: bool) -> None:
-    async with gateway_harness(page_folder=built) as gateway:
-        async with raw(gateway) as client:
-            asked = f"GET /page/assets/index-a1.js HTTP/1.1\r\nhost: localhost\r\naccept-encoding: {accepted}\r\n\r\n"
-            client.write(asked.encode())
-            answer = await client.answer()
-        assert answer.all("vary") == ["accept-encoding"]
-        assert answer.all("content-encoding") == (["gzip"] if is_gzip else [])
-        assert (gzip.decompress(answer.body) if is_gzip else answer.body) == SCRIPT.encode()
+async def test_a_client_that_takes_gzip_gets_it(gateway: GatewayHarness, accepted: str, is_gzip: bool) -> None:
+    async with raw(gateway) as client:
+        asked = f"GET /page/assets/index-a1.js HTTP/1.1\r\nhost: localhost\r\naccept-encoding: {accepted}\r\n\r\n"
+        client.write(asked.encode())
+        answer = await client.answer()
+    assert answer.all("vary") == ["accept-encoding"]
+    assert answer.all("content-encoding") == (["gzip"] if is_gzip else [])
+    assert (gzip.decompress(answer.body) if is_gzip else answer.body) == SCRIPT.encode()
 
 
 @pytest.mark.parametrize(
@@ -136,9 +140,8 @@ async def test_a_client_that_takes_gzip_gets_it(built: Path, accepted: str, is_g
         "/page/.sources",
     ],
 )
-async def test_what_is_no_file_of_the_page_is_an_unknown_route(built: Path, path: str) -> None:
-    (built / ".sources").write_text("secret")
-    async with gateway_harness(page_folder=built) as gateway, raw(gateway) as client:
+async def test_what_is_no_file_of_the_page_is_an_unknown_route(gateway: GatewayHarness, path: str) -> None:
+    async with raw(gateway) as client:
         client.write(f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
         answer = await client.answer()
         assert (answer.status, answer.error["code"]) == (404, "unknown_route")

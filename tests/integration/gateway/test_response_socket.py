@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from tests.support.gateway_rest import nothing_left
 from tests.support.loop_clock import LoopClock, loop_clock
 from tests.support.queueing import key
 from tests.support.raw_http import raw, request
-from tests.support.response_sockets import socket
+from tests.support.response_sockets import Socket, socket
 from tests.support.response_state import Site, engine_is_paused
 from tests.support.responses import Fields, events_in
 from tests.support.wait import until
@@ -32,6 +33,12 @@ __all__ = ["loop_clock"]
 NOT_FOUND = "previous_response_not_found"
 HANDSHAKE = ("connection: Upgrade", "upgrade: websocket", "sec-websocket-version: 13")
 KEY = "sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ=="
+
+
+@pytest.fixture
+async def client(site: Site) -> AsyncIterator[Socket]:
+    async with socket(site.gateway) as client:
+        yield client
 
 
 async def closed(connection: Any) -> int:
@@ -48,27 +55,25 @@ def socket_of(site: Site) -> Any:
     return connection
 
 
-async def test_websocket_response() -> None:
-    async with response_state.site() as site, socket(site.gateway) as client:
-        await client.send(input=[{"type": "message", "role": "user", "content": "Count."}])
-        events = await client.turn()
-        assert events[-1]["response"]["status"] == "completed"
-        assert events[-1]["response"]["output"][0]["content"][0]["text"].split() == WORDS
-        reply = await site.gateway.post("/v1/responses", model="m", input="Count.", stream=True)
-        assert [each["type"] for each in events_in(reply.content)] == [each["type"] for each in events]
+async def test_websocket_response(site: Site, client: Socket) -> None:
+    await client.send(input=[{"type": "message", "role": "user", "content": "Count."}])
+    events = await client.turn()
+    assert events[-1]["response"]["status"] == "completed"
+    assert events[-1]["response"]["output"][0]["content"][0]["text"].split() == WORDS
+    reply = await site.gateway.post("/v1/responses", model="m", input="Count.", stream=True)
+    assert [each["type"] for each in events_in(reply.content)] == [each["type"] for each in events]
 
 
-async def test_websocket_sequential_responses() -> None:
-    async with response_state.site() as site, socket(site.gateway) as client:
-        first, second = await client.create("first"), await client.create("second")
-        assert (first["status"], second["status"]) == ("completed", "completed")
-        assert site.messages() == [("user", "second")]
-        async with socket(site.gateway, "/responses") as another:
-            assert (await another.create("as with /v1"))["status"] == "completed"
-        await client.send(input="third")
-        await client.send(input="fourth")
-        assert [(await client.turn())[0]["sequence_number"] for _ in range(2)] == [0, 0]
-        await nothing_left(site.gateway)
+async def test_websocket_sequential_responses(site: Site, client: Socket) -> None:
+    first, second = await client.create("first"), await client.create("second")
+    assert (first["status"], second["status"]) == ("completed", "completed")
+    assert site.messages() == [("user", "second")]
+    async with socket(site.gateway, "/responses") as another:
+        assert (await another.create("as with /v1"))["status"] == "completed"
+    await client.send(input="third")
+    await client.send(input="fourth")
+    assert [(await client.turn())[0]["sequence_number"] for _ in range(2)] == [0, 0]
+    await nothing_left(site.gateway)
 
 
 @pytest.mark.parametrize("stored", [True, False])
@@ -91,13 +96,12 @@ async def test_websocket_reconnect_store_false_recovery(site: Site) -> None:
         assert (await client.create(store=False))["status"] == "completed"
 
 
-async def test_websocket_previous_response_not_found() -> None:
-    async with response_state.site() as site, socket(site.gateway) as client:
-        await client.send(input="x", store=False, previous_response_id="resp_openresponses_missing_12345")
-        [told] = await client.turn()
-        assert (told["type"], told["status"]) == ("error", 400)
-        assert (told["error"]["code"], told["error"]["param"]) == (NOT_FOUND, "previous_response_id")
-        assert told["headers"]["x-should-retry"] == "false"
+async def test_websocket_previous_response_not_found(site: Site, client: Socket) -> None:
+    await client.send(input="x", store=False, previous_response_id="resp_openresponses_missing_12345")
+    [told] = await client.turn()
+    assert (told["type"], told["status"]) == ("error", 400)
+    assert (told["error"]["code"], told["error"]["param"]) == (NOT_FOUND, "previous_response_id")
+    assert told["headers"]["x-should-retry"] == "false"
 
 
 async def test_websocket_failed_continuation_evicts_cache() -> None:
@@ -114,35 +118,33 @@ async def test_websocket_failed_continuation_evicts_cache() -> None:
         assert (await client.create(store=False))["status"] == "completed"
 
 
-async def test_websocket_compact_new_chain() -> None:
-    async with response_state.site() as site, socket(site.gateway) as client:
-        asked: list[ResponseInputItemParam] = [{"role": "user", "content": "Remember: cobalt."}]
-        answer = await site.client.responses.with_raw_response.compact(model="m", input=asked)
-        output = json.loads(answer.text)["output"]
-        await client.send(input=[*output, {"role": "user", "content": "What is it?"}], previous_response_id=None)
-        assert (await client.turn())[-1]["response"]["status"] == "completed"
-        texts = ["Remember: cobalt.", INTRODUCTION + " ".join(WORDS), "What is it?"]
-        assert site.messages() == [("user", text) for text in texts]
+async def test_websocket_compact_new_chain(site: Site, client: Socket) -> None:
+    asked: list[ResponseInputItemParam] = [{"role": "user", "content": "Remember: cobalt."}]
+    answer = await site.client.responses.with_raw_response.compact(model="m", input=asked)
+    output = json.loads(answer.text)["output"]
+    await client.send(input=[*output, {"role": "user", "content": "What is it?"}], previous_response_id=None)
+    assert (await client.turn())[-1]["response"]["status"] == "completed"
+    texts = ["Remember: cobalt.", INTRODUCTION + " ".join(WORDS), "What is it?"]
+    assert site.messages() == [("user", text) for text in texts]
 
 
-async def test_websocket_generate_false() -> None:
-    async with response_state.site() as site, socket(site.gateway) as client:
-        await client.send(input="one", instructions="Be brief.", generate=False)
-        events = await client.turn()
-        assert [each["type"] for each in events] == ["response.created", "response.in_progress", "response.completed"]
-        assert events[-1]["response"]["output"] == []
-        assert not site.engine.requests
-        warm = events[-1]["response"]["id"]
-        second = await client.create("two", previous_response_id=warm)
-        assert site.messages() == [("user", "one"), ("user", "two")]
-        await client.send(input=[], generate=False, store=False)
-        empty = (await client.turn())[-1]["response"]["id"]
-        assert (await client.create("three", previous_response_id=empty))["status"] == "completed"
-        assert site.messages() == [("user", "three")]
-        for value in (7, 0, 1, "true"):
-            assert (await client.create("x", generate=value))["param"] == "generate"
-        found = await site.client.responses.retrieve(warm)
-        assert (found.status, second["status"]) == ("completed", "completed")
+async def test_websocket_generate_false(site: Site, client: Socket) -> None:
+    await client.send(input="one", instructions="Be brief.", generate=False)
+    events = await client.turn()
+    assert [each["type"] for each in events] == ["response.created", "response.in_progress", "response.completed"]
+    assert events[-1]["response"]["output"] == []
+    assert not site.engine.requests
+    warm = events[-1]["response"]["id"]
+    second = await client.create("two", previous_response_id=warm)
+    assert site.messages() == [("user", "one"), ("user", "two")]
+    await client.send(input=[], generate=False, store=False)
+    empty = (await client.turn())[-1]["response"]["id"]
+    assert (await client.create("three", previous_response_id=empty))["status"] == "completed"
+    assert site.messages() == [("user", "three")]
+    for value in (7, 0, 1, "true"):
+        assert (await client.create("x", generate=value))["param"] == "generate"
+    found = await site.client.responses.retrieve(warm)
+    assert (found.status, second["status"]) == ("completed", "completed")
 
 
 async def test_the_sdk_talks_to_it() -> None:
@@ -156,25 +158,24 @@ async def test_the_sdk_talks_to_it() -> None:
         assert kinds[:2] == ["response.created", "response.in_progress"]
 
 
-async def test_what_is_stored_there_is_stored_whole() -> None:
-    async with response_state.site() as site, socket(site.gateway) as client:
-        first = await client.create("one", store=False)
-        second = await client.create("two", previous_response_id=first["id"])
-        third = await client.create("three", previous_response_id=second["id"])
-        assert len(site.messages()) == 5
-        fourth = await site.make("four", previous_response_id=third["id"])
-        assert [text for role, text in site.messages() if role == "user"] == ["one", "two", "three", "four"]
-        assert (await site.client.responses.retrieve(second["id"])).previous_response_id == first["id"]
-        asked = [item async for item in site.client.responses.input_items.list(fourth.id, order="asc")]
-        assert len(asked) == 7
-        reference = {"type": "item_reference", "id": second["output"][0]["id"]}
-        await client.send(input=[{"role": "user", "content": "five"}, reference], previous_response_id=fourth.id)
-        assert (await client.turn())[-1]["response"]["status"] == "completed"
-        recent = await client.create("six", store=False)
-        reference = {"type": "item_reference", "id": recent["output"][0]["id"]}
-        await client.send(input=[reference, {"role": "user", "content": "x"}], previous_response_id=recent["id"])
-        assert (await client.turn())[-1]["response"]["status"] == "completed"
-        assert [role for role, _ in site.messages()] == ["user", "assistant", "user"]
+async def test_what_is_stored_there_is_stored_whole(site: Site, client: Socket) -> None:
+    first = await client.create("one", store=False)
+    second = await client.create("two", previous_response_id=first["id"])
+    third = await client.create("three", previous_response_id=second["id"])
+    assert len(site.messages()) == 5
+    fourth = await site.make("four", previous_response_id=third["id"])
+    assert [text for role, text in site.messages() if role == "user"] == ["one", "two", "three", "four"]
+    assert (await site.client.responses.retrieve(second["id"])).previous_response_id == first["id"]
+    asked = [item async for item in site.client.responses.input_items.list(fourth.id, order="asc")]
+    assert len(asked) == 7
+    reference = {"type": "item_reference", "id": second["output"][0]["id"]}
+    await client.send(input=[{"role": "user", "content": "five"}, reference], previous_response_id=fourth.id)
+    assert (await client.turn())[-1]["response"]["status"] == "completed"
+    recent = await client.create("six", store=False)
+    reference = {"type": "item_reference", "id": recent["output"][0]["id"]}
+    await client.send(input=[reference, {"role": "user", "content": "x"}], previous_response_id=recent["id"])
+    assert (await client.turn())[-1]["response"]["status"] == "completed"
+    assert [role for role, _ in site.messages()] == ["user", "assistant", "user"]
 
 
 async def test_what_is_no_request_is_refused_and_the_next_is_served() -> None:
@@ -212,12 +213,11 @@ async def test_messages_that_cannot_be() -> None:
         await nothing_left(site.gateway)
 
 
-async def test_an_error_in_the_middle_is_told_with_its_status() -> None:
-    async with response_state.site() as site, socket(site.gateway) as client:
-        await client.send(input="x", fault="die_mid_stream")
-        *_, error, last = await client.turn()
-        assert (error["status"], error["error"]["code"]) == (502, "engine_disconnected")
-        assert last["type"] == "response.failed"
+async def test_an_error_in_the_middle_is_told_with_its_status(site: Site, client: Socket) -> None:
+    await client.send(input="x", fault="die_mid_stream")
+    *_, error, last = await client.turn()
+    assert (error["status"], error["error"]["code"]) == (502, "engine_disconnected")
+    assert last["type"] == "response.failed"
 
 
 async def refused(site: Site, **headers: str) -> tuple[int, str]:
@@ -350,17 +350,16 @@ async def test_a_client_is_pinged_and_one_that_is_mute_is_cut_off(loop_clock: Lo
                 pass
 
 
-async def test_a_connection_has_an_hour(loop_clock: LoopClock) -> None:
-    async with response_state.site() as site, socket(site.gateway) as client:
-        await client.send(input="x", fault="hold")
-        await until("it runs", lambda: site.engine.running)
-        connection = socket_of(site)
-        connection._session.check_age(LONGEST_S)
-        told = await client.event()
-        assert (told["status"], told["error"]["code"]) == (400, "websocket_connection_limit_reached")
-        site.engine.release.set()
-        assert (await client.turn())[-1]["response"]["status"] == "completed"
-        assert await closed(client.connection) == CloseCode.NORMAL_CLOSURE
+async def test_a_connection_has_an_hour(site: Site, client: Socket, loop_clock: LoopClock) -> None:
+    await client.send(input="x", fault="hold")
+    await until("it runs", lambda: site.engine.running)
+    connection = socket_of(site)
+    connection._session.check_age(LONGEST_S)
+    told = await client.event()
+    assert (told["status"], told["error"]["code"]) == (400, "websocket_connection_limit_reached")
+    site.engine.release.set()
+    assert (await client.turn())[-1]["response"]["status"] == "completed"
+    assert await closed(client.connection) == CloseCode.NORMAL_CLOSURE
 
 
 async def test_when_the_gateway_stops() -> None:

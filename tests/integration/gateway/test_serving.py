@@ -285,12 +285,11 @@ async def test_nor_does_it_load_the_model() -> None:
         assert not any(report.demand or report.queued for report in gateway.controller.reports), "it was asked for"
 
 
-async def test_an_api_that_the_engine_does_not_offer_loads_nothing_either() -> None:
-    async with gateway_harness() as gateway:
-        only_vectors = ("/v1/embeddings",)
-        await gateway.publish(route("m", state=ModelState.UNLOADED, autoload=True, apis=only_vectors))
-        assert (await gateway.chat()).code == "not_supported"
-        assert not any(report.demand for report in gateway.controller.reports)
+async def test_an_api_that_the_engine_does_not_offer_loads_nothing_either(gateway: GatewayHarness) -> None:
+    only_vectors = ("/v1/embeddings",)
+    await gateway.publish(route("m", state=ModelState.UNLOADED, autoload=True, apis=only_vectors))
+    assert (await gateway.chat()).code == "not_supported"
+    assert not any(report.demand for report in gateway.controller.reports)
 
 
 @pytest.mark.parametrize(
