@@ -109,13 +109,17 @@ def data_url(image: bytes) -> str:
     return f"data:image/png;base64,{encode(image)}"
 
 
+def sdk(gateway: GatewayHarness) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=gateway.url + "/v1", api_key="any", max_retries=0)
+
+
 def user(content: list[Any]) -> list[Any]:
     return [{"role": "user", "content": content}]
 
 
 @pytest.mark.parametrize(("images", "said"), SEEN)
 async def test_a_chat(gateway: GatewayHarness, images: tuple[bytes, ...], said: str) -> None:
-    async with openai.AsyncOpenAI(base_url=gateway.url + "/v1", api_key="any", max_retries=0) as client:
+    async with sdk(gateway) as client:
         messages = user(chat_content(*images))
         answer = await client.chat.completions.create(model="seeing", messages=messages)
         assert answer.choices[0].message.content == said
@@ -125,7 +129,7 @@ async def test_a_chat(gateway: GatewayHarness, images: tuple[bytes, ...], said: 
 
 @pytest.mark.parametrize(("images", "said"), SEEN)
 async def test_a_response(gateway: GatewayHarness, images: tuple[bytes, ...], said: str) -> None:
-    async with openai.AsyncOpenAI(base_url=gateway.url + "/v1", api_key="any", max_retries=0) as client:
+    async with sdk(gateway) as client:
         asked = user(response_content(*images))
         answer = await client.responses.create(model="seeing", input=asked)
         assert answer.output_text == said
@@ -145,7 +149,7 @@ async def test_a_message(gateway: GatewayHarness, images: tuple[bytes, ...], sai
 
 
 async def test_an_earlier_image_stays_in_the_conversation(gateway: GatewayHarness) -> None:
-    async with openai.AsyncOpenAI(base_url=gateway.url + "/v1", api_key="any", max_retries=0) as client:
+    async with sdk(gateway) as client:
         first = await client.responses.create(model="seeing", input=user(response_content(NIGHT)))
         assert first.output_text == DARK
         later: dict[str, Any] = {"model": "seeing", "previous_response_id": first.id}
@@ -277,7 +281,7 @@ SOUNDS = [(make_sound(30_000), BRIGHT), (make_sound(300), BRIGHT), (make_sound(0
 @pytest.mark.parametrize(("sound", "said"), SOUNDS, ids=["noise", "soft noise", "silence"])
 async def test_a_sound(gateway: GatewayHarness, sound: bytes, said: str) -> None:
     part: Any = {"type": "input_audio", "input_audio": {"data": encode(sound), "format": "wav"}}
-    async with openai.AsyncOpenAI(base_url=gateway.url + "/v1", api_key="any", max_retries=0) as client:
+    async with sdk(gateway) as client:
         messages = user([part, {"type": "text", "text": QUESTION}])
         answer = await client.chat.completions.create(model="hearing", messages=messages)
         assert answer.choices[0].message.content == said

@@ -88,8 +88,7 @@ async def test_what_the_cache_holds_counts_as_read(gateway: GatewayHarness) -> N
     first, last = comments[1], comments[-1]
     assert first["cached_tokens"] == first["processed_tokens"] >= 4000
     assert 0 < first["progress"] < last["progress"] == 1
-    usage = json.loads([part for part in rest.split(b"\n\n") if b'"usage":{' in part][-1].removeprefix(b"data: "))[
-        "usage"
-    ]
+    [event] = [part for part in rest.split(b"\n\n") if b'"usage":{' in part]
+    usage = json.loads(event.removeprefix(b"data: "))["usage"]
     counts = usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]
     assert counts == (last["prompt_tokens"], last["cached_tokens"])

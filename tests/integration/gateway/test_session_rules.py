@@ -86,9 +86,9 @@ async def test_a_reused_turn_of_which_the_engine_had_nothing_is_counted(cached: 
     async with engines(1) as (engine,), gateway_harness() as gateway:
         await gateway.publish(route("m", [engine.url], session_cache=4))
         details = {} if cached is None else {"prompt_tokens_details": {"cached_tokens": cached}}
-        usage = {"prompt_tokens": 7, "completion_tokens": 1, "total_tokens": 8, **details}
         choice = {"index": 0, "message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}
-        body = json.dumps({"id": "1", "object": "chat.completion", "choices": [choice], "usage": usage}).encode()
+        usage = {"prompt_tokens": 7, "completion_tokens": 1, "total_tokens": 8, **details}
+        body = json.dumps({"choices": [choice], "usage": usage}).encode()
         head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
         engine.answers["/v1/chat/completions"] = head + body
         assert [await chat(gateway, session_id="s") for _ in range(3)] == [(200, "new"), *[(200, "reused")] * 2]

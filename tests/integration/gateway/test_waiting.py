@@ -61,15 +61,13 @@ async def test_a_waiting_request_goes_by_its_key_as_it_is_now(
         await queue.gateway.publish(model, keys=after)
         if code == "served":
             assert await queue.next_after("first") == "second"
-            engine.release_all()
-            assert (await queue.clients["second"].task)[0] == 200
         else:
             status, _, body = await queue.clients["second"].task
             error = json.loads(body)["error"]
             assert (error["status"], error["code"]) == (status, code)
             assert engine.seen == ["first"], "what runs, finishes"
-            engine.release_all()
-            assert (await queue.clients["first"].task)[0] == 200
+        engine.release_all()
+        assert (await queue.clients["second" if code == "served" else "first"].task)[0] == 200
         await queue.empty()
 
 
@@ -258,11 +256,10 @@ async def test_what_a_key_has_left_is_on_every_answer(engine: HoldingEngine, clo
     async with queue_at(engine, four_slots(engine), keys=keys) as queue:
         for left, fields in ((2, {}), (1, {"stream": True}), (0, {"fail": 500})):
             _, headers, _ = await queue.send(f"q{left}", "metered", **fields).task
-            assert headers["x-ratelimit-limit-requests"] == "3"
-            assert headers["x-ratelimit-remaining-requests"] == str(left)
-            assert headers["x-ratelimit-limit-tokens"] == "6000"
+            names = ("limit-requests", "limit-tokens", "remaining-requests", "reset-requests")
+            told = [headers[f"x-ratelimit-{name}"] for name in names]
+            assert told == ["3", "6000", str(left), ("1m0s", "40s", "20s")[left]]
             assert int(headers["x-ratelimit-remaining-tokens"]) < 6000
-            assert headers["x-ratelimit-reset-requests"] == ("1m0s", "40s", "20s")[left]
         status, headers, error = await queue.refused("q-over", "metered")
         assert (status, error["code"], headers["retry-after"]) == (429, "rate_limit_exceeded", "20")
         assert (headers["x-ratelimit-client"], headers["x-ratelimit-remaining-requests"]) == ("metered", "0")
