@@ -121,8 +121,8 @@ def user(content: list[Any]) -> list[Any]:
 async def test_a_chat(gateway: GatewayHarness, images: tuple[bytes, ...], said: str) -> None:
     async with sdk(gateway) as client:
         messages = user(chat_content(*images))
-        answer = await client.chat.completions.create(model="seeing", messages=messages)
-        assert answer.choices[0].message.content == said
+        response = await client.chat.completions.create(model="seeing", messages=messages)
+        assert response.choices[0].message.content == said
         stream = await client.chat.completions.create(model="seeing", messages=messages, stream=True)
         assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices]) == said
 
@@ -131,8 +131,8 @@ async def test_a_chat(gateway: GatewayHarness, images: tuple[bytes, ...], said: 
 async def test_a_response(gateway: GatewayHarness, images: tuple[bytes, ...], said: str) -> None:
     async with sdk(gateway) as client:
         asked = user(response_content(*images))
-        answer = await client.responses.create(model="seeing", input=asked)
-        assert answer.output_text == said
+        response = await client.responses.create(model="seeing", input=asked)
+        assert response.output_text == said
         stream = await client.responses.create(model="seeing", input=asked, stream=True)
         events = [event async for event in stream]
         assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == said
@@ -141,10 +141,10 @@ async def test_a_response(gateway: GatewayHarness, images: tuple[bytes, ...], sa
 @pytest.mark.parametrize(("images", "said"), SEEN)
 async def test_a_message(gateway: GatewayHarness, images: tuple[bytes, ...], said: str) -> None:
     async with anthropic.AsyncAnthropic(base_url=gateway.url, api_key="any", max_retries=0) as client:
-        asked: dict[str, Any] = {"model": "seeing", "max_tokens": 64, "messages": user(message_content(*images))}
-        answer = await client.messages.create(**asked)
-        assert [block.text for block in answer.content if block.type == "text"] == [said]
-        async with client.messages.stream(**asked) as stream:
+        body: dict[str, Any] = {"model": "seeing", "max_tokens": 64, "messages": user(message_content(*images))}
+        response = await client.messages.create(**body)
+        assert [block.text for block in response.content if block.type == "text"] == [said]
+        async with client.messages.stream(**body) as stream:
             assert "".join([text async for text in stream.text_stream]) == said
 
 

@@ -71,11 +71,11 @@ def seen(message: Message) -> dict[str, Any]:
     return {**fields, "id": "", "content": blocks, "usage": counted, "stop_details": None}
 
 
-async def both(client: anthropic.AsyncAnthropic, **asked: Any) -> Message:
+async def both(client: anthropic.AsyncAnthropic, **body: Any) -> Message:
     """The message of a blocking call, after a look whether a stream comes to the same."""
-    asked = {"max_tokens": 60, "messages": HI, **COLD, **asked}
-    blocking: Message = await client.messages.create(**asked)
-    async with client.messages.stream(**asked) as stream:
+    body = {"max_tokens": 60, "messages": HI, **COLD, **body}
+    blocking: Message = await client.messages.create(**body)
+    async with client.messages.stream(**body) as stream:
         streamed = await stream.get_final_message()
     assert seen(streamed) == seen(blocking)
     assert streamed.id != blocking.id
@@ -87,10 +87,10 @@ async def both(client: anthropic.AsyncAnthropic, **asked: Any) -> Message:
 async def test_the_first_event_of_a_stream_tells_the_prompts_tokens(
     client: anthropic.AsyncAnthropic, model: str
 ) -> None:
-    asked: Any = {"model": model, "system": "You help.", "messages": [{"role": "user", "content": "a" * 300}]}
-    count = await client.messages.count_tokens(**asked)
+    body: Any = {"model": model, "system": "You help.", "messages": [{"role": "user", "content": "a" * 300}]}
+    count = await client.messages.count_tokens(**body)
     for _ in range(2):  # the second time, llama-server has the prompt in its cache
-        async with client.messages.stream(**asked, max_tokens=20) as stream:
+        async with client.messages.stream(**body, max_tokens=20) as stream:
             events = [event async for event in stream]
         start, end = events[0], events[-1]
         assert start.type == "message_start"
@@ -131,14 +131,14 @@ async def test_thoughts_text_and_a_call(client: anthropic.AsyncAnthropic) -> Non
 async def test_an_agent_with_tools(client: anthropic.AsyncAnthropic, model: str, text: str) -> None:
     # `caller` calls whenever it may; told not to, it goes on as if to call, which the stop sequence ends.
     messages: list[MessageParam] = [{"role": "user", "content": "How is the weather?"}]
-    asked: Any = {"model": model, "max_tokens": 60, "tools": TOOLS, **COLD}
+    body: Any = {"model": model, "max_tokens": 60, "tools": TOOLS, **COLD}
     results = []
     for more in (
         {"tool_choice": {"type": "tool", "name": "get_weather"}},
         {"tool_choice": {"type": "tool", "name": "sum"}},
         {"tool_choice": {"type": "none"}, "stop_sequences": ["[TOOL_CALLS]"]},
     ):
-        async with client.messages.stream(**asked, messages=messages, **more) as stream:
+        async with client.messages.stream(**body, messages=messages, **more) as stream:
             message = await stream.get_final_message()
         calls = [block for block in message.content if block.type == "tool_use"]
         messages.append({"role": "assistant", "content": message.content})
@@ -215,7 +215,7 @@ async def test_an_answer_that_was_begun(client: anthropic.AsyncAnthropic, model:
 
 
 async def test_a_conversation_and_its_count(client: anthropic.AsyncAnthropic) -> None:
-    asked: Any = {
+    body: Any = {
         "model": "plain",
         "system": [{"type": "text", "text": "Be kind.", "cache_control": {"type": "ephemeral"}}],
         "messages": [
@@ -225,9 +225,9 @@ async def test_a_conversation_and_its_count(client: anthropic.AsyncAnthropic) ->
         ],
         "thinking": {"type": "enabled", "budget_tokens": 1024},
     }  # fmt: skip
-    message = await both(client, **asked, metadata={"user_id": "u1"}, service_tier="auto")
+    message = await both(client, **body, metadata={"user_id": "u1"}, service_tier="auto")
     assert message.content[0].to_dict()["text"] == SENTENCE
-    count = await client.messages.count_tokens(**asked)
+    count = await client.messages.count_tokens(**body)
     # Each message has two marks beside its text, which this vocabulary has as bytes, and the answer's begins with one.
     assert count.input_tokens == len("Be kind.HiYes?News") + 4 * 2 + 1
     assert seen(message)["usage"] == (count.input_tokens, COMPLETION_TOKENS)

@@ -154,9 +154,9 @@ async def test_what_llama_servers_own_lose(gateway: GatewayHarness) -> None:
 
 
 async def test_llama_servers_own_streams_are_not_as_published(gateway: GatewayHarness) -> None:
-    asked = {**COLD, "tools": [WEATHER], "tool_choice": {"type": "any"}}
-    checked_events(await stream(gateway, "caller", asked))
-    told = events_of(await stream(gateway, "native-caller", asked))
+    body = {**COLD, "tools": [WEATHER], "tool_choice": {"type": "any"}}
+    checked_events(await stream(gateway, "caller", body))
+    told = events_of(await stream(gateway, "native-caller", body))
     begun = {event["content_block"]["type"]: event["content_block"] for event in told if "content_block" in event}
     for block, kind, field in (("thinking", ThinkingBlock, "signature"), ("tool_use", ToolUseBlock, "input")):
         with pytest.raises(pydantic.ValidationError, match=rf"{field}\s+Field required"):

@@ -152,8 +152,8 @@ async def test_open_webuis_connection_probe(gateway: GatewayHarness, base: str) 
 async def test_what_open_webui_and_openais_client_ask_of_either_address(base: str) -> None:
     async with gateway_harness() as gateway, engines(1) as (engine,):
         await gateway.publish(route("m", [engine.url]))
-        asked = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
-        async with gateway.post(f"{base}/chat/completions", asked) as response:
+        body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
+        async with gateway.post(f"{base}/chat/completions", body) as response:
             assert (response.status, response.content_type) == (200, "text/event-stream")
         async with openai.AsyncOpenAI(base_url=gateway.url + base, api_key="none", max_retries=0) as client:
             assert (await client.models.retrieve("m")).id == "m"

@@ -73,9 +73,9 @@ async def ask_endless(gateway: GatewayHarness, document: dict[str, Any]) -> str:
     """Compare the head of the endless answer with the document; its path."""
     documented = document["paths"][ENDLESS]["get"]["responses"]
     for secret, status in (("all", 200), ("nobody", 401)):
-        async with gateway.get(ENDLESS, key=f"secret-{secret}") as answer:
-            assert answer.status == status
-            assert list(documented[str(status)]["content"]) == [answer.content_type]
+        async with gateway.get(ENDLESS, key=f"secret-{secret}") as response:
+            assert response.status == status
+            assert list(documented[str(status)]["content"]) == [response.content_type]
     return ENDLESS
 
 
@@ -115,8 +115,8 @@ def ask(operation: Any, mode: schemathesis.GenerationMode, url: str, known: Know
                 case.path_parameters[name] = next(known[name])
         headers = {"authorization": f"Bearer secret-{secret}"} if secret else {}
         checks = [status_code_conformance, content_type_conformance]
-        answer = case.call_and_validate(base_url=url, headers=headers, timeout=60, checks=checks)
-        assert answer.status_code != 500, answer.text  # it is documented, and must not be met
+        response = case.call_and_validate(base_url=url, headers=headers, timeout=60, checks=checks)
+        assert response.status_code != 500, response.text  # it is documented, and must not be met
 
     one()
 

@@ -116,10 +116,10 @@ async def test_a_client_that_takes_gzip_gets_it(gateway: GatewayHarness, accepte
     async with raw(gateway) as client:
         asked = f"GET /page/assets/index-a1.js HTTP/1.1\r\nhost: localhost\r\naccept-encoding: {accepted}\r\n\r\n"
         client.write(asked.encode())
-        answer = await client.answer()
-    assert answer.all("vary") == ["accept-encoding"]
-    assert answer.all("content-encoding") == (["gzip"] if is_gzip else [])
-    assert (gzip.decompress(answer.body) if is_gzip else answer.body) == SCRIPT.encode()
+        response = await client.answer()
+    assert response.all("vary") == ["accept-encoding"]
+    assert response.all("content-encoding") == (["gzip"] if is_gzip else [])
+    assert (gzip.decompress(response.body) if is_gzip else response.body) == SCRIPT.encode()
 
 
 @pytest.mark.parametrize(
@@ -143,8 +143,8 @@ async def test_a_client_that_takes_gzip_gets_it(gateway: GatewayHarness, accepte
 async def test_what_is_no_file_of_the_page_is_an_unknown_route(gateway: GatewayHarness, path: str) -> None:
     async with raw(gateway) as client:
         client.write(f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
-        answer = await client.answer()
-        assert (answer.status, answer.error["code"]) == (404, "unknown_route")
+        response = await client.answer()
+        assert (response.status, response.error["code"]) == (404, "unknown_route")
 
 
 async def test_a_page_that_is_built_later_is_served_without_a_restart(tmp_path: Path) -> None:

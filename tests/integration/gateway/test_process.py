@@ -67,14 +67,14 @@ async def test_a_stop_lets_requests_finish(number: signal.Signals) -> None:
     async with running() as (process, gateway), engines(1) as (engine,):
         await gateway.publish(route("m", [engine.url]))
         streaming: Any = gateway.chat(stream=True, fault="pause_until_release")
-        async with streaming as answer:
-            await answer.content.readany()
+        async with streaming as response:
+            await response.content.readany()
             blocking = asyncio.create_task(gateway.chat(fault="hold").__aenter__())
             await until(lambda: engine.running == 2)
             process.send_signal(number)
             await refused(gateway)
             engine.release.set()
-            assert (await answer.read()).endswith(b"data: [DONE]\n\n")
+            assert (await response.read()).endswith(b"data: [DONE]\n\n")
             async with await blocking as other:
                 assert other.status == 200
         code, said = await ended(process)
@@ -88,10 +88,10 @@ async def test_after_the_grace_a_stream_is_told_and_the_process_ends() -> None:
     async with running(ROUNDHOUSE_SHUTDOWN_GRACE_S="0") as (process, gateway), engines(1) as (engine,):
         await gateway.publish(route("m", [engine.url]))
         streaming: Any = gateway.chat(stream=True, fault="stall")
-        async with streaming as answer:
-            await answer.content.readany()
+        async with streaming as response:
+            await response.content.readany()
             process.terminate()
-            last = await answer.read()
+            last = await response.read()
         assert b"The gateway was stopped" in last
         assert last.endswith(b"data: [DONE]\n\n")
         code, said = await ended(process)

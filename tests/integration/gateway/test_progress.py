@@ -113,47 +113,47 @@ async def test_a_queue_that_is_full_keeps_its_status() -> None:
 async def test_the_stages_of_a_load(gateway: GatewayHarness, engine: MockEngine) -> None:
     await gateway.publish(unloaded())
     place = {"queue_position": 2, "queue_depth": 2}
-    async with start(gateway) as answer:
-        assert (answer.status, answer.headers["x-queue-position"]) == (200, "2")
-        assert await read(answer) == {"stage": "load", "model": "m", "state": "unloaded", **place}
+    async with start(gateway) as response:
+        assert (response.status, response.headers["x-queue-position"]) == (200, "2")
+        assert await read(response) == {"stage": "load", "model": "m", "state": "unloaded", **place}
         await gateway.publish(unloaded(ModelState.LOADING))
-        assert await read(answer) == {"stage": "load", "model": "m", "state": "loading", **place}
+        assert await read(response) == {"stage": "load", "model": "m", "state": "loading", **place}
         await gateway.publish(unloaded(ModelState.LOADING, last_error="nothing new"))
         await gateway.publish(unloaded(ModelState.LOADING, progress=0.25))
-        assert await read(answer) == {"stage": "load", "model": "m", "state": "loading", "progress": 0.25, **place}
+        assert await read(response) == {"stage": "load", "model": "m", "state": "loading", "progress": 0.25, **place}
         await gateway.publish(unloaded(ModelState.LOADING, progress=0.5))
-        assert (await read(answer))["progress"] == 0.5
+        assert (await read(response))["progress"] == 0.5
         await gateway.publish(route("m", [engine.url], autoload=True))
-        assert await read(answer) == {"stage": "prefill", "model": "m"}
-        rest = await answer.read()
+        assert await read(response) == {"stage": "prefill", "model": "m"}
+        rest = await response.read()
     assert rest.startswith(b"data: ")
     assert rest.endswith(b"data: [DONE]\n\n")
 
 
 async def test_both_headers_tell_each_in_its_form(gateway: GatewayHarness, engine: MockEngine) -> None:
     await gateway.publish(unloaded())
-    async with start(gateway, headers={**ASKED, "X-Load-Progress": "true"}) as answer:
-        assert await answer.content.readuntil(b"\n\n") == b': load-progress {"model":"m","state":"unloaded"}\n\n'
-        assert (await read(answer))["stage"] == "load"
+    async with start(gateway, headers={**ASKED, "X-Load-Progress": "true"}) as response:
+        assert await response.content.readuntil(b"\n\n") == b': load-progress {"model":"m","state":"unloaded"}\n\n'
+        assert (await read(response))["stage"] == "load"
         await gateway.publish(route("m", [engine.url], autoload=True))
-        assert await read(answer) == {"stage": "prefill", "model": "m"}
+        assert await read(response) == {"stage": "prefill", "model": "m"}
 
 
 @pytest.mark.parametrize("path", FAMILIES)
 async def test_an_error_after_the_headers_is_an_event_of_the_family(gateway: GatewayHarness, path: str) -> None:
     await gateway.publish(unloaded())
-    async with start(gateway, path) as answer:
-        assert (await read(answer))["stage"] == "load"
+    async with start(gateway, path) as response:
+        assert (await read(response))["stage"] == "load"
         await gateway.publish(unloaded(ModelState.FAILED, last_error="out of memory"))
-        rest = await answer.read()
-    assert answer.status == 200
+        rest = await response.read()
+    assert response.status == 200
     assert is_told("model_failed", rest), rest
 
 
 async def test_what_the_engine_refuses_is_an_event_too(gateway: GatewayHarness, engine: MockEngine) -> None:
-    async with start(gateway, fault="bad_request") as answer:
-        assert (answer.status, await read(answer)) == (200, {"stage": "prefill", "model": "m"})
-        rest = await answer.read()
+    async with start(gateway, fault="bad_request") as response:
+        assert (response.status, await read(response)) == (200, {"stage": "prefill", "model": "m"})
+        rest = await response.read()
     assert b"too hot" in rest
     assert is_told("engine_error", rest), rest
 

@@ -60,10 +60,10 @@ async def test_the_exact_text_of_a_real_engine(gateway: GatewayHarness) -> None:
     async with sdk(gateway) as client:
         tokens = 0
         for model in ("demo", "default"):
-            answer = await client.chat.completions.create(model=model, messages=HI, temperature=0)
-            assert (answer.model, answer.choices[0].message.content) == ("inner-demo", SENTENCE)
-            assert answer.usage is not None
-            tokens += answer.usage.completion_tokens
+            response = await client.chat.completions.create(model=model, messages=HI, temperature=0)
+            assert (response.model, response.choices[0].message.content) == ("inner-demo", SENTENCE)
+            assert response.usage is not None
+            tokens += response.usage.completion_tokens
         stream = await client.chat.completions.create(model="default", messages=HI, temperature=0, stream=True)
         chunks = [chunk async for chunk in stream]
         assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == SENTENCE
@@ -109,8 +109,8 @@ async def test_each_token_of_a_real_stream_is_counted_without_the_engines_own_co
     fields["stream_options"] = {"include_usage": True}
     counter = TokenEventCounter()
     url, headers = f"http://127.0.0.1:{engine.port}{path}", {"Authorization": f"Bearer {TOKEN}"}
-    async with aiohttp.ClientSession() as client, client.post(url, json=fields, headers=headers) as answer:
-        text = await answer.read()
+    async with aiohttp.ClientSession() as client, client.post(url, json=fields, headers=headers) as response:
+        text = await response.read()
     assert b'"completion_tokens":60' in text
     head = text[: text.rindex(b"data: ", 0, text.index(b'"usage"'))]
     for start in range(0, len(head), 700):
@@ -121,11 +121,11 @@ async def test_each_token_of_a_real_stream_is_counted_without_the_engines_own_co
 async def test_a_real_stream_that_is_left_counts_what_came_and_the_engines_metrics_are_read(
     gateway: GatewayHarness, engine: Worker
 ) -> None:
-    async with gateway.chat("demo", stream=True, max_tokens=CONTEXT, ignore_eos=True) as answer:
+    async with gateway.chat("demo", stream=True, max_tokens=CONTEXT, ignore_eos=True) as response:
         read = b""
         while read.count(b"\n\n") < 40:
-            read += await answer.content.readany()
-        answer.close()
+            read += await response.content.readany()
+        response.close()
     await until(lambda: "cancel task" in engine.log, "the engine cancels it")
     await gateway.idle()
     found = re.search(

@@ -75,8 +75,8 @@ async def test_a_request_that_waited_for_the_load_goes_to_the_replica_that_it_na
         ]
         await gateway.controller.report_where(lambda report: report.queued == {"m": 2})
         await gateway.publish(_model(made, autoload=True))
-        (status, _, answer), named = await asyncio.gather(*both)
-        assert (status, answer["error"]["param"]) == (400, "replica")
+        (status, _, response), named = await asyncio.gather(*both)
+        assert (status, response["error"]["param"]) == (400, "replica")
         assert named == (200, "m-1", {"n": 1})
 
 

@@ -54,8 +54,8 @@ async def read_events(site: Site, response_id: str, query: str = "stream=true") 
 
 async def begun(site: Site, **fields: Any) -> str:
     """The id of a new stream in the background whose client has left."""
-    asked = {"model": "m", "input": "x", "stream": True, "background": True, **fields}
-    async with site.gateway.post("/v1/responses", asked) as answer:
+    body = {"model": "m", "input": "x", "stream": True, "background": True, **fields}
+    async with site.gateway.post("/v1/responses", body) as answer:
         line = (await answer.content.readuntil(b"\n\n")).partition(b"data: ")[2]
         response_id: str = json.loads(line)["response"]["id"]
         return response_id
@@ -82,8 +82,8 @@ def kinds(told: Fields) -> list[tuple[str, str | None]]:
 
 
 async def test_the_same_events_during_and_after_as_its_own_client_got(site: Site) -> None:
-    asked = {"model": "m", "input": "x", "stream": True, "background": True, "fault": "pause_until_release"}
-    async with site.gateway.post("/v1/responses", asked) as own:
+    body = {"model": "m", "input": "x", "stream": True, "background": True, "fault": "pause_until_release"}
+    async with site.gateway.post("/v1/responses", body) as own:
         await until(lambda: site.running, "it runs")
         [response_id] = site.running
         reading = asyncio.create_task(read_events(site, response_id))
@@ -287,8 +287,8 @@ async def test_a_stream_that_is_cancelled_ends_with_a_word(site: Site, backgroun
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_running_one_is_cancelled_before_it_is_deleted(site: Site, stream: bool) -> None:
     fault = "pause_until_release" if stream else "hold"
-    asked = {"model": "m", "input": "x", "background": True, "stream": stream, "fault": fault}
-    async with site.gateway.post("/v1/responses", **asked) as answer:
+    body = {"model": "m", "input": "x", "background": True, "stream": stream, "fault": fault}
+    async with site.gateway.post("/v1/responses", **body) as answer:
         await answer.content.readany()
         await until(lambda: site.engine.running == 1, "it runs")
         [run] = site.running.values()

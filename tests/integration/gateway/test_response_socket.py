@@ -120,8 +120,8 @@ async def test_websocket_failed_continuation_evicts_cache() -> None:
 
 async def test_websocket_compact_new_chain(site: Site, client: Socket) -> None:
     asked: list[ResponseInputItemParam] = [{"role": "user", "content": "Remember: cobalt."}]
-    answer = await site.client.responses.with_raw_response.compact(model="m", input=asked)
-    output = json.loads(answer.text)["output"]
+    response = await site.client.responses.with_raw_response.compact(model="m", input=asked)
+    output = json.loads(response.text)["output"]
     await client.send(input=[*output, {"role": "user", "content": "What is it?"}], previous_response_id=None)
     assert (await client.turn())[-1]["response"]["status"] == "completed"
     texts = ["Remember: cobalt.", INTRODUCTION + " ".join(WORDS), "What is it?"]
@@ -256,8 +256,8 @@ async def test_hosts_and_origins_hold(site: Site) -> None:
     async with raw(site.gateway) as client:
         wish = ("upgrade: websocket", "connection: upgrade", "sec-websocket-version: 13", KEY)
         client.write(request("GET", "/v1/responses", headers=wish).replace(b"localhost", b"evil.example"))
-        answer = await client.answer()
-        assert (answer.status, answer.error["code"]) == (403, "forbidden_host")
+        response = await client.answer()
+        assert (response.status, response.error["code"]) == (403, "forbidden_host")
 
 
 async def test_what_is_no_handshake(site: Site) -> None:
@@ -265,9 +265,9 @@ async def test_what_is_no_handshake(site: Site) -> None:
     for headers in (HANDSHAKE, (*HANDSHAKE, "sec-websocket-key: short"), wrong_version, (*HANDSHAKE, KEY, KEY)):
         async with raw(site.gateway) as client:
             client.write(request("GET", "/v1/responses", headers=headers))
-            [answer] = await client.to_the_end()
-            assert (answer.status, answer.error["code"]) == (400, "invalid_request")
-            assert answer.error["request_id"]
+            [response] = await client.to_the_end()
+            assert (response.status, response.error["code"]) == (400, "invalid_request")
+            assert response.error["request_id"]
     for others in (("connection: Upgrade", "upgrade: h2c", KEY), (KEY,)):
         async with raw(site.gateway) as client:
             client.write(request("GET", "/v1/responses", headers=others))

@@ -120,8 +120,8 @@ async def test_an_answer_that_must_have_a_form(make: Make) -> None:
 
 
 async def test_thoughts_text_and_a_call(make: Make) -> None:
-    asked: Fields = {"model": "agent", "input": "Hi", "tools": [WEATHER], "reasoning": {"effort": "low"}}
-    for response in (await make(**asked), await make(by="stream", **asked)):
+    body: Fields = {"model": "agent", "input": "Hi", "tools": [WEATHER], "reasoning": {"effort": "low"}}
+    for response in (await make(**body), await make(by="stream", **body)):
         thought, message, call = response.output
         assert isinstance(thought, ResponseReasoningItem)
         assert [part.text for part in thought.content or ()] == [THOUGHT]
@@ -129,7 +129,7 @@ async def test_thoughts_text_and_a_call(make: Make) -> None:
         assert isinstance(call, ResponseFunctionToolCall)
         assert (call.name, json.loads(call.arguments), call.status) == ("get_weather", {"city": "Paris"}, "completed")
         assert response.reasoning.effort == "low"
-    events = await make(**asked, stream=True)
+    events = await make(**body, stream=True)
     deltas = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
     assert json.loads("".join(deltas)) == {"city": "Paris"}
     assert "".join(event.delta for event in events if event.type == "response.reasoning.delta") == THOUGHT
@@ -149,9 +149,9 @@ async def test_thoughts_text_and_a_call(make: Make) -> None:
 )
 async def test_the_tool_that_is_chosen_is_called(gateway: GatewayHarness, choice: Fields, called: str) -> None:
     shell = {"type": "custom", "name": "shell", "description": "Runs it."}
-    asked: Fields = {"model": "agent", "input": "Hi", "tools": [WEATHER, OTHER, shell], "tool_choice": choice}
-    asked["max_output_tokens"] = 60  # the shell's text has no end of its own
-    for response in (await blocking(gateway, **asked), await streamed(gateway, **asked)):
+    body: Fields = {"model": "agent", "input": "Hi", "tools": [WEATHER, OTHER, shell], "tool_choice": choice}
+    body["max_output_tokens"] = 60  # the shell's text has no end of its own
+    for response in (await blocking(gateway, **body), await streamed(gateway, **body)):
         assert response["tool_choice"] == choice
         (call,) = [item for item in response["output"] if "call_id" in item]
         assert call["name"] == called
@@ -279,10 +279,10 @@ async def test_langchain(gateway: GatewayHarness, by_responses: bool) -> None:
             use_responses_api=by_responses,
         )
 
-    answer = await model("plain").ainvoke("Hi")
-    assert answer.text == SENTENCE
-    assert answer.usage_metadata is not None
-    assert answer.usage_metadata["output_tokens"] == COMPLETION_TOKENS
+    response = await model("plain").ainvoke("Hi")
+    assert response.text == SENTENCE
+    assert response.usage_metadata is not None
+    assert response.usage_metadata["output_tokens"] == COMPLETION_TOKENS
     chunks = [chunk async for chunk in model("plain").astream("Hi")]
     assert "".join(chunk.text for chunk in chunks) == SENTENCE
     parsed = await model("plain").with_structured_output(Weather, method="json_schema").ainvoke("Where?")

@@ -71,8 +71,8 @@ async def test_what_was_told_to_its_end_survives_a_kill_at_once(number: int, tmp
         async with process_site(tmp_path, engine) as (process, site):
             for path, stream in kinds:
                 said = {"messages": [{"role": "user", "content": "x"}]} if "chat" in path else {"input": "x"}
-                async with site.gateway.post(path, model="m", store=True, stream=stream, **said) as answer:
-                    bodies.append(await answer.text())
+                async with site.gateway.post(path, model="m", store=True, stream=stream, **said) as response:
+                    bodies.append(await response.text())
             process.kill()
             await process.wait()
         async with process_site(tmp_path, engine) as (_, site):

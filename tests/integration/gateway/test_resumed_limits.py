@@ -213,9 +213,9 @@ async def test_an_id_of_another_tenant_is_one_that_nobody_has() -> None:
         sent = (await read_stream(gateway, "done-1::m")).content
         live = await open_stream(gateway, "live-1::m", fault="pause_until_release")
         begun = await live.content.readuntil(b"\n\n")
-        async with gateway.post("/v1/responses", model="m", input="Hi", background=True, stream=True) as answer:
-            response_id = (await answer.content.readuntil(b"\n\n")).split(b'"id":"')[1].split(b'"')[0].decode()
-            await answer.read()
+        async with gateway.post("/v1/responses", model="m", input="Hi", background=True, stream=True) as response:
+            response_id = (await response.content.readuntil(b"\n\n")).split(b'"id":"')[1].split(b'"')[0].decode()
+            await response.read()
         for name in ("bob", "carol"):
             for stream_id in ("done-1::m", "live-1::m", response_id):
                 unknown = await asks_of(gateway, name, "x" * len(stream_id))
@@ -246,10 +246,10 @@ async def test_an_id_of_another_tenant_takes_as_long_as_none() -> None:
             for number in range(2 * campaign_count(150, 1000)):
                 name = ("conv-1", "conv-2")[(number ^ number >> 1) & 1]
                 began = time.perf_counter()
-                async with gateway.request(method, path + name) as answer:
-                    await answer.read()
+                async with gateway.request(method, path + name) as response:
+                    await response.read()
                 times[name].append(time.perf_counter() - began)
-                assert answer.status == 404
+                assert response.status == 404
             assert abs(rank_sum_z(times["conv-1"], times["conv-2"])) < 4.5, (method, path)
 
 

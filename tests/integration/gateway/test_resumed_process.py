@@ -47,8 +47,8 @@ async def test_what_had_ended_is_replayed_whole(tmp_path: Path) -> None:
             sent = {}
             for path in (CHAT, "/v1/responses", "/v1/messages"):
                 sent[path] = (await read_stream(gateway, path, path)).content
-            async with open_stream(gateway, "stopped", fault="pause_until_release") as answer:
-                await answer.content.readany()
+            async with open_stream(gateway, "stopped", fault="pause_until_release") as response:
+                await response.content.readany()
                 await stop(gateway, "stopped")
             await read_stream(gateway, "removed")
             await stop(gateway, "removed")
@@ -78,7 +78,7 @@ async def test_a_stop_tells_every_reader(tmp_path: Path) -> None:
             await dropped.content.readany()
             dropped.close()
             process.send_signal(signal.SIGTERM)
-            told = [start + await answer.read() for start, answer in zip(begun, (first, second), strict=True)]
+            told = [start + await response.read() for start, response in zip(begun, (first, second), strict=True)]
             code, said = await ended(process)
             assert code == 0, said
             assert told[0] == told[1]
@@ -92,9 +92,9 @@ async def test_a_stop_tells_every_reader(tmp_path: Path) -> None:
 async def test_a_stop_lets_a_stream_without_a_client_finish(tmp_path: Path) -> None:
     async with engines(1) as (engine,):
         async with restarted(tmp_path, engine) as (process, gateway):
-            answer = await open_stream(gateway, fault="pause_until_release")
-            await answer.content.readany()
-            answer.close()
+            response = await open_stream(gateway, fault="pause_until_release")
+            await response.content.readany()
+            response.close()
             process.send_signal(signal.SIGTERM)
             await refused(gateway)
             engine.release.set()
@@ -109,12 +109,12 @@ async def test_a_full_disk_ends_the_promise_and_not_the_stream(tmp_path: Path) -
         async with engines(1) as (engine,):
             settings = {"ROUNDHOUSE_RESPONSES_RETENTION_H": "0", "ROUNDHOUSE_LOG_MIB": "0"}
             async with restarted(disk.folder, engine, **settings) as (process, gateway):
-                answer = await open_stream(gateway, fault="pause_until_release", max_tokens=40_000)
-                assert answer.headers["x-stream-file"] == "kept"
-                begun = await answer.content.readany()
+                response = await open_stream(gateway, fault="pause_until_release", max_tokens=40_000)
+                assert response.headers["x-stream-file"] == "kept"
+                begun = await response.content.readany()
                 disk.fill()
                 engine.release.set()
-                sent = begun + await answer.read()
+                sent = begun + await response.read()
                 assert b": this stream is kept in no file any more" in sent
                 assert len(text_of(sent).split()) == 40_000
                 [found] = await look_up(gateway, "conv-1")
@@ -126,9 +126,9 @@ async def test_a_full_disk_ends_the_promise_and_not_the_stream(tmp_path: Path) -
                 assert (reply.headers["x-stream-file"], text_of(reply.content)) == ("none", TEXT)
                 assert "roundhouse_gateway_stream_files_lost_total 2.0" in await gateway.metrics()
                 disk.free()
-                async with open_stream(gateway, "third") as answer:
-                    assert answer.headers["x-stream-file"] == "kept"
-                    await answer.read()
+                async with open_stream(gateway, "third") as response:
+                    assert response.headers["x-stream-file"] == "kept"
+                    await response.read()
                 assert len(list((disk.folder / "streams").iterdir())) == 2, "a lock and the third"
                 process.terminate()
                 assert "No space left on device" in (await ended(process))[1]
@@ -171,9 +171,9 @@ async def test_another_gateway_leaves_the_files_alone(tmp_path: Path, caplog: py
 async def test_without_files_nothing_is_written(tmp_path: Path) -> None:
     async with engines(1) as (engine,), gateway_harness(state=tmp_path, stream_files=False) as gateway:
         await gateway.publish(model_of(engine))
-        async with open_stream(gateway) as answer:
-            assert answer.headers["x-stream-file"] == "none"
-            sent = await answer.read()
+        async with open_stream(gateway) as response:
+            assert response.headers["x-stream-file"] == "none"
+            sent = await response.read()
         assert (await read_again(gateway)).body == sent
         assert not (tmp_path / "streams").exists()
 
@@ -189,14 +189,14 @@ async def test_what_is_expired_goes_with_its_file(tmp_path: Path) -> None:
 
 
 async def test_a_response_in_the_background_is_read_on_after_a_kill(tmp_path: Path) -> None:
-    asked = {"input": "Hi", "background": True, "stream": True, "max_output_tokens": 100_000}
+    body = {"input": "Hi", "background": True, "stream": True, "max_output_tokens": 100_000}
     async with engines(1) as (engine,):
         async with restarted(tmp_path, engine) as (process, gateway):
-            answer = await gateway.post("/v1/responses", model="m", **asked).__aenter__()
-            sent = await answer.content.readuntil(b"\n\n")
+            response = await gateway.post("/v1/responses", model="m", **body).__aenter__()
+            sent = await response.content.readuntil(b"\n\n")
             response_id = json.loads(sent.partition(b"data: ")[2])["response"]["id"]
             while sent.count(b"\n\n") < 30:
-                sent += await answer.content.readany()
+                sent += await response.content.readany()
             process.kill()
             await process.wait()
         sent = sent[: sent.rindex(b"\n\n") + 2]
@@ -207,8 +207,8 @@ async def test_a_response_in_the_background_is_read_on_after_a_kill(tmp_path: Pa
             url = f"{gateway.url}/v1/responses/{response_id}?stream=true&starting_after="
             events = [event + b"\n\n" for event in whole.split(b"\n\n")[:-1]]
             for number in (0, 20):
-                async with gateway.client.get(f"{url}{number}") as answer:
-                    assert await answer.read() == b"".join(events[number + 1 :])
+                async with gateway.client.get(f"{url}{number}") as response:
+                    assert await response.read() == b"".join(events[number + 1 :])
             assert (await gateway.get(f"/v1/responses/{response_id}")).body["status"] == "failed"
             assert (await gateway.request("DELETE", f"/v1/responses/{response_id}")).status == 200
             assert (await read_again(gateway, stream_id=response_id)).status == 404

@@ -47,9 +47,9 @@ async def test_every_family_is_cut_and_read_on(gateway: GatewayHarness, engine: 
 
 
 async def test_without_the_header_nothing_is_kept(gateway: GatewayHarness, engine: MockEngine) -> None:
-    async with gateway.chat(stream=True) as answer:
-        assert "x-stream-file" not in answer.headers
-        await answer.read()
+    async with gateway.chat(stream=True) as response:
+        assert "x-stream-file" not in response.headers
+        await response.read()
     await gateway.chat(stream=False)
     assert 'roundhouse_gateway_streams{state="ended"} 0.0' in await gateway.metrics()
 
@@ -69,12 +69,12 @@ async def test_the_generation_goes_on_when_the_client_drops(gateway: GatewayHarn
 
 
 async def test_a_delete_stops_the_engine_and_every_reader(gateway: GatewayHarness, engine: MockEngine) -> None:
-    async with open_stream(gateway, fault="pause_until_release", after=3) as answer:
-        first = await answer.content.readuntil(b"\n\n")
+    async with open_stream(gateway, fault="pause_until_release", after=3) as response:
+        first = await response.content.readuntil(b"\n\n")
         reader = asyncio.create_task(read_again(gateway))
         await until_read(gateway, 2)
         assert await stop(gateway) == 204
-        sent = first + await answer.read()
+        sent = first + await response.read()
     await until(lambda: engine.cancelled == 1, "the engine stops")
     assert is_told("stream_stopped", sent)
     assert (await reader).body == sent
@@ -128,9 +128,9 @@ async def test_a_slash_in_the_id_and_the_query_form() -> None:
     stream_id = "conv::org/model:Q8_0"
     async with gateway_harness() as gateway, engines(1) as (engine,):
         await gateway.publish(route("org/model:Q8_0", [engine.url]))
-        async with open_stream(gateway, stream_id, model=None) as answer:
-            assert answer.status == 200
-            sent = await answer.read()
+        async with open_stream(gateway, stream_id, model=None) as response:
+            assert response.status == 200
+            sent = await response.read()
         assert (await read_again(gateway, stream_id=stream_id)).body == sent
         assert (await gateway.get(f"/v1/stream/{stream_id}")).content == sent
         query = {"conv_id": stream_id, "from": "0"}
@@ -185,7 +185,7 @@ async def test_a_delete_during_a_load_ends_the_request(gateway: GatewayHarness) 
     call = asyncio.create_task(open_stream(gateway).__aenter__())
     await until_live(gateway)
     assert await stop(gateway) == 204
-    answer: aiohttp.ClientResponse = await call
-    assert answer.status == 400
-    assert "cancelled" in (await answer.json())["error"]["message"]
+    response: aiohttp.ClientResponse = await call
+    assert response.status == 400
+    assert "cancelled" in (await response.json())["error"]["message"]
     assert (await read_again(gateway)).status == 404

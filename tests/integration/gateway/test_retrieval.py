@@ -40,9 +40,9 @@ async def command(url: str, *words: str) -> int:
 
 
 async def read_documents(retrieval: RetrievalHarness) -> list[dict[str, Any]]:
-    answer = await retrieval.request("GET", "/v1/documents?limit=100", tenant="me")
+    response = await retrieval.request("GET", "/v1/documents?limit=100", tenant="me")
     return sorted(
-        ({name: each[name] for name in FIELDS} for each in answer.json()["data"]), key=lambda each: each["id"]
+        ({name: each[name] for name in FIELDS} for each in response.json()["data"]), key=lambda each: each["id"]
     )
 
 
@@ -57,8 +57,8 @@ async def fill(url: str, retrieval: RetrievalHarness) -> None:
             form = aiohttp.FormData()
             form.add_field("file", b"<p>A dog." * 1000, filename=name, content_type="text/html")
             form.add_field("id", f"file{len(name)}")
-            async with session.post(f"{url}/v1/documents?wait=true", data=form) as answer:
-                assert answer.status == 200, await answer.text()
+            async with session.post(f"{url}/v1/documents?wait=true", data=form) as response:
+                assert response.status == 200, await response.text()
     await retrieval.add("Not mine.", "other", tenant="other")
 
 

@@ -43,11 +43,11 @@ class Reader:
 async def following(gateway: GatewayHarness, after: str | None = None) -> AsyncIterator[Reader]:
     """A reader whose stream has begun."""
     headers = {} if after is None else {"last-event-id": after}
-    async with gateway.get("/models/sse", headers=headers) as answer:
-        assert answer.status == 200
-        assert answer.headers["content-type"].startswith("text/event-stream")
-        assert await answer.content.readline() == b": ok\n"
-        yield Reader(answer)
+    async with gateway.get("/models/sse", headers=headers) as response:
+        assert response.status == 200
+        assert response.headers["content-type"].startswith("text/event-stream")
+        assert await response.content.readline() == b": ok\n"
+        yield Reader(response)
 
 
 async def test_events_of_a_load_come_in_order(gateway: GatewayHarness) -> None:

@@ -256,9 +256,9 @@ async def send(gateway: GatewayHarness, asked: Route, headers: Any, target: str 
         sent["content-type"] = "application/json"
     async with gateway.client.request(
         asked.method, URL(url, encoded=True), data=asked.body or None, headers=sent
-    ) as answer:
-        is_endless = asked.path == "/models/sse" and answer.status == 200
-        return answer.status, answer.headers, "" if is_endless else await answer.text()
+    ) as response:
+        is_endless = asked.path == "/models/sse" and response.status == 200
+        return response.status, response.headers, "" if is_endless else await response.text()
 
 
 def check_refusal(asked: Route, said: tuple[int, Any, str], status: int, code: str, who: str) -> None:
@@ -354,9 +354,9 @@ async def test_streams_are_refused_with_a_status_and_not_in_a_stream() -> None:
                 continue
             body = json.loads(asked.body) | {"stream": True}
             for who, status in (("nobody", 401), ("admin", 403), ("other", 403), ("all", 200)):
-                async with gateway.post(asked.target, body, headers=bearer(who)) as answer:
-                    assert answer.status == status, (asked.path, who)
-                    is_stream = answer.content_type == "text/event-stream"
+                async with gateway.post(asked.target, body, headers=bearer(who)) as response:
+                    assert response.status == status, (asked.path, who)
+                    is_stream = response.content_type == "text/event-stream"
                     assert is_stream is (status == 200)
         assert len(engine.client_requests) == sum(one.api is not None and one.api.streams for one in inference_routes())
 

@@ -99,11 +99,11 @@ async def test_a_replica_killed_in_the_middle_of_a_turn(tmp_path: Path) -> None:
         assert [(await talk.turn()).decision for _ in range(3)] == ["new", "reused", "reused"]
         (home,) = [engine for engine in engines if engine.figure("prompt_tokens_total") > 100]
         talk.fields |= {"stream": True, "ignore_eos": True, "max_tokens": 4_000}
-        async with talk.post() as answer:
-            assert answer.headers["x-session"] == "reused"
-            assert await answer.content.readany()
+        async with talk.post() as response:
+            assert response.headers["x-session"] == "reused"
+            assert await response.content.readany()
             home.process.kill()
-            assert b"engine_disconnected" in await answer.read()
+            assert b"engine_disconnected" in await response.read()
         talk.fields = {"session_id": "s"}
         talk.messages.pop()
         again = await talk.turn()

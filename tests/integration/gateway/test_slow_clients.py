@@ -99,8 +99,8 @@ async def test_a_body_that_stops_is_not_waited_for(
         await loop_clock.skip(PATIENCE_S - 4)
         assert not any(each._ignores_input for each in gateway.connections)
         await loop_clock.skip(4 + PATIENCE_S)
-        (answer,) = await client.to_the_end()
-        assert (answer.status, answer.error["code"], answer["connection"]) == (408, "request_timeout", "close")
+        (response,) = await client.to_the_end()
+        assert (response.status, response.error["code"], response["connection"]) == (408, "request_timeout", "close")
         assert not engine.requests
 
 
@@ -121,8 +121,8 @@ async def test_trailers_that_trickle_are_not_waited_for(heard: Heard, loop_clock
             client, b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n"
         )
         took = await heard.trickle(gateway, client, b"x-a: " + b"b" * 5000, loop_clock, 0.7)
-        (answer,) = await client.to_the_end()
-        assert answer.status == 408
+        (response,) = await client.to_the_end()
+        assert response.status == 408
         assert took < 3 * PATIENCE_S
 
 

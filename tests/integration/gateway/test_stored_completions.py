@@ -26,8 +26,8 @@ NO_CURSOR = (400, "invalid_request", "after")
 
 async def complete(client: openai.AsyncOpenAI, **fields: Any) -> ChatCompletion:
     """A completion that is stored, blocking, unless the fields say otherwise."""
-    asked: dict[str, Any] = {"model": "m", "messages": HI, "store": True, **fields}
-    made: ChatCompletion = await client.chat.completions.create(**asked)
+    body: dict[str, Any] = {"model": "m", "messages": HI, "store": True, **fields}
+    made: ChatCompletion = await client.chat.completions.create(**body)
     return made
 
 
@@ -82,10 +82,10 @@ async def test_a_stream_is_kept_as_the_completion_that_it_told(*, asks_for_usage
 
 async def test_what_the_last_event_told_may_be_counted_on() -> None:
     """The engine's connection may end later than its stream."""
-    async with response_state.site() as site, site.gateway.chat(stream=True, store=True, fault="late_end") as answer:
+    async with response_state.site() as site, site.gateway.chat(stream=True, store=True, fault="late_end") as response:
         told = b""
         while b"[DONE]" not in told:
-            told += await answer.content.readany()
+            told += await response.content.readany()
         assert site.engine.running == 1
         [listed] = (await site.client.chat.completions.list()).data
         assert f'"id":"{listed.id}"'.encode() in told

@@ -44,15 +44,15 @@ async def gateway(agent: Worker) -> AsyncIterator[GatewayHarness]:
 async def test_a_completion_is_kept_as_it_was_told(gateway: GatewayHarness, is_stream: bool) -> None:
     def walk() -> None:
         tools: Any = [{"type": "function", "function": WEATHER}]
-        asked: dict[str, Any] = {"model": "agent", "tools": tools, "temperature": 0, "store": True}
-        asked["messages"] = [{"role": "user", "content": ASKED}]
+        body: dict[str, Any] = {"model": "agent", "tools": tools, "temperature": 0, "store": True}
+        body["messages"] = [{"role": "user", "content": ASKED}]
         with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
             completions = client.chat.completions
             if is_stream:
-                with completions.stream(**asked, metadata={"n": "1"}) as stream:
+                with completions.stream(**body, metadata={"n": "1"}) as stream:
                     told = stream.get_final_completion()
             else:
-                told = completions.create(**asked, metadata={"n": "1"})
+                told = completions.create(**body, metadata={"n": "1"})
             kept = completions.retrieve(told.id)
             message = kept.choices[0].message
             assert message.content == told.choices[0].message.content

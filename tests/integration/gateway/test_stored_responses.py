@@ -392,15 +392,15 @@ async def test_who_leaves_while_the_history_loads_is_not_served() -> None:
 async def test_a_history_that_loads_for_too_long_ends_the_request(stream: bool, loop_clock: LoopClock) -> None:
     async with response_state.site(request_timeout_s=30, hold_headers_s=5, heartbeat_s=5) as site:
         first = await site.make()
-        asked = {"model": "m", "input": "x", "previous_response_id": first.id, "stream": stream}
+        body = {"model": "m", "input": "x", "previous_response_id": first.id, "stream": stream}
         async with site.held_store():
-            asking = asyncio.create_task(site.gateway.post("/v1/responses", **asked).__aenter__())
+            asking = asyncio.create_task(site.gateway.post("/v1/responses", **body).__aenter__())
             await until(lambda: site.store.waiting_count == 2, "it loads")
             await loop_clock.skip(35)
-            answer = await asking
-            text = await answer.text()
-            assert answer.status == (200 if stream else 408)
-            assert answer.headers["x-request-id"]
+            response = await asking
+            text = await response.text()
+            assert response.status == (200 if stream else 408)
+            assert response.headers["x-request-id"]
         assert '"request_timeout"' in text
         assert (": ka\n\n" in text) is stream
         await site.make("two", previous_response_id=first.id)

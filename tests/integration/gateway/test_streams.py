@@ -70,31 +70,31 @@ async def test_headers_are_held_so_that_an_error_keeps_its_status(gateway: Gatew
 async def test_a_slow_first_byte_gets_headers_and_heartbeats() -> None:
     async with gateway_harness(hold_headers_s=0.05, heartbeat_s=0.05) as gateway, engines(1) as (engine,):
         await gateway.publish(route("m", [engine.url]))
-        async with gateway.chat(stream=True, fault="hold") as answer:
-            assert answer.status == 200
+        async with gateway.chat(stream=True, fault="hold") as response:
+            assert response.status == 200
             for _ in range(3):
-                assert await answer.content.readuntil(b"\n\n") == b": ka\n\n"
+                assert await response.content.readuntil(b"\n\n") == b": ka\n\n"
             engine.release.set()
-            assert words_of(events_of(await answer.read())) == WORDS
+            assert words_of(events_of(await response.read())) == WORDS
 
 
 async def test_an_error_after_the_headers_were_sent_comes_as_an_event() -> None:
     async with gateway_harness(hold_headers_s=0.02) as gateway, engines(1) as (engine,):
         await gateway.publish(route("m", [engine.url]))
-        async with gateway.chat(stream=True, fault="hold") as answer:
-            await answer.content.readuntil(b"\n\n")
+        async with gateway.chat(stream=True, fault="hold") as response:
+            await response.content.readuntil(b"\n\n")
             await engine.stop()
-            events = events_of(await answer.read())
+            events = events_of(await response.read())
         assert payloads(events)[-1]["error"]["code"] == "engine_unreachable"
 
 
 async def test_an_engines_error_after_the_headers_were_sent_comes_as_an_event() -> None:
     async with gateway_harness(hold_headers_s=0.02) as gateway, engines(1) as (engine,):
         await gateway.publish(route("m", [engine.url]))
-        async with gateway.chat(stream=True, fault="hold", then="busy") as answer:
-            await answer.content.readuntil(b"\n\n")
+        async with gateway.chat(stream=True, fault="hold", then="busy") as response:
+            await response.content.readuntil(b"\n\n")
             engine.release.set()
-            events = events_of(await answer.read())
+            events = events_of(await response.read())
         error = payloads(events)[0]["error"]
         assert (error["message"], error["code"], error["status"]) == ("busy", "engine_error", 503)
         assert 'roundhouse_gateway_broken_answers_total{code="engine_error",model="m"} 1.0' in await gateway.metrics()
@@ -129,12 +129,12 @@ async def test_the_deadline_ends_a_request(streaming: bool, loop_clock: LoopCloc
         await loop_clock.skip(20)
         assert engine.running == 1
         await loop_clock.skip(15)
-        async with await call as answer:
+        async with await call as response:
             if streaming:
-                error = payloads(events_of(await answer.read()))[-1]["error"]
+                error = payloads(events_of(await response.read()))[-1]["error"]
             else:
-                assert answer.status == 408
-                error = (await answer.json())["error"]
+                assert response.status == 408
+                error = (await response.json())["error"]
         assert error["code"] == "request_timeout"
         await until(lambda: engine.cancelled == 1, "the engine sees it too")
 

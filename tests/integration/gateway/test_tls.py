@@ -120,13 +120,13 @@ async def test_who_speaks_plain_http_is_told_so_in_plain_http(files: Path, metho
     async with secured(files) as (gateway, engine):
         async with raw(gateway) as plain:
             plain.write(request(method))
-            answer = await plain.answer()
-            assert (answer.status, answer["connection"]) == (400, "close")
-            error = ErrorEnvelope.model_validate_json(answer.body).error
-            assert (error.code, error.status, error.request_id) == ("https_required", 400, answer["x-request-id"])
+            response = await plain.answer()
+            assert (response.status, response["connection"]) == (400, "close")
+            error = ErrorEnvelope.model_validate_json(response.body).error
+            assert (error.code, error.status, error.request_id) == ("https_required", 400, response["x-request-id"])
             assert "HTTPS" in error.message
-            assert answer["date"]
-            assert answer["x-should-retry"] == "false"
+            assert response["date"]
+            assert response["x-should-retry"] == "false"
             plain.write(request(method))  # what follows is dropped
         assert (await gateway.chat()).status == 200
         assert len(engine.requests) == 1

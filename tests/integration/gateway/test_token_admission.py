@@ -53,12 +53,12 @@ async def send(
 ) -> tuple[int, Any, Any]:
     """Status, headers, and the body, or a stream's error, None where it has none."""
     messages = [{"role": "user", "content": content}]
-    async with gateway.post(path, model="m", messages=messages, **fields) as answer:
-        body = await answer.read()
-        if answer.content_type != "text/event-stream":
-            return answer.status, answer.headers, json.loads(body)
+    async with gateway.post(path, model="m", messages=messages, **fields) as response:
+        body = await response.read()
+        if response.content_type != "text/event-stream":
+            return response.status, response.headers, json.loads(body)
         events = [each.removeprefix(b"data: ") for each in body.split(b"\n\n") if each.startswith(b"data: {")]
-        return answer.status, answer.headers, json.loads(events[-1]).get("error")
+        return response.status, response.headers, json.loads(events[-1]).get("error")
 
 
 @pytest.mark.parametrize("stream", [False, True])

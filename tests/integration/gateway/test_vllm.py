@@ -94,13 +94,13 @@ def thought_in(part: Any) -> str:
 
 
 async def test_thoughts_text_and_calls(client: openai.AsyncOpenAI) -> None:
-    answer: Any = await client.chat.completions.create(model="thinks", messages=HI, temperature=0, tools=[WEATHER])
-    message = answer.choices[0].message
+    response: Any = await client.chat.completions.create(model="thinks", messages=HI, temperature=0, tools=[WEATHER])
+    message = response.choices[0].message
     assert (thought_in(message).strip(), (message.content or "").strip()) == ("well", "Sure.")
     calls = [call.function for call in message.tool_calls]
     assert [{"name": call.name, "arguments": json.loads(call.arguments)} for call in calls] == CALLED
-    assert (answer.model, answer.choices[0].finish_reason) == ("thinks", "tool_calls")
-    assert answer.usage.completion_tokens == len(SAYS) + 1
+    assert (response.model, response.choices[0].finish_reason) == ("thinks", "tool_calls")
+    assert response.usage.completion_tokens == len(SAYS) + 1
 
 
 async def test_the_same_as_a_stream(client: openai.AsyncOpenAI) -> None:
@@ -126,13 +126,13 @@ async def test_the_same_as_a_stream(client: openai.AsyncOpenAI) -> None:
 async def test_a_cut_answer_is_continued_as_text(client: openai.AsyncOpenAI, is_stream: bool) -> None:
     """vLLM's parser of thoughts would take the rest of the answer for thoughts."""
     cut = {"type": "message", "role": "assistant", "status": "incomplete", "content": "Sure. "}
-    asked: Any = {"model": "thinks", "input": [*HI, cut], "temperature": 0}
+    body: Any = {"model": "thinks", "input": [*HI, cut], "temperature": 0}
     if is_stream:
-        async with client.responses.stream(**asked) as stream:
-            answer = await stream.get_final_response()
+        async with client.responses.stream(**body) as stream:
+            response = await stream.get_final_response()
     else:
-        answer = await client.responses.create(**asked)
-    told: list[Any] = [item.to_dict() for item in answer.output]
+        response = await client.responses.create(**body)
+    told: list[Any] = [item.to_dict() for item in response.output]
     rest = "".join(SAYS[SAYS.index("Sure. ") + 1 :])
     assert [(item["type"], item["content"][0]["text"]) for item in told] == [("message", rest)]
 
@@ -142,10 +142,10 @@ async def test_streams_are_cut_and_read_on(gateway: GatewayHarness) -> None:
 
 
 async def test_thinking_can_be_switched_off(client: openai.AsyncOpenAI) -> None:
-    answer = await client.chat.completions.create(
+    response = await client.chat.completions.create(
         model="thinks", messages=HI, temperature=0, extra_body={"thinking": "disabled"}
     )
-    assert "well" not in thought_in(answer.choices[0].message) + (answer.choices[0].message.content or "")
+    assert "well" not in thought_in(response.choices[0].message) + (response.choices[0].message.content or "")
 
 
 async def test_a_response_with_thoughts_and_calls(client: openai.AsyncOpenAI) -> None:
@@ -228,8 +228,8 @@ async def test_llama_cpps_words_and_vllms_older_ones_are_followed(
     client: openai.AsyncOpenAI, fields: dict[str, Any], text: str
 ) -> None:
     # With a parser of thoughts, vLLM holds to a form what comes behind them.
-    answer = await client.chat.completions.create(model="thinks", messages=HI, temperature=0, extra_body=fields)
-    assert (thought_in(answer.choices[0].message).strip(), answer.choices[0].message.content) == ("well", text)
+    response = await client.chat.completions.create(model="thinks", messages=HI, temperature=0, extra_body=fields)
+    assert (thought_in(response.choices[0].message).strip(), response.choices[0].message.content) == ("well", text)
 
 
 def test_what_the_controller_reads(engine: VllmWorker) -> None:

@@ -37,12 +37,12 @@ FORMS: dict[str, tuple[bytes, int, bytes, Then, bool]] = {
 
 @pytest.mark.parametrize("form", list(FORMS))
 async def test_each_form_of_an_answer_however_it_is_cut(form: str) -> None:
-    answer, status, body, then, keeps = FORMS[form]
+    response, status, body, then, keeps = FORMS[form]
     dice = random.Random(form)
-    answers = [script(answer, then), script(answer, then, cuts=range(len(answer)))]
-    answers += [script(answer, then, cuts=[cut]) for cut in range(1, len(answer))]
+    answers = [script(response, then), script(response, then, cuts=range(len(response)))]
+    answers += [script(response, then, cuts=[cut]) for cut in range(1, len(response))]
     answers += [
-        script(answer, then, cuts=[dice.randrange(len(answer)) for _ in range(4)])
+        script(response, then, cuts=[dice.randrange(len(response)) for _ in range(4)])
         for _ in range(campaign_count(5, 300))
     ]
 

@@ -96,10 +96,10 @@ async def test_an_engine_that_stops_talking_while_it_is_still_being_sent_to() ->
 
 @pytest.mark.parametrize("garbage", list(GARBAGE))
 async def test_what_is_not_an_answer(garbage: str) -> None:
-    answer = GARBAGE[garbage]
+    response = GARBAGE[garbage]
 
-    cuts = [[], [1], [len(answer) // 2], range(0, len(answer), 1 + len(answer) // 100)]
-    async with scripted(*(script(answer, cuts=cut) for cut in cuts)) as engine, client_of() as client:
+    cuts = [[], [1], [len(response) // 2], range(0, len(response), 1 + len(response) // 100)]
+    async with scripted(*(script(response, cuts=cut) for cut in cuts)) as engine, client_of() as client:
         for _ in cuts:
             got = post(client, endpoint(engine.url))
             assert (await got.outcome(), got.status) == ("EngineGarbledError", 0)

@@ -105,9 +105,9 @@ async def test_a_handshake_that_never_ends(trusting: ssl.SSLContext, how: str) -
 async def test_a_paused_answer_loses_nothing_when_the_engine_closes(
     of_engine: ssl.SSLContext, trusting: ssl.SSLContext, size: int, then: Then
 ) -> None:
-    answer = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (size, b"x" * size)
+    response = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (size, b"x" * size)
 
-    engine_says = script(answer, then, cuts=[100, 200])
+    engine_says = script(response, then, cuts=[100, 200])
     async with scripted(engine_says, tls=of_engine) as engine, client_of(ssl_context=trusting) as client:
         got = Recorder()
         got.on_head = lambda: got.call.pause()  # noqa: PLW0108 - there is no call yet
