@@ -33,8 +33,14 @@ MODES: dict[str, tuple[Fields, tuple[str, ...]]] = {
     "ranks": ({"llama_server_reranking": True}, ("--reranking",)),
 }
 HI: Fields = {"messages": [{"role": "user", "content": "Hi"}], "temperature": 0}
-PARAMETERS = {"type": "object", "properties": {"city": {"enum": ["Paris"]}}, "required": ["city"]}
+PARAMETERS = {
+    "type": "object",
+    "properties": {"city": {"enum": ['Pa"ris ü']}, "n": {"enum": [1]}},
+    "required": ["city", "n"],
+}
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": PARAMETERS}}
+SUM = {"name": "sum", "parameters": {"type": "object", "properties": {"x": {"enum": [[1, 2]]}}}}
+OTHER = {"type": "function", "function": SUM}
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": PARAMETERS}}
 LETTER: Fields = {**HI, "max_tokens": 60}
 GAP: Fields = {"input_prefix": "a", "input_suffix": "b", "temperature": 0, "n_predict": 30}
@@ -131,6 +137,31 @@ CASES: list[tuple[str, str, Fields]] = [
     ("plain", "/completion", {**BEGUN, "n_predict": 30}),
     ("plain", "/completion", {**BEGUN, "prompt": ["<|assistant|>", "<|assistant|>The"], "n_predict": 4}),
     ("plain", "/completion", {**BEGUN, "n_predict": 4, "n_probs": 2, "grammar": 'root ::= "yes"'}),
+    ("plain", "/v1/chat/completions", {**HI, "max_tokens": 3, "stream": False}),
+    ("plain", "/v1/chat/completions", {**HI, "max_tokens": 0}),
+    ("plain", "/v1/chat/completions", {**HI, "temperature": 5, "seed": 7, "top_k": 3, "min_p": 0, "max_tokens": 20}),
+    ("plain", "/v1/chat/completions", {**HI, "return_progress": True, "timings_per_token": True}),
+    ("plain", "/v1/chat/completions", {**HI, "grammar": 'root ::= "ü€" "😀"'}),
+    ("plain", "/v1/chat/completions", {**HI, "stream_options": {"include_usage": False}}),
+    ("caller", "/v1/chat/completions", HI),
+    ("caller", "/v1/chat/completions", {**HI, "tools": [TOOL, OTHER], "logit_bias": {"[TOOL_CALLS]": 100},
+                                        "tool_choice": "required", "parallel_tool_calls": True, "max_tokens": 150}),
+    ("caller", "/v1/chat/completions", {**HI, "tools": [TOOL], "n": 2}),
+    ("caller", "/v1/chat/completions", {**HI, "max_tokens": 3}),
+    ("plain", "/v1/completions", BEGUN),
+    ("plain", "/v1/completions", {**BEGUN, "stop": "jump"}),
+    ("plain", "/v1/completions", {**BEGUN, "max_tokens": 0}),
+    ("plain", "/v1/completions", {**BEGUN, "prompt": ["<|assistant|>", "<|assistant|>The"], "n": 2, "logprobs": 1}),
+    ("plain", "/v1/completions", {**BEGUN, "ignore_eos": True, "max_tokens": 5000}),
+    ("plain", "/v1/messages", {**LETTER, "max_tokens": 3}),
+    ("caller", "/v1/messages", {**LETTER, "max_tokens": 100}),
+    ("caller", "/infill", {**GAP, "n": 2, "n_probs": 2, "n_predict": 5}),
+    ("plain", "/completion", {**BEGUN, "prompt": ["<|assistant|>", "<|assistant|>The"], "n_predict": 3, "n": 2}),
+    ("plain", "/completion", {**BEGUN, "n_predict": 3, "n_cmpl": None, "n": 2}),
+    ("plain", "/completion", {**BEGUN, "n_predict": 3, "n_cmpl": 1, "n": 2}),
+    ("plain", "/completion", {"prompt": ["The", 5, "fox"], "temperature": 0, "n_predict": 3}),
+    ("plain", "/completion", {"prompt": [{"prompt_string": "The"}, {"prompt_string": "The fox"}], "temperature": 0,
+                              "n_predict": 3}),
     ("vectors", "/embedding", {"content": "one"}),
     ("vectors", "/embedding", {"input": ["one", "two"]}),
     # What it refuses, it refuses in its own words.
@@ -162,7 +193,7 @@ async def test_the_cases_are_what_they_seem(gateway: GatewayHarness) -> None:
     called = (await gateway.post("/v1/chat/completions", {"model": "caller", **HI, **tools})).body
     message = called["choices"][0]["message"]
     assert (message["reasoning_content"], message["content"]) == (THOUGHT, SPOKEN)
-    assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == {"city": "Paris"}
+    assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == {"city": 'Pa"ris ü', "n": 1}
     counted = (await gateway.post("/v1/messages/count_tokens", {"model": "plain", **LETTER})).body
     assert counted["input_tokens"] > 0
     tokens = (await gateway.post("/tokenize", {"model": "plain", "content": " fox"})).body

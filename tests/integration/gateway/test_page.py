@@ -68,7 +68,6 @@ async def test_page_and_files_need_no_key(built: Path, keys: tuple[Any, ...]) ->
                 assert (await gateway.get(f"/page/{path}")).status == 200, path
             foreign = await gateway.get("/", headers={"host": "evil.example"})
             assert foreign.status == (200 if has_table and keys else 403)
-            assert (await gateway.request("POST", "/")).refusal == (405, "method_not_allowed")
 
 
 @pytest.mark.parametrize("path", ["/", *(f"/page/{name}" for name in FILES)])
@@ -160,6 +159,11 @@ async def test_a_page_that_is_built_later_is_served_without_a_restart(tmp_path: 
         os.utime(folder / INDEX, ns=(1, 1))  # a file system may tell two builds of one moment apart or not
         assert (await gateway.get("/")).text == "<!doctype html> newer"
         assert (await gateway.get("/page/assets/index-b2.js")).status == 200
+
+
+async def test_other_methods_are_no_routes(gateway: GatewayHarness) -> None:
+    for method in ("POST", "PUT", "DELETE"):
+        assert (await gateway.request(method, "/")).refusal == (405, "method_not_allowed")
 
 
 async def test_off_there_is_no_page(built: Path) -> None:
