@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -172,34 +171,6 @@ async def test_what_is_counted_is_what_the_engine_makes_of_an_image_and_not_its_
     assert 0 < each < 100
     assert prompt_tokens["two"] == prompt_tokens["one"] + each
     assert prompt_tokens["large"] == prompt_tokens["one"]
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(
-    ("path", "body", "place"),
-    [
-        ("/v1/chat/completions", {"messages": user(chat_content(LIGHT))}, "messages[0].content[0]"),
-        ("/v1/responses", {"input": user(response_content(LIGHT))}, "input[0].content[0]"),
-        ("/v1/messages", {"max_tokens": 9, "messages": user(message_content(LIGHT))}, "messages[0].content[0]"),
-    ],
-)
-async def test_a_model_without_a_projector_takes_no_images(
-    gateway: GatewayHarness, path: str, body: dict[str, Any], place: str, stream: bool
-) -> None:
-    reply = await gateway.post(path, model="blind", stream=stream, **body)
-    assert (reply.status, reply.code, reply.error["param"]) == (400, "modality_unsupported", place)
-    assert reply.error["message"] == "The model 'blind' takes no image; it takes text."
-
-
-async def test_the_lists_say_what_each_model_takes(gateway: GatewayHarness, engine: Worker) -> None:
-    seen = ["text", "image"]
-    wanted = {"seeing": seen, "blind": ["text"], "hearing": [*seen, "audio"], "fetching": seen}
-    for path in ("/v1/models", "/models"):
-        listed = (await gateway.get(path)).body["data"]
-        assert {model["id"]: model["architecture"]["input_modalities"] for model in listed} == wanted
-        assert all(model["architecture"]["output_modalities"] == ["text"] for model in listed)
-    props = json.loads(engine.request("GET", "/props")[1])["modalities"]
-    assert (props["vision"], props["audio"]) == (True, True)
 
 
 @pytest.fixture

@@ -139,17 +139,6 @@ async def test_both_headers_tell_each_in_its_form(gateway: GatewayHarness, engin
         assert await read(response) == {"stage": "prefill", "model": "m"}
 
 
-@pytest.mark.parametrize("path", FAMILIES)
-async def test_an_error_after_the_headers_is_an_event_of_the_family(gateway: GatewayHarness, path: str) -> None:
-    await gateway.publish(unloaded())
-    async with start(gateway, path) as response:
-        assert (await read(response))["stage"] == "load"
-        await gateway.publish(unloaded(ModelState.FAILED, last_error="out of memory"))
-        rest = await response.read()
-    assert response.status == 200
-    assert is_told("model_failed", rest), rest
-
-
 async def test_what_the_engine_refuses_is_an_event_too(gateway: GatewayHarness, engine: MockEngine) -> None:
     async with start(gateway, fault="bad_request") as response:
         assert (response.status, await read(response)) == (200, {"stage": "prefill", "model": "m"})

@@ -24,7 +24,6 @@ from tests.fakes.mock_engine import PROMPT_TOKENS, WORDS
 from tests.support import response_state
 from tests.support.gateway_rest import nothing_left
 from tests.support.loop_clock import LoopClock, loop_clock
-from tests.support.queueing import key
 from tests.support.raw_http import raw, request
 from tests.support.response_state import Site, refusal
 from tests.support.responses import Fields, as_json, events_in, folded
@@ -190,16 +189,6 @@ async def test_what_was_not_made_in_the_background_has_no_events(site: Site) -> 
     assert await refusal(asking) == (400, "invalid_request", "starting_after")
 
 
-async def test_nobody_elses() -> None:
-    async with response_state.site(keys=(key("a"), key("b", tenant="b"))) as site:
-        made = await site.make(background=True, fault="hold")
-        theirs = site.as_key("b").responses
-        assert await refusal(theirs.retrieve(made.id, stream=True)) == NOT_FOUND
-        site.engine.release.set()
-        await site.over(made.id)
-        assert await refusal(theirs.retrieve(made.id, stream=True)) == NOT_FOUND
-
-
 async def test_after_a_restart_they_are_the_same(tmp_path: Path) -> None:
     async with response_state.site(state=tmp_path) as site:
         response_id = await begun(site)
@@ -298,19 +287,6 @@ async def test_a_running_one_is_cancelled_before_it_is_deleted(site: Site, strea
     await until(lambda: site.engine.cancelled == 1, "the engine stops")
     await nothing_left(site.gateway)
     assert await refusal(site.client.responses.retrieve(run.context.id)) == NOT_FOUND
-
-
-async def test_others_cannot_cancel_it() -> None:
-    keys = (key("a"), key("b"))
-    async with response_state.site(keys=keys) as site:
-        made = await site.make(background=True, fault="hold")
-        await until(lambda: site.engine.running == 1, "it runs")
-        others = site.as_key("b").responses
-        for asking in (others.retrieve(made.id), others.cancel(made.id), others.delete(made.id)):
-            assert await refusal(asking) == NOT_FOUND
-        assert await refusal(others.create(model="m", input="x", previous_response_id=made.id)) == NO_PREVIOUS
-        assert (await site.client.responses.retrieve(made.id)).status == "in_progress"
-        site.engine.release.set()
 
 
 async def test_the_users_messages_stay_and_a_summary_takes_the_place_of_the_rest(site: Site) -> None:

@@ -146,15 +146,14 @@ async def test_a_body_that_names_no_model_changes_nothing(gateway: GatewayHarnes
     assert not changes_asked(gateway)
 
 
-@asynccontextmanager
-async def with_downloads() -> AsyncIterator[tuple[GatewayHarness, FakeDownloads]]:
-    """A gateway that follows the downloads of its controller, of which there are none."""
+@pytest.fixture
+async def fake(gateway: GatewayHarness) -> FakeDownloads:
+    """The downloads of the controller, of which there are none; the gateway follows them."""
     fake = FakeDownloads()
-    async with gateway_harness() as gateway:
-        gateway.controller.admin.answer = gateway.controller.admin.downloads = fake
-        async with asyncio.timeout(60):
-            await fake.followed.wait()
-        yield gateway, fake
+    gateway.controller.admin.answer = gateway.controller.admin.downloads = fake
+    async with asyncio.timeout(60):
+        await fake.followed.wait()
+    return fake
 
 
 async def status_of(gateway: GatewayHarness, model: str, path: str = "/models") -> dict[str, Any]:
@@ -162,105 +161,104 @@ async def status_of(gateway: GatewayHarness, model: str, path: str = "/models") 
     return dict(status)
 
 
-async def test_a_download_is_told_from_its_order_to_its_end() -> None:
+async def test_a_download_is_told_from_its_order_to_its_end(gateway: GatewayHarness, fake: FakeDownloads) -> None:
     name = "user/tiny-GGUF:Q8_0"
-    async with with_downloads() as (gateway, fake):
-        await gateway.publish(route("m"))
-        async with following(gateway) as reader:
-            assert (await gateway.post("/models", model=name)).result == (200, {"success": True})
-            declared, ordered = changes_asked(gateway)[-2:]
-            assert (declared.method, declared.target) == ("PUT", "/v1/admin/declarations/models/user/tiny-GGUF%3AQ8_0")
-            # A download loads nothing: a request, or a load, does.
-            on_demand = {"enabled": False, "autoload": True}
-            assert json.loads(declared.body) == {"source": PINNED, "backend": "llama_server", **on_demand}
-            assert (ordered.target, json.loads(ordered.body)) == ("/v1/admin/downloads", {"reference": PINNED})
-            # Whichever comes first, the download or the table that has the model: nothing is lost.
-            fake.show(download("downloading", 25))
-            await gateway.publish(route("m"), route(name, state=ModelState.UNLOADED, source=PINNED))
-            assert await reader.next() == {"model": "*", "event": "models_reload"}
-            progress = {"user/tiny-GGUF/tiny.gguf": {"done": 25, "total": 100}}
-            status = {"model": name, "event": "model_status"}
-            while (event := await reader.next()) == status | {"data": {"status": "unloaded"}}:
-                pass  # the table came first
-            assert event == status | {"data": {"status": "downloading"}}
-            assert await reader.next() == {"model": name, "event": "download_progress", "data": {"progress": progress}}
-            for path in ("/models", "/v1/models"):
-                status = await status_of(gateway, name, path)
-                assert (status["value"], status["progress"]) == ("downloading", progress)
-            last_id = reader.last_id
-        fake.show(download("finished", 100))
-        async with following(gateway, last_id) as reader:
-            assert await reader.next() == {"model": name, "event": "download_finished"}
-            assert await reader.next() == {"model": name, "event": "model_status", "data": {"status": "unloaded"}}
-        assert (await status_of(gateway, name))["value"] == "unloaded"
+    await gateway.publish(route("m"))
+    async with following(gateway) as reader:
+        assert (await gateway.post("/models", model=name)).result == (200, {"success": True})
+        declared, ordered = changes_asked(gateway)[-2:]
+        assert (declared.method, declared.target) == ("PUT", "/v1/admin/declarations/models/user/tiny-GGUF%3AQ8_0")
+        # A download loads nothing: a request, or a load, does.
+        on_demand = {"enabled": False, "autoload": True}
+        assert json.loads(declared.body) == {"source": PINNED, "backend": "llama_server", **on_demand}
+        assert (ordered.target, json.loads(ordered.body)) == ("/v1/admin/downloads", {"reference": PINNED})
+        # Whichever comes first, the download or the table that has the model: nothing is lost.
+        fake.show(download("downloading", 25))
+        await gateway.publish(route("m"), route(name, state=ModelState.UNLOADED, source=PINNED))
+        assert await reader.next() == {"model": "*", "event": "models_reload"}
+        progress = {"user/tiny-GGUF/tiny.gguf": {"done": 25, "total": 100}}
+        status: Any = {"model": name, "event": "model_status"}
+        while (event := await reader.next()) == status | {"data": {"status": "unloaded"}}:
+            pass  # the table came first
+        assert event == status | {"data": {"status": "downloading"}}
+        assert await reader.next() == {"model": name, "event": "download_progress", "data": {"progress": progress}}
+        for path in ("/models", "/v1/models"):
+            status = await status_of(gateway, name, path)
+            assert (status["value"], status["progress"]) == ("downloading", progress)
+        last_id = reader.last_id
+    fake.show(download("finished", 100))
+    async with following(gateway, last_id) as reader:
+        assert await reader.next() == {"model": name, "event": "download_finished"}
+        assert await reader.next() == {"model": name, "event": "model_status", "data": {"status": "unloaded"}}
+    assert (await status_of(gateway, name))["value"] == "unloaded"
 
 
-async def test_unload_cancels_a_download_and_the_same_order_goes_on_with_it() -> None:
+async def test_unload_cancels_a_download_and_the_same_order_goes_on_with_it(
+    gateway: GatewayHarness, fake: FakeDownloads
+) -> None:
     unloaded = route("user/tiny-GGUF:Q8_0", state=ModelState.UNLOADED, source=PINNED)
-    async with with_downloads() as (gateway, fake):
-        await gateway.publish(unloaded)
-        async with following(gateway) as reader:
-            fake.show(download("downloading", 1))
-            assert [(await reader.next() or {})["event"] for _ in range(2)] == ["model_status", "download_progress"]
-            assert (await gateway.post("/models/unload", model=unloaded.name)).status == 200
-            assert [each.target.rpartition("/")[2] for each in changes_asked(gateway)] == ["unload?wait=false", "dl_1"]
-            fake.show(download("cancelled", 1))
-            assert [(await reader.next() or {})["event"] for _ in range(2)] == ["download_failed", "model_status"]
-        assert (await gateway.post("/models", model=unloaded.name)).status == 200
-        asked = changes_asked(gateway)[-1]
-        assert (asked.target, json.loads(asked.body)) == ("/v1/admin/downloads", {"reference": PINNED})
+    await gateway.publish(unloaded)
+    async with following(gateway) as reader:
+        fake.show(download("downloading", 1))
+        assert [(await reader.next() or {})["event"] for _ in range(2)] == ["model_status", "download_progress"]
+        assert (await gateway.post("/models/unload", model=unloaded.name)).status == 200
+        assert [each.target.rpartition("/")[2] for each in changes_asked(gateway)] == ["unload?wait=false", "dl_1"]
+        fake.show(download("cancelled", 1))
+        assert [(await reader.next() or {})["event"] for _ in range(2)] == ["download_failed", "model_status"]
+    assert (await gateway.post("/models", model=unloaded.name)).status == 200
+    asked = changes_asked(gateway)[-1]
+    assert (asked.target, json.loads(asked.body)) == ("/v1/admin/downloads", {"reference": PINNED})
 
 
-async def test_what_cannot_be_downloaded_is_not_declared() -> None:
-    async with with_downloads() as (gateway, fake):
-        await gateway.publish(route("m"))
-        assert (await gateway.post("/models", model="m")).refusal == (409, "state_conflict")
-        fake.refusals["POST /v1/admin/downloads"] = RoundhouseError("models_disk_full", "It needs 5 GiB.")
-        assert (await gateway.post("/models", model="user/tiny-GGUF")).refusal == (507, "models_disk_full")
-        last = changes_asked(gateway)[-1]
-        assert (last.method, last.target) == ("DELETE", "/v1/admin/declarations/models/user/tiny-GGUF")
+async def test_what_cannot_be_downloaded_is_not_declared(gateway: GatewayHarness, fake: FakeDownloads) -> None:
+    await gateway.publish(route("m"))
+    assert (await gateway.post("/models", model="m")).refusal == (409, "state_conflict")
+    fake.refusals["POST /v1/admin/downloads"] = RoundhouseError("models_disk_full", "It needs 5 GiB.")
+    assert (await gateway.post("/models", model="user/tiny-GGUF")).refusal == (507, "models_disk_full")
+    last = changes_asked(gateway)[-1]
+    assert (last.method, last.target) == ("DELETE", "/v1/admin/declarations/models/user/tiny-GGUF")
 
 
-async def test_a_model_is_deleted_unless_it_is_loaded_or_not_ours() -> None:
-    async with with_downloads() as (gateway, fake):
-        await gateway.publish(
-            route("files", state=ModelState.UNLOADED, source=PINNED),
-            route("hand", state=ModelState.UNLOADED),
-            route("loaded", source=PINNED),
-            route("loading", state=ModelState.LOADING, source=PINNED),
-            route("m", state=ModelState.UNLOADED, source=PINNED),
-        )
-        unknown = RoundhouseError("unknown_declaration", "There is none.")
-        fake.refusals["DELETE /v1/admin/declarations/models/files"] = unknown
-        for model, code in (
-            ("loaded", "state_conflict"),
-            ("loading", "state_conflict"),
-            ("hand", "models_file_kept"),
-            ("files", "declared_in_files"),
-            ("nobody", "unknown_model"),
-        ):
-            assert (await gateway.request("DELETE", "/models", params={"model": model})).code == code
-        assert [each.target for each in changes_asked(gateway)] == ["/v1/admin/declarations/models/files"]
-        assert (await gateway.request("DELETE", "/models", params={"model": "m"})).result == (200, {"success": True})
-        dropped, removed = changes_asked(gateway)[-2:]
-        assert dropped.target == "/v1/admin/declarations/models/m"
-        assert (removed.method, removed.target) == ("DELETE", f"/v1/admin/models/files?model={quote(PINNED, safe='')}")
+async def test_a_model_is_deleted_unless_it_is_loaded_or_not_ours(gateway: GatewayHarness, fake: FakeDownloads) -> None:
+    await gateway.publish(
+        route("files", state=ModelState.UNLOADED, source=PINNED),
+        route("hand", state=ModelState.UNLOADED),
+        route("loaded", source=PINNED),
+        route("loading", state=ModelState.LOADING, source=PINNED),
+        route("m", state=ModelState.UNLOADED, source=PINNED),
+    )
+    unknown = RoundhouseError("unknown_declaration", "There is none.")
+    fake.refusals["DELETE /v1/admin/declarations/models/files"] = unknown
+    for model, code in (
+        ("loaded", "state_conflict"),
+        ("loading", "state_conflict"),
+        ("hand", "models_file_kept"),
+        ("files", "declared_in_files"),
+        ("nobody", "unknown_model"),
+    ):
+        assert (await gateway.request("DELETE", "/models", params={"model": model})).code == code
+    assert [each.target for each in changes_asked(gateway)] == ["/v1/admin/declarations/models/files"]
+    assert (await gateway.request("DELETE", "/models", params={"model": "m"})).result == (200, {"success": True})
+    dropped, removed = changes_asked(gateway)[-2:]
+    assert dropped.target == "/v1/admin/declarations/models/m"
+    assert (removed.method, removed.target) == ("DELETE", f"/v1/admin/models/files?model={quote(PINNED, safe='')}")
 
 
-async def test_the_list_has_command_lines_and_reads_the_files_where_asked() -> None:
-    async with with_downloads() as (gateway, _):
-        own = route("own", source=PINNED, is_runtime_declared=True)
-        failed_route = route("n", state=ModelState.FAILED, exit_code=-9)
-        await gateway.publish(route("m"), failed_route, own, route("files", source=PINNED))
-        removable = {each["id"]: each["can_remove"] for each in (await gateway.get("/models")).body["data"]}
-        assert removable == {"files": False, "m": False, "n": False, "own": True}
-        assert (await status_of(gateway, "m"))["args"] == ["llama-server", "--port", "1"]
-        failed = await status_of(gateway, "n")
-        assert (failed["value"], failed["failed"], failed["exit_code"]) == ("unloaded", True, -9)
-        assert (await status_of(gateway, "m", "/v1/models"))["args"] == []
-        assert changes_asked(gateway) == []
-        await status_of(gateway, "m", "/models?reload=1")
-        assert [each.target for each in changes_asked(gateway)] == ["/v1/admin/reload"]
+async def test_the_list_has_command_lines_and_reads_the_files_where_asked(
+    gateway: GatewayHarness, fake: FakeDownloads
+) -> None:
+    own = route("own", source=PINNED, is_runtime_declared=True)
+    failed_route = route("n", state=ModelState.FAILED, exit_code=-9)
+    await gateway.publish(route("m"), failed_route, own, route("files", source=PINNED))
+    removable = {each["id"]: each["can_remove"] for each in (await gateway.get("/models")).body["data"]}
+    assert removable == {"files": False, "m": False, "n": False, "own": True}
+    assert (await status_of(gateway, "m"))["args"] == ["llama-server", "--port", "1"]
+    failed = await status_of(gateway, "n")
+    assert (failed["value"], failed["failed"], failed["exit_code"]) == ("unloaded", True, -9)
+    assert (await status_of(gateway, "m", "/v1/models"))["args"] == []
+    assert changes_asked(gateway) == []
+    await status_of(gateway, "m", "/models?reload=1")
+    assert [each.target for each in changes_asked(gateway)] == ["/v1/admin/reload"]
 
 
 async def test_props_without_a_model_are_the_routers(gateway: GatewayHarness) -> None:

@@ -13,7 +13,6 @@ from tests.fakes.fake_controller import route
 from tests.fakes.fake_holding_engine import holding
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness, until
 from tests.fakes.mock_engine import MockEngine
-from tests.support.queueing import key
 
 CHAT = "/v1/chat/completions"
 
@@ -57,17 +56,6 @@ async def test_a_model_that_does_not_answer_is_told() -> None:
         reply = await gateway.request("POST", "/health/warm?model=m&timeout_s=0.2")
         assert (reply.status, reply.body["status"]) == (504, "timeout")
         await until(lambda: bool(engine.left), "its request has ended")
-
-
-async def test_a_warm_up_is_one_request_of_a_key() -> None:
-    keys = (key("a", concurrency=1, requests_per_minute=1), key("other", models=("x",)))
-    async with gateway_harness() as gateway, engines(1) as (engine,):
-        await gateway.publish(route("m", [engine.url], apis=(CHAT,)), keys=keys)
-        assert (await gateway.request("POST", "/health/warm")).status == 401
-        assert (await gateway.request("POST", "/health/warm", key="secret-a")).status == 200
-        assert (await gateway.request("POST", "/health/warm", key="secret-a")).status == 429
-        reply = await gateway.request("POST", "/health/warm?model=m", key="secret-other")
-        assert reply.refusal == (403, "model_not_allowed")
 
 
 async def test_a_benchmark_is_measured_and_kept(tmp_path: Path) -> None:
