@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -13,6 +14,10 @@ import pytest
 from controller.engines.llama_server import LlamaServer, LlamaServerDefinition
 from controller.schema.errors import ERROR_CODES
 from controller.schema.routing import ModelRoute
+from gateway.protocols.chat.dialect import CHAT, COMPLETIONS
+from gateway.protocols.common.dialect import Dialect
+from gateway.protocols.common.request import parse_request
+from gateway.protocols.llama_native.dialect import NATIVE
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.clockwork_caller import SPOKEN, TEMPLATE, THOUGHT, make_caller
@@ -308,3 +313,77 @@ async def test_nothing_of_a_client_that_goes_away_stays(gateway: GatewayHarness)
                 ):
                     pass
     await gateway.idle()
+
+
+# Blocking answers are made of streams, but for these: without it, the answer would not be the engine's.
+NOT_OF_A_STREAM: list[tuple[Dialect, str, Fields]] = [
+    (CHAT, "/v1/chat/completions", {**HI, "logprobs": True, "top_logprobs": 1}),
+    (COMPLETIONS, "/v1/completions", {**BEGUN, "logprobs": 1, "stop": "."}),
+    (COMPLETIONS, "/v1/completions", {**BEGUN, "prompt": "<|assistant|> fox", "max_tokens": 2, "stop": [" overt"]}),
+    (NATIVE, "/completion", {**BEGUN, "n_predict": 2, "return_tokens": True, "grammar": 'root ::= "€"'}),
+]
+
+
+@pytest.mark.parametrize(("dialect", "path", "fields"), NOT_OF_A_STREAM)
+def test_what_is_not_made_of_a_stream_really_differs(
+    servers: dict[str, Worker], dialect: Dialect, path: str, fields: Fields
+) -> None:
+    body = json.dumps({"model": "demo", **fields}).encode()
+    request = parse_request(body, may_stream=True)
+    assert dialect.open_collector(request) is None
+    own = json.loads(servers["plain"].request("POST", path, body)[1])
+    anyway = dialect.open_collector(parse_request(b'{"model": "demo"}', may_stream=True))
+    assert anyway is not None
+    stream = servers["plain"].request("POST", path, dialect.engine_body(request, route("demo"), as_stream=True))[1]
+    anyway.feed_data(stream.encode())
+    result = anyway.build_result()
+    assert result is not None
+    assert known(json.loads(result[1])) != known(own)
+
+
+OFFERS: dict[str, Fields] = {
+    "text": {},
+    "embedding": {"llama_server_embedding": True},
+    "vectors of tokens": {"llama_server_embedding": True, "llama_server_pooling": "none"},
+    "reranking": {"llama_server_reranking": True},
+}
+OFFER_FLAGS = {
+    "embedding": ("--embeddings", "--pooling", "mean"),
+    "vectors of tokens": ("--embeddings", "--pooling", "none"),
+    "reranking": ("--reranking",),
+}
+EXAMPLES: dict[str, Any] = {
+    "/v1/chat/completions": {**HI, "max_tokens": 2},
+    "/v1/chat/completions/input_tokens": HI,
+    "/v1/completions": {**BEGUN, "max_tokens": 2},
+    "/v1/responses": {"input": "Hi", "temperature": 0, "max_output_tokens": 2},
+    "/v1/messages": {**LETTER, "max_tokens": 2},
+    "/v1/messages/count_tokens": LETTER,
+    "/v1/embeddings": {"input": "a"},
+    "/v1/rerank": {"query": "a", "documents": ["a", "b"]},
+    "/tokenize": {"content": "a"},
+    "/detokenize": {"tokens": [65]},
+    "/apply-template": HI,
+    "/infill": GAP,
+    "/completion": {**BEGUN, "n_predict": 2},
+    "/embedding": {"content": "a"},
+}
+"""What is posted; other paths are read."""
+
+
+@pytest.mark.parametrize("mode", OFFERS)
+def test_the_engine_answers_what_it_is_said_to_offer(kind: Kind, tmp_path: Path, mode: str) -> None:
+    definition = LlamaServerDefinition.model_validate({"model_path": "m.gguf", **OFFERS[mode]})
+    apis, probe = LlamaServer().list_apis(definition), LlamaServer().describe_probe(definition)
+    make_caller(tmp_path / "m.gguf")
+    (tmp_path / "m.jinja").write_text(TEMPLATE)
+    flags = ("--chat-template-file", str(tmp_path / "m.jinja"), *OFFER_FLAGS.get(mode, ()))
+    with started(kind, tmp_path, "m", tmp_path / "m.gguf", *flags, token=TOKEN) as server:
+        server.ready()
+        for path in apis:
+            method = "POST" if path in EXAMPLES else "GET"
+            assert server.request(method, path, EXAMPLES.get(path))[0] == 200, path
+        assert server.request("POST", probe.ready_path, probe.ready_body)[0] == 200, "it would never be loaded"
+        for path in {"/v1/embeddings", "/v1/rerank"} - set(apis):
+            if (mode, path) != ("reranking", "/v1/embeddings"):  # it answers, with nothing but zeros
+                assert server.request("POST", path, EXAMPLES[path])[0] in (400, 501), path
