@@ -10,6 +10,7 @@ from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
 from tests.fakes.mock_engine import MockEngine
 from tests.support import response_state
+from tests.support.llama_servers import Kind, needed
 from tests.support.response_state import Site
 
 
@@ -33,3 +34,11 @@ async def site() -> AsyncIterator[Site]:
     """A gateway that stores responses, its model `m`, and a client of OpenAI's."""
     async with response_state.site() as site:
         yield site
+
+
+@pytest.fixture(scope="module", params=["embedded", "binary"])
+def kind(request: pytest.FixtureRequest) -> Kind:
+    """Each kind of llama-server that there is."""
+    kind: Kind = request.param
+    needed(kind)
+    return kind

@@ -14,7 +14,7 @@ from aiohttp.test_utils import TestServer
 from controller.engines.llama_server import LlamaServer, LlamaServerDefinition
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
-from tests.support.llama_servers import Kind, needed, started
+from tests.support.llama_servers import Kind, started
 from tests.support.seeing_model import (
     BRIGHT,
     DARK,
@@ -52,11 +52,9 @@ QUESTION = "Is it day?"
 CHAT = "/v1/chat/completions"
 
 
-@pytest.fixture(scope="module", params=["embedded", "binary"])
-def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+@pytest.fixture(scope="module")
+def engine(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     """A llama-server that sees and hears: in a worker's process, and the program itself."""
-    kind: Kind = request.param
-    needed(kind)
     folder = tmp_path_factory.mktemp("engine")
     make_seeing_model(folder / "m.gguf")
     make_projector(folder / "p.gguf", hears=True)

@@ -15,7 +15,7 @@ from controller.schema.admin import Capabilities
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness
 from tests.support.clockwork_caller import SPOKEN, THOUGHT
-from tests.support.llama_servers import Kind, needed
+from tests.support.llama_servers import Kind
 from tests.support.messages_gateway import TOKEN, client_of, llama_servers, messages_gateway, worker_of_ours
 from tests.support.messages_schema import checked_events, checked_message
 from tests.support.worker_process import Worker
@@ -34,10 +34,8 @@ NEWS: Any = {"type": "text", "media_type": "text/plain", "data": "News"}
 PNG: Any = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}
 
 
-@pytest.fixture(scope="module", params=["embedded", "binary"])
-def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Worker]]:
-    kind: Kind = request.param
-    needed(kind)
+@pytest.fixture(scope="module")
+def servers(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Worker]]:
     with llama_servers(kind, tmp_path_factory.mktemp("servers")) as made:
         yield made
 

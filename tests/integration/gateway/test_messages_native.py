@@ -12,7 +12,7 @@ import pytest
 from anthropic.types import ThinkingBlock, ToolUseBlock
 
 from tests.fakes.gateway_harness import GatewayHarness
-from tests.support.llama_servers import Kind, needed
+from tests.support.llama_servers import Kind
 from tests.support.messages_gateway import llama_servers, messages_gateway
 from tests.support.messages_schema import checked_events, checked_message
 from tests.support.worker_process import Worker
@@ -30,10 +30,8 @@ CALLED: Fields = {"type": "tool_use", "id": "t1", "name": "get_weather", "input"
 RESULT: Fields = {"type": "tool_result", "tool_use_id": "t1", "content": "Rain"}
 
 
-@pytest.fixture(scope="module", params=["embedded", "binary"])
-def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Worker]]:
-    kind: Kind = request.param
-    needed(kind)
+@pytest.fixture(scope="module")
+def servers(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Worker]]:
     with llama_servers(kind, tmp_path_factory.mktemp("servers")) as made:
         yield made
 

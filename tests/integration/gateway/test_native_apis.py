@@ -21,7 +21,7 @@ from gateway.protocols.llama_native.dialect import NATIVE
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.clockwork_caller import SPOKEN, TEMPLATE, THOUGHT, make_caller
-from tests.support.llama_servers import Kind, needed, started
+from tests.support.llama_servers import Kind, started
 from tests.support.queueing import key
 from tests.support.worker_process import Worker
 from worker.clockwork import SENTENCE, make_model
@@ -58,13 +58,6 @@ STATE: tuple[tuple[str, str, Any], ...] = (
     ("POST", "/props", {}),
     ("POST", "/lora-adapters", []),
 )
-
-
-@pytest.fixture(scope="module", params=["embedded", "binary"])
-def kind(request: pytest.FixtureRequest) -> Kind:
-    made: Kind = request.param
-    needed(made)
-    return made
 
 
 @pytest.fixture(scope="module")

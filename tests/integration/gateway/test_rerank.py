@@ -11,7 +11,7 @@ import pytest
 from controller.engines.llama_server import LlamaServer, LlamaServerDefinition
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
-from tests.support.llama_servers import Kind, needed, started
+from tests.support.llama_servers import Kind, started
 from tests.support.worker_process import Worker
 from worker.clockwork import make_model
 
@@ -45,12 +45,10 @@ def form_of(value: Any) -> Any:
     return [form_of(value[0])] if isinstance(value, list) else type(value)
 
 
-@pytest.fixture(scope="module", params=["embedded", "binary"])
-def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+@pytest.fixture(scope="module")
+def engine(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     """A llama-server that ranks: by the demo model's whim, but always the same. It has no head for ranking, and of such
     a model llama.cpp reads all but the first score of a batch at the wrong place; with one slot, a batch is one."""
-    kind: Kind = request.param
-    needed(kind)
     folder = tmp_path_factory.mktemp("ranks")
     make_model(folder / "m.gguf")
     with started(kind, folder, "ranks", folder / "m.gguf", "--reranking", "--parallel", "1", token=TOKEN) as made:

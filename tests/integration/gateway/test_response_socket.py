@@ -350,7 +350,7 @@ async def test_a_client_is_pinged_and_one_that_is_mute_is_cut_off(loop_clock: Lo
                 pass
 
 
-async def test_a_connection_has_an_hour(site: Site, client: Socket, loop_clock: LoopClock) -> None:
+async def test_a_connection_has_an_hour(site: Site, client: Socket) -> None:
     await client.send(input="x", fault="hold")
     await until("it runs", lambda: site.engine.running)
     connection = socket_of(site)

@@ -250,7 +250,7 @@ async def test_what_was_told_of_a_stream_that_its_client_left_is_kept(site: Site
     assert await refusal(asking) == (400, "invalid_request", "previous_response_id")
 
 
-async def test_what_nobody_was_told_of_is_not_stored(site: Site, clock: Clock) -> None:
+async def test_what_nobody_was_told_of_is_not_stored(site: Site) -> None:
     await refusal(site.make(fault="error_json"))
     stream = site.client.responses.create(model="m", input="x", stream=True, extra_body={"fault": "error_json"})
     await refusal(stream)

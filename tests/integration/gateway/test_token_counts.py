@@ -12,7 +12,7 @@ from controller.schema.admin import Capabilities
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.clockwork_caller import TEMPLATE, make_caller
-from tests.support.llama_servers import Kind, needed, started
+from tests.support.llama_servers import Kind, started
 from tests.support.worker_process import Worker
 
 pytestmark = [pytest.mark.engines, pytest.mark.embedded]
@@ -25,11 +25,9 @@ HI: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {}}}}
 
 
-@pytest.fixture(scope="module", params=["embedded", "binary"])
-def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+@pytest.fixture(scope="module")
+def engine(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     """A llama-server whose prompts are longer where thinking is switched off."""
-    kind: Kind = request.param
-    needed(kind)
     folder = tmp_path_factory.mktemp("engine")
     make_caller(folder / "m.gguf")
     (folder / "m.jinja").write_text(SWITCHED)

@@ -12,7 +12,7 @@ import pydantic
 import pytest
 
 from tests.fakes.gateway_harness import GatewayHarness
-from tests.support.llama_servers import Kind, needed
+from tests.support.llama_servers import Kind
 from tests.support.responses import OPEN_EVENTS, Fields, check_response, folded
 from tests.support.responses_gateway import engines, responses_gateway
 from tests.support.worker_process import Worker
@@ -46,10 +46,8 @@ CONVERSATIONS: dict[str, Fields] = {
 }
 
 
-@pytest.fixture(scope="module", params=["embedded", "binary"])
-def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Worker]]:
-    kind: Kind = request.param
-    needed(kind)
+@pytest.fixture(scope="module")
+def made(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Worker]]:
     with engines(kind, tmp_path_factory.mktemp("engines")) as workers:
         yield workers
 
