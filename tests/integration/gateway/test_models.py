@@ -178,9 +178,6 @@ async def test_both_sdks_list_and_retrieve(gateway: GatewayHarness) -> None:
         assert (found.id, found.created, found.owned_by) == ("org/m:8b", 1_700_000_000, "roundhouse")
         assert found.model_extra is not None
         assert found.model_extra["context_length"] == 8192
-        with pytest.raises(openai.NotFoundError) as caught:
-            await client.models.retrieve("nobody")
-        assert caught.value.code == "unknown_model"
     async with anthropic.AsyncAnthropic(base_url=gateway.url, api_key="none", max_retries=0) as other:
         assert [model.display_name async for model in other.models.list()] == ["org/m:8b", "b"]
         info = await other.models.retrieve("m")

@@ -252,13 +252,10 @@ async def test_without_a_model_the_only_one_that_has_the_route_is_meant(
     ("name", "path", "fields"),
     [
         ("vectors", "/v1/chat/completions", HI),
-        ("vectors", "/v1/completions", {"prompt": "a"}),
         ("vectors", "/v1/responses", {"input": "a"}),
         ("vectors", "/v1/messages", LETTER),
         ("ranks", "/v1/messages/count_tokens", LETTER),
-        ("vectors", "/v1/chat/completions/input_tokens", HI),
         ("plain", "/v1/embeddings", {"input": "a"}),
-        ("plain", "/v1/rerank", {"query": "a", "documents": ["a"]}),
         ("vectors", "/v2/rerank", {"query": "a", "documents": ["a"]}),
         ("ranks", "/infill", GAP),
     ],

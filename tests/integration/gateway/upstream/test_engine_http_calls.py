@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gateway.upstream.client import EngineCall, EngineClient
+from gateway.upstream.client import EngineClient
 from tests.fakes.fake_scripted_engine import OK, Script, nobody_accepts, script, scripted
 from tests.support.engine_calls import Recorder, client_of, endpoint, post, well_after
 from tests.support.wait import until
@@ -170,11 +170,3 @@ async def test_closing_cancels_what_is_under_way() -> None:
         assert [got.ending for got in busy] == ["", ""]
         assert await post(client, where).outcome() == "EngineRefusedError"
         await client.close()
-
-
-def test_a_call_without_a_connection_takes_every_order() -> None:
-    call = EngineCall(Recorder())
-    call.pause()
-    call.resume()
-    call.cancel()
-    call.cancel()
