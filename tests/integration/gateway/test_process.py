@@ -77,9 +77,9 @@ async def test_a_stop_lets_requests_finish(number: signal.Signals) -> None:
             assert (await response.read()).endswith(b"data: [DONE]\n\n")
             async with await blocking as other:
                 assert other.status == 200
-        code, said = await ended(process)
-        assert code == 0, said
-        assert "Traceback" not in said
+        code, output = await ended(process)
+        assert code == 0, output
+        assert "Traceback" not in output
         assert gateway.controller.reports[-1].ending
         assert not any(report.ending for report in gateway.controller.reports if report.inflight)
 
@@ -94,9 +94,9 @@ async def test_after_the_grace_a_stream_is_told_and_the_process_ends() -> None:
             last = await response.read()
         assert b"The gateway was stopped" in last
         assert last.endswith(b"data: [DONE]\n\n")
-        code, said = await ended(process)
-        assert code == 0, said
-        assert "Traceback" not in said
+        code, output = await ended(process)
+        assert code == 0, output
+        assert "Traceback" not in output
         await until(lambda: engine.cancelled == 1)
 
 
@@ -110,10 +110,10 @@ async def test_it_answers_at_each_address_and_connections_to_others_are_refused(
             with pytest.raises(ConnectionRefusedError):
                 socket.create_connection((host, port))
         process.terminate()
-        _, said = await ended(process)
-    assert f"http://127.0.0.2:{port}" in said
-    assert f"http://127.0.0.3:{port}" in said
-    assert "requests are refused" not in said, "all are loopback"
+        _, output = await ended(process)
+    assert f"http://127.0.0.2:{port}" in output
+    assert f"http://127.0.0.3:{port}" in output
+    assert "requests are refused" not in output, "all are loopback"
 
 
 async def test_a_name_stands_for_all_its_addresses_of_this_machine() -> None:

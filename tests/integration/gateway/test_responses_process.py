@@ -70,9 +70,8 @@ async def test_what_was_told_to_its_end_survives_a_kill_at_once(number: int, tmp
     async with engines(1) as (engine,):
         async with process_site(tmp_path, engine) as (process, site):
             for path, stream in kinds:
-                said = {"messages": [{"role": "user", "content": "x"}]} if "chat" in path else {"input": "x"}
-                async with site.gateway.post(path, model="m", store=True, stream=stream, **said) as response:
-                    bodies.append(await response.text())
+                fields = {"messages": [{"role": "user", "content": "x"}]} if "chat" in path else {"input": "x"}
+                bodies.append((await site.gateway.post(path, model="m", store=True, stream=stream, **fields)).text)
             process.kill()
             await process.wait()
         async with process_site(tmp_path, engine) as (_, site):
@@ -88,9 +87,9 @@ async def test_a_stop_lets_what_is_in_the_background_finish(tmp_path: Path) -> N
             await until(lambda: engine.running == 1, "it runs")
             process.terminate()
             asyncio.get_running_loop().call_later(1, engine.release.set)
-            code, said = await ended(process)
-            assert code == 0, said
-            assert "Traceback" not in said
+            code, output = await ended(process)
+            assert code == 0, output
+            assert "Traceback" not in output
         async with process_site(tmp_path, engine) as (process, site):
             assert (await site.client.responses.retrieve(made.id)).output_text == TEXT
             engine.release.clear()
@@ -99,8 +98,8 @@ async def test_a_stop_lets_what_is_in_the_background_finish(tmp_path: Path) -> N
             process.send_signal(signal.SIGINT)
             await refused(site.gateway)
             process.send_signal(signal.SIGINT)  # does not wait
-            code, said = await ended(process)
-            assert code == 0, said
+            code, output = await ended(process)
+            assert code == 0, output
         async with process_site(tmp_path, engine) as (_, site):
             assert (await site.client.responses.retrieve(late.id)).status == "failed"
 
@@ -121,11 +120,11 @@ async def test_without_room_on_the_disk_answers_go_on_and_the_log_says_what_is_l
         kept = await site.make("x" * 500_000)
         assert await site.client.responses.retrieve(kept.id) == kept
         process.terminate()
-        code, said = await ended(process)
-        assert code == 0, said
-        assert f"the response {lost.id} is not stored" in said
-        assert f"the response {kept.id} is not stored" not in said
-        assert "Traceback" not in said
+        code, output = await ended(process)
+        assert code == 0, output
+        assert f"the response {lost.id} is not stored" in output
+        assert f"the response {kept.id} is not stored" not in output
+        assert "Traceback" not in output
 
 
 async def test_a_damaged_database_is_put_aside_and_the_log_says_so(tmp_path: Path) -> None:
@@ -134,8 +133,8 @@ async def test_a_damaged_database_is_put_aside_and_the_log_says_so(tmp_path: Pat
         made = await site.make("one")
         assert await site.client.responses.retrieve(made.id) == made
         process.terminate()
-        _, said = await ended(process)
-        assert "it is now responses.db.damaged" in said
+        _, output = await ended(process)
+        assert "it is now responses.db.damaged" in output
     assert (tmp_path / "responses.db.damaged").read_bytes() == b"not a database" * 1000
 
 
@@ -155,7 +154,7 @@ async def test_a_folder_that_cannot_be_used_is_told_in_one_line(tmp_path: Path) 
 async def test_two_gateways_do_not_share_a_folder(tmp_path: Path) -> None:
     async with engines(1) as (engine,), process_site(tmp_path, engine) as (_, site):
         made = await site.make("one")
-        code, said = await ended(await start(ROUNDHOUSE_STATE=str(tmp_path), ROUNDHOUSE_PORT=str(free_port())))
-        assert (code, said.count("\n")) == (2, 1), said
-        assert "another gateway uses it" in said
+        code, output = await ended(await start(ROUNDHOUSE_STATE=str(tmp_path), ROUNDHOUSE_PORT=str(free_port())))
+        assert (code, output.count("\n")) == (2, 1), output
+        assert "another gateway uses it" in output
         await site.make("two", previous_response_id=made.id)

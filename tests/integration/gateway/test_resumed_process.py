@@ -79,8 +79,8 @@ async def test_a_stop_tells_every_reader(tmp_path: Path) -> None:
             dropped.close()
             process.send_signal(signal.SIGTERM)
             told = [start + await response.read() for start, response in zip(begun, (first, second), strict=True)]
-            code, said = await ended(process)
-            assert code == 0, said
+            code, output = await ended(process)
+            assert code == 0, output
             assert told[0] == told[1]
             assert is_told("gateway_stopping", told[0])
         async with restarted(tmp_path, engine) as (_, gateway):

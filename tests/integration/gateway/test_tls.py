@@ -177,10 +177,10 @@ async def test_who_speaks_neither_tls_nor_http_is_not_answered(files: Path, sent
 )
 async def test_files_that_do_not_fit_are_told_in_one_line(files: Path, cert: str, key: str | None, words: str) -> None:
     settings = {"ROUNDHOUSE_TLS_CERT": str(files / cert)} | ({"ROUNDHOUSE_TLS_KEY": str(files / key)} if key else {})
-    code, said = await ended(await start(ROUNDHOUSE_PORT="0", **settings))
-    assert (code, said.count("\n")) == (2, 1), said
-    assert str(files / cert) in said
-    assert words in said
+    code, output = await ended(await start(ROUNDHOUSE_PORT="0", **settings))
+    assert (code, output.count("\n")) == (2, 1), output
+    assert str(files / cert) in output
+    assert words in output
 
 
 async def shows(gateway: GatewayHarness, file: Path) -> bool:
