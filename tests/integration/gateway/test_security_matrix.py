@@ -27,6 +27,7 @@ from gateway.exchange.api_spec import ApiSpec
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness, until
 from tests.fakes.mock_engine import MockEngine
+from tests.support.access_asker import BOTH, bearer
 from tests.support.access_table import find_expected
 from tests.support.queueing import key
 
@@ -183,11 +184,6 @@ def kind_of(path: str) -> Kind:
     return "admin" if path.startswith("/v1/admin/") else "listing"
 
 
-def bearer(name: str) -> dict[str, str]:
-    return {"authorization": f"Bearer secret-{name}"}
-
-
-BOTH = ("inference", "admin")
 KEYS = (
     key("all", scopes=BOTH, tools=("*",)),
     key("inference", tools=("current_time",)),
