@@ -83,7 +83,7 @@ def kinds(told: Fields) -> list[tuple[str, str | None]]:
 async def test_the_same_events_during_and_after_as_its_own_client_got(site: Site) -> None:
     body = {"model": "m", "input": "x", "stream": True, "background": True, "fault": "pause_until_release"}
     async with site.gateway.post("/v1/responses", body) as own:
-        await until(lambda: site.running, "it runs")
+        await until(lambda: bool(site.running), "it runs")
         [response_id] = site.running
         reading = asyncio.create_task(read_events(site, response_id))
         await until(lambda: is_followed(site, response_id), "it is read")
@@ -340,7 +340,7 @@ async def test_what_cannot_be_compacted(site: Site) -> None:
 async def test_the_engine_stops_when_the_client_leaves() -> None:
     async with response_state.site(m={"notices_leaving": False}) as site:
         leaving = asyncio.create_task(compacted(site, input="x", extra_body={"fault": "hold"}))
-        await until(lambda: site.engine.running, "it runs")
+        await until(lambda: site.engine.running == 1, "it runs")
         assert site.engine.requests[-1].body["stream"] is True
         leaving.cancel()
         await until(lambda: not site.engine.running, "it is over")

@@ -91,7 +91,7 @@ async def streamed(gateway: GatewayHarness, headers: dict[str, str] | None = Non
 
 
 async def blocking(gateway: GatewayHarness, **fields: Any) -> Fields:
-    response = (await gateway.post("/v1/responses", **{**COLD, **fields})).success
+    response: Fields = (await gateway.post("/v1/responses", **{**COLD, **fields})).success
     check_response(response)
     return response
 

@@ -42,7 +42,7 @@ def says(text: str) -> list[dict[str, Any]]:
 
 
 async def test_blocking_answers_come_through_unchanged(gateway: GatewayHarness, engine: MockEngine) -> None:
-    more = {"temperature": 0.5, "unknown_field": {"model": "x"}}
+    more: dict[str, Any] = {"temperature": 0.5, "unknown_field": {"model": "x"}}
     body = (await gateway.chat(**more)).success
     assert body["choices"][0]["message"]["content"] == " ".join(WORDS)
     assert engine.requests[0].body.items() >= more.items()
