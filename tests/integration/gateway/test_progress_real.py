@@ -10,10 +10,12 @@ import pytest
 
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
-from tests.support.llama_servers import Kind, needed, started
+from tests.support.llama_servers import Kind, started
 from tests.support.resumed_streams import CHAT
 from tests.support.worker_process import Worker
 from worker.clockwork import make_model
+
+pytestmark = [pytest.mark.engines, pytest.mark.embedded]
 
 TOKEN = "replica-token"
 CONTEXT = 32768
@@ -27,17 +29,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param("embedded", marks=[pytest.mark.engines, pytest.mark.embedded]),
-        pytest.param("binary", marks=pytest.mark.engines),
-    ],
-)
-def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+@pytest.fixture(scope="module")
+def engine(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     """A llama-server with one slot, which reads prompts in batches of 256 tokens."""
-    kind: Kind = request.param
-    needed(kind)
     folder = tmp_path_factory.mktemp("engine")
     make_model(folder / "m.gguf", context=CONTEXT)
     flags = ("--ctx-size", str(CONTEXT), "--parallel", "1", "--batch-size", "256", "--ubatch-size", "256")
