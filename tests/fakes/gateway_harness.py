@@ -82,6 +82,17 @@ class GatewayHarness(HttpClient):
         return self.server._gateway
 
     @property
+    def connections(self) -> set[Any]:
+        """Those of its clients."""
+        assert self.server is not None, "the gateway is a process of its own"
+        return self.server.server_state.connections
+
+    def stop(self) -> None:
+        """Let it end, as a signal would."""
+        assert self.server is not None, "the gateway is a process of its own"
+        self.server.should_exit = True
+
+    @property
     def services(self) -> Services:
         return self.app.inference._services
 

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-import pytest
 import uvloop
 
 from controller.schema.routing import Endpoint
@@ -17,7 +16,6 @@ from tests.support.wait import until
 
 PATIENCE_S = 60.0
 LOOPS = {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
-each_loop = pytest.mark.parametrize("loop", list(LOOPS))
 
 
 def on(loop: str, scenario: Callable[[], Awaitable[None]]) -> None:

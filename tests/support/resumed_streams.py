@@ -13,6 +13,7 @@ import aiohttp
 from gateway.streams.resumable_streams import ResumableStreams
 from tests.fakes.gateway_harness import GatewayHarness, until
 from tests.support.campaign import campaign_count
+from tests.support.http_client import Reply, read_reply
 
 ID: Final = "conv-1"
 CHAT: Final = "/v1/chat/completions"
@@ -49,6 +50,12 @@ def open_stream(gateway: GatewayHarness, stream_id: str = ID, path: str = CHAT, 
     """An opted-in stream; an async context manager, as aiohttp's."""
     body = {"model": "m", **FAMILIES[path], "stream": True, **fields}
     return gateway.client.post(gateway.url + path, json=body, headers={"X-Conversation-Id": stream_id})
+
+
+async def read_stream(gateway: GatewayHarness, stream_id: str = ID, path: str = CHAT, **fields: Any) -> Reply:
+    """The whole of an opted-in stream."""
+    async with open_stream(gateway, stream_id, path, **fields) as response:
+        return await read_reply(response)
 
 
 async def read_again(gateway: GatewayHarness, start: int | str = 0, stream_id: str = ID, **query: str) -> Read:

@@ -11,6 +11,7 @@ from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
 from tests.fakes.mock_engine import MockEngine
 from tests.support import response_state
 from tests.support.conversation_rest import Rest
+from tests.support.llama_servers import Kind, needed
 from tests.support.response_state import Site
 
 
@@ -40,3 +41,11 @@ async def site() -> AsyncIterator[Site]:
 def rest(site: Site) -> Rest:
     """Requests to the conversations of `site`."""
     return Rest(site)
+
+
+@pytest.fixture(scope="module", params=["embedded", "binary"])
+def kind(request: pytest.FixtureRequest) -> Kind:
+    """Each kind of llama-server that there is."""
+    kind: Kind = request.param
+    needed(kind)
+    return kind

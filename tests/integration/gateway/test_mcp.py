@@ -1,20 +1,28 @@
-"""Roundhouse as an MCP server: the `mcp` package's own client against a gateway, whose controller is a fake."""
+"""Roundhouse as an MCP server, before a fake controller: the `mcp` package's own client, and messages by hand."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp import web
 from mcp import MCPError
 
 from controller.schema.status import ModelState
+from gateway.api.mcp import MAX_BODY_BYTES
 from gateway.mcp_server.answers import MOST_BYTES
 from tests.fakes.fake_controller import route
 from tests.fakes.fake_retrieval import fake_retrieval, hit
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
-from tests.support.forwarding import error_of
+from tests.support.engine_calls import on
+from tests.support.forwarding import never
+from tests.support.http_client import PendingReply
+from tests.support.leftovers import leftovers_of
 from tests.support.mcp_clients import (
     ADMIN_TOOLS,
     GENERATIONS,
@@ -31,8 +39,53 @@ from tests.support.mcp_clients import (
     text_of,
 )
 from tests.support.queueing import key
+from tests.support.wait import until
 
 STATE = {name: value for name, value in ROW.items() if name not in ("load_recommendations", "definition")}
+HANDSHAKE = message(
+    "initialize", protocolVersion="2025-11-25", capabilities={}, clientInfo={"name": "by-hand", "version": "1"}
+)
+PLAN = message("tools/call", name="get_plan", arguments={})
+SCOPES = ("inference", "admin")
+LIST = json.dumps(message("tools/list")).encode()
+META = {"io.modelcontextprotocol/protocolVersion": "2026-07-28", "io.modelcontextprotocol/clientCapabilities": {}}
+MODERN = {"mcp-protocol-version": "2026-07-28"}
+PACKAGES = ("fastapi", "gateway", "mcp_types", "starlette")
+"""What a message and its answer are made of. Of the library, a few small objects without a message stay."""
+CLIENTS = 30
+MANY_LOOKS = 20
+
+
+def send(
+    gateway: GatewayHarness, body: object, session: str | None = None, secret: str | None = None, **headers: str
+) -> PendingReply:
+    own = HEADERS if session is None else HEADERS | {"mcp-session-id": session}
+    return gateway.post("/mcp", body, key=secret, headers=own | headers)
+
+
+async def shake_hands(gateway: GatewayHarness, secret: str | None = None) -> str:
+    """The id that a new client is given."""
+    reply = await send(gateway, HANDSHAKE, secret=secret)
+    assert reply.status == 200, reply.text
+    return reply.headers["mcp-session-id"]
+
+
+async def call_plan(gateway: GatewayHarness, session: str | None, secret: str | None = None, **fields: Any) -> Any:
+    """The answer of a call that is not over before the controller answers."""
+    reply = await send(gateway, {**PLAN, **fields}, session, secret)
+    assert "mcp-session-id" not in reply.headers
+    return reply.success
+
+
+async def cancel(gateway: GatewayHarness, session: str | None, request: object = 1, secret: str | None = None) -> None:
+    body = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": request}}
+    reply = await send(gateway, body, session, secret)
+    assert (reply.status, reply.content) == (202, b"")
+
+
+def say_loading(gateway: GatewayHarness) -> None:
+    """Let the controller answer that the model is being loaded, and after many looks that it is loaded."""
+    answer_rows(gateway, *["loading"] * (MANY_LOOKS - 1), "loaded")
 
 
 def targets(gateway: GatewayHarness) -> list[tuple[str, str]]:
@@ -40,22 +93,26 @@ def targets(gateway: GatewayHarness) -> list[tuple[str, str]]:
     return [(each.method, each.target.removeprefix("/v1/admin/")) for each in gateway.controller.admin.requests]
 
 
+async def until_called(gateway: GatewayHarness, count: int) -> None:
+    """Wait until so many calls have asked the controller, which never answers."""
+    await until("the controller is asked", lambda: gateway.controller.admin.running == count)
+
+
 @pytest.mark.parametrize("generation", GENERATIONS)
-async def test_a_client_lists_tools_and_models(generation: Generation) -> None:
-    async with gateway_harness() as gateway:
-        await gateway.publish(route("a", aliases=("short",)), route("b", state=ModelState.LOADING, progress=0.5))
-        async with mcp_client(gateway.url, generation=generation) as client:
-            assert await list_names(client) == INFERENCE_TOOLS + ADMIN_TOOLS
-            result = await client.call_tool("list_models", {})
-            described = {
-                "name": "a", "state": "loaded", "aliases": ["short"], "backend": "stub", "apis": [],
-                "modalities": ["text"], "context_length": None, "autoload": False,
-            }  # fmt: skip
-            loading = described | {"name": "b", "state": "loading", "aliases": [], "load_progress": 0.5}
-            assert result.structured_content == {"models": [described, loading]}
-            assert json.loads(text_of(result)) == result.structured_content
-            with pytest.raises(MCPError, match="There is no tool 'reboot'"):
-                await client.call_tool("reboot", {})
+async def test_a_client_lists_tools_and_models(gateway: GatewayHarness, generation: Generation) -> None:
+    await gateway.publish(route("a", aliases=("short",)), route("b", state=ModelState.LOADING, progress=0.5))
+    async with mcp_client(gateway.url, generation=generation) as client:
+        assert await list_names(client) == INFERENCE_TOOLS + ADMIN_TOOLS
+        result = await client.call_tool("list_models", {})
+        described = {
+            "name": "a", "state": "loaded", "aliases": ["short"], "backend": "stub", "apis": [],
+            "modalities": ["text"], "context_length": None, "autoload": False,
+        }  # fmt: skip
+        loading = described | {"name": "b", "state": "loading", "aliases": [], "load_progress": 0.5}
+        assert result.structured_content == {"models": [described, loading]}
+        assert json.loads(text_of(result)) == result.structured_content
+        with pytest.raises(MCPError, match="There is no tool 'reboot'"):
+            await client.call_tool("reboot", {})
 
 
 @pytest.mark.parametrize(
@@ -77,22 +134,7 @@ async def test_a_key_sees_and_calls_what_its_scopes_open(secret: str, tools: lis
                 result = await client.call_tool(name, arguments.get(name, {}))
                 refused = result.is_error and result.structured_content["error"]["code"] == "scope_required"
                 assert refused is (name not in tools), name
-        asked = bool(gateway.controller.admin.requests)
-        assert asked is (secret != "inference"), "what is refused does not reach the controller"
-
-
-@pytest.mark.parametrize("secret", [None, "secret-nobody"])
-async def test_without_a_key_of_the_gateway_nothing_is_told(secret: str | None) -> None:
-    async with gateway_harness() as gateway:
-        await gateway.publish(route("m"), keys=(key("both", scopes=("inference", "admin")),))
-        with pytest.raises(ExceptionGroup):
-            async with mcp_client(gateway.url, secret) as client:
-                await client.list_tools()
-        headers = HEADERS if secret is None else {**HEADERS, "authorization": f"Bearer {secret}"}
-        for asked in ("tools/list", "tools/call", "initialize"):
-            reply = await gateway.post("/mcp", message(asked), headers=headers)
-            assert (reply.status, error_of(reply).code) == (401, "invalid_api_key")
-        assert not gateway.controller.admin.requests
+        assert bool(gateway.controller.admin.requests) is (secret != "inference"), "what is refused stays here"
 
 
 async def test_where_nobody_may_administer_only_tools_of_inference_are_told() -> None:
@@ -101,18 +143,16 @@ async def test_where_nobody_may_administer_only_tools_of_inference_are_told() ->
         assert (await call_failing(client, "get_plan"))["code"] == "admin_closed"
 
 
-async def test_models_that_a_key_may_not_use_are_not_told() -> None:
-    async with gateway_harness() as gateway:
-        await gateway.publish(route("a"), route("b"), keys=(key("k", models=("b",)),))
-        async with mcp_client(gateway.url, "secret-k") as client:
-            assert [each["name"] for each in (await call(client, "list_models"))["models"]] == ["b"]
+async def test_models_that_a_key_may_not_use_are_not_told(gateway: GatewayHarness) -> None:
+    await gateway.publish(route("a"), route("b"), keys=(key("k", models=("b",)),))
+    async with mcp_client(gateway.url, "secret-k") as client:
+        assert [each["name"] for each in (await call(client, "list_models"))["models"]] == ["b"]
 
 
 async def test_tools_say_what_they_change() -> None:
     async with gateway_harness() as gateway, mcp_client(gateway.url) as client:
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
-        noted = {name: tool.annotations for name, tool in tools.items()}
-        hints = {name: each.model_dump(exclude={"title"}) for name, each in noted.items() if each is not None}
+    hints = {name: tool.annotations and tool.annotations.model_dump(exclude={"title"}) for name, tool in tools.items()}
     reads = {"read_only_hint": True, "destructive_hint": False, "idempotent_hint": True, "open_world_hint": False}
     changes = reads | {"read_only_hint": False}
     assert hints == dict.fromkeys(INFERENCE_TOOLS + ADMIN_TOOLS, reads) | {
@@ -144,13 +184,13 @@ async def test_each_admin_tool_asks_one_route_of_the_controller() -> None:
             ("GET", "plan"),
             ("POST", "downloads"),
         ]
-        asked = gateway.controller.admin.requests
-        assert [json.loads(each.body) for each in asked if each.method == "POST"] == [
+        requests = gateway.controller.admin.requests
+        assert [json.loads(each.body) for each in requests if each.method == "POST"] == [
             {"gguf_n_ctx": 8, "replicas": 2},
             {"hold": False},
             {"reference": "org/m:Q4"},
         ]
-        assert {each.headers["x-roundhouse-actor"] for each in asked} == {"api 127.0.0.1 by mcp"}
+        assert {each.headers["x-roundhouse-actor"] for each in requests} == {"api 127.0.0.1 by mcp"}
 
 
 async def test_a_load_is_waited_for_and_its_progress_told() -> None:
@@ -202,6 +242,9 @@ async def test_errors_of_the_controller_keep_their_code() -> None:
         body = {"error": {"code": "state_conflict", "message": "It is unloading.", "param": "model"}}
         return web.json_response(body, status=409)
 
+    async def not_a_page(_: web.Request) -> web.Response:
+        return web.json_response([])
+
     async with gateway_harness() as gateway, mcp_client(gateway.url) as client:
         gateway.controller.admin.answer = answer
         for tool in ("load_model", "get_logs"):
@@ -213,11 +256,6 @@ async def test_errors_of_the_controller_keep_their_code() -> None:
         assert (error["code"], error["message"]) == ("internal_error", "The gateway failed on this call.")
         await gateway.controller.stop()
         assert (await call_failing(client, "get_plan"))["code"] == "controller_unavailable"
-
-
-async def not_a_page(_: web.Request) -> web.Response:
-    """An answer that no controller gives."""
-    return web.json_response([])
 
 
 async def test_events_are_asked_for_by_model_kind_and_page_and_cut_where_they_are_many() -> None:
@@ -277,15 +315,212 @@ async def test_documents_of_the_callers_tenant_are_searched() -> None:
 
 
 async def test_mcp_can_be_turned_off() -> None:
-    async with gateway_harness(mcp=False) as gateway, gateway.post("/mcp", jsonrpc="2.0") as answer:
-        assert (answer.status, (await answer.json())["error"]["code"]) == (404, "unknown_route")
+    async with gateway_harness(mcp=False) as gateway:
+        assert (await gateway.post("/mcp", jsonrpc="2.0")).refusal == (404, "unknown_route")
 
 
 async def test_a_client_is_told_who_serves() -> None:
     async with gateway_harness() as gateway, mcp_client(gateway.url, generation="legacy") as client:
-        assert client.server_info is not None
-        assert (client.server_info.name, client.server_info.title) == ("roundhouse", "Roundhouse")
-        assert client.instructions is not None
-        assert "Roundhouse" in client.instructions
-        assert client.server_capabilities.tools is not None
-        assert client.server_capabilities.resources is None
+        told: Any = client
+        assert (told.server_info.name, told.server_info.title) == ("roundhouse", "Roundhouse")
+        assert "Roundhouse" in told.instructions
+        assert (told.server_capabilities.tools is None, told.server_capabilities.resources) == (False, None)
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+async def test_a_client_cancels_its_call_and_stays(gateway: GatewayHarness, generation: Generation) -> None:
+    gateway.controller.admin.answer = never
+    async with mcp_client(gateway.url, generation=generation) as client:
+        calling = asyncio.create_task(client.call_tool("get_plan", {}))
+        await until_called(gateway, 1)
+        calling.cancel()
+        await until("the call is over", lambda: gateway.controller.admin.cancelled == 1)
+        assert await list_names(client) == INFERENCE_TOOLS + ADMIN_TOOLS
+
+
+async def test_a_cancelled_call_is_answered_as_the_library_does(gateway: GatewayHarness) -> None:
+    gateway.controller.admin.answer = never
+    session = await shake_hands(gateway)
+    calling = asyncio.create_task(call_plan(gateway, session, id="a"))
+    await until_called(gateway, 1)
+    await cancel(gateway, session, "a")
+    assert await calling == {
+        "jsonrpc": "2.0", "id": "a", "error": {"code": -32800, "message": "Request cancelled"},
+    }  # fmt: skip
+    await until("the controller is asked no more", lambda: gateway.controller.admin.cancelled == 1)
+
+
+async def test_each_client_cancels_its_own_calls_alone(gateway: GatewayHarness) -> None:
+    """Also where they have the same key, and number their requests alike."""
+    await gateway.publish(keys=(key("one", scopes=SCOPES), key("two", scopes=SCOPES)))
+    gateway.controller.admin.answer = never
+    first, second = [await shake_hands(gateway, "secret-one") for _ in range(2)]
+    assert first != second
+    calls = [asyncio.create_task(call_plan(gateway, session, "secret-one")) for session in (first, second)]
+    await until_called(gateway, 2)
+    await cancel(gateway, first, secret="secret-two")
+    await cancel(gateway, first, request=2, secret="secret-one")
+    await cancel(gateway, first, request="1", secret="secret-one")
+    await cancel(gateway, first, request=[1], secret="secret-one")
+    await cancel(gateway, "invented", secret="secret-one")
+    await cancel(gateway, None, secret="secret-one")
+    assert gateway.controller.admin.cancelled == 0
+    await cancel(gateway, first, secret="secret-one")
+    assert (await calls[0])["error"]["code"] == -32800
+    await until("the controller is asked no more", lambda: gateway.controller.admin.cancelled == 1)
+    assert not calls[1].done()
+    await cancel(gateway, second, secret="secret-one")
+    assert (await calls[1])["error"]["code"] == -32800
+
+
+async def test_an_id_serves_again_after_its_call(gateway: GatewayHarness) -> None:
+    session = await shake_hands(gateway)
+    gateway.controller.admin.answer = never
+    for _ in range(2):
+        calling = asyncio.create_task(call_plan(gateway, session))
+        await until_called(gateway, 1)
+        await cancel(gateway, session)
+        assert (await calling)["error"]["code"] == -32800
+        await until_called(gateway, 0)
+        await cancel(gateway, session)
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status", "code"),
+    [
+        (b"", {}, 400, -32700),
+        (b"{", {}, 400, -32700),
+        (b"{", MODERN, 400, -32700),
+        (b"[" * 100_000, {}, 400, -32700),
+        (b"[" * 100_000, MODERN, 400, -32700),
+        (b"\xff\xfe", {}, 400, -32700),
+        (b"[]", {}, 400, -32602),
+        (b"[]", MODERN, 400, -32600),
+        (b"{}", {}, 400, -32602),
+        (b'{"jsonrpc": "2.0", "id": 1, "method": "files/list"}', {}, 200, -32601),
+        (b'{"jsonrpc": "2.0", "id": 1, "method": "tools/call"}', {}, 200, -32602),
+        (b'{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": 7}}', {}, 200, -32602),
+        (LIST, MODERN, 400, -32602),
+        (LIST, {"mcp-protocol-version": "1999-01-01"}, 400, -32602),
+        (LIST, {"accept": "text/html"}, 406, -32600),
+    ],
+)
+async def test_what_is_no_message_is_refused(body: bytes, headers: dict[str, str], status: int, code: int) -> None:
+    async with gateway_harness() as gateway:
+        reply = await send(gateway, body, **headers)
+        assert (reply.status, reply.error["code"]) == (status, code)
+        assert len((await send(gateway, LIST)).body["result"]["tools"]) == len(INFERENCE_TOOLS + ADMIN_TOOLS)
+
+
+async def test_other_methods_are_refused_and_notifications_taken(gateway: GatewayHarness) -> None:
+    for method in ("GET", "DELETE", "PUT"):
+        reply = await gateway.request(method, "/mcp", headers=HEADERS)
+        assert (*reply.refusal, reply.headers["allow"]) == (405, "method_not_allowed", "POST")
+    reply = await send(gateway, b'{"jsonrpc": "2.0", "method": "notifications/initialized"}')
+    assert (reply.status, reply.content) == (202, b"")
+    assert (await send(gateway, LIST, **{"content-type": "text/plain"})).status == 400
+
+
+async def test_a_body_beyond_the_limit_is_refused() -> None:
+    async def parts() -> AsyncIterator[bytes]:
+        for _ in range(MAX_BODY_BYTES // 1024 + 1):
+            yield b" " * 1024
+
+    async with gateway_harness() as gateway:
+        assert (await send(gateway, LIST + b" " * (MAX_BODY_BYTES - len(LIST)))).status == 200
+        announced = await send(gateway, LIST + b" " * (MAX_BODY_BYTES - len(LIST) + 1))
+        chunked = await gateway.request("POST", "/mcp", headers=HEADERS, data=parts())
+        assert announced.refusal == chunked.refusal == (413, "body_too_large")
+
+
+async def test_admin_tools_are_for_connections_to_the_admin_address() -> None:
+    async with gateway_harness(admin_host="127.0.0.2") as gateway:
+        await gateway.publish(route("m"), keys=(key("both", scopes=("inference", "admin")),))
+        async with mcp_client(gateway.url, "secret-both") as client:
+            assert await list_names(client) == INFERENCE_TOOLS
+            assert (await call_failing(client, "get_plan"))["code"] == "admin_not_here"
+
+
+@asynccontextmanager
+async def calling(gateway: GatewayHarness, generation: Generation, tool: str, **arguments: Any) -> AsyncIterator[Any]:
+    """A call under way, by hand: leaving closes its connection."""
+    more: dict[str, Any] = {"_meta": META} if generation != "legacy" else {}
+    own = MODERN | {"mcp-method": "tools/call", "mcp-name": tool} if generation != "legacy" else {}
+    body = message("tools/call", name=tool, arguments=arguments, **more)
+    async with aiohttp.ClientSession() as session:
+        request = asyncio.create_task(session.post(f"{gateway.url}/mcp", json=body, headers=HEADERS | own))
+        await until("the call is under way", lambda: gateway.app.mcp_calls.count_running == 1)
+        yield request
+        request.cancel()
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+async def test_a_client_that_leaves_ends_its_call(gateway: GatewayHarness, generation: Generation) -> None:
+    gateway.controller.admin.answer = never
+    async with calling(gateway, generation, "get_plan"):
+        await until("the controller is asked", lambda: gateway.controller.admin.running == 1)
+    await until("the call is over", lambda: gateway.app.mcp_calls.count_running == 0)
+    await until("the controller is not asked any more", lambda: gateway.controller.admin.cancelled == 1)
+    say_loading(gateway)
+    async with calling(gateway, generation, "load_model", model="m", wait_s=60):
+        pass
+    await until("the wait is over", lambda: gateway.app.mcp_calls.count_running == 0)
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+async def test_a_stop_ends_waits_with_the_state_as_it_is(generation: Generation) -> None:
+    async with gateway_harness(shutdown_grace_s=3600) as gateway:
+        say_loading(gateway)
+        async with calling(gateway, generation, "load_model", model="m", wait_s=60) as request:
+            gateway.stop()
+            async with await request as response:
+                told = json.loads((await response.text()).rpartition("data: ")[2])
+        assert told["result"]["structuredContent"]["runtime_state"] == "loading"
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+async def test_what_outlives_the_grace_is_ended_in_words(generation: Generation) -> None:
+    async with gateway_harness(shutdown_grace_s=0) as gateway:
+        gateway.controller.admin.answer = never
+        async with calling(gateway, generation, "get_plan") as request:
+            gateway.stop()
+            async with await request as response:
+                result = (await response.json())["result"]
+        assert (result["isError"], result["structuredContent"]["error"]["code"]) == (True, "gateway_stopping")
+
+
+async def test_many_clients_at_once_leave_no_task() -> None:
+    async def use(gateway: GatewayHarness, number: int) -> None:
+        async with mcp_client(gateway.url, generation=GENERATIONS[number % 2]) as client:
+            assert await list_names(client) == INFERENCE_TOOLS + ADMIN_TOOLS
+            assert (await call(client, "list_models"))["models"][0]["name"] == "m"
+            await call(client, "get_plan")
+            with pytest.raises(MCPError):
+                await client.call_tool("reboot", {})
+
+    async with gateway_harness() as gateway:
+        await gateway.publish(route("m"))
+        await use(gateway, 0)
+        await until("the first client is gone", lambda: not gateway.connections)
+        before = len(asyncio.all_tasks())
+        await asyncio.gather(*(use(gateway, number) for number in range(CLIENTS)))
+        await until("no task is left", lambda: len(asyncio.all_tasks()) <= before)
+        assert gateway.app.mcp_calls.count_running == 0
+
+
+def test_an_answered_call_leaves_nothing_in_cycles() -> None:
+    bodies = (LIST, json.dumps(message("tools/call", name="list_models", arguments={})).encode(), b"{", b"{}")
+
+    async def call_each(gateway: GatewayHarness) -> None:
+        for body in bodies:
+            await send(gateway, body)
+
+    async def scenario() -> None:
+        async with gateway_harness() as gateway:
+            await gateway.publish(route("m"))
+            await call_each(gateway)
+            with leftovers_of(*PACKAGES) as left:
+                await call_each(gateway)
+            assert not left
+
+    on("uvloop", scenario)

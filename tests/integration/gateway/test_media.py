@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -15,7 +14,7 @@ from aiohttp.test_utils import TestServer
 from controller.engines.llama_server import LlamaServer, LlamaServerDefinition
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
-from tests.support.llama_servers import Kind, needed, started
+from tests.support.llama_servers import Kind, started
 from tests.support.seeing_model import (
     BRIGHT,
     DARK,
@@ -50,13 +49,12 @@ SEEN: list[tuple[tuple[bytes, ...], str]] = [
     ((LIGHT, NIGHT, LIGHT), BRIGHT),
 ]
 QUESTION = "Is it day?"
+CHAT = "/v1/chat/completions"
 
 
-@pytest.fixture(scope="module", params=["embedded", "binary"])
-def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+@pytest.fixture(scope="module")
+def engine(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     """A llama-server that sees and hears: in a worker's process, and the program itself."""
-    kind: Kind = request.param
-    needed(kind)
     folder = tmp_path_factory.mktemp("engine")
     make_seeing_model(folder / "m.gguf")
     make_projector(folder / "p.gguf", hears=True)
@@ -108,26 +106,30 @@ def data_url(image: bytes) -> str:
     return f"data:image/png;base64,{encode(image)}"
 
 
+def sdk(gateway: GatewayHarness) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=gateway.url + "/v1", api_key="any", max_retries=0)
+
+
 def user(content: list[Any]) -> list[Any]:
     return [{"role": "user", "content": content}]
 
 
 @pytest.mark.parametrize(("images", "said"), SEEN)
 async def test_a_chat(gateway: GatewayHarness, images: tuple[bytes, ...], said: str) -> None:
-    async with openai.AsyncOpenAI(base_url=gateway.url + "/v1", api_key="any", max_retries=0) as client:
+    async with sdk(gateway) as client:
         messages = user(chat_content(*images))
-        answer = await client.chat.completions.create(model="seeing", messages=messages)
-        assert answer.choices[0].message.content == said
+        response = await client.chat.completions.create(model="seeing", messages=messages)
+        assert response.choices[0].message.content == said
         stream = await client.chat.completions.create(model="seeing", messages=messages, stream=True)
         assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices]) == said
 
 
 @pytest.mark.parametrize(("images", "said"), SEEN)
 async def test_a_response(gateway: GatewayHarness, images: tuple[bytes, ...], said: str) -> None:
-    async with openai.AsyncOpenAI(base_url=gateway.url + "/v1", api_key="any", max_retries=0) as client:
+    async with sdk(gateway) as client:
         asked = user(response_content(*images))
-        answer = await client.responses.create(model="seeing", input=asked)
-        assert answer.output_text == said
+        response = await client.responses.create(model="seeing", input=asked)
+        assert response.output_text == said
         stream = await client.responses.create(model="seeing", input=asked, stream=True)
         events = [event async for event in stream]
         assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == said
@@ -136,15 +138,15 @@ async def test_a_response(gateway: GatewayHarness, images: tuple[bytes, ...], sa
 @pytest.mark.parametrize(("images", "said"), SEEN)
 async def test_a_message(gateway: GatewayHarness, images: tuple[bytes, ...], said: str) -> None:
     async with anthropic.AsyncAnthropic(base_url=gateway.url, api_key="any", max_retries=0) as client:
-        asked: dict[str, Any] = {"model": "seeing", "max_tokens": 64, "messages": user(message_content(*images))}
-        answer = await client.messages.create(**asked)
-        assert [block.text for block in answer.content if block.type == "text"] == [said]
-        async with client.messages.stream(**asked) as stream:
+        body: dict[str, Any] = {"model": "seeing", "max_tokens": 64, "messages": user(message_content(*images))}
+        response = await client.messages.create(**body)
+        assert [block.text for block in response.content if block.type == "text"] == [said]
+        async with client.messages.stream(**body) as stream:
             assert "".join([text async for text in stream.text_stream]) == said
 
 
 async def test_an_earlier_image_stays_in_the_conversation(gateway: GatewayHarness) -> None:
-    async with openai.AsyncOpenAI(base_url=gateway.url + "/v1", api_key="any", max_retries=0) as client:
+    async with sdk(gateway) as client:
         first = await client.responses.create(model="seeing", input=user(response_content(NIGHT)))
         assert first.output_text == DARK
         later: dict[str, Any] = {"model": "seeing", "previous_response_id": first.id}
@@ -159,44 +161,14 @@ async def test_what_is_counted_is_what_the_engine_makes_of_an_image_and_not_its_
     prompt_tokens = {}
     for name, images in {"none": (), "one": (NIGHT,), "two": (NIGHT, NIGHT), "large": (large,)}.items():
         messages = user(chat_content(*images))
-        async with gateway.post("/v1/chat/completions", model="seeing", messages=messages) as answer:
-            told = await answer.json()
-            assert answer.status == 200, told
-            prompt_tokens[name] = told["usage"]["prompt_tokens"]
-        async with gateway.post("/v1/chat/completions/input_tokens", model="seeing", messages=messages) as answer:
-            assert (await answer.json())["input_tokens"] == prompt_tokens[name]
+        reply = await gateway.post("/v1/chat/completions", model="seeing", messages=messages)
+        prompt_tokens[name] = reply.success["usage"]["prompt_tokens"]
+        counted = await gateway.post("/v1/chat/completions/input_tokens", model="seeing", messages=messages)
+        assert counted.body["input_tokens"] == prompt_tokens[name]
     each = prompt_tokens["one"] - prompt_tokens["none"]
     assert 0 < each < 100
     assert prompt_tokens["two"] == prompt_tokens["one"] + each
     assert prompt_tokens["large"] == prompt_tokens["one"]
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(
-    ("path", "body", "place"),
-    [
-        ("/v1/chat/completions", {"messages": user(chat_content(LIGHT))}, "messages[0].content[0]"),
-        ("/v1/responses", {"input": user(response_content(LIGHT))}, "input[0].content[0]"),
-        ("/v1/messages", {"max_tokens": 9, "messages": user(message_content(LIGHT))}, "messages[0].content[0]"),
-    ],
-)
-async def test_a_model_without_a_projector_takes_no_images(
-    gateway: GatewayHarness, path: str, body: dict[str, Any], place: str, stream: bool
-) -> None:
-    reply = await gateway.post(path, model="blind", stream=stream, **body)
-    assert (reply.status, reply.code, reply.error["param"]) == (400, "modality_unsupported", place)
-    assert reply.error["message"] == "The model 'blind' takes no image; it takes text."
-
-
-async def test_the_lists_say_what_each_model_takes(gateway: GatewayHarness, engine: Worker) -> None:
-    seen = ["text", "image"]
-    wanted = {"seeing": seen, "blind": ["text"], "hearing": [*seen, "audio"], "fetching": seen}
-    for path in ("/v1/models", "/models"):
-        listed = (await gateway.get(path)).body["data"]
-        assert {model["id"]: model["architecture"]["input_modalities"] for model in listed} == wanted
-        assert all(model["architecture"]["output_modalities"] == ["text"] for model in listed)
-    props = json.loads(engine.request("GET", "/props")[1])["modalities"]
-    assert (props["vision"], props["audio"]) == (True, True)
 
 
 @pytest.fixture
@@ -219,29 +191,15 @@ async def test_an_address_is_fetched_by_a_model_that_declares_it_and_by_no_other
 ) -> None:
     url, asked = elsewhere
     chat = {"messages": user([{"type": "image_url", "image_url": {"url": f"{url}/chat"}}])}
+    image = {"type": "image", "source": {"type": "url", "url": f"{url}/message"}}
+    video = {"type": "video_url", "video_url": {"url": f"{url}/video"}}
+    sound = {"type": "input_audio", "input_audio": {"data": f"{url}/sound", "format": "wav"}}
     requests: list[tuple[str, dict[str, Any], str]] = [
-        ("/v1/chat/completions", chat, "messages"),
-        ("/v1/chat/completions/input_tokens", chat, "messages"),
-        ("/apply-template", chat, "messages"),
+        *((path, chat, "messages") for path in (CHAT, f"{CHAT}/input_tokens", "/apply-template")),
         ("/v1/responses", {"input": user([{"type": "input_image", "image_url": f"{url}/response"}])}, "input"),
-        (
-            "/v1/messages",
-            {
-                "max_tokens": 64,
-                "messages": user([{"type": "image", "source": {"type": "url", "url": f"{url}/message"}}]),
-            },
-            "messages",
-        ),
-        (
-            "/v1/chat/completions",
-            {"messages": user([{"type": "video_url", "video_url": {"url": f"{url}/video"}}])},
-            "messages",
-        ),
-        (
-            "/v1/chat/completions",
-            {"messages": user([{"type": "input_audio", "input_audio": {"data": f"{url}/sound", "format": "wav"}}])},
-            "messages",
-        ),
+        ("/v1/messages", {"max_tokens": 64, "messages": user([image])}, "messages"),
+        (CHAT, {"messages": user([video])}, "messages"),
+        (CHAT, {"messages": user([sound])}, "messages"),
     ]
     for path, body, place in requests:
         reply = await gateway.post(path, model="hearing", **body)
@@ -251,8 +209,8 @@ async def test_an_address_is_fetched_by_a_model_that_declares_it_and_by_no_other
             "The model 'hearing' fetches no addresses: send the data itself, as base64 or as a `data:` URL."
         )
     assert asked == []
-    async with gateway.post("/v1/chat/completions", model="fetching", **chat) as answer:
-        assert (await answer.json())["choices"][0]["message"]["content"] == DARK
+    fetched = await gateway.post("/v1/chat/completions", model="fetching", **chat)
+    assert fetched.body["choices"][0]["message"]["content"] == DARK
     assert asked == ["/chat"]
 
 
@@ -292,7 +250,7 @@ SOUNDS = [(make_sound(30_000), BRIGHT), (make_sound(300), BRIGHT), (make_sound(0
 @pytest.mark.parametrize(("sound", "said"), SOUNDS, ids=["noise", "soft noise", "silence"])
 async def test_a_sound(gateway: GatewayHarness, sound: bytes, said: str) -> None:
     part: Any = {"type": "input_audio", "input_audio": {"data": encode(sound), "format": "wav"}}
-    async with openai.AsyncOpenAI(base_url=gateway.url + "/v1", api_key="any", max_retries=0) as client:
+    async with sdk(gateway) as client:
         messages = user([part, {"type": "text", "text": QUESTION}])
         answer = await client.chat.completions.create(model="hearing", messages=messages)
         assert answer.choices[0].message.content == said
@@ -311,5 +269,5 @@ async def test_what_is_heard_and_what_is_seen_go_together(gateway: GatewayHarnes
     noise = {"type": "input_audio", "input_audio": {"data": encode(make_sound(30_000)), "format": "wav"}}
     for images, said in (((), BRIGHT), ((NIGHT,), SENTENCE), ((NIGHT, NIGHT), DARK)):
         messages = user([noise, *chat_content(*images)])
-        async with gateway.post("/v1/chat/completions", model="hearing", messages=messages) as answer:
-            assert (await answer.json())["choices"][0]["message"]["content"] == said
+        reply = await gateway.post("/v1/chat/completions", model="hearing", messages=messages)
+        assert reply.body["choices"][0]["message"]["content"] == said

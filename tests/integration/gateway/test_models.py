@@ -9,11 +9,11 @@ import openai
 import pytest
 
 from controller.schema.admin import Capabilities
-from controller.schema.keys import Key
 from controller.schema.routing import ModelRoute
 from controller.schema.status import ModelState
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
+from tests.fakes.mock_engine import WORDS
 from tests.support.queueing import key
 
 SEES = Capabilities(
@@ -24,13 +24,7 @@ SEES = Capabilities(
     forced_tools=False,
 )
 CHATS = ("/v1/chat/completions", "/props")
-ROUTER_STATES = {
-    "unloaded": "unloaded",
-    "loading": "loading",
-    "loaded": "loaded",
-    "unloading": "unloaded",
-    "failed": "unloaded",
-}
+LOADED = ("loading", "loaded")
 
 
 def seeing(**fields: Any) -> ModelRoute:
@@ -41,56 +35,55 @@ def seeing(**fields: Any) -> ModelRoute:
     )
 
 
-async def test_everything_that_is_told_of_a_model() -> None:
-    async with gateway_harness() as gateway:
-        await gateway.publish(seeing(), route("b", state=ModelState.UNLOADED, apis=()))
-        listed = (await gateway.get("/v1/models")).success
-        one, other = listed["data"]
-        served = one.pop("apis")
-        assert one == {
-            "id": "org/m:8b",
-            "object": "model",
-            "created": 1_700_000_000,
-            "owned_by": "roundhouse",
-            "type": "model",
-            "display_name": "org/m:8b",
-            "created_at": "2023-11-14T22:13:20Z",
-            "max_input_tokens": 8192,
-            "state": "loaded",
-            "reason": None,
-            "autoload": False,
-            "aliases": ["m", "gpt-4o"],
-            "backend": "llama_server",
-            "capabilities": {
-                "modalities": ["text", "image"],
-                "media_urls": False,
-                "multi_turn": False,
-                "thinking_modes": ["default", "disabled"],
-                "tools": False,
-                "forced_tools": False,
-                "structured_output": True,
-                "logprobs": True,
-            },
-            "continues_answers": True,
+async def test_everything_that_is_told_of_a_model(gateway: GatewayHarness) -> None:
+    await gateway.publish(seeing(), route("b", state=ModelState.UNLOADED, apis=()))
+    listed = (await gateway.get("/v1/models")).success
+    one, other = listed["data"]
+    served = one.pop("apis")
+    assert one == {
+        "id": "org/m:8b",
+        "object": "model",
+        "created": 1_700_000_000,
+        "owned_by": "roundhouse",
+        "type": "model",
+        "display_name": "org/m:8b",
+        "created_at": "2023-11-14T22:13:20Z",
+        "max_input_tokens": 8192,
+        "state": "loaded",
+        "reason": None,
+        "autoload": False,
+        "aliases": ["m", "gpt-4o"],
+        "backend": "llama_server",
+        "capabilities": {
             "modalities": ["text", "image"],
-            "context_length": 8192,
-            "status": {"value": "loaded", "args": [], "failed": False, "exit_code": None, "progress": None},
-            "architecture": {"input_modalities": ["text", "image"], "output_modalities": ["text"]},
-            "tags": [],
-            "can_remove": False,
-        }
-        assert {"/v1/chat/completions", "/props", "/v1/responses", "/v1/messages"} <= set(served), "translated ones too"
-        assert "/v1/embeddings" not in served
-        assert (other["state"], other["context_length"], other["apis"]) == ("unloaded", None, [])
-        assert {name: value for name, value in listed.items() if name != "data"} == {
-            "object": "list", "has_more": False, "first_id": "org/m:8b", "last_id": "b"
-        }  # fmt: skip
-        for name in ("org/m:8b", "m", "gpt-4o"):
-            assert (await gateway.get(f"/v1/models/{name}")).success == one | {"apis": served}, "under its own name"
-        await gateway.publish()
-        assert (await gateway.get("/v1/models")).success == {
-            "object": "list", "data": [], "has_more": False, "first_id": None, "last_id": None
-        }  # fmt: skip
+            "media_urls": False,
+            "multi_turn": False,
+            "thinking_modes": ["default", "disabled"],
+            "tools": False,
+            "forced_tools": False,
+            "structured_output": True,
+            "logprobs": True,
+        },
+        "continues_answers": True,
+        "modalities": ["text", "image"],
+        "context_length": 8192,
+        "status": {"value": "loaded", "args": [], "failed": False, "exit_code": None, "progress": None},
+        "architecture": {"input_modalities": ["text", "image"], "output_modalities": ["text"]},
+        "tags": [],
+        "can_remove": False,
+    }
+    assert {"/v1/chat/completions", "/props", "/v1/responses", "/v1/messages"} <= set(served), "translated ones too"
+    assert "/v1/embeddings" not in served
+    assert (other["state"], other["context_length"], other["apis"]) == ("unloaded", None, [])
+    assert {name: value for name, value in listed.items() if name != "data"} == {
+        "object": "list", "has_more": False, "first_id": "org/m:8b", "last_id": "b"
+    }  # fmt: skip
+    for name in ("org/m:8b", "m", "gpt-4o"):
+        assert (await gateway.get(f"/v1/models/{name}")).success == one | {"apis": served}, "under its own name"
+    await gateway.publish()
+    assert (await gateway.get("/v1/models")).success == {
+        "object": "list", "data": [], "has_more": False, "first_id": None, "last_id": None
+    }  # fmt: skip
 
 
 async def test_why_a_model_is_not_loaded_is_told_without_paths_and_addresses() -> None:
@@ -113,69 +106,60 @@ async def test_why_a_model_is_not_loaded_is_told_without_paths_and_addresses() -
             assert (await gateway.get(f"/v1/models/{each['id']}")).success["reason"] == each["reason"]
 
 
-async def test_the_list_of_llama_servers_router() -> None:
-    async with gateway_harness() as gateway:
-        await gateway.publish(seeing(), *(route(f"m-{state}", state=state) for state in ModelState))
-        own = {model["id"]: model for model in (await gateway.get("/v1/models")).success["data"]}
-        listed = (await gateway.get("/models")).success
-        assert listed["object"] == "list"
-        for model in listed["data"]:
-            assert model == own[model["id"]]
-            failed = model["state"] == "failed"
-            assert model["status"] == {
-                "value": ROUTER_STATES[model["state"]],
-                "args": [],
-                "failed": failed,
-                "exit_code": 1 if failed else None,
-                "progress": None,
-            }
-            assert model["architecture"] == {"input_modalities": model["modalities"], "output_modalities": ["text"]}
+async def test_the_list_of_llama_servers_router(gateway: GatewayHarness) -> None:
+    await gateway.publish(seeing(), *(route(f"m-{state}", state=state) for state in ModelState))
+    own = {model["id"]: model for model in (await gateway.get("/v1/models")).success["data"]}
+    listed = (await gateway.get("/models")).success
+    assert listed["object"] == "list"
+    for model in listed["data"]:
+        assert model == own[model["id"]]
+        failed = model["state"] == "failed"
+        assert model["status"] == {
+            "value": model["state"] if model["state"] in LOADED else "unloaded",
+            "args": [],
+            "failed": failed,
+            "exit_code": 1 if failed else None,
+            "progress": None,
+        }
+        assert model["architecture"] == {"input_modalities": model["modalities"], "output_modalities": ["text"]}
 
 
-async def probe(gateway: GatewayHarness, base: str, bearer: str | None) -> tuple[int, list[tuple[str, str]]]:
-    """Open WebUI's probe of a connection, and what it makes of the answer: status, and each model's id and name.
-
-    `GET {base}/models` with the key as a bearer, which is empty where none is given; 200 with JSON is good. It takes
-    `data`, of each that has an `id` that, and `name`, or the id where there is none.
-    """
+async def probe(gateway: GatewayHarness, base: str, bearer: str | None) -> tuple[int, list[str]]:
+    """Open WebUI's probe of a connection, with an empty bearer where no key is given: status, and each model's id. It
+    takes of each in `data` that has an `id` that, and its `name`, where there is one."""
     headers = {"Content-Type": "application/json"} | ({} if bearer is None else {"Authorization": f"Bearer {bearer}"})
-    async with gateway.get(f"{base}/models", headers=headers) as answer:
-        told = await answer.json()
-        if answer.status != 200:
-            assert told["error"]["message"]
-            return answer.status, []
-        assert "error" not in told
-        return answer.status, [(model["id"], model.get("name", model["id"])) for model in told["data"]]
-
-
-KEYS: tuple[tuple[Key, ...], ...] = ((), (key("ui"), key("far", models=("other",))))
+    reply = await gateway.get(f"{base}/models", headers=headers)
+    if reply.status != 200:
+        assert reply.error["message"]
+        return reply.status, []
+    assert "error" not in reply.body
+    assert all(model.get("name", model["id"]) == model["id"] for model in reply.body["data"])
+    return reply.status, [model["id"] for model in reply.body["data"]]
 
 
 @pytest.mark.parametrize("base", ["/v1", ""])
-@pytest.mark.parametrize("keys", KEYS, ids=["open", "keys"])
-async def test_open_webuis_connection_probe(base: str, keys: tuple[Key, ...]) -> None:
-    async with gateway_harness() as gateway:
+async def test_open_webuis_connection_probe(gateway: GatewayHarness, base: str) -> None:
+    for keys in ((), (key("ui"), key("far", models=("other",)))):
         await gateway.publish(seeing(), keys=keys)
-        good = (200, [("org/m:8b", "org/m:8b")])
-        refused: tuple[int, list[tuple[str, str]]] = (401, []) if keys else good
+        good = (200, ["org/m:8b"])
         assert await probe(gateway, base, "secret-ui") == good
         assert await probe(gateway, base, "secret-far") == ((200, []) if keys else good)
-        assert await probe(gateway, base, "secret-wrong") == refused
-        assert await probe(gateway, base, "") == refused
-        assert await probe(gateway, base, None) == refused
+        for wrong in ("secret-wrong", "", None):
+            assert await probe(gateway, base, wrong) == ((401, []) if keys else good)
 
 
 @pytest.mark.parametrize("base", ["/v1", ""])
 async def test_what_open_webui_and_openais_client_ask_of_either_address(base: str) -> None:
     async with gateway_harness() as gateway, engines(1) as (engine,):
         await gateway.publish(route("m", [engine.url]))
-        asked = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
-        async with gateway.post(f"{base}/chat/completions", asked) as answer:
-            assert (answer.status, answer.content_type) == (200, "text/event-stream")
+        body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
+        async with gateway.post(f"{base}/chat/completions", body) as response:
+            assert (response.status, response.content_type) == (200, "text/event-stream")
         async with openai.AsyncOpenAI(base_url=gateway.url + base, api_key="none", max_retries=0) as client:
             assert (await client.models.retrieve("m")).id == "m"
-            assert (await client.completions.create(model="m", prompt="Hi")).choices[0].text
-            assert (await client.embeddings.create(model="m", input="Hi")).data[0].embedding
+            assert (await client.completions.create(model="m", prompt="Hi")).choices[0].text == " ".join(WORDS)
+            vectors = await client.embeddings.create(model="m", input="Hi", encoding_format="float")
+            assert vectors.data[0].embedding == [0.25, -0.5, 1.0]
             made = await client.responses.create(model="m", input="Hi")
             assert (await client.responses.retrieve(made.id)).output_text == made.output_text
             await client.responses.delete(made.id)
@@ -186,21 +170,48 @@ async def test_what_open_webui_and_openais_client_ask_of_either_address(base: st
         assert (await gateway.post(f"{base}/reranking", {"model": "m"})).error["param"] == "documents", "as /v1/rerank"
 
 
-async def test_both_sdks_list_and_retrieve() -> None:
-    async with gateway_harness() as gateway:
-        await gateway.publish(seeing(), route("b"))
-        async with openai.AsyncOpenAI(base_url=gateway.url + "/v1", api_key="none", max_retries=0) as client:
-            assert [model.id async for model in client.models.list()] == ["org/m:8b", "b"]
-            found = await client.models.retrieve("gpt-4o")
-            assert (found.id, found.created, found.owned_by) == ("org/m:8b", 1_700_000_000, "roundhouse")
-            assert found.model_extra is not None
-            assert found.model_extra["context_length"] == 8192
-            with pytest.raises(openai.NotFoundError) as caught:
-                await client.models.retrieve("nobody")
-            assert caught.value.code == "unknown_model"
-        async with anthropic.AsyncAnthropic(base_url=gateway.url, api_key="none", max_retries=0) as other:
-            assert [model.display_name async for model in other.models.list()] == ["org/m:8b", "b"]
-            info = await other.models.retrieve("m")
-            assert (info.id, info.created_at.timestamp(), info.max_input_tokens) == ("org/m:8b", 1_700_000_000, 8192)
-            with pytest.raises(anthropic.NotFoundError):
-                await other.models.retrieve("nobody")
+async def test_both_sdks_list_and_retrieve(gateway: GatewayHarness) -> None:
+    await gateway.publish(seeing(), route("b"))
+    async with openai.AsyncOpenAI(base_url=gateway.url + "/v1", api_key="none", max_retries=0) as client:
+        assert [model.id async for model in client.models.list()] == ["org/m:8b", "b"]
+        found = await client.models.retrieve("gpt-4o")
+        assert (found.id, found.created, found.owned_by) == ("org/m:8b", 1_700_000_000, "roundhouse")
+        assert found.model_extra is not None
+        assert found.model_extra["context_length"] == 8192
+    async with anthropic.AsyncAnthropic(base_url=gateway.url, api_key="none", max_retries=0) as other:
+        assert [model.display_name async for model in other.models.list()] == ["org/m:8b", "b"]
+        info = await other.models.retrieve("m")
+        assert (info.id, info.created_at.timestamp(), info.max_input_tokens) == ("org/m:8b", 1_700_000_000, 8192)
+        with pytest.raises(anthropic.NotFoundError):
+            await other.models.retrieve("nobody")
+
+
+async def test_openais_client_streams_and_raises_its_own_errors() -> None:
+    async with (
+        gateway_harness(heartbeat_s=0.03, hold_headers_s=0.03) as gateway,
+        engines(1) as (engine,),
+        openai.AsyncOpenAI(base_url=gateway.url + "/v1", api_key="none", max_retries=0) as client,
+    ):
+        await gateway.publish(route("m", [engine.url]), route("off", state=ModelState.UNLOADED))
+        chats: Any = client.chat.completions
+        completion = await chats.create(model="m", messages=[])
+        assert completion.choices[0].message.content == " ".join(WORDS)
+        assert completion.usage.completion_tokens == len(WORDS)
+        for options in ({}, {"stream_options": {"include_usage": True}}):
+            stream = await chats.create(model="m", messages=[], stream=True, extra_body={"fault": "hold"}, **options)
+            engine.release.set()
+            chunks = [chunk async for chunk in stream]
+            assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices).split() == WORDS
+            assert [chunk.usage.completion_tokens for chunk in chunks if chunk.usage] == [len(WORDS)] * len(options)
+        with pytest.raises(openai.NotFoundError) as unknown:
+            await chats.create(model="nobody", messages=[])
+        assert unknown.value.code == "unknown_model"
+        assert unknown.value.request_id == unknown.value.response.headers["x-request-id"]
+        with pytest.raises(openai.InternalServerError) as off:
+            await chats.create(model="off", messages=[])
+        assert off.value.code == "model_not_loaded"
+        broken = await chats.create(model="m", messages=[], stream=True, extra_body={"fault": "die_mid_stream"})
+        with pytest.raises(openai.APIError) as died:
+            [chunk async for chunk in broken]
+        assert died.value.code == "engine_disconnected"
+        assert len(engine.requests) == 4, "what is refused reaches no engine"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
-from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -13,12 +13,16 @@ import pytest
 
 from controller.engines.llama_server import LlamaServer, LlamaServerDefinition
 from controller.schema.errors import ERROR_CODES
-from controller.schema.keys import Key
 from controller.schema.routing import ModelRoute
+from gateway.protocols.chat.dialect import CHAT, COMPLETIONS
+from gateway.protocols.common.dialect import Dialect
+from gateway.protocols.common.request import parse_request
+from gateway.protocols.llama_native.dialect import NATIVE
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.clockwork_caller import SPOKEN, TEMPLATE, THOUGHT, make_caller
-from tests.support.llama_servers import Kind, needed, started
+from tests.support.llama_servers import Kind, started
+from tests.support.queueing import key
 from tests.support.worker_process import Worker
 from worker.clockwork import SENTENCE, make_model
 
@@ -34,8 +38,14 @@ MODES: dict[str, tuple[Fields, tuple[str, ...]]] = {
     "ranks": ({"llama_server_reranking": True}, ("--reranking",)),
 }
 HI: Fields = {"messages": [{"role": "user", "content": "Hi"}], "temperature": 0}
-PARAMETERS = {"type": "object", "properties": {"city": {"enum": ["Paris"]}}, "required": ["city"]}
+PARAMETERS = {
+    "type": "object",
+    "properties": {"city": {"enum": ['Pa"ris ü']}, "n": {"enum": [1]}},
+    "required": ["city", "n"],
+}
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": PARAMETERS}}
+SUM = {"name": "sum", "parameters": {"type": "object", "properties": {"x": {"enum": [[1, 2]]}}}}
+OTHER = {"type": "function", "function": SUM}
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": PARAMETERS}}
 LETTER: Fields = {**HI, "max_tokens": 60}
 GAP: Fields = {"input_prefix": "a", "input_suffix": "b", "temperature": 0, "n_predict": 30}
@@ -48,13 +58,6 @@ STATE: tuple[tuple[str, str, Any], ...] = (
     ("POST", "/props", {}),
     ("POST", "/lora-adapters", []),
 )
-
-
-@pytest.fixture(scope="module", params=["embedded", "binary"])
-def kind(request: pytest.FixtureRequest) -> Kind:
-    made: Kind = request.param
-    needed(made)
-    return made
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +93,6 @@ def model(servers: dict[str, Worker], name: str) -> ModelRoute:
 
 @pytest.fixture
 async def gateway(servers: dict[str, Worker]) -> AsyncIterator[GatewayHarness]:
-    """A gateway that knows them all."""
     async with gateway_harness() as built:
         await built.publish(*(model(servers, name) for name in MODES))
         yield built
@@ -133,6 +135,31 @@ CASES: list[tuple[str, str, Fields]] = [
     ("plain", "/completion", {**BEGUN, "n_predict": 30}),
     ("plain", "/completion", {**BEGUN, "prompt": ["<|assistant|>", "<|assistant|>The"], "n_predict": 4}),
     ("plain", "/completion", {**BEGUN, "n_predict": 4, "n_probs": 2, "grammar": 'root ::= "yes"'}),
+    ("plain", "/v1/chat/completions", {**HI, "max_tokens": 3, "stream": False}),
+    ("plain", "/v1/chat/completions", {**HI, "max_tokens": 0}),
+    ("plain", "/v1/chat/completions", {**HI, "temperature": 5, "seed": 7, "top_k": 3, "min_p": 0, "max_tokens": 20}),
+    ("plain", "/v1/chat/completions", {**HI, "return_progress": True, "timings_per_token": True}),
+    ("plain", "/v1/chat/completions", {**HI, "grammar": 'root ::= "ü€" "😀"'}),
+    ("plain", "/v1/chat/completions", {**HI, "stream_options": {"include_usage": False}}),
+    ("caller", "/v1/chat/completions", HI),
+    ("caller", "/v1/chat/completions", {**HI, "tools": [TOOL, OTHER], "logit_bias": {"[TOOL_CALLS]": 100},
+                                        "tool_choice": "required", "parallel_tool_calls": True, "max_tokens": 150}),
+    ("caller", "/v1/chat/completions", {**HI, "tools": [TOOL], "n": 2}),
+    ("caller", "/v1/chat/completions", {**HI, "max_tokens": 3}),
+    ("plain", "/v1/completions", BEGUN),
+    ("plain", "/v1/completions", {**BEGUN, "stop": "jump"}),
+    ("plain", "/v1/completions", {**BEGUN, "max_tokens": 0}),
+    ("plain", "/v1/completions", {**BEGUN, "prompt": ["<|assistant|>", "<|assistant|>The"], "n": 2, "logprobs": 1}),
+    ("plain", "/v1/completions", {**BEGUN, "ignore_eos": True, "max_tokens": 5000}),
+    ("plain", "/v1/messages", {**LETTER, "max_tokens": 3}),
+    ("caller", "/v1/messages", {**LETTER, "max_tokens": 100}),
+    ("caller", "/infill", {**GAP, "n": 2, "n_probs": 2, "n_predict": 5}),
+    ("plain", "/completion", {**BEGUN, "prompt": ["<|assistant|>", "<|assistant|>The"], "n_predict": 3, "n": 2}),
+    ("plain", "/completion", {**BEGUN, "n_predict": 3, "n_cmpl": None, "n": 2}),
+    ("plain", "/completion", {**BEGUN, "n_predict": 3, "n_cmpl": 1, "n": 2}),
+    ("plain", "/completion", {"prompt": ["The", 5, "fox"], "temperature": 0, "n_predict": 3}),
+    ("plain", "/completion", {"prompt": [{"prompt_string": "The"}, {"prompt_string": "The fox"}], "temperature": 0,
+                              "n_predict": 3}),
     ("vectors", "/embedding", {"content": "one"}),
     ("vectors", "/embedding", {"input": ["one", "two"]}),
     # What it refuses, it refuses in its own words.
@@ -164,7 +191,7 @@ async def test_the_cases_are_what_they_seem(gateway: GatewayHarness) -> None:
     called = (await gateway.post("/v1/chat/completions", {"model": "caller", **HI, **tools})).body
     message = called["choices"][0]["message"]
     assert (message["reasoning_content"], message["content"]) == (THOUGHT, SPOKEN)
-    assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == {"city": "Paris"}
+    assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == {"city": 'Pa"ris ü', "n": 1}
     counted = (await gateway.post("/v1/messages/count_tokens", {"model": "plain", **LETTER})).body
     assert counted["input_tokens"] > 0
     tokens = (await gateway.post("/tokenize", {"model": "plain", "content": " fox"})).body
@@ -178,20 +205,16 @@ async def test_the_cases_are_what_they_seem(gateway: GatewayHarness) -> None:
 async def test_streams_pass_to_their_end(gateway: GatewayHarness, path: str) -> None:
     fields = {"/v1/completions": {**BEGUN, "max_tokens": 80}, "/infill": GAP, "/completion": {**BEGUN, "n_predict": 80}}
     body = {"model": "caller", "stream": True, **fields.get(path, LETTER)}
-    async with gateway.post(path, body) as answer:
-        assert answer.status == 200
-        assert answer.headers["content-type"].startswith("text/event-stream")
-        assert answer.headers["x-queue-position"] == "1"
-        content = (await answer.read()).decode()
+    reply = await gateway.post(path, body)
+    content = reply.text
+    assert (reply.status, reply.headers["x-queue-position"]) == (200, "1")
+    assert reply.headers["content-type"].startswith("text/event-stream")
     ends = {"/v1/messages": "message_stop", "/infill": '"stop":true', "/completion": '"stop":true'}
     assert ends.get(path, "data: [DONE]\n\n") in content
     assert '"error"' not in content
     said = "".join(content.split('"')[1::2]) if path in ("/infill", "/completion") else content
     assert "fox" in said
     await gateway.idle()
-
-
-# Which model it is for
 
 
 @pytest.mark.parametrize("path", ["/props", "/lora-adapters"])
@@ -229,13 +252,10 @@ async def test_without_a_model_the_only_one_that_has_the_route_is_meant(
     ("name", "path", "fields"),
     [
         ("vectors", "/v1/chat/completions", HI),
-        ("vectors", "/v1/completions", {"prompt": "a"}),
         ("vectors", "/v1/responses", {"input": "a"}),
         ("vectors", "/v1/messages", LETTER),
         ("ranks", "/v1/messages/count_tokens", LETTER),
-        ("vectors", "/v1/chat/completions/input_tokens", HI),
         ("plain", "/v1/embeddings", {"input": "a"}),
-        ("plain", "/v1/rerank", {"query": "a", "documents": ["a"]}),
         ("vectors", "/v2/rerank", {"query": "a", "documents": ["a"]}),
         ("ranks", "/infill", GAP),
     ],
@@ -244,57 +264,34 @@ async def test_without_a_model_the_only_one_that_has_the_route_is_meant(
 async def test_what_the_engine_does_not_offer_is_said_in_the_apis_form(
     gateway: GatewayHarness, name: str, path: str, fields: Fields, stream: bool
 ) -> None:
-    async with gateway.post(path, {"model": name, "stream": stream, **fields}) as answer:
-        told = await answer.json()
-    error = told["error"]
+    reply = await gateway.post(path, {"model": name, "stream": stream, **fields})
     entry = ERROR_CODES["not_supported"]
-    assert answer.status == entry.status
-    assert error["next_steps"] == list(entry.next_steps)
+    assert (reply.status, reply.error["next_steps"]) == (entry.status, list(entry.next_steps))
+    assert name in reply.error["message"]
     if path.startswith("/v1/messages"):
-        assert told["type"] == "error"
-        assert told["request_id"] == answer.headers["x-request-id"]
+        assert (reply.body["type"], reply.body["request_id"]) == ("error", reply.headers["x-request-id"])
     else:
-        assert (error["code"], error["request_id"]) == ("not_supported", answer.headers["x-request-id"])
-    assert name in error["message"]
+        assert (reply.code, reply.error["request_id"]) == ("not_supported", reply.headers["x-request-id"])
 
 
-# An engine's inner state
-
-
-def key(name: str, *scopes: str) -> Key:
-    """A key whose secret is its name."""
-    return Key.model_validate(
-        {"name": name, "tenant": name, "sha256": sha256(name.encode()).hexdigest(), "scopes": scopes}
-    )
-
-
-@pytest.mark.parametrize(("method", "path", "body"), STATE)
-async def test_an_engines_state_is_not_to_be_had_by_default(
-    gateway: GatewayHarness, method: str, path: str, body: Any
-) -> None:
-    named = f"{path}{'&' if '?' in path else '?'}model=plain"
-    reply = await gateway.request(method, named, body)
-    assert reply.refusal == (403, "route_disabled")
-    assert "ROUNDHOUSE_ENGINE_STATE_ROUTES" in " ".join(reply.error["next_steps"])
+async def test_an_engines_state_is_not_to_be_had_by_default(gateway: GatewayHarness) -> None:
+    for method, path, body in STATE:
+        reply = await gateway.request(method, f"{path}{'&' if '?' in path else '?'}model=plain", body)
+        assert reply.refusal == (403, "route_disabled")
+        assert "ROUNDHOUSE_ENGINE_STATE_ROUTES" in " ".join(reply.error["next_steps"])
 
 
 @pytest.mark.parametrize(("method", "path", "body"), STATE)
 async def test_an_engines_state_is_for_admins(servers: dict[str, Worker], method: str, path: str, body: Any) -> None:
     named = f"{path}{'&' if '?' in path else '?'}model=plain"
     async with gateway_harness(engine_state_routes=True) as gateway:
-        keys = (key("user", "inference"), key("boss", "admin"), key("both", "admin", "inference"))
-        table = await gateway.controller.publish(model(servers, "plain"), keys=keys)
-        await gateway.controller.acknowledged(table)
-        assert (await gateway.request(method, named, body)).code == "invalid_api_key"
-        assert (await gateway.request(method, named, body, key="user")).refusal == (403, "scope_required")
-        for admin in ("boss", "both"):
-            reply = await gateway.request(method, named, body, key=admin)
-            assert reply.status == servers["plain"].request(method, path, body)[0] == 200
+        keys = (key("user"), key("boss", scopes=("admin",)))
+        await gateway.publish(model(servers, "plain"), keys=keys)
+        assert (await gateway.request(method, named, body, key="secret-user")).refusal == (403, "scope_required")
+        reply = await gateway.request(method, named, body, key="secret-boss")
+        assert reply.status == servers["plain"].request(method, path, body)[0] == 200
         if path == "/slots":
             assert [slot["id"] for slot in reply.body] == [0, 1, 2, 3]
-        chat = {"model": "plain", **HI}
-        boss = await gateway.post("/v1/chat/completions", chat, key="boss")
-        assert boss.code == "scope_required", "neither scope holds the other"
 
 
 async def test_nothing_of_a_client_that_goes_away_stays(gateway: GatewayHarness) -> None:
@@ -306,3 +303,77 @@ async def test_nothing_of_a_client_that_goes_away_stays(gateway: GatewayHarness)
                 ):
                     pass
     await gateway.idle()
+
+
+# Blocking answers are made of streams, but for these: without it, the answer would not be the engine's.
+NOT_OF_A_STREAM: list[tuple[Dialect, str, Fields]] = [
+    (CHAT, "/v1/chat/completions", {**HI, "logprobs": True, "top_logprobs": 1}),
+    (COMPLETIONS, "/v1/completions", {**BEGUN, "logprobs": 1, "stop": "."}),
+    (COMPLETIONS, "/v1/completions", {**BEGUN, "prompt": "<|assistant|> fox", "max_tokens": 2, "stop": [" overt"]}),
+    (NATIVE, "/completion", {**BEGUN, "n_predict": 2, "return_tokens": True, "grammar": 'root ::= "€"'}),
+]
+
+
+@pytest.mark.parametrize(("dialect", "path", "fields"), NOT_OF_A_STREAM)
+def test_what_is_not_made_of_a_stream_really_differs(
+    servers: dict[str, Worker], dialect: Dialect, path: str, fields: Fields
+) -> None:
+    body = json.dumps({"model": "demo", **fields}).encode()
+    request = parse_request(body, may_stream=True)
+    assert dialect.open_collector(request) is None
+    own = json.loads(servers["plain"].request("POST", path, body)[1])
+    anyway = dialect.open_collector(parse_request(b'{"model": "demo"}', may_stream=True))
+    assert anyway is not None
+    stream = servers["plain"].request("POST", path, dialect.engine_body(request, route("demo"), as_stream=True))[1]
+    anyway.feed_data(stream.encode())
+    result = anyway.build_result()
+    assert result is not None
+    assert known(json.loads(result[1])) != known(own)
+
+
+OFFERS: dict[str, Fields] = {
+    "text": {},
+    "embedding": {"llama_server_embedding": True},
+    "vectors of tokens": {"llama_server_embedding": True, "llama_server_pooling": "none"},
+    "reranking": {"llama_server_reranking": True},
+}
+OFFER_FLAGS = {
+    "embedding": ("--embeddings", "--pooling", "mean"),
+    "vectors of tokens": ("--embeddings", "--pooling", "none"),
+    "reranking": ("--reranking",),
+}
+EXAMPLES: dict[str, Any] = {
+    "/v1/chat/completions": {**HI, "max_tokens": 2},
+    "/v1/chat/completions/input_tokens": HI,
+    "/v1/completions": {**BEGUN, "max_tokens": 2},
+    "/v1/responses": {"input": "Hi", "temperature": 0, "max_output_tokens": 2},
+    "/v1/messages": {**LETTER, "max_tokens": 2},
+    "/v1/messages/count_tokens": LETTER,
+    "/v1/embeddings": {"input": "a"},
+    "/v1/rerank": {"query": "a", "documents": ["a", "b"]},
+    "/tokenize": {"content": "a"},
+    "/detokenize": {"tokens": [65]},
+    "/apply-template": HI,
+    "/infill": GAP,
+    "/completion": {**BEGUN, "n_predict": 2},
+    "/embedding": {"content": "a"},
+}
+"""What is posted; other paths are read."""
+
+
+@pytest.mark.parametrize("mode", OFFERS)
+def test_the_engine_answers_what_it_is_said_to_offer(kind: Kind, tmp_path: Path, mode: str) -> None:
+    definition = LlamaServerDefinition.model_validate({"model_path": "m.gguf", **OFFERS[mode]})
+    apis, probe = LlamaServer().list_apis(definition), LlamaServer().describe_probe(definition)
+    make_caller(tmp_path / "m.gguf")
+    (tmp_path / "m.jinja").write_text(TEMPLATE)
+    flags = ("--chat-template-file", str(tmp_path / "m.jinja"), *OFFER_FLAGS.get(mode, ()))
+    with started(kind, tmp_path, "m", tmp_path / "m.gguf", *flags, token=TOKEN) as server:
+        server.ready()
+        for path in apis:
+            method = "POST" if path in EXAMPLES else "GET"
+            assert server.request(method, path, EXAMPLES.get(path))[0] == 200, path
+        assert server.request("POST", probe.ready_path, probe.ready_body)[0] == 200, "it would never be loaded"
+        for path in {"/v1/embeddings", "/v1/rerank"} - set(apis):
+            if (mode, path) != ("reranking", "/v1/embeddings"):  # it answers, with nothing but zeros
+                assert server.request("POST", path, EXAMPLES[path])[0] in (400, 501), path

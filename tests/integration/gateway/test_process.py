@@ -1,52 +1,65 @@
-"""`python -m gateway` as a process: exit codes, one-line refusals, a stop that lets requests finish."""
+"""`python -m gateway` as a process: exit codes, refusals in one line, stops that let requests finish, addresses."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import socket
 from typing import Any
 
+import aiohttp
 import pytest
 
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import engines, until
 from tests.support.gateway_process import ended, refused, running, start
+from tests.support.ports import free_port
 
 
-async def test_a_taken_port_is_told_in_one_line() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        code, said = await ended(await start(ROUNDHOUSE_PORT=str(port)))
-    assert code == 3
-    assert said.count("\n") == 1
-    assert f"127.0.0.1:{port}" in said
-    assert "Address already in use" in said
+async def until_served(host: str, port: int) -> None:
+    """Wait until a request for this address, by the name of it, is served."""
+    async with asyncio.timeout(60), aiohttp.ClientSession() as client:
+        while True:
+            with contextlib.suppress(aiohttp.ClientConnectorError):
+                async with client.get(f"http://{host}:{port}/v1/models") as response:
+                    assert response.status == 200
+                    return
 
 
-async def test_an_address_that_is_not_here_is_told_in_one_line() -> None:
-    code, said = await ended(await start(ROUNDHOUSE_HOST="no-such-host.invalid", ROUNDHOUSE_OPEN="1"))
-    assert code == 3
-    assert said.count("\n") == 1
-    assert "no-such-host.invalid" in said
+CANNOT_BE: list[tuple[dict[str, str], list[str]]] = [
+    ({"ROUNDHOUSE_TLS_CERT": "/nowhere.pem"}, ["ROUNDHOUSE_TLS_CERT", "/nowhere.pem"]),
+    ({"ROUNDHOUSE_PORT": "many"}, ["ROUNDHOUSE_PORT"]),
+    ({"ROUNDHOUSE_CONTROLLER_URL": "controller"}, ["ROUNDHOUSE_CONTROLLER_URL", "unix:/path"]),
+    ({"ROUNDHOUSE_HEARTBEAT_S": "0"}, ["ROUNDHOUSE_HEARTBEAT_S"]),
+    ({"ROUNDHOUSE_HOST": " , "}, ["ROUNDHOUSE_HOST"]),
+]
+NOT_HERE = [
+    ({"ROUNDHOUSE_HOST": "no-such-host.invalid", "ROUNDHOUSE_OPEN": "1"}, ["no-such-host.invalid"]),
+    ({"ROUNDHOUSE_HOST": "127.0.0.1,no-such-host.invalid"}, ["cannot listen on no-such-host.invalid:0"]),
+    # An address of no machine (RFC 5737).
+    ({"ROUNDHOUSE_HOST": "127.0.0.1,203.0.113.1"}, ["cannot listen on 203.0.113.1:0"]),
+]
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"ROUNDHOUSE_TLS_CERT": "/nowhere.pem"}, ["ROUNDHOUSE_TLS_CERT", "/nowhere.pem"]),
-        ({"ROUNDHOUSE_PORT": "many"}, ["ROUNDHOUSE_PORT"]),
-        ({"ROUNDHOUSE_CONTROLLER_URL": "controller"}, ["ROUNDHOUSE_CONTROLLER_URL", "unix:/path"]),
-        ({"ROUNDHOUSE_HEARTBEAT_S": "0"}, ["ROUNDHOUSE_HEARTBEAT_S"]),
-    ],
+    ("code", "settings", "words"), [*((2, *case) for case in CANNOT_BE), *((3, *case) for case in NOT_HERE)]
 )
-async def test_settings_that_cannot_be_are_told_in_one_line(settings: dict[str, str], words: list[str]) -> None:
-    code, said = await ended(await start(**settings))
-    assert code == 2
-    assert said.count("\n") == 1
-    assert all(word in said for word in words)
+async def test_settings_that_cannot_be_are_told_in_one_line(
+    code: int, settings: dict[str, str], words: list[str]
+) -> None:
+    exit_code, output = await ended(await start(**{"ROUNDHOUSE_PORT": "0", **settings}))
+    assert (exit_code, output.count("\n")) == (code, 1), output
+    assert all(word in output for word in words)
+
+
+@pytest.mark.parametrize("hosts", ["127.0.0.1", "127.0.0.2,127.0.0.1"])
+async def test_a_taken_port_is_told_in_one_line(hosts: str) -> None:
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)):
+        code, output = await ended(await start(ROUNDHOUSE_HOST=hosts, ROUNDHOUSE_PORT=str(port)))
+    assert (code, output.count("\n")) == (3, 1), output
+    assert f"127.0.0.1:{port}: Address already in use" in output
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -54,19 +67,19 @@ async def test_a_stop_lets_requests_finish(number: signal.Signals) -> None:
     async with running() as (process, gateway), engines(1) as (engine,):
         await gateway.publish(route("m", [engine.url]))
         streaming: Any = gateway.chat(stream=True, fault="pause_until_release")
-        async with streaming as answer:
-            await answer.content.readany()
+        async with streaming as response:
+            await response.content.readany()
             blocking = asyncio.create_task(gateway.chat(fault="hold").__aenter__())
             await until(lambda: engine.running == 2)
             process.send_signal(number)
             await refused(gateway)
             engine.release.set()
-            assert (await answer.read()).endswith(b"data: [DONE]\n\n")
+            assert (await response.read()).endswith(b"data: [DONE]\n\n")
             async with await blocking as other:
                 assert other.status == 200
-        code, said = await ended(process)
-        assert code == 0, said
-        assert "Traceback" not in said
+        code, output = await ended(process)
+        assert code == 0, output
+        assert "Traceback" not in output
         assert gateway.controller.reports[-1].ending
         assert not any(report.ending for report in gateway.controller.reports if report.inflight)
 
@@ -75,13 +88,58 @@ async def test_after_the_grace_a_stream_is_told_and_the_process_ends() -> None:
     async with running(ROUNDHOUSE_SHUTDOWN_GRACE_S="0") as (process, gateway), engines(1) as (engine,):
         await gateway.publish(route("m", [engine.url]))
         streaming: Any = gateway.chat(stream=True, fault="stall")
-        async with streaming as answer:
-            await answer.content.readany()
+        async with streaming as response:
+            await response.content.readany()
             process.terminate()
-            last = await answer.read()
+            last = await response.read()
         assert b"The gateway was stopped" in last
         assert last.endswith(b"data: [DONE]\n\n")
-        code, said = await ended(process)
-        assert code == 0, said
-        assert "Traceback" not in said
+        code, output = await ended(process)
+        assert code == 0, output
+        assert "Traceback" not in output
         await until(lambda: engine.cancelled == 1)
+
+
+async def test_it_answers_at_each_address_and_connections_to_others_are_refused() -> None:
+    port = free_port()
+    async with running(ROUNDHOUSE_HOST="127.0.0.2, 127.0.0.3", ROUNDHOUSE_PORT=str(port)) as (process, gateway):
+        await gateway.publish()
+        for host in ("127.0.0.2", "127.0.0.3"):
+            await until_served(host, port)
+        for host in ("127.0.0.1", "127.0.0.4"):
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection((host, port))
+        process.terminate()
+        _, output = await ended(process)
+    assert f"http://127.0.0.2:{port}" in output
+    assert f"http://127.0.0.3:{port}" in output
+    assert "requests are refused" not in output, "all are loopback"
+
+
+async def test_a_name_stands_for_all_its_addresses_of_this_machine() -> None:
+    found = socket.getaddrinfo("localhost", None, type=socket.SOCK_STREAM)
+    hosts = {f"[{address[0]}]" if family == socket.AF_INET6 else str(address[0]) for family, *_, address in found}
+    assert "127.0.0.1" in hosts
+    port = free_port()
+    async with running(ROUNDHOUSE_HOST="127.0.0.2,localhost", ROUNDHOUSE_PORT=str(port)) as (_, gateway):
+        await gateway.publish()
+        for host in ("127.0.0.2", "127.0.0.1"):
+            await until_served(host, port)
+
+
+async def test_port_0_is_the_same_port_everywhere() -> None:
+    process = await start(
+        ROUNDHOUSE_HOST="127.0.0.2,127.0.0.3", ROUNDHOUSE_PORT="0", ROUNDHOUSE_RESPONSES_RETENTION_H="0"
+    )
+    try:
+        assert process.stderr is not None
+        ports: list[str] = []
+        while len(ports) < 2:
+            line = (await process.stderr.readline()).decode()
+            assert line, "it ended"
+            if "listening on" in line:
+                ports.append(line.rstrip().rpartition(":")[2])
+    finally:
+        process.kill()
+        await ended(process)
+    assert ports[0] == ports[1] != "0"

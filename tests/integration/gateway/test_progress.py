@@ -17,6 +17,8 @@ from tests.fakes.fake_controller import route
 from tests.fakes.fake_holding_engine import EVENTS, HoldingEngine, holding
 from tests.fakes.fake_scripted_engine import Script, scripted
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness, until
+from tests.fakes.mock_engine import MockEngine
+from tests.support.http_client import PendingReply
 from tests.support.resumed_streams import CHAT, FAMILIES, is_told, read_again
 
 ASKED = {"X-Progress": "true"}
@@ -25,11 +27,12 @@ STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
 PROGRESS = b": progress "
 
 
-def start(gateway: GatewayHarness, path: str = CHAT, headers: dict[str, str] | None = None, **fields: Any) -> Any:
-    """A stream; an async context manager, as aiohttp's."""
+def start(
+    gateway: GatewayHarness, path: str = CHAT, headers: dict[str, str] | None = None, **fields: Any
+) -> PendingReply:
     asked = {"prompt": "hello"} if path == NATIVE else FAMILIES[path]
     body = {"model": "m", **asked, "stream": True, **fields}
-    return gateway.client.post(gateway.url + path, json=body, headers=ASKED if headers is None else headers)
+    return gateway.post(path, body, headers=ASKED if headers is None else headers)
 
 
 async def read(answer: aiohttp.ClientResponse) -> Any:
@@ -90,8 +93,7 @@ async def test_the_place_in_the_queue_falls_as_others_finish() -> None:
         assert await read_until(third, "prefill") == {"stage": "prefill", "model": "m"}
         engine.release_all()
         assert [await second.read(), await third.read()] == [EVENTS, EVENTS]
-        assert gateway.server is not None
-        board = gateway.server._gateway.inference._services.progress
+        board = gateway.services.progress
         await until(lambda: not board.tellers and not board.queued, "nothing is left")
 
 
@@ -105,85 +107,60 @@ async def test_a_client_that_leaves_the_queue_is_forgotten_and_the_next_moves_up
 async def test_a_queue_that_is_full_keeps_its_status() -> None:
     async with busy() as (gateway, engine, _):
         await gateway.publish(route("m", [engine.url], target_inflight=1, queue_limit=0))
-        async with start(gateway) as answer:
-            assert (answer.status, (await answer.json())["error"]["code"]) == (429, "queue_full")
+        assert (await start(gateway)).refusal == (429, "queue_full")
 
 
-async def test_the_stages_of_a_load() -> None:
-    async with gateway_harness() as gateway, engines(1) as (engine,):
-        await gateway.publish(unloaded())
-        place = {"queue_position": 2, "queue_depth": 2}
-        async with start(gateway) as answer:
-            assert (answer.status, answer.headers["x-queue-position"]) == (200, "2")
-            assert await read(answer) == {"stage": "load", "model": "m", "state": "unloaded", **place}
-            await gateway.publish(unloaded(ModelState.LOADING))
-            assert await read(answer) == {"stage": "load", "model": "m", "state": "loading", **place}
-            await gateway.publish(unloaded(ModelState.LOADING, last_error="nothing new"))
-            await gateway.publish(unloaded(ModelState.LOADING, progress=0.25))
-            assert await read(answer) == {"stage": "load", "model": "m", "state": "loading", "progress": 0.25, **place}
-            await gateway.publish(unloaded(ModelState.LOADING, progress=0.5))
-            assert (await read(answer))["progress"] == 0.5
-            await gateway.publish(route("m", [engine.url], autoload=True))
-            assert await read(answer) == {"stage": "prefill", "model": "m"}
-            rest = await answer.read()
-        assert rest.startswith(b"data: ")
-        assert rest.endswith(b"data: [DONE]\n\n")
+async def test_the_stages_of_a_load(gateway: GatewayHarness, engine: MockEngine) -> None:
+    await gateway.publish(unloaded())
+    place = {"queue_position": 2, "queue_depth": 2}
+    async with start(gateway) as response:
+        assert (response.status, response.headers["x-queue-position"]) == (200, "2")
+        assert await read(response) == {"stage": "load", "model": "m", "state": "unloaded", **place}
+        await gateway.publish(unloaded(ModelState.LOADING))
+        assert await read(response) == {"stage": "load", "model": "m", "state": "loading", **place}
+        await gateway.publish(unloaded(ModelState.LOADING, last_error="nothing new"))
+        await gateway.publish(unloaded(ModelState.LOADING, progress=0.25))
+        assert await read(response) == {"stage": "load", "model": "m", "state": "loading", "progress": 0.25, **place}
+        await gateway.publish(unloaded(ModelState.LOADING, progress=0.5))
+        assert (await read(response))["progress"] == 0.5
+        await gateway.publish(route("m", [engine.url], autoload=True))
+        assert await read(response) == {"stage": "prefill", "model": "m"}
+        rest = await response.read()
+    assert rest.startswith(b"data: ")
+    assert rest.endswith(b"data: [DONE]\n\n")
 
 
-async def test_both_headers_tell_each_in_its_form() -> None:
-    async with gateway_harness() as gateway, engines(1) as (engine,):
-        await gateway.publish(unloaded())
-        async with start(gateway, headers={**ASKED, "X-Load-Progress": "true"}) as answer:
-            assert await answer.content.readuntil(b"\n\n") == b': load-progress {"model":"m","state":"unloaded"}\n\n'
-            assert (await read(answer))["stage"] == "load"
-            await gateway.publish(route("m", [engine.url], autoload=True))
-            assert await read(answer) == {"stage": "prefill", "model": "m"}
+async def test_both_headers_tell_each_in_its_form(gateway: GatewayHarness, engine: MockEngine) -> None:
+    await gateway.publish(unloaded())
+    async with start(gateway, headers={**ASKED, "X-Load-Progress": "true"}) as response:
+        assert await response.content.readuntil(b"\n\n") == b': load-progress {"model":"m","state":"unloaded"}\n\n'
+        assert (await read(response))["stage"] == "load"
+        await gateway.publish(route("m", [engine.url], autoload=True))
+        assert await read(response) == {"stage": "prefill", "model": "m"}
 
 
-@pytest.mark.parametrize("path", FAMILIES)
-async def test_an_error_after_the_headers_is_an_event_of_the_family(path: str) -> None:
-    async with gateway_harness() as gateway:
-        await gateway.publish(unloaded())
-        async with start(gateway, path) as answer:
-            assert (await read(answer))["stage"] == "load"
-            await gateway.publish(unloaded(ModelState.FAILED, last_error="out of memory"))
-            rest = await answer.read()
-        assert answer.status == 200
-        assert is_told("model_failed", rest), rest
-
-
-async def test_what_the_engine_refuses_is_an_event_too() -> None:
-    async with gateway_harness() as gateway, engines(1) as (engine,):
-        await gateway.publish(route("m", [engine.url]))
-        async with start(gateway, fault="bad_request") as answer:
-            assert (answer.status, await read(answer)) == (200, {"stage": "prefill", "model": "m"})
-            rest = await answer.read()
-        assert b"too hot" in rest
-        assert is_told("engine_error", rest), rest
+async def test_what_the_engine_refuses_is_an_event_too(gateway: GatewayHarness, engine: MockEngine) -> None:
+    async with start(gateway, fault="bad_request") as response:
+        assert (response.status, await read(response)) == (200, {"stage": "prefill", "model": "m"})
+        rest = await response.read()
+    assert b"too hot" in rest
+    assert is_told("engine_error", rest), rest
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
 async def test_who_does_not_ask_gets_the_same_bytes_as_ever(path: str) -> None:
     async with gateway_harness() as gateway, engines(1) as (engine,):
         await gateway.publish(route("m", [engine.url]))
-        bodies = []
-        for headers in ({}, {"X-Progress": "false"}, ASKED):
-            async with start(gateway, path, headers) as answer:
-                bodies.append(await answer.read())
+        headers: tuple[dict[str, str], ...] = ({}, {"X-Progress": "false"}, ASKED)
+        bodies = [(await start(gateway, path, each)).content for each in headers]
         assert bodies[0] == bodies[1]
         assert b": progress" not in bodies[0]
         assert bodies[2] == b': progress {"stage":"prefill","model":"m"}\n\n' + bodies[0]
         assert len({request.raw for request in engine.requests}) == 1
 
 
-async def test_a_blocking_request_is_told_nothing() -> None:
-    async with gateway_harness() as gateway, engines(1) as (engine,):
-        await gateway.publish(route("m", [engine.url]))
-        async with start(gateway, stream=False) as answer:
-            assert "choices" in await answer.json()
-
-
-# The prefill
+async def test_a_blocking_request_is_told_nothing(gateway: GatewayHarness, engine: MockEngine) -> None:
+    assert "choices" in (await start(gateway, stream=False)).body
 
 
 def prefilling(path: str, processed: int | None) -> bytes:
@@ -200,7 +177,6 @@ def prefilling(path: str, processed: int | None) -> bytes:
 
 
 def answering(path: str) -> bytes:
-    """The rest of a stream."""
     if path == NATIVE:
         return b'data: {"index":0,"content":"Hi","stop":false}\n\ndata: {"index":0,"content":"","stop":true}\n\n'
     part = b'"delta":{"content":"Hi"}' if path == CHAT else b'"text":"Hi"'
@@ -234,8 +210,7 @@ ENGINE_PATHS = dict.fromkeys(("/v1/responses", "/v1/messages"), CHAT)
 async def test_the_share_of_the_prompt_is_told_and_no_event_of_it_gets_to_the_client(path: str) -> None:
     asked_of = ENGINE_PATHS.get(path, path)
     async with llama_server(asked_of, answering(asked_of)) as (gateway, engine):
-        async with start(gateway, path) as answer:
-            comments, rest = split_comments(await answer.read())
+        comments, rest = split_comments((await start(gateway, path)).content)
         assert body_of(engine.requests[0])["return_progress"] is True
         assert b"prompt_progress" not in rest
         assert b"Hi" in rest
@@ -251,8 +226,7 @@ async def test_the_share_of_the_prompt_is_told_and_no_event_of_it_gets_to_the_cl
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions", NATIVE])
 async def test_a_client_that_asked_the_engine_itself_gets_its_events_unchanged(path: str) -> None:
     async with llama_server(path, answering(path)) as (gateway, engine):
-        async with start(gateway, path, return_progress=True) as answer:
-            comments, rest = split_comments(await answer.read())
+        comments, rest = split_comments((await start(gateway, path, return_progress=True)).content)
         sent = b"".join(prefilling(path, done) for done in (100, 400, 700, 1000)) + answering(path)
         assert rest == sent
         assert comments[-1]["progress"] == 1.0
@@ -261,8 +235,7 @@ async def test_a_client_that_asked_the_engine_itself_gets_its_events_unchanged(p
 
 async def test_without_the_header_the_engine_is_not_asked() -> None:
     async with llama_server(CHAT, answering(CHAT)) as (gateway, engine):
-        async with start(gateway, headers={}) as answer:
-            assert b"prompt_progress" in await answer.read(), "this engine tells unasked"
+        assert "prompt_progress" in (await start(gateway, headers={})).text, "this engine tells unasked"
         assert "return_progress" not in body_of(engine.requests[0])
 
 
@@ -287,8 +260,7 @@ async def test_an_attempt_that_fails_begins_the_prefill_again() -> None:
     async with gateway_harness() as gateway, engines(2) as (first, second):
         first.breaks_all = True
         await gateway.publish(route("m", [first.url, second.url]))
-        async with start(gateway) as answer:
-            comments, rest = split_comments(await answer.read())
+        comments, rest = split_comments((await start(gateway)).content)
         assert comments == [{"stage": "prefill", "model": "m"}]
         assert rest.endswith(b"data: [DONE]\n\n")
 
@@ -297,9 +269,9 @@ async def test_an_attempt_that_fails_begins_the_prefill_again() -> None:
 async def test_comments_are_bytes_of_a_stream_that_can_be_read_again(path: str) -> None:
     asked_of = ENGINE_PATHS.get(path, path)
     async with llama_server(asked_of, answering(asked_of)) as (gateway, _):
-        async with start(gateway, path, {**ASKED, "X-Conversation-Id": "conv-1"}) as answer:
-            assert answer.headers["x-stream-file"] == "kept"
-            whole = await answer.read()
+        reply = await start(gateway, path, {**ASKED, "X-Conversation-Id": "conv-1"})
+        assert reply.headers["x-stream-file"] == "kept"
+        whole = reply.content
         assert split_comments(whole)[0][-1]["progress"] == 1.0
         for offset in (0, 20, len(whole)):
             read = await read_again(gateway, offset)

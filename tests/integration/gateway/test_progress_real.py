@@ -10,10 +10,12 @@ import pytest
 
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
-from tests.support.llama_servers import Kind, needed, started
-from tests.support.resumed_streams import CHAT, text_of
+from tests.support.llama_servers import Kind, started
+from tests.support.resumed_streams import CHAT
 from tests.support.worker_process import Worker
-from worker.clockwork import SENTENCE, make_model
+from worker.clockwork import make_model
+
+pytestmark = [pytest.mark.engines, pytest.mark.embedded]
 
 TOKEN = "replica-token"
 CONTEXT = 32768
@@ -25,20 +27,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "/v1/messages": {"messages": [{"role": "user", "content": WORDS}], "max_tokens": 64},
     "/completion": {"prompt": WORDS, "n_predict": 8},
 }
-_OF_ONE_ANSWER = ("id", "created", "timings")
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param("embedded", marks=[pytest.mark.engines, pytest.mark.embedded]),
-        pytest.param("binary", marks=pytest.mark.engines),
-    ],
-)
-def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+@pytest.fixture(scope="module")
+def engine(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     """A llama-server with one slot, which reads prompts in batches of 256 tokens."""
-    kind: Kind = request.param
-    needed(kind)
     folder = tmp_path_factory.mktemp("engine")
     make_model(folder / "m.gguf", context=CONTEXT)
     flags = ("--ctx-size", str(CONTEXT), "--parallel", "1", "--batch-size", "256", "--ubatch-size", "256")
@@ -58,18 +51,12 @@ async def gateway(engine: Worker) -> AsyncIterator[GatewayHarness]:
 async def stream(gateway: GatewayHarness, path: str, headers: dict[str, str], **fields: Any) -> tuple[list[Any], bytes]:
     """What the comments of a stream tell, and the stream without them."""
     body = {"model": "m", "stream": True, "temperature": 0, **FAMILIES[path], **fields}
-    async with gateway.post(path, body, headers=headers) as answer:
-        assert answer.status == 200
-        parts = (await answer.read()).split(b"\n\n")
+    reply = await gateway.post(path, body, headers=headers)
+    assert reply.status == 200
+    parts = reply.content.split(b"\n\n")
     start = b": progress "
     comments = [json.loads(part.removeprefix(start)) for part in parts if part.startswith(start)]
     return comments, b"\n\n".join(part for part in parts if not part.startswith(start))
-
-
-def chunks_of(events: bytes) -> list[Any]:
-    """A stream's chunks without what is of one answer alone."""
-    chunks = [json.loads(each.removeprefix(b"data: ")) for each in events.split(b"\n\n") if each.startswith(b"data: {")]
-    return [{name: value for name, value in chunk.items() if name not in _OF_ONE_ANSWER} for chunk in chunks]
 
 
 @pytest.mark.parametrize("path", FAMILIES)
@@ -79,8 +66,8 @@ async def test_the_share_of_a_long_prompt(gateway: GatewayHarness, path: str) ->
     assert first == {"stage": "prefill", "model": "m"}
     total = figures[0]["prompt_tokens"]
     assert total >= 4000
-    assert (figures[0]["processed_tokens"], figures[0]["progress"]) == (0, 0.0)
-    assert (figures[-1]["processed_tokens"], figures[-1]["progress"]) == (total, 1.0)
+    ends = [(each["processed_tokens"], each["progress"]) for each in (figures[0], figures[-1])]
+    assert ends == [(0, 0.0), (total, 1.0)]
     shares = [each["progress"] for each in figures]
     assert shares == sorted(shares)
     assert b"prompt_progress" not in rest
@@ -95,20 +82,7 @@ async def test_what_the_cache_holds_counts_as_read(gateway: GatewayHarness) -> N
     first, last = comments[1], comments[-1]
     assert first["cached_tokens"] == first["processed_tokens"] >= 4000
     assert 0 < first["progress"] < last["progress"] == 1
-    usage = chunks_of(rest)[-1]["usage"]
-    assert (usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]) == (
-        last["prompt_tokens"],
-        last["cached_tokens"],
-    )
-
-
-@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
-async def test_the_answer_is_the_one_that_others_get(gateway: GatewayHarness, path: str) -> None:
-    asked = {"stream_options": {"include_usage": True}, "cache_prompt": False}
-    comments, plain = await stream(gateway, path, {}, **asked)
-    assert not comments
-    told, rest = await stream(gateway, path, {"X-Progress": "true"}, **asked)
-    assert told
-    assert chunks_of(rest) == chunks_of(plain)
-    if path == CHAT:
-        assert text_of(rest) == SENTENCE
+    [event] = [part for part in rest.split(b"\n\n") if b'"usage":{' in part]
+    usage = json.loads(event.removeprefix(b"data: "))["usage"]
+    counts = usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]
+    assert counts == (last["prompt_tokens"], last["cached_tokens"])

@@ -27,15 +27,10 @@ class Elsewhere:
     def __init__(self) -> None:
         self.url = ""
         self.status: int | None = None
-        self.limits_every: int | None = None
-        """Answer one in so many with 429."""
         self.asked = 0
 
     async def answer(self, request: web.Request) -> web.Response:
-        """Of its health path."""
         self.asked += 1
-        if self.limits_every is not None and self.asked % self.limits_every == 0:
-            return web.Response(status=429, headers={"Retry-After": "0"})
         if self.status is not None:
             return web.Response(status=self.status, headers={"Location": "/elsewhere"})
         return web.Response(status=200 if request.headers.get("Authorization") == "Bearer sk-123" else 401)
@@ -92,28 +87,19 @@ async def test_what_remotes_answer_is_reported_without_secrets(caplog: pytest.Lo
             assert "sk-" not in text
 
 
-async def test_a_change_is_reported_at_once_and_a_redirect_is_not_followed() -> None:
+async def test_a_change_is_reported_at_once_and_a_redirect_is_not_followed(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="gateway")
     async with gateway_harness() as gateway, elsewhere() as far:
         await gateway.publish(remote("m", far.url, "sk-123"))
         first = (await reported(gateway, "m"))["m"]
         for status in (503, 302):
             far.status = status
             told = await gateway.controller.report_where(
-                lambda report: f"{far.status}" in str(report.remotes["m"].error)
+                lambda report: str(far.status) in str(report.remotes["m"].error)
             )
             assert told.remotes["m"].at > first.at
-        far.status = None
+        far.status = 429
         await gateway.controller.report_where(lambda report: report.remotes["m"].error is None)
-
-
-async def test_a_remote_that_limits_probes_stays_well(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", logger="gateway")
-    async with gateway_harness() as gateway, elsewhere() as far:
-        far.limits_every = 3
-        await gateway.publish(remote("m", far.url, "sk-123"))
-        await until(lambda: far.asked > 7, "it limits twice")
-        told = [report.remotes["m"].error for report in gateway.controller.reports if "m" in report.remotes]
-        assert set(told) == {None}
     assert "answers HTTP 429; it is there, and limits how often it is asked" in caplog.text
 
 
@@ -132,13 +118,6 @@ async def test_two_failures_are_none_and_a_third_says_when_it_is_asked_again() -
         assert told.remotes["m"].retry_at is None, "only another key helps"
 
 
-async def test_a_remote_that_refuses_connections_has_failed_at_once() -> None:
-    async with gateway_harness() as gateway:
-        await gateway.publish(remote("m", f"http://127.0.0.1:{free_port()}/v1/models", interval_s=3600))
-        result = (await reported(gateway, "m"))["m"]
-        assert "cannot be reached" in (result.error or "")
-
-
 async def test_a_request_that_fails_has_the_remote_asked_at_once() -> None:
     async with gateway_harness() as gateway, elsewhere() as far, engines(1) as (engine,):
         probed = remote("m", far.url, "sk-123", interval_s=0.2)
@@ -147,8 +126,7 @@ async def test_a_request_that_fails_has_the_remote_asked_at_once() -> None:
         await until(lambda: far.asked >= 1, "it is asked")
         assert (await gateway.chat()).status == 200
         asked = far.asked  # and now not for a minute
-        async with gateway.chat(fault="error_json") as answer:
-            assert answer.status == 500
+        assert (await gateway.chat(fault="error_json")).status == 500
         await until(lambda: far.asked > asked, "it is asked again")
 
 
@@ -156,10 +134,10 @@ async def test_results_are_those_of_the_table_in_force() -> None:
     async with gateway_harness() as gateway, elsewhere() as far:
         await gateway.publish(remote("m", far.url, "sk-9"), remote("n", far.url, "sk-123", interval_s=3600))
         first = await reported(gateway, "m", "n")
-        stamp = await gateway.controller.publish(
-            remote("m", far.url, "sk-123"), remote("n", far.url, "sk-123", interval_s=3600)
+        n = remote("n", far.url, "sk-123", interval_s=3600)
+        told = await gateway.controller.acknowledged(
+            await gateway.controller.publish(remote("m", far.url, "sk-123"), n)
         )
-        told = await gateway.controller.acknowledged(stamp)
         assert told.remotes["n"] == first["n"], "it was asked already"
         assert told.remotes.keys() == {"m", "n"}, "another key: what was seen stands until the next answer"
         await gateway.controller.report_where(lambda report: report.remotes["m"].error is None)
@@ -196,8 +174,4 @@ async def test_remotes_are_asked_on_while_the_controller_is_away() -> None:
         await until(lambda: far.asked > asked + 1, "it is asked on")
         gateway.controller.reports.clear()
         await gateway.controller.start()
-        await until(lambda: _tells_of(gateway, "HTTP 500"), "the gateway comes back, and tells what it saw")
-
-
-def _tells_of(gateway: GatewayHarness, words: str) -> bool:
-    return any(words in (report.remotes["m"].error or "") for report in gateway.controller.reports if report.remotes)
+        await gateway.controller.report_where(lambda report: "HTTP 500" in str(report.remotes.get("m")))

@@ -26,7 +26,6 @@ def _model(made: list[MockEngine], **more: Any) -> ModelRoute:
 
 
 async def _request(gateway: GatewayHarness, method: str, path: str) -> tuple[int, str | None, Any]:
-    """Status, `X-Replica` and JSON of the answer."""
     reply = await gateway.request(method, f"{path}{'&' if '?' in path else '?'}model=m", data=b"{}")
     return reply.status, reply.headers.get("X-Replica"), json.loads(reply.content)
 
@@ -35,23 +34,19 @@ def _let_answer(made: list[MockEngine]) -> None:
     """Each engine answers with its own number."""
     for number, engine in enumerate(made):
         for _, path in (*PATHS, *CHANGES):
-            body = b'{"n":%d}' % number
-            engine.answers[path] = b"HTTP/1.1 200 X\r\ncontent-length: %d\r\n\r\n%b" % (
-                len(body),
-                body,
-            )
+            engine.answers[path] = b'HTTP/1.1 200 X\r\ncontent-length: 7\r\n\r\n{"n":%d}' % number
 
 
 @pytest.mark.parametrize(("method", "path"), [*PATHS, *CHANGES])
 async def test_the_replica_that_is_named_answers(method: str, path: str) -> None:
+    named = f"{path}{'&' if '?' in path else '?'}replica="
     async with gateway_harness(engine_state_routes=True) as gateway, engines(3) as made:
         _let_answer(made)
         await gateway.publish(_model(made))
         for number in range(3):
             for word in (str(number), f"m-{number}"):
-                named = f"{path}{'&' if '?' in path else '?'}replica={word}"
-                assert await _request(gateway, method, named) == (200, f"m-{number}", {"n": number})
-        status, replica, answer = await _request(gateway, method, f"{path}{'&' if '?' in path else '?'}replica=3")
+                assert await _request(gateway, method, named + word) == (200, f"m-{number}", {"n": number})
+        status, replica, answer = await _request(gateway, method, f"{named}3")
         assert (status, replica, answer["error"]["param"]) == (400, None, "replica")
 
 
@@ -80,8 +75,8 @@ async def test_a_request_that_waited_for_the_load_goes_to_the_replica_that_it_na
         ]
         await gateway.controller.report_where(lambda report: report.queued == {"m": 2})
         await gateway.publish(_model(made, autoload=True))
-        (status, _, answer), named = await asyncio.gather(*both)
-        assert (status, answer["error"]["param"]) == (400, "replica")
+        (status, _, response), named = await asyncio.gather(*both)
+        assert (status, response["error"]["param"]) == (400, "replica")
         assert named == (200, "m-1", {"n": 1})
 
 

@@ -3,7 +3,6 @@ agents with tools in both APIs. Every response and every event suits the publish
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, Literal
@@ -39,8 +38,6 @@ Make = Callable[..., Awaitable[Any]]
 
 
 class Weather(pydantic.BaseModel):
-    """What an answer must be."""
-
     city: Literal["Paris"]
 
 
@@ -57,32 +54,21 @@ async def gateway(made: dict[str, Worker]) -> AsyncIterator[GatewayHarness]:
         yield built
 
 
-@pytest.fixture(params=["sync", "async"])
-async def make(gateway: GatewayHarness, request: pytest.FixtureRequest) -> AsyncIterator[Make]:
+@pytest.fixture
+async def make(gateway: GatewayHarness) -> AsyncIterator[Make]:
     """The SDK's methods, unmodified: a response; with `by="stream"` what its helper for streams makes of one, with
     `by="parse"` one that is parsed, with `stream=True` the events."""
-    options: Fields = {"base_url": f"{gateway.url}/v1", "api_key": "none", "max_retries": 0}
+    async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
 
-    async def waiting(client: openai.AsyncOpenAI, by: str = "create", **fields: Any) -> Any:
-        if by == "stream":
-            async with client.responses.stream(**fields) as stream:
-                return await stream.get_final_response()
-        answer = await getattr(client.responses, by)(**fields)
-        return [event async for event in answer] if fields.get("stream") else answer
+        async def make(by: str = "create", **fields: Any) -> Any:
+            fields = {**COLD, **fields}
+            if by == "stream":
+                async with client.responses.stream(**fields) as stream:
+                    return await stream.get_final_response()
+            response = await getattr(client.responses, by)(**fields)
+            return [event async for event in response] if fields.get("stream") else response
 
-    def in_thread(client: openai.OpenAI, by: str = "create", **fields: Any) -> Any:
-        if by == "stream":
-            with client.responses.stream(**fields) as stream:
-                return stream.get_final_response()
-        answer = getattr(client.responses, by)(**fields)
-        return list(answer) if fields.get("stream") else answer
-
-    if request.param == "async":
-        async with openai.AsyncOpenAI(**options) as client:
-            yield lambda **fields: waiting(client, **{**COLD, **fields})
-    else:
-        with openai.OpenAI(**options) as threaded:
-            yield lambda **fields: asyncio.to_thread(in_thread, threaded, **{**COLD, **fields})
+        yield make
 
 
 def seen(response: Fields) -> Fields:
@@ -99,16 +85,13 @@ def seen(response: Fields) -> Fields:
 async def streamed(gateway: GatewayHarness, headers: dict[str, str] | None = None, **fields: Any) -> Fields:
     """The response of a stream, off the wire, its events checked."""
     body = {**COLD, **fields, "stream": True}
-    async with gateway.post("/v1/responses", body, headers=headers) as answer:
-        assert (answer.status, answer.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
-        return folded(await answer.read(), is_open=headers is not None)
+    reply = await gateway.post("/v1/responses", body, headers=headers)
+    assert (reply.status, reply.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+    return folded(reply.content, is_open=headers is not None)
 
 
 async def blocking(gateway: GatewayHarness, **fields: Any) -> Fields:
-    """The response of a blocking call."""
-    async with gateway.post("/v1/responses", **{**COLD, **fields}) as answer:
-        response: Fields = await answer.json()
-        assert answer.status == 200, response
+    response: Fields = (await gateway.post("/v1/responses", **{**COLD, **fields})).success
     check_response(response)
     return response
 
@@ -137,8 +120,8 @@ async def test_an_answer_that_must_have_a_form(make: Make) -> None:
 
 
 async def test_thoughts_text_and_a_call(make: Make) -> None:
-    asked: Fields = {"model": "agent", "input": "Hi", "tools": [WEATHER], "reasoning": {"effort": "low"}}
-    for response in (await make(**asked), await make(by="stream", **asked)):
+    body: Fields = {"model": "agent", "input": "Hi", "tools": [WEATHER], "reasoning": {"effort": "low"}}
+    for response in (await make(**body), await make(by="stream", **body)):
         thought, message, call = response.output
         assert isinstance(thought, ResponseReasoningItem)
         assert [part.text for part in thought.content or ()] == [THOUGHT]
@@ -146,7 +129,7 @@ async def test_thoughts_text_and_a_call(make: Make) -> None:
         assert isinstance(call, ResponseFunctionToolCall)
         assert (call.name, json.loads(call.arguments), call.status) == ("get_weather", {"city": "Paris"}, "completed")
         assert response.reasoning.effort == "low"
-    events = await make(**asked, stream=True)
+    events = await make(**body, stream=True)
     deltas = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
     assert json.loads("".join(deltas)) == {"city": "Paris"}
     assert "".join(event.delta for event in events if event.type == "response.reasoning.delta") == THOUGHT
@@ -166,9 +149,9 @@ async def test_thoughts_text_and_a_call(make: Make) -> None:
 )
 async def test_the_tool_that_is_chosen_is_called(gateway: GatewayHarness, choice: Fields, called: str) -> None:
     shell = {"type": "custom", "name": "shell", "description": "Runs it."}
-    asked: Fields = {"model": "agent", "input": "Hi", "tools": [WEATHER, OTHER, shell], "tool_choice": choice}
-    asked["max_output_tokens"] = 60  # the shell's text has no end of its own
-    for response in (await blocking(gateway, **asked), await streamed(gateway, **asked)):
+    body: Fields = {"model": "agent", "input": "Hi", "tools": [WEATHER, OTHER, shell], "tool_choice": choice}
+    body["max_output_tokens"] = 60  # the shell's text has no end of its own
+    for response in (await blocking(gateway, **body), await streamed(gateway, **body)):
         assert response["tool_choice"] == choice
         (call,) = [item for item in response["output"] if "call_id" in item]
         assert call["name"] == called
@@ -268,9 +251,6 @@ async def test_an_engine_that_breaks_off_raises_what_broke() -> None:
     assert response["output"][0]["content"][0]["text"] == "Hi"
 
 
-# Agents.
-
-
 async def test_an_agent_by_responses(make: Make) -> None:
     items: list[Any] = [{"role": "user", "content": "How is the weather?"}]
     for turn in range(5):
@@ -287,27 +267,6 @@ async def test_an_agent_by_responses(make: Make) -> None:
     assert kinds == ["message", "reasoning", "message", "function_call", "function_call_output", "message"]
 
 
-async def test_an_agent_by_chat(gateway: GatewayHarness) -> None:
-    tool = {"type": "function", "function": {name: WEATHER[name] for name in ("name", "description", "parameters")}}
-    messages: list[Any] = [{"role": "user", "content": "How is the weather?"}]
-    async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
-        for _ in range(5):
-            asked: Fields = {"model": "agent", "messages": messages, "tools": [tool], "temperature": 0}
-            async with client.chat.completions.stream(**asked) as stream:
-                message = (await stream.get_final_completion()).choices[0].message
-            messages.append(message.to_dict())
-            if not message.tool_calls:
-                break
-            for call in message.tool_calls:
-                output = KNOWN[call.function.name](**json.loads(call.function.arguments))
-                messages.append({"role": "tool", "tool_call_id": call.id, "content": output})
-    assert message.content == DONE_SAID
-    assert [message["role"] for message in messages] == ["user", "assistant", "tool", "assistant"]
-
-
-# LangChain.
-
-
 @pytest.mark.parametrize("by_responses", [True, False])
 async def test_langchain(gateway: GatewayHarness, by_responses: bool) -> None:
     def model(name: str) -> ChatOpenAI:
@@ -320,10 +279,10 @@ async def test_langchain(gateway: GatewayHarness, by_responses: bool) -> None:
             use_responses_api=by_responses,
         )
 
-    answer = await model("plain").ainvoke("Hi")
-    assert answer.text == SENTENCE
-    assert answer.usage_metadata is not None
-    assert answer.usage_metadata["output_tokens"] == COMPLETION_TOKENS
+    response = await model("plain").ainvoke("Hi")
+    assert response.text == SENTENCE
+    assert response.usage_metadata is not None
+    assert response.usage_metadata["output_tokens"] == COMPLETION_TOKENS
     chunks = [chunk async for chunk in model("plain").astream("Hi")]
     assert "".join(chunk.text for chunk in chunks) == SENTENCE
     parsed = await model("plain").with_structured_output(Weather, method="json_schema").ainvoke("Where?")

@@ -9,7 +9,7 @@ import pytest
 from controller.engines import ENGINES
 from controller.schema.routing import ModelRoute
 from tests.fakes.fake_controller import route
-from tests.fakes.gateway_harness import gateway_harness
+from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.resumed_streams import (
     check_every_cut,
     cut_stream,
@@ -41,10 +41,9 @@ def model_of(engine: WorkerEngine, worker: Worker) -> ModelRoute:
 
 
 @each_engine(lambda engine: engine.chats)
-async def test_every_family_is_cut_and_read_on(fleet: Fleet, engine: WorkerEngine) -> None:
-    async with gateway_harness() as gateway:
-        await gateway.publish(model_of(engine, fleet.plain(engine)))
-        await check_every_cut(gateway, "m")
+async def test_every_family_is_cut_and_read_on(gateway: GatewayHarness, fleet: Fleet, engine: WorkerEngine) -> None:
+    await gateway.publish(model_of(engine, fleet.plain(engine)))
+    await check_every_cut(gateway, "m")
 
 
 # llama-server's figures stand still while it works.

@@ -12,7 +12,7 @@ from typing import Any
 from gateway.exchange.exchange import Exchange
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
-from tests.fakes.mock_engine import WORDS
+from tests.fakes.mock_engine import WORDS, MockEngine
 from tests.support.campaign import campaign_count
 from tests.support.gateway_rest import nothing_left
 from tests.support.queueing import key
@@ -26,6 +26,7 @@ from tests.support.resumed_streams import (
     look_up,
     open_stream,
     read_again,
+    read_stream,
     stop,
     streams_of,
     text_of,
@@ -45,11 +46,7 @@ async def test_many_streams_are_dropped_and_read_on_at_once() -> None:
 
         async def drop_and_read_on(number: int) -> None:
             name = f"conv-{number}"
-            fields: dict[str, Any] = {
-                "fault": "pause_until_release",
-                "after": 1 + number % 7,
-                "max_tokens": 20 + number,
-            }
+            fields: Any = {"fault": "pause_until_release", "after": 1 + number % 7, "max_tokens": 20 + number}
             sent = await cut_stream(await open_stream(gateway, name, **fields))
             rest = await read_again(gateway, len(sent), name)
             assert rest.status == 200, rest.body
@@ -94,8 +91,7 @@ async def test_a_slow_reader_holds_back_nobody_and_is_told_what_it_lost() -> Non
 async def test_when_all_memory_is_taken_by_live_streams_another_is_refused() -> None:
     async with gateway_harness(streams_max_mib=1) as gateway, engines(1) as (engine,):
         await gateway.publish(route("m", [engine.url]))
-        async with open_stream(gateway, "ended") as answer:
-            await answer.read()
+        await read_stream(gateway, "ended")
         opened = []
         for number in range(100):
             answer = await open_stream(gateway, f"conv-{number}", fault="pause_until_release")
@@ -106,37 +102,29 @@ async def test_when_all_memory_is_taken_by_live_streams_another_is_refused() -> 
         assert "retry-after" in answer.headers
         assert 5 < len(opened) < 20
         assert (await read_again(gateway, stream_id="ended")).status == 404, "it made room"
-        async with gateway.chat(stream=True) as plain:
-            assert text_of(await plain.read()) == TEXT
-        async with open_stream(gateway, "conv-0") as instead:
-            assert text_of(await instead.read()) == TEXT
-        async with open_stream(gateway, "another") as more:
-            assert more.status == 200, "one that has ended makes room"
-            await more.read()
+        assert text_of((await gateway.chat(stream=True)).content) == TEXT
+        assert text_of((await read_stream(gateway, "conv-0")).content) == TEXT
+        assert (await read_stream(gateway, "another")).status == 200, "one that has ended makes room"
         metrics = await gateway.metrics()
         assert "roundhouse_gateway_stream_refusals_total 1.0" in metrics
         assert "roundhouse_gateway_stream_evictions_total 2.0" in metrics
-        async with gateway.post("/v1/responses", model="m", input="Hi", background=True, stream=True) as response:
-            assert response.status == 200
-            assert b"response.completed" in await response.read()
+        response = await gateway.post("/v1/responses", model="m", input="Hi", background=True, stream=True)
+        assert (response.status, "response.completed" in response.text) == (200, True)
         engine.release.set()
         for answer in opened[1:]:
             assert text_of(await answer.read()) == TEXT
 
 
-async def test_what_one_request_lacks_replaces_no_stream() -> None:
-    async with gateway_harness() as gateway, engines(1) as (engine,):
-        await gateway.publish(route("m", [engine.url]))
-        async with open_stream(gateway, fault="pause_until_release") as first:
-            sent = await first.content.readuntil(b"\n\n")
-            for wrong in ({"model": "unknown"}, {"stream": "yes"}, {"stream": False}):
-                async with open_stream(gateway, **wrong) as answer:
-                    await answer.read()
-            assert (await gateway.request("POST", CHAT, data=b"{", headers={"X-Conversation-Id": ID})).status == 400
-            engine.release.set()
-            sent += await first.read()
-        assert text_of(sent) == TEXT
-        assert (await read_again(gateway)).body == sent
+async def test_what_one_request_lacks_replaces_no_stream(gateway: GatewayHarness, engine: MockEngine) -> None:
+    async with open_stream(gateway, fault="pause_until_release") as first:
+        sent = await first.content.readuntil(b"\n\n")
+        for wrong in ({"model": "unknown"}, {"stream": "yes"}, {"stream": False}):
+            await read_stream(gateway, **wrong)
+        assert (await gateway.request("POST", CHAT, data=b"{", headers={"X-Conversation-Id": ID})).status == 400
+        engine.release.set()
+        sent += await first.read()
+    assert text_of(sent) == TEXT
+    assert (await read_again(gateway)).body == sent
 
 
 async def test_a_key_with_one_request_at_a_time_reads_stops_and_replaces_its_stream() -> None:
@@ -147,8 +135,7 @@ async def test_a_key_with_one_request_at_a_time_reads_stops_and_replaces_its_str
         gateway.client.headers["authorization"] = "Bearer secret-alice"
         sent = await cut_stream(await open_stream(gateway, fault="pause_until_release"))
         await until_read(gateway, 0)
-        async with open_stream(gateway, "another") as answer:
-            assert answer.status == 429
+        assert (await read_stream(gateway, "another")).status == 429
         reader = asyncio.create_task(read_again(gateway, len(sent)))
         await until_read(gateway, 1)
         assert len(await look_up(gateway, ID)) == 1
@@ -158,8 +145,7 @@ async def test_a_key_with_one_request_at_a_time_reads_stops_and_replaces_its_str
         gateway.client.headers["authorization"] = "Bearer secret-bob"
         async with open_stream(gateway, "bobs", fault="pause_until_release") as own:
             assert own.status == 200
-            async with open_stream(gateway) as answer:
-                assert answer.status == 429, "what ends counts for another key"
+            assert (await read_stream(gateway)).status == 429, "what ends counts for another key"
             assert await stop(gateway) == 204
             assert is_told("stream_stopped", await second.read())
             engine.release.set()
@@ -167,46 +153,42 @@ async def test_a_key_with_one_request_at_a_time_reads_stops_and_replaces_its_str
         await nothing_left(gateway)
 
 
-async def test_requests_leave_no_cycles_behind() -> None:
-    async with gateway_harness() as gateway, engines(1) as (engine,):
-        await gateway.publish(route("m", [engine.url], apis=(CHAT,)))
+async def test_requests_leave_no_cycles_behind(gateway: GatewayHarness, engine: MockEngine) -> None:
+    await gateway.publish(route("m", [engine.url], apis=(CHAT,)))
 
-        async def make_streams(number: int) -> None:
-            for path in FAMILIES:
-                async with open_stream(gateway, f"{path}{number}", path) as answer:
-                    await answer.read()
-            await cut_stream(await open_stream(gateway, f"cut{number}"))
-            await gateway.post("/v1/responses", model="m", input="Hi", background=True, stream=True)
-            await gateway.idle()
+    async def make_streams(number: int) -> None:
+        for path in FAMILIES:
+            await read_stream(gateway, f"{path}{number}", path)
+        await cut_stream(await open_stream(gateway, f"cut{number}"))
+        await gateway.post("/v1/responses", model="m", input="Hi", background=True, stream=True)
+        await gateway.idle()
 
-        await make_streams(0)
-        gc.collect()
-        gc.disable()
-        try:
-            await make_streams(1)
-            await until_read(gateway, 0)
-            assert [each for each in gc.get_objects() if isinstance(each, Exchange)] == []
-        finally:
-            gc.enable()
+    await make_streams(0)
+    gc.collect()
+    gc.disable()
+    try:
+        await make_streams(1)
+        await until_read(gateway, 0)
+        assert [each for each in gc.get_objects() if isinstance(each, Exchange)] == []
+    finally:
+        gc.enable()
 
 
-async def test_a_bad_id_is_refused() -> None:
-    async with gateway_harness() as gateway, engines(1) as (engine,):
-        await gateway.publish(route("m", [engine.url]))
-        async with open_stream(gateway, "x" * 513) as answer:
-            assert (answer.status, (await answer.json())["error"]["param"]) == (400, "X-Conversation-Id")
-        async with gateway.get("/v1/stream") as answer:
-            assert (answer.status, (await answer.json())["error"]["param"]) == (400, "conv_id")
-        for wrong in ({}, {"conversation_ids": "x"}, {"conversation_ids": [1]}, {"conversation_ids": ["x"] * 1001}):
-            async with gateway.post("/v1/streams/lookup", **wrong) as answer:
-                assert (answer.status, (await answer.json())["error"]["param"]) == (400, "conversation_ids")
+async def test_a_bad_id_is_refused(gateway: GatewayHarness, engine: MockEngine) -> None:
+    reply = await read_stream(gateway, "x" * 513)
+    assert (reply.status, reply.error["param"]) == (400, "X-Conversation-Id")
+    reply = await gateway.get("/v1/stream")
+    assert (reply.status, reply.error["param"]) == (400, "conv_id")
+    for wrong in ({}, {"conversation_ids": "x"}, {"conversation_ids": [1]}, {"conversation_ids": ["x"] * 1001}):
+        reply = await gateway.post("/v1/streams/lookup", **wrong)
+        assert (reply.status, reply.error["param"]) == (400, "conversation_ids")
 
 
-async def asks_of(gateway: GatewayHarness, name: str, stream_id: str) -> list[tuple[int, bytes]]:
+async def asks_of(gateway: GatewayHarness, name: str, stream_id: str) -> list[tuple[int, str]]:
     """What a key is answered on every route that takes an id of a stream, without what names the request."""
     gateway.client.headers["authorization"] = f"Bearer secret-{name}"
-    url, answers = gateway.url, []
-    asks = [
+    answers = []
+    for method, path in (
         ("GET", f"/v1/stream/{stream_id}"),
         ("GET", f"/v1/stream/{stream_id}?from=5&ids=1"),
         ("GET", f"/v1/stream/{stream_id}?from=100000"),
@@ -214,15 +196,13 @@ async def asks_of(gateway: GatewayHarness, name: str, stream_id: str) -> list[tu
         ("DELETE", f"/v1/stream/{stream_id}"),
         ("DELETE", f"/v1/stream?conv_id={stream_id}"),
         ("GET", f"/v1/responses/{stream_id}?stream=true"),
-    ]
-    for method, path in asks:
-        async with gateway.client.request(method, url + path) as answer:
-            body = await answer.read()
-            fields = json.loads(body)["error"] | {"request_id": None} if answer.status >= 400 else None
-            answers.append((answer.status, json.dumps(fields).replace(stream_id, "ID").encode()))
-    async with gateway.post("/v1/streams/lookup", conversation_ids=[stream_id, stream_id.partition("::")[0]]) as answer:
-        answers.append((answer.status, await answer.read()))
-    return answers
+    ):
+        reply = await gateway.request(method, path)
+        fields = reply.error | {"request_id": None} if reply.status >= 400 else None
+        answers.append((reply.status, json.dumps(fields).replace(stream_id, "ID")))
+    ids = [stream_id, stream_id.partition("::")[0]]
+    reply = await gateway.post("/v1/streams/lookup", conversation_ids=ids)
+    return [*answers, (reply.status, reply.text)]
 
 
 async def test_an_id_of_another_tenant_is_one_that_nobody_has() -> None:
@@ -230,31 +210,27 @@ async def test_an_id_of_another_tenant_is_one_that_nobody_has() -> None:
     async with gateway_harness() as gateway, engines(1) as (engine,):
         await gateway.publish(route("m", [engine.url]), route("other", [engine.url]), keys=keys)
         gateway.client.headers["authorization"] = "Bearer secret-alice"
-        async with open_stream(gateway, "done-1::m") as answer:
-            sent = await answer.read()
+        sent = (await read_stream(gateway, "done-1::m")).content
         live = await open_stream(gateway, "live-1::m", fault="pause_until_release")
         begun = await live.content.readuntil(b"\n\n")
-        async with gateway.post("/v1/responses", model="m", input="Hi", background=True, stream=True) as answer:
-            response_id = (await answer.content.readuntil(b"\n\n")).split(b'"id":"')[1].split(b'"')[0].decode()
-            await answer.read()
+        async with gateway.post("/v1/responses", model="m", input="Hi", background=True, stream=True) as response:
+            response_id = (await response.content.readuntil(b"\n\n")).split(b'"id":"')[1].split(b'"')[0].decode()
+            await response.read()
         for name in ("bob", "carol"):
             for stream_id in ("done-1::m", "live-1::m", response_id):
                 unknown = await asks_of(gateway, name, "x" * len(stream_id))
                 assert await asks_of(gateway, name, stream_id) == unknown
                 assert [status for status, _ in unknown] == [404] * 7 + [200]
-                assert unknown[-1][1] == b"[]"
+                assert unknown[-1][1] == "[]"
         gateway.client.headers["authorization"] = "Bearer secret-bob"
-        async with open_stream(gateway, "done-1::m") as answer:
-            await answer.read()
+        await read_stream(gateway, "done-1::m")
         assert await stop(gateway, "done-1::m") == 204
         gateway.client.headers["authorization"] = "Bearer secret-alice"
         assert (await read_again(gateway, stream_id="done-1::m")).body == sent
         engine.release.set()
         assert text_of(begun + await live.read()) == TEXT
-        assert [found["conversation_id"] for found in await look_up(gateway, "live-1", "done-1")] == [
-            "live-1::m",
-            "done-1::m",
-        ]
+        ids = [found["conversation_id"] for found in await look_up(gateway, "live-1", "done-1")]
+        assert ids == ["live-1::m", "done-1::m"]
 
 
 async def test_an_id_of_another_tenant_takes_as_long_as_none() -> None:
@@ -263,18 +239,17 @@ async def test_an_id_of_another_tenant_takes_as_long_as_none() -> None:
     async with gateway_harness() as gateway, engines(1) as (engine,):
         await gateway.publish(route("m", [engine.url]), keys=keys)
         gateway.client.headers["authorization"] = "Bearer secret-alice"
-        async with open_stream(gateway, "conv-1") as answer:
-            await answer.read()
+        await read_stream(gateway, "conv-1")
         gateway.client.headers["authorization"] = "Bearer secret-bob"
         for method, path in (("GET", "/v1/stream/"), ("DELETE", "/v1/stream/"), ("GET", "/v1/responses/")):
             times: dict[str, list[float]] = {"conv-1": [], "conv-2": []}
             for number in range(2 * campaign_count(150, 1000)):
                 name = ("conv-1", "conv-2")[(number ^ number >> 1) & 1]
                 began = time.perf_counter()
-                async with gateway.request(method, path + name) as answer:
-                    await answer.read()
+                async with gateway.request(method, path + name) as response:
+                    await response.read()
                 times[name].append(time.perf_counter() - began)
-                assert answer.status == 404
+                assert response.status == 404
             assert abs(rank_sum_z(times["conv-1"], times["conv-2"])) < 4.5, (method, path)
 
 
@@ -291,13 +266,11 @@ async def test_a_body_without_a_model_is_for_the_one_that_the_id_names() -> None
         await gateway.publish(route("m", [engine.url]), route("n", [engine.url]))
         for fields in ({}, {"padding": "x" * 600_000}):
             body = {"messages": [{"role": "user", "content": "Hi"}], **fields}
-            async with gateway.post(CHAT, body, headers={"X-Conversation-Id": "conv::n"}) as answer:
-                assert answer.status == 200, await answer.read()
+            assert (await gateway.post(CHAT, body, headers={"X-Conversation-Id": "conv::n"})).status == 200
             assert engine.requests[-1].body["model"] == "n"
             assert engine.requests[-1].body.get("padding") == fields.get("padding")
-            async with gateway.post(CHAT, body, headers={"X-Conversation-Id": "conv"}) as answer:
-                assert (answer.status, (await answer.json())["error"]["param"]) == (400, "model")
-        async with open_stream(gateway, "conv::n", model="m") as answer:
-            await answer.read()
+            reply = await gateway.post(CHAT, body, headers={"X-Conversation-Id": "conv"})
+            assert (reply.status, reply.error["param"]) == (400, "model")
+        await read_stream(gateway, "conv::n", model="m")
         assert engine.requests[-1].body["model"] == "m", "the body says so"
         assert (await look_up(gateway, "conv"))[0]["model"] == "m"

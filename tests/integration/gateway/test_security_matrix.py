@@ -27,6 +27,7 @@ from gateway.exchange.api_spec import ApiSpec
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness, until
 from tests.fakes.mock_engine import MockEngine
+from tests.support.access_asker import BOTH, bearer
 from tests.support.access_table import find_expected
 from tests.support.queueing import key
 
@@ -71,7 +72,6 @@ class Route:
 
     @property
     def target(self) -> str:
-        """With everything filled in; the model is `org/m`."""
         target = self.path.replace("{id}", "0").replace("{name}", "org/m").replace("{operation}", "1")
         target = target.replace("{response_id}", "resp_1").replace("{completion_id}", "chatcmpl-1")
         target = target.replace("{conversation_id}", "conv_1").replace("{item_id}", "msg_1")
@@ -171,7 +171,6 @@ async def every_route(gateway: GatewayHarness) -> list[Route]:
 
 
 def kind_of(path: str) -> Kind:
-    """By where it is."""
     if path in UNGATED:
         return "ungated"
     if path.startswith(("/v1/models", "/models", "/health/warm")):
@@ -185,12 +184,6 @@ def kind_of(path: str) -> Kind:
     return "admin" if path.startswith("/v1/admin/") else "listing"
 
 
-def bearer(name: str) -> dict[str, str]:
-    """How the key of that name is sent."""
-    return {"authorization": f"Bearer secret-{name}"}
-
-
-BOTH = ("inference", "admin")
 KEYS = (
     key("all", scopes=BOTH, tools=("*",)),
     key("inference", tools=("current_time",)),
@@ -253,16 +246,15 @@ async def guarded(*keys: Key, **settings: Any) -> AsyncIterator[tuple[GatewayHar
 
 
 async def send(gateway: GatewayHarness, asked: Route, headers: Any, target: str | None = None) -> tuple[int, Any, str]:
-    """Status, headers and text."""
     url = gateway.url + (target or asked.target)
     sent = CIMultiDict(headers)
     if asked.is_json:
         sent["content-type"] = "application/json"
     async with gateway.client.request(
         asked.method, URL(url, encoded=True), data=asked.body or None, headers=sent
-    ) as answer:
-        is_endless = asked.path == "/models/sse" and answer.status == 200
-        return answer.status, answer.headers, "" if is_endless else await answer.text()
+    ) as response:
+        is_endless = asked.path == "/models/sse" and response.status == 200
+        return response.status, response.headers, "" if is_endless else await response.text()
 
 
 def check_refusal(asked: Route, said: tuple[int, Any, str], status: int, code: str, who: str) -> None:
@@ -305,21 +297,9 @@ async def test_no_other_spelling_of_a_path_is_outside_the_gate() -> None:
         for asked in await every_route(gateway):
             target = asked.target.partition("?")[0]
             encoded = "/" + "".join(f"%{ord(letter):02x}" for letter in target[1:])
-            spellings = [
-                encoded,
-                target + "/",
-                "/" + target,
-                target + "%00",
-                target + ";x",
-                target + "%3fx",
-                target.upper(),
-            ]
-            spellings += [
-                f"/health/..{target}",
-                f"/metrics/%2e%2e{target}",
-                f"/health%2f..{target}",
-                target + "/../health",
-            ]
+            spellings = [encoded, f"/{target}", target.upper()]
+            spellings += [target + end for end in ("/", "%00", ";x", "%3fx", "/../health")]
+            spellings += [start + target for start in ("/health/..", "/metrics/%2e%2e", "/health%2f..")]
             if asked.kind == "ungated":
                 spellings = spellings[1:]
             for spelling in spellings:
@@ -370,9 +350,9 @@ async def test_streams_are_refused_with_a_status_and_not_in_a_stream() -> None:
                 continue
             body = json.loads(asked.body) | {"stream": True}
             for who, status in (("nobody", 401), ("admin", 403), ("other", 403), ("all", 200)):
-                async with gateway.post(asked.target, body, headers=bearer(who)) as answer:
-                    assert answer.status == status, (asked.path, who)
-                    is_stream = answer.content_type == "text/event-stream"
+                async with gateway.post(asked.target, body, headers=bearer(who)) as response:
+                    assert response.status == status, (asked.path, who)
+                    is_stream = response.content_type == "text/event-stream"
                     assert is_stream is (status == 200)
         assert len(engine.client_requests) == sum(one.api is not None and one.api.streams for one in inference_routes())
 
@@ -415,31 +395,26 @@ async def test_a_keys_limits_hold_on_every_route(limit: dict[str, int], words: s
 
 async def use_up(gateway: GatewayHarness, engine: MockEngine, stack: contextlib.AsyncExitStack, *, holds: bool) -> None:
     """Send the one request that `limited` has; `holds` keeps it inside until the stack is left."""
-    body = {"model": "org/m", "messages": [], "fault": "hold" if holds else ""}
-    call = gateway.client.post(gateway.url + "/v1/chat/completions", json=body, headers=bearer("limited"))
-    asking = asyncio.create_task(call.__aenter__())
-    stack.callback(asking.cancel)
+    chat = asyncio.ensure_future(gateway.chat("org/m", fault="hold" if holds else "", key="secret-limited"))
+    stack.callback(chat.cancel)
     if holds:
         await until(lambda: len(engine.client_requests) == 1)
     else:
-        assert (await asking).status == 200
+        assert (await chat).status == 200
 
 
 async def test_models_are_listed_for_whom_they_are() -> None:
     async with guarded(*KEYS) as (gateway, _):
         for who, names in (("all", ["org/m", "x"]), ("other", ["x"]), ("alias", ["org/m"]), ("nothing", [])):
             for path in ("/v1/models", "/models"):
-                async with gateway.get(path, headers=bearer(who)) as answer:
-                    assert [one["id"] for one in (await answer.json())["data"]] == names, (who, path)
+                listed = (await gateway.get(path, headers=bearer(who))).body["data"]
+                assert [one["id"] for one in listed] == names, (who, path)
 
 
 async def test_what_a_key_is_not_for_cannot_be_told_from_its_alias() -> None:
     """Which model stands behind an alias is not for those to know who may not use it."""
     async with guarded(*KEYS) as (gateway, _):
         for name in ("org/m", "an-alias", "a-n"):
-            body: dict[str, Any] = {"model": name, "messages": []}
-            async with gateway.post("/v1/chat/completions", body, key="secret-other") as answer:
-                text = await answer.text()
-                assert answer.status == 403
-                assert "org/m" not in text
-                assert "an-alias" not in text
+            reply = await gateway.chat(name, key="secret-other")
+            assert reply.status == 403
+            assert not [each for each in ("org/m", "an-alias") if each in reply.text]

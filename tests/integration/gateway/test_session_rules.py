@@ -13,7 +13,6 @@ from tests.fakes.mock_engine import MockEngine
 
 
 async def chat(gateway: GatewayHarness, headers: dict[str, str] | None = None, **fields: Any) -> tuple[int, str | None]:
-    """Status and `X-Session` of a chat completion."""
     reply = await gateway.chat(headers=headers, **fields)
     return reply.status, reply.headers.get("x-session")
 
@@ -43,26 +42,23 @@ async def test_each_name_is_a_session(headers: dict[str, str], fields: dict[str,
         assert session_fields(engine) == {"id_slot": 3}
 
 
-@pytest.mark.parametrize("fields", [{}, {"session_id": ""}, {"session_id": None}, {"prompt_cache_key": ""}])
-async def test_no_name_is_no_session(fields: dict[str, Any]) -> None:
-    async with engines(1) as (engine,), gateway_harness() as gateway:
-        await gateway.publish(route("m", [engine.url], session_cache=4, session_binding="slot", target_inflight=4))
+async def test_no_name_is_no_session(gateway: GatewayHarness, engine: MockEngine) -> None:
+    await gateway.publish(route("m", [engine.url], session_cache=4, session_binding="slot", target_inflight=4))
+    nameless: tuple[dict[str, Any], ...] = ({}, {"session_id": ""}, {"session_id": None}, {"prompt_cache_key": ""})
+    for fields in nameless:
         assert [await chat(gateway, **fields) for _ in range(2)] == [(200, None)] * 2
         assert "id_slot" not in session_fields(engine)
 
 
-async def test_a_name_that_is_no_text_is_refused() -> None:
-    async with engines(1) as (engine,), gateway_harness() as gateway:
-        await gateway.publish(route("m", [engine.url], session_cache=4))
-        assert await chat(gateway, session_id=7) == (400, None)
-        assert not engine.requests
+async def test_a_name_that_is_no_text_is_refused(gateway: GatewayHarness, engine: MockEngine) -> None:
+    await gateway.publish(route("m", [engine.url], session_cache=4))
+    assert await chat(gateway, session_id=7) == (400, None)
+    assert not engine.requests
 
 
-async def test_a_model_without_sessions_gets_every_field_as_it_is() -> None:
-    async with engines(1) as (engine,), gateway_harness() as gateway:
-        await gateway.publish(route("m", [engine.url]))
-        assert await chat(gateway, session_id="s", prompt_cache_key="k") == (200, None)
-        assert session_fields(engine) == {"session_id": "s", "prompt_cache_key": "k"}
+async def test_a_model_without_sessions_gets_every_field_as_it_is(gateway: GatewayHarness, engine: MockEngine) -> None:
+    assert await chat(gateway, session_id="s", prompt_cache_key="k") == (200, None)
+    assert session_fields(engine) == {"session_id": "s", "prompt_cache_key": "k"}
 
 
 @pytest.mark.parametrize(("binding", "rebuilds"), [("name", False), ("conversation", True), (None, False)])
@@ -79,11 +75,10 @@ async def test_engines_are_told_by_their_binding(binding: str | None, rebuilds: 
         assert session_fields(engine).get("session_id") == name
 
 
-async def test_a_slot_that_the_client_names_is_the_clients() -> None:
-    async with engines(1) as (engine,), gateway_harness() as gateway:
-        await gateway.publish(route("m", [engine.url], session_cache=4, session_binding="slot", target_inflight=4))
-        assert await chat(gateway, session_id="s", id_slot=1) == (200, "new")
-        assert session_fields(engine) == {"id_slot": 1}
+async def test_a_slot_that_the_client_names_is_the_clients(gateway: GatewayHarness, engine: MockEngine) -> None:
+    await gateway.publish(route("m", [engine.url], session_cache=4, session_binding="slot", target_inflight=4))
+    assert await chat(gateway, session_id="s", id_slot=1) == (200, "new")
+    assert session_fields(engine) == {"id_slot": 1}
 
 
 @pytest.mark.parametrize(("cached", "counted"), [(0, True), (5, False), (None, False)])
@@ -91,9 +86,9 @@ async def test_a_reused_turn_of_which_the_engine_had_nothing_is_counted(cached: 
     async with engines(1) as (engine,), gateway_harness() as gateway:
         await gateway.publish(route("m", [engine.url], session_cache=4))
         details = {} if cached is None else {"prompt_tokens_details": {"cached_tokens": cached}}
-        usage = {"prompt_tokens": 7, "completion_tokens": 1, "total_tokens": 8, **details}
         choice = {"index": 0, "message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}
-        body = json.dumps({"id": "1", "object": "chat.completion", "choices": [choice], "usage": usage}).encode()
+        usage = {"prompt_tokens": 7, "completion_tokens": 1, "total_tokens": 8, **details}
+        body = json.dumps({"choices": [choice], "usage": usage}).encode()
         head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
         engine.answers["/v1/chat/completions"] = head + body
         assert [await chat(gateway, session_id="s") for _ in range(3)] == [(200, "new"), *[(200, "reused")] * 2]

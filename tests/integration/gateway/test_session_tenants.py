@@ -26,11 +26,10 @@ MOST_SIGMAS = 4.5
 
 async def decision_of(gateway: GatewayHarness, who: str, path: str, fields: dict[str, Any], name: str) -> str | None:
     """What `X-Session` says to a tenant that names this session."""
-    headers = {"authorization": f"Bearer secret-{who}", "x-conversation-id": name}
-    async with gateway.post(path, {"model": "m", **fields}, headers=headers) as answer:
-        assert answer.status == 200, await answer.text()
-        await answer.read()
-        return answer.headers.get("x-session")
+    body, headers = {"model": "m", **fields}, {"x-conversation-id": name}
+    reply = await gateway.post(path, body, key=f"secret-{who}", headers=headers)
+    assert reply.status == 200, reply.text
+    return reply.headers.get("x-session")
 
 
 @pytest.mark.parametrize(("path", "fields"), FAMILIES)

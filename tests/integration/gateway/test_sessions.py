@@ -19,7 +19,7 @@ from tests.support.llama_servers import Kind, needed, started
 from tests.support.worker_process import Worker
 from worker.clockwork import make_model
 
-pytestmark = [pytest.mark.engines]
+pytestmark = [pytest.mark.engines, pytest.mark.embedded]
 
 SLOTS = 4
 TOKEN = "replica-token"
@@ -35,7 +35,6 @@ def model_at(*engines: Worker, **fields: Any) -> ModelRoute:
 
 @contextlib.asynccontextmanager
 async def llama_gateway(kind: Kind, folder: Path, count: int = 1) -> AsyncIterator[tuple[GatewayHarness, list[Worker]]]:
-    """A gateway, and so many real llama-servers."""
     needed(kind)
     make_model(folder / "m.gguf", context=16_384)
     flags = ("--cache-ram", "0")
@@ -54,7 +53,6 @@ def costs_of(turns: list[Turn]) -> list[int]:
     return [turn.evaluated_tokens for turn in turns]
 
 
-@pytest.mark.embedded
 @pytest.mark.parametrize("kind", ["embedded", "binary"])
 async def test_ten_turns_cost_the_new_tokens_of_each(kind: Kind, tmp_path: Path) -> None:
     async with llama_gateway(kind, tmp_path) as (gateway, (engine,)):
@@ -78,7 +76,6 @@ async def test_ten_turns_cost_the_new_tokens_of_each(kind: Kind, tmp_path: Path)
         assert "roundhouse_gateway_session_misses_total{" not in told
 
 
-@pytest.mark.embedded
 async def test_sessions_stay_with_their_replicas(tmp_path: Path) -> None:
     async with llama_gateway("embedded", tmp_path, 2) as (gateway, engines):
         await gateway.publish(model_at(*engines))
@@ -95,7 +92,6 @@ async def test_sessions_stay_with_their_replicas(tmp_path: Path) -> None:
         assert all(engine.figure("prompt_tokens_total") > 0 for engine in engines), "both have sessions"
 
 
-@pytest.mark.embedded
 async def test_a_replica_killed_in_the_middle_of_a_turn(tmp_path: Path) -> None:
     async with llama_gateway("embedded", tmp_path, 2) as (gateway, engines):
         await gateway.publish(model_at(*engines))
@@ -103,11 +99,11 @@ async def test_a_replica_killed_in_the_middle_of_a_turn(tmp_path: Path) -> None:
         assert [(await talk.turn()).decision for _ in range(3)] == ["new", "reused", "reused"]
         (home,) = [engine for engine in engines if engine.figure("prompt_tokens_total") > 100]
         talk.fields |= {"stream": True, "ignore_eos": True, "max_tokens": 4_000}
-        async with talk.post() as answer:
-            assert answer.headers["x-session"] == "reused"
-            assert await answer.content.readany()
+        async with talk.post() as response:
+            assert response.headers["x-session"] == "reused"
+            assert await response.content.readany()
             home.process.kill()
-            assert b"engine_disconnected" in await answer.read()
+            assert b"engine_disconnected" in await response.read()
         talk.fields = {"session_id": "s"}
         talk.messages.pop()
         again = await talk.turn()
@@ -117,61 +113,29 @@ async def test_a_replica_killed_in_the_middle_of_a_turn(tmp_path: Path) -> None:
         assert after.evaluated_tokens <= after.prompt_tokens - again.prompt_tokens
 
 
-@pytest.mark.embedded
-async def test_five_sessions_on_a_cache_of_four(tmp_path: Path) -> None:
-    async with llama_gateway("embedded", tmp_path) as (gateway, (engine,)):
-        await gateway.publish(model_at(engine))
-        talks = [Conversation(gateway, f"talk {number}", {"session_id": f"s{number}"}) for number in range(5)]
-        assert [(await talk.turn()).decision for talk in talks] == ["new"] * 5
-        assert [(await talk.turn()).decision for talk in talks[1:]] == ["reused"] * 4
-        first = await talks[0].turn()
-        assert (first.decision, first.cached_tokens <= 8) == ("new", True), "the fifth took its slot"
-        assert [(await talk.turn()).decision for talk in talks[2:]] == ["reused"] * 3
-        assert (await talks[1].turn()).decision == "new"
-
-
-@pytest.mark.embedded
-@pytest.mark.parametrize("equivalent", ["prompt_cache_key", "X-Conversation-Id"])
-async def test_what_stands_for_a_session_id(equivalent: str, tmp_path: Path) -> None:
-    async with llama_gateway("embedded", tmp_path) as (gateway, (engine,)):
-        await gateway.publish(model_at(engine))
-        talk = Conversation(gateway, "talk")
-        if equivalent == "prompt_cache_key":
-            talk.fields = {equivalent: "k"}
-        else:
-            talk.headers = {equivalent: "k::m"}
-        assert [(await talk.turn()).decision for _ in range(3)] == ["new", "reused", "reused"]
-
-
-@pytest.mark.embedded
 async def test_responses_that_continue_one_another_are_a_session(tmp_path: Path) -> None:
     async with llama_gateway("embedded", tmp_path) as (gateway, (engine,)):
         await gateway.publish(model_at(engine))
         told: list[tuple[str | None, int, int]] = []
         previous: dict[str, str] = {}
         for number in range(4):
-            async with gateway.post(
-                "/v1/responses", model="m", input=f"{number} " + "hello " * 20, **previous
-            ) as answer:
-                response = await answer.json()
-                assert answer.status == 200, response
-                usage = response["usage"]
-                cached = usage["input_tokens_details"]["cached_tokens"]
-                told.append((answer.headers.get("x-session"), usage["input_tokens"], cached))
-            previous = {"previous_response_id": response["id"]}
+            text = f"{number} " + "hello " * 20
+            reply = await gateway.post("/v1/responses", model="m", input=text, **previous)
+            usage = reply.success["usage"]
+            cached = usage["input_tokens_details"]["cached_tokens"]
+            told.append((reply.headers.get("x-session"), usage["input_tokens"], cached))
+            previous = {"previous_response_id": reply.body["id"]}
             await disturb(gateway, SLOTS, number)
         assert [decision for decision, _, _ in told] == [None, "new", "reused", "reused"]
         for (_, prompt, _), (_, later, cached) in pairwise(told[1:]):
             assert later - cached <= later - prompt
         conversation = {"conversation": (await gateway.post("/v1/conversations")).body["id"]}
-        decisions = []
-        for number in range(3):
-            async with gateway.post("/v1/responses", model="m", input=f"say {number}", **conversation) as answer:
-                decisions.append(answer.headers.get("x-session"))
-        assert decisions == ["new", "reused", "reused"]
+        replies = [
+            await gateway.post("/v1/responses", model="m", input=f"say {number}", **conversation) for number in range(3)
+        ]
+        assert [reply.headers.get("x-session") for reply in replies] == ["new", "reused", "reused"]
 
 
-@pytest.mark.embedded
 async def test_a_changed_beginning_is_rebuilt_and_other_sampling_is_not(tmp_path: Path) -> None:
     async with llama_gateway("embedded", tmp_path) as (gateway, (engine,)):
         await gateway.publish(model_at(engine))

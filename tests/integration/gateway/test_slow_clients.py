@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,7 +56,7 @@ class Heard:
     ) -> float:
         """Byte by byte, until the gateway listens no more: for how long that went."""
         for at in range(len(data)):
-            if all(each._ignores_input for each in connections(gateway)):
+            if all(each._ignores_input for each in gateway.connections):
                 return at * pause_s
             await self.all_of(client, data[at : at + 1])
             await clock.skip(pause_s)
@@ -65,7 +65,6 @@ class Heard:
 
 @pytest.fixture
 def heard(monkeypatch: pytest.MonkeyPatch) -> Heard:
-    """See Heard."""
     made, read = Heard(), ClientConnection.data_received
 
     def data_received(self: ClientConnection, data: bytes) -> None:
@@ -98,10 +97,10 @@ async def test_a_body_that_stops_is_not_waited_for(
         head = f"POST {target} HTTP/1.1\r\nhost: localhost\r\n{framing}\r\n\r\n".encode()
         await heard.all_of(client, head + b'5\r\n{"a":')
         await loop_clock.skip(PATIENCE_S - 4)
-        assert not any(each._ignores_input for each in connections(gateway))
+        assert not any(each._ignores_input for each in gateway.connections)
         await loop_clock.skip(4 + PATIENCE_S)
-        (answer,) = await client.to_the_end()
-        assert (answer.status, answer.error["code"], answer["connection"]) == (408, "request_timeout", "close")
+        (response,) = await client.to_the_end()
+        assert (response.status, response.error["code"], response["connection"]) == (408, "request_timeout", "close")
         assert not engine.requests
 
 
@@ -122,8 +121,8 @@ async def test_trailers_that_trickle_are_not_waited_for(heard: Heard, loop_clock
             client, b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n"
         )
         took = await heard.trickle(gateway, client, b"x-a: " + b"b" * 5000, loop_clock, 0.7)
-        (answer,) = await client.to_the_end()
-        assert answer.status == 408
+        (response,) = await client.to_the_end()
+        assert response.status == 408
         assert took < 3 * PATIENCE_S
 
 
@@ -135,12 +134,12 @@ async def test_a_connection_without_a_request_ends(before: bytes, loop_clock: Lo
     if not before:  # it has never asked: there is nothing to keep alive
         patience = {"keep_alive_s": 3600, "client_timeout_s": PATIENCE_S}
     async with one_model(**patience) as (gateway, _), raw(gateway) as client:
-        await until("it is accepted", lambda: connections(gateway))
+        await until("it is accepted", lambda: gateway.connections)
         if before:
             await client.send(before)
             assert (await client.answer()).status == 200
         await loop_clock.skip(PATIENCE_S - 4)
-        assert connections(gateway)
+        assert gateway.connections
         await loop_clock.skip(4 + PATIENCE_S)
         assert len(await client.to_the_end()) == bool(before)
 
@@ -168,8 +167,8 @@ async def test_a_client_that_reads_nothing_of_a_stream_stops_the_engine_and_is_l
         engine.words = ["w" * 5000]
         async with raw(gateway, receive_bytes=SMALL) as client:
             client.write(request(body=chat_body(stream=True, max_tokens=20_000)))  # 100 MB
-            await until("the engine has much more", lambda: sum(map(unsent, engine.open_transports)) > 20_000_000)
-            assert sum(unsent(each.transport) for each in connections(gateway)) < 1_000_000
+            await until("the engine has much more", lambda: unsent(engine.open_transports) > 20_000_000)
+            assert unsent(each.transport for each in gateway.connections) < 1_000_000
             await until("the connection is ended", lambda: ended(gateway, loop_clock))
             await until("the engine's work is cancelled", lambda: not engine.open_transports)
             client.reset()
@@ -179,10 +178,10 @@ async def test_who_does_not_take_an_answer_is_given_no_other(heard: Heard, loop_
     async with one_model() as (gateway, engine):
         async with raw(gateway, receive_bytes=SMALL) as client:
             client.write(request(body=chat_body(fault="huge", bytes=8_000_000)))
-            await until("it is answered", lambda: any(each.flow.write_paused for each in connections(gateway)))
+            await until("it is answered", lambda: any(each.flow.write_paused for each in gateway.connections))
             await until("the engine is done", lambda: engine.running == 0)
             await heard.all_of(client, request(body=chat_body(stream=True, max_tokens=20_000)) + request())
-            assert sum(unsent(each.transport) for each in connections(gateway)) < 8_100_000
+            assert unsent(each.transport for each in gateway.connections) < 8_100_000
             await until("the connection is ended", lambda: ended(gateway, loop_clock))
             client.reset()
         assert len(engine.requests) == 1
@@ -191,28 +190,22 @@ async def test_who_does_not_take_an_answer_is_given_no_other(heard: Heard, loop_
 async def test_who_takes_it_in_the_end_is() -> None:
     async with one_model(client_timeout_s=60) as (gateway, engine), raw(gateway, receive_bytes=SMALL) as client:
         client.write(request(body=chat_body(fault="huge", bytes=8_000_000)))
-        await until("it is answered", lambda: any(each.flow.write_paused for each in connections(gateway)))
+        await until("it is answered", lambda: any(each.flow.write_paused for each in gateway.connections))
         client.write(request() + request("GET", "/v1/models"))
         assert [len((await client.answer(number)).body) > 8_000_000 - 1 for number in (1, 2, 3)] == [True, False, False]
         assert len(engine.requests) == 2
         client.close()
 
 
-def unsent(transport: asyncio.Transport) -> int:
+def unsent(transports: Iterable[asyncio.Transport]) -> int:
     """Bytes that were written and that the system has not taken."""
-    return transport.get_write_buffer_size()
+    return sum(transport.get_write_buffer_size() for transport in transports)
 
 
 async def ended(gateway: GatewayHarness, clock: LoopClock) -> bool:
     """Let time go on: whether the gateway has no client any more."""
     await clock.skip(1)
-    return not connections(gateway)
-
-
-def connections(gateway: GatewayHarness) -> set[Any]:
-    """Those of clients."""
-    assert gateway.server is not None
-    return gateway.server.server_state.connections
+    return not gateway.connections
 
 
 async def test_a_client_that_reads_slowly_gets_all_of_a_large_answer(loop_clock: LoopClock) -> None:
@@ -234,9 +227,9 @@ async def test_an_answer_that_is_complete_and_not_taken_is_not_kept_for_ever(loo
     for more in ((), ("connection: close",)):
         async with one_model() as (gateway, engine), raw(gateway, receive_bytes=SMALL) as client:
             client.write(request(body=chat_body(fault="huge", bytes=12_000_000), headers=more))
-            await until("it is answered", lambda: any(each.flow.write_paused for each in connections(gateway)))
+            await until("it is answered", lambda: any(each.flow.write_paused for each in gateway.connections))
             await until("the engine is done", lambda: engine.running == 0)
             await loop_clock.skip(PATIENCE_S - 4)
-            assert connections(gateway)
+            assert gateway.connections
             await until("the connection is ended", lambda: ended(gateway, loop_clock))
             client.reset()

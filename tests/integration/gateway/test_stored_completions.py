@@ -12,8 +12,9 @@ from openai.types.chat import ChatCompletion
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import engines, until
 from tests.fakes.mock_engine import PROMPT_TOKENS, WORDS
+from tests.support import response_state
 from tests.support.queueing import Clock, clock, key
-from tests.support.response_state import refusal, site
+from tests.support.response_state import Site, refusal
 
 __all__ = ["clock"]
 
@@ -25,47 +26,52 @@ NO_CURSOR = (400, "invalid_request", "after")
 
 async def complete(client: openai.AsyncOpenAI, **fields: Any) -> ChatCompletion:
     """A completion that is stored, blocking, unless the fields say otherwise."""
-    asked: dict[str, Any] = {"model": "m", "messages": HI, "store": True, **fields}
-    made: ChatCompletion = await client.chat.completions.create(**asked)
+    body: dict[str, Any] = {"model": "m", "messages": HI, "store": True, **fields}
+    made: ChatCompletion = await client.chat.completions.create(**body)
     return made
 
 
-async def test_a_completion_is_kept_read_changed_and_deleted() -> None:
-    async with site() as here:
-        completions = here.client.chat.completions
-        made = await complete(here.client, metadata={"topic": "demo"}, temperature=0.5, seed=7)
-        assert made.id.startswith("chatcmpl-")
-        found = await completions.retrieve(made.id)
-        assert found.choices == made.choices
-        assert (found.usage, found.model, found.created) == (made.usage, made.model, made.created)
-        more = found.to_dict()
-        assert (more["metadata"], more["temperature"], more["seed"]) == ({"topic": "demo"}, 0.5, 7)
-        assert more["request_id"] == made._request_id
-        changed = await completions.update(made.id, metadata={"topic": "other"})
-        assert changed.to_dict()["metadata"] == {"topic": "other"}
-        assert await completions.retrieve(made.id) == changed
-        assert (await completions.update(made.id, metadata=None)).to_dict()["metadata"] == {}
-        deleted = await completions.delete(made.id)
-        assert (deleted.id, deleted.object, deleted.deleted) == (made.id, "chat.completion.deleted", True)
-        for asking in (
-            completions.retrieve(made.id),
-            completions.update(made.id, metadata={}),
-            completions.delete(made.id),
-            completions.messages.list(made.id),
-        ):
-            assert await refusal(asking) == NOT_FOUND
+async def not_found(client: openai.AsyncOpenAI, completion_id: str) -> None:
+    """On every route of a stored completion."""
+    completions = client.chat.completions
+    for request in (
+        completions.retrieve(completion_id),
+        completions.update(completion_id, metadata={}),
+        completions.delete(completion_id),
+        completions.messages.list(completion_id),
+    ):
+        assert await refusal(request) == NOT_FOUND
+
+
+async def test_a_completion_is_kept_read_changed_and_deleted(site: Site) -> None:
+    completions = site.client.chat.completions
+    made = await complete(site.client, metadata={"topic": "demo"}, temperature=0.5, seed=7)
+    assert made.id.startswith("chatcmpl-")
+    found = await completions.retrieve(made.id)
+    assert found.choices == made.choices
+    assert (found.usage, found.model, found.created) == (made.usage, made.model, made.created)
+    more = found.to_dict()
+    assert (more["metadata"], more["temperature"], more["seed"]) == ({"topic": "demo"}, 0.5, 7)
+    assert more["request_id"] == made._request_id
+    changed = await completions.update(made.id, metadata={"topic": "other"})
+    assert changed.to_dict()["metadata"] == {"topic": "other"}
+    assert await completions.retrieve(made.id) == changed
+    assert (await completions.update(made.id, metadata=None)).to_dict()["metadata"] == {}
+    deleted = await completions.delete(made.id)
+    assert (deleted.id, deleted.object, deleted.deleted) == (made.id, "chat.completion.deleted", True)
+    await not_found(site.client, made.id)
 
 
 @pytest.mark.parametrize("asks_for_usage", [True, False])
 async def test_a_stream_is_kept_as_the_completion_that_it_told(*, asks_for_usage: bool) -> None:
-    async with site() as here:
+    async with response_state.site() as site:
         options: Any = {"include_usage": True} if asks_for_usage else openai.omit
-        stream = await here.client.chat.completions.create(
+        stream = await site.client.chat.completions.create(
             model="m", messages=HI, store=True, stream=True, stream_options=options
         )
         chunks = [chunk async for chunk in stream]
         [completion_id] = {chunk.id for chunk in chunks}
-        found = await here.client.chat.completions.retrieve(completion_id)
+        found = await site.client.chat.completions.retrieve(completion_id)
         told = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
         assert found.choices[0].message.content == told
         assert (found.object, found.choices[0].finish_reason) == ("chat.completion", "stop")
@@ -76,51 +82,49 @@ async def test_a_stream_is_kept_as_the_completion_that_it_told(*, asks_for_usage
 
 async def test_what_the_last_event_told_may_be_counted_on() -> None:
     """The engine's connection may end later than its stream."""
-    async with site() as here, here.gateway.chat(stream=True, store=True, fault="late_end") as answer:
+    async with response_state.site() as site, site.gateway.chat(stream=True, store=True, fault="late_end") as response:
         told = b""
         while b"[DONE]" not in told:
-            told += await answer.content.readany()
-        assert here.engine.running == 1
-        [listed] = (await here.client.chat.completions.list()).data
+            told += await response.content.readany()
+        assert site.engine.running == 1
+        [listed] = (await site.client.chat.completions.list()).data
         assert f'"id":"{listed.id}"'.encode() in told
-        here.engine.release.set()
+        site.engine.release.set()
 
 
-async def test_what_is_not_to_be_kept_is_not() -> None:
-    async with site() as here:
-        client = here.client
-        await complete(client, store=False)
-        await complete(client, store=openai.omit)
-        await refusal(complete(client, extra_body={"fault": "error_json"}))
-        for fault in ("die_mid_stream", "error_event"):
-            stream = await complete(client, stream=True, extra_body={"fault": fault})
-            with pytest.raises(openai.APIError):
-                [chunk async for chunk in stream]  # type: ignore[attr-defined]
-        stream = await complete(client, stream=True, extra_body={"fault": "pause_until_release"})
-        async for _ in stream:  # type: ignore[attr-defined]
-            break
-        await stream.close()  # type: ignore[attr-defined]
-        await until(lambda: here.engine.running == 0, "the engine stops")
-        assert (await client.chat.completions.list()).data == []
+async def test_what_is_not_to_be_kept_is_not(site: Site) -> None:
+    client = site.client
+    await complete(client, store=False)
+    await complete(client, store=openai.omit)
+    await refusal(complete(client, extra_body={"fault": "error_json"}))
+    for fault in ("die_mid_stream", "error_event"):
+        stream = await complete(client, stream=True, extra_body={"fault": fault})
+        with pytest.raises(openai.APIError):
+            [chunk async for chunk in stream]  # type: ignore[attr-defined]
+    stream = await complete(client, stream=True, extra_body={"fault": "pause_until_release"})
+    async for _ in stream:  # type: ignore[attr-defined]
+        break
+    await stream.close()  # type: ignore[attr-defined]
+    await until(lambda: site.engine.running == 0, "the engine stops")
+    assert (await client.chat.completions.list()).data == []
 
 
-async def test_an_engine_is_not_told_what_is_the_gateways() -> None:
-    async with site() as here:
-        await complete(here.client, metadata={"a": "b"})
-        assert not {"store", "metadata"} & here.engine.requests[-1].body.keys()
-        await complete(here.client, store=False, metadata={"a": "b"})
-        assert here.engine.requests[-1].body["metadata"] == {"a": "b"}
-        assert here.engine.requests[-1].body["store"] is False
-        for fields, place in (({"store": "yes"}, "store"), ({"metadata": {"a": 1}}, "metadata.a")):
-            assert await refusal(complete(here.client, extra_body=fields)) == (400, "invalid_request", place)
+async def test_an_engine_is_not_told_what_is_the_gateways(site: Site) -> None:
+    await complete(site.client, metadata={"a": "b"})
+    assert not {"store", "metadata"} & site.engine.requests[-1].body.keys()
+    await complete(site.client, store=False, metadata={"a": "b"})
+    assert site.engine.requests[-1].body["metadata"] == {"a": "b"}
+    assert site.engine.requests[-1].body["store"] is False
+    for fields, place in (({"store": "yes"}, "store"), ({"metadata": {"a": 1}}, "metadata.a")):
+        assert await refusal(complete(site.client, extra_body=fields)) == (400, "invalid_request", place)
 
 
 async def test_the_list_is_paged_ordered_and_filtered() -> None:
-    async with engines(1) as (other,), site(route("n", [other.url], aliases=("alias",))) as here:
-        completions = here.client.chat.completions
+    async with engines(1) as (other,), response_state.site(route("n", [other.url], aliases=("alias",))) as site:
+        completions = site.client.chat.completions
         assert (await completions.list()).data == []
-        made = [(await complete(here.client, metadata={"n": str(n), "odd": str(n % 2)})).id for n in range(4)]
-        made.append((await complete(here.client, model="n")).id)
+        made = [(await complete(site.client, metadata={"n": str(n), "odd": str(n % 2)})).id for n in range(4)]
+        made.append((await complete(site.client, model="n")).id)
 
         async def listed(**asked: Any) -> list[str]:
             return [each.id async for each in completions.list(**asked)]
@@ -141,77 +145,68 @@ async def test_the_list_is_paged_ordered_and_filtered() -> None:
         await completions.delete(made[1])
         assert await listed(metadata={"odd": "1"}) == []
         assert await refusal(completions.list(after=made[1])) == NO_CURSOR
-        fields = (await here.gateway.get("/v1/chat/completions?limit=1")).body
+        fields = (await site.gateway.get("/v1/chat/completions?limit=1")).body
         assert (fields["object"], fields["first_id"], fields["last_id"]) == ("list", made[0], made[0])
 
 
-async def test_messages_are_those_that_it_answers() -> None:
-    async with site() as here:
-        parts = [{"type": "text", "text": "what?"}, {"type": "text", "text": "this"}]
-        messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": parts, "name": "Ann"}]
-        made = await complete(here.client, messages=messages)
-        listed = here.client.chat.completions.messages
-        found = [each.to_dict() async for each in listed.list(made.id)]
-        assert [each["id"] for each in found] == [f"{made.id}-0", f"{made.id}-1"]
-        assert [(each["role"], each["content"], each["content_parts"]) for each in found] == [
-            ("system", "Be brief.", None),
-            ("user", None, parts),
-        ]
-        assert found[1]["name"] == "Ann"
-        assert [each.id async for each in listed.list(made.id, order="desc", limit=1)] == [
-            f"{made.id}-1",
-            f"{made.id}-0",
-        ]
-        assert await refusal(listed.list(made.id, after="x")) == NO_CURSOR
+async def test_messages_are_those_that_it_answers(site: Site) -> None:
+    parts = [{"type": "text", "text": "what?"}, {"type": "text", "text": "this"}]
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": parts, "name": "Ann"}]
+    made = await complete(site.client, messages=messages)
+    listed = site.client.chat.completions.messages
+    found = [each.to_dict() async for each in listed.list(made.id)]
+    assert [each["id"] for each in found] == [f"{made.id}-0", f"{made.id}-1"]
+    assert [(each["role"], each["content"], each["content_parts"]) for each in found] == [
+        ("system", "Be brief.", None),
+        ("user", None, parts),
+    ]
+    assert found[1]["name"] == "Ann"
+    ids = [each.id async for each in listed.list(made.id, order="desc", limit=1)]
+    assert ids == [f"{made.id}-1", f"{made.id}-0"]
+    assert await refusal(listed.list(made.id, after="x")) == NO_CURSOR
 
 
 async def test_of_another_tenant_nothing_is_told_apart_from_nothing() -> None:
     keys = (key("mine", tenant="t"), key("theirs", tenant="u"), key("some", tenant="t", models=("n",)))
-    async with engines(1) as (other,), site(route("n", [other.url]), keys=keys) as here:
-        made = await complete(here.client)
-        of_n = await complete(here.client, model="n")
+    async with engines(1) as (other,), response_state.site(route("n", [other.url]), keys=keys) as site:
+        made = await complete(site.client)
+        of_n = await complete(site.client, model="n")
         for name in ("theirs", "some"):
-            completions = here.as_key(name).chat.completions
-            for asking in (
-                completions.retrieve(made.id),
-                completions.update(made.id, metadata={}),
-                completions.delete(made.id),
-                completions.messages.list(made.id),
-            ):
-                assert await refusal(asking) == NOT_FOUND
-            assert await refusal(completions.list(after=made.id)) == NO_CURSOR
-        assert (await here.as_key("theirs").chat.completions.list()).data == []
-        assert [each.id async for each in here.as_key("some").chat.completions.list()] == [of_n.id]
+            other_key = site.as_key(name)
+            await not_found(other_key, made.id)
+            assert await refusal(other_key.chat.completions.list(after=made.id)) == NO_CURSOR
+        assert (await site.as_key("theirs").chat.completions.list()).data == []
+        assert [each.id async for each in site.as_key("some").chat.completions.list()] == [of_n.id]
 
 
 async def test_a_completion_is_kept_for_its_time(clock: Clock) -> None:
-    async with site(responses_retention_h=2) as here:
-        made, lonely = [await complete(here.client) for _ in range(2)]
-        await here.client.chat.completions.retrieve(lonely.id)
+    async with response_state.site(responses_retention_h=2) as site:
+        made, lonely = [await complete(site.client) for _ in range(2)]
+        await site.client.chat.completions.retrieve(lonely.id)
         clock.now += 1.5 * 3600
-        await here.client.chat.completions.update(made.id, metadata={"a": "b"})
+        await site.client.chat.completions.update(made.id, metadata={"a": "b"})
         clock.now += 1.5 * 3600
-        assert await refusal(here.client.chat.completions.retrieve(lonely.id)) == NOT_FOUND
-        assert [each.id async for each in here.client.chat.completions.list()] == [made.id]
-        await here.store.submit_job(lambda database: database.sweep_expired())
-        counted = await here.store.submit_job(lambda database: database.count_stored())
+        assert await refusal(site.client.chat.completions.retrieve(lonely.id)) == NOT_FOUND
+        assert [each.id async for each in site.client.chat.completions.list()] == [made.id]
+        await site.store.submit_job(lambda database: database.sweep_expired())
+        counted = await site.store.submit_job(lambda database: database.count_stored())
         assert counted.completions == 1
 
 
 async def test_where_nothing_is_stored_a_request_passes_as_it_is() -> None:
-    async with site(responses_retention_h=0) as here:
-        made = await complete(here.client, metadata={"a": "b"})
+    async with response_state.site(responses_retention_h=0) as site:
+        made = await complete(site.client, metadata={"a": "b"})
         assert made.choices[0].message.content == TEXT
-        assert here.engine.requests[-1].body["store"] is True
-        assert (await here.client.chat.completions.list()).data == []
-        assert await refusal(here.client.chat.completions.retrieve(made.id)) == NOT_FOUND
+        assert site.engine.requests[-1].body["store"] is True
+        assert (await site.client.chat.completions.list()).data == []
+        assert await refusal(site.client.chat.completions.retrieve(made.id)) == NOT_FOUND
 
 
 async def test_an_answer_that_cannot_be_stored_is_an_answer_nevertheless(caplog: pytest.LogCaptureFixture) -> None:
-    async with site() as here:
-        database: Any = here.store._file._database
-        await here.store.submit_job(lambda _: database._db.execute("PRAGMA max_page_count = 1").fetchall())
-        made = await complete(here.client, messages=[{"role": "user", "content": "x" * 200_000}])
+    async with response_state.site() as site:
+        database: Any = site.store._file._database
+        await site.store.submit_job(lambda _: database._db.execute("PRAGMA max_page_count = 1").fetchall())
+        made = await complete(site.client, messages=[{"role": "user", "content": "x" * 200_000}])
         assert made.choices[0].message.content == TEXT
         await until(lambda: f"the chat completion {made.id} is not stored" in caplog.text, "it is said")
-        assert await refusal(here.client.chat.completions.retrieve(made.id)) == NOT_FOUND
+        assert await refusal(site.client.chat.completions.retrieve(made.id)) == NOT_FOUND

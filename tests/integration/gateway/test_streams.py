@@ -6,23 +6,20 @@ import asyncio
 import json
 from typing import Any
 
-import aiohttp
 import pytest
 
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness, until
-from tests.fakes.mock_engine import WORDS
+from tests.fakes.mock_engine import WORDS, MockEngine
 from tests.support.loop_clock import LoopClock, loop_clock
 from tests.support.raw_http import chat_body, raw, request, spotless
 
 __all__ = ["loop_clock"]
 
-HEARTBEAT = ": ka"
 
-
-async def events_of(answer: aiohttp.ClientResponse) -> list[str]:
-    """The events of a finished stream, comments included."""
-    text = (await answer.read()).decode().replace("\r\n", "\n")
+def events_of(stream: bytes) -> list[str]:
+    """The events of a whole stream, comments included."""
+    text = stream.decode().replace("\r\n", "\n")
     assert text.endswith("\n\n")
     return text[:-2].split("\n\n")
 
@@ -34,114 +31,71 @@ def payloads(events: list[str]) -> list[Any]:
     return [json.loads(event) for event in data[:-1]]
 
 
-def text_of(events: list[str]) -> str:
-    """The words of a stream."""
+def words_of(events: list[str]) -> list[str]:
     chunks = payloads(events)
-    return "".join(c["choices"][0]["delta"]["content"] for c in chunks if c.get("choices")).strip()
+    return "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks if chunk.get("choices")).split()
 
 
-async def stream(gateway: GatewayHarness, **fields: Any) -> list[str]:
+async def read_stream(gateway: GatewayHarness, **fields: Any) -> list[str]:
     """The events of a chat stream that is answered with 200."""
-    async with gateway.chat(stream=True, **fields) as answer:
-        assert answer.status == 200
-        assert answer.headers["content-type"].startswith("text/event-stream")
-        return await events_of(answer)
+    reply = await gateway.chat(stream=True, **fields)
+    assert reply.status == 200
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    return events_of(reply.content)
 
 
 @pytest.mark.parametrize("fault", ["", "half_chunks", "crlf"])
 async def test_a_stream_comes_through_without_the_usage_event(fault: str) -> None:
     async with gateway_harness() as gateway, engines(1) as (engine,):
         await gateway.publish(route("m", [engine.url]))
-        events = await stream(gateway, fault=fault)
-        assert text_of(events) == " ".join(WORDS)
+        events = await read_stream(gateway, fault=fault)
+        assert words_of(events) == WORDS
         assert all(chunk["choices"] for chunk in payloads(events))
         assert engine.requests[0].body["stream_options"] == {"include_usage": True}
         await gateway.idle()
         assert 'roundhouse_gateway_tokens_total{direction="out",model="m"} 13.0' in await gateway.metrics()
 
 
-async def test_a_client_that_asks_for_usage_gets_it() -> None:
-    async with gateway_harness() as gateway, engines(1) as (engine,):
-        await gateway.publish(route("m", [engine.url]))
-        last = payloads(await stream(gateway, stream_options={"include_usage": True}))[-1]
-        assert last["choices"] == []
-        assert last["usage"]["completion_tokens"] == 13
+async def test_a_client_that_asks_for_usage_gets_it(gateway: GatewayHarness, engine: MockEngine) -> None:
+    last = payloads(await read_stream(gateway, stream_options={"include_usage": True}))[-1]
+    assert last["choices"] == []
+    assert last["usage"]["completion_tokens"] == 13
 
 
-async def test_completions_stream_too() -> None:
-    async with gateway_harness() as gateway, engines(1) as (engine,):
-        await gateway.publish(route("m", [engine.url]))
-        async with gateway.post("/v1/completions", model="m", prompt="Hi", stream=True) as answer:
-            chunks = payloads(await events_of(answer))
-        assert "".join(chunk["choices"][0]["text"] for chunk in chunks).split() == WORDS
-
-
-async def test_headers_are_held_so_that_an_error_keeps_its_status() -> None:
-    async with gateway_harness() as gateway, engines(1) as (engine,):
-        await gateway.publish(route("m", [engine.url]))
-        async with gateway.chat(stream=True, fault="busy") as answer:
-            assert answer.status == 503
-            assert answer.headers["retry-after"] == "17"
-            assert (await answer.json())["error"]["message"] == "busy"
+async def test_headers_are_held_so_that_an_error_keeps_its_status(gateway: GatewayHarness, engine: MockEngine) -> None:
+    reply = await gateway.chat(stream=True, fault="busy")
+    assert (reply.status, reply.headers["retry-after"], reply.error["message"]) == (503, "17", "busy")
 
 
 async def test_a_slow_first_byte_gets_headers_and_heartbeats() -> None:
     async with gateway_harness(hold_headers_s=0.05, heartbeat_s=0.05) as gateway, engines(1) as (engine,):
         await gateway.publish(route("m", [engine.url]))
-        async with gateway.chat(stream=True, fault="hold") as answer:
-            assert answer.status == 200
+        async with gateway.chat(stream=True, fault="hold") as response:
+            assert response.status == 200
             for _ in range(3):
-                assert await answer.content.readuntil(b"\n\n") == b": ka\n\n"
+                assert await response.content.readuntil(b"\n\n") == b": ka\n\n"
             engine.release.set()
-            assert text_of([event for event in await events_of(answer) if event != HEARTBEAT]) == " ".join(WORDS)
-
-
-async def test_heartbeats_fill_a_pause_and_stand_between_events() -> None:
-    async with gateway_harness(heartbeat_s=0.05) as gateway, engines(1) as (engine,):
-        await gateway.publish(route("m", [engine.url]))
-        async with gateway.chat(stream=True, fault="pause_until_release", after=3) as answer:
-            read = b""
-            while b": ka\n\n: ka\n\n" not in read:
-                read += await answer.content.readuntil(b"\n\n")
-            engine.release.set()
-            events = (read + await answer.read()).decode()[:-2].split("\n\n")
-        assert text_of(events) == " ".join(WORDS)
-        assert all(event == HEARTBEAT or event.startswith("data: ") for event in events)
-
-
-async def test_a_blocking_call_gets_no_heartbeat() -> None:
-    async with gateway_harness(hold_headers_s=0.02, heartbeat_s=0.02) as gateway, engines(1) as (engine,):
-        await gateway.publish(route("m", [engine.url]))
-        call = asyncio.create_task(gateway.chat(fault="hold").__aenter__())
-        await until(lambda: engine.running == 1)
-        async with gateway.chat(stream=True, fault="hold") as later:
-            for _ in range(3):
-                assert await later.content.readuntil(b"\n\n") == b": ka\n\n"
-            assert not call.done(), "who came later and asked for a stream had its heartbeats"
-        engine.release.set()
-        async with await call as answer:
-            assert (await answer.read()).startswith(b"{")
+            assert words_of(events_of(await response.read())) == WORDS
 
 
 async def test_an_error_after_the_headers_were_sent_comes_as_an_event() -> None:
     async with gateway_harness(hold_headers_s=0.02) as gateway, engines(1) as (engine,):
         await gateway.publish(route("m", [engine.url]))
-        async with gateway.chat(stream=True, fault="hold") as answer:
-            await answer.content.readuntil(b"\n\n")
+        async with gateway.chat(stream=True, fault="hold") as response:
+            await response.content.readuntil(b"\n\n")
             await engine.stop()
-            events = [event for event in await events_of(answer) if event != HEARTBEAT]
+            events = events_of(await response.read())
         assert payloads(events)[-1]["error"]["code"] == "engine_unreachable"
 
 
 async def test_an_engines_error_after_the_headers_were_sent_comes_as_an_event() -> None:
     async with gateway_harness(hold_headers_s=0.02) as gateway, engines(1) as (engine,):
         await gateway.publish(route("m", [engine.url]))
-        async with gateway.chat(stream=True, fault="hold", then="busy") as answer:
-            await answer.content.readuntil(b"\n\n")
+        async with gateway.chat(stream=True, fault="hold", then="busy") as response:
+            await response.content.readuntil(b"\n\n")
             engine.release.set()
-            events = [event for event in await events_of(answer) if event != HEARTBEAT]
-        (told,) = payloads(events)
-        error = told["error"]
+            events = events_of(await response.read())
+        error = payloads(events)[0]["error"]
         assert (error["message"], error["code"], error["status"]) == ("busy", "engine_error", 503)
         assert 'roundhouse_gateway_broken_answers_total{code="engine_error",model="m"} 1.0' in await gateway.metrics()
 
@@ -150,7 +104,7 @@ async def test_an_engines_error_after_the_headers_were_sent_comes_as_an_event() 
 async def test_an_engine_that_ends_mid_stream_is_told_of(fault: str) -> None:
     async with gateway_harness() as gateway, engines(1) as (engine,):
         await gateway.publish(route("m", [engine.url]))
-        error = payloads(await stream(gateway, fault=fault))[-1]["error"]
+        error = payloads(await read_stream(gateway, fault=fault))[-1]["error"]
         assert error["code"] == "engine_disconnected"
         assert error["status"] == 502
         assert len(engine.requests) == 1, "after the first byte there is no second try"
@@ -159,31 +113,19 @@ async def test_an_engine_that_ends_mid_stream_is_told_of(fault: str) -> None:
         assert 'roundhouse_gateway_requests_total{model="m",route="/v1/chat/completions",status="200"} 1.0' in metrics
 
 
-async def test_an_engines_own_error_event_is_the_last_word() -> None:
-    async with gateway_harness() as gateway, engines(1) as (engine,):
-        await gateway.publish(route("m", [engine.url]))
-        last = payloads(await stream(gateway, fault="error_event"))[-1]
-        assert (last["error"]["message"], last["error"]["code"]) == ("out of cells", "engine_error")
+async def test_an_engines_own_error_event_is_the_last_word(gateway: GatewayHarness, engine: MockEngine) -> None:
+    last = payloads(await read_stream(gateway, fault="error_event"))[-1]
+    assert (last["error"]["message"], last["error"]["code"]) == ("out of cells", "engine_error")
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-async def test_the_deadline_ends_a_request(streaming: bool, loop_clock: LoopClock) -> None:
+async def test_the_deadline_ends_a_stream(loop_clock: LoopClock) -> None:
     async with gateway_harness(request_timeout_s=30) as gateway, engines(1) as (engine,):
         await gateway.publish(route("m", [engine.url]))
-        call = asyncio.create_task(gateway.chat(stream=streaming, fault="stall").__aenter__())
-        await until(lambda: engine.running == 1)
-        if streaming:
-            await call
-        await loop_clock.skip(20)
-        assert engine.running == 1
-        await loop_clock.skip(15)
-        async with await call as answer:
-            if streaming:
-                error = payloads(await events_of(answer))[-1]["error"]
-            else:
-                assert answer.status == 408
-                error = (await answer.json())["error"]
-        assert error["code"] == "request_timeout"
+        async with gateway.chat(stream=True, fault="stall") as response:
+            await loop_clock.skip(20)
+            assert engine.running == 1
+            await loop_clock.skip(15)
+            assert payloads(events_of(await response.read()))[-1]["error"]["code"] == "request_timeout"
         await until(lambda: engine.cancelled == 1, "the engine sees it too")
 
 
@@ -197,15 +139,12 @@ async def test_a_client_that_sends_its_body_too_slowly_is_told() -> None:
         writer.close()
 
 
-async def test_a_slow_reader_gets_everything() -> None:
-    async with gateway_harness() as gateway, engines(1) as (engine,):
-        engine.words = ["w" * 2000]
-        await gateway.publish(route("m", [engine.url]))
-        async with raw(gateway, receive_bytes=4096) as client:
-            client.write(request(body=chat_body(stream=True, max_tokens=500)))
-            assert gateway.server is not None
-            connections: Any = gateway.server.server_state.connections
-            await until(lambda: any(each.flow.write_paused for each in connections), "every buffer on the way is full")
-            events = (await client.answer()).body.decode()[:-2].split("\n\n")
-        assert len(payloads(events)) == 500
-        await spotless(gateway)
+async def test_a_slow_reader_gets_everything(gateway: GatewayHarness, engine: MockEngine) -> None:
+    engine.words = ["w" * 2000]
+    await gateway.publish(route("m", [engine.url]))
+    async with raw(gateway, receive_bytes=4096) as client:
+        client.write(request(body=chat_body(stream=True, max_tokens=500)))
+        await until(lambda: any(each.flow.write_paused for each in gateway.connections), "every buffer is full")
+        events = (await client.answer()).body.decode()[:-2].split("\n\n")
+    assert len(payloads(events)) == 500
+    await spotless(gateway)

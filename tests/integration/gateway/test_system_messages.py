@@ -73,7 +73,6 @@ async def probe_system_first(backend: str, worker: Worker) -> bool | None:
 
 @pytest.fixture(scope="module", params=BACKENDS)
 def strict(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Worker]]:
-    """An engine of each kind with a strict template."""
     backend: str = request.param
     with start_engine(backend, tmp_path_factory.mktemp(backend), STRICT) as worker:
         yield backend, worker.ready()

@@ -23,35 +23,30 @@ from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
 from tests.fakes.mock_engine import WORDS, MockEngine
 from tests.support.gateway_process import ended, start
 from tests.support.loop_clock import LoopClock, loop_clock
-from tests.support.raw_http import chat_body, raw, request, spotless
+from tests.support.raw_http import raw, request, spotless
 from tests.support.wait import until
 
 __all__ = ["loop_clock"]
-PROBLEM = "roundhouse_gateway_tls_certificate_problem"
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with two self-signed certificates of this machine and their keys, one of these encrypted too."""
     folder = tmp_path_factory.mktemp("tls")
-    for name in ("a", "b"):
-        command = (
-            "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
-        )
-        command += f" -addext subjectAltName=DNS:localhost,IP:127.0.0.1 -keyout {name}.key -out {name}.pem"
+    make = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
+    make += " -addext subjectAltName=DNS:localhost,IP:127.0.0.1 -keyout {0}.key -out {0}.pem"
+    for command in (
+        make.format("a"), make.format("b"), "openssl ec -in a.key -aes256 -passout pass:x -out encrypted.key"
+    ):  # fmt: skip
         subprocess.run(command.split(), cwd=folder, check=True, capture_output=True)
-    encrypt = "openssl ec -in a.key -aes256 -passout pass:x -out encrypted.key"
-    subprocess.run(encrypt.split(), cwd=folder, check=True, capture_output=True)
     (folder / "both.pem").write_bytes((folder / "a.pem").read_bytes() + (folder / "a.key").read_bytes())
     (folder / "junk").write_text("junk")
     return folder
 
 
 @contextlib.asynccontextmanager
-async def secured(
-    files: Path, **settings: Any
-) -> AsyncIterator[tuple[GatewayHarness, MockEngine, aiohttp.ClientSession]]:
-    """A gateway with the certificate `a`, the model `m`, and a client that trusts it."""
+async def secured(files: Path, **settings: Any) -> AsyncIterator[tuple[GatewayHarness, MockEngine]]:
+    """A gateway with the certificate `a`, whose client trusts it, and the engine of its model `m`."""
     paths: dict[str, Any] = {"tls_cert": files / "a.pem", "tls_key": files / "a.key"} | settings
     trusting = ssl.create_default_context(cafile=str(files / "a.pem"))
     async with (
@@ -59,35 +54,32 @@ async def secured(
         engines(1) as (engine,),
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=trusting)) as client,
     ):
+        gateway.client = client
         await gateway.publish(route("m", [engine.url]))
-        yield gateway, engine, client
+        yield gateway, engine
 
 
 async def test_blocking_streams_and_the_framework(files: Path) -> None:
-    async with secured(files) as (gateway, engine, client):
+    async with secured(files) as (gateway, engine):
         assert gateway.url.startswith("https://")
         for _ in range(2):
-            async with client.post(gateway.url + "/v1/chat/completions", data=chat_body()) as answer:
-                assert (await answer.json())["choices"][0]["message"]["content"] == " ".join(WORDS)
-            async with client.post(gateway.url + "/v1/chat/completions", data=chat_body(stream=True)) as answer:
-                assert (await answer.read()).endswith(b"data: [DONE]\n\n")
-            async with client.get(gateway.url + "/v1/models") as answer:
-                assert answer.status == 200
-            async with client.post(gateway.url + "/v1/admin/plan", data=b"{}") as answer:
-                assert answer.status == 200
+            assert (await gateway.chat()).body["choices"][0]["message"]["content"] == " ".join(WORDS)
+            assert (await gateway.chat(stream=True)).content.endswith(b"data: [DONE]\n\n")
+            assert (await gateway.get("/v1/models")).status == 200
+            assert (await gateway.post("/v1/admin/plan", b"{}")).status == 200
         image = "x" * 3_000_000
-        body = chat_body(image=image, fault="huge", bytes=5_000_000)
-        async with client.post(gateway.url + "/v1/chat/completions", data=body) as answer:
-            assert len(await answer.read()) == 5_000_000
+        assert len((await gateway.chat(image=image, fault="huge", bytes=5_000_000)).content) == 5_000_000
         assert engine.requests[-1].body["image"] == image
-        assert gateway.server is not None
-        assert len(gateway.server.server_state.connections) == 1, "it was kept"
-        await client.close()
+        assert len(gateway.connections) == 1, "it was kept"
+        await gateway.client.close()
         await spotless(gateway)
 
 
 async def test_responses_over_websocket(files: Path) -> None:
-    async with secured(files) as (gateway, _, client), client.ws_connect(gateway.url + "/v1/responses") as connection:
+    async with (
+        secured(files) as (gateway, _),
+        gateway.client.ws_connect(gateway.url + "/v1/responses") as connection,
+    ):
         for _ in range(2):
             await connection.send_json({"type": "response.create", "model": "m", "input": "Hi"})
             while (await connection.receive_json())["type"] != "response.completed":
@@ -97,59 +89,53 @@ async def test_responses_over_websocket(files: Path) -> None:
 
 
 async def test_one_file_may_hold_both(files: Path) -> None:
-    async with (
-        secured(files, tls_cert=files / "both.pem", tls_key=None) as (gateway, _, client),
-        client.get(gateway.url + "/health") as answer,
-    ):
-        assert answer.status == 200
+    async with secured(files, tls_cert=files / "both.pem", tls_key=None) as (gateway, _):
+        assert (await gateway.get("/health")).status == 200
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_leaves_cancels_the_engines_work(files: Path, stream: bool) -> None:
-    async with secured(files) as (gateway, engine, client):
-        body = chat_body(stream=stream, fault="pause_until_release" if stream else "hold")
-        call = asyncio.create_task(client.post(gateway.url + "/v1/chat/completions", data=body).__aenter__())
+    async with secured(files) as (gateway, engine):
+        call = asyncio.ensure_future(gateway.chat(stream=stream, fault="pause_until_release" if stream else "hold"))
         await until("it is inside", lambda: engine.running == 1)
         call.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await call
-        await client.close()
+        await gateway.client.close()
         await until("the engine's work is cancelled", lambda: engine.cancelled == 1)
         await spotless(gateway)
 
 
 async def test_a_body_over_the_cap_is_answered_and_the_connection_ends(files: Path) -> None:
-    async with secured(files, max_body_mib=1) as (gateway, _, client):
+    async with secured(files, max_body_mib=1) as (gateway, _):
         headers = {"connection": "keep-alive"}
-        async with client.post(gateway.url + "/v1/chat/completions", data=b" " * 3_000_000, headers=headers) as answer:
-            assert answer.status == 413
-            assert answer.headers["connection"] == "close"
-        await client.close()
+        reply = await gateway.post("/v1/chat/completions", b" " * 3_000_000, headers=headers)
+        assert (reply.status, reply.headers["connection"]) == (413, "close")
+        await gateway.client.close()
         await spotless(gateway)
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE", "OPTIONS", "PRI"])
 async def test_who_speaks_plain_http_is_told_so_in_plain_http(files: Path, method: str) -> None:
-    async with secured(files) as (gateway, engine, client):
+    async with secured(files) as (gateway, engine):
         async with raw(gateway) as plain:
             plain.write(request(method))
-            answer = await plain.answer()
-            assert (answer.status, answer["connection"]) == (400, "close")
-            error = ErrorEnvelope.model_validate_json(answer.body).error
-            assert (error.code, error.status, error.request_id) == ("https_required", 400, answer["x-request-id"])
+            response = await plain.answer()
+            assert (response.status, response["connection"]) == (400, "close")
+            error = ErrorEnvelope.model_validate_json(response.body).error
+            assert (error.code, error.status, error.request_id) == ("https_required", 400, response["x-request-id"])
             assert "HTTPS" in error.message
-            assert answer["date"]
-            assert answer["x-should-retry"] == "false"
+            assert response["date"]
+            assert response["x-should-retry"] == "false"
             plain.write(request(method))  # what follows is dropped
-        async with client.post(gateway.url + "/v1/chat/completions", data=chat_body()) as served:
-            assert served.status == 200
+        assert (await gateway.chat()).status == 200
         assert len(engine.requests) == 1
-        await client.close()
+        await gateway.client.close()
         await spotless(gateway)
 
 
 async def test_so_is_one_whose_request_comes_in_pieces_and_is_long(files: Path) -> None:
-    async with secured(files) as (gateway, engine, _):
+    async with secured(files) as (gateway, engine):
         async with raw(gateway) as plain:
             await plain.send(b"P", b"OST / HTTP/1.1\r\n", b"content-length: 300000\r\n\r\n", b"x" * 300_000)
             assert (await plain.answer()).error["code"] == "https_required"
@@ -159,7 +145,7 @@ async def test_so_is_one_whose_request_comes_in_pieces_and_is_long(files: Path) 
 
 
 async def test_who_sends_without_an_end_is_cut_off(files: Path) -> None:
-    async with secured(files) as (gateway, _, _):
+    async with secured(files) as (gateway, _):
         async with raw(gateway) as plain:
             plain.write(b"GET / HTTP/1.1\r\n\r\n")
             await plain.answer()
@@ -170,7 +156,7 @@ async def test_who_sends_without_an_end_is_cut_off(files: Path) -> None:
 
 @pytest.mark.parametrize("sent", [b"\x80\x2e\x01\x00\x02", b"\x15\x03\x01\x00\x02\x02\x0a", b"\x00" * 40, b"\xff" * 40])
 async def test_who_speaks_neither_tls_nor_http_is_not_answered(files: Path, sent: bytes) -> None:
-    async with secured(files) as (gateway, _, _):
+    async with secured(files) as (gateway, _):
         async with raw(gateway) as plain:
             plain.write(sent + b"\x00" * 100)
             while await plain.read_bytes():
@@ -191,44 +177,27 @@ async def test_who_speaks_neither_tls_nor_http_is_not_answered(files: Path, sent
 )
 async def test_files_that_do_not_fit_are_told_in_one_line(files: Path, cert: str, key: str | None, words: str) -> None:
     settings = {"ROUNDHOUSE_TLS_CERT": str(files / cert)} | ({"ROUNDHOUSE_TLS_KEY": str(files / key)} if key else {})
-    code, said = await ended(await start(ROUNDHOUSE_PORT="0", **settings))
-    assert (code, said.count("\n")) == (2, 1), said
-    assert str(files / cert) in said
-    assert words in said
+    code, output = await ended(await start(ROUNDHOUSE_PORT="0", **settings))
+    assert (code, output.count("\n")) == (2, 1), output
+    assert str(files / cert) in output
+    assert words in output
 
 
-async def served_certificate(gateway: GatewayHarness) -> bytes:
-    """What a new connection is shown, as DER."""
+async def shows(gateway: GatewayHarness, file: Path) -> bool:
+    """Whether a new connection is shown this certificate."""
     trusting = ssl.create_default_context()
     trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
     port = int(gateway.url.rpartition(":")[2])
     _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting)
     try:
-        certificate: bytes = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
-        return certificate
+        shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        return bool(shown == ssl.PEM_cert_to_DER_cert(file.read_text()))
     finally:
         writer.transport.abort()
 
 
-def certificate_of(file: Path) -> bytes:
-    """As DER."""
-    return ssl.PEM_cert_to_DER_cert(file.read_text())
-
-
-async def shows(gateway: GatewayHarness, file: Path) -> None:
-    """Wait until new connections are shown this certificate: it is read in a thread."""
-
-    async def is_shown() -> bool:
-        return await served_certificate(gateway) == certificate_of(file)
-
-    await until("the certificate is shown", is_shown)
-
-
-async def problem_of(gateway: GatewayHarness, client: aiohttp.ClientSession) -> str:
-    """The metric's value."""
-    async with client.get(gateway.url + "/metrics") as answer:
-        (line,) = [line for line in (await answer.text()).splitlines() if line.startswith(f"{PROBLEM} ")]
-    return line.removeprefix(f"{PROBLEM} ")
+async def has_problem(gateway: GatewayHarness) -> bool:
+    return "roundhouse_gateway_tls_certificate_problem 1.0" in await gateway.metrics()
 
 
 def renew_by_rename(files: Path, folder: Path) -> None:
@@ -239,7 +208,6 @@ def renew_by_rename(files: Path, folder: Path) -> None:
 
 
 def renew_in_place(files: Path, folder: Path) -> None:
-    """The same files, written anew."""
     for suffix in ("key", "pem"):
         (folder / f"tls.{suffix}").write_bytes((files / f"b.{suffix}").read_bytes())
 
@@ -274,67 +242,53 @@ def lay_out_secret(files: Path, folder: Path) -> dict[str, Path]:
 async def test_a_new_certificate_is_shown_to_new_connections_and_running_ones_go_on(
     renew: Callable[[Path, Path], None], files: Path, tmp_path: Path, loop_clock: LoopClock
 ) -> None:
-    async with secured(files, **lay_out_secret(files, tmp_path)) as (gateway, engine, client):
-        assert await served_certificate(gateway) == certificate_of(files / "a.pem")
-        body = chat_body(stream=True, fault="pause_until_release")
-        async with client.post(gateway.url + "/v1/chat/completions", data=body) as answer:
-            assert b"data: " in await answer.content.readany()
+    async with secured(files, **lay_out_secret(files, tmp_path)) as (gateway, engine):
+        assert await shows(gateway, files / "a.pem")
+        async with gateway.chat(stream=True, fault="pause_until_release") as response:
+            assert b"data: " in await response.content.readany()
             renew(files, tmp_path)
             await loop_clock.skip(CHECK_S)
-            await shows(gateway, files / "b.pem")
+            await until("it is read, in a thread", lambda: shows(gateway, files / "b.pem"))
             engine.release.set()
-            assert (await answer.read()).endswith(b"data: [DONE]\n\n")
-        # It trusts `a` alone, and has kept its connection.
-        assert await problem_of(gateway, client) == "0.0"
+            assert (await response.read()).endswith(b"data: [DONE]\n\n")
+        # The client trusts `a` alone, and has kept its connection.
+        assert not await has_problem(gateway)
 
 
-def no_certificate(files: Path, folder: Path) -> None:
-    (folder / "tls.pem").write_text("junk")
-
-
-def another_key(files: Path, folder: Path) -> None:
-    shutil.copyfile(files / "b.key", folder / "tls.key")
-
-
-def no_file(files: Path, folder: Path) -> None:
-    (folder / "tls.pem").unlink()
-
-
-def a_folder(files: Path, folder: Path) -> None:
+def put_folder(_: Path, folder: Path) -> None:
     (folder / "tls.key").unlink()
     (folder / "tls.key").mkdir()
 
 
-@pytest.mark.parametrize("spoil", [no_certificate, another_key, no_file, a_folder])
+SPOILS: dict[str, Callable[[Path, Path], object]] = {
+    "no certificate": lambda _, folder: (folder / "tls.pem").write_text("junk"),
+    "another key": lambda files, folder: shutil.copyfile(files / "b.key", folder / "tls.key"),
+    "no file": lambda _, folder: (folder / "tls.pem").unlink(),
+    "a folder": put_folder,
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILS)
 async def test_files_that_cannot_be_used_leave_the_old_certificate_and_are_told(
-    spoil: Callable[[Path, Path], None],
-    files: Path,
-    tmp_path: Path,
-    loop_clock: LoopClock,
-    caplog: pytest.LogCaptureFixture,
+    spoil: str, files: Path, tmp_path: Path, loop_clock: LoopClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "gateway.server.tls_certificate")
     for suffix in ("key", "pem"):
         shutil.copyfile(files / f"a.{suffix}", tmp_path / f"tls.{suffix}")
     paths = {"tls_cert": tmp_path / "tls.pem", "tls_key": tmp_path / "tls.key"}
-    async with secured(files, **paths) as (gateway, _, client):
-        assert await problem_of(gateway, client) == "0.0"
-        spoil(files, tmp_path)
+    async with secured(files, **paths) as (gateway, _):
+        assert not await has_problem(gateway)
+        SPOILS[spoil](files, tmp_path)
         await loop_clock.skip(CHECK_S)
-
-        async def has_problem() -> bool:
-            return await problem_of(gateway, client) == "1.0"
-
-        await until("it is told", has_problem)
+        await until("it is told", lambda: has_problem(gateway))
         for _ in range(3):
             await loop_clock.skip(CHECK_S)
-            assert await served_certificate(gateway) == certificate_of(files / "a.pem")
-        told = [record.getMessage() for record in caplog.records if "still served" in record.getMessage()]
-        assert len(told) == 1
-        assert str(tmp_path / "tls.pem") in told[0]
+            assert await shows(gateway, files / "a.pem")
+        [told] = [record.getMessage() for record in caplog.records if "still served" in record.getMessage()]
+        assert str(tmp_path / "tls.pem") in told
         if (tmp_path / "tls.key").is_dir():
             (tmp_path / "tls.key").rmdir()
         renew_by_rename(files, tmp_path)
         await loop_clock.skip(CHECK_S)
-        await shows(gateway, files / "b.pem")
-        assert await problem_of(gateway, client) == "0.0"
+        await until("it is read, in a thread", lambda: shows(gateway, files / "b.pem"))
+        assert not await has_problem(gateway)

@@ -44,7 +44,6 @@ def model_at(url: str, *, kv_cache_tokens: int | None = CONTEXT, **fields: Any) 
 
 
 def scripted_reply(status: int, body: bytes) -> Script:
-    """A blocking answer of a scripted engine."""
     head = f"HTTP/1.1 {status} X\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     return script(head.encode() + body)
 
@@ -54,15 +53,12 @@ async def send(
 ) -> tuple[int, Any, Any]:
     """Status, headers, and the body, or a stream's error, None where it has none."""
     messages = [{"role": "user", "content": content}]
-    async with gateway.post(path, model="m", messages=messages, **fields) as answer:
-        body = await answer.read()
-        if answer.content_type != "text/event-stream":
-            return answer.status, answer.headers, json.loads(body)
+    async with gateway.post(path, model="m", messages=messages, **fields) as response:
+        body = await response.read()
+        if response.content_type != "text/event-stream":
+            return response.status, response.headers, json.loads(body)
         events = [each.removeprefix(b"data: ") for each in body.split(b"\n\n") if each.startswith(b"data: {")]
-        return answer.status, answer.headers, json.loads(events[-1]).get("error")
-
-
-# What an engine's own refusal becomes
+        return response.status, response.headers, json.loads(events[-1]).get("error")
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -94,18 +90,16 @@ async def test_the_second_try_of_a_stale_connection_counts_as_a_retry_too() -> N
 async def test_where_the_cache_is_not_known_a_refusal_says_to_come_again(stream: bool) -> None:
     async with scripted(scripted_reply(500, EXHAUSTED)) as engine, gateway_harness() as gateway:
         await gateway.publish(model_at(engine.url, kv_cache_tokens=None))
-        status, headers, body = await send(gateway, stream=stream)
-        assert (status, body["error"]["code"]) == (503, "kv_cache_exhausted")
-        assert headers["retry-after"] == "5"
+        reply = await gateway.chat(stream=stream)
+        assert (*reply.refusal, reply.headers["retry-after"]) == (503, "kv_cache_exhausted", "5")
         assert len(engine.requests) == 1
 
 
 async def test_a_request_that_had_all_of_the_cache_is_not_asked_again() -> None:
     async with scripted(*[scripted_reply(500, EXHAUSTED)] * 9) as engine, gateway_harness() as gateway:
         await gateway.publish(model_at(engine.url))
-        status, headers, body = await send(gateway)
-        assert (status, body["error"]["code"]) == (503, "kv_cache_exhausted")
-        assert headers["retry-after"] == "5"
+        reply = await gateway.chat()
+        assert (*reply.refusal, reply.headers["retry-after"]) == (503, "kv_cache_exhausted", "5")
         assert len(engine.requests) <= 4
 
 
@@ -119,10 +113,8 @@ async def test_an_error_in_the_middle_of_a_stream_has_the_code_too(path: str, ma
     failing = script(begun + event, "close", cuts=[len(begun) + cut])
     async with scripted(failing) as engine, gateway_harness() as gateway:
         await gateway.publish(model_at(engine.url, apis=("/v1/chat/completions",)))
-        async with gateway.post(path, model="m", messages=HI, stream=True, max_tokens=9) as answer:
-            body = await answer.read()
-        assert answer.status == 200
-        assert mark in body
+        reply = await gateway.post(path, model="m", messages=HI, stream=True, max_tokens=9)
+        assert (reply.status, mark in reply.content) == (200, True)
         assert 'broken_answers_total{code="kv_cache_exhausted",model="m"} 1.0' in await gateway.metrics()
 
 
@@ -139,27 +131,19 @@ async def test_the_model_may_say_what_the_error_says(path: str) -> None:
         assert "broken_answers_total{" not in await gateway.metrics()
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_an_error_that_quotes_the_client_is_passed_on(stream: bool) -> None:
-    quoting = json.dumps({"error": {"message": "Unknown role", "value": TEXT.decode()}}).encode()
-    async with scripted(scripted_reply(400, quoting)) as engine, gateway_harness() as gateway:
-        await gateway.publish(model_at(engine.url))
-        status, _, body = await send(gateway, stream=stream)
-        assert (status, body["error"]["message"]) == (400, "Unknown role")
+@pytest.mark.parametrize("how", ["blocking", "stream", "gathered"])
+async def test_an_error_that_quotes_the_client_is_passed_on(how: str) -> None:
+    error = {"code": 400, "message": "Unknown role", "value": TEXT.decode()}
+    quoting = json.dumps({"error": error}).encode()
+    in_stream = script(STREAM_HEAD + b"data: " + quoting + b"\n\n", "close")
+    async with (
+        scripted(in_stream if how == "gathered" else scripted_reply(400, quoting)) as engine,
+        gateway_harness() as gateway,
+    ):
+        await gateway.publish(model_at(engine.url, notices_leaving=how != "gathered"))
+        reply = await gateway.chat(stream=how == "stream")
+        assert (reply.status, reply.error["message"]) == (400, "Unknown role")
         assert len(engine.requests) == 1
-
-
-async def test_a_gathered_error_that_quotes_the_client_is_passed_on() -> None:
-    quoting = json.dumps({"error": {"code": 400, "message": "Unknown role", "value": TEXT.decode()}}).encode()
-    failing = script(STREAM_HEAD + b"data: " + quoting + b"\n\n", "close")
-    async with scripted(failing) as engine, gateway_harness(gather_after_s=0) as gateway:
-        await gateway.publish(model_at(engine.url, notices_leaving=False))
-        status, _, body = await send(gateway)
-        assert (status, body["error"]["message"]) == (400, "Unknown role")
-        assert len(engine.requests) == 1
-
-
-# Who leaves when answers without a limit fill the cache
 
 
 async def test_the_youngest_stream_ends_when_streams_fill_the_cache() -> None:
@@ -212,9 +196,6 @@ async def _answer_until_asked_again(engine: ScriptedEngine, stream: Any) -> None
         await stream.content.readexactly(16 * len(EVENT))
 
 
-# A real llama-server
-
-
 @dataclass
 class Shared:
     """A gateway, and a llama-server of four slots that share a context of 4,096 tokens, whose model never ends."""
@@ -225,7 +206,6 @@ class Shared:
 
 @pytest.fixture
 async def shared(tmp_path: Path) -> AsyncIterator[Shared]:
-    """It, with the table in force."""
     llama_servers.needed("embedded")
     make_endless(tmp_path / "endless.gguf")
     with llama_servers.started("embedded", tmp_path, "m", tmp_path / "endless.gguf", token=TOKEN) as worker:

@@ -12,7 +12,7 @@ from controller.schema.admin import Capabilities
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.clockwork_caller import TEMPLATE, make_caller
-from tests.support.llama_servers import Kind, needed, started
+from tests.support.llama_servers import Kind, started
 from tests.support.worker_process import Worker
 
 pytestmark = [pytest.mark.engines, pytest.mark.embedded]
@@ -25,11 +25,9 @@ HI: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {}}}}
 
 
-@pytest.fixture(scope="module", params=["embedded", "binary"])
-def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+@pytest.fixture(scope="module")
+def engine(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     """A llama-server whose prompts are longer where thinking is switched off."""
-    kind: Kind = request.param
-    needed(kind)
     folder = tmp_path_factory.mktemp("engine")
     make_caller(folder / "m.gguf")
     (folder / "m.jinja").write_text(SWITCHED)
@@ -40,7 +38,6 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 async def gateway(engine: Worker) -> AsyncIterator[GatewayHarness]:
-    """A gateway that knows it as `m`, and one slot of it."""
     known: dict[str, Any] = {
         "token": TOKEN,
         "served_name": "inner-m",
@@ -55,14 +52,11 @@ async def gateway(engine: Worker) -> AsyncIterator[GatewayHarness]:
 
 
 async def counted(gateway: GatewayHarness, **fields: Any) -> int:
-    """By the route that counts."""
-    async with gateway.post(COUNT, **{"model": "m", **HI} | fields) as answer:
-        assert answer.status == 200, await answer.text()
-        assert "x-queue-position" not in answer.headers, "no slot is taken"
-        told = await answer.json()
-        assert told == {"input_tokens": told["input_tokens"], "object": "response.input_tokens"}
-        tokens: int = told["input_tokens"]
-        return tokens
+    reply = await gateway.post(COUNT, **{"model": "m", **HI} | fields)
+    assert "x-queue-position" not in reply.headers, "no slot is taken"
+    tokens: int = reply.success["input_tokens"]
+    assert reply.body == {"input_tokens": tokens, "object": "response.input_tokens"}
+    return tokens
 
 
 @pytest.mark.parametrize(

@@ -94,30 +94,18 @@ def thought_in(part: Any) -> str:
 
 
 async def test_thoughts_text_and_calls(client: openai.AsyncOpenAI) -> None:
-    answer = await client.chat.completions.create(model="thinks", messages=HI, temperature=0, tools=[WEATHER])
-    message = answer.choices[0].message
+    response: Any = await client.chat.completions.create(model="thinks", messages=HI, temperature=0, tools=[WEATHER])
+    message = response.choices[0].message
     assert (thought_in(message).strip(), (message.content or "").strip()) == ("well", "Sure.")
-    made = [(call.function.name, json.loads(call.function.arguments)) for call in _calls(message)]
-    assert made == [(each["name"], each["arguments"]) for each in CALLED]
-    assert answer.choices[0].finish_reason == "tool_calls"
-    assert answer.model == "thinks"
-    assert answer.usage is not None
-    assert answer.usage.completion_tokens == len(SAYS) + 1
-
-
-def _calls(message: Any) -> list[Any]:
-    return list(message.tool_calls or [])
+    calls = [call.function for call in message.tool_calls]
+    assert [{"name": call.name, "arguments": json.loads(call.arguments)} for call in calls] == CALLED
+    assert (response.model, response.choices[0].finish_reason) == ("thinks", "tool_calls")
+    assert response.usage.completion_tokens == len(SAYS) + 1
 
 
 async def test_the_same_as_a_stream(client: openai.AsyncOpenAI) -> None:
-    stream = await client.chat.completions.create(
-        model="thinks",
-        messages=HI,
-        temperature=0,
-        tools=[WEATHER],
-        stream=True,
-        stream_options={"include_usage": True},
-    )
+    options: Any = {"temperature": 0, "tools": [WEATHER], "stream_options": {"include_usage": True}}
+    stream: Any = await client.chat.completions.create(model="thinks", messages=HI, stream=True, **options)
     chunks = [chunk async for chunk in stream]
     deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
     assert "".join(thought_in(delta) for delta in deltas).strip() == "well"
@@ -128,9 +116,8 @@ async def test_the_same_as_a_stream(client: openai.AsyncOpenAI) -> None:
             assert part.function is not None
             names, arguments = calls.setdefault(part.index, ["", ""])
             calls[part.index] = [names + (part.function.name or ""), arguments + (part.function.arguments or "")]
-    assert [(name, json.loads(text)) for name, text in calls.values()] == [
-        (each["name"], each["arguments"]) for each in CALLED
-    ]
+    made = [{"name": name, "arguments": json.loads(arguments)} for name, arguments in calls.values()]
+    assert made == CALLED
     assert [chunk.usage.completion_tokens for chunk in chunks if chunk.usage] == [len(SAYS) + 1]
     assert {chunk.model for chunk in chunks} == {"thinks"}
 
@@ -139,13 +126,13 @@ async def test_the_same_as_a_stream(client: openai.AsyncOpenAI) -> None:
 async def test_a_cut_answer_is_continued_as_text(client: openai.AsyncOpenAI, is_stream: bool) -> None:
     """vLLM's parser of thoughts would take the rest of the answer for thoughts."""
     cut = {"type": "message", "role": "assistant", "status": "incomplete", "content": "Sure. "}
-    asked: Any = {"model": "thinks", "input": [*HI, cut], "temperature": 0}
+    body: Any = {"model": "thinks", "input": [*HI, cut], "temperature": 0}
     if is_stream:
-        async with client.responses.stream(**asked) as stream:
-            answer = await stream.get_final_response()
+        async with client.responses.stream(**body) as stream:
+            response = await stream.get_final_response()
     else:
-        answer = await client.responses.create(**asked)
-    told: list[Any] = [item.to_dict() for item in answer.output]
+        response = await client.responses.create(**body)
+    told: list[Any] = [item.to_dict() for item in response.output]
     rest = "".join(SAYS[SAYS.index("Sure. ") + 1 :])
     assert [(item["type"], item["content"][0]["text"]) for item in told] == [("message", rest)]
 
@@ -155,10 +142,10 @@ async def test_streams_are_cut_and_read_on(gateway: GatewayHarness) -> None:
 
 
 async def test_thinking_can_be_switched_off(client: openai.AsyncOpenAI) -> None:
-    answer = await client.chat.completions.create(
+    response = await client.chat.completions.create(
         model="thinks", messages=HI, temperature=0, extra_body={"thinking": "disabled"}
     )
-    assert "well" not in thought_in(answer.choices[0].message) + (answer.choices[0].message.content or "")
+    assert "well" not in thought_in(response.choices[0].message) + (response.choices[0].message.content or "")
 
 
 async def test_a_response_with_thoughts_and_calls(client: openai.AsyncOpenAI) -> None:
@@ -241,14 +228,14 @@ async def test_llama_cpps_words_and_vllms_older_ones_are_followed(
     client: openai.AsyncOpenAI, fields: dict[str, Any], text: str
 ) -> None:
     # With a parser of thoughts, vLLM holds to a form what comes behind them.
-    answer = await client.chat.completions.create(model="thinks", messages=HI, temperature=0, extra_body=fields)
-    assert (thought_in(answer.choices[0].message).strip(), answer.choices[0].message.content) == ("well", text)
+    response = await client.chat.completions.create(model="thinks", messages=HI, temperature=0, extra_body=fields)
+    assert (thought_in(response.choices[0].message).strip(), response.choices[0].message.content) == ("well", text)
 
 
 def test_what_the_controller_reads(engine: VllmWorker) -> None:
-    probe = ENGINES["vllm"].describe_probe(
-        ENGINES["vllm"].definition.model_validate({"backend": "vllm", "model_path": "m"})
-    )
+    vllm = ENGINES["vllm"]
+    definition = vllm.definition.model_validate({"backend": "vllm", "model_path": "m"})
+    probe = vllm.describe_probe(definition)
     assert engine.request("POST", probe.ready_path, probe.ready_body)[0] == 200
     assert probe.template_path is not None
     renderings = [
@@ -264,11 +251,9 @@ def test_what_the_controller_reads(engine: VllmWorker) -> None:
     assert (parse_cache_tokens(figures, probe.cache_metric) or 0) > CONTEXT
     assert probe.preemption_metric is not None
     assert metric_sum(figures, [probe.preemption_metric]) == 0
-    assert ENGINES["vllm"].parse_progress(engine.log) == 1.0
+    assert vllm.parse_progress(engine.log) == 1.0
     # Paths that are said to be there are, all of them.
-    for path in ENGINES["vllm"].list_apis(
-        ENGINES["vllm"].definition.model_validate({"backend": "vllm", "model_path": "m"})
-    ):
+    for path in vllm.list_apis(definition):
         assert engine.request("POST", path, {})[0] == 400, path
 
 
@@ -284,21 +269,14 @@ def test_it_reports_what_it_applies(engine: VllmWorker) -> None:
     assert applied.speculates is None, "it does not, and does not say so"
     assert None not in (applied.cache_type_k, applied.prefix_caching, applied.gpu_share)
     assert vllm.compare_figures(declared, applied) == ()
-    otherwise = vllm.definition.model_validate(
-        fields
-        | {
-            "vllm_max_model_len": CONTEXT // 2,
-            "vllm_kv_cache_memory_bytes": 2**20,
-            "vllm_enable_prefix_caching": not applied.prefix_caching,
-            "vllm_kv_cache_dtype": "fp8",
-        }
-    )
-    assert [(gap.field, gap.declared, gap.applied) for gap in vllm.compare_figures(otherwise, applied)] == [
+    gaps = [
         ("vllm_max_model_len", CONTEXT // 2, CONTEXT),
         ("vllm_kv_cache_dtype", "fp8", applied.cache_type_k),
         ("vllm_kv_cache_memory_bytes", 2**20, 2**28),
         ("vllm_enable_prefix_caching", not applied.prefix_caching, applied.prefix_caching),
     ]
+    otherwise = vllm.definition.model_validate(fields | {field: declared for field, declared, _ in gaps})
+    assert [(gap.field, gap.declared, gap.applied) for gap in vllm.compare_figures(otherwise, applied)] == gaps
 
 
 async def test_the_gateway_serves_its_metrics_under_the_names_that_dashboards_use(gateway: GatewayHarness) -> None:

@@ -1,9 +1,9 @@
-"""What becomes of requests that wait while the table changes, and what an ended request leaves of its key's limits."""
+"""What becomes of requests that wait, while tables change, tries fail and models load; and what a key has left."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -13,24 +13,18 @@ from controller.schema.routing import ModelRoute
 from controller.schema.status import ModelState
 from gateway.exchange.dispatcher import InferenceDispatcher
 from tests.fakes.fake_controller import route
-from tests.fakes.fake_holding_engine import HoldingEngine
+from tests.fakes.fake_holding_engine import HoldingEngine, holding
 from tests.fakes.gateway_harness import engines, gateway_harness
 from tests.support.loop_clock import LoopClock, loop_clock
-from tests.support.queueing import Queue, engine, key, queue_at
+from tests.support.queueing import SLOTS, Clock, clock, engine, filled, four_slots, key, queue_at
 from tests.support.wait import until
 
-__all__ = ["engine", "loop_clock"]
+__all__ = ["clock", "engine", "loop_clock"]
+BOB = key("bob")
 
 
 def one_slot(engine: HoldingEngine, name: str = "m", aliases: tuple[str, ...] = (), **more: Any) -> ModelRoute:
     return route(name, [engine.url], target_inflight=1, aliases=aliases, **more)
-
-
-async def error_of(queue: Queue, tag: str) -> dict[str, Any]:
-    status, _, body = await queue.clients[tag].task
-    error: dict[str, Any] = json.loads(body)["error"]
-    assert status == error["status"]
-    return error
 
 
 async def test_a_request_keeps_its_model_when_its_alias_moves(engine: HoldingEngine) -> None:
@@ -48,7 +42,7 @@ async def test_a_request_keeps_its_model_when_its_alias_moves(engine: HoldingEng
 @pytest.mark.parametrize(
     ("after", "code"),
     [
-        ((), None),
+        ((), "invalid_api_key"),
         ((key("bob"),), "invalid_api_key"),
         ((key("alice", sha256="0" * 64),), "invalid_api_key"),
         ((key("alice", expires_at=1.0),), "invalid_api_key"),
@@ -58,7 +52,7 @@ async def test_a_request_keeps_its_model_when_its_alias_moves(engine: HoldingEng
     ],
 )
 async def test_a_waiting_request_goes_by_its_key_as_it_is_now(
-    engine: HoldingEngine, after: tuple[Key, ...], code: str | None
+    engine: HoldingEngine, after: tuple[Key, ...], code: str
 ) -> None:
     model = one_slot(engine)
     async with queue_at(engine, model, keys=(key("alice"),)) as queue:
@@ -67,13 +61,13 @@ async def test_a_waiting_request_goes_by_its_key_as_it_is_now(
         await queue.gateway.publish(model, keys=after)
         if code == "served":
             assert await queue.next_after("first") == "second"
-            engine.release_all()
-            assert (await queue.clients["second"].task)[0] == 200
         else:
-            assert (await error_of(queue, "second"))["code"] == (code or "invalid_api_key")
+            status, _, body = await queue.clients["second"].task
+            error = json.loads(body)["error"]
+            assert (error["status"], error["code"]) == (status, code)
             assert engine.seen == ["first"], "what runs, finishes"
-            engine.release_all()
-            assert (await queue.clients["first"].task)[0] == 200
+        engine.release_all()
+        assert (await queue.clients["second" if code == "served" else "first"].task)[0] == 200
         await queue.empty()
 
 
@@ -106,7 +100,7 @@ async def test_who_waits_for_a_slot_of_a_model_that_is_unloaded_asks_for_its_loa
         engine.release_all()
 
 
-def remaining(headers: dict[str, str]) -> tuple[int, int]:
+def remaining(headers: Mapping[str, str]) -> tuple[int, int]:
     return int(headers["x-ratelimit-remaining-requests"]), int(headers["x-ratelimit-remaining-tokens"])
 
 
@@ -124,23 +118,18 @@ async def test_what_no_engine_has_seen_uses_nothing_up(engine: HoldingEngine) ->
         status, headers, _ = await queue.send("well", "alice", max_tokens=400).task
         assert status == 200
         left, tokens = remaining(headers)
-        assert left == 9
-        assert tokens > 500
+        assert (left, tokens > 500) == (9, True)
 
 
 async def test_a_client_that_leaves_a_stream_early_has_used_what_passed() -> None:
-    secret = {"authorization": "Bearer secret-alice"}
     async with gateway_harness() as gateway, engines(1) as (fake,):
         fake.words = ["word"] * 500
         await gateway.publish(route("m", [fake.url]), keys=(LIMITED,))
-        body = {"model": "m", "messages": [], "stream": True, "after": 400, "fault": "stall"}
-        url = gateway.url + "/v1/chat/completions"
-        async with gateway.client.post(url, json=body, headers=secret) as answer:
+        async with gateway.chat(stream=True, after=400, fault="stall", key="secret-alice") as response:
             for _ in range(400):
-                await answer.content.readuntil(b"\n\n")
+                await response.content.readuntil(b"\n\n")
         await gateway.idle()
-        async with gateway.client.post(url, json={"model": "m", "messages": []}, headers=secret) as answer:
-            assert remaining({name.lower(): value for name, value in answer.headers.items()})[1] < 620
+        assert remaining((await gateway.chat(key="secret-alice")).headers)[1] < 620
 
 
 async def test_an_engine_whose_answer_cannot_be_handled_strands_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,15 +158,113 @@ async def test_one_failure_does_not_end_everybodys_time(monkeypatch: pytest.Monk
     async with gateway_harness(request_timeout_s=0.3) as gateway, engines(1) as (fake,):
         await gateway.publish(route("m", [fake.url]))
         await until("it failed", lambda: bool(failed))
-        async with gateway.chat(fault="hold") as answer:
-            assert answer.status == 408
+        assert (await gateway.chat(fault="hold")).status == 408
 
 
 async def test_a_gathered_answer_is_bounded() -> None:
     async with gateway_harness(answer_buffer_mib=1) as gateway, engines(1) as (fake,):
         fake.words = ["x" * 100_000]
         await gateway.publish(route("m", [fake.url]).model_copy(update={"notices_leaving": False}))
-        async with gateway.chat(max_tokens=400) as answer:
-            assert answer.status == 502
-            assert "more than a blocking answer may hold" in (await answer.json())["error"]["message"]
+        reply = await gateway.chat(max_tokens=400)
+        assert (reply.status, "more than a blocking answer may hold" in reply.error["message"]) == (502, True)
         await gateway.idle()
+
+
+async def test_failing_tries_leak_no_slot(engine: HoldingEngine) -> None:
+    async with queue_at(engine) as queue:
+        await queue.gateway.publish(route("m", ["http://127.0.0.1:9"], target_inflight=1))
+        for number in range(12):
+            status, headers, error = await queue.refused(f"vain-{number}", stream=bool(number % 2))
+            assert (status, error["code"]) == (502, "engine_unreachable")
+            assert int(headers["retry-after"]) >= 1
+        await queue.empty()
+        moved = route("m", [engine.url], target_inflight=1).endpoints[0].model_copy(update={"replica": "m-7"})
+        await queue.gateway.publish(route("m", target_inflight=1).model_copy(update={"endpoints": (moved,)}))
+        await queue.enter("well")
+        engine.release_all()
+        await queue.empty()
+
+
+async def test_a_replica_that_a_table_adds_takes_those_who_wait(engine: HoldingEngine) -> None:
+    async with holding() as second, queue_at(engine, four_slots(engine)) as queue:
+        await filled(queue)
+        for number in range(6):
+            await queue.wait(f"w{number}")
+        await queue.gateway.publish(route("m", [engine.url, second.url], target_inflight=SLOTS, queue_limit=8))
+        await until("the second replica is full", lambda: len(second.inside) == SLOTS)
+        assert sorted(second.seen) == ["w0", "w1", "w2", "w3"], "they come by connections of their own, in any order"
+        assert await queue.depth() == 2
+        second.release_all()
+        engine.release_all()
+        await queue.empty()
+        assert (engine.most, second.most) == (SLOTS, SLOTS)
+
+
+async def test_a_table_that_lowers_the_slots_waits_until_they_are_free(engine: HoldingEngine) -> None:
+    async with queue_at(engine, four_slots(engine)) as queue:
+        await filled(queue)
+        await queue.wait("next")
+        await queue.gateway.publish(route("m", [engine.url], target_inflight=2))
+        for number in range(2):
+            engine.release(f"first-{number}")
+            await queue.clients[f"first-{number}"].task
+        assert await queue.depth() == 1
+        assert await queue.next_after("first-2") == "next"
+        engine.release_all()
+        await queue.empty()
+
+
+async def test_who_waits_for_a_load_goes_in_by_slots(engine: HoldingEngine, clock: Clock) -> None:
+    lazy = route("m", state=ModelState.UNLOADED, autoload=True, target_inflight=SLOTS, queue_limit=8)
+    async with queue_at(engine, lazy) as queue:
+        for number in range(8):
+            await queue.wait(f"w{number}")
+        assert (await queue.refused("one-more"))[2]["code"] == "queue_full"
+        loaded = route("m", [engine.url], autoload=True, target_inflight=SLOTS, queue_limit=8)
+        await queue.gateway.publish(loaded)
+        await until("every slot is taken", lambda: len(engine.inside) == SLOTS)
+        assert await queue.depth() == SLOTS
+        served = [tag for tag, _ in await queue.serve_all(clock, lambda _: 1.0)]
+        assert sorted(served[:SLOTS]) + served[SLOTS:] == [f"w{number}" for number in range(8)]
+        assert engine.most == SLOTS
+        places = [await queue.clients[f"w{number}"].place() for number in range(8)]
+        assert [place[:2] for place in places] == [(number + 2, number + 2) for number in range(8)]
+        await queue.empty()
+
+
+async def test_a_keys_concurrency_counts_those_who_wait(engine: HoldingEngine) -> None:
+    keys = (key("two", concurrency=2), BOB)
+    async with queue_at(engine, route("m", [engine.url], target_inflight=1), keys=keys) as queue:
+        await queue.enter("inside", "two")
+        waiting = await queue.wait("waiting", "two", stream=True)
+        status, headers, error = await queue.refused("third", "two")
+        assert (status, error["code"]) == (429, "rate_limit_exceeded")
+        assert (headers["x-ratelimit-client"], headers["x-client-id"]) == ("two", "two")
+        assert int(headers["retry-after"]) >= 1
+        await queue.wait("bobs", "bob")
+        await waiting.leave()
+        await queue.depth_is(1)
+        await queue.wait("second-again", "two")
+        engine.release_all()
+        await queue.empty()
+        assert "third" not in engine.seen
+
+
+async def test_what_a_key_has_left_is_on_every_answer(engine: HoldingEngine, clock: Clock) -> None:
+    engine.release_all()
+    keys = (key("metered", requests_per_minute=3, tokens_per_minute=6000), BOB)
+    async with queue_at(engine, four_slots(engine), keys=keys) as queue:
+        for left, fields in ((2, {}), (1, {"stream": True}), (0, {"fail": 500})):
+            _, headers, _ = await queue.send(f"q{left}", "metered", **fields).task
+            names = ("limit-requests", "limit-tokens", "remaining-requests", "reset-requests")
+            told = [headers[f"x-ratelimit-{name}"] for name in names]
+            assert told == ["3", "6000", str(left), ("1m0s", "40s", "20s")[left]]
+            assert int(headers["x-ratelimit-remaining-tokens"]) < 6000
+        status, headers, error = await queue.refused("q-over", "metered")
+        assert (status, error["code"], headers["retry-after"]) == (429, "rate_limit_exceeded", "20")
+        assert (headers["x-ratelimit-client"], headers["x-ratelimit-remaining-requests"]) == ("metered", "0")
+        _, headers, _ = await queue.send("q-bob", "bob").task
+        assert not [name for name in headers if name.startswith("x-ratelimit")], "bob has no limits"
+        clock.now += 20
+        assert (await queue.send("q-later", "metered").task)[0] == 200
+        await queue.empty()

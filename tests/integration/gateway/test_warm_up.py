@@ -11,28 +11,26 @@ import pytest
 from controller.schema.status import ModelState
 from tests.fakes.fake_controller import route
 from tests.fakes.fake_holding_engine import holding
-from tests.fakes.gateway_harness import engines, gateway_harness, until
-from tests.support.queueing import key
+from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness, until
+from tests.fakes.mock_engine import MockEngine
 
 CHAT = "/v1/chat/completions"
 
 
-async def test_a_warm_up_waits_for_one_token() -> None:
-    async with gateway_harness() as gateway, engines(1) as (engine,):
-        await gateway.publish(route("m", [engine.url], apis=(CHAT,), aliases=("em",)))
-        for query in ("", "?model=m", "?model=em"):
-            reply = await gateway.request("POST", f"/health/warm{query}")
-            assert (reply.status, reply.body.pop("ms") >= 0) == (200, True)
-            assert reply.body == {"model": "m", "status": "warm", "engine_loaded": True}
-        assert [(each.path, each.body["max_tokens"]) for each in engine.requests] == [(CHAT, 1)] * 3
+async def test_a_warm_up_waits_for_one_token(gateway: GatewayHarness, engine: MockEngine) -> None:
+    await gateway.publish(route("m", [engine.url], apis=(CHAT,), aliases=("em",)))
+    for query in ("", "?model=m", "?model=em"):
+        reply = await gateway.request("POST", f"/health/warm{query}")
+        assert (reply.status, reply.body.pop("ms") >= 0) == (200, True)
+        assert reply.body == {"model": "m", "status": "warm", "engine_loaded": True}
+    assert [(each.path, each.body["max_tokens"]) for each in engine.requests] == [(CHAT, 1)] * 3
 
 
 @pytest.mark.parametrize("api", ["/v1/completions", "/v1/embeddings", "/v1/rerank"])
-async def test_it_asks_by_an_api_that_the_model_has(api: str) -> None:
-    async with gateway_harness() as gateway, engines(1) as (engine,):
-        await gateway.publish(route("m", [engine.url], apis=(api,)))
-        assert (await gateway.request("POST", "/health/warm")).status == 200
-        assert [each.path for each in engine.requests] == [api]
+async def test_it_asks_by_an_api_that_the_model_has(gateway: GatewayHarness, engine: MockEngine, api: str) -> None:
+    await gateway.publish(route("m", [engine.url], apis=(api,)))
+    assert (await gateway.request("POST", "/health/warm")).status == 200
+    assert [each.path for each in engine.requests] == [api]
 
 
 async def test_which_model_is_warmed_up() -> None:
@@ -60,17 +58,6 @@ async def test_a_model_that_does_not_answer_is_told() -> None:
         await until(lambda: bool(engine.left), "its request has ended")
 
 
-async def test_a_warm_up_is_one_request_of_a_key() -> None:
-    keys = (key("a", concurrency=1, requests_per_minute=1), key("other", models=("x",)))
-    async with gateway_harness() as gateway, engines(1) as (engine,):
-        await gateway.publish(route("m", [engine.url], apis=(CHAT,)), keys=keys)
-        assert (await gateway.request("POST", "/health/warm")).status == 401
-        assert (await gateway.request("POST", "/health/warm", key="secret-a")).status == 200
-        assert (await gateway.request("POST", "/health/warm", key="secret-a")).status == 429
-        reply = await gateway.request("POST", "/health/warm?model=m", key="secret-other")
-        assert reply.refusal == (403, "model_not_allowed")
-
-
 async def test_a_benchmark_is_measured_and_kept(tmp_path: Path) -> None:
     async with engines(1) as (engine,):
         async with gateway_harness(state=tmp_path) as gateway:
@@ -79,28 +66,21 @@ async def test_a_benchmark_is_measured_and_kept(tmp_path: Path) -> None:
             body = {"prompts": ["Say hi.", "Count to ten."], "warmup": 1, "max_tokens": 5}
             result = await gateway.post("/v1/models/org/m/benchmark", body)
             assert result.status == 200
-            assert [each.body["messages"][0]["content"] for each in engine.requests] == [
-                "Say hi.",
-                "Say hi.",
-                "Count to ten.",
-            ]
-            assert list(result.body) == [
-                *("model_id", "status", "warmup_runs", "results", "total_tokens", "total_ms", "avg_tokens_per_sec")
-            ]
-            assert [list(each) for each in result.body["results"]] == [
-                ["prompt", "output_tokens", "inference_ms", "tokens_per_sec", "ttft_ms"]
-            ] * 2
-            assert (result.body["model_id"], result.body["total_tokens"]) == ("org/m", 10)
-            assert result.body["warmup_runs"] == 1
+            prompts = [each.body["messages"][0]["content"] for each in engine.requests]
+            assert prompts == ["Say hi.", "Say hi.", "Count to ten."]
+            fields = "model_id status warmup_runs results total_tokens total_ms avg_tokens_per_sec"
+            assert list(result.body) == fields.split()
+            fields = "prompt output_tokens inference_ms tokens_per_sec ttft_ms"
+            assert [list(each) for each in result.body["results"]] == [fields.split()] * 2
+            told = [result.body[name] for name in ("model_id", "total_tokens", "warmup_runs")]
+            assert told == ["org/m", 10, 1]
             assert all(each["ttft_ms"] <= each["inference_ms"] for each in result.body["results"])
             assert (await gateway.get("/v1/models/org/m/benchmark")).result == (200, result.body)
-            status = (await gateway.request("POST", "/v1/models/org/m/benchmark")).status
-            assert status == 200, "all of the request may be left out"
-            wrong: dict[str, Any]
-            for wrong in ({"prompts": []}, {"prompts": [""]}, {"warmup": "x"}, {"colour": 1}):
-                assert (await gateway.post("/v1/models/org/m/benchmark", wrong)).refusal == (400, "invalid_request"), (
-                    wrong
-                )
+            assert (await gateway.request("POST", "/v1/models/org/m/benchmark")).status == 200, "a body is not needed"
+            wrongs: tuple[Any, ...] = ({"prompts": []}, {"prompts": [""]}, {"warmup": "x"}, {"colour": 1})
+            for wrong in wrongs:
+                reply = await gateway.post("/v1/models/org/m/benchmark", wrong)
+                assert reply.refusal == (400, "invalid_request"), wrong
             result = (await gateway.get("/v1/models/org/m/benchmark")).body
         async with gateway_harness(state=tmp_path) as gateway:
             await gateway.publish(
@@ -112,39 +92,26 @@ async def test_a_benchmark_is_measured_and_kept(tmp_path: Path) -> None:
             assert (await gateway.request("POST", "/v1/models/vectors/benchmark")).refusal == (501, "not_supported")
 
 
-@pytest.mark.parametrize(
-    ("state", "autoload", "code", "word"),
-    [
+async def test_the_status_of_a_model(gateway: GatewayHarness) -> None:
+    for state, autoload, code, word in (
         (ModelState.LOADED, False, 3, "available"),
         (ModelState.UNLOADED, True, 2, "downloadable"),
         (ModelState.LOADING, True, 1, "downloading"),
         (ModelState.UNLOADED, False, 0, "unavailable"),
         (ModelState.FAILED, True, 0, "unavailable"),
-    ],
-)
-async def test_the_status_of_a_model(state: ModelState, autoload: bool, code: int, word: str) -> None:
-    async with gateway_harness() as gateway:
+    ):
         await gateway.publish(route("org/m", state=state, autoload=autoload, reason="It rests."))
-        reply = await gateway.get("/v1/models/org/m/status")
-        assert (reply.status, reply.body["status_code"], reply.body["status"]) == (200, code, word)
-        assert reply.body["available"] == (code == 3)
-        assert (reply.body["model_id"], reply.body["state"]) == ("org/m", state)
+        status = (await gateway.get("/v1/models/org/m/status")).success
+        assert (status["status_code"], status["status"], status["available"]) == (code, word, code == 3)
+        assert (status["model_id"], status["state"]) == ("org/m", state)
 
 
-async def test_the_status_of_a_failed_model_tells_no_address() -> None:
-    async with gateway_harness() as gateway:
-        error = "the engine at http://10.1.2.3:8000/health does not answer"
-        await gateway.publish(route("m", state=ModelState.FAILED, last_error=error))
-        assert (await gateway.get("/v1/models/m/status")).body["reason"] == "the engine at [address] does not answer"
-
-
-async def test_a_model_of_that_whole_name_goes_first() -> None:
-    async with gateway_harness() as gateway:
-        await gateway.publish(route("m"), route("m/status"), route("x/benchmark"))
-        for name in ("m/status", "x/benchmark"):
-            assert (await gateway.get(f"/v1/models/{name}")).body["id"] == name
-        assert (await gateway.get("/v1/models/m")).body["id"] == "m"
-        assert (await gateway.get("/v1/models/m/status/status")).body["model_id"] == "m/status"
+async def test_a_model_of_that_whole_name_goes_first(gateway: GatewayHarness) -> None:
+    await gateway.publish(route("m"), route("m/status"), route("x/benchmark"))
+    for name in ("m/status", "x/benchmark"):
+        assert (await gateway.get(f"/v1/models/{name}")).body["id"] == name
+    assert (await gateway.get("/v1/models/m")).body["id"] == "m"
+    assert (await gateway.get("/v1/models/m/status/status")).body["model_id"] == "m/status"
 
 
 async def test_a_client_that_leaves_ends_its_benchmark() -> None:

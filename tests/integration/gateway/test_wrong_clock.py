@@ -14,7 +14,7 @@ from tests.fakes.gateway_harness import GatewayHarness, engines
 from tests.fakes.mock_engine import MockEngine
 from tests.support.gateway_process import running
 from tests.support.response_state import Site
-from tests.support.resumed_streams import open_stream, read_again
+from tests.support.resumed_streams import read_again, read_stream
 from tests.support.shifted_clock import ShiftedClock
 from tests.support.wait import until
 
@@ -32,7 +32,6 @@ async def site(folder: Path, clock: ShiftedClock, engine: MockEngine) -> AsyncIt
 
 
 async def clock_reasons(here: GatewayHarness) -> list[str]:
-    """What /health says of the clock."""
     health = (await here.get("/health")).body
     return [part["reason"] for part in health["degraded"] if part["part"] == "clock"]
 
@@ -58,8 +57,7 @@ async def test_a_jump_and_back_erases_nothing_and_a_confirmed_one_does(tmp_path:
         async with site(folder, clock, engine) as here:
             conversation = await here.client.conversations.create()
             response = await here.make("one")
-            async with open_stream(here.gateway) as answer:
-                body = await answer.read()
+            body = (await read_stream(here.gateway)).content
             await until("the clock is kept", (folder / "clock-gateway.json").exists)
             assert await clock_reasons(here.gateway) == []
             clock.set_shift(40 * DAY)

@@ -12,7 +12,7 @@ import pydantic
 import pytest
 
 from tests.fakes.gateway_harness import GatewayHarness
-from tests.support.llama_servers import Kind, needed
+from tests.support.llama_servers import Kind
 from tests.support.responses import OPEN_EVENTS, Fields, check_response, folded
 from tests.support.responses_gateway import engines, responses_gateway
 from tests.support.worker_process import Worker
@@ -46,10 +46,8 @@ CONVERSATIONS: dict[str, Fields] = {
 }
 
 
-@pytest.fixture(scope="module", params=["embedded", "binary"])
-def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Worker]]:
-    kind: Kind = request.param
-    needed(kind)
+@pytest.fixture(scope="module")
+def made(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Worker]]:
     with engines(kind, tmp_path_factory.mktemp("engines")) as workers:
         yield workers
 
@@ -70,12 +68,10 @@ def own(made: dict[str, Worker], fields: Fields, *, stream: bool = False) -> str
 
 
 async def ours(gateway: GatewayHarness, fields: Fields, *, stream: bool = False) -> bytes:
-    """The gateway's."""
     body = {"temperature": 0, "store": False, **fields, "stream": stream}
-    async with gateway.post("/v1/responses", **body) as answer:
-        content: bytes = await answer.read()
-        assert answer.status == 200, content
-        return content
+    reply = await gateway.post("/v1/responses", **body)
+    assert reply.status == 200, reply.text
+    return reply.content
 
 
 def visible(response: Fields) -> Any:
@@ -102,7 +98,6 @@ async def test_a_client_sees_the_same(gateway: GatewayHarness, made: dict[str, W
 
 
 def lacking(model: type[pydantic.BaseModel], told: Fields) -> set[str]:
-    """The required fields that it lacks."""
     try:
         model.model_validate_json(json.dumps(told))
     except pydantic.ValidationError as error:
@@ -118,24 +113,21 @@ ABSENT = {
     "tool_choice", "tools", "top_logprobs", "top_p", "truncation",
 }  # fmt: skip
 """Of Open Responses' required fields, those that a response of llama-server's never has, or not from the beginning."""
+OF_ITEM = {"sequence_number", "output_index"}
+OF_PART = {*OF_ITEM, "content_index"}
 OF_EVENTS = {
     "response.created": {"sequence_number", "completed_at", "model", "output", "usage", *ABSENT},
     "response.in_progress": {"sequence_number", "completed_at", "model", "output", "usage", *ABSENT},
-    "response.output_item.added": {"sequence_number", "output_index"},
-    "response.content_part.added": {"sequence_number", "output_index", "content_index", "annotations"},
-    "response.output_text.delta": {"sequence_number", "output_index", "content_index"},
-    "response.output_text.done": {"sequence_number", "output_index", "content_index"},
-    "response.content_part.done": {"sequence_number", "output_index", "content_index"},
-    "response.function_call_arguments.delta": {"sequence_number", "output_index"},
-    "response.output_item.done": {"sequence_number", "output_index"},
+    "response.output_item.added": OF_ITEM,
+    "response.content_part.added": {*OF_PART, "annotations"},
+    "response.output_text.delta": OF_PART,
+    "response.output_text.done": OF_PART,
+    "response.content_part.done": OF_PART,
+    "response.function_call_arguments.delta": OF_ITEM,
+    "response.output_item.done": OF_ITEM,
     "response.completed": {"sequence_number", "completed_at", "output_tokens_details", *ABSENT - {"created_at"}},
 }
-NEVER_SENT = {
-    "response.function_call_arguments.done",
-    "response.incomplete",
-    "response.failed",
-    "response.reasoning.done",
-}
+NEVER_SENT = {f"response.{end}" for end in ("function_call_arguments.done", "incomplete", "failed", "reasoning.done")}
 """Events that a stream of the conversations below must have, and llama-server knows none of them."""
 
 
@@ -177,6 +169,6 @@ async def test_what_llama_servers_own_get_wrong(gateway: GatewayHarness, made: d
     assert status == 400, body
     custom = {"model": "plain", "input": "Hi", "tools": [{"type": "web_search"}]}
     assert "web_search" not in own(made, custom)
-    async with gateway.post("/v1/responses", **custom) as answer:
-        assert (answer.status, (await answer.json())["error"]["param"]) == (400, "tools[0].type")
+    reply = await gateway.post("/v1/responses", **custom)
+    assert (reply.status, reply.error["param"]) == (400, "tools[0].type")
     check_response(response)

@@ -8,7 +8,7 @@ from pydantic import SecretStr
 from gateway.upstream.connection import EngineConnection
 from gateway.upstream.pool import Origin
 from tests.fakes.fake_scripted_engine import OK, Script, Then, nobody_accepts, script, scripted
-from tests.support.engine_calls import client_of, each_loop, endpoint, on, post, soon, well_after
+from tests.support.engine_calls import client_of, endpoint, post, soon, well_after
 
 LENGTH = b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\n"
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -70,154 +70,120 @@ LATE_GARBAGE: dict[str, tuple[bytes, bytes]] = {
 }
 
 
-@each_loop
 @pytest.mark.parametrize("kept", [False, True])
 @pytest.mark.parametrize("half", list(HALVES))
-def test_an_answer_that_ends_too_early(half: str, kept: bool, loop: str) -> None:
+async def test_an_answer_that_ends_too_early(half: str, kept: bool) -> None:
     pieces, then, told, body = HALVES[half]
 
-    async def scenario() -> None:
-        before = [script(ENDS_WITHOUT_BODY, cuts=range(100))] if kept else []
-        async with scripted(*before, Script(pieces, then)) as engine, client_of() as client:
-            for _ in before:
-                await post(client, endpoint(engine.url)).outcome()
-            got = post(client, endpoint(engine.url))
-            assert (await got.outcome(), got.body) == (told, body)
-            if then == "deaf":
-                engine.reset_connections()  # it does not look whether its peer is gone
-            await well_after(engine, client)
-
-    on(loop, scenario)
+    before = [script(ENDS_WITHOUT_BODY, cuts=range(100))] if kept else []
+    async with scripted(*before, Script(pieces, then)) as engine, client_of() as client:
+        for _ in before:
+            await post(client, endpoint(engine.url)).outcome()
+        got = post(client, endpoint(engine.url))
+        assert (await got.outcome(), got.body) == (told, body)
+        if then == "deaf":
+            engine.reset_connections()  # it does not look whether its peer is gone
+        await well_after(engine, client)
 
 
-@each_loop
-def test_an_engine_that_stops_talking_while_it_is_still_being_sent_to(loop: str) -> None:
-    async def scenario() -> None:
-        async with scripted(Script((), "deaf", early=True)) as engine, client_of() as client:
-            got = post(client, endpoint(engine.url), body=b"x" * 20_000_000)
-            assert await got.outcome() == "EngineBrokenError"
-            engine.reset_connections()
-            await well_after(engine, client)
-
-    on(loop, scenario)
+async def test_an_engine_that_stops_talking_while_it_is_still_being_sent_to() -> None:
+    async with scripted(Script((), "deaf", early=True)) as engine, client_of() as client:
+        got = post(client, endpoint(engine.url), body=b"x" * 20_000_000)
+        assert await got.outcome() == "EngineBrokenError"
+        engine.reset_connections()
+        await well_after(engine, client)
 
 
-@each_loop
 @pytest.mark.parametrize("garbage", list(GARBAGE))
-def test_what_is_not_an_answer(garbage: str, loop: str) -> None:
-    answer = GARBAGE[garbage]
+async def test_what_is_not_an_answer(garbage: str) -> None:
+    response = GARBAGE[garbage]
 
-    async def scenario() -> None:
-        cuts = [[], [1], [len(answer) // 2], range(0, len(answer), 1 + len(answer) // 100)]
-        async with scripted(*(script(answer, cuts=cut) for cut in cuts)) as engine, client_of() as client:
-            for _ in cuts:
-                got = post(client, endpoint(engine.url))
-                assert (await got.outcome(), got.status) == ("EngineGarbledError", 0)
-            await well_after(engine, client)
-
-    on(loop, scenario)
+    cuts = [[], [1], [len(response) // 2], range(0, len(response), 1 + len(response) // 100)]
+    async with scripted(*(script(response, cuts=cut) for cut in cuts)) as engine, client_of() as client:
+        for _ in cuts:
+            got = post(client, endpoint(engine.url))
+            assert (await got.outcome(), got.status) == ("EngineGarbledError", 0)
+        await well_after(engine, client)
 
 
-@each_loop
 @pytest.mark.parametrize("garbage", list(LATE_GARBAGE))
-def test_garbage_after_the_head_was_told(garbage: str, loop: str) -> None:
+async def test_garbage_after_the_head_was_told(garbage: str) -> None:
     good, bad = LATE_GARBAGE[garbage]
 
-    async def scenario() -> None:
-        head_end = good.index(b"\r\n\r\n") + 4
-        cuts = [[head_end], [head_end, len(good)], [head_end, *range(head_end, len(good + bad), 1 + len(bad) // 30)]]
-        async with scripted(*(script(good + bad, cuts=cut) for cut in cuts)) as engine, client_of() as client:
-            for _ in cuts:
-                got = post(client, endpoint(engine.url))
-                assert (await got.outcome(), got.status, got.body) == ("EngineDiedError", 200, b"hello")
-            await well_after(engine, client)
-
-    on(loop, scenario)
+    head_end = good.index(b"\r\n\r\n") + 4
+    cuts = [[head_end], [head_end, len(good)], [head_end, *range(head_end, len(good + bad), 1 + len(bad) // 30)]]
+    async with scripted(*(script(good + bad, cuts=cut) for cut in cuts)) as engine, client_of() as client:
+        for _ in cuts:
+            got = post(client, endpoint(engine.url))
+            assert (await got.outcome(), got.status, got.body) == ("EngineDiedError", 200, b"hello")
+        await well_after(engine, client)
 
 
 @pytest.mark.parametrize(
     ("base_url", "token"),
     [("http://user:hunter2@127.0.0.1:1", None), ("ftp://h", None), ("http://h:70000", None), ("http://h", "a\r\nb: c")],
 )
-def test_an_endpoint_that_cannot_be_used_is_refused_without_its_secrets(base_url: str, token: str | None) -> None:
-    async def scenario() -> None:
-        async with client_of() as client:
-            got = post(client, endpoint(base_url, token=token and SecretStr(token)))
+async def test_an_endpoint_that_cannot_be_used_is_refused_without_its_secrets(base_url: str, token: str | None) -> None:
+    async with client_of() as client:
+        got = post(client, endpoint(base_url, token=token and SecretStr(token)))
+        assert await got.outcome() == "EngineRefusedError"
+        assert "hunter2" not in repr(got.failure)
+        assert "b: c" not in repr(got.failure)
+        cancelled = post(client, endpoint(base_url))
+        cancelled.call.cancel()
+        await post(client, endpoint(base_url)).outcome()
+        assert cancelled.ending == ""
+
+
+async def test_a_refused_connection_and_an_unknown_name(caplog: pytest.LogCaptureFixture) -> None:
+    async with scripted() as engine:
+        gone = engine.url
+    async with client_of() as client:
+        for base_url in (gone, "http://no-such-engine.invalid:80", f"http://{'x' * 70}.invalid"):
+            got = post(client, endpoint(base_url))
             assert await got.outcome() == "EngineRefusedError"
-            assert "hunter2" not in repr(got.failure)
-            assert "b: c" not in repr(got.failure)
-            cancelled = post(client, endpoint(base_url))
-            cancelled.call.cancel()
-            await post(client, endpoint(base_url)).outcome()
-            assert cancelled.ending == ""
+            assert got.failure is not None
+            assert got.failure.__cause__ is not None
 
-    on("uvloop", scenario)
-
-
-@each_loop
-def test_a_refused_connection_and_an_unknown_name(loop: str, caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
-        async with scripted() as engine:
-            gone = engine.url
-        async with client_of() as client:
-            for base_url in (gone, "http://no-such-engine.invalid:80", f"http://{'x' * 70}.invalid"):
-                got = post(client, endpoint(base_url))
-                assert await got.outcome() == "EngineRefusedError"
-                assert got.failure is not None
-                assert got.failure.__cause__ is not None
-
-    on(loop, scenario)
     assert caplog.records == []
 
 
-@each_loop
-def test_a_connection_that_is_lost_before_the_request_was_sent(loop: str) -> None:
-    async def scenario() -> None:
-        async with scripted() as engine, client_of() as client:
-            opened = client._open_connection
+async def test_a_connection_that_is_lost_before_the_request_was_sent() -> None:
+    async with scripted() as engine, client_of() as client:
+        opened = client._open_connection
 
-            async def open_and_lose(origin: Origin[EngineConnection]) -> EngineConnection:
-                connection = await opened(origin)
-                await soon("the engine knows it", lambda: engine.peers)
-                engine.reset_connections()
-                await soon("it is lost", lambda: connection.is_lost)
-                return connection
+        async def open_and_lose(origin: Origin[EngineConnection]) -> EngineConnection:
+            connection = await opened(origin)
+            await soon("the engine knows it", lambda: engine.peers)
+            engine.reset_connections()
+            await soon("it is lost", lambda: connection.is_lost)
+            return connection
 
-            client._open_connection = open_and_lose  # type: ignore[method-assign]
-            got = post(client, endpoint(engine.url))
-            assert await got.outcome() == "EngineBrokenError"
-            client._open_connection = opened  # type: ignore[method-assign]
-            await well_after(engine, client)
-
-    on(loop, scenario)
+        client._open_connection = open_and_lose  # type: ignore[method-assign]
+        got = post(client, endpoint(engine.url))
+        assert await got.outcome() == "EngineBrokenError"
+        client._open_connection = opened  # type: ignore[method-assign]
+        await well_after(engine, client)
 
 
-@each_loop
-def test_a_connection_that_never_comes_about(loop: str) -> None:
-    async def scenario() -> None:
-        async with nobody_accepts() as base_url, client_of(connect_timeout_s=0.05) as client:
-            got = post(client, endpoint(base_url))
-            assert client.connecting_requests == 1
-            assert await got.outcome() == "EngineRefusedError"
-            assert "0.05 s" in str(got.failure)
-
-    on(loop, scenario)
+async def test_a_connection_that_never_comes_about() -> None:
+    async with nobody_accepts() as base_url, client_of(connect_timeout_s=0.05) as client:
+        got = post(client, endpoint(base_url))
+        assert client.connecting_requests == 1
+        assert await got.outcome() == "EngineRefusedError"
+        assert "0.05 s" in str(got.failure)
 
 
-@each_loop
-def test_a_connection_to_a_replica_that_has_left_the_table_is_not_waited_for(loop: str) -> None:
-    async def scenario() -> None:
-        async with nobody_accepts() as base_url, scripted() as engine, client_of(connect_timeout_s=30) as client:
-            stays, gone = post(client, endpoint(base_url)), post(client, endpoint(base_url, replica="m-1"))
-            cancelled = post(client, endpoint(base_url, replica="m-1"))
-            served = post(client, endpoint(engine.url, replica="m-1"))
-            client.refuse_absent({"m-0"})
-            cancelled.call.cancel()
-            assert await gone.outcome() == "EngineRefusedError"
-            assert str(gone.failure) == "it has ended"
-            assert await served.outcome() == "end", "it drains, and accepts at once"
-            await soon("the other one still connects", lambda: client.connecting_requests == 1)
-            assert (stays.ending, cancelled.ending) == ("", "")
-            stays.call.cancel()
-
-    on(loop, scenario)
+async def test_a_connection_to_a_replica_that_has_left_the_table_is_not_waited_for() -> None:
+    async with nobody_accepts() as base_url, scripted() as engine, client_of(connect_timeout_s=30) as client:
+        stays, gone = post(client, endpoint(base_url)), post(client, endpoint(base_url, replica="m-1"))
+        cancelled = post(client, endpoint(base_url, replica="m-1"))
+        served = post(client, endpoint(engine.url, replica="m-1"))
+        client.refuse_absent({"m-0"})
+        cancelled.call.cancel()
+        assert await gone.outcome() == "EngineRefusedError"
+        assert str(gone.failure) == "it has ended"
+        assert await served.outcome() == "end", "it drains, and accepts at once"
+        await soon("the other one still connects", lambda: client.connecting_requests == 1)
+        assert (stays.ending, cancelled.ending) == ("", "")
+        stays.call.cancel()

@@ -1,4 +1,4 @@
-"""Blocking answers made of streams, where no engine at hand sends such streams. See also test_dialects_real.py."""
+"""Blocking answers made of streams, where no engine at hand sends such streams. See also test_native_apis.py."""
 
 from __future__ import annotations
 
