@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
+
+import pytest
 
 from controller.schema.routing import ModelRoute
 from controller.schema.status import ModelState
 from gateway.admission.admission import Ticket
-from gateway.admission.home_replica import rendezvous_score
+from gateway.admission.engine_slots import PROTECTED_S, EngineSlots
+from gateway.admission.home_replica import PrefillPace, ReplicaLoad, leaves_home, rendezvous_score
 from tests.support.admission import AdmissionHarness, claim_of, route_of, where, who
 
 TWO = ("m-0", "m-1")
@@ -259,3 +263,152 @@ def test_affinity_yields_to_load() -> None:
     learned(here, mean_s=8.0, token_s=0.001)
     fill(here, "m-1", slots=1)
     assert turn(here, name, "x", "y") == ("m-0", "rebuilt"), "1 s to compute again, 2 s slower beside another"
+
+
+def stranger(slots: EngineSlots, now: float, prefix: tuple[int, ...] = ()) -> int:
+    """A request without a session that comes and goes."""
+    placement = slots.place_stranger(prefix, now)
+    assert placement is not None
+    slots.release(placement.slot, now)
+    return placement.slot
+
+
+def session(slots: EngineSlots, key: bytes, held: int | None, now: float) -> tuple[int, bytes | None]:
+    """A turn that comes and goes."""
+    placement = slots.place_session(key, held, now)
+    assert placement is not None
+    slots.release(placement.slot, now)
+    return placement
+
+
+def test_sessions_keep_the_last_slots_and_strangers_take_turns_in_the_others() -> None:
+    slots = EngineSlots(4, 0)
+    assert session(slots, b"a", None, 0.0) == (3, None)
+    assert session(slots, b"b", None, 1.0) == (2, None)
+    assert [stranger(slots, 2.0 + number) for number in range(5)] == [0, 1, 0, 1, 0]
+    assert session(slots, b"a", 3, 9.0) == (3, None)
+
+
+def test_a_stranger_returns_to_the_slot_that_had_its_beginning() -> None:
+    slots = EngineSlots(4, 0)
+    session(slots, b"a", None, 0.0)
+    assert stranger(slots, 1.0, (11, 10)) == 0
+    assert stranger(slots, 2.0, (21, 20)) == 1
+    assert stranger(slots, 3.0, (31, 30)) == 2
+    assert stranger(slots, 4.0, (12, 11, 10)) == 0
+    assert stranger(slots, 5.0, (22, 21, 20)) == 1
+
+
+def test_the_slot_of_the_session_that_has_paused_for_longest_goes_first() -> None:
+    slots = EngineSlots(2, 0)
+    session(slots, b"a", None, 0.0)
+    session(slots, b"b", None, 1.0)
+    assert session(slots, b"c", None, 2.0) == (1, b"a")
+    placement = slots.place_stranger((), 3.0)
+    assert placement == (0, b"b")
+    assert session(slots, b"d", None, 4.0) == (1, b"c")
+
+
+def test_a_session_is_protected_from_strangers_for_a_while() -> None:
+    slots = EngineSlots(2, 0)
+    session(slots, b"a", None, 0.0)
+    assert [stranger(slots, at) for at in (1.0, PROTECTED_S - 1)] == [0, 0]
+    assert stranger(slots, PROTECTED_S + 1) == 0, "the other slot was used later than that"
+    slots = EngineSlots(2, 0)
+    session(slots, b"a", None, 0.0)
+    stranger(slots, PROTECTED_S + 1)
+    placement = slots.place_stranger((), PROTECTED_S + 2)
+    assert placement == (1, b"a")
+
+
+def test_a_turn_whose_slot_is_busy_gets_another() -> None:
+    slots = EngineSlots(2, 0)
+    assert slots.place_session(b"a", None, 0.0) == (1, None)
+    assert slots.place_session(b"a", 1, 1.0) == (0, None)
+    assert slots.place_session(b"a", 0, 2.0) is None
+    assert slots.place_stranger((), 2.0) is None
+
+
+def test_nothing_is_placed_while_requests_are_inside_whose_slots_are_not_known() -> None:
+    slots = EngineSlots(2, 1)
+    assert slots.place_session(b"a", None, 0.0) is None
+    assert slots.place_stranger((), 0.0) is None
+    slots.unplaced_count -= 1
+    assert slots.place_stranger((), 0.0) == (0, None)
+
+
+def test_a_slot_that_was_given_up_is_a_strangers() -> None:
+    slots = EngineSlots(1, 0)
+    session(slots, b"a", None, 0.0)
+    slots.give_up(0)
+    assert slots.place_stranger((), 1.0) == (0, None)
+
+
+def choose_home(key: bytes, replicas: list[str]) -> str:
+    return max(replicas, key=lambda replica: rendezvous_score(key, replica))
+
+
+def test_sessions_are_spread_and_only_those_of_a_replica_that_goes_move() -> None:
+    keys = [number.to_bytes(16, "big") for number in range(400)]
+    replicas = ["m-0", "m-1", "m-2", "m-3"]
+    before = {key: choose_home(key, replicas) for key in keys}
+    assert min(Counter(before.values()).values()) > 60
+    after = {key: choose_home(key, replicas[:-1]) for key in keys}
+    assert all(after[key] == home for key, home in before.items() if home != "m-3")
+    assert {home for key, home in after.items() if before[key] == "m-3"} == {"m-0", "m-1", "m-2"}
+
+
+def test_a_home_is_the_same_in_every_gateway() -> None:
+    assert choose_home(bytes(16), ["m-3", "m-1", "m-0", "m-2"]) == choose_home(bytes(16), ["m-0", "m-1", "m-2", "m-3"])
+    assert rendezvous_score(bytes(16), "m-0") == 15899497991274220434
+
+
+SLOTS, MEAN_S, TOKEN_S = 4, 8.0, 0.001
+
+
+@pytest.mark.parametrize(
+    ("taken", "other_taken", "tokens", "other_tokens", "waited_s", "leaves"),
+    [
+        (0, 0, 0, 0, 0.0, False),  # equals: home
+        (1, 0, 0, 0, 0.0, True),  # nothing to lose
+        (1, 0, 1_900, 0, 0.0, True),  # a round of the slots takes 2 s a request
+        (1, 0, 2_100, 0, 0.0, False),
+        (1, 0, 2_100, 200, 0.0, True),  # the other has a part of it
+        (1, 0, 0, 9_000, 0.0, True),  # the other has more than home
+        (0, 0, 0, 9_000, 0.0, True),
+        (2, 3, 0, 2_100, 0.0, True),  # the cache is elsewhere, and worth a busier replica
+        (2, 3, 0, 1_900, 0.0, False),
+        (4, 3, 2_100, 0, 0.0, False),  # home is full, and worth the wait
+        (4, 3, 2_100, 0, 0.2, True),  # which has been long enough
+        (4, 0, 7_900, 0, 0.0, True),
+        (4, 0, 8_100, 0, 0.0, False),
+        (2, 3, 0, 0, 0.0, False),
+    ],
+)
+def test_a_turn_leaves_home_when_waiting_costs_more_than_computing_again(
+    taken: int, other_taken: int, tokens: int, other_tokens: int, waited_s: float, leaves: bool
+) -> None:
+    home = ReplicaLoad(taken, taken < SLOTS, tokens)
+    other = ReplicaLoad(other_taken, True, other_tokens)
+    assert leaves_home(home, other, SLOTS, MEAN_S, TOKEN_S, waited_s) is leaves
+
+
+def test_what_is_not_known_keeps_a_turn_at_a_home_with_room() -> None:
+    other = ReplicaLoad(0, True, 0)
+    assert not leaves_home(ReplicaLoad(3, True, 0), other, SLOTS, None, None, 0.0)
+    assert leaves_home(ReplicaLoad(4, False, 99_999), other, SLOTS, None, TOKEN_S, 0.0)
+    assert not leaves_home(ReplicaLoad(3, True, 1), other, SLOTS, MEAN_S, None, 0.0)
+    assert leaves_home(ReplicaLoad(4, False, 1), other, SLOTS, MEAN_S, None, 0.0)
+    assert leaves_home(ReplicaLoad(1, True, 0), other, SLOTS, MEAN_S, None, 0.0), "a new session loses nothing"
+    assert leaves_home(ReplicaLoad(0, True, 0), ReplicaLoad(1, True, 1), SLOTS, MEAN_S, None, 0.0)
+
+
+def test_the_pace_of_prompts_is_learned_from_long_ones() -> None:
+    pace = PrefillPace()
+    pace.record_prompt(100, 5.0)
+    assert pace.token_s is None
+    pace.record_prompt(1_000, 1.0)
+    assert pace.token_s == pytest.approx(0.001)
+    for _ in range(100):
+        pace.record_prompt(1_000, 3.0)
+    assert pace.token_s == pytest.approx(0.003, rel=0.01)

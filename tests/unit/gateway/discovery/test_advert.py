@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
-from gateway.discovery.advert import AdvertisedAddress, choose_advert, is_container_interface
-from gateway.discovery.advertiser import is_in_container
+from gateway.discovery.advert import Advert, AdvertisedAddress, choose_advert, is_container_interface
+from gateway.discovery.advertiser import MdnsAdvertiser, is_in_container
 from gateway.settings import GatewaySettings
+from tests.fakes.gateway_harness import until
 
 LOCAL = ("127.0.0.1", "192.168.1.20", "10.0.0.2", "::1", "fe80::1", "2001:db8::20")
 ALL_IPV4, ALL = "0.0.0.0", "::"
@@ -95,3 +98,41 @@ def test_a_container_is_known_by_its_mark(tmp_path: Path) -> None:
     assert not is_in_container([mark])
     mark.touch()
     assert is_in_container([tmp_path / "other", mark])
+
+
+async def end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_failure_is_said_once_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    calls = 0
+
+    def choose() -> Advert | None:
+        nonlocal calls
+        calls += 1
+        if calls in (4, 5):
+            return None
+        raise OSError("the network is down")
+
+    task = asyncio.create_task(MdnsAdvertiser(choose, recheck_s=0).run())
+    await until(lambda: calls > 8)
+    await end(task)
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert warnings == ["this gateway cannot be advertised by mDNS: the network is down"] * 2
+
+
+async def test_an_address_that_went_away_is_a_failure_like_another(caplog: pytest.LogCaptureFixture) -> None:
+    calls = 0
+
+    def choose() -> Advert | None:
+        nonlocal calls
+        calls += 1
+        return Advert(("203.0.113.9",), 8080, ("203.0.113.9",))
+
+    task = asyncio.create_task(MdnsAdvertiser(choose, recheck_s=0).run())
+    await until(lambda: calls > 2)
+    assert not task.done()
+    await end(task)
+    assert "cannot be advertised" in caplog.text

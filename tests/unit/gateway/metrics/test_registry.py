@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.control.inflight import InflightCounts
 from gateway.control.link import LinkState
+from gateway.metrics.engine_exposition import RENAMED, EnginePage, merge_pages, rename
 from gateway.metrics.localllm_names import LoadedEngine
 from gateway.metrics.registry import Metrics
-from gateway.metrics.request_metrics import MAX_CLIENTS, NO_WORK, UNKNOWN_MODEL, EngineWork
+from gateway.metrics.request_metrics import MAX_CLIENTS, NO_WORK, UNKNOWN_MODEL, EngineWork, Outcome
 from gateway.protocols.common.dialect import Usage
 from gateway.routing.live_routes import LiveRoutes
 from gateway.storage.responses.records import StoredTotals
@@ -215,3 +218,233 @@ def test_tools_have_a_bounded_number_of_series() -> None:
     assert sample(metrics, "tool_calls_total", tool="server__199", outcome="ok") == 1
     assert sample(metrics, "tool_calls_total", tool="server__200", outcome="ok") is None
     assert sample(metrics, "tool_calls_total", tool="other", outcome="ok") == 50
+
+
+NAMES = {
+    *("requests_total", "requests_completed_total", "requests_errored_total", "requests_cancelled_total"),
+    *("stream_chunks_total", "inference_seconds_total", "client_requests_total", "inference_seconds_avg"),
+    *("chunks_per_second_avg", "queue_depth", "inflight", "engines_loaded", "engine_loaded"),
+    "client_inference_seconds_avg",
+}
+"""As LocalLLM's documentation lists them."""
+
+
+def busy_metrics() -> Metrics:
+    """Metrics of two models: one finished, one broken and one cancelled request."""
+    metrics, ledger = Metrics(), InflightCounts(lambda: 0.0, {"m": 2, "n": 1})
+    ledger.enter_replica("m", "r", "req-1")
+    metrics.show_localllm_names(ledger, lambda: [LoadedEngine("m_4096_stub_0", "stub")])
+    ended: tuple[tuple[str, Outcome, EngineWork], ...] = (
+        ("m", "completed", EngineWork(2.0, 8, 0.5, 1.5)),
+        ("n", "errored", NO_WORK),
+        ("n", "cancelled", EngineWork(1.0, 2, 0.5, 0.5)),
+    )
+    for model, outcome, work in ended:
+        metrics.model_series_of(model).count_finished(outcome, work, Usage(3, 7) if model == "m" else None, 0)
+        metrics.client_series_of(b"MyApp/1.0").count_finished(work.inference_s)
+    return metrics
+
+
+def value_of(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(f"localllm_{name}", labels)
+
+
+def test_exactly_its_documentations_metrics_are_served_and_documented() -> None:
+    served = {
+        (f"{family.name}_total" if family.type == "counter" else family.name, family.type)
+        for family in busy_metrics().registry.collect()
+        if family.name.startswith("localllm_")
+    }
+    assert {name for name, _ in served} == {f"localllm_{name}" for name in NAMES}
+    rows = re.findall(r"^\| `(localllm_\w+)` \| (\w+) \|", DOCS.read_text(), re.MULTILINE)
+    assert set(rows) == served
+
+
+def test_the_counts_are_ours_over_all_models() -> None:
+    metrics = busy_metrics()
+    outcomes = {name: value_of(metrics, f"requests_{name}_total") for name in ("completed", "errored", "cancelled")}
+    assert outcomes == {"completed": 1, "errored": 1, "cancelled": 1}
+    assert value_of(metrics, "requests_total") == 3
+    assert value_of(metrics, "stream_chunks_total") == 10
+    assert value_of(metrics, "chunks_per_second_avg") == 5
+    assert value_of(metrics, "inference_seconds_total") == 3
+    assert value_of(metrics, "inference_seconds_avg") == 3
+    assert value_of(metrics, "queue_depth") == 3
+    assert value_of(metrics, "inflight") == 1
+    assert value_of(metrics, "engines_loaded") == 1
+    assert value_of(metrics, "engine_loaded", key="m_4096_stub_0", backend="stub") == 1
+    assert value_of(metrics, "client_requests_total", client="MyApp/1.0") == 3
+    assert value_of(metrics, "client_inference_seconds_avg", client="MyApp/1.0") == 1
+
+
+def test_before_the_first_request_nothing_is_divided_by_zero() -> None:
+    metrics = Metrics()
+    metrics.show_localllm_names(InflightCounts(lambda: 0.0, {}), list)
+    assert value_of(metrics, "inference_seconds_avg") == value_of(metrics, "chunks_per_second_avg") == 0
+
+
+LLAMA = """# HELP llamacpp:prompt_tokens_total Number of prompt tokens processed.
+# TYPE llamacpp:prompt_tokens_total counter
+llamacpp:prompt_tokens_total 12
+# HELP llamacpp:requests_processing Number of requests processing.
+# TYPE llamacpp:requests_processing gauge
+llamacpp:requests_processing 1
+"""
+OLD_VLLM = """# HELP vllm:gpu_cache_usage_perc GPU KV-cache usage.
+# TYPE vllm:gpu_cache_usage_perc gauge
+vllm:gpu_cache_usage_perc{model_name="a"} 0.25
+# TYPE vllm:gpu_prefix_cache_queries_total counter
+vllm:gpu_prefix_cache_queries_total{model_name="a"} 20.0
+# TYPE vllm:gpu_prefix_cache_queries_created gauge
+vllm:gpu_prefix_cache_queries_created{model_name="a"} 1.7e9
+# TYPE vllm:time_per_output_token_seconds histogram
+vllm:time_per_output_token_seconds_bucket{le="0.01",model_name="a"} 3.0
+vllm:time_per_output_token_seconds_bucket{le="+Inf",model_name="a"} 4.0
+vllm:time_per_output_token_seconds_count{model_name="a"} 4.0
+vllm:time_per_output_token_seconds_sum{model_name="a"} 0.5
+"""
+BOTH_VLLM = """# TYPE vllm:gpu_cache_usage_perc gauge
+vllm:gpu_cache_usage_perc{engine="0"} 0.9
+# TYPE vllm:kv_cache_usage_perc gauge
+vllm:kv_cache_usage_perc{engine="0"} 0.5
+"""
+
+
+def page(text: str | None, model: str = "m", replica: str = "r") -> EnginePage:
+    return EnginePage(model, replica, text, 0.25)
+
+
+def families(*pages: EnginePage) -> dict[str, Metric]:
+    return {family.name: family for family in text_string_to_metric_families(merge_pages(pages))}
+
+
+def engine_samples(*pages: EnginePage) -> Iterator[tuple[str, dict[str, str], float]]:
+    for family in families(*pages).values():
+        yield from ((each.name, each.labels, each.value) for each in family.samples)
+
+
+def test_each_sample_says_whose_it_is() -> None:
+    found = list(engine_samples(page(LLAMA, "m", "m-0"), page(LLAMA, "n/x", "n-0")))
+    for model, replica in (("m", "m-0"), ("n/x", "n-0")):
+        labels = {"model": model, "replica": replica}
+        assert ("llamacpp:prompt_tokens_total", labels, 12) in found
+        assert ("roundhouse_engine_up", labels, 1) in found
+        assert ("roundhouse_engine_scrape_seconds", labels, 0.25) in found
+    text = merge_pages([page(LLAMA, "m", "m-0"), page(LLAMA, "n", "n-0")])
+    assert text.count("# TYPE llamacpp:requests_processing gauge") == 1
+
+
+def test_our_own_metrics_of_engines_are_documented() -> None:
+    rows = re.findall(
+        r"^\| `(roundhouse_engine_\w+)` \| (\w+) \| ([\w, ]+) \| (.+) \|$", DOCS.read_text(), re.MULTILINE
+    )
+    served = {
+        (name, family.type, ", ".join(sorted(family.samples[0].labels)), family.documentation)
+        for name, family in families(page(None)).items()
+    }
+    assert set(rows) == served
+
+
+def test_old_names_are_in_the_docs() -> None:
+    told = set(re.findall(r"^\| `(vllm:\w+)` \| `(vllm:\w+)` \|$", DOCS.read_text(), re.MULTILINE))
+    assert {(old.removesuffix("_total"), new.removesuffix("_total")) for old, new in told} == set(RENAMED.items())
+
+
+def test_an_engine_that_could_not_be_read_costs_its_own_part() -> None:
+    found = families(page(LLAMA, "m", "m-0"), page(None, "n", "n-0"))
+    up = {each.labels["replica"]: each.value for each in found["roundhouse_engine_up"].samples}
+    assert up == {"m-0": 1, "n-0": 0}
+    assert {each.labels["replica"] for each in found["llamacpp:prompt_tokens"].samples} == {"m-0"}
+
+
+def test_old_names_of_vllm_are_served_as_the_new_ones() -> None:
+    found = families(page(OLD_VLLM))
+    assert "gpu" not in "".join(found)
+    assert found["vllm:kv_cache_usage_perc"].samples[0].value == 0.25
+    assert found["vllm:kv_cache_usage_perc"].type == "gauge"
+    assert found["vllm:prefix_cache_queries"].type == "counter"
+    histogram = found["vllm:inter_token_latency_seconds"]
+    assert histogram.type == "histogram"
+    assert {each.name for each in histogram.samples} == {
+        f"vllm:inter_token_latency_seconds_{part}" for part in ("bucket", "count", "sum")
+    }
+    assert not any(name.endswith("_created") for name, _, _ in engine_samples(page(OLD_VLLM)))
+
+
+def test_the_new_name_counts_where_an_engine_serves_both() -> None:
+    assert [each.value for each in families(page(BOTH_VLLM))["vllm:kv_cache_usage_perc"].samples] == [0.5]
+
+
+def test_versions_side_by_side_are_one_family() -> None:
+    found = families(page(OLD_VLLM, "m", "old"), page(BOTH_VLLM, "m", "new"))["vllm:kv_cache_usage_perc"]
+    assert {each.labels["replica"]: each.value for each in found.samples} == {"old": 0.25, "new": 0.5}
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_names_are_mapped_with_each_suffix(old: str, new: str) -> None:
+    assert rename(old) == new
+    assert [rename(old + suffix) for suffix in ("_total", "_bucket", "_sum", "_count")] == [
+        new + suffix for suffix in ("_total", "_bucket", "_sum", "_count")
+    ]
+    assert rename(new) == new
+    assert new not in RENAMED, "a name is changed once, not in steps"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "<html>no metrics</html>",
+        "llamacpp:bad",
+        "llamacpp:bad x",
+        'llamacpp:bad{label="open} 1',
+        'llamacpp:bad{label="a"} 1 2 3',
+        "llamacpp:bad{} 1e",
+        "# TYPE llamacpp:bad nonsense",
+        "# EOF",
+        "process_open_fds 12",
+        "llamacpp:bad 1\x00",
+        "",
+    ],
+)
+def test_a_line_that_is_no_sample_spoils_nothing(line: str) -> None:
+    found = families(page(line + "\n" + LLAMA), page(LLAMA, "n", "n-0"))
+    assert len(found["llamacpp:prompt_tokens"].samples) == 2
+    assert not any("bad" in name or name.startswith("process") for name in found)
+
+
+def test_labels_of_the_engine_stay_and_never_take_the_place_of_ours() -> None:
+    text = 'vllm:x{model="theirs",replica="7",model_name="a,model=b \\" c",} 1.5e3 1700000000\nllamacpp:y NaN\n'
+    found = {name: labels for name, labels, _ in engine_samples(page(text))}
+    assert found["vllm:x"] == {
+        "model": "m",
+        "replica": "r",
+        "exported_model": "theirs",
+        "exported_replica": "7",
+        "model_name": 'a,model=b " c',
+    }
+    assert "llamacpp:y" in found
+
+
+def test_names_of_models_are_escaped() -> None:
+    [found] = families(page(None, 'a"b\\c\nd', "r"))["roundhouse_engine_up"].samples
+    assert found.labels["model"] == 'a"b\\c\nd'
+
+
+def test_what_prometheus_client_writes_is_read_whole() -> None:
+    registry = CollectorRegistry()
+    Counter("vllm:requests", "Requests.", ("reason",), registry=registry).labels("stop").inc(3)
+    Gauge("vllm:running", "Running.", registry=registry).set(-0.5)
+    Histogram("vllm:latency_seconds", "Latency.", ("engine",), registry=registry).labels("0").observe(0.2)
+    theirs = generate_latest(registry).decode()
+    expected = {
+        (each.name, each.value, tuple(sorted(each.labels.items())))
+        for family in text_string_to_metric_families(theirs)
+        for each in family.samples
+        if not each.name.endswith("_created")
+    }
+    ours = {
+        (name, value, tuple(sorted(label for label in labels.items() if label[0] not in ("model", "replica"))))
+        for name, labels, value in engine_samples(page(theirs))
+        if not name.startswith("roundhouse")
+    }
+    assert ours == expected

@@ -8,7 +8,11 @@ from typing import Any
 import pytest
 
 from controller.schema.errors import RoundhouseError
+from gateway.protocols.anthropic.answer_stream import encode_event
+from gateway.protocols.anthropic.dialect import MessagesStream
+from gateway.protocols.anthropic.grounding import AnnotatedMessage, annotate_body
 from gateway.protocols.anthropic.via_chat import MESSAGES_COUNTED_VIA_CHAT, MESSAGES_VIA_CHAT
+from gateway.protocols.common.passages import Passage
 from tests.fakes.fake_controller import route
 from tests.support.messages_schema import checked_events, checked_message
 from tests.support.messages_transcripts import (
@@ -320,3 +324,125 @@ def test_what_follows_the_end_is_passed_over() -> None:
     late = json.dumps({"id": "x", "choices": [], "usage": USAGE}).encode()
     assert events.feed_data(chunk({"content": "b"}) + b"data: " + late + b"\n\n") == b""
     assert (events.finish_stream(), events.usage) == (b"", None)
+
+
+def test_calls_that_overlap_come_one_after_the_other() -> None:
+    out = streamed(
+        chunk(call(0, "", "f")),
+        chunk(call(1, "", "g")),
+        chunk(call(0, '{"x"')),
+        chunk(call(1, '{"y":')),
+        chunk(call(2, "{}", "h")),
+        chunk({"content": "So"}),
+        chunk({"content": "."}),
+        chunk(call(0, ":1}")),
+        chunk(call(1, "2}")),
+        chunk(call(0, "late")),
+        chunk({}, "tool_calls"),
+    )
+    assert out == lines(
+        BEGUN,
+        started(0, type="tool_use", id="id0", name="f", input={}),
+        grew(0, "input_json_delta", partial_json='{"x"'),
+        grew(0, "input_json_delta", partial_json=":1}"),
+        stopped(0),
+        started(1, type="tool_use", id="id1", name="g", input={}),
+        grew(1, "input_json_delta", partial_json='{"y":'),
+        grew(1, "input_json_delta", partial_json="2}"),
+        stopped(1),
+        started(2, type="tool_use", id="id2", name="h", input={}),
+        grew(2, "input_json_delta", partial_json="{}"),
+        stopped(2),
+        started(3, **TEXT),
+        grew(3, "text_delta", text="So."),
+        stopped(3),
+        *ended("tool_use"),
+    )
+
+
+def test_what_waits_for_a_call_that_is_never_whole_comes_at_the_end() -> None:
+    out = streamed(
+        chunk(call(0, '{"cut', "f")), chunk(call(1, "", "g")), chunk(call(2, "[", "h")), chunk({}, "length"),
+    )  # fmt: skip
+    assert out == lines(
+        BEGUN,
+        started(0, type="tool_use", id="id0", name="f", input={}),
+        grew(0, "input_json_delta", partial_json='{"cut'),
+        stopped(0),
+        started(1, type="tool_use", id="id1", name="g", input={}),
+        stopped(1),
+        started(2, type="tool_use", id="id2", name="h", input={}),
+        grew(2, "input_json_delta", partial_json="["),
+        stopped(2),
+        *ended("max_tokens"),
+    )
+
+
+@pytest.mark.parametrize("place", [{"index": 0}, {}])
+def test_calls_of_one_number_are_as_many_as_they_have_ids(place: Fields) -> None:
+    # As Gemini's compatible endpoint and older versions of Ollama send them.
+    parts: list[Fields] = [
+        {"id": "a", "function": {"name": "f", "arguments": '{"x":1'}},
+        {"id": "a", "function": {"arguments": "}"}},
+        {"id": "b", "function": {"name": "g", "arguments": "{"}},
+        {"id": "", "function": {"arguments": "}"}},
+        {"id": "c", "function": {"name": "f", "arguments": "{}"}},
+    ]
+    chunks = [chunk({"tool_calls": [{**place, **part}]}) for part in parts]
+    out = streamed(*chunks, chunk({}, "tool_calls"))
+    blocks = [each["content_block"] for each in checked_events(out) if each["type"] == "content_block_start"]
+    assert [(block["id"], block["name"]) for block in blocks] == [("a", "f"), ("b", "g"), ("c", "f")]
+    made = MESSAGES_VIA_CHAT.open_collector(request_of())
+    assert made is not None
+    for each in (*chunks, chunk({}, "tool_calls"), b"data: [DONE]\n\n"):
+        made.feed_data(each)
+    result = made.build_result()
+    assert result is not None
+    told = [(block["id"], block["name"], block["input"]) for block in json.loads(result[1])["content"]]
+    assert told == [("a", "f", {"x": 1}), ("b", "g", {}), ("c", "f", {})]
+
+
+PASSAGES = [
+    Passage("d1", "a.md", chunk=0, start=0, end=4, page=None, score=1.0, text="Coal"),
+    Passage("d2", None, chunk=3, start=9, end=12, page=2, score=0.5, text="Tea"),
+]
+STREAM = b"".join(
+    [
+        encode_event("message_start", {"message": {"id": "msg_1", "content": []}}),
+        encode_event("content_block_start", {"index": 0, "content_block": {"type": "thinking", "thinking": ""}}),
+        encode_event("content_block_delta", {"index": 0, "delta": {"type": "thinking_delta", "thinking": "see [1]"}}),
+        encode_event("content_block_stop", {"index": 0}),
+        encode_event("content_block_start", {"index": 1, "content_block": {"type": "text", "text": "Tea "}}),
+        encode_event("content_block_delta", {"index": 1, "delta": {"type": "text_delta", "text": "is there ["}}),
+        encode_event("content_block_delta", {"index": 1, "delta": {"type": "text_delta", "text": "2], not [7]."}}),
+        encode_event("content_block_stop", {"index": 1}),
+        encode_event("message_stop", {}),
+    ]
+)
+
+
+def told(stream: bytes) -> list[dict[str, object]]:
+    return [json.loads(line[6:]) for line in stream.splitlines() if line.startswith(b"data: ")]
+
+
+@pytest.mark.parametrize("size", [1, 7, 40, len(STREAM)])
+def test_citations_come_before_the_end_of_their_block(size: int) -> None:
+    stream = AnnotatedMessage(MessagesStream("r"), PASSAGES)
+    parts = [stream.feed_data(STREAM[start : start + size]) for start in range(0, len(STREAM), size)]
+    events = told(b"".join(parts) + stream.finish_stream())
+    assert stream.is_complete
+    assert [source["document_id"] for source in events[0]["message"]["sources"]] == ["d1", "d2"]  # type: ignore[index]
+    added = [event for event in events if "citations_delta" in json.dumps(event)]
+    [delta] = added
+    assert events.index(delta) == [event["type"] for event in events].index("message_stop") - 2
+    citation = delta["delta"]["citation"]  # type: ignore[index]
+    text = "Tea is there [2], not [7]."
+    assert text[citation["start_index"] : citation["end_index"]] == "[2]"
+    assert (citation["source"], citation["cited_text"], citation["page"], delta["index"]) == ("d2", "Tea", 2, 1)
+    rest = [event for event in events[1:] if event is not delta]
+    assert rest == told(STREAM)[1:], "everything else passes"
+
+
+def test_a_body_that_is_no_message_passes() -> None:
+    for body in (b"[]", b"no", b'{"content": "x"}'):
+        assert annotate_body(body, PASSAGES) == body

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from typing import Any, get_args, get_type_hints
 
 import pytest
@@ -9,11 +11,13 @@ import pytest
 from controller.schema.admin import Capabilities
 from controller.schema.errors import RoundhouseError
 from gateway.protocols.common.capabilities import check_capabilities, check_prompt
+from gateway.protocols.common.choices import check_choices, count_slots
 from gateway.protocols.common.conversation import (
     Assistant,
     Audio,
     Image,
     OutputFormat,
+    Part,
     Prompt,
     System,
     Text,
@@ -23,6 +27,9 @@ from gateway.protocols.common.conversation import (
     Turn,
     User,
 )
+from gateway.protocols.common.large_body import BLOCK_BYTES, LargeBody
+from gateway.protocols.common.output_constraints import CONSTRAINT_FIELDS, adapt_constraints
+from tests.fakes.fake_controller import route
 
 TEXT = Capabilities()
 SEES = Capabilities(modalities=("text", "image"))
@@ -357,3 +364,314 @@ def test_a_conversation_that_was_read(turns_: tuple[Turn, ...], param: str | Non
     expected = None if param is None else ("multi_turn_unsupported", param)
     assert refused_prompt(Prompt(turns=turns_), ONE_TURN) == expected
     assert refused_prompt(Prompt(turns=turns_), TEXT) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "slots"),
+    [
+        ({}, 1),
+        ({"n": 1}, 1),
+        ({"n": 3}, 3),
+        ({"n": 9}, 4),
+        ({"n_cmpl": 2, "n": 3}, 2),
+        ({"n_cmpl": 1, "n": 3}, 1),
+        ({"n_cmpl": None, "n": 3}, 3),
+        ({"n_cmpl": True, "n": 3}, 1),
+        ({"n": None}, 1),
+        ({"n": True}, 1),
+        ({"n": "3"}, 1),
+        ({"n": -1}, 1),
+        ({"prompt": "one"}, 1),
+        ({"prompt": ["one"], "n": 2}, 2),
+        ({"prompt": ["one", "two"]}, 2),
+        ({"prompt": [[1, 2], [3]], "n": 2}, 4),
+        ({"prompt": [1, 2, 3, 4, 5]}, 1),
+        ({"prompt": ["one", 2, "three"]}, 1),
+        ({"prompt": ["one", [2, 3], [4, "five"]]}, 3),
+        ({"prompt": {"prompt_string": "one"}}, 1),
+        ({"prompt": [{"prompt_string": "one"}, {"prompt_string": "two"}]}, 2),
+        ({"prompt": [], "n": 2}, 2),
+    ],
+)
+def test_each_answer_to_each_prompt_takes_a_slot(fields: dict[str, Any], slots: int) -> None:
+    assert count_slots(fields, route("m", target_inflight=4)) == slots
+    assert count_slots(fields, route("m", target_inflight=4, choices_take_slots=False)) == 1
+
+
+@pytest.mark.parametrize("name", ["n", "n_cmpl"])
+def test_more_answers_than_the_engine_makes_are_refused(name: str) -> None:
+    model = route("m", max_choices=4)
+    check_choices({name: 4}, model)
+    check_choices({name: 5}, route("m"))
+    with pytest.raises(RoundhouseError) as caught:
+        check_choices({name: 5}, model)
+    assert (caught.value.entry.code, caught.value.param) == ("invalid_request", name)
+    assert "at most 4" in caught.value.message
+    assert "it is 5" in caught.value.message
+
+
+TAKES_MEDIA = Capabilities(modalities=("text", "image", "audio"))
+URL_AS_TEXT = {"type": "text", "text": "http://127.0.0.1/is only text"}
+DATA = (
+    "data:image/png;base64,iVBORw0KGgo=",
+    "DATA:image/png,%00",
+    "iVBORw0KGgo=",
+    "_-8=",
+    "aGkA" * 16 + "\r\naGk=",
+    "/9j/4AAQSkZJRg==",
+    "",
+)
+ADDRESSES = (
+    "http://127.0.0.1:8080/x.png",
+    "https://x/y.png",
+    "HTTP://x",
+    "httpx",
+    "file:///etc/passwd",
+    "ftp://x",
+    " http://x",
+    "\n" * 70 + "http://x",
+    "h" + "\n" * 70 + "ttp://x",
+    "\x01http://x",
+    "\\u0068ttp",
+    "s3://bucket/x",
+    "//x/y.png?",
+    "x.png",
+)
+
+
+def refused_place(check: Callable[[], None]) -> str | None:
+    """The `param` of the refusal, after its code where that is another; None: nothing is refused_place."""
+    try:
+        check()
+    except RoundhouseError as error:
+        return f"{error.entry.code} {error.param}".removeprefix("invalid_request ")
+    return None
+
+
+def found(*parts: Any, capabilities: Capabilities = TAKES_MEDIA) -> str | None:
+    """The same of a user's message with these parts, passed through."""
+    fields = {"messages": [{"role": "user", "content": [URL_AS_TEXT, *parts]}]}
+    return refused_place(lambda: check_capabilities(fields, capabilities, "m"))
+
+
+@pytest.mark.parametrize("value", DATA)
+def test_data_passes_in_every_form(value: str) -> None:
+    assert [found(part) for part in parts_with(value)] == [None] * len(parts_with(value))
+
+
+@pytest.mark.parametrize("value", ADDRESSES)
+def test_an_address_is_refused_in_every_form(value: str) -> None:
+    places = [found(part) for part in parts_with(value)]
+    assert places == ["messages[0].content[1]"] * (len(places) - 2) + [
+        "messages[0].content[1].content[1]",
+        "messages[0].content[1].source.content[0]",
+    ]
+    declared = TAKES_MEDIA.model_copy(update={"media_urls": True})
+    assert {found(part, capabilities=declared) for part in parts_with(value)} == {None}
+
+
+def parts_with(value: str) -> list[Any]:
+    image = {"type": "image_url", "image_url": {"url": value}}
+    return [
+        image,
+        {"type": "image_url", "image_url": value},
+        {"image_url": {"url": value}},
+        {"type": "input_image", "image_url": value},
+        {"type": "image", "source": {"type": "url", "url": value}},
+        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": value}},
+        {"type": "input_audio", "input_audio": {"data": value, "format": "wav"}},
+        {"type": "input_audio", "input_audio": {"url": value}},
+        {"type": "audio_url", "audio_url": {"url": value}},
+        {"type": "input_video", "input_video": {"data": value}},
+        {"type": "video_url", "video_url": {"url": value}},
+        {"type": "tool_result", "tool_use_id": "t", "content": [URL_AS_TEXT, image]},
+        {"type": "document", "source": {"type": "content", "content": [image]}},
+    ]
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "tool_use", "id": "t", "name": "open", "input": {"url": "http://x"}, "source": "http://x"},
+        {"type": "search_result", "source": "https://x/page", "title": "x", "content": [URL_AS_TEXT]},
+        {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "http://x is down"}},
+        {"type": "tool_result", "tool_use_id": "t", "content": "http://x"},
+        {"type": "image_url", "image_url": 7},
+        {"type": "image_url"},
+        {"type": "image_url", "image_url": {"url": None}},
+        "http://x",
+        None,
+    ],
+    ids=str,
+)
+def test_what_is_no_medium_passes(part: Any) -> None:
+    assert found(part) is None
+
+
+def test_a_model_that_takes_text_alone_is_left_to_its_engine() -> None:
+    part = {"type": "video_url", "video_url": {"url": "http://x"}}
+    assert found(part, capabilities=Capabilities()) is None
+    assert found(part, capabilities=Capabilities(modalities=("image",))) == "messages[0].content[1]"
+
+
+@pytest.mark.parametrize("value", ADDRESSES)
+@pytest.mark.parametrize("medium", [Image, lambda value, place: Audio(value, "wav", place)], ids=["image", "audio"])
+def test_a_translated_request_is_held_to_the_same(medium: Any, value: str) -> None:
+    def place_of(turn: User | ToolResult, capabilities: Capabilities = TAKES_MEDIA) -> str | None:
+        return refused_place(lambda: check_prompt(Prompt(turns=(turn,)), capabilities, "m"))
+
+    def parts(value: str, place: str) -> tuple[Part, ...]:
+        part: Part = Image(value, place=place) if medium is Image else medium(value, place)
+        return Text("http://x"), part
+
+    assert place_of(User(parts(value, "input[0].content[1]"))) == "input[0].content[1]"
+    assert place_of(User(parts(value, ""), place="input[0]")) == "input[0]"
+    assert place_of(ToolResult("t", parts(value, "input[3].output[1]"))) == "input[3].output[1]"
+    assert place_of(User(parts(value, "")), TAKES_MEDIA.model_copy(update={"media_urls": True})) is None
+    assert {place_of(User(parts(each, ""))) for each in DATA} == {None}
+
+
+@pytest.mark.parametrize("at", [0, 4090, *range(4094, 4098), BLOCK_BYTES - 1])
+@pytest.mark.parametrize(
+    ("value", "place"),
+    [
+        ("data:image/png;base64," + "iVBORw0KGgo" * 40_000, None),
+        ("iVBORw0KGgo" * 40_000, None),
+        ("http://x/" + "b" * 400_000, "messages[0].content[1]"),
+        ("http:\\u002f\\u002fx/" + "b" * 400_000, "messages[0].content[1]"),
+        ("\\u0068ttp://x/" + "b" * 400_000, "messages[0].content[1]"),
+        ("h\\u0074tp://x/" + "b" * 400_000, "messages[0].content[1]"),
+        ("      http://x/" + "b" * 400_000, "messages[0].content[1]"),
+    ],
+    ids=["data", "base64", "address", "escapes", "first escaped", "second escaped", "spaces"],
+)
+def test_a_large_body_s_outline_tells_the_same(value: str, place: str | None, at: int) -> None:
+    head = '{"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}, {"image_url": {"url": "'
+    tail = '"}}]}]}'
+    body = LargeBody()
+    body.add_part((" " * max(0, at - len(head)) + head + value + tail).encode())
+    body.finish()
+    assert len(body.outline) < 20_000 + at
+    assert refused_place(lambda: check_capabilities(json.loads(body.outline), TAKES_MEDIA, "m")) == place
+
+
+SCHEMA = {"type": "object", "properties": {"city": {"enum": ["Paris"]}}}
+YES = 'root ::= "yes"'
+LLAMA = ("llama_server", "llama_cpp")
+VLLM = ("vllm_serve", "vllm")
+NO_FORM: tuple[dict[str, Any], ...] = (
+    {},
+    {"messages": [], "temperature": 0},
+    {"grammar": "", "guided_json": None, "guided_json_object": False, "structured_outputs": None},
+)
+FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+
+
+def adapted(backend: str, *, is_chat: bool = True, **fields: Any) -> dict[str, Any]:
+    made = route("m").model_copy(update={"backend": backend})
+    return adapt_constraints(fields, made, is_chat=is_chat)
+
+
+def refusal(backend: str, *, is_chat: bool = True, **fields: Any) -> tuple[str, str | None]:
+    with pytest.raises(RoundhouseError) as raised:
+        adapted(backend, is_chat=is_chat, **fields)
+    return raised.value.entry.code, raised.value.param
+
+
+@pytest.mark.parametrize("backend", [*LLAMA, *VLLM, "openai_remote", "stub"])
+@pytest.mark.parametrize("fields", NO_FORM)
+def test_what_asks_for_nothing_is_left_as_it_is(backend: str, fields: dict[str, Any]) -> None:
+    made = route("m").model_copy(update={"backend": backend})
+    assert adapt_constraints(fields, made, is_chat=True) is fields
+    assert adapt_constraints(fields, made, is_chat=False) is fields
+
+
+@pytest.mark.parametrize("backend", LLAMA)
+@pytest.mark.parametrize("is_chat", [True, False])
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"grammar": YES}, {"grammar": YES}),
+        ({"json_schema": SCHEMA}, {"json_schema": SCHEMA}),
+        ({"guided_json": SCHEMA}, {"json_schema": SCHEMA}),
+        ({"guided_json": '{"const": "a"}'}, {"json_schema": {"const": "a"}}),
+        ({"guided_json_object": True}, {"json_schema": {"type": "object"}}),
+        ({"guided_grammar": YES}, {"grammar": YES}),
+        ({"guided_choice": ["a", '"b\\\n']}, {"grammar": 'root ::= "a" | "\\"b\\\\\\n"'}),
+        ({"structured_outputs": {"json": SCHEMA}}, {"json_schema": SCHEMA}),
+        ({"structured_outputs": {"choice": ["a"], "regex": None}}, {"grammar": 'root ::= "a"'}),
+        ({"structured_outputs": {"json_object": True}}, {"json_schema": {"type": "object"}}),
+    ],
+)
+def test_llama_cpps_words(backend: str, is_chat: bool, fields: dict[str, Any], words: dict[str, Any]) -> None:
+    assert adapted(backend, is_chat=is_chat, n=1, **fields) == {"n": 1, **words}
+
+
+@pytest.mark.parametrize("backend", LLAMA)
+def test_a_completions_response_format_is_a_schema_to_llama_cpp(backend: str) -> None:
+    assert adapted(backend, is_chat=False, response_format=FORMAT) == {"json_schema": SCHEMA}
+    assert adapted(backend, is_chat=False, response_format={"type": "json_object"}) == {
+        "json_schema": {"type": "object"}
+    }
+    assert adapted(backend, is_chat=False, response_format={"type": "text"}) == {"response_format": {"type": "text"}}
+    assert adapted(backend, is_chat=True, response_format=FORMAT) == {"response_format": FORMAT}
+    assert refusal(backend, is_chat=False, response_format={"type": "x"}) == ("invalid_request", "response_format")
+    assert refusal(backend, is_chat=False, response_format="x") == ("invalid_request", "response_format")
+
+
+@pytest.mark.parametrize("backend", LLAMA)
+@pytest.mark.parametrize(
+    ("fields", "code", "param"),
+    [
+        ({"guided_regex": "a+"}, "structured_output_unsupported", "guided_regex"),
+        ({"structured_outputs": {"regex": "a+"}}, "structured_output_unsupported", "structured_outputs"),
+        ({"structured_outputs": {"structural_tag": "{}"}}, "structured_output_unsupported", "structured_outputs"),
+        ({"structured_outputs": {}}, "invalid_request", "structured_outputs"),
+        ({"structured_outputs": []}, "invalid_request", "structured_outputs"),
+        ({"guided_json": "{"}, "invalid_request", "guided_json"),
+        ({"guided_json": [1]}, "invalid_request", "guided_json"),
+        ({"guided_choice": []}, "invalid_request", "guided_choice"),
+        ({"guided_choice": ["a", 1]}, "invalid_request", "guided_choice"),
+        ({"guided_choice": "a"}, "invalid_request", "guided_choice"),
+        ({"guided_grammar": 5}, "invalid_request", "guided_grammar"),
+        ({"grammar": YES, "guided_json": SCHEMA}, "invalid_request", "guided_json"),
+        ({"guided_json": SCHEMA, "response_format": FORMAT}, "invalid_request", "response_format"),
+    ],
+)
+def test_what_llama_cpp_cannot_be_told(backend: str, fields: dict[str, Any], code: str, param: str) -> None:
+    assert refusal(backend, **fields) == (code, param)
+    assert refusal(backend, is_chat=False, **fields) == (code, param)
+
+
+@pytest.mark.parametrize("backend", VLLM)
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"grammar": YES}, {"grammar": YES}),
+        ({"json_schema": SCHEMA}, {"json": SCHEMA}),
+        ({"guided_json": SCHEMA}, {"json": SCHEMA}),
+        ({"guided_json_object": True}, {"json_object": True}),
+        ({"guided_regex": "a+"}, {"regex": "a+"}),
+        ({"guided_choice": ["a", "b"]}, {"choice": ["a", "b"]}),
+        ({"guided_grammar": YES, "guided_json": None}, {"grammar": YES}),
+        (
+            {"structured_outputs": {"regex": "a+", "whitespace_pattern": " "}},
+            {"regex": "a+", "whitespace_pattern": " "},
+        ),
+    ],
+)
+def test_vllms_newer_words(backend: str, fields: dict[str, Any], words: dict[str, Any]) -> None:
+    assert adapted(backend, n=1, **fields) == {"n": 1, "structured_outputs": words}
+    assert adapted(backend, is_chat=False, response_format=FORMAT) == {"response_format": FORMAT}
+
+
+@pytest.mark.parametrize("backend", VLLM)
+def test_vllm_is_told_one_form(backend: str) -> None:
+    assert refusal(backend, guided_json=SCHEMA, structured_outputs={"regex": "a"}) == (
+        "invalid_request", "structured_outputs"
+    )  # fmt: skip
+
+
+def test_any_other_engine_is_told_what_the_client_said() -> None:
+    fields: dict[str, Any] = dict.fromkeys(CONSTRAINT_FIELDS, "x")
+    assert adapted("openai_remote", **fields) == fields

@@ -15,9 +15,13 @@ from controller.schema.errors import RoundhouseError
 from gateway.protocols.common.conversation import Answer, Call, Tokens
 from gateway.protocols.common.request import InferenceRequest
 from gateway.protocols.responses.answer_stream import ResponseWriter
+from gateway.protocols.responses.answer_times import AnswerTimes
 from gateway.protocols.responses.context import ResponseContext
+from gateway.protocols.responses.file_search import FoundFiles
+from gateway.protocols.responses.replayed_events import replay_end, replay_events
 from gateway.protocols.responses.via_chat import RESPONSES_VIA_CHAT
 from tests.fakes.fake_controller import route
+from tests.fakes.fake_retrieval import file_hit
 from tests.support.responses import Fields, check_response, context, events_in, folded
 
 GOLDEN = Path(__file__).resolve().parents[4] / "golden" / "responses"
@@ -278,3 +282,99 @@ def test_a_stream_that_somebody_ends_is_cancelled() -> None:
     assert response == made.response
     assert response["status"] == "cancelled"
     assert [item["status"] for item in response["output"]] == ["completed", "completed", "incomplete"]
+
+
+USAGE = {"input_tokens": 3, "output_tokens": 4}
+
+
+def response(*names: str) -> dict[str, Any]:
+    """A complete response with these items."""
+    return {"id": "resp_1", "model": "m", "usage": USAGE, "output": [{"id": name} for name in names]}
+
+
+def test_each_item_takes_until_the_next_and_the_last_has_the_figures() -> None:
+    times = AnswerTimes(100.0)
+    times.begin_item(100.5, is_said=False)
+    times.begin_item(101.25, is_said=True)
+    times.begin_item(103.0, is_said=True)
+    times.ended_at = 103.5
+    figures = {"model": "m", "usage": USAGE, "first_token_ms": 1250, "total_ms": 3500}
+    assert times.describe_items(response("list", "thought", "text")) == [
+        {"response_id": "resp_1", "took_ms": 750, "figures": None},
+        {"response_id": "resp_1", "took_ms": 1750, "figures": None},
+        {"response_id": "resp_1", "took_ms": 500, "figures": figures},
+    ]
+
+
+def test_of_an_answer_that_was_no_stream_only_the_whole_time_is_known() -> None:
+    times = AnswerTimes(100.0, ended_at=102.0)
+    figures = {"model": "m", "usage": USAGE, "first_token_ms": None, "total_ms": 2000}
+    assert times.describe_items(response("thought", "text")) == [
+        {"response_id": "resp_1", "took_ms": None, "figures": None},
+        {"response_id": "resp_1", "took_ms": None, "figures": figures},
+    ]
+    assert times.describe_items(response()) == []
+
+
+def test_an_attempt_of_which_nothing_came_is_forgotten_and_a_clock_that_was_set_back_counts_as_none() -> None:
+    times = AnswerTimes(100.0)
+    times.begin_item(100.1, is_said=True)
+    times.restart()
+    times.begin_item(99.0, is_said=True)
+    times.ended_at = 98.0
+    [described] = times.describe_items(response("text"))
+    assert (described["took_ms"], described["figures"]["first_token_ms"], described["figures"]["total_ms"]) == (0, 0, 0)
+
+
+DONE = b"data: [DONE]\n\n"
+PROBABILITY = {"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": []}
+ANSWERS = {
+    "text": Answer(text="Hi", tokens=Tokens(1, 2)),
+    "probabilities": Answer(text="a", logprobs=(PROBABILITY,), tokens=Tokens(1, 2)),
+    "thought": Answer(text="Hi", thought="Hm.", tokens=Tokens(1, 2)),
+    "refusal": Answer(refusal="No."),
+    "calls": Answer(calls=(Call("c1", "f", '{"a":1}'), Call("c2", "shell", '{"input":"ls"}'), Call("c3", "f", ""))),
+    "cut": Answer(text="Hi", finish="length", tokens=Tokens(1, 2)),
+    "nothing": Answer(),
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_response_is_what_its_events_say(name: str, is_open: bool) -> None:
+    tools = [{"type": "function", "name": "f"}, {"type": "custom", "name": "shell"}]
+    asked: dict[str, Any] = {"model": "m", "input": "Hi", "background": True, "tools": tools}
+    response = ResponseWriter(asked, context(stores=True)).build_answer(ANSWERS[name])
+    assert folded(replay_events(response, is_open_responses=is_open) + DONE, is_open=is_open) == response
+
+
+@pytest.mark.parametrize("includes_results", [False, True])
+def test_the_search_and_the_citations_of_a_response(includes_results: bool) -> None:
+    found = FoundFiles("Where?", (file_hit(1, "There."),), includes_results)
+    asked: dict[str, Any] = {"model": "m", "input": "Where?", "tools": [{"type": "file_search"}]}
+    asked["tools"][0]["vector_store_ids"] = ["vs"]
+    answer = Answer(text="There [1], I think [2].", tokens=Tokens(1, 2))
+    response = ResponseWriter(asked, context(stores=True, found_files=found)).build_answer(answer)
+    assert [item["type"] for item in response["output"]] == ["file_search_call", "message"]
+    assert len(response["output"][1]["content"][0]["annotations"]) == 1
+    assert folded(replay_events(response, is_open_responses=False) + DONE) == response
+    writer = ResponseWriter(asked, made := context(stores=True, found_files=found))
+    stream = writer.begin_answer("") + writer.write_text("There [1], I ", None) + writer.write_text("think [2].", None)
+    stream += writer.end_answer("stop", None, answer.tokens)
+    assert folded(stream) == made.response
+    assert made.response is not None
+    assert made.response["output"] == response["output"]
+
+
+def test_one_that_failed_or_was_cancelled() -> None:
+    writer = ResponseWriter({"model": "m", "input": "Hi"}, made := context(stores=True))
+    writer.begin_answer("")
+    writer.write_text("Hi", None)
+    writer.fail_answer({"message": "Too late.", "type": "server_error", "code": "request_timeout", "status": 504})
+    assert made.response is not None
+    events = events_in(replay_events(made.response, is_open_responses=False) + DONE)
+    assert [event["type"] for event in events[-2:]] == ["error", "response.failed"]
+    assert (events[-2]["code"], events[-1]["response"]) == ("request_timeout", made.response)
+    cancelled = {**made.response, "status": "cancelled", "error": None}
+    [last] = events_in(replay_end(cancelled, 7) + DONE)
+    assert (last["type"], last["sequence_number"], last["response"]) == ("response.incomplete", 7, cancelled)
