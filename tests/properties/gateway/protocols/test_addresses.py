@@ -19,6 +19,7 @@ from gateway.protocols.common.request import parse_request
 from gateway.protocols.llama_native.dialect import NATIVE
 from gateway.protocols.responses.via_chat import RESPONSES_VIA_CHAT
 from tests.support.campaign import campaign_count
+from tests.support.outcomes import present
 from tests.support.responses import context
 
 DIALECTS: tuple[Dialect, ...] = (CHAT, COMPLETIONS, MESSAGES, NATIVE, JSON_DIALECT, RESPONSES_VIA_CHAT)
@@ -62,14 +63,10 @@ after = st.sampled_from(["", " ", ")", "'", '"', ",", ">", "\n", ": ", ". ", "; 
 
 
 FRAMES = (
-    "%s",
-    '{"detail":%s}',
-    '{"error":%s}',
-    '{"error":{"message":%s}}',
+    *("%s", '{"detail":%s}', '{"error":%s}', '{"error":{"message":%s}}'),
     '{"error":{"message":"m","code":%s,"type":%s,"param":%s}}',
     '{"error":{"message":"m","metadata":{"raw":[%s]}}}',
-    '{"type":"error","error":{"type":"api_error","message":%s}}',
-    '{"message":%s,"x":1}',
+    *('{"type":"error","error":{"type":"api_error","message":%s}}', '{"message":%s,"x":1}'),
     '{"error":{"message":%s,"type":"t","code":"c","status":500,"actionable":true,"next_steps":[]}}',
     '{"error":{"message":"m","type":"t","code":"c","status":500,"actionable":true,"next_steps":[%s]}}',
 )
@@ -143,8 +140,7 @@ def test_no_address_is_left_in_an_engines_error(said: tuple[str, str], status: i
 def _streamed(dialect: Dialect, events: bytes) -> bytes:
     request = parse_request(b'{"model":"m","stream":true}', may_stream=True)
     request.state = context()
-    stream = dialect.open_stream(request)
-    assert stream is not None
+    stream = present(dialect.open_stream(request))
     return stream.feed_data(events) + stream.finish_stream()
 
 

@@ -18,18 +18,13 @@ from gateway.protocols.common.dialect import Dialect, EventTooLongError
 from gateway.protocols.common.request import InferenceRequest, parse_request
 from gateway.protocols.llama_native.dialect import NATIVE
 from tests.support.campaign import campaign_count
+from tests.support.outcomes import present
 
 FAMILIES: list[Dialect] = [CHAT, COMPLETIONS, MESSAGES, NATIVE]
 BLOCKING = b'{"model":"m"}'
 STREAM = b'{"model":"m","stream":true}'
 TRICKY = [
-    '"usage":{"prompt_tokens":99}',
-    "data: [DONE]",
-    "\n\n",
-    "\r\n\r\n",
-    '{"error"',
-    '"error":{}',
-    "event: error\n",
+    *('"usage":{"prompt_tokens":99}', "data: [DONE]", "\n\n", "\r\n\r\n", '{"error"', '"error":{}', "event: error\n"),
 ]
 TRICKY += ['"type":"message_stop"', '"stop_type"', "Grüße 😀", "\ud83d", "\u2028", ": x", '"sequence_number":7']
 
@@ -109,8 +104,7 @@ def passed(dialect: Dialect, parts: list[bytes]) -> tuple[bytes, bool, Any, byte
 
 
 def gathered(dialect: Dialect, parts: list[bytes]) -> Any:
-    gathering = dialect.open_collector(request(BLOCKING))
-    assert gathering is not None
+    gathering = present(dialect.open_collector(request(BLOCKING)))
     for part in parts:
         gathering.feed_data(part)
     return gathering.build_result(), gathering.usage

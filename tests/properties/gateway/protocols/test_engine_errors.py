@@ -20,6 +20,7 @@ from gateway.protocols.common.request import parse_request
 from gateway.protocols.llama_native.dialect import NATIVE
 from gateway.protocols.responses.via_chat import RESPONSES_VIA_CHAT
 from tests.support.campaign import campaign_count
+from tests.support.outcomes import present
 from tests.support.responses import context
 
 DIALECTS: tuple[Dialect, ...] = (CHAT, MESSAGES, NATIVE, RESPONSES_VIA_CHAT)
@@ -93,18 +94,14 @@ def test_any_bytes_become_an_error_in_every_form(body: bytes, status: int) -> No
 def _stream(dialect: Dialect, event: bytes) -> None:
     request = parse_request(b'{"model":"m","stream":true}', may_stream=True)
     request.state = context()
-    events = dialect.open_stream(request)
-    assert events is not None
+    events = present(dialect.open_stream(request))
     events.feed_data(event)
 
 
 @pytest.mark.parametrize(
     "frame",
     [
-        "%s",
-        '{"error":%s}',
-        '{"detail":%s}',
-        '{"error":{"message":"m","x":%s}}',
+        *("%s", '{"error":%s}', '{"detail":%s}', '{"error":{"message":"m","x":%s}}'),
         '{"type":"error","error":{"type":"t","message":%s}}',
         '{"error":{"message":"m","type":"t","code":"c","status":500,"actionable":true,"next_steps":%s}}',
         '{"error":{"message":"m","type":"t","code":"c","status":"500","actionable":true,"next_steps":%s}}',

@@ -16,6 +16,7 @@ from gateway.protocols.common.prompt_length import check_length
 from gateway.protocols.common.request import InferenceRequest
 from tests.fakes.fake_controller import route
 from tests.support.campaign import campaign_count
+from tests.support.outcomes import present
 from worker.clockwork import SENTENCE, SPECIAL, make_vocabulary
 
 PIECES: Final = ("<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "▁▁", "▁▁▁▁", *"helowrd", "he", "▁he")
@@ -76,8 +77,7 @@ PARTS: Final = st.one_of(
 @example(parts=["▁" * 400])
 def test_a_prompt_that_fits_is_never_refused(name: str, parts: list[str]) -> None:
     text = "".join(parts).encode(errors="replace").decode()
-    longest = LONGEST[name]
-    assert longest is not None
+    longest = present(LONGEST[name])
     tokens = len(TOKENIZERS[name].encode(text).ids)
     fields = {"prompt": text}
     asked = InferenceRequest(json.dumps(fields).encode(), fields, "m", stream=False, wants_usage=False)
@@ -86,8 +86,7 @@ def test_a_prompt_that_fits_is_never_refused(name: str, parts: list[str]) -> Non
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_the_bound_is_reached(name: str) -> None:
-    longest = LONGEST[name]
-    assert longest is not None
+    longest = present(LONGEST[name])
     fields = {"prompt": "x" * (100 * longest + 1)}
     asked = InferenceRequest(json.dumps(fields).encode(), fields, "m", stream=False, wants_usage=False)
     with pytest.raises(RoundhouseError):

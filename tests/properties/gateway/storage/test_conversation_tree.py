@@ -27,6 +27,7 @@ from gateway.storage.database import StateDatabase
 from gateway.storage.pagination import ListQuery
 from gateway.storage.responses.records import HistoryBounds
 from tests.support.campaign import campaign_count
+from tests.support.outcomes import present
 from tests.support.stored import MIB, Clock, message, opened, rid
 
 ID = "conv_a"
@@ -181,8 +182,7 @@ class Trees(RuleBasedStateMachine):
         active = conversations.list_items("t", ID, WHOLE)["data"]
         assert [item["id"] for item in active] == self.branch(self.active)
         for name in self.parents:
-            loaded = conversations.load_until("t", ID, name)
-            assert loaded is not None
+            loaded = present(conversations.load_until("t", ID, name))
             assert [item["id"] for item in loaded] == self.branch(name)
         [outlines] = self.database._db.execute("SELECT count(*) FROM item_outlines").fetchone()
         assert outlines == len(self.parents)

@@ -13,7 +13,8 @@ from gateway.admission.admission import Admission, QueuePlace, Ticket
 from gateway.admission.circuit_breaker import FAILURES, FIRST_PAUSE_S, LONGEST_PAUSE_S, CircuitBreaker
 from gateway.admission.prefix_affinity import prefix_keys
 from gateway.admission.retry_state import NO_RETRIES
-from tests.support.admission import AdmissionHarness, route_of, where, who
+from tests.support.admission import AdmissionHarness, harness_of, route_of, where, who
+from tests.support.outcomes import error_of
 
 
 def test_the_story_as_its_repr_tells_it() -> None:
@@ -36,8 +37,7 @@ def test_the_story_as_its_repr_tells_it() -> None:
 
 
 def test_the_least_taken_replica_and_of_equals_the_one_whose_turn_is_longest_ago() -> None:
-    harness = AdmissionHarness()
-    harness.table(route_of("m", ["a", "b", "c"], target=2))
+    harness = harness_of("abc", target=2)
     tickets = [harness.come() for _ in range(6)]
     assert [where(ticket) for ticket in tickets] == ["a", "b", "c", "a", "b", "c"]
     harness.leave(tickets[1])
@@ -48,8 +48,7 @@ def test_the_least_taken_replica_and_of_equals_the_one_whose_turn_is_longest_ago
 
 
 def test_of_equals_the_one_that_had_the_same_beginning() -> None:
-    harness = AdmissionHarness()
-    harness.table(route_of("m", ["a", "b", "c"], target=2))
+    harness = harness_of("abc", target=2)
     tickets = [harness.come(prefix=[number]) for number in (1, 2, 3)]
     for ticket in tickets:
         harness.leave(ticket)
@@ -69,20 +68,17 @@ def ask_after_each_other(harness: AdmissionHarness, *texts: str) -> str:
 
 
 def test_what_has_only_its_system_prompt_in_common_is_spread() -> None:
-    harness = AdmissionHarness()
-    harness.table(route_of("m", ["a", "b"], target=2))
+    harness = harness_of("ab", target=2)
     assert ask_after_each_other(harness, *"uvwxyz") == "ababab"
 
 
 def test_what_begins_alike_stays_where_its_cache_is() -> None:
-    harness = AdmissionHarness()
-    harness.table(route_of("m", ["a", "b"], target=2))
+    harness = harness_of("ab", target=2)
     assert ask_after_each_other(harness, *"uuuvvvuv") == "aaabbbab"
 
 
 def test_of_two_the_one_that_had_the_same_beginning_also_for_who_waited() -> None:
-    harness = AdmissionHarness()
-    harness.table(route_of("m", ["a", "b"]))
+    harness = harness_of("ab")
     assert [where(harness.come(prefix=[number])) for number in (1, 2)] == ["a", "b"]
     waiting = harness.come(prefix=[2])
     assert waiting.state == "waiting", "the one that it prefers is full, as the other one is"
@@ -90,32 +86,28 @@ def test_of_two_the_one_that_had_the_same_beginning_also_for_who_waited() -> Non
 
 
 def test_what_the_only_replica_has_served_is_not_remembered() -> None:
-    harness = AdmissionHarness()
-    harness.table(route_of("m", ["a"]))
+    harness = harness_of("a")
     harness.leave(harness.come(prefix=[1]))
     harness.table(route_of("m", ["a", "b"]))
     assert where(harness.come(prefix=[1])) == "b"
 
 
 def test_affinity_for_a_replica_that_is_gone_is_none() -> None:
-    harness = AdmissionHarness()
-    harness.table(route_of("m", ["a", "b"]))
+    harness = harness_of("ab")
     harness.leave(harness.come(prefix=[1]))
     harness.table(route_of("m", ["b", "c"]))
     assert where(harness.come(prefix=[1])) == "b"
 
 
 def test_the_slot_that_is_freed_goes_to_who_waits_not_to_who_comes() -> None:
-    harness = AdmissionHarness()
-    harness.table(route_of("m", ["a"]))
+    harness = harness_of("a")
     inside, waiting = harness.come(), harness.come()
     assert who(harness.leave(inside)) == [(waiting, "a")]
     assert harness.come().state == "waiting"
 
 
 def test_places_count_who_is_served_as_the_first() -> None:
-    harness = AdmissionHarness()
-    harness.table(route_of("m", ["a"], target=2))
+    harness = harness_of("a", target=2)
     first = [harness.come() for _ in range(2)]
     assert [ticket.place for ticket in first] == [QueuePlace(1, 1, 0)] * 2
     assert [harness.come().place for _ in range(2)] == [QueuePlace(2, 2, None), QueuePlace(3, 3, None)]
@@ -126,8 +118,7 @@ def test_places_count_who_is_served_as_the_first() -> None:
 
 
 def test_a_model_that_is_being_loaded_lets_them_wait_until_it_is() -> None:
-    harness = AdmissionHarness()
-    harness.table(route_of("m", state=ModelState.LOADING))
+    harness = harness_of("", state=ModelState.LOADING)
     tickets = [harness.come() for _ in range(3)]
     assert [ticket.place for ticket in tickets] == [QueuePlace(n, n, None) for n in (2, 3, 4)]
     assert harness.admission.depths == {"m": 3}
@@ -173,8 +164,7 @@ def test_beyond_the_bound_nobody_waits(
 
 
 def test_retry_after_is_the_wait_at_the_end_of_the_line() -> None:
-    harness = AdmissionHarness()
-    harness.table(route_of("m", ["a"], target=2, queue_limit=3))
+    harness = harness_of("a", target=2, queue_limit=3)
     first = harness.come()
     harness.now += 10
     harness.leave(first)
@@ -186,8 +176,7 @@ def test_retry_after_is_the_wait_at_the_end_of_the_line() -> None:
 
 
 def test_who_is_refused_for_the_bound_is_told_the_place_that_it_would_have_had() -> None:
-    harness = AdmissionHarness()
-    harness.table(route_of("m", ["a"], target=2, queue_limit=3))
+    harness = harness_of("a", target=2, queue_limit=3)
     assert Ticket(None, "m", "alice", 1.0, 1).place is None
     first = harness.come()
     harness.now += 10
@@ -202,8 +191,7 @@ def test_who_is_refused_for_the_bound_is_told_the_place_that_it_would_have_had()
 
 
 def test_leaving_is_idempotent_wherever_one_is() -> None:
-    harness = AdmissionHarness()
-    harness.table(route_of("m", ["a"]))
+    harness = harness_of("a")
     inside, waiting, other = harness.come(), harness.come(), harness.come()
     assert harness.leave(waiting) == []
     assert harness.leave(waiting) == []
@@ -233,8 +221,7 @@ def test_depths_is_always_the_same_mapping() -> None:
 
 
 def test_a_smaller_table_takes_nothing_away_and_admits_nobody_until_there_is_room() -> None:
-    harness = AdmissionHarness()
-    harness.table(route_of("m", ["a"], target=3))
+    harness = harness_of("a", target=3)
     tickets = [harness.come() for _ in range(5)]
     assert harness.table(route_of("m", ["a"], target=1)) == []
     assert [harness.leave(tickets[0]), harness.leave(tickets[1])] == [[], []]
@@ -242,8 +229,7 @@ def test_a_smaller_table_takes_nothing_away_and_admits_nobody_until_there_is_roo
 
 
 def test_a_replica_that_left_and_came_back_still_holds_who_is_inside() -> None:
-    harness = AdmissionHarness()
-    harness.table(route_of("m", ["a"]))
+    harness = harness_of("a")
     old = harness.come()
     harness.table(route_of("m", state=ModelState.UNLOADED))
     assert harness.admission.slots_in_use == {"a": 1}
@@ -254,8 +240,7 @@ def test_a_replica_that_left_and_came_back_still_holds_who_is_inside() -> None:
 
 
 def test_who_waits_for_a_model_that_vanished_waits_on_until_the_caller_says() -> None:
-    harness = AdmissionHarness()
-    harness.table(route_of("m", state=ModelState.LOADING))
+    harness = harness_of("", state=ModelState.LOADING)
     tickets = [harness.come() for _ in range(2)]
     assert harness.table() == []
     assert harness.admission.waiting_tickets("m") == tickets
@@ -265,8 +250,7 @@ def test_who_waits_for_a_model_that_vanished_waits_on_until_the_caller_says() ->
 
 
 def test_a_loaded_model_without_a_replica_is_unreachable() -> None:
-    harness = AdmissionHarness()
-    harness.table(route_of("m", ["a"]))
+    harness = harness_of("a")
     inside, waiting = harness.come(), harness.come()
     assert who(harness.table(route_of("m", []))) == [(waiting, "engine_unreachable")]
     assert waiting.state == "gone"
@@ -277,8 +261,7 @@ def test_a_loaded_model_without_a_replica_is_unreachable() -> None:
 
 
 def test_requests_without_a_slot_go_where_the_least_is_inside() -> None:
-    harness = AdmissionHarness()
-    harness.table(route_of("m", ["a", "b"]))
+    harness = harness_of("ab")
     route = harness.routes.models["m"]
     chosen = [harness.admission.choose_replica(route, harness.now).replica for _ in range(3)]
     assert chosen == ["a", "b", "a"]
@@ -291,8 +274,7 @@ def test_requests_without_a_slot_go_where_the_least_is_inside() -> None:
 
 
 def test_service_times_of_requests_that_were_retried_are_no_history() -> None:
-    harness = AdmissionHarness()
-    harness.table(route_of("m", ["a", "b"]))
+    harness = harness_of("ab")
     ticket = harness.come()
     harness.admission.retry_ticket(ticket, harness.now, is_refused=True)
     harness.now += 100
@@ -303,8 +285,7 @@ def test_service_times_of_requests_that_were_retried_are_no_history() -> None:
 
 
 def test_nobody_owes_anything_for_what_was_served_while_nobody_else_came() -> None:
-    harness = AdmissionHarness()
-    harness.table(route_of("m", ["a"]))
+    harness = harness_of("a")
     greedy = harness.come("alice")
     harness.now += 10_000
     harness.leave(greedy)
@@ -319,8 +300,7 @@ def test_nobody_owes_anything_for_what_was_served_while_nobody_else_came() -> No
 
 
 def test_who_owes_goes_on_owing_while_somebody_is_inside() -> None:
-    harness = AdmissionHarness()
-    harness.table(route_of("m", ["a"], target=2))
+    harness = harness_of("a", target=2)
     greedy, steady = harness.come("alice"), harness.come("bob")
     harness.now += 1_000
     harness.leave(greedy)
@@ -342,8 +322,7 @@ def test_a_storm_leaks_nothing() -> None:
 
 
 def test_a_grant_names_whose_ticket_it_is() -> None:
-    harness = AdmissionHarness()
-    harness.table(route_of("m", ["a"]))
+    harness = harness_of("a")
     inside = harness.come()
     owner = object()
     waiting = Ticket(owner, "m", "alice", 1.0, 1)
@@ -374,8 +353,7 @@ def _leave_out(harness: AdmissionHarness, replica: str) -> list[tuple[Ticket, st
 
 
 def test_a_replica_that_refused_is_not_tried_again() -> None:
-    harness = AdmissionHarness()
-    harness.table(route_of("m", ["a", "b"]))
+    harness = harness_of("ab")
     ticket = harness.come()
     assert _again(harness, ticket, refused=True) == "b"
     assert not ticket.retries.break_count
@@ -388,8 +366,7 @@ def test_a_replica_that_refused_is_not_tried_again() -> None:
 
 
 def test_one_that_broke_is_tried_once_more_when_no_other_is_left() -> None:
-    harness = AdmissionHarness()
-    harness.table(route_of("m", ["a"]))
+    harness = harness_of("a")
     ticket = harness.come()
     assert _again(harness, ticket) == "a"
     assert ticket.retries.break_count == 1
@@ -398,12 +375,10 @@ def test_one_that_broke_is_tried_once_more_when_no_other_is_left() -> None:
 
 
 def test_one_that_broke_is_not_tried_again_while_another_is_left_though_it_is_busier() -> None:
-    harness = AdmissionHarness()
-    harness.table(route_of("m", ["a", "b"], target=2))
+    harness = harness_of("ab", target=2)
     ticket, _ = harness.come(), harness.come()
     assert _again(harness, ticket) == "b"
-    full = AdmissionHarness()
-    full.table(route_of("m", ["a", "b"]))
+    full = harness_of("ab")
     ticket, other = full.come(), full.come()
     assert _again(full, ticket) is None
     assert who(full.leave(other)) == [(ticket, "b")]
@@ -422,8 +397,7 @@ def test_another_replica_is_one_that_is_routed_and_not_left_out_though_it_is_ful
 
 
 def test_a_request_without_a_slot_is_tried_elsewhere_and_where_it_broke_only_if_no_other_is_left() -> None:
-    harness = AdmissionHarness()
-    harness.table(route_of("m", ["a", "b"], target=2))
+    harness = harness_of("ab", target=2)
     route = harness.routes.models["m"]
     harness.come(), harness.come(), harness.come()
     assert harness.admission.slots_in_use == {"a": 2, "b": 1}
@@ -436,8 +410,7 @@ def test_a_request_without_a_slot_is_tried_elsewhere_and_where_it_broke_only_if_
 
 
 def test_a_replica_that_left_is_forgotten_when_a_retry_leaves_it() -> None:
-    harness = AdmissionHarness()
-    harness.table(route_of("m", ["a"]))
+    harness = harness_of("a")
     ticket = harness.come()
     harness.table(route_of("m", ["b"]))
     assert _again(harness, ticket, refused=True) == "b"
@@ -445,8 +418,7 @@ def test_a_replica_that_left_is_forgotten_when_a_retry_leaves_it() -> None:
 
 
 def test_at_most_two_connections_break_under_one_request() -> None:
-    harness = AdmissionHarness()
-    harness.table(route_of("m", ["a", "b", "c"]))
+    harness = harness_of("abc")
     ticket = harness.come()
     assert _again(harness, ticket) == "b"
     with pytest.raises(RoundhouseError, match="connections to 2 replicas broke"):
@@ -454,8 +426,7 @@ def test_at_most_two_connections_break_under_one_request() -> None:
 
 
 def test_a_retry_waits_in_front_of_its_tenants_others_for_a_replica_that_it_has_not_met() -> None:
-    harness = AdmissionHarness()
-    harness.table(route_of("m", ["a", "b"]))
+    harness = harness_of("ab")
     retried, elsewhere = harness.come(), harness.come()
     others = [harness.come(rank=0), harness.come(rank=0)]
     harness.admission.record_failure("a", harness.now)
@@ -467,16 +438,14 @@ def test_a_retry_waits_in_front_of_its_tenants_others_for_a_replica_that_it_has_
 
 
 def test_who_comes_passes_a_retry_that_waits_for_another_replica() -> None:
-    harness = AdmissionHarness()
-    harness.table(route_of("m", ["a", "b"]))
+    harness = harness_of("ab")
     retried, _ = harness.come(), harness.come()
     assert _again(harness, retried, refused=True) is None
     assert where(harness.come("bob")) == "a"
 
 
 def test_a_retry_waits_for_a_model_that_is_loaded_anew() -> None:
-    harness = AdmissionHarness()
-    harness.table(route_of("m", ["a"]))
+    harness = harness_of("a")
     ticket = harness.come()
     harness.table(route_of("m", state=ModelState.LOADING))
     assert _again(harness, ticket) is None
@@ -485,8 +454,7 @@ def test_a_retry_waits_for_a_model_that_is_loaded_anew() -> None:
 
 
 def test_a_retry_for_which_a_new_table_leaves_nothing_is_told() -> None:
-    harness = AdmissionHarness()
-    harness.table(route_of("m", ["a", "b"]))
+    harness = harness_of("ab")
     retried, other = harness.come(), harness.come()
     assert _again(harness, retried, refused=True) is None
     assert who(harness.table(route_of("m", ["a"]))) == [(retried, "engine_unreachable")]
@@ -495,8 +463,7 @@ def test_a_retry_for_which_a_new_table_leaves_nothing_is_told() -> None:
 
 
 def test_a_replica_is_left_out_after_three_failures_in_a_row_and_an_answer_takes_it_back() -> None:
-    harness = AdmissionHarness()
-    harness.table(route_of("m", ["a", "b"], target=9))
+    harness = harness_of("ab", target=9)
     harness.admission.record_failure("a", harness.now)
     harness.admission.record_failure("a", harness.now)
     harness.admission.record_answer("a", harness.now)
@@ -515,8 +482,7 @@ def test_a_replica_is_left_out_after_three_failures_in_a_row_and_an_answer_takes
 
 
 def test_an_answer_lets_those_in_who_wait() -> None:
-    harness = AdmissionHarness()
-    harness.table(route_of("m", ["a", "b"]))
+    harness = harness_of("ab")
     harness.come()
     _leave_out(harness, "b")
     waiting = [harness.come(), harness.come()]
@@ -527,8 +493,7 @@ def test_an_answer_lets_those_in_who_wait() -> None:
 
 
 def test_time_lets_a_trial_in() -> None:
-    harness = AdmissionHarness()
-    harness.table(route_of("m", ["a", "b"]))
+    harness = harness_of("ab")
     harness.come()
     _leave_out(harness, "b")
     waiting = [harness.come(), harness.come()]
@@ -538,8 +503,7 @@ def test_time_lets_a_trial_in() -> None:
 
 
 def test_a_trial_is_for_who_waits_not_for_who_comes() -> None:
-    harness = AdmissionHarness()
-    harness.table(route_of("m", ["a", "b"]))
+    harness = harness_of("ab")
     harness.come()
     _leave_out(harness, "b")
     waiting = harness.come()
@@ -549,8 +513,7 @@ def test_a_trial_is_for_who_waits_not_for_who_comes() -> None:
 
 
 def test_when_every_replica_is_left_out_nobody_waits() -> None:
-    harness = AdmissionHarness()
-    harness.table(route_of("m", ["a", "b"]))
+    harness = harness_of("ab")
     inside = [harness.come(), harness.come()]
     waiting = [harness.come("alice"), harness.come("bob")]
     assert _leave_out(harness, "a") == []
@@ -568,8 +531,7 @@ def test_when_every_replica_is_left_out_nobody_waits() -> None:
 
 
 def test_while_one_trial_runs_the_others_wait_for_how_it_ends() -> None:
-    harness = AdmissionHarness()
-    harness.table(route_of("m", ["a"], target=3, queue_limit=3))
+    harness = harness_of("a", target=3, queue_limit=3)
     _leave_out(harness, "a")
     harness.now += FIRST_PAUSE_S
     trial = harness.come()
@@ -577,9 +539,7 @@ def test_while_one_trial_runs_the_others_wait_for_how_it_ends() -> None:
     waiting = [harness.come() for _ in range(3)]
     assert [ticket.state for ticket in waiting] == ["waiting"] * 3
     assert harness.admission.admit_trials(harness.now) == []
-    with pytest.raises(RoundhouseError) as refused:
-        harness.come()
-    assert refused.value.entry.code == "queue_full", "the line has its bound as ever"
+    assert error_of(harness.come).entry.code == "queue_full", "the line has its bound as ever"
     assert harness.admission.choose_replica(harness.routes.models["m"], harness.now).replica == "a"
     assert who(harness.admission.record_answer("a", harness.now)) == [(ticket, "a") for ticket in waiting[:2]]
     assert who(harness.leave(trial)) == [(waiting[2], "a")]
@@ -587,8 +547,7 @@ def test_while_one_trial_runs_the_others_wait_for_how_it_ends() -> None:
 
 @pytest.mark.parametrize("refused", [True, False])
 def test_who_waits_for_a_trial_that_fails_is_told(refused: bool) -> None:
-    harness = AdmissionHarness()
-    harness.table(route_of("m", ["a"], target=3))
+    harness = harness_of("a", target=3)
     _leave_out(harness, "a")
     harness.now += FIRST_PAUSE_S
     trial, waiting = harness.come(), harness.come()
@@ -596,15 +555,12 @@ def test_who_waits_for_a_trial_that_fails_is_told(refused: bool) -> None:
     with pytest.raises(RoundhouseError) as error:
         harness.admission.retry_ticket(trial, harness.now, is_refused=refused)
     assert error.value.entry.code == "engine_unreachable"
-    with pytest.raises(RoundhouseError) as error:
-        harness.come()
-    assert error.value.entry.code == "engine_unreachable"
+    assert error_of(harness.come).entry.code == "engine_unreachable"
     assert harness.leave(trial) == []
 
 
 def test_a_trial_that_ends_without_an_answer_makes_the_next_one_the_trial() -> None:
-    harness = AdmissionHarness()
-    harness.table(route_of("m", ["a"], target=3))
+    harness = harness_of("a", target=3)
     _leave_out(harness, "a")
     harness.now += FIRST_PAUSE_S
     trial, *waiting = [harness.come() for _ in range(3)]
@@ -613,8 +569,7 @@ def test_a_trial_that_ends_without_an_answer_makes_the_next_one_the_trial() -> N
 
 
 def test_a_retry_does_not_wait_for_a_trial_where_it_may_try_now() -> None:
-    harness = AdmissionHarness()
-    harness.table(route_of("m", ["a", "b"], target=2))
+    harness = harness_of("ab", target=2)
     _leave_out(harness, "b")
     harness.now += FIRST_PAUSE_S
     tickets = [harness.come() for _ in range(3)]
@@ -623,8 +578,7 @@ def test_a_retry_does_not_wait_for_a_trial_where_it_may_try_now() -> None:
 
 
 def test_a_trial_that_fails_sends_its_request_elsewhere() -> None:
-    harness = AdmissionHarness()
-    harness.table(route_of("m", ["a", "b"], target=2))
+    harness = harness_of("ab", target=2)
     harness.come()
     harness.come()
     _leave_out(harness, "a")
@@ -637,8 +591,7 @@ def test_a_trial_that_fails_sends_its_request_elsewhere() -> None:
 
 
 def test_what_is_held_against_a_replica_goes_with_it() -> None:
-    harness = AdmissionHarness()
-    harness.table(route_of("m", ["a", "b"]))
+    harness = harness_of("ab")
     _leave_out(harness, "a")
     harness.table(route_of("m", ["b"]))
     harness.table(route_of("m", ["a", "b"]))
@@ -646,8 +599,7 @@ def test_what_is_held_against_a_replica_goes_with_it() -> None:
 
 
 def test_who_comes_passes_every_retry_and_is_told_who_waits() -> None:
-    harness = AdmissionHarness()
-    harness.table(route_of("m", ["a", "b"], target=2))
+    harness = harness_of("ab", target=2)
     tickets = [harness.come() for _ in range(4)]
     for retried in (tickets[0], tickets[2]):
         assert _again(harness, retried, refused=True) is None
@@ -656,8 +608,7 @@ def test_who_comes_passes_every_retry_and_is_told_who_waits() -> None:
 
 
 def test_a_retry_may_be_the_trial() -> None:
-    harness = AdmissionHarness()
-    harness.table(route_of("m", ["a", "b"]))
+    harness = harness_of("ab")
     _leave_out(harness, "b")
     ticket = harness.come()
     harness.now += FIRST_PAUSE_S
@@ -665,8 +616,7 @@ def test_a_retry_may_be_the_trial() -> None:
 
 
 def test_an_answer_lets_in_past_a_replica_that_is_left_out() -> None:
-    harness = AdmissionHarness()
-    harness.table(route_of("m", ["a", "b", "c"]))
+    harness = harness_of("abc")
     harness.come()
     for name in ("b", "c"):
         _leave_out(harness, name)
@@ -675,8 +625,7 @@ def test_an_answer_lets_in_past_a_replica_that_is_left_out() -> None:
 
 
 def test_past_a_retry_that_waits_others_go_in_while_a_third_replica_is_left_out() -> None:
-    harness = AdmissionHarness()
-    harness.table(route_of("m", ["a", "b", "c"]))
+    harness = harness_of("abc")
     _leave_out(harness, "c")
     retried, elsewhere = harness.come(), harness.come()
     others = [harness.come(), harness.come()]
@@ -687,8 +636,7 @@ def test_past_a_retry_that_waits_others_go_in_while_a_third_replica_is_left_out(
 
 
 def test_a_retry_is_told_when_all_that_is_left_is_left_out() -> None:
-    harness = AdmissionHarness()
-    harness.table(route_of("m", ["a", "b", "c"]))
+    harness = harness_of("abc")
     _leave_out(harness, "c")
     retried, _ = harness.come(), harness.come()
     assert _again(harness, retried, refused=True) is None
@@ -696,8 +644,7 @@ def test_a_retry_is_told_when_all_that_is_left_is_left_out() -> None:
 
 
 def test_one_that_had_the_same_beginning_and_is_left_out_is_not_preferred() -> None:
-    harness = AdmissionHarness()
-    harness.table(route_of("m", ["a", "b"]))
+    harness = harness_of("ab")
     harness.leave(harness.come(prefix=[1]))
     _leave_out(harness, "a")
     assert where(harness.come(prefix=[1])) == "b"
@@ -709,8 +656,7 @@ def waits(ticket: Ticket) -> bool:
 
 
 def test_a_request_takes_as_many_slots_as_it_asks_for_answers() -> None:
-    harness = AdmissionHarness()
-    harness.table(route_of("m", ["a", "b"], target=4))
+    harness = harness_of("ab", target=4)
     three = harness.come(slots=3)
     assert where(three) == "a"
     assert [where(harness.come()) for _ in range(3)] == ["b", "b", "b"]
@@ -723,8 +669,7 @@ def test_a_request_takes_as_many_slots_as_it_asks_for_answers() -> None:
 
 
 def test_more_than_a_replica_has_is_all_that_it_has() -> None:
-    harness = AdmissionHarness()
-    harness.table(route_of("m", ["a"], target=2))
+    harness = harness_of("a", target=2)
     large = harness.come(slots=4)
     assert where(large) == "a"
     assert harness.come().state == "waiting"
@@ -734,8 +679,7 @@ def test_more_than_a_replica_has_is_all_that_it_has() -> None:
 
 
 def test_a_large_request_is_overtaken_eight_times_and_then_waited_for() -> None:
-    harness = AdmissionHarness()
-    harness.table(route_of("m", ["a"], target=4, queue_limit=100))
+    harness = harness_of("a", target=4, queue_limit=100)
     inside = [harness.come() for _ in range(3)]
     large = harness.come("bob", slots=4)
     assert large.state == "waiting"
@@ -754,8 +698,7 @@ def test_a_large_request_is_overtaken_eight_times_and_then_waited_for() -> None:
 
 
 def test_nothing_is_kept_for_a_large_request_that_left_the_queue() -> None:
-    harness = AdmissionHarness()
-    harness.table(route_of("m", ["a"], target=4, queue_limit=100))
+    harness = harness_of("a", target=4, queue_limit=100)
     inside = [harness.come() for _ in range(3)]
     large = harness.come("bob", slots=4)
     while not waits(ticket := harness.come()):
@@ -765,8 +708,7 @@ def test_nothing_is_kept_for_a_large_request_that_left_the_queue() -> None:
 
 
 def test_of_several_replicas_one_is_kept_for_it_and_the_others_go_on() -> None:
-    harness = AdmissionHarness()
-    harness.table(route_of("m", ["a", "b"], target=4, queue_limit=100))
+    harness = harness_of("ab", target=4, queue_limit=100)
     inside = [harness.come() for _ in range(6)]
     large = harness.come("bob", slots=4)
     entered_per_round = []
@@ -784,8 +726,7 @@ def test_of_several_replicas_one_is_kept_for_it_and_the_others_go_on() -> None:
 
 
 def test_slots_are_what_tenants_pay_for() -> None:
-    harness = AdmissionHarness()
-    harness.table(route_of("m", ["a"], target=4, queue_limit=100))
+    harness = harness_of("a", target=4, queue_limit=100)
     first = harness.come("alice", slots=4)
     queue = [harness.come(name, slots=slots) for _ in range(4) for name, slots in (("alice", 4), ("bob", 1))]
     harness.now += 10

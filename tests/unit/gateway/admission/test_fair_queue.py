@@ -7,6 +7,7 @@ import pytest
 from gateway.admission.answer_pace import AnswerPace, AnswerPaces
 from gateway.admission.fair_queue import FairQueue
 from gateway.admission.ticket import Ticket
+from tests.support.outcomes import present
 
 
 def _ticket(tenant: str, *, weight: float = 1.0, rank: int = 1) -> Ticket:
@@ -223,8 +224,7 @@ def test_of_a_longer_prompt_than_the_others_nothing_is_expected() -> None:
 
 def test_what_changes_is_learned_within_some_answers() -> None:
     known = pace(*[(10, 100, 0.1)] * 50, *[(10, 100, 10.0)] * 10)
-    told = known.expected_s(10, 100, runs_to_bound=False)
-    assert told is not None
+    told = present(known.expected_s(10, 100, runs_to_bound=False))
     assert 5.0 < told < 10.0
 
 

@@ -14,6 +14,7 @@ from gateway.admission.admission import Ticket
 from gateway.admission.engine_slots import PROTECTED_S, EngineSlots
 from gateway.admission.home_replica import PrefillPace, ReplicaLoad, leaves_home, rendezvous_score
 from tests.support.admission import AdmissionHarness, claim_of, route_of, where, who
+from tests.support.outcomes import present
 
 TWO = ("m-0", "m-1")
 
@@ -267,16 +268,14 @@ def test_affinity_yields_to_load() -> None:
 
 def stranger(slots: EngineSlots, now: float, prefix: tuple[int, ...] = ()) -> int:
     """A request without a session that comes and goes."""
-    placement = slots.place_stranger(prefix, now)
-    assert placement is not None
+    placement = present(slots.place_stranger(prefix, now))
     slots.release(placement.slot, now)
     return placement.slot
 
 
 def session(slots: EngineSlots, key: bytes, held: int | None, now: float) -> tuple[int, bytes | None]:
     """A turn that comes and goes."""
-    placement = slots.place_session(key, held, now)
-    assert placement is not None
+    placement = present(slots.place_session(key, held, now))
     slots.release(placement.slot, now)
     return placement
 

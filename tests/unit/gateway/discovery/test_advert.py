@@ -13,6 +13,7 @@ from gateway.discovery.advert import Advert, AdvertisedAddress, choose_advert, i
 from gateway.discovery.advertiser import MdnsAdvertiser, is_in_container
 from gateway.settings import GatewaySettings
 from tests.fakes.gateway_harness import until
+from tests.support.outcomes import present
 
 LOCAL = ("127.0.0.1", "192.168.1.20", "10.0.0.2", "::1", "fe80::1", "2001:db8::20")
 ALL_IPV4, ALL = "0.0.0.0", "::"
@@ -50,8 +51,7 @@ def test_in_a_container_only_a_named_address_is_advertised() -> None:
 
 def test_the_advert_goes_out_where_the_gateway_listens() -> None:
     setting = AdvertisedAddress("203.0.113.7")
-    advert = choose_advert(["10.0.0.2"], LOCAL, 8080, advertised=setting, is_in_container=False)
-    assert advert is not None
+    advert = present(choose_advert(["10.0.0.2"], LOCAL, 8080, advertised=setting, is_in_container=False))
     assert (advert.ips, advert.interface_ips) == (("203.0.113.7",), ("10.0.0.2",))
 
 

@@ -33,6 +33,7 @@ from gateway.protocols.common.request import InferenceRequest
 from gateway.server.call import ClientCall
 from tests.fakes.fake_client import FakeConnection
 from tests.fakes.fake_controller import route
+from tests.support.outcomes import present
 
 ERROR = RoundhouseError("engine_disconnected", "gone")
 HEARTBEAT = CHAT.heartbeat
@@ -281,8 +282,7 @@ STREAM = chunk('"1" and "id": "1"') + chunk("1", finish_reason="stop") + DONE
 @pytest.mark.parametrize("size", [1, 7, len(STREAM)])
 def test_a_stream_is_renamed_and_kept_when_it_is_complete(size: int) -> None:
     kept: list[Any] = []
-    events = form_of(kept, stream=True).events
-    assert events is not None
+    events = present(form_of(kept, stream=True).events)
     passed = b""
     for start in range(0, len(STREAM), size):
         assert not kept
@@ -299,8 +299,7 @@ def test_a_stream_is_renamed_and_kept_when_it_is_complete(size: int) -> None:
 @pytest.mark.parametrize("end", [b"", b'data: {"error": {"message": "x", "code": 500}}\n\n' + DONE])
 def test_a_stream_that_fails_is_not_kept(end: bytes) -> None:
     kept: list[Any] = []
-    events = form_of(kept, stream=True).events
-    assert events is not None
+    events = present(form_of(kept, stream=True).events)
     events.feed_data(chunk("one") + end)
     events.finish_stream()
     assert not kept
@@ -308,11 +307,9 @@ def test_a_stream_that_fails_is_not_kept(end: bytes) -> None:
 
 def test_a_gathered_answer_is_kept() -> None:
     kept: list[Any] = []
-    collector = form_of(kept, stream=False, collects=True).collector
-    assert collector is not None
+    collector = present(form_of(kept, stream=False, collects=True).collector)
     collector.feed_data(STREAM)
-    result = collector.build_result()
-    assert result is not None
+    result = present(collector.build_result())
     assert json.loads(result[1]) == kept[0]
     assert kept[0]["id"] == OWN
 
@@ -348,8 +345,7 @@ PAIR = _model(("rh-m-1-aa-0", 1), ("rh-m-3-bb-0", 3))
 )
 def test_a_replica_is_named_by_its_number_or_its_name(query: bytes, name: str) -> None:
     for must_choose in (False, True):
-        found = find_named_replica(PAIR, query, must_choose=must_choose)
-        assert found is not None
+        found = present(find_named_replica(PAIR, query, must_choose=must_choose))
         assert found.replica == name
 
 

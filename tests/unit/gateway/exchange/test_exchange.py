@@ -184,11 +184,8 @@ def recording(seen: list[str]) -> ExchangeHooks:
 
 
 BEFORE_THE_ENGINE = [
-    "on_request in PREPARING",
-    "before_admission in PREPARING",
-    "on_admitted in PREPARING",
-    "before_send in PREPARING",
-    "shape_answer in SENT",
+    *("on_request in PREPARING", "before_admission in PREPARING", "on_admitted in PREPARING"),
+    *("before_send in PREPARING", "shape_answer in SENT"),
 ]
 
 

@@ -393,17 +393,9 @@ def test_names_are_mapped_with_each_suffix(old: str, new: str) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "<html>no metrics</html>",
-        "llamacpp:bad",
-        "llamacpp:bad x",
-        'llamacpp:bad{label="open} 1',
-        'llamacpp:bad{label="a"} 1 2 3',
-        "llamacpp:bad{} 1e",
-        "# TYPE llamacpp:bad nonsense",
-        "# EOF",
-        "process_open_fds 12",
-        "llamacpp:bad 1\x00",
-        "",
+        *("<html>no metrics</html>", "llamacpp:bad", "llamacpp:bad x", 'llamacpp:bad{label="open} 1'),
+        *('llamacpp:bad{label="a"} 1 2 3', "llamacpp:bad{} 1e", "# TYPE llamacpp:bad nonsense", "# EOF"),
+        *("process_open_fds 12", "llamacpp:bad 1\x00", ""),
     ],
 )
 def test_a_line_that_is_no_sample_spoils_nothing(line: str) -> None:

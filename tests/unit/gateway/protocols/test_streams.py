@@ -14,6 +14,7 @@ from gateway.protocols.common.dialect import HOLD_LIMIT, Dialect, EventStream, E
 from gateway.protocols.common.json_dialect import JSON_DIALECT
 from gateway.protocols.common.request import InferenceRequest, parse_request
 from gateway.protocols.llama_native.dialect import NATIVE
+from tests.support.outcomes import present
 
 LOST = RoundhouseError("engine_disconnected", "Gone.")
 FAMILIES: list[Dialect] = [CHAT, COMPLETIONS, MESSAGES, NATIVE]
@@ -244,8 +245,7 @@ def gathering_of(dialect: Dialect, **fields: Any) -> StreamCollector | None:
 
 
 def made(dialect: Dialect, *events: bytes, **fields: Any) -> tuple[int, Any] | None:
-    gathering = gathering_of(dialect, **fields)
-    assert gathering is not None
+    gathering = present(gathering_of(dialect, **fields))
     for event in events:
         gathering.feed_data(event)
     result = gathering.build_result()
@@ -316,21 +316,18 @@ def test_calls_of_one_number_are_as_many_as_they_have_ids() -> None:
         {"index": 0, "id": "", "function": {"arguments": ""}},
         {"index": 0, "id": "b", "function": {"name": "g", "arguments": "[]"}},
     ]
-    result = made(CHAT, *(delta(tool_calls=[call]) for call in calls), delta(finish="tool_calls"), DONE)
-    assert result is not None
+    result = present(made(CHAT, *(delta(tool_calls=[call]) for call in calls), delta(finish="tool_calls"), DONE))
     told = [(call["id"], call["function"]) for call in result[1]["choices"][0]["message"]["tool_calls"]]
     assert told == [("a", {"name": "f", "arguments": "{}"}), ("b", {"name": "g", "arguments": "[]"})]
 
 
 def test_the_usage_of_a_blocking_chat_is_the_first_choices() -> None:
-    gathering = gathering_of(CHAT, n=2)
-    assert gathering is not None
+    gathering = present(gathering_of(CHAT, n=2))
     for index, count in ((1, 5), (0, 3)):
         gathering.feed_data(delta(index, "stop"))
         gathering.feed_data(data(choices=[], usage={"prompt_tokens": 9, "completion_tokens": count}))
     gathering.feed_data(DONE)
-    result = gathering.build_result()
-    assert result is not None
+    result = present(gathering.build_result())
     assert json.loads(result[1])["usage"]["completion_tokens"] == 3
     assert gathering.usage == Usage(9, 8)
 
@@ -398,8 +395,7 @@ def test_a_message_with_everything() -> None:
 def test_a_message_whose_start_was_left_out() -> None:
     part = typed("content_block_delta", index=0, delta={"type": "text_delta", "text": "ü"})
     end = typed("message_delta", delta={"stop_reason": "end_turn"}, usage={"output_tokens": 2})
-    result = made(MESSAGES, part, end, typed("message_stop"))
-    assert result is not None
+    result = present(made(MESSAGES, part, end, typed("message_stop")))
     assert result[1]["content"] == [{"type": "text", "text": "ü"}]
     assert result[1]["usage"] == {"input_tokens": 0, "output_tokens": 2}
     assert result[1]["model"] == "m"
@@ -452,8 +448,7 @@ ERRORS: list[tuple[Dialect, bytes, int]] = [
 @pytest.mark.parametrize(("dialect", "event", "status"), ERRORS)
 def test_an_error_is_the_answer(dialect: Dialect, event: bytes, status: int) -> None:
     for ending in (event, event.rstrip()):
-        result = made(dialect, data(choices=[]), ending)
-        assert result is not None
+        result = present(made(dialect, data(choices=[]), ending))
         assert result[0] == status
         assert result[1]["error"]["message"] == "x"
         assert dialect.engine_error_body(status, json.dumps(result[1]).encode(), "r")
@@ -463,8 +458,7 @@ def test_an_error_is_the_answer(dialect: Dialect, event: bytes, status: int) -> 
 def test_a_stream_that_broke_off_is_no_answer(dialect: Dialect) -> None:
     assert made(dialect) is None
     assert made(dialect, delta(content="a"), typed("message_start", message={}), data(content="a", stop=False)) is None
-    gathering = gathering_of(dialect)
-    assert gathering is not None
+    gathering = present(gathering_of(dialect))
     gathering.feed_data(b"x" * HOLD_LIMIT)
     with pytest.raises(EventTooLongError):
         gathering.feed_data(b"x")
@@ -475,8 +469,7 @@ def test_native_waits_for_as_many_answers_as_were_asked_for() -> None:
     part = data(index=1, stop=False, content="a", completion_probabilities=[1])
     assert made(NATIVE, part, end, n=2) is None
     first = data(index=0, stop=True, content="")
-    result = made(NATIVE, part, part, end, first, n_cmpl=2, n_probs=1)
-    assert result is not None
+    result = present(made(NATIVE, part, part, end, first, n_cmpl=2, n_probs=1))
     assert [answer["content"] for answer in result[1]] == ["", "aa"]
     assert result[1][1]["completion_probabilities"] == [1, 1]
     assert result[1][1]["generation_settings"] == {"stream": False, "n": 2}

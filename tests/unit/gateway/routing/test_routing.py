@@ -12,6 +12,7 @@ from gateway.routing.availability import is_worth_waiting, not_loaded_in_time, r
 from gateway.routing.model_events import KEPT_EVENTS, ModelEventLog
 from gateway.server.asgi import error_headers
 from tests.fakes.fake_controller import route
+from tests.support.outcomes import present
 
 NOW = 1000.0
 
@@ -26,16 +27,14 @@ NOW = 1000.0
     ],
 )
 def test_every_state_but_loaded_has_its_code(state: ModelState, code: str) -> None:
-    error = refusal_of(route("m", state=state, last_error="the file is missing"), NOW)
-    assert error is not None
+    error = present(refusal_of(route("m", state=state, last_error="the file is missing"), NOW))
     assert error.entry.code == code
     assert "the file is missing" in error.message
 
 
 def test_a_model_that_is_not_loaded_says_why() -> None:
     unloaded = route("m", state=ModelState.UNLOADED).model_copy(update={"reason": "an operator unloaded it"})
-    error = refusal_of(unloaded, NOW)
-    assert error is not None
+    error = present(refusal_of(unloaded, NOW))
     assert error.message == "The model 'm' is not loaded: an operator unloaded it."
 
 
@@ -54,26 +53,22 @@ def test_a_loaded_model_is_not_refused() -> None:
 
 @pytest.mark.parametrize(("retry_at", "seconds"), [(None, "5"), (1042.0, "42"), (900.0, "1")])
 def test_retry_after_is_the_next_attempt(retry_at: float | None, seconds: str) -> None:
-    error = refusal_of(route("m", state=ModelState.LOADING, retry_at=retry_at), NOW)
-    assert error is not None
+    error = present(refusal_of(route("m", state=ModelState.LOADING, retry_at=retry_at), NOW))
     assert (b"retry-after", seconds.encode()) in error_headers(error)
 
 
 def test_a_failed_model_names_its_next_attempt_and_asks_clients_not_to_retry_by_themselves() -> None:
-    error = refusal_of(route("m", state=ModelState.FAILED, retry_at=NOW + 30), NOW)
-    assert error is not None
+    error = present(refusal_of(route("m", state=ModelState.FAILED, retry_at=NOW + 30), NOW))
     assert {(b"retry-after", b"30"), (b"x-should-retry", b"false")} <= set(error_headers(error))
 
 
 def test_a_remote_that_is_away_asks_clients_to_try_again_and_one_that_refuses_its_key_does_not() -> None:
     probe = RemoteProbe(url="http://h.example/models", spec="h")
     failed = route("m", state=ModelState.FAILED, last_error="it answers HTTP 503", remote_probe=probe)
-    away = refusal_of(failed.model_copy(update={"retry_at": NOW + 8}), NOW)
-    assert away is not None
+    away = present(refusal_of(failed.model_copy(update={"retry_at": NOW + 8}), NOW))
     assert (away.entry.code, away.message) == ("model_failed", "The model 'm' is not available: it answers HTTP 503")
     assert dict(error_headers(away)) == {b"content-type": b"application/json", b"retry-after": b"8"}
-    refused = refusal_of(failed, NOW)
-    assert refused is not None
+    refused = present(refusal_of(failed, NOW))
     assert dict(error_headers(refused)) == {b"content-type": b"application/json", b"x-should-retry": b"false"}
 
 
@@ -94,8 +89,7 @@ def test_only_what_demand_can_load_is_waited_for(state: ModelState, autoload: bo
 
 def test_a_model_that_waits_for_room_says_for_which() -> None:
     waits = route("m", state=ModelState.LOADING, autoload=True, reason="waiting for room: a is ending")
-    refusal = refusal_of(waits, 1.0)
-    assert refusal is not None
+    refusal = present(refusal_of(waits, 1.0))
     assert refusal.message == "The model 'm' is being loaded: waiting for room: a is ending."
     assert error_headers(refusal)
     assert is_worth_waiting(waits)
@@ -116,8 +110,7 @@ def make_log(changes: int) -> ModelEventLog:
 
 def test_events_are_kept_in_order_and_without_gaps() -> None:
     log = make_log(3)
-    events = log.list_after(0)
-    assert events is not None
+    events = present(log.list_after(0))
     assert [each.id for each in events] == [1, 2, 3, 4, 5]
     assert [each.event for each in events] == ["models_reload", *["model_status"] * 4]
     assert log.list_after(5) == []
@@ -127,8 +120,7 @@ def test_events_are_kept_in_order_and_without_gaps() -> None:
 def test_the_oldest_kept_event_bounds_what_can_be_resumed() -> None:
     log = make_log(KEPT_EVENTS + 10)
     oldest = log.last_id - KEPT_EVENTS + 1
-    whole = log.list_after(oldest - 1)
-    assert whole is not None
+    whole = present(log.list_after(oldest - 1))
     assert [each.id for each in whole] == list(range(oldest, log.last_id + 1))
     assert log.list_after(oldest - 2) is None, "one event is gone"
     assert log.list_after(0) is None

@@ -469,19 +469,8 @@ READ_AS = {
 }
 UNCHANGED = (
     *(
-        "/",
-        "/v1",
-        "/v1/",
-        "*",
-        "",
-        "/health",
-        "/models",
-        "/models/",
-        "/models//",
-        "/models?x=1",
-        "/models/load",
-        "/models/sse",
-        "/v1/models/m",
+        *("/", "/v1", "/v1/", "*", "", "/health", "/models", "/models/", "/models//", "/models?x=1", "/models/load"),
+        *("/models/sse", "/v1/models/m"),
     ),
     *("/completion", "/embedding", "/rerank", "/v2/rerank", "/chat", "/chat/", "/completionsx", "/xcompletions"),
     *("/v1/chat/completions", "/v1/responses", "/v1/v1/health", "/v2/health", "/v1/health/", "/v1/admin/models"),

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from controller.schema.errors import RoundhouseError
 from gateway.protocols.common.conversation import Assistant, Call, Image, Prompt, System, Text, ToolResult, User
 from gateway.protocols.common.request import InferenceRequest, parse_request
 from gateway.protocols.responses.context import ResponseContext
 from gateway.sessions.replica_sessions import ReplicaSessions, Sampling, SessionClaim
 from gateway.sessions.session_name import derive_session_key, find_session_name
 from gateway.sessions.transcript import Transcript
+from tests.support.outcomes import present, refusal
 
 
 def context_of(**fields: Any) -> ResponseContext:
@@ -47,9 +47,7 @@ def test_the_first_name_that_is_there(
 
 
 def test_a_session_id_is_a_string() -> None:
-    with pytest.raises(RoundhouseError) as caught:
-        find_session_name({"session_id": 7}, [], None)
-    assert (caught.value.entry.code, caught.value.param) == ("invalid_request", "session_id")
+    assert refusal(lambda: find_session_name({"session_id": 7}, [], None)) == ("invalid_request", "session_id")
 
 
 def test_a_key_is_its_tenants_and_its_models() -> None:
@@ -82,8 +80,7 @@ def test_the_first_turn_is_new_and_the_next_finds_its_cache() -> None:
     assert sessions.decide(claim_of("a", "x", "y", "z"), is_known_elsewhere=False) == "reused"
     assert sessions.decide(claim_of("a", "x"), is_known_elsewhere=False) == "reused", "asked again"
     assert sessions.decide(claim_of("b", "x"), is_known_elsewhere=False) == "new"
-    session = sessions.find_session(b"a")
-    assert session is not None
+    session = present(sessions.find_session(b"a"))
     assert (session.tokens, session.used_at) == (70, 2.0)
 
 
@@ -146,8 +143,7 @@ def test_a_turn_without_an_answer_leaves_what_was_there() -> None:
     turn(sessions, claim_of("a", "x", "y"), tokens=None)
     assert sessions.decide(claim_of("a", "x", "z"), is_known_elsewhere=False) == "reused"
     turn(sessions, claim_of("a", "x", "y"), tokens=0)
-    session = sessions.find_session(b"a")
-    assert session is not None
+    session = present(sessions.find_session(b"a"))
     assert session.tokens == 10, "the engine has told no other count"
 
 

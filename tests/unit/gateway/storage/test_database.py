@@ -18,6 +18,7 @@ from gateway.storage import schema
 from gateway.storage.database import FREE_PAGES, RESTARTED, StateDatabase
 from gateway.storage.responses.records import HistoryBounds
 from gateway.storage.table_file import DatabaseFullError
+from tests.support.outcomes import present
 from tests.support.stored import HOUR, MIB, Clock, iid, message, opened, response, rid, stored
 
 BOUNDS = HistoryBounds(MIB)
@@ -62,8 +63,7 @@ def chain(database: StateDatabase, names: str) -> None:
 
 def test_what_is_saved_is_found_as_it_was(database: StateDatabase) -> None:
     database.save_objects(stored("a", said="\ud800 é"))
-    found = database.find_response("t", rid("a"))
-    assert found is not None
+    found = present(database.find_response("t", rid("a")))
     assert found == ("m", response("a", said="\ud800 é"))
     assert list(found.response) == list(response("a"))
 
@@ -71,8 +71,7 @@ def test_what_is_saved_is_found_as_it_was(database: StateDatabase) -> None:
 def test_a_later_save_takes_the_place_of_an_earlier_one(database: StateDatabase) -> None:
     database.save_objects(stored("a", status="queued"))
     database.save_objects(stored("a", said="at last"))
-    found = database.find_response("t", rid("a"))
-    assert found is not None
+    found = present(database.find_response("t", rid("a")))
     assert found.response == response("a", said="at last")
     assert database.count_stored().responses == 1
 
@@ -82,8 +81,7 @@ def test_a_conversation_is_told_from_its_beginning(database: StateDatabase) -> N
     database.save_objects(stored("x", "a"))
     assert history(database, "c") == ids("a", "b", "c")
     assert history(database, "x") == ids("a", "x")
-    made_of = database.list_input_items("t", rid("c"))
-    assert made_of is not None
+    made_of = present(database.list_input_items("t", rid("c")))
     assert [item["id"] for item in made_of[1]] == [*ids("a", "b"), iid("c", "in")]
 
 
@@ -110,8 +108,7 @@ def test_what_lost_a_part_of_its_beginning_cannot_be_continued(database: StateDa
         f"The response '{rid('a')}', which '{rid('c')}' continues, is not stored any more.",
     )
     assert database.find_response("t", rid("c")) is not None
-    made_of = database.list_input_items("t", rid("c"))
-    assert made_of is not None
+    made_of = present(database.list_input_items("t", rid("c")))
     assert [item["id"] for item in made_of[1]] == [*ids("b"), iid("c", "in")]
 
 
@@ -246,8 +243,7 @@ def test_what_ran_when_it_was_closed_has_failed(tmp_path: Path, clock: Clock) ->
     database.save_objects(stored("b"))
     database.close()
     database = opened(tmp_path, clock)
-    found = database.find_response("t", rid("a"))
-    assert found is not None
+    found = present(database.find_response("t", rid("a")))
     assert (found.response["status"], found.response["error"]["message"]) == ("failed", RESTARTED)
     assert found.response["error"]["code"] == "server_error"
     assert found.response["metadata"] == {"name": "a"}

@@ -18,6 +18,7 @@ from controller.schema.errors import RoundhouseError
 from gateway.storage import store as stores
 from gateway.storage.responses.records import HistoryBounds
 from gateway.storage.store import StateStore, StoreError
+from tests.support.outcomes import present
 from tests.support.small_disk import mount_small_disk
 from tests.support.stored import HOUR, MIB, Clock, response, rid, stored
 from tests.support.wait import until
@@ -65,8 +66,7 @@ async def test_what_is_asked_later_sees_what_was_saved_before(tmp_path: Path) ->
             continuing = store.load_history("t", rid("a"), (), HistoryBounds(MIB))
             await asyncio.sleep(0)
             assert not saving.done()
-        first = await finding
-        assert first is not None
+        first = present(await finding)
         assert first.response == response("a")
         assert await deleting
         assert await again is None

@@ -18,6 +18,7 @@ from gateway.streams.recovery import recover_streams
 from gateway.streams.registry import StreamRegistry
 from gateway.streams.stream import FILE_LOST, ResumableStream, StreamState
 from gateway.streams.stream_folder import FORMAT, StreamFolder
+from tests.support.outcomes import present
 from tests.support.small_disk import no_space
 
 RING_BYTES = 2000
@@ -31,8 +32,7 @@ def _registry() -> StreamRegistry:
 
 def _open(folder: StreamFolder, registry: StreamRegistry, stream_id: str = "id", now: float = 1.0) -> ResumableStream:
     stream = registry.open_stream("t", stream_id, model="m", path=PATH, request_id="r", now=now)
-    file = folder.new_file(stream, None)
-    assert file is not None
+    file = present(folder.new_file(stream, None))
     stream.keep_in_file(file)
     return stream
 

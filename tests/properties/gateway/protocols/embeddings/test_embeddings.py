@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.protocols.embeddings.codec import Shortening, shorten_vectors
 from tests.support.campaign import campaign_count
+from tests.support.outcomes import present
 
 numbers = st.floats(-1e6, 1e6, width=32)
 
@@ -29,8 +30,7 @@ def answer(embeddings: list[Any]) -> dict[str, Any]:
 
 
 def cut(embeddings: list[Any], dimensions: int) -> list[Any]:
-    made = shorten_vectors(answer(embeddings), Shortening(dimensions, is_declared=True, model="m"))
-    assert made is not None
+    made = present(shorten_vectors(answer(embeddings), Shortening(dimensions, is_declared=True, model="m")))
     assert [item["index"] for item in made["data"]] == list(range(len(embeddings)))
     return [item["embedding"] for item in made["data"]]
 

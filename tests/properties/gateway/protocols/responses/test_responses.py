@@ -32,6 +32,7 @@ from gateway.protocols.responses import request as responses
 from gateway.protocols.responses.via_chat import RESPONSES_VIA_CHAT
 from tests.properties.gateway.protocols.test_dialects import cut, cuts, garbage, words
 from tests.support.campaign import campaign_count
+from tests.support.outcomes import present
 from tests.support.responses import Fields, context, events_in, folded
 
 names = st.text("abcdefghijklmnopqrstuvwxyz_", min_size=1, max_size=8)
@@ -293,8 +294,7 @@ def test_a_stream_says_what_the_whole_answer_says(
     names_called = [call["function"]["name"] for call in choice["message"].get("tool_calls", ())]
     custom = names_called[0] if names_called and custom else custom
     blocking = request_of(custom, stream=False, is_open=is_open)
-    translate = RESPONSES_VIA_CHAT.get_body_converter(blocking)
-    assert translate is not None
+    translate = present(RESPONSES_VIA_CHAT.get_body_converter(blocking))
     whole = json.loads(translate(json.dumps({"id": "x", "choices": [choice], "usage": USAGE}).encode()))
     stream = request_of(custom, stream=True, is_open=is_open)
     parts = cut(streamed(choices), places)
@@ -302,12 +302,10 @@ def test_a_stream_says_what_the_whole_answer_says(
     assert whole == blocking.state.response == stream.state.response
     assert whole["usage"]["input_tokens_details"]["cached_tokens"] == 2
 
-    gathering = RESPONSES_VIA_CHAT.open_collector(request_of(custom, stream=False, is_open=is_open))
-    assert gathering is not None
+    gathering = present(RESPONSES_VIA_CHAT.open_collector(request_of(custom, stream=False, is_open=is_open)))
     for part in parts:
         gathering.feed_data(part)
-    result = gathering.build_result()
-    assert result is not None
+    result = present(gathering.build_result())
     assert json.loads(result[1]) == whole
 
 

@@ -36,6 +36,7 @@ from tests.support.messages_transcripts import (
     streamed,
     texts_of,
 )
+from tests.support.outcomes import present
 
 
 def test_text() -> None:
@@ -255,8 +256,7 @@ def test_an_error_of_ours_is_the_end(before: bytes) -> None:
 
 @pytest.mark.parametrize("error", [{"message": "Out of luck.", "code": 400}, "Out of luck.", {"why": "Out of luck."}])
 def test_an_engines_error_that_is_called_a_success_is_an_error(error: Any) -> None:
-    translate = MESSAGES_VIA_CHAT.get_body_converter(request_of())
-    assert translate is not None
+    translate = present(MESSAGES_VIA_CHAT.get_body_converter(request_of()))
     with pytest.raises(RoundhouseError, match=r"Out of luck\.") as caught:
         translate(json.dumps({"error": error, "choices": []}).encode())
     assert caught.value.entry.code == "engine_error"
@@ -268,8 +268,7 @@ def test_an_engines_error_that_is_called_a_success_is_an_error(error: Any) -> No
 def whole(message: Fields, finish: str = "stop", usage: Fields | None = USAGE, **fields: Any) -> Fields:
     """What the client gets of a blocking answer."""
     answer: Fields = {"id": "chatcmpl-7", "choices": [{"index": 0, "message": message, "finish_reason": finish}]}
-    translate = MESSAGES_VIA_CHAT.get_body_converter(request_of(**fields))
-    assert translate is not None
+    translate = present(MESSAGES_VIA_CHAT.get_body_converter(request_of(**fields)))
     made: Fields = json.loads(translate(json.dumps(answer | ({} if usage is None else {"usage": usage})).encode()))
     checked_message(made)
     return made
@@ -308,8 +307,7 @@ def test_other_whole_messages() -> None:
 
 
 def test_a_count() -> None:
-    translate = MESSAGES_COUNTED_VIA_CHAT.get_body_converter(request_of())
-    assert translate is not None
+    translate = present(MESSAGES_COUNTED_VIA_CHAT.get_body_converter(request_of()))
     assert translate(b'{"object":"response.input_tokens","input_tokens":12}') == b'{"input_tokens":12}'
     for wrong in (b"{}", b'{"input_tokens":true}', b"[]", b"x"):
         with pytest.raises(RoundhouseError, match="counts no tokens"):
@@ -392,12 +390,10 @@ def test_calls_of_one_number_are_as_many_as_they_have_ids(place: Fields) -> None
     out = streamed(*chunks, chunk({}, "tool_calls"))
     blocks = [each["content_block"] for each in checked_events(out) if each["type"] == "content_block_start"]
     assert [(block["id"], block["name"]) for block in blocks] == [("a", "f"), ("b", "g"), ("c", "f")]
-    made = MESSAGES_VIA_CHAT.open_collector(request_of())
-    assert made is not None
+    made = present(MESSAGES_VIA_CHAT.open_collector(request_of()))
     for each in (*chunks, chunk({}, "tool_calls"), b"data: [DONE]\n\n"):
         made.feed_data(each)
-    result = made.build_result()
-    assert result is not None
+    result = present(made.build_result())
     told = [(block["id"], block["name"], block["input"]) for block in json.loads(result[1])["content"]]
     assert told == [("a", "f", {"x": 1}), ("b", "g", {}), ("c", "f", {})]
 

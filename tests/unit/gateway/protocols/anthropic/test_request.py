@@ -12,6 +12,7 @@ from controller.schema.errors import RoundhouseError
 from gateway.protocols.anthropic.via_chat import MESSAGES_COUNTED_VIA_CHAT, MESSAGES_VIA_CHAT
 from gateway.protocols.common.request import parse_request
 from tests.fakes.fake_controller import route
+from tests.support.outcomes import refusal
 
 Fields = dict[str, Any]
 
@@ -350,6 +351,4 @@ UNFIT: list[tuple[Fields, Fields, str, str]] = [
 def test_what_the_model_does_not_take_is_refused_by_its_place(
     asked: Fields, lacks: Fields, code: str, param: str
 ) -> None:
-    with pytest.raises(RoundhouseError) as refused:
-        chat_fields(asked, capabilities=Capabilities(**lacks))
-    assert (refused.value.entry.code, refused.value.param) == (code, param)
+    assert refusal(lambda: chat_fields(asked, capabilities=Capabilities(**lacks))) == (code, param)

@@ -14,6 +14,7 @@ from gateway.protocols.chat.dialect import CHAT, COMPLETIONS
 from gateway.protocols.common.openai_events import DONE
 from gateway.protocols.common.request import parse_request
 from tests.support.campaign import campaign_count
+from tests.support.outcomes import present
 
 REQUEST = parse_request(b'{"model": "m", "stream": true}', may_stream=True)
 NAMES = ("reasoning", "reasoning_content")
@@ -42,14 +43,10 @@ def test_a_thought_in_a_stream_has_both_names_and_its_bytes(name: str) -> None:
 @pytest.mark.parametrize(
     "delta",
     [
-        '{"content":"I am \\"reasoning\\":\\"x\\""}',
-        '{"content":"\\"reasoning_content\\":\\"x\\""}',
-        '{"reasoning":null}',
-        '{"reasoning_content":null,"content":"x"}',
-        '{"reasoning_details":[{"type":"reasoning","text":"x"}]}',
-        '{"reasoning":"x","reasoning_content":"x"}',
-        '{"reasoning":"x","reasoning_content":"y"}',
-        '{"reasoning":null,"reasoning_content":null}',
+        *('{"content":"I am \\"reasoning\\":\\"x\\""}', '{"content":"\\"reasoning_content\\":\\"x\\""}'),
+        *('{"reasoning":null}', '{"reasoning_content":null,"content":"x"}'),
+        *('{"reasoning_details":[{"type":"reasoning","text":"x"}]}', '{"reasoning":"x","reasoning_content":"x"}'),
+        *('{"reasoning":"x","reasoning_content":"y"}', '{"reasoning":null,"reasoning_content":null}'),
         '{"reasoning":{"a":"b"}}',
     ],
 )
@@ -85,8 +82,7 @@ def test_completions_have_no_thoughts() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_blocking_answer_has_both(name: str) -> None:
-    change = CHAT.get_body_converter(REQUEST)
-    assert change is not None
+    change = present(CHAT.get_body_converter(REQUEST))
     body = b'{\n "choices": [{"message": {"%b": "so",\n "content": "x"}}],"usage":{"d":{"reasoning_tokens":1}}}'
     answer = change(body % name.encode())
     assert json.loads(answer)["choices"][0]["message"] == {"content": "x"} | dict.fromkeys(NAMES, "so")
@@ -96,11 +92,9 @@ def test_a_blocking_answer_has_both(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_gathered_answer_has_both(name: str) -> None:
-    gathering = CHAT.open_collector(REQUEST)
-    assert gathering is not None
+    gathering = present(CHAT.open_collector(REQUEST))
     gathering.feed_data(event(f'{{"{name}":"so "}}') + event(f'{{"{name}":"on"}}') + event('{"content":"x"}') + DONE)
-    result = gathering.build_result()
-    assert result is not None
+    result = present(gathering.build_result())
     message = json.loads(result[1])["choices"][0]["message"]
     assert message == {"role": "assistant", "content": "x"} | dict.fromkeys(NAMES, "so on")
 

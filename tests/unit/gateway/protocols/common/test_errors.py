@@ -26,6 +26,7 @@ from gateway.protocols.embeddings.dialect import EMBEDDINGS
 from gateway.protocols.llama_native.dialect import NATIVE
 from gateway.protocols.responses.context import ResponseContext
 from gateway.protocols.responses.via_chat import RESPONSES_VIA_CHAT
+from tests.support.outcomes import present
 
 OPENAI_FORM = [CHAT, COMPLETIONS, RESPONSES_VIA_CHAT, NATIVE, JSON_DIALECT]
 LLAMA = b'{"error":{"code":400,"message":"no such slot","type":"slot_error","id_slot":4096}}'
@@ -276,18 +277,15 @@ FOUND = {
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_what_engines_say_is_understood(engine: str) -> None:
-    found = find_overflow({"message": ENGINES[engine]})
-    assert found is not None
+    found = present(find_overflow({"message": ENGINES[engine]}))
     assert (found.limit, found.prompt_tokens, found.is_at_least, found.output_tokens) == FOUND[engine]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_what_clients_are_told_is_understood_again_and_stays(engine: str) -> None:
-    found = find_overflow({"message": ENGINES[engine]})
-    assert found is not None
+    found = present(find_overflow({"message": ENGINES[engine]}))
     for message in (found.describe_for_openai(), found.describe_for_anthropic()):
-        again = find_overflow({"message": message})
-        assert again is not None
+        again = present(find_overflow({"message": message}))
         assert again.describe_for_anthropic() == found.describe_for_anthropic()
     assert find_overflow({"message": found.describe_for_openai()}).describe_for_openai() == found.describe_for_openai()  # type: ignore[union-attr]
 
@@ -436,15 +434,13 @@ def test_addresses_are_hidden(said: str, told: str) -> None:
 @pytest.mark.parametrize(
     "said",
     [
-        "",
-        "the request exceeds the available context size (4096 tokens): 5000 > 4096",
-        "'max_tokens' is too large: 4096. At 12:30:45, on 2026-11-22T12:30:45Z",
-        "body.messages.0.content: Input should be a valid string [type=string_type, input_value=7]",
-        "messages[2].role: must be user; a ratio of 3:1, std::string, ::, cuda:0",
-        "ubuntu:22.04, llama-cpp 0.3.16, v1.2.3.4, sha256:0123456789abcdef, data:image/png;base64,AAAA",
-        "parse error at line 1, column 12: unexpected '}'; expected: port 8080 or a host: none",
-        "rh-negative is no replica, nor is rh-prod-m-0",
-        "a slash // is no URL, and:// is none",
+        *("", "the request exceeds the available context size (4096 tokens): 5000 > 4096"),
+        *("'max_tokens' is too large: 4096. At 12:30:45, on 2026-11-22T12:30:45Z"),
+        *("body.messages.0.content: Input should be a valid string [type=string_type, input_value=7]"),
+        *("messages[2].role: must be user; a ratio of 3:1, std::string, ::, cuda:0"),
+        *("ubuntu:22.04, llama-cpp 0.3.16, v1.2.3.4, sha256:0123456789abcdef, data:image/png;base64,AAAA"),
+        *("parse error at line 1, column 12: unexpected '}'; expected: port 8080 or a host: none"),
+        *("rh-negative is no replica, nor is rh-prod-m-0", "a slash // is no URL, and:// is none"),
     ],
 )
 def test_other_words_stay(said: str) -> None:
@@ -497,12 +493,10 @@ def test_absolute_paths_are_hidden(said: str, told: str) -> None:
 @pytest.mark.parametrize(
     "said",
     [
-        "",
-        "model: llama/m.gguf is empty, ./m.gguf and ../m.gguf too",
-        "12 tokens/s, 3/4 of it, and/or, n/a, / alone, a slash // is none",
-        "the engine answered GET /v1/models with 500, /health with 503, and '/v1/models' again",
-        "EOS token = 2 '</s>', <|im_end|>, </think>",
-        "image ghcr.io/ggml-org/llama.cpp:server is missing",
+        *("", "model: llama/m.gguf is empty, ./m.gguf and ../m.gguf too"),
+        *("12 tokens/s, 3/4 of it, and/or, n/a, / alone, a slash // is none"),
+        *("the engine answered GET /v1/models with 500, /health with 503, and '/v1/models' again"),
+        *("EOS token = 2 '</s>', <|im_end|>, </think>", "image ghcr.io/ggml-org/llama.cpp:server is missing"),
         "org/Qwen-3.5 is no model of the hub",
     ],
 )

@@ -14,14 +14,14 @@ from gateway.protocols.common.file_parts import find_files, holds_files
 from gateway.protocols.common.grounding import add_passages
 from gateway.protocols.common.passages import Passage
 from tests.fakes.fake_controller import route
+from tests.support.outcomes import error_of, present
 
 DOCUMENTS = [f"document {number}" for number in range(40)]
 
 
 def pieced(path: str, name: str, fields: dict[str, Any], **how: Any) -> PiecedAnswer:
     """The answer to a request that is cut into pieces."""
-    split = plan_split(fields, (name,), route("m", target_inflight=2, **how))
-    assert split is not None
+    split = present(plan_split(fields, (name,), route("m", target_inflight=2, **how)))
     return PiecedAnswer(ANSWER_FORMS[path], split, fields)
 
 
@@ -63,9 +63,7 @@ def test_an_answer_of_another_form_is_the_engines_failure(path: str, body: bytes
     answer = pieced(path, "prompt", {"prompt": ["a"] * 9})
     if path in ("/completion", "/embedding") and body.startswith(b"{"):
         return  # an answer of llama.cpp's is any object
-    with pytest.raises(RoundhouseError) as caught:
-        answer.take_answer(0, body)
-    assert caught.value.entry.code == "engine_disconnected"
+    assert error_of(lambda: answer.take_answer(0, body)).entry.code == "engine_disconnected"
 
 
 def test_the_usage_of_all_streams_is_one_event_at_the_end() -> None:

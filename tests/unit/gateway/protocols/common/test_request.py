@@ -36,6 +36,7 @@ from gateway.protocols.common.prompt_length import check_length
 from gateway.protocols.common.request import InferenceRequest, parse_native, parse_request
 from gateway.protocols.llama_native.dialect import NATIVE
 from tests.fakes.fake_controller import route
+from tests.support.outcomes import present
 
 
 def refused(raw: bytes) -> RoundhouseError:
@@ -251,12 +252,8 @@ def test_a_blocking_call_becomes_a_stream(dialect: Dialect, served: str, extra: 
 @pytest.mark.parametrize(
     "raw",
     [
-        b'{"model" : "m","x":1}',
-        b'{"x":"model","model":"m"}',
-        b'{"x":{"model":"m"},"model":"m"}',
-        rb'{"mod\u0065l":"m","x":{"model":"m"}}',
-        rb'{"model":"\u006d"}',
-        b'{"model":"z","model":"m"}',
+        *(b'{"model" : "m","x":1}', b'{"x":"model","model":"m"}', b'{"x":{"model":"m"},"model":"m"}'),
+        *(rb'{"mod\u0065l":"m","x":{"model":"m"}}', rb'{"model":"\u006d"}', b'{"model":"z","model":"m"}'),
     ],
 )
 def test_the_model_gets_the_name_that_its_engine_knows(raw: bytes) -> None:
@@ -581,11 +578,9 @@ def test_the_text_of_a_large_body_counts_though_it_is_read_by_its_outline(text: 
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_cannot_fit_is_refused_with_both_numbers(fields: dict[str, Any], place: str) -> None:
-    error = refusal(**fields)
-    assert error is not None
+    error = present(refusal(**fields))
     assert (error.entry.code, error.param) == ("context_length_exceeded", place)
-    told = find_overflow({"message": error.message})
-    assert told is not None
+    told = present(find_overflow({"message": error.message}))
     assert (told.limit, told.is_at_least) == (LIMIT, True)
     assert told.prompt_tokens is not None
     assert told.prompt_tokens > LIMIT

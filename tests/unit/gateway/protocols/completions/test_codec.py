@@ -15,6 +15,7 @@ from gateway.protocols.api_matrix import serving_option
 from gateway.protocols.common.request import InferenceRequest, parse_request
 from gateway.protocols.completions.via_chat import COMPLETIONS_VIA_CHAT
 from tests.fakes.fake_controller import route
+from tests.support.outcomes import present
 
 CHAT = "/v1/chat/completions"
 TOP = {"id": "cmpl-ab-1", "object": "text_completion", "created": 1700000000, "model": "alias"}
@@ -188,8 +189,7 @@ WHOLE = {
 
 
 def given(told: Any, **fields: Any) -> Any:
-    translate = COMPLETIONS_VIA_CHAT.get_body_converter(checked(**fields))
-    assert translate is not None
+    translate = present(COMPLETIONS_VIA_CHAT.get_body_converter(checked(**fields)))
     made = json.loads(translate(json.dumps(told).encode()))
     Completion.model_validate(made)
     return made

@@ -15,6 +15,7 @@ from controller.schema.routing import ModelRoute
 from gateway.protocols.common.request import InferenceRequest, parse_request
 from gateway.protocols.embeddings.dialect import EMBEDDINGS
 from tests.fakes.fake_controller import route
+from tests.support.outcomes import present
 
 OWN = [3.0, 4.0, 12.0]
 OTHER = [0.0, 0.0, 1.0]
@@ -41,8 +42,7 @@ def answer(*vectors: Any) -> dict[str, Any]:
 
 def given(request: InferenceRequest, told: Any) -> Any:
     """What the client gets."""
-    translate = EMBEDDINGS.get_body_converter(request)
-    assert translate is not None
+    translate = present(EMBEDDINGS.get_body_converter(request))
     return json.loads(translate(json.dumps(told).encode()))
 
 
@@ -164,8 +164,7 @@ def test_fields_of_the_engines_own_stay() -> None:
 @pytest.mark.parametrize("shortens", [True, False])
 def test_the_models_own_length_is_not_touched(shortens: bool) -> None:
     own = route("m", shortens_embeddings=shortens)
-    translate = EMBEDDINGS.get_body_converter(checked(own, dimensions=3, encoding_format="base64"))
-    assert translate is not None
+    translate = present(EMBEDDINGS.get_body_converter(checked(own, dimensions=3, encoding_format="base64")))
     for told in (answer(OWN, [1, 2, 3]), answer(packed(OWN))):
         body = json.dumps(told, indent=3).encode()
         assert translate(body) is body
@@ -217,7 +216,6 @@ def test_numbers_that_json_cannot_express_are_the_engines_failure(number: float,
 
 
 def test_what_is_no_json_is_the_engines_failure() -> None:
-    translate = EMBEDDINGS.get_body_converter(checked(route("m"), dimensions=2))
-    assert translate is not None
+    translate = present(EMBEDDINGS.get_body_converter(checked(route("m"), dimensions=2)))
     with pytest.raises(RoundhouseError, match="no embeddings"):
         translate(b"<html>")

@@ -11,6 +11,7 @@ from controller.schema.errors import RoundhouseError
 from gateway.protocols.common.request import InferenceRequest, parse_request
 from gateway.protocols.rerank.dialect import RERANK, RERANK_V2, RerankDialect
 from tests.fakes.fake_controller import route
+from tests.support.outcomes import error_of, present, refusal
 
 MODEL = route("m", served_name="inner")
 PLAIN: dict[str, Any] = {"query": "q", "documents": ["a", "b", "c"]}
@@ -42,8 +43,7 @@ def sent(dialect: RerankDialect = RERANK, **fields: Any) -> Any:
 
 def given(told: Any, dialect: RerankDialect = RERANK, **fields: Any) -> Any:
     """What the client is answered."""
-    translate = dialect.get_body_converter(checked(dialect, **fields))
-    assert translate is not None
+    translate = present(dialect.get_body_converter(checked(dialect, **fields)))
     return json.loads(translate(json.dumps(told).encode()))
 
 
@@ -142,9 +142,7 @@ def test_equal_scores_keep_the_clients_order() -> None:
     ],
 )
 def test_what_is_wrong_is_refused_at_its_place(fields: dict[str, Any], param: str) -> None:
-    with pytest.raises(RoundhouseError) as caught:
-        checked(**PLAIN | fields)
-    assert (caught.value.entry.code, caught.value.param) == ("invalid_request", param)
+    assert refusal(lambda: checked(**PLAIN | fields)) == ("invalid_request", param)
 
 
 def test_the_second_version_takes_texts_alone() -> None:
@@ -171,6 +169,4 @@ def test_the_second_version_takes_texts_alone() -> None:
     ],
 )
 def test_what_is_no_ranking_of_the_documents_is_the_engines_failure(told: Any) -> None:
-    with pytest.raises(RoundhouseError) as caught:
-        given(told, **PLAIN)
-    assert caught.value.entry.code == "engine_disconnected"
+    assert error_of(lambda: given(told, **PLAIN)).entry.code == "engine_disconnected"

@@ -37,6 +37,7 @@ from gateway.protocols.responses.request import read_prompt
 from gateway.protocols.responses.tools import custom_names, echo_tools
 from gateway.protocols.responses.via_chat import RESPONSES_VIA_CHAT
 from tests.fakes.fake_controller import route
+from tests.support.outcomes import present, refusal
 from tests.support.responses import Fields, context
 from tests.support.tool_rounds import CITY, OWN, WEATHER, servers_of
 
@@ -369,8 +370,7 @@ def test_tools_of_a_server_are_functions_in_its_place() -> None:
     assert functions(tools=[time, OWN, WEATHER]) == [
         *("roundhouse__current_time", "own", "weather__get", "weather__set")
     ]
-    mcp = servers_of(tools=[WEATHER, time])
-    assert mcp is not None
+    mcp = present(servers_of(tools=[WEATHER, time]))
     prompt = read_prompt({"model": "m", "input": "Hi", "tools": [WEATHER]}, context(mcp=mcp))
     assert (prompt.tools[0].description, prompt.tools[0].parameters) == ("Says the weather.", CITY)
     full_names = [tool.full_name for server in mcp.servers for tool in server.tools]
@@ -415,8 +415,7 @@ def test_calls_need_an_approval_unless_the_request_says_never(approval: Any, una
     tool = {**WEATHER, "require_approval": approval}
     if approval is ...:
         del tool["require_approval"]
-    mcp = servers_of(tools=[tool])
-    assert mcp is not None
+    mcp = present(servers_of(tools=[tool]))
     assert [name for name in ("weather__get", "weather__set") if mcp.needs_approval(name)] == unapproved
 
 
@@ -465,9 +464,7 @@ def test_what_is_refused(tools: list[Fields], place: str, says: str) -> None:
     ],
 )
 def test_choices_of_what_there_is_not(choice: Fields, place: str) -> None:
-    with pytest.raises(RoundhouseError) as caught:
-        functions(tools=[WEATHER], tool_choice=choice)
-    assert (caught.value.entry.code, caught.value.param) == ("invalid_request", place)
+    assert refusal(lambda: functions(tools=[WEATHER], tool_choice=choice)) == ("invalid_request", place)
     with pytest.raises(RoundhouseError) as caught:
         functions(tools=[{"type": "mcp", "server_label": "down"}], tool_choice={"type": "mcp", "server_label": "down"})
     assert caught.value.param == "tool_choice.server_label"

@@ -14,6 +14,7 @@ from gateway.protocols.responses.mcp_items import REFUSED, failed_tool, mark_rou
 from gateway.protocols.responses.replayed_events import replay_events
 from gateway.protocols.responses.rounds_writer import ROUND_OVER, RoundsWriter, RoundWriter, RunCall
 from gateway.protocols.responses.tool_rounds import MOST_ROUNDS, CallResult
+from tests.support.outcomes import present
 from tests.support.responses import NOW, Fields, context, events_in, folded
 from tests.support.tool_rounds import BONN, OWN, WEATHER, Played, play, servers_of
 from tests.support.tool_rounds import Turn as Round
@@ -41,38 +42,14 @@ def items(played: Played) -> list[tuple[str, str | None]]:
 def test_one_call_and_the_answer_are_one_stream() -> None:
     played = play(Round("I look.", [("weather__get", BONN)], "Hm."), SAYS)
     assert kinds(played) == [
-        "created",
-        "in_progress",
-        "output_item.added mcp_list_tools",
-        "mcp_list_tools.in_progress",
-        "mcp_list_tools.completed",
-        "output_item.done mcp_list_tools",
-        "output_item.added reasoning",
-        "content_part.added",
-        "reasoning.delta",
-        "reasoning.done",
-        "content_part.done",
-        "output_item.done reasoning",
-        "output_item.added message",
-        "content_part.added",
-        "output_text.delta",
-        "output_text.done",
-        "content_part.done",
-        "output_item.done message",
-        "output_item.added mcp_call",
-        "mcp_call.in_progress",
-        "mcp_call_arguments.delta",
-        "mcp_call_arguments.delta",
-        "mcp_call_arguments.done",
-        "mcp_call.completed",
-        "output_item.done mcp_call",
-        "output_item.added message",
-        "content_part.added",
-        "output_text.delta",
-        "output_text.done",
-        "content_part.done",
-        "output_item.done message",
-        "completed",
+        *("created", "in_progress", "output_item.added mcp_list_tools", "mcp_list_tools.in_progress"),
+        *("mcp_list_tools.completed", "output_item.done mcp_list_tools", "output_item.added reasoning"),
+        *("content_part.added", "reasoning.delta", "reasoning.done", "content_part.done"),
+        *("output_item.done reasoning", "output_item.added message", "content_part.added", "output_text.delta"),
+        *("output_text.done", "content_part.done", "output_item.done message", "output_item.added mcp_call"),
+        *("mcp_call.in_progress", "mcp_call_arguments.delta", "mcp_call_arguments.delta", "mcp_call_arguments.done"),
+        *("mcp_call.completed", "output_item.done mcp_call", "output_item.added message", "content_part.added"),
+        *("output_text.delta", "output_text.done", "content_part.done", "output_item.done message", "completed"),
     ]
     assert folded(played.stream) == played.response
     call = played.response["output"][3]
@@ -274,11 +251,8 @@ def test_a_call_that_needs_an_approval_ends_the_response() -> None:
     played = play(Round(calls=[("weather__get", BONN), ("weather__set", BONN)]), tools=[mixed])
     assert folded(played.stream) == played.response
     assert kinds(played)[-5:] == [
-        "output_item.added mcp_approval_request",
-        "output_item.done mcp_approval_request",
-        "mcp_call.completed",
-        "output_item.done mcp_call",
-        "completed",
+        *("output_item.added mcp_approval_request", "output_item.done mcp_approval_request", "mcp_call.completed"),
+        *("output_item.done mcp_call", "completed"),
     ]
     assert (played.ran, len(played.fields)) == (["weather__get"], 1)
     assert played.response["output"][-1] == {
@@ -362,16 +336,14 @@ def test_without_a_stream_nobody_is_told_before_the_end() -> None:
 
 
 def test_one_that_is_cancelled_in_the_middle_of_a_call() -> None:
-    mcp = servers_of(tools=[WEATHER])
-    assert mcp is not None
+    mcp = present(servers_of(tools=[WEATHER]))
     made = context(mcp=mcp)
     rounds = RoundsWriter({"model": "m", "tools": [WEATHER]}, made, is_stream=True)
     writer = RoundWriter(rounds, mcp, ())
     stream = writer.begin_answer("") + writer.write_tool_call(0, "c", "weather__get", BONN)
     stream += writer.write_tool_call(1, "d", "weather__set", BONN)
     stream += writer.end_answer("tool_calls", None, Tokens(1, 2))
-    failed = writer.calls[0].item
-    assert failed is not None
+    failed = present(writer.calls[0].item)
     stream += rounds.end_call(failed, None, failed_tool("No."))
     assert made.cancel is not None
     stream += made.cancel()
@@ -381,8 +353,7 @@ def test_one_that_is_cancelled_in_the_middle_of_a_call() -> None:
 
 
 def test_an_error_in_a_round_is_kept_and_fails_the_response() -> None:
-    mcp = servers_of(tools=[WEATHER])
-    assert mcp is not None
+    mcp = present(servers_of(tools=[WEATHER]))
     made = context(mcp=mcp)
     rounds = RoundsWriter({"model": "m", "tools": [WEATHER]}, made, is_stream=True)
     writer = RoundWriter(rounds, mcp, ())

@@ -16,6 +16,7 @@ from gateway.protocols.common.large_body import LARGE_BYTES, LargeBody
 from gateway.protocols.common.request import InferenceRequest, parse_request
 from gateway.protocols.completions.via_chat import COMPLETIONS_VIA_CHAT
 from tests.fakes.fake_controller import route
+from tests.support.outcomes import present
 
 MESSAGE: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}
 PROMPT: dict[str, Any] = {"prompt": "Hi"}
@@ -141,8 +142,7 @@ def test_of_a_text_that_vllm_continues_nothing_is_a_thought(name: str, text: str
     message = {"role": "assistant", "content": " on", "reasoning_content": "so"}
     model = backend(name)
     fields = {**MESSAGE, "messages": [*MESSAGE["messages"], BEGUN]}
-    blocking = MESSAGES_VIA_CHAT.get_body_converter(read(MESSAGES_VIA_CHAT, fields, model))
-    assert blocking is not None
+    blocking = present(MESSAGES_VIA_CHAT.get_body_converter(read(MESSAGES_VIA_CHAT, fields, model)))
     told = json.loads(blocking(json.dumps({"choices": [{"message": message, "finish_reason": "stop"}]}).encode()))
     assert [part["text"] for part in told["content"] if part["type"] == "text"] == [text]
     assert [part["thinking"] for part in told["content"] if part["type"] == "thinking"] == (

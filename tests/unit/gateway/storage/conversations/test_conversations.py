@@ -29,6 +29,7 @@ from gateway.storage.pagination import ListQuery
 from gateway.storage.responses.records import HistoryBounds
 from gateway.storage.responses.request_options import is_id
 from gateway.storage.table_file import DatabaseFullError
+from tests.support.outcomes import present, refusal
 from tests.support.stored import HOUR, MIB, Clock, message, opened, rid, stored
 
 BOUNDS = HistoryBounds(MIB)
@@ -115,8 +116,7 @@ def test_a_turn_is_written_with_its_response_or_not_at_all(database: StateDataba
     made = dataclasses.replace(stored("x"), conversation_id="conv_a", conversation_item="a", turn=turn("q", "r"))
     database.save_objects(made)
     assert active(database) == ["a", "q", "r"]
-    found = database.conversations.find("t", "conv_a")
-    assert found is not None
+    found = present(database.conversations.find("t", "conv_a"))
     assert found.model == "m"
     too_large = dataclasses.replace(made, id=rid("y"), turn=turn("s", "u", size=100 * MIB))
     with pytest.raises(DatabaseFullError):
@@ -426,8 +426,7 @@ def nested(depth: int) -> Any:
 
 @pytest.mark.parametrize("settings", [{}, {"a": [1, None, "ü", {"b": 2**70}]}, {"half": "\ud800"}, nested(300)])
 def test_any_object_is_kept(settings: dict[str, Any]) -> None:
-    encoded = read_settings({"settings": settings})
-    assert encoded is not None
+    encoded = present(read_settings({"settings": settings}))
     assert json.loads(encoded) == settings
 
 
@@ -438,9 +437,7 @@ def test_there_may_be_none(fields: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("settings", [[], "x", 1, {"a": "ü" * (MOST_BYTES // 2)}, nested(100_000)])
 def test_what_cannot_be_kept_is_refused(settings: Any) -> None:
-    with pytest.raises(RoundhouseError) as caught:
-        read_settings({"settings": settings})
-    assert (caught.value.entry.code, caught.value.param) == ("invalid_request", "settings")
+    assert refusal(lambda: read_settings({"settings": settings})) == ("invalid_request", "settings")
 
 
 def test_bytes_are_counted() -> None:

@@ -16,6 +16,7 @@ from gateway.storage.responses.event_log import DONE, EventLog, count_events, fo
 from gateway.storage.responses.recent_response import RecentResponse
 from gateway.storage.responses.records import TOKEN_LENGTH, HistoryBounds, id_of, item_ids, response_of
 from gateway.storage.responses.request_options import MOST_REFERENCES, RequestOptions
+from tests.support.outcomes import present, refusal
 from tests.support.responses import Fields, context
 from tests.support.stored import message
 
@@ -102,9 +103,7 @@ def test_a_conversation_is_named_by_its_id_or_an_object(value: Any) -> None:
     ],
 )
 def test_what_names_no_conversation_is_refused(value: Any, code: str, place: str) -> None:
-    with pytest.raises(RoundhouseError) as caught:
-        RequestOptions.of_references({"conversation": value})
-    assert (caught.value.entry.code, caught.value.param) == (code, place)
+    assert refusal(lambda: RequestOptions.of_references({"conversation": value})) == (code, place)
 
 
 def test_references_are_bounded() -> None:
@@ -137,9 +136,7 @@ def test_pages_follow_each_other() -> None:
 
 
 def test_a_page_after_nothing_is_refused() -> None:
-    with pytest.raises(RoundhouseError) as caught:
-        listed("z")
-    assert (caught.value.entry.code, caught.value.param) == ("invalid_request", "after")
+    assert refusal(lambda: listed("z")) == ("invalid_request", "after")
 
 
 def test_an_items_id_tells_whose_it_is() -> None:
@@ -222,8 +219,7 @@ def test_the_last_one_is_remembered_with_all_that_it_continues() -> None:
     made("a", recent)
     made("b", recent, "a")
     assert recent.find_history("a") is None
-    history = recent.find_history("b")
-    assert history is not None
+    history = present(recent.find_history("b"))
     assert (history.model, [item["id"] for item in history.items]) == ("m", ["in-a", "out-a", "in-b", "out-b"])
     assert (recent.is_stored("b"), recent.is_stored("a")) == (False, True)
     made("c", recent, "b", status="cancelled")
@@ -244,8 +240,6 @@ def go_on(recent: RecentResponse) -> None:
 @pytest.mark.parametrize("bounds", [HistoryBounds(1_000), HistoryBounds(10_000, items=5)])
 def test_a_conversation_that_is_too_long_goes_no_further(bounds: HistoryBounds) -> None:
     recent = RecentResponse(bounds)
-    with pytest.raises(RoundhouseError) as caught:
-        go_on(recent)
-    assert (caught.value.entry.code, caught.value.param) == ("invalid_request", "previous_response_id")
+    assert refusal(lambda: go_on(recent)) == ("invalid_request", "previous_response_id")
     made("another", recent)
     assert recent.find_history("another") is not None
