@@ -341,8 +341,8 @@ def _name_of(file: Path) -> str:
     "source",
     [
         *("def f(request): return request.url.path", "def f(asked: Request): return asked.url.path"),
-        *("def f(asked: 'Request | None'): return asked.base_url"),
-        *("def f(asked: starlette.requests.HTTPConnection): return asked.url_for('x')"),
+        "def f(asked: 'Request | None'): return asked.base_url",
+        "def f(asked: starlette.requests.HTTPConnection): return asked.url_for('x')",
         *("async def f(self): return self.request.url", "async def f(self): return self._request.url"),
         *("async def f(scope): return Request(scope).url.path", "async def f(scope): return URL(scope=scope).path"),
         "async def f(scope): return datastructures.URL(scope=scope).path",

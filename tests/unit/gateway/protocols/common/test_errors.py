@@ -435,11 +435,11 @@ def test_addresses_are_hidden(said: str, told: str) -> None:
     "said",
     [
         *("", "the request exceeds the available context size (4096 tokens): 5000 > 4096"),
-        *("'max_tokens' is too large: 4096. At 12:30:45, on 2026-11-22T12:30:45Z"),
-        *("body.messages.0.content: Input should be a valid string [type=string_type, input_value=7]"),
-        *("messages[2].role: must be user; a ratio of 3:1, std::string, ::, cuda:0"),
-        *("ubuntu:22.04, llama-cpp 0.3.16, v1.2.3.4, sha256:0123456789abcdef, data:image/png;base64,AAAA"),
-        *("parse error at line 1, column 12: unexpected '}'; expected: port 8080 or a host: none"),
+        "'max_tokens' is too large: 4096. At 12:30:45, on 2026-11-22T12:30:45Z",
+        "body.messages.0.content: Input should be a valid string [type=string_type, input_value=7]",
+        "messages[2].role: must be user; a ratio of 3:1, std::string, ::, cuda:0",
+        "ubuntu:22.04, llama-cpp 0.3.16, v1.2.3.4, sha256:0123456789abcdef, data:image/png;base64,AAAA",
+        "parse error at line 1, column 12: unexpected '}'; expected: port 8080 or a host: none",
         *("rh-negative is no replica, nor is rh-prod-m-0", "a slash // is no URL, and:// is none"),
     ],
 )
@@ -494,8 +494,8 @@ def test_absolute_paths_are_hidden(said: str, told: str) -> None:
     "said",
     [
         *("", "model: llama/m.gguf is empty, ./m.gguf and ../m.gguf too"),
-        *("12 tokens/s, 3/4 of it, and/or, n/a, / alone, a slash // is none"),
-        *("the engine answered GET /v1/models with 500, /health with 503, and '/v1/models' again"),
+        "12 tokens/s, 3/4 of it, and/or, n/a, / alone, a slash // is none",
+        "the engine answered GET /v1/models with 500, /health with 503, and '/v1/models' again",
         *("EOS token = 2 '</s>', <|im_end|>, </think>", "image ghcr.io/ggml-org/llama.cpp:server is missing"),
         "org/Qwen-3.5 is no model of the hub",
     ],
