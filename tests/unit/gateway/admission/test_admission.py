@@ -1,13 +1,14 @@
-"""Who goes in, who waits, who is refused."""
+"""Who goes in, who waits, who is refused; retries and replicas that are left out; requests that take several slots."""
 
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
+from typing import Any
 
 import pytest
 
 from controller.schema.errors import DEFAULT_RETRY_AFTER_S, RoundhouseError
-from controller.schema.routing import Endpoint
 from controller.schema.status import ModelState
 from gateway.admission.admission import Admission, QueuePlace, Ticket
 from gateway.admission.circuit_breaker import FAILURES, FIRST_PAUSE_S, LONGEST_PAUSE_S, CircuitBreaker
@@ -36,45 +37,30 @@ def test_the_story_as_its_repr_tells_it() -> None:
     assert repr(harness.admission) == "Admission()"
 
 
-def test_the_least_taken_replica_and_of_equals_the_one_whose_turn_is_longest_ago() -> None:
+def test_the_least_taken_replica_then_the_one_with_the_same_beginning_then_the_one_whose_turn_is_longest_ago() -> None:
     harness = harness_of("abc", target=2)
-    tickets = [harness.come() for _ in range(6)]
-    assert [where(ticket) for ticket in tickets] == ["a", "b", "c", "a", "b", "c"]
-    harness.leave(tickets[1])
-    harness.leave(tickets[4])
-    harness.leave(tickets[0])
-    assert where(harness.come()) == "b"
-    assert where(harness.come()) == "a"
-
-
-def test_of_equals_the_one_that_had_the_same_beginning() -> None:
+    tickets = [harness.come(prefix=[number]) for number in (1, 2, 3, 4, 5, 6)]
+    assert "".join(map(where, tickets)) == "abcabc"
+    for number in (1, 4, 0):
+        harness.leave(tickets[number])
+    assert where(harness.come()) + where(harness.come()) == "ba"
     harness = harness_of("abc", target=2)
-    tickets = [harness.come(prefix=[number]) for number in (1, 2, 3)]
-    for ticket in tickets:
+    for ticket in [harness.come(prefix=[number]) for number in (1, 2, 3)]:
         harness.leave(ticket)
     assert where(harness.come(prefix=[9, 2])) == "b"
     assert where(harness.come(prefix=[9, 2])) == "a", "b has more inside"
 
 
-def ask_after_each_other(harness: AdmissionHarness, *texts: str) -> str:
-    """Where requests with one system prompt and these texts go, each when the last one is over."""
-    places = ""
-    for text in texts:
+@pytest.mark.parametrize(("texts", "places"), [("uvwxyz", "ababab"), ("uuuvvvuv", "aaabbbab")])
+def test_what_begins_alike_stays_where_its_cache_is_and_a_system_prompt_alone_does_not_count(
+    texts: str, places: str
+) -> None:
+    harness = harness_of("ab", target=2)
+    for text, place in zip(texts, places, strict=True):
         messages = [{"role": "system", "content": "be nice"}, {"role": "user", "content": text}]
         ticket = harness.come(prefix=prefix_keys({"messages": messages}))
-        places += where(ticket)
+        assert where(ticket) == place
         harness.leave(ticket)
-    return places
-
-
-def test_what_has_only_its_system_prompt_in_common_is_spread() -> None:
-    harness = harness_of("ab", target=2)
-    assert ask_after_each_other(harness, *"uvwxyz") == "ababab"
-
-
-def test_what_begins_alike_stays_where_its_cache_is() -> None:
-    harness = harness_of("ab", target=2)
-    assert ask_after_each_other(harness, *"uuuvvvuv") == "aaabbbab"
 
 
 def test_of_two_the_one_that_had_the_same_beginning_also_for_who_waited() -> None:
@@ -85,17 +71,11 @@ def test_of_two_the_one_that_had_the_same_beginning_also_for_who_waited() -> Non
     assert who(harness.table(route_of("m", ["a", "b"], target=2))) == [(waiting, "b")]
 
 
-def test_what_the_only_replica_has_served_is_not_remembered() -> None:
-    harness = harness_of("a")
+@pytest.mark.parametrize(("before", "after"), [("a", "ab"), ("ab", "bc")], ids=["the only one", "gone"])
+def test_what_the_only_replica_or_one_that_is_gone_has_served_is_not_remembered(before: str, after: str) -> None:
+    harness = harness_of(before)
     harness.leave(harness.come(prefix=[1]))
-    harness.table(route_of("m", ["a", "b"]))
-    assert where(harness.come(prefix=[1])) == "b"
-
-
-def test_affinity_for_a_replica_that_is_gone_is_none() -> None:
-    harness = harness_of("ab")
-    harness.leave(harness.come(prefix=[1]))
-    harness.table(route_of("m", ["b", "c"]))
+    harness.table(route_of("m", after))
     assert where(harness.come(prefix=[1])) == "b"
 
 
@@ -163,61 +143,31 @@ def test_beyond_the_bound_nobody_waits(
         harness.come()
 
 
-def test_retry_after_is_the_wait_at_the_end_of_the_line() -> None:
+def test_who_is_refused_for_the_bound_is_told_the_place_and_the_wait_that_it_would_have_had() -> None:
     harness = harness_of("a", target=2, queue_limit=3)
-    first = harness.come()
+    first, late = harness.come(), Ticket(None, "m", "alice", 1.0, 1)
+    assert late.place is None
     harness.now += 10
     harness.leave(first)
     for _ in range(5):
         harness.come()
-    with pytest.raises(RoundhouseError) as refused:
-        harness.come()
-    assert refused.value.retry_after_s == 20
-
-
-def test_who_is_refused_for_the_bound_is_told_the_place_that_it_would_have_had() -> None:
-    harness = harness_of("a", target=2, queue_limit=3)
-    assert Ticket(None, "m", "alice", 1.0, 1).place is None
-    first = harness.come()
-    harness.now += 10
-    harness.leave(first)
-    for _ in range(5):
-        harness.come()
-    late = Ticket(None, "m", "alice", 1.0, 1)
-    with pytest.raises(RoundhouseError):
-        harness.admission.admit_ticket(late, harness.routes.models["m"], harness.now)
-    assert late.place == QueuePlace(5, 5, 20_000)
-    assert late.state == "new"
+    error = error_of(lambda: harness.admission.admit_ticket(late, harness.routes.models["m"], harness.now))
+    assert (error.retry_after_s, late.place, late.state) == (20, QueuePlace(5, 5, 20_000), "new")
 
 
 def test_leaving_is_idempotent_wherever_one_is() -> None:
     harness = harness_of("a")
+    depths = harness.admission.depths  # always the same mapping
     inside, waiting, other = harness.come(), harness.come(), harness.come()
-    assert harness.leave(waiting) == []
-    assert harness.leave(waiting) == []
-    assert harness.admission.depths == {"m": 1}
+    assert depths == {"m": 2}
+    assert harness.leave(waiting) == harness.leave(waiting) == []
+    assert depths == {"m": 1}
     assert who(harness.leave(inside)) == [(other, "a")]
     assert harness.leave(inside) == []
     harness.leave(Ticket(None, "m", "alice", 1.0, 1))
-    assert harness.admission.slots_in_use == {"a": 1}
-    assert harness.admission.slots_in_use_by_model == {"m": 1}
+    assert (harness.admission.slots_in_use, harness.admission.slots_in_use_by_model) == ({"a": 1}, {"m": 1})
     harness.leave(other)
-    assert (harness.admission.slots_in_use, harness.admission.slots_in_use_by_model, harness.admission.depths) == (
-        {},
-        {},
-        {},
-    )
-
-
-def test_depths_is_always_the_same_mapping() -> None:
-    harness = AdmissionHarness()
-    depths = harness.admission.depths
-    harness.table(route_of("m", ["a"]))
-    tickets = [harness.come() for _ in range(3)]
-    assert depths == {"m": 2}
-    for ticket in tickets:
-        harness.leave(ticket)
-    assert depths == {}
+    assert [harness.admission.slots_in_use, harness.admission.slots_in_use_by_model, depths] == [{}, {}, {}]
 
 
 def test_a_smaller_table_takes_nothing_away_and_admits_nobody_until_there_is_room() -> None:
@@ -228,7 +178,7 @@ def test_a_smaller_table_takes_nothing_away_and_admits_nobody_until_there_is_roo
     assert who(harness.leave(tickets[2])) == [(tickets[3], "a")]
 
 
-def test_a_replica_that_left_and_came_back_still_holds_who_is_inside() -> None:
+def test_a_table_without_a_replica_or_model_keeps_who_is_inside_and_who_waits() -> None:
     harness = harness_of("a")
     old = harness.come()
     harness.table(route_of("m", state=ModelState.UNLOADED))
@@ -237,13 +187,10 @@ def test_a_replica_that_left_and_came_back_still_holds_who_is_inside() -> None:
     waiting = harness.come()
     assert waiting.state == "waiting"
     assert who(harness.leave(old)) == [(waiting, "a")]
-
-
-def test_who_waits_for_a_model_that_vanished_waits_on_until_the_caller_says() -> None:
     harness = harness_of("", state=ModelState.LOADING)
     tickets = [harness.come() for _ in range(2)]
     assert harness.table() == []
-    assert harness.admission.waiting_tickets("m") == tickets
+    assert harness.admission.waiting_tickets("m") == tickets, "until the caller says"
     for ticket in tickets:
         harness.leave(ticket)
     assert repr(harness.admission) == "Admission()"
@@ -323,8 +270,7 @@ def test_a_storm_leaks_nothing() -> None:
 
 def test_a_grant_names_whose_ticket_it_is() -> None:
     harness = harness_of("a")
-    inside = harness.come()
-    owner = object()
+    inside, owner = harness.come(), object()
     waiting = Ticket(owner, "m", "alice", 1.0, 1)
     assert harness.admission.admit_ticket(waiting, harness.routes.models["m"], harness.now) is None
     [(ticket, _)] = harness.leave(inside)
@@ -352,6 +298,14 @@ def _leave_out(harness: AdmissionHarness, replica: str) -> list[tuple[Ticket, st
     return told
 
 
+def on_trial(replicas: str, replica: str = "a", **fields: Any) -> AdmissionHarness:
+    """One of whose replicas the pause is over."""
+    harness = harness_of(replicas, **fields)
+    _leave_out(harness, replica)
+    harness.now += FIRST_PAUSE_S
+    return harness
+
+
 def test_a_replica_that_refused_is_not_tried_again() -> None:
     harness = harness_of("ab")
     ticket = harness.come()
@@ -363,14 +317,25 @@ def test_a_replica_that_refused_is_not_tried_again() -> None:
     assert harness.admission.slots_in_use == {"b": 1}, "until it leaves"
     harness.leave(ticket)
     assert harness.admission.slots_in_use == {}
-
-
-def test_one_that_broke_is_tried_once_more_when_no_other_is_left() -> None:
+    # One that left is forgotten when a retry leaves it.
     harness = harness_of("a")
     ticket = harness.come()
-    assert _again(harness, ticket) == "a"
+    harness.table(route_of("m", ["b"]))
+    assert _again(harness, ticket, refused=True) == "b"
+    assert repr(harness.admission) == "Admission(m: b 1/1)"
+
+
+@pytest.mark.parametrize(
+    ("replicas", "next_replica", "words"),
+    [("a", "a", "connections to one replica broke before an answer came"), ("abc", "b", "to 2 replicas broke")],
+    ids=["once more where no other is left", "at most two"],
+)
+def test_two_connections_may_break_under_one_request(replicas: str, next_replica: str, words: str) -> None:
+    harness = harness_of(replicas)
+    ticket = harness.come()
+    assert _again(harness, ticket) == next_replica
     assert ticket.retries.break_count == 1
-    with pytest.raises(RoundhouseError, match="connections to one replica broke before an answer came"):
+    with pytest.raises(RoundhouseError, match=words):
         _again(harness, ticket)
 
 
@@ -409,24 +374,11 @@ def test_a_request_without_a_slot_is_tried_elsewhere_and_where_it_broke_only_if_
         harness.admission.choose_replica(route, harness.now, NO_RETRIES.after_refusal("b"))
 
 
-def test_a_replica_that_left_is_forgotten_when_a_retry_leaves_it() -> None:
-    harness = harness_of("a")
-    ticket = harness.come()
-    harness.table(route_of("m", ["b"]))
-    assert _again(harness, ticket, refused=True) == "b"
-    assert repr(harness.admission) == "Admission(m: b 1/1)"
-
-
-def test_at_most_two_connections_break_under_one_request() -> None:
-    harness = harness_of("abc")
-    ticket = harness.come()
-    assert _again(harness, ticket) == "b"
-    with pytest.raises(RoundhouseError, match="connections to 2 replicas broke"):
-        _again(harness, ticket)
-
-
-def test_a_retry_waits_in_front_of_its_tenants_others_for_a_replica_that_it_has_not_met() -> None:
-    harness = harness_of("ab")
+@pytest.mark.parametrize("left_out", ["", "c"], ids=["two", "a third one is left out"])
+def test_a_retry_waits_in_front_of_its_tenants_others_for_a_replica_that_it_has_not_met(left_out: str) -> None:
+    harness = harness_of("ab" + left_out)
+    for replica in left_out:
+        _leave_out(harness, replica)
     retried, elsewhere = harness.come(), harness.come()
     others = [harness.come(rank=0), harness.come(rank=0)]
     harness.admission.record_failure("a", harness.now)
@@ -437,29 +389,30 @@ def test_a_retry_waits_in_front_of_its_tenants_others_for_a_replica_that_it_has_
     assert who(harness.leave(elsewhere)) == [(retried, "b")]
 
 
-def test_who_comes_passes_a_retry_that_waits_for_another_replica() -> None:
-    harness = harness_of("ab")
-    retried, _ = harness.come(), harness.come()
-    assert _again(harness, retried, refused=True) is None
-    assert where(harness.come("bob")) == "a"
+def test_who_comes_passes_every_retry_that_waits_for_another_replica_and_is_told_who_waits() -> None:
+    harness = harness_of("ab", target=2)
+    tickets = [harness.come() for _ in range(4)]
+    for retried in (tickets[0], tickets[2]):
+        assert _again(harness, retried, refused=True) is None
+    newcomer = harness.come("bob")
+    assert (where(newcomer), newcomer.place) == ("a", QueuePlace(1, 3, 0))
 
 
-def test_a_retry_waits_for_a_model_that_is_loaded_anew() -> None:
+def test_a_retry_waits_for_a_model_that_is_loaded_anew_and_is_told_when_a_table_leaves_nothing_for_it() -> None:
     harness = harness_of("a")
     ticket = harness.come()
     harness.table(route_of("m", state=ModelState.LOADING))
     assert _again(harness, ticket) is None
     assert who(harness.table(route_of("m", ["b"]))) == [(ticket, "b")]
     assert ticket.retries.break_count == 1
-
-
-def test_a_retry_for_which_a_new_table_leaves_nothing_is_told() -> None:
-    harness = harness_of("ab")
-    retried, other = harness.come(), harness.come()
-    assert _again(harness, retried, refused=True) is None
-    assert who(harness.table(route_of("m", ["a"]))) == [(retried, "engine_unreachable")]
-    assert harness.admission.depths == {}
-    harness.leave(other)
+    for left_out in ("", "c"):
+        harness = harness_of("ab" + left_out)
+        for replica in left_out:
+            _leave_out(harness, replica)
+        retried, _ = harness.come(), harness.come()
+        assert _again(harness, retried, refused=True) is None
+        assert who(harness.table(route_of("m", "a" + left_out))) == [(retried, "engine_unreachable")]
+        assert harness.admission.depths == {}
 
 
 def test_a_replica_is_left_out_after_three_failures_in_a_row_and_an_answer_takes_it_back() -> None:
@@ -481,10 +434,12 @@ def test_a_replica_is_left_out_after_three_failures_in_a_row_and_an_answer_takes
     assert where(harness.come()) == "a"
 
 
-def test_an_answer_lets_those_in_who_wait() -> None:
-    harness = harness_of("ab")
+@pytest.mark.parametrize("also_left_out", ["", "c"])
+def test_an_answer_lets_those_in_who_wait(also_left_out: str) -> None:
+    harness = harness_of("ab" + also_left_out)
     harness.come()
-    _leave_out(harness, "b")
+    for replica in "b" + also_left_out:
+        _leave_out(harness, replica)
     waiting = [harness.come(), harness.come()]
     assert who(harness.admission.record_answer("b", harness.now)) == [(waiting[0], "b")]
     assert harness.admission.record_answer("b", harness.now) == ()
@@ -492,24 +447,16 @@ def test_an_answer_lets_those_in_who_wait() -> None:
     assert harness.admission.record_failure("unheard-of", harness.now) == ()
 
 
-def test_time_lets_a_trial_in() -> None:
+def test_time_lets_a_trial_in_of_those_who_wait() -> None:
     harness = harness_of("ab")
     harness.come()
     _leave_out(harness, "b")
     waiting = [harness.come(), harness.come()]
     assert harness.admission.admit_trials(harness.now + FIRST_PAUSE_S / 2) == []
-    assert who(harness.admission.admit_trials(harness.now + FIRST_PAUSE_S)) == [(waiting[0], "b")]
-    assert harness.admission.admit_trials(harness.now + FIRST_PAUSE_S) == []
-
-
-def test_a_trial_is_for_who_waits_not_for_who_comes() -> None:
-    harness = harness_of("ab")
-    harness.come()
-    _leave_out(harness, "b")
-    waiting = harness.come()
     harness.now += FIRST_PAUSE_S
-    assert harness.come().state == "waiting"
-    assert who(harness.admission.admit_trials(harness.now)) == [(waiting, "b")]
+    assert harness.come().state == "waiting", "a trial is not for who comes"
+    assert who(harness.admission.admit_trials(harness.now)) == [(waiting[0], "b")]
+    assert harness.admission.admit_trials(harness.now) == []
 
 
 def test_when_every_replica_is_left_out_nobody_waits() -> None:
@@ -531,9 +478,7 @@ def test_when_every_replica_is_left_out_nobody_waits() -> None:
 
 
 def test_while_one_trial_runs_the_others_wait_for_how_it_ends() -> None:
-    harness = harness_of("a", target=3, queue_limit=3)
-    _leave_out(harness, "a")
-    harness.now += FIRST_PAUSE_S
+    harness = on_trial("a", target=3, queue_limit=3)
     trial = harness.come()
     assert where(trial) == "a"
     waiting = [harness.come() for _ in range(3)]
@@ -547,40 +492,36 @@ def test_while_one_trial_runs_the_others_wait_for_how_it_ends() -> None:
 
 @pytest.mark.parametrize("refused", [True, False])
 def test_who_waits_for_a_trial_that_fails_is_told(refused: bool) -> None:
-    harness = harness_of("a", target=3)
-    _leave_out(harness, "a")
-    harness.now += FIRST_PAUSE_S
+    harness = on_trial("a", target=3)
     trial, waiting = harness.come(), harness.come()
     assert who(harness.admission.record_failure("a", harness.now)) == [(waiting, "engine_unreachable")]
-    with pytest.raises(RoundhouseError) as error:
-        harness.admission.retry_ticket(trial, harness.now, is_refused=refused)
-    assert error.value.entry.code == "engine_unreachable"
-    assert error_of(harness.come).entry.code == "engine_unreachable"
+    retry = partial(harness.admission.retry_ticket, trial, harness.now, is_refused=refused)
+    assert error_of(retry).entry.code == error_of(harness.come).entry.code == "engine_unreachable"
     assert harness.leave(trial) == []
 
 
 def test_a_trial_that_ends_without_an_answer_makes_the_next_one_the_trial() -> None:
-    harness = harness_of("a", target=3)
-    _leave_out(harness, "a")
-    harness.now += FIRST_PAUSE_S
+    harness = on_trial("a", target=3)
     trial, *waiting = [harness.come() for _ in range(3)]
     assert who(harness.leave(trial)) == [(waiting[0], "a")]
     assert waiting[1].state == "waiting"
 
 
-def test_a_retry_does_not_wait_for_a_trial_where_it_may_try_now() -> None:
-    harness = harness_of("ab", target=2)
-    _leave_out(harness, "b")
-    harness.now += FIRST_PAUSE_S
+def test_a_retry_does_not_wait_for_a_trial_where_it_may_try_now_and_may_be_the_trial() -> None:
+    harness = on_trial("ab", "b", target=2)
     tickets = [harness.come() for _ in range(3)]
-    assert [where(ticket) for ticket in tickets] == ["a", "b", "a"], "b is on trial"
+    assert "".join(map(where, tickets)) == "aba", "b is on trial"
     assert _again(harness, tickets[0]) == "a"
+    harness = harness_of("ab")
+    _leave_out(harness, "b")
+    ticket = harness.come()
+    harness.now += FIRST_PAUSE_S
+    assert _again(harness, ticket, refused=True) == "b"
 
 
 def test_a_trial_that_fails_sends_its_request_elsewhere() -> None:
     harness = harness_of("ab", target=2)
-    harness.come()
-    harness.come()
+    harness.come(), harness.come()
     _leave_out(harness, "a")
     harness.now += FIRST_PAUSE_S
     trial = harness.come()
@@ -590,69 +531,16 @@ def test_a_trial_that_fails_sends_its_request_elsewhere() -> None:
     assert harness.come().state == "waiting", "the pause has doubled"
 
 
-def test_what_is_held_against_a_replica_goes_with_it() -> None:
-    harness = harness_of("ab")
-    _leave_out(harness, "a")
-    harness.table(route_of("m", ["b"]))
-    harness.table(route_of("m", ["a", "b"]))
-    assert {where(harness.come()) for _ in range(2)} == {"a", "b"}
-
-
-def test_who_comes_passes_every_retry_and_is_told_who_waits() -> None:
-    harness = harness_of("ab", target=2)
-    tickets = [harness.come() for _ in range(4)]
-    for retried in (tickets[0], tickets[2]):
-        assert _again(harness, retried, refused=True) is None
-    newcomer = harness.come("bob")
-    assert (where(newcomer), newcomer.place) == ("a", QueuePlace(1, 3, 0))
-
-
-def test_a_retry_may_be_the_trial() -> None:
-    harness = harness_of("ab")
-    _leave_out(harness, "b")
-    ticket = harness.come()
-    harness.now += FIRST_PAUSE_S
-    assert _again(harness, ticket, refused=True) == "b"
-
-
-def test_an_answer_lets_in_past_a_replica_that_is_left_out() -> None:
-    harness = harness_of("abc")
-    harness.come()
-    for name in ("b", "c"):
-        _leave_out(harness, name)
-    waiting = [harness.come(), harness.come()]
-    assert who(harness.admission.record_answer("b", harness.now)) == [(waiting[0], "b")]
-
-
-def test_past_a_retry_that_waits_others_go_in_while_a_third_replica_is_left_out() -> None:
-    harness = harness_of("abc")
-    _leave_out(harness, "c")
-    retried, elsewhere = harness.come(), harness.come()
-    others = [harness.come(), harness.come()]
-    harness.admission.record_failure("a", harness.now)
-    endpoint, grants = harness.admission.retry_ticket(retried, harness.now, is_refused=True)
-    assert (endpoint, who(grants)) == (None, [(others[0], "a")])
-    assert who(harness.leave(elsewhere)) == [(retried, "b")]
-
-
-def test_a_retry_is_told_when_all_that_is_left_is_left_out() -> None:
-    harness = harness_of("abc")
-    _leave_out(harness, "c")
-    retried, _ = harness.come(), harness.come()
-    assert _again(harness, retried, refused=True) is None
-    assert who(harness.table(route_of("m", ["a", "c"]))) == [(retried, "engine_unreachable")]
-
-
-def test_one_that_had_the_same_beginning_and_is_left_out_is_not_preferred() -> None:
+def test_what_is_held_against_a_replica_goes_with_it_and_it_is_not_preferred_meanwhile() -> None:
     harness = harness_of("ab")
     harness.leave(harness.come(prefix=[1]))
     _leave_out(harness, "a")
-    assert where(harness.come(prefix=[1])) == "b"
-
-
-def waits(ticket: Ticket) -> bool:
-    """Whether it has not gone in."""
-    return ticket.state == "waiting"
+    ticket = harness.come(prefix=[1])
+    assert where(ticket) == "b"
+    harness.leave(ticket)
+    harness.table(route_of("m", ["b"]))
+    harness.table(route_of("m", ["a", "b"]))
+    assert {where(harness.come()) for _ in range(2)} == {"a", "b"}
 
 
 def test_a_request_takes_as_many_slots_as_it_asks_for_answers() -> None:
@@ -671,8 +559,7 @@ def test_a_request_takes_as_many_slots_as_it_asks_for_answers() -> None:
 def test_more_than_a_replica_has_is_all_that_it_has() -> None:
     harness = harness_of("a", target=2)
     large = harness.come(slots=4)
-    assert where(large) == "a"
-    assert harness.come().state == "waiting"
+    assert (where(large), harness.come().state) == ("a", "waiting")
     harness.table(route_of("m", ["a"], target=4))
     assert len(harness.leave(large)) == 0, "it was let in by the table"
     assert harness.admission.slots_in_use == {"a": 1}
@@ -682,17 +569,13 @@ def test_a_large_request_is_overtaken_eight_times_and_then_waited_for() -> None:
     harness = harness_of("a", target=4, queue_limit=100)
     inside = [harness.come() for _ in range(3)]
     large = harness.come("bob", slots=4)
-    assert large.state == "waiting"
     overtaken = 0
-    while waits(large):
-        ticket = harness.come()
+    while large.state == "waiting":
+        inside.append(ticket := harness.come())
         overtaken += ticket.state == "inside"
-        inside = [each for each in [*inside, ticket] if each.state == "inside"]
+        inside = [each for each in inside if each.state == "inside"]
         harness.now += 1
-        for grant, outcome in harness.leave(inside.pop(0)):
-            assert isinstance(outcome, Endpoint)
-            inside.append(grant)
-        inside = [each for each in inside if each is not large]
+        inside += [grant for grant, _ in harness.leave(inside.pop(0)) if grant is not large]
     assert overtaken == 8
     assert harness.admission.slots_in_use == {"a": 1}, "it is alone, because nobody went in once it was kept for it"
 
@@ -701,7 +584,7 @@ def test_nothing_is_kept_for_a_large_request_that_left_the_queue() -> None:
     harness = harness_of("a", target=4, queue_limit=100)
     inside = [harness.come() for _ in range(3)]
     large = harness.come("bob", slots=4)
-    while not waits(ticket := harness.come()):
+    while (ticket := harness.come()).state == "inside":
         inside.append(ticket)
         assert not harness.leave(inside.pop(0))
     assert harness.leave(large) == [(ticket, ticket.replica.endpoint)]
@@ -712,7 +595,7 @@ def test_of_several_replicas_one_is_kept_for_it_and_the_others_go_on() -> None:
     inside = [harness.come() for _ in range(6)]
     large = harness.come("bob", slots=4)
     entered_per_round = []
-    while waits(large):
+    while large.state == "waiting":
         harness.now += 1
         came = harness.come()
         grants = harness.leave(inside.pop(0))
@@ -737,24 +620,19 @@ def test_slots_are_what_tenants_pay_for() -> None:
 def _open() -> CircuitBreaker:
     breaker = CircuitBreaker()
     for _ in range(FAILURES):
-        breaker.record_failure(0.0)
-    return breaker
-
-
-def test_it_opens_after_three_failures_in_a_row() -> None:
-    breaker = CircuitBreaker()
-    for _ in range(2):
-        breaker.record_failure(0.0)
         assert not breaker.is_open
         assert breaker.admits_request(0.0)
-    breaker.record_failure(0.0)
+        breaker.record_failure(0.0)
     assert breaker.is_open
-    assert not breaker.admits_request(0.0)
-    assert breaker.retry_in_s(0.25) == 0.75
+    return breaker
 
 
 def test_after_the_pause_one_trial_at_a_time() -> None:
     breaker, first, second = _open(), object(), object()
+    assert breaker.retry_in_s(0.25) == 0.75
+    for _ in range(20):
+        breaker.record_failure(0.5)  # of what was inside when it opened
+    assert breaker.retry_in_s(0.5) == 0.5
     assert not breaker.admits_request(FIRST_PAUSE_S - 0.001)
     assert breaker.admits_request(FIRST_PAUSE_S)
     breaker.begin_trial(first)
@@ -776,10 +654,3 @@ def test_a_failed_trial_doubles_the_pause_up_to_the_longest() -> None:
         pauses.append(breaker.retry_in_s(now))
         now += pauses[-1]
     assert pauses == [2, 4, 8, 16, LONGEST_PAUSE_S, LONGEST_PAUSE_S, LONGEST_PAUSE_S]
-
-
-def test_what_was_inside_when_it_opened_does_not_lengthen_the_pause() -> None:
-    breaker = _open()
-    for _ in range(20):
-        breaker.record_failure(0.5)
-    assert breaker.retry_in_s(0.5) == 0.5

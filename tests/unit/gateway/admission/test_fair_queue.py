@@ -47,13 +47,10 @@ def test_within_a_tenant_rank_decides_and_then_who_came_first() -> None:
     assert [tickets.index(ticket) for ticket in queue.queue_order(1.0)] == [2, 4, 1, 3, 0]
     queue.add_ticket_in_front(_ticket("a", rank=2))
     assert queue.next_ticket() not in tickets
-
-
-def test_rank_is_nothing_against_another_tenant() -> None:
     queue = FairQueue()
     _join(queue, "a")
     queue.add_ticket(_ticket("b", rank=0))
-    assert queue.next_ticket().tenant == "a"
+    assert queue.next_ticket().tenant == "a", "rank is nothing against another tenant"
 
 
 def test_weights_are_shares_and_the_latest_counts() -> None:
@@ -74,12 +71,20 @@ def test_what_was_expected_is_corrected_by_what_it_took() -> None:
     assert (first.tenant, "".join(_serve(queue, 5))) == ("a", "bbbab")
 
 
-def test_idling_saves_nothing_up_and_costs_nothing() -> None:
+def test_idling_or_asking_for_little_saves_nothing_up() -> None:
     queue = FairQueue()
     _join(queue, *("a" * 60))
     _serve(queue, 50)
     _join(queue, *("b" * 8))
     assert _serve(queue, 10).count("b") == 5
+    # A tenant that is always inside with one request, while another fills the rest, has no claim to all later.
+    queue, small = FairQueue(), _ticket("b")
+    queue.charge_entry(small, 1.0)
+    _join(queue, *("a" * 200))
+    _serve(queue, 100)
+    queue.settle_slot_time(small, 1.0)
+    _join(queue, *("b" * 50))
+    assert _serve(queue, 20).count("b") in (10, 11)
 
 
 def test_what_was_served_without_waiting_counts() -> None:
@@ -88,18 +93,6 @@ def test_what_was_served_without_waiting_counts() -> None:
         queue.charge_entry(_ticket(tenant), 1.0)
     _join(queue, *"abc")
     assert "".join(_serve(queue, 3)) == "bca"
-
-
-def test_asking_for_little_saves_nothing_up() -> None:
-    """A tenant that is always inside with one request, while another fills the rest, has no claim to all later."""
-    queue = FairQueue()
-    small = _ticket("b")
-    queue.charge_entry(small, 1.0)
-    _join(queue, *("a" * 200))
-    _serve(queue, 100)
-    queue.settle_slot_time(small, 1.0)
-    _join(queue, *("b" * 50))
-    assert _serve(queue, 20).count("b") in (10, 11)
 
 
 def test_a_tenant_that_leaves_and_comes_back_at_once_still_owes() -> None:
@@ -194,9 +187,11 @@ def pace(*answers: tuple[int, int, float]) -> AnswerPace:
     return made
 
 
-def test_nothing_is_expected_before_an_answer_with_tokens() -> None:
-    assert pace().expected_s(10, 100, runs_to_bound=False) is None
-    assert pace((10, 0, 1.0)).expected_s(10, 100, runs_to_bound=False) is None
+def test_nothing_is_expected_before_an_answer_with_tokens_and_of_a_longer_prompt_than_the_others() -> None:
+    known = pace((1000, 50, 0.5))
+    for unknown, prompt in ((pace(), 10), (pace((10, 0, 1.0)), 10), (known, 2065)):
+        assert unknown.expected_s(prompt, 10, runs_to_bound=False) is None
+    assert known.expected_s(2064, 10, runs_to_bound=False) is not None
 
 
 @pytest.mark.parametrize(
@@ -214,12 +209,6 @@ def test_an_answer_takes_its_tokens_times_what_one_took(
 ) -> None:
     told = pace((10, 50, 0.5)).expected_s(10, most_tokens, runs_to_bound=runs_to_bound)
     assert told == (None if expected_s is None else pytest.approx(expected_s))
-
-
-def test_of_a_longer_prompt_than_the_others_nothing_is_expected() -> None:
-    known = pace((1000, 50, 0.5))
-    assert known.expected_s(2064, 10, runs_to_bound=False) is not None
-    assert known.expected_s(2065, 10, runs_to_bound=False) is None
 
 
 def test_what_changes_is_learned_within_some_answers() -> None:

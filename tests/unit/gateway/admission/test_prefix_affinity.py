@@ -110,25 +110,18 @@ def _asks(text: str, *before: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "ask",
     [
-        lambda text: _asks(text, SYSTEM),
-        lambda text: _asks(text, SYSTEM, DEVELOPER, SYSTEM),
-        lambda text: _asks(text) | {"system": "be nice"},
-        lambda text: _asks(text, SYSTEM) | {"system": [{"type": "text", "text": "be nice"}]},
+        lambda text: prefix_keys(_asks(text, SYSTEM)),
+        lambda text: prefix_keys(_asks(text, SYSTEM, DEVELOPER, SYSTEM)),
+        lambda text: prefix_keys(_asks(text) | {"system": "be nice"}),
+        lambda text: prefix_keys(_asks(text, SYSTEM) | {"system": [{"type": "text", "text": "be nice"}]}),
+        lambda text: prefix_keys({}, Prompt(turns=(System("nice"), System("brief"), User((Text(text),))))),
     ],
 )
 def test_what_is_alike_in_its_system_prompt_alone_shares_no_key(ask: Any) -> None:
-    first, second = prefix_keys(ask("hello")), prefix_keys(ask("good-bye"))
+    first, second = ask("hello"), ask("good-bye")
     assert len(first) == len(second) == 1
     assert first != second
-    assert prefix_keys(ask("hello")) == first
-
-
-def test_nor_does_what_a_translation_has_read() -> None:
-    def read(text: str) -> list[int]:
-        return prefix_keys({"input": "x"}, Prompt(turns=(System("be nice"), System("be brief"), User((Text(text),)))))
-
-    assert len(read("hello")) == 1
-    assert not {*read("hello")} & {*read("good-bye")}
+    assert ask("hello") == first
 
 
 def test_a_system_prompt_alone_has_no_key_and_a_later_one_is_a_message_like_others() -> None:

@@ -12,6 +12,7 @@ from gateway.admission.token_demand import TokenDemand, read_demand
 from gateway.admission.token_estimator import LEAST_ANSWER, MARGIN, TEMPLATE_TOKENS, TokenEstimator
 from gateway.admission.token_pool import MOST_PREEMPTIONS, NEVER, TokenClaim, TokenPool
 from tests.support.admission import AdmissionHarness, route_of, where
+from tests.support.outcomes import present
 
 CONTEXT, SHARE = 4096, 1000
 
@@ -48,7 +49,10 @@ def test_media_are_no_text() -> None:
 
 
 def test_of_an_unknown_model_a_byte_is_a_token() -> None:
-    assert TokenEstimator().estimate_prompt(demand(1000)) == 1000 + TEMPLATE_TOKENS
+    estimator = TokenEstimator()
+    assert estimator.estimate_prompt(demand(1000)) == 1000 + TEMPLATE_TOKENS
+    estimator.record_usage(demand(1000), 0, 0)  # what an engine does not count teaches nothing
+    assert (estimator.estimate_prompt(demand(1000)), estimator.answer_tokens) == (1000 + TEMPLATE_TOKENS, None)
 
 
 def test_then_the_densest_prompt_of_about_that_size_counts_with_a_margin() -> None:
@@ -63,13 +67,6 @@ def test_then_the_densest_prompt_of_about_that_size_counts_with_a_margin() -> No
     for _ in range(200):
         estimator.record_usage(demand(1000), 100, 10)
     assert estimator.estimate_prompt(demand(1000)) == pytest.approx(100 * MARGIN + TEMPLATE_TOKENS, rel=0.05)
-
-
-def test_what_an_engine_does_not_count_teaches_nothing() -> None:
-    estimator = TokenEstimator()
-    estimator.record_usage(demand(1000), 0, 0)
-    assert estimator.estimate_prompt(demand(1000)) == 1000 + TEMPLATE_TOKENS
-    assert estimator.answer_tokens is None
 
 
 def test_media_are_learned_apart() -> None:
@@ -119,6 +116,8 @@ def estimate_claim(estimator: TokenEstimator, demand: TokenDemand) -> TokenClaim
 
 def test_a_limit_is_reserved_where_it_is_one() -> None:
     estimator = TokenEstimator()
+    assert estimate_claim(estimator, demand(500)).needed == SHARE, "nothing to learn from: a slot's share"
+    assert estimate_claim(estimator, demand(5000)).needed == 5000 + TEMPLATE_TOKENS + LEAST_ANSWER
     estimator.record_usage(demand(1000), 250, 100)
     prompt = estimator.estimate_prompt(demand(1000))
     bounded = estimate_claim(estimator, demand(max_tokens=1500))
@@ -128,12 +127,6 @@ def test_a_limit_is_reserved_where_it_is_one() -> None:
     for limit in (None, CONTEXT, CONTEXT // 2 + 1):
         claim = estimate_claim(estimator, demand(max_tokens=limit))
         assert (claim.is_bounded, claim.needed) == (False, prompt + 100), "what the model's answers take"
-
-
-def test_without_an_answer_to_learn_from_a_slots_share_is_reserved() -> None:
-    estimator = TokenEstimator()
-    assert estimate_claim(estimator, demand(500)).needed == SHARE
-    assert estimate_claim(estimator, demand(5000)).needed == 5000 + TEMPLATE_TOKENS + LEAST_ANSWER
 
 
 CAPACITY = 4096
@@ -151,8 +144,7 @@ def ticket_of(prompt: int, *, answer: int | None = None, expected: int = 300, pr
 
 
 def claim_of(ticket: Ticket) -> TokenClaim:
-    assert ticket.claim is not None
-    return ticket.claim
+    return present(ticket.claim)
 
 
 def enter(pool: TokenPool, *tickets: Ticket) -> None:
@@ -226,28 +218,21 @@ def test_it_may_be_the_one_that_asks() -> None:
     limited, endless = ticket_of(100, answer=2000), ticket_of(100)
     enter(bounded, endless, limited)
     assert extend(bounded, endless, 1800) == [endless], "one within its limit does not end for another"
+    often = TokenPool(CAPACITY)
+    stream, patient = ticket_of(100), ticket_of(900, preemptions=MOST_PREEMPTIONS)
+    enter(often, patient, stream)
+    assert extend(often, stream, 2900, [patient]) == [stream], "who was preempted often is not chosen again"
 
 
-def test_as_many_leave_as_it_takes() -> None:
+def test_as_many_leave_as_it_takes_and_nobody_where_the_engine_makes_room_by_itself() -> None:
     pool = TokenPool(CAPACITY)
     first, *others = [ticket_of(900) for _ in range(4)]
     enter(pool, first, *others)
     assert extend(pool, first, 1700, others) == [others[2], others[1]]
-
-
-def test_who_was_preempted_often_is_not_chosen_again() -> None:
-    pool = TokenPool(CAPACITY)
-    stream, patient = ticket_of(100), ticket_of(900, preemptions=MOST_PREEMPTIONS)
-    enter(pool, patient, stream)
-    assert extend(pool, stream, 2900, [patient]) == [stream]
-
-
-def test_nobody_leaves_an_engine_that_makes_room_by_itself() -> None:
     pool = TokenPool(CAPACITY, makes_room=True)
-    one, other = ticket_of(900), ticket_of(900)
-    enter(pool, one, other)
-    assert extend(pool, one, 5000, [other]) == []
-    assert not pool.has_room(claim_of(one))
+    enter(pool, first, others[0])
+    assert extend(pool, first, 5000, [others[0]]) == []
+    assert not pool.has_room(claim_of(first))
 
 
 def test_a_preempted_request_claims_twice_as_much_and_then_everything() -> None:

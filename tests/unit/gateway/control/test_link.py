@@ -36,16 +36,16 @@ def table(epoch: int, seq: int, instance: str = "one") -> RoutingTable:
 )
 def test_judge(new: RoutingTable, first: bool, verdict: TableVerdict) -> None:
     assert judge_table(Routes.of(table(2, 5)), new, first_of_connection=first) is verdict
+    assert judge_table(None, new, first_of_connection=first) is TableVerdict.APPLY, "the first table of all"
 
 
-def test_the_first_table_of_all_is_believed() -> None:
-    assert judge_table(None, table(1, 1), first_of_connection=False) is TableVerdict.APPLY
-
-
-def test_a_newer_schema_is_refused_in_plain_words(caplog: pytest.LogCaptureFixture) -> None:
-    newer = json.loads(table(1, 1).model_dump_json()) | {"schema_version": 2}
+def test_a_newer_schema_is_refused_in_plain_words_and_a_newer_field_is_ignored(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    fields = json.loads(table(1, 1).model_dump_json())
+    assert read_message(json.dumps(fields | {"colour": "green"})) == table(1, 1)
     with caplog.at_level(logging.ERROR):
-        assert read_message(json.dumps(newer)) is None
+        assert read_message(json.dumps(fields | {"schema_version": 2})) is None
     assert "upgrade the gateway" in caplog.text
 
 
@@ -63,11 +63,6 @@ def test_what_is_wrong_with_a_table_is_told_without_what_it_holds(caplog: pytest
     assert "models.0.endpoints.0.base_url: " in caplog.text
     assert "; and 35 more" in caplog.text
     assert "engine-secret" not in caplog.text
-
-
-def test_unknown_fields_of_a_newer_controller_are_ignored() -> None:
-    fields = json.loads(table(1, 1).model_dump_json()) | {"colour": "green"}
-    assert read_message(json.dumps(fields)) == table(1, 1)
 
 
 def test_retries_start_soon_and_never_wait_long() -> None:
@@ -90,18 +85,14 @@ def routes(*replicas: str) -> Routes:
 def test_calls_of_one_request_at_one_server_are_counted_each_and_named_once() -> None:
     times = iter(range(100))
     ledger = InflightCounts(lambda: float(next(times)), {})
-    ledger.enter_replica(None, REPLICA, "req-1")
-    ledger.enter_replica(None, REPLICA, "req-2")
-    ledger.enter_replica(None, REPLICA, "req-1")
-    report = ledger.make_report("gw", routes())
-    assert (report.inflight, report.leaving) == ({REPLICA: 3}, {REPLICA: {"req-1": 0.0, "req-2": 1.0}})
-    ledger.leave_replica(None, REPLICA, "req-1")
-    report = ledger.make_report("gw", routes())
-    assert (report.inflight, report.leaving) == ({REPLICA: 2}, {REPLICA: {"req-1": 0.0, "req-2": 1.0}})
-    ledger.leave_replica(None, REPLICA, "req-1")
-    ledger.leave_replica(None, REPLICA, "req-2")
-    report = ledger.make_report("gw", routes())
-    assert (report.inflight, report.leaving) == ({}, {})
+    for request in ("req-1", "req-2", "req-1"):
+        ledger.enter_replica(None, REPLICA, request)
+    for leaving, inflight in (((), {REPLICA: 3}), (("req-1",), {REPLICA: 2}), (("req-1", "req-2"), {})):
+        for request in leaving:
+            ledger.leave_replica(None, REPLICA, request)
+        report = ledger.make_report("gw", routes())
+        named = {REPLICA: {"req-1": 0.0, "req-2": 1.0}} if inflight else {}
+        assert (report.inflight, report.leaving) == (inflight, named)
     with pytest.raises(KeyError):
         ledger.leave_replica(None, REPLICA, "req-1")
 

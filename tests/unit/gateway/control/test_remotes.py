@@ -65,13 +65,10 @@ def test_a_remote_that_answers_every_third_probe_with_429_stays_well() -> None:
 
 
 @pytest.mark.parametrize("bad", [DOWN, REFUSED_KEY])
-def test_three_failures_in_a_row_are_a_failed_remote(bad: ProbeOutcome) -> None:
+def test_three_failures_in_a_row_or_a_refused_connection_are_a_failed_remote(bad: ProbeOutcome) -> None:
     assert verdicts(WELL, bad, bad, WELL, bad, bad, bad, bad, WELL) == [True] * 6 + [False, False, True]
     assert verdicts(bad, bad, bad) == [None, None, False]
     assert verdicts(WELL, bad, LIMITED, bad, bad) == [True] * 5
-
-
-def test_a_refused_connection_is_one_at_once() -> None:
     assert verdicts(REFUSED) == [False]
     assert verdicts(WELL, REFUSED, REFUSED, WELL) == [True, False, False, True]
 
@@ -111,23 +108,21 @@ def test_what_fails_is_asked_at_once_again_and_then_more_rarely() -> None:
     assert after(*[REFUSED_KEY] * 12).gap_s == LONGEST_GAP_S
 
 
-def test_a_limited_remote_is_asked_when_it_says() -> None:
-    def gap_s(retry_after_s: float | None) -> float:
-        limited = ProbeOutcome(ProbeVerdict.LIMITED, "answers HTTP 429", retry_after_s)
-        return after(WELL, WELL, limited).gap_s
-
-    assert gap_s(None) == 8
-    assert gap_s(90.0) == 90
-    assert gap_s(0.0) == INTERVAL_S
-    assert gap_s(1e9) == LONGEST_PATIENCE_S
+@pytest.mark.parametrize(
+    ("retry_after_s", "gap_s"), [(None, 8), (90.0, 90), (0.0, INTERVAL_S), (1e9, LONGEST_PATIENCE_S)]
+)
+def test_a_limited_remote_is_probed_when_it_says(retry_after_s: float | None, gap_s: float) -> None:
+    assert after(WELL, WELL, ProbeOutcome(ProbeVerdict.LIMITED, "answers HTTP 429", retry_after_s)).gap_s == gap_s
 
 
-def test_an_interval_longer_than_a_minute_holds() -> None:
+def test_an_interval_longer_than_a_minute_holds_and_a_limited_request_says_nothing_of_health() -> None:
     health = apply_probe(RemoteHealth(), WELL, 0.0, 300.0)
     for _ in range(3):
         health = apply_probe(health, WELL, health.next_probe_at, 300.0)
         assert health.gap_s == 300
     assert apply_answer(health, 200, health.probed_at, 300.0).next_probe_at == health.probed_at + 300
+    health = after(WELL, DOWN)
+    assert apply_answer(health, 429, 3.0, INTERVAL_S) is health
 
 
 @pytest.mark.parametrize("status", [200, 400, 404])
@@ -154,11 +149,6 @@ def test_an_answer_that_raises_a_doubt_brings_the_next_probe_forward(status: int
     assert soon.next_probe_at == health.probed_at + INTERVAL_S, "no request makes it be asked more often"
     due = apply_doubt(soon, health.probed_at + 10, INTERVAL_S)
     assert due.next_probe_at == soon.next_probe_at, "nor later"
-
-
-def test_a_request_that_is_limited_says_nothing_of_health() -> None:
-    health = after(WELL, DOWN)
-    assert apply_answer(health, 429, 3.0, INTERVAL_S) is health
 
 
 @pytest.mark.parametrize(

@@ -56,13 +56,10 @@ async def test_what_cannot_be_read(data: bytes | str, reason: str) -> None:
     assert reason in await refused(DocumentReader(), data)
 
 
-def test_an_encrypted_one() -> None:
+def test_encrypted_files_and_too_much_text(monkeypatch: pytest.MonkeyPatch) -> None:
     assert extract_text.extract_text(make_encrypted_pdf("")) == "secret"
     with pytest.raises(UnreadableFileError, match="encrypted"):
         extract_text.extract_text(make_encrypted_pdf("x"))
-
-
-def test_too_much_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extract_text, "MOST_TEXT_BYTES", 10)
     with pytest.raises(UnreadableFileError, match="more than 10 bytes"):
         extract_text.extract_text(make_pdf("123456", "789012"))

@@ -33,7 +33,7 @@ from gateway.protocols.common.request import InferenceRequest
 from gateway.server.call import ClientCall
 from tests.fakes.fake_client import FakeConnection
 from tests.fakes.fake_controller import route
-from tests.support.outcomes import present
+from tests.support.outcomes import error_of, present
 
 ERROR = RoundhouseError("engine_disconnected", "gone")
 HEARTBEAT = CHAT.heartbeat
@@ -113,21 +113,16 @@ def test_an_answer_that_flows_and_fails_stays_visibly_unfinished(
 
 def test_what_is_no_stream_cannot_flow_into_one(client: FakeConnection, answer: ClientResponse) -> None:
     answer.send_heartbeat(7.0)
+    assert answer.first_byte_at is None, "the first byte is an event's and not a heartbeat's"
     with pytest.raises(RoundhouseError, match="something else"):
         answer.send_part(200, JSON_LINE, b"part")
-
-
-def test_after_the_end_a_failure_says_nothing(client: FakeConnection, answer: ClientResponse) -> None:
-    answer.send_whole(200, JSON_LINE, b"{}")
-    answer.send_error(ERROR)
-    assert client.body == b"{}"
-
-
-def test_the_first_byte_is_an_events_and_not_a_heartbeats(answer: ClientResponse) -> None:
-    answer.send_heartbeat(7.0)
-    assert answer.first_byte_at is None
     answer.send_events(b"data: 1\n\n")
     assert answer.first_byte_at == 7.0
+    ended = FakeConnection()
+    whole = ClientResponse(call_on(ended), CHAT, "req-1", lambda: 7.0)
+    whole.send_whole(200, JSON_LINE, b"{}")
+    whole.send_error(ERROR)
+    assert ended.body == b"{}", "after the end a failure says nothing"
 
 
 def test_an_old_client_gets_no_chunks_and_its_connection_ends_the_answer(client: FakeConnection) -> None:
@@ -236,17 +231,10 @@ def test_a_new_stage_a_new_state_and_the_end_of_a_prompt_are_told_at_once() -> N
     assert [pace.change(step, 1.0) for step in steps] == [progress_comment(step) for step in steps]
 
 
-def test_what_was_told_is_not_told_again() -> None:
+def test_what_was_told_or_is_over_is_not_told_later() -> None:
     pace = ProgressPace()
-    assert pace.change(read(5), 1.0) is not None
-    assert pace.change(read(6), 1.0) is None
-    assert pace.change(read(5), 1.0) is None
+    assert [pace.change(read(tokens), 1.0) is not None for tokens in (5, 6, 5)] == [True, False, False]
     assert pace.next_comment(9.0) is None
-
-
-def test_a_wait_that_is_over_is_not_told_of_later() -> None:
-    pace = ProgressPace()
-    pace.change(read(5), 1.0)
     pace.change(read(6), 1.0)
     pace.drop()
     assert pace.next_comment(9.0) is None
@@ -367,9 +355,7 @@ def test_only_a_change_of_one_of_several_must_name_it() -> None:
     ],
 )
 def test_what_is_refused_lists_the_replicas(query: bytes, start: str) -> None:
-    with pytest.raises(RoundhouseError) as caught:
-        find_named_replica(PAIR, query, must_choose=True)
-    error = caught.value
+    error = error_of(lambda: find_named_replica(PAIR, query, must_choose=True))
     assert (error.entry.code, error.param) == ("invalid_request", "replica")
     assert error.message.startswith(start)
     assert error.message.endswith(" Name one: `?replica=1`, or by name: rh-m-1-aa-0, rh-m-3-bb-0.")

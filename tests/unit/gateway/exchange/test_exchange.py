@@ -31,6 +31,7 @@ from gateway.upstream.client import EngineRefusedError
 from tests.fakes.fake_client import FakeConnection
 from tests.fakes.fake_controller import route
 from tests.fakes.fake_engine_client import FakeEngineCall, FakeEngineClient
+from tests.support.outcomes import present
 
 # From a state in a row to a state in a column, in the order of the enum.
 TABLE = """
@@ -48,23 +49,17 @@ HEAD, *ROWS = [line.split() for line in TABLE.strip().splitlines()]
 LEGAL = {(row[0], name) for row in ROWS for name, cell in zip(HEAD, row[1:], strict=True) if cell == "yes"}
 
 
-def exchange_in(state: ExchangeState) -> Exchange:
-    """An exchange of which only the state is there."""
-    exchange: Any = Exchange.__new__(Exchange)
-    exchange.state = state
-    made: Exchange = exchange
-    return made
-
-
-def test_the_table_has_every_state() -> None:
-    names = [state.name for state in ExchangeState]
-    assert HEAD == [row[0] for row in ROWS] == names
+def test_the_table_has_every_state_and_whatever_waits_can_be_given_a_slot() -> None:
+    assert HEAD == [row[0] for row in ROWS] == [state.name for state in ExchangeState]
     assert set(NEXT_STATES) == set(ExchangeState)
+    for state in WAITING_STATES:
+        assert {ExchangeState.SENT, ExchangeState.ENDED} <= NEXT_STATES[state]
 
 
 @pytest.mark.parametrize(("before", "after"), list(product(ExchangeState, repeat=2)), ids=lambda state: state.name)
 def test_a_transition(before: ExchangeState, after: ExchangeState) -> None:
-    exchange = exchange_in(before)
+    exchange = Exchange.__new__(Exchange)  # of which only the state is there
+    exchange.state = before
     if (before.name, after.name) in LEGAL:
         exchange.move_to(after)
         assert exchange.state is after
@@ -72,15 +67,6 @@ def test_a_transition(before: ExchangeState, after: ExchangeState) -> None:
         with pytest.raises(AssertionError, match=f"{before.name} to {after.name}"):
             exchange.move_to(after)
         assert exchange.state is before
-
-
-def test_whatever_waits_in_the_queue_can_be_given_a_slot_or_end() -> None:
-    for state in WAITING_STATES:
-        assert {ExchangeState.SENT, ExchangeState.ENDED} <= NEXT_STATES[state]
-
-
-def test_every_state_leads_to_the_end() -> None:
-    assert all(ExchangeState.ENDED in NEXT_STATES[state] for state in ExchangeState if state is not ExchangeState.ENDED)
 
 
 CHAT = ApiSpec("/v1/chat/completions", streams=True, scope="inference")
@@ -139,9 +125,7 @@ class Client:
 
     @property
     def error_code(self) -> str:
-        """Of the answer."""
-        code: str = self.connection.error["code"]
-        return code
+        return str(self.connection.error["code"])
 
 
 @pytest.fixture
@@ -156,6 +140,13 @@ def site(tmp_path: Path) -> Site:
     )
     made.publish(route("m", URLS, target_inflight=1))
     return made
+
+
+def publish_state(site: Site, state: ModelState, *urls: str) -> None:
+    """A table in which the model is in this state, and what waits has seen it."""
+    site.publish(route("m", urls, state=state, autoload=True, target_inflight=1))
+    for ticket in site.services.admission.waiting_tickets("m"):
+        ticket.owner.follow_table()
 
 
 def recording(seen: list[str]) -> ExchangeHooks:
@@ -204,20 +195,14 @@ async def test_a_wait_in_the_queue_is_noted_when_it_begins_and_with_each_table(s
     seen: list[str] = []
 
     def note(exchange: Exchange, route: ModelRoute) -> None:
-        assert exchange.admission is not None
-        assert exchange.admission.ticket is not None
+        assert present(exchange.admission).ticket is not None
         seen.append(f"{exchange.state.name} {route.state.value}")
 
-    def publish(state: ModelState, *urls: str) -> None:
-        site.publish(route("m", urls, state=state, autoload=True, target_inflight=1))
-        for ticket in site.services.admission.waiting_tickets("m"):
-            ticket.owner.follow_table()
-
-    publish(ModelState.LOADED, URLS[0])
+    publish_state(site, ModelState.LOADED, URLS[0])
     site.open(NO_HOOKS)
     site.open(ExchangeHooks(on_wait=(note,)))
-    publish(ModelState.LOADING)
-    publish(ModelState.LOADED, URLS[0])
+    publish_state(site, ModelState.LOADING)
+    publish_state(site, ModelState.LOADED, URLS[0])
     assert seen == ["QUEUED loaded", "LOADING loading", "QUEUED loaded"]
     site.engine_call.begin_stream("x")
     site.engine_call.end_stream()
@@ -232,20 +217,15 @@ async def test_each_attempt_is_prepared_anew(site: Site) -> None:
     assert seen == [*BEFORE_THE_ENGINE, "before_send in SENT", "shape_answer in SENT"]
 
 
-async def test_a_request_for_no_model_meets_the_end_alone(site: Site) -> None:
-    seen: list[str] = []
-    client = site.open(recording(seen), model="another")
-    assert client.error_code == "unknown_model"
-    assert seen == ["on_end in ENDED"]
-
-
 async def test_what_admission_refuses_is_not_noted_as_admitted(site: Site) -> None:
     site.publish(route("m", URLS[:1], target_inflight=1, queue_limit=0))
-    seen: list[str] = []
     site.open(NO_HOOKS)
-    client = site.open(recording(seen))
-    assert client.error_code == "queue_full"
+    seen: list[str] = []
+    assert site.open(recording(seen)).error_code == "queue_full"
     assert seen == ["on_request in PREPARING", "before_admission in PREPARING", "on_end in ENDED"]
+    seen.clear()
+    assert site.open(recording(seen), model="another").error_code == "unknown_model"
+    assert seen == ["on_end in ENDED"]
 
 
 def refuse(*_: Any) -> Any:
@@ -325,20 +305,19 @@ async def test_a_pause_ends_with_the_model_as_it_is_then(site: Site, kind: str) 
     assert not site.services.admission.slots_in_use
 
 
-async def test_an_error_of_a_pause_ends_the_request(site: Site) -> None:
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(RoundhouseError("response_not_found", "Gone."), "response_not_found"), (None, "invalid_request")],
+    ids=["the pause", "what follows it"],
+)
+async def test_an_error_of_a_pause_or_of_what_follows_it_ends_the_request(
+    site: Site, error: RoundhouseError | None, code: str
+) -> None:
     future = new_future()
     client = site.open(ExchangeHooks(on_request=(pause_on(future, refuse),)))
-    future.set_exception(RoundhouseError("response_not_found", "It is gone."))
+    future.set_exception(error) if error else future.set_result(None)
     await asyncio.sleep(0)
-    assert client.error_code == "response_not_found"
-
-
-async def test_what_follows_a_pause_may_refuse(site: Site) -> None:
-    future = new_future()
-    client = site.open(ExchangeHooks(on_request=(pause_on(future, refuse),)))
-    future.set_result(None)
-    await asyncio.sleep(0)
-    assert client.error_code == "invalid_request"
+    assert client.error_code == code
 
 
 @pytest.mark.parametrize("kind", ["on_request", "before_send"])
@@ -440,24 +419,15 @@ async def test_a_request_is_counted_once(site: Site) -> None:
 
 
 async def test_a_wait_for_a_load_is_a_state(site: Site) -> None:
-    def publish(state: ModelState, *urls: str) -> None:
-        site.publish(route("m", urls, state=state, autoload=True, target_inflight=1))
-        for ticket in site.services.admission.waiting_tickets("m"):
-            ticket.owner.follow_table()
-
-    publish(ModelState.UNLOADED)
+    publish_state(site, ModelState.UNLOADED)
     first, second = site.open(NO_HOOKS).exchange, site.open(NO_HOOKS).exchange
     assert [first.state.name, second.state.name] == ["LOADING", "LOADING"]
     assert first.due_at == getattr(first.load_wait, "deadline", None)
-    publish(ModelState.LOADED, URLS[0])
+    publish_state(site, ModelState.LOADED, URLS[0])
     assert [first.state.name, second.state.name] == ["SENT", "QUEUED"]
     assert [first.load_wait, second.load_wait] == [None, None]
-    publish(ModelState.UNLOADED)
+    publish_state(site, ModelState.UNLOADED)
     assert second.state.name == "LOADING"
-
-
-def refuse_by_hook(*_: object) -> None:
-    raise RoundhouseError("engine_unreachable", "refused by a hook")
 
 
 def test_others_get_their_slots_even_if_the_request_is_refused_on_its_way_out() -> None:
@@ -471,13 +441,13 @@ def test_others_get_their_slots_even_if_the_request_is_refused_on_its_way_out() 
     exchange = SimpleNamespace(
         services=services,
         renew_route=lambda: route,
-        hooks=ExchangeHooks(before_send=(cast("Any", refuse_by_hook),)),
+        hooks=ExchangeHooks(before_send=(cast("Any", refuse),)),
         engine=object(),
     )
     stage = AdmissionStage(cast("Any", exchange))
     stage._checked_route = cast("Any", route)
     stage.ticket = cast("Any", object())
-    with pytest.raises(RoundhouseError, match="refused by a hook"):
+    with pytest.raises(RoundhouseError, match="A hook refuses this"):
         stage.retry_request("m-0", is_refused=True)
     assert granted == ["a grant"]
 
@@ -495,6 +465,7 @@ class Recorder:
 
 
 def test_the_pace_of_the_client_is_the_rounds() -> None:
+    """A client that reads slowly slows the round down that is under way, and the next one too."""
     exchange, first, second = Recorder(), Recorder(), Recorder()
     client = RoundClient(exchange)  # type: ignore[arg-type]
     client.follow_client()
@@ -514,12 +485,9 @@ def test_the_pace_of_the_client_is_the_rounds() -> None:
     assert exchange.told == ["client_gone"]
     client.let_go()
     assert exchange.handler is None
-
-
-def test_another_handler_of_the_call_stays() -> None:
-    exchange = Recorder()
+    # Another handler of the call stays.
+    client.follow_client()
     exchange.handler = other = object()
-    client = RoundClient(exchange)  # type: ignore[arg-type]
     client.follow_client()
     client.let_go()
     assert exchange.handler is other
