@@ -24,8 +24,10 @@ from gateway.mcp_server.tools import TOOLS, Tool
 from tests.support.doc_tables import row, rows_of
 
 
-def test_each_tool_has_one_handler() -> None:
+def test_each_tool_has_one_handler_and_those_of_the_scope_inference_change_nothing() -> None:
     assert [tool.name for tool in TOOLS] == list(HANDLERS)
+    assert all(tool.is_read_only for tool in TOOLS if tool.scope == "inference")
+    assert not any(tool.is_destructive and tool.is_read_only for tool in TOOLS)
 
 
 def test_the_page_has_each_tool_with_its_scope_and_annotations() -> None:
@@ -52,17 +54,15 @@ def test_schemas_explain_each_argument(tool: Tool) -> None:
         assert "title" not in field
 
 
-def test_tools_of_the_scope_inference_change_nothing() -> None:
-    assert all(tool.is_read_only for tool in TOOLS if tool.scope == "inference")
-    assert not any(tool.is_destructive and tool.is_read_only for tool in TOOLS)
-
-
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=300),
     lambda inner: st.lists(inner, max_size=12) | st.dictionaries(st.text(max_size=8), inner, max_size=6),
     max_leaves=40,
 )
 NAMES = st.sampled_from("abcdefgh")
+
+
+LEFT_OUT = " earlier bytes are left out: ask for fewer `lines`, or one `replica`]\n"
 
 
 def size_of(value: Any) -> int:
@@ -112,13 +112,9 @@ def test_a_long_text_keeps_its_beginning() -> None:
     assert fitted["cut"] == [f"`last_error`: {len(kept)} of 10000 characters, because not all fitted."]
 
 
-def test_halves_of_surrogate_pairs_become_question_marks() -> None:
+def test_an_answer_of_any_size_fits_and_halves_of_surrogate_pairs_become_question_marks() -> None:
     answer = answer_fields({"name": "\ud800!"})
-    assert answer.fields == {"name": "?!"}
-    assert answer.text == '{"name": "?!"}'
-
-
-def test_an_answer_of_any_size_fits() -> None:
+    assert (answer.fields, answer.text) == ({"name": "?!"}, '{"name": "?!"}')
     answer = answer_fields({"models": [{"name": f"model-{n}"} for n in range(10_000)]})
     assert len(answer.text.encode()) <= MOST_BYTES
     assert json.loads(answer.text) == answer.fields
@@ -136,16 +132,17 @@ def test_an_error_has_its_code_and_next_steps() -> None:
     assert long.fields["error"]["message"] == "x" * MOST_MESSAGE + " [...]"
 
 
-def test_a_log_loses_whole_lines_at_its_beginning() -> None:
-    log = b"first\nsecond\nthird\n"
-    assert cut_log(log, 0, 100) == "first\nsecond\nthird\n"
-    assert cut_log(log, 0, len(log)) == "first\nsecond\nthird\n"
-    assert cut_log(log, 0, len(log) - 1) == (
-        "[6 earlier bytes are left out: ask for fewer `lines`, or one `replica`]\nsecond\nthird\n"
-    )
-    assert cut_log(log, 1000, 8) == (
-        "[1013 earlier bytes are left out: ask for fewer `lines`, or one `replica`]\nthird\n"
-    )
-    assert cut_log(b"x" * 20, 0, 8).endswith(f"\n{'x' * 8}"), "a line that is too long"
-    assert cut_log("ä".encode(), 0, 1).endswith("\n\ufffd")
-    assert cut_log(b"", 0, 8) == ""
+@pytest.mark.parametrize(
+    ("log", "before", "most", "told"),
+    [
+        (b"first\nsecond\nthird\n", 0, 100, "first\nsecond\nthird\n"),
+        (b"first\nsecond\nthird\n", 0, 19, "first\nsecond\nthird\n"),
+        (b"first\nsecond\nthird\n", 0, 18, f"[6{LEFT_OUT}second\nthird\n"),
+        (b"first\nsecond\nthird\n", 1000, 8, f"[1013{LEFT_OUT}third\n"),
+        (b"x" * 20, 0, 8, f"[12{LEFT_OUT}xxxxxxxx"),  # a line that is too long
+        ("ä".encode(), 0, 1, f"[1{LEFT_OUT}\ufffd"),
+        (b"", 0, 8, ""),
+    ],
+)
+def test_a_log_loses_whole_lines_at_its_beginning(log: bytes, before: int, most: int, told: str) -> None:
+    assert cut_log(log, before, most) == told

@@ -54,69 +54,69 @@ def everything() -> Metrics:
     return metrics
 
 
-def test_the_docs_hold_the_same_metrics() -> None:
-    documented = {
-        (name, kind): text
-        for name, kind, _, text in re.findall(
-            r"^\| `(roundhouse_gateway_\w+)` \| (\w+) \| ([\w, ]*) \| (.+) \|$", DOCS.read_text(), re.MULTILINE
-        )
-    }
-    served = {
-        (f"{family.name}_total" if family.type == "counter" else family.name, family.type): family.documentation
-        for family in everything().registry.collect()
-        if family.name.startswith("roundhouse_gateway_")
-    }
-    assert documented == served
+def test_the_docs_hold_the_same_metrics_and_labels() -> None:
+    rows = re.findall(
+        r"^\| `(roundhouse_gateway_\w+)` \| (\w+) \| ([\w, ]*) \| (.+) \|$", DOCS.read_text(), re.MULTILINE
+    )
+    families = [each for each in everything().registry.collect() if each.name.startswith("roundhouse_gateway_")]
+    names = {each.name: f"{each.name}_total" if each.type == "counter" else each.name for each in families}
+    served = {(names[family.name], family.type): family.documentation for family in families}
+    assert {(name, kind): text for name, kind, _, text in rows} == served
+    documented = {name: set(re.findall(r"\w+", labels)) for name, _, labels, _ in rows}
+    for family in families:
+        if family.name != "roundhouse_gateway_replicas":
+            for sample in family.samples:
+                assert set(sample.labels) - {"le"} == documented[names[family.name]], sample.name
 
 
-def test_the_docs_hold_the_same_labels() -> None:
-    rows = re.findall(r"^\| `(roundhouse_gateway_\w+)` \| \w+ \| ([\w, ]*) \|", DOCS.read_text(), re.MULTILINE)
-    documented = {name: set(re.findall(r"\w+", labels)) for name, labels in rows}
-    for family in everything().registry.collect():
-        for sample in family.samples:
-            name = re.sub(r"_(bucket|sum|count|created)$", "", sample.name)
-            name = f"{name}_total" if family.type == "counter" and not name.endswith("_total") else name
-            if name in documented and name != "roundhouse_gateway_replicas":
-                assert set(sample.labels) - {"le"} == documented[name], name
+ROUTE = "/v1/chat/completions"
 
 
-def test_state_is_read_off_when_it_is_asked_for() -> None:
-    registry = everything().registry
-    assert registry.get_sample_value("roundhouse_gateway_inflight", {"model": "m"}) == 1
-    assert registry.get_sample_value("roundhouse_gateway_queued", {"model": "m"}) == 1
-    assert registry.get_sample_value("roundhouse_gateway_table_age_seconds") == 2
-    assert registry.get_sample_value("roundhouse_gateway_link_up") == 0
-
-
-def test_two_gateways_in_one_process_do_not_share() -> None:
-    assert Metrics().registry is not Metrics().registry
+@pytest.mark.parametrize(
+    ("name", "labels", "value"),
+    [
+        ("inflight", {"model": "m"}, 1),
+        ("queued", {"model": "m"}, 1),
+        ("table_age_seconds", {}, 2),
+        ("link_up", {}, 0),
+        ("requests_total", {"model": "m", "route": ROUTE, "status": "200"}, 1),
+        ("first_byte_seconds_sum", {"model": "m", "route": ROUTE}, 0.5),
+        ("tokens_total", {"model": "m", "direction": "in"}, 3),
+        ("tokens_total", {"model": "m", "direction": "out"}, 4),
+        ("retries_total", {"model": "m"}, 1),
+        ("client_disconnects_total", {"model": "m", "route": ROUTE}, 1),
+        ("broken_answers_total", {"model": "m", "code": "engine_disconnected"}, 1),
+        ("refusals_total", {"model": "m", "code": "queue_full"}, 1),
+        ("queue_wait_seconds_count", {"model": "m"}, 1),
+        ("engine_connections", {"state": "idle"}, 3),
+        ("engine_connections", {"state": "busy"}, 2),
+    ],
+)
+def test_what_a_request_and_the_state_were_is_counted_under_its_labels(
+    name: str, labels: dict[str, str], value: float
+) -> None:
+    assert sample(everything(), name, **labels) == value
+    assert sample(Metrics(), name, **labels) in (None, 0), "two gateways in one process do not share"
 
 
 def sample(metrics: Metrics, name: str, **labels: str) -> float | None:
     return metrics.registry.get_sample_value(f"roundhouse_gateway_{name}", labels)
 
 
-def test_what_a_request_was_is_counted_under_its_model_and_route() -> None:
-    metrics = everything()
-    assert sample(metrics, "requests_total", model="m", route="/v1/chat/completions", status="200") == 1
-    assert sample(metrics, "first_byte_seconds_sum", model="m", route="/v1/chat/completions") == 0.5
-    assert sample(metrics, "tokens_total", model="m", direction="in") == 3
-    assert sample(metrics, "tokens_total", model="m", direction="out") == 4
-    assert sample(metrics, "retries_total", model="m") == 1
-    assert sample(metrics, "client_disconnects_total", model="m", route="/v1/chat/completions") == 1
-    assert sample(metrics, "broken_answers_total", model="m", code="engine_disconnected") == 1
-    assert sample(metrics, "refusals_total", model="m", code="queue_full") == 1
-    assert sample(metrics, "queue_wait_seconds_count", model="m") == 1
-    assert sample(metrics, "engine_connections", state="idle") == 3
-    assert sample(metrics, "engine_connections", state="busy") == 2
-
-
-def test_routes_of_a_model_share_its_tokens() -> None:
+def test_routes_of_a_model_share_its_tokens_and_a_key_is_counted_by_its_name() -> None:
     metrics = Metrics()
-    for route in ("/v1/chat/completions", "/v1/completions"):
+    for route in (ROUTE, "/v1/completions"):
         metrics.series_of("m", route).count_finished(200, 1.0, None, Usage(1, 2))
     assert sample(metrics, "tokens_total", model="m", direction="out") == 4
     assert sample(metrics, "requests_total", model="m", route="/v1/completions", status="200") == 1
+    metrics.key_series_of("team-a").count_finished(Usage(3, 4))
+    metrics.key_series_of("team-a").count_finished(None)
+    assert sample(metrics, "key_requests_total", key="team-a") == 2
+    assert sample(metrics, "key_tokens_total", key="team-a", direction="in") == 3
+    assert sample(metrics, "key_tokens_total", key="team-a", direction="out") == 4
+    for text in (b"", b"anonymous", b"\x01"):
+        metrics.client_series_of(text).count_finished(1.0)
+    assert sample(metrics, "client_requests_total", client="anonymous") == 3, "by their cleaned name"
 
 
 def test_ten_thousand_clients_make_a_bounded_number_of_series() -> None:
@@ -131,13 +131,6 @@ def test_ten_thousand_clients_make_a_bounded_number_of_series() -> None:
     assert counts["other"] == 10_000 - MAX_CLIENTS
     assert counts["agent/1"] == 10_001
     assert len(metrics._clients) == MAX_CLIENTS
-
-
-def test_clients_that_share_a_cleaned_name_share_its_series() -> None:
-    metrics = Metrics()
-    for text in (b"", b"anonymous", b"\x01"):
-        metrics.client_series_of(text).count_finished(1.0)
-    assert sample(metrics, "client_requests_total", client="anonymous") == 3
 
 
 def test_speed_is_counted_of_complete_streams_alone() -> None:
@@ -155,15 +148,6 @@ def test_speed_is_counted_of_complete_streams_alone() -> None:
     assert sample(metrics, "stream_chunks_total", model="m") == 18
     assert sample(metrics, "request_outcomes_total", model="m", outcome="completed") == 2
     assert sample(metrics, "inference_seconds_total", model="m") == 6
-
-
-def test_a_key_is_counted_by_its_name() -> None:
-    metrics = Metrics()
-    metrics.key_series_of("team-a").count_finished(Usage(3, 4))
-    metrics.key_series_of("team-a").count_finished(None)
-    assert sample(metrics, "key_requests_total", key="team-a") == 2
-    assert sample(metrics, "key_tokens_total", key="team-a", direction="in") == 3
-    assert sample(metrics, "key_tokens_total", key="team-a", direction="out") == 4
 
 
 def test_nothing_is_shown_that_was_not_counted() -> None:
@@ -262,22 +246,24 @@ def test_exactly_its_documentations_metrics_are_served_and_documented() -> None:
 
 def test_the_counts_are_ours_over_all_models() -> None:
     metrics = busy_metrics()
-    outcomes = {name: value_of(metrics, f"requests_{name}_total") for name in ("completed", "errored", "cancelled")}
-    assert outcomes == {"completed": 1, "errored": 1, "cancelled": 1}
-    assert value_of(metrics, "requests_total") == 3
-    assert value_of(metrics, "stream_chunks_total") == 10
-    assert value_of(metrics, "chunks_per_second_avg") == 5
-    assert value_of(metrics, "inference_seconds_total") == 3
-    assert value_of(metrics, "inference_seconds_avg") == 3
-    assert value_of(metrics, "queue_depth") == 3
-    assert value_of(metrics, "inflight") == 1
-    assert value_of(metrics, "engines_loaded") == 1
+    expected = {
+        "requests_completed_total": 1,
+        "requests_errored_total": 1,
+        "requests_cancelled_total": 1,
+        "requests_total": 3,
+        "stream_chunks_total": 10,
+        "chunks_per_second_avg": 5,
+        "inference_seconds_total": 3,
+        "inference_seconds_avg": 3,
+        "queue_depth": 3,
+        "inflight": 1,
+        "engines_loaded": 1,
+    }
+    assert {name: value_of(metrics, name) for name in expected} == expected
     assert value_of(metrics, "engine_loaded", key="m_4096_stub_0", backend="stub") == 1
     assert value_of(metrics, "client_requests_total", client="MyApp/1.0") == 3
     assert value_of(metrics, "client_inference_seconds_avg", client="MyApp/1.0") == 1
-
-
-def test_before_the_first_request_nothing_is_divided_by_zero() -> None:
+    # Before the first request, nothing is divided by zero.
     metrics = Metrics()
     metrics.show_localllm_names(InflightCounts(lambda: 0.0, {}), list)
     assert value_of(metrics, "inference_seconds_avg") == value_of(metrics, "chunks_per_second_avg") == 0
@@ -334,19 +320,14 @@ def test_each_sample_says_whose_it_is() -> None:
     assert text.count("# TYPE llamacpp:requests_processing gauge") == 1
 
 
-def test_our_own_metrics_of_engines_are_documented() -> None:
-    rows = re.findall(
-        r"^\| `(roundhouse_engine_\w+)` \| (\w+) \| ([\w, ]+) \| (.+) \|$", DOCS.read_text(), re.MULTILINE
-    )
-    served = {
+def test_our_own_metrics_of_engines_and_old_names_are_documented() -> None:
+    text = DOCS.read_text()
+    rows = re.findall(r"^\| `(roundhouse_engine_\w+)` \| (\w+) \| ([\w, ]+) \| (.+) \|$", text, re.MULTILINE)
+    assert set(rows) == {
         (name, family.type, ", ".join(sorted(family.samples[0].labels)), family.documentation)
         for name, family in families(page(None)).items()
     }
-    assert set(rows) == served
-
-
-def test_old_names_are_in_the_docs() -> None:
-    told = set(re.findall(r"^\| `(vllm:\w+)` \| `(vllm:\w+)` \|$", DOCS.read_text(), re.MULTILINE))
+    told = set(re.findall(r"^\| `(vllm:\w+)` \| `(vllm:\w+)` \|$", text, re.MULTILINE))
     assert {(old.removesuffix("_total"), new.removesuffix("_total")) for old, new in told} == set(RENAMED.items())
 
 
@@ -371,11 +352,8 @@ def test_old_names_of_vllm_are_served_as_the_new_ones() -> None:
     assert not any(name.endswith("_created") for name, _, _ in engine_samples(page(OLD_VLLM)))
 
 
-def test_the_new_name_counts_where_an_engine_serves_both() -> None:
+def test_versions_side_by_side_are_one_family_and_the_new_name_counts_where_an_engine_serves_both() -> None:
     assert [each.value for each in families(page(BOTH_VLLM))["vllm:kv_cache_usage_perc"].samples] == [0.5]
-
-
-def test_versions_side_by_side_are_one_family() -> None:
     found = families(page(OLD_VLLM, "m", "old"), page(BOTH_VLLM, "m", "new"))["vllm:kv_cache_usage_perc"]
     assert {each.labels["replica"]: each.value for each in found.samples} == {"old": 0.25, "new": 0.5}
 
@@ -407,19 +385,11 @@ def test_a_line_that_is_no_sample_spoils_nothing(line: str) -> None:
 def test_labels_of_the_engine_stay_and_never_take_the_place_of_ours() -> None:
     text = 'vllm:x{model="theirs",replica="7",model_name="a,model=b \\" c",} 1.5e3 1700000000\nllamacpp:y NaN\n'
     found = {name: labels for name, labels, _ in engine_samples(page(text))}
-    assert found["vllm:x"] == {
-        "model": "m",
-        "replica": "r",
-        "exported_model": "theirs",
-        "exported_replica": "7",
-        "model_name": 'a,model=b " c',
-    }
+    theirs = {"exported_model": "theirs", "exported_replica": "7", "model_name": 'a,model=b " c'}
+    assert found["vllm:x"] == {"model": "m", "replica": "r", **theirs}
     assert "llamacpp:y" in found
-
-
-def test_names_of_models_are_escaped() -> None:
-    [found] = families(page(None, 'a"b\\c\nd', "r"))["roundhouse_engine_up"].samples
-    assert found.labels["model"] == 'a"b\\c\nd'
+    [up] = families(page(None, 'a"b\\c\nd', "r"))["roundhouse_engine_up"].samples
+    assert up.labels["model"] == 'a"b\\c\nd', "names of models are escaped"
 
 
 def test_what_prometheus_client_writes_is_read_whole() -> None:

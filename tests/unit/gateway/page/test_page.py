@@ -5,11 +5,13 @@ from __future__ import annotations
 import gzip
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gateway.page.page_files import INDEX, PageFiles
 from gateway.page.security_headers import FRAMES, security_headers
+from tests.support.outcomes import present
 
 SCRIPT = b"console.log('hello');\n" * 100
 
@@ -33,24 +35,20 @@ def read(folder: Path) -> PageFiles:
     return files
 
 
+def found(files: PageFiles, path: str) -> Any:
+    """A file that must be there."""
+    return present(files.find_file(path))
+
+
 def test_files_have_types_and_are_compressed_where_that_is_smaller(built: Path) -> None:
     files = read(built)
-    script, font, icon = (files.find_file(path) for path in ("assets/index-a1.js", "assets/font.woff2", "icon.svg"))
-    assert script is not None
-    assert font is not None
-    assert icon is not None
+    script, font, icon = (found(files, path) for path in ("assets/index-a1.js", "assets/font.woff2", "icon.svg"))
     assert (script.content_type, script.body) == ("text/javascript; charset=utf-8", SCRIPT)
-    assert script.gzipped is not None
     assert gzip.decompress(script.gzipped) == SCRIPT
     assert len(script.gzipped) < len(SCRIPT)
     assert (font.content_type, font.gzipped) == ("font/woff2", None)
     assert (icon.content_type, icon.gzipped) == ("image/svg+xml", None), "too small to be worth it"
-
-
-def test_names_with_a_hash_of_their_content_are_kept_for_good(built: Path) -> None:
-    files = read(built)
-    immutable = {path: file.is_immutable for path in ("assets/index-a1.js", INDEX) if (file := files.find_file(path))}
-    assert immutable == {"assets/index-a1.js": True, INDEX: False}
+    assert (script.is_immutable, found(files, INDEX).is_immutable) == (True, False), "by a hash in its name"
 
 
 def test_what_the_build_notes_for_itself_and_what_lies_outside_is_not_found(built: Path) -> None:
@@ -60,14 +58,7 @@ def test_what_the_build_notes_for_itself_and_what_lies_outside_is_not_found(buil
         assert files.find_file(path) is None, path
 
 
-def test_a_folder_without_an_index_has_no_files(built: Path) -> None:
-    (built / INDEX).unlink()
-    files = read(built)
-    assert files.is_current()
-    assert files.find_file("assets/index-a1.js") is None
-
-
-def test_a_missing_folder_has_no_files_until_it_is_built(built: Path, tmp_path: Path) -> None:
+def test_a_folder_that_is_missing_or_has_no_index_has_no_files_until_it_is_built(built: Path, tmp_path: Path) -> None:
     files = read(tmp_path / "later")
     assert files.is_current()
     built.rename(tmp_path.parent / "moved")
@@ -76,12 +67,15 @@ def test_a_missing_folder_has_no_files_until_it_is_built(built: Path, tmp_path: 
     assert not files.is_current()
     files.read_files()
     assert files.is_current()
-    assert files.find_file("assets/index-a1.js") is not None
+    assert found(files, "assets/index-a1.js")
+    (tmp_path / "later" / INDEX).unlink()
+    files = read(tmp_path / "later")
+    assert (files.is_current(), files.find_file("assets/index-a1.js")) == (True, None)
 
 
 def test_a_new_build_is_read_once_its_index_is_there(built: Path) -> None:
     files = read(built)
-    before = files.find_file(INDEX)
+    before = found(files, INDEX)
     (built / "assets" / "index-b2.js").write_bytes(SCRIPT)
     assert files.is_current(), "the build is not whole yet"
     index = built / "new.html"
@@ -90,10 +84,8 @@ def test_a_new_build_is_read_once_its_index_is_there(built: Path) -> None:
     index.rename(built / INDEX)
     assert not files.is_current()
     files.read_files()
-    after = files.find_file(INDEX)
-    assert files.find_file("assets/index-b2.js") is not None
-    assert before is not None
-    assert after is not None
+    assert found(files, "assets/index-b2.js")
+    after = found(files, INDEX)
     assert (after.body, after.etag != before.etag) == (b"<!doctype html> new", True)
 
 
@@ -128,20 +120,11 @@ POLICIES = {
 
 
 @pytest.mark.parametrize("path", POLICIES)
-def test_the_policy_of_each_document(path: str) -> None:
-    assert security_headers(path)["content-security-policy"] == POLICIES[path]
-
-
-def test_frames_are_the_documents_with_a_policy_of_their_own() -> None:
-    assert {path for path, policy in POLICIES.items() if policy != PAGE_POLICY} == FRAMES
-
-
-@pytest.mark.parametrize("path", POLICIES)
-def test_no_document_lets_a_foreign_host_in_or_a_model_reach_one(path: str) -> None:
+def test_the_policy_of_each_document_lets_no_foreign_host_in_nor_a_model_reach_one(path: str) -> None:
     policy = security_headers(path)["content-security-policy"]
-    assert "http" not in policy
-    assert "*" not in policy
-    assert "unsafe-eval" not in policy
+    assert policy == POLICIES[path]
+    assert not [word for word in ("http", "*", "unsafe-eval") if word in policy]
+    assert (policy != PAGE_POLICY) is (path in FRAMES)
     if path in FRAMES:
         assert "allow-same-origin" not in policy
         assert "connect-src" not in policy, "default-src 'none' stands"
