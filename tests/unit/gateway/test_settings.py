@@ -24,10 +24,18 @@ def test_loopback_needs_no_permission(host: str) -> None:
     assert GatewaySettings(host=host).serves_everybody
 
 
-def test_hosts_are_a_comma_separated_list_with_something_in_it() -> None:
+def test_lists_of_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert GatewaySettings(host=" gateway.egress, 127.0.0.1").hosts == ("gateway.egress", "127.0.0.1")
     with pytest.raises(ValidationError, match="names no address"):
         GatewaySettings(host=" ,")
+    monkeypatch.setenv("ROUNDHOUSE_ALLOWED_HOSTS", " Gateway, llm.example ,")
+    monkeypatch.setenv("ROUNDHOUSE_ADMIN_HOST", "gateway.egress, 127.0.0.1")
+    assert GatewaySettings().allowed_hosts == ("gateway", "llm.example")
+    assert GatewaySettings().admin_host == ("gateway.egress", "127.0.0.1")
+    for name in ("HOST", "PORT", "OPEN", "OPEN_ADMIN", "ADMIN_HOST"):
+        monkeypatch.setenv(f"ROUNDHOUSE_{name}", "")
+    assert (GatewaySettings().host, GatewaySettings().port) == ("127.0.0.1", 8080)
+    assert (GatewaySettings().open_admin, GatewaySettings().admin_host) == (None, ())
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.0.1", "::", "example.org", "127.0.0.1,192.168.0.1"])
@@ -51,14 +59,7 @@ def test_who_administers_without_keys(settings: dict[str, Any], is_open: bool) -
     assert GatewaySettings(**settings).opens_admin is is_open
 
 
-def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("HOST", "PORT", "OPEN", "OPEN_ADMIN", "ADMIN_HOST"):
-        monkeypatch.setenv(f"ROUNDHOUSE_{name}", "")
-    assert (GatewaySettings().host, GatewaySettings().port) == ("127.0.0.1", 8080)
-    assert (GatewaySettings().open_admin, GatewaySettings().admin_host) == (None, ())
-
-
-def test_tls_needs_files_that_are_there_and_a_certificate(tmp_path: Path) -> None:
+def test_tls_needs_files_that_are_there_and_shows_in_urls(tmp_path: Path) -> None:
     file = tmp_path / "x.pem"
     with pytest.raises(ValidationError, match="there is no file"):
         GatewaySettings(tls_cert=file)
@@ -66,16 +67,6 @@ def test_tls_needs_files_that_are_there_and_a_certificate(tmp_path: Path) -> Non
     assert GatewaySettings(tls_cert=file, tls_key=file).tls_key == file
     with pytest.raises(ValidationError, match="set both, or neither"):
         GatewaySettings(tls_key=file)
-
-
-def test_allowed_hosts_are_a_comma_separated_list(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ROUNDHOUSE_ALLOWED_HOSTS", " Gateway, llm.example ,")
-    monkeypatch.setenv("ROUNDHOUSE_ADMIN_HOST", "gateway.egress, 127.0.0.1")
-    assert GatewaySettings().allowed_hosts == ("gateway", "llm.example")
-    assert GatewaySettings().admin_host == ("gateway.egress", "127.0.0.1")
-
-
-def test_what_is_listened_on_as_urls(tmp_path: Path) -> None:
     assert GatewaySettings(host="127.0.0.1,::1", port=9000).urls == ("http://127.0.0.1:9000", "http://[::1]:9000")
     (tmp_path / "cert.pem").touch()
     assert GatewaySettings(tls_cert=tmp_path / "cert.pem").urls == ("https://127.0.0.1:8080",)
@@ -113,11 +104,8 @@ def test_a_port_that_cannot_be_asked_at_is_named(port: str) -> None:
         find_target({"ROUNDHOUSE_PORT": port})
 
 
-def test_hosts_that_name_nothing() -> None:
+def test_hosts_of_the_health_check() -> None:
     with pytest.raises(ValueError, match="names no address"):
         find_target({"ROUNDHOUSE_HOST": " , "})
-
-
-def test_defaults_are_the_gateways() -> None:
     fields = GatewaySettings.model_fields
     assert (fields["host"].default, str(fields["port"].default)) == (DEFAULT_HOST, DEFAULT_PORT)

@@ -233,7 +233,6 @@ def stranger(slots: EngineSlots, now: float, prefix: tuple[int, ...] = ()) -> in
 
 
 def session(slots: EngineSlots, key: bytes, held: int | None, now: float) -> tuple[int, bytes | None]:
-    """A turn that comes and goes."""
     placement = present(slots.place_session(key, held, now))
     slots.release(placement.slot, now)
     return placement

@@ -97,17 +97,14 @@ def test_calls_of_one_request_at_one_server_are_counted_each_and_named_once() ->
         ledger.leave_replica(None, REPLICA, "req-1")
 
 
-def test_a_server_is_no_model() -> None:
+def test_a_server_is_no_model_and_the_table_routes_to_it() -> None:
     ledger = InflightCounts(lambda: 1.0, {})
     ledger.enter_replica("m", "m-0", "req-1")
     ledger.enter_replica(None, REPLICA, "req-1")
     assert ledger.inflight_by_model == {"m": 1}
     ledger.leave_replica(None, REPLICA, "req-1")
     assert (ledger.inflight, ledger.make_report("gw", None).last_used) == ({"m-0": 1}, {"m": 1.0})
-
-
-def test_the_table_routes_to_servers() -> None:
-    """So that calls there do not count as leaving, and a failure is told until the replica is gone."""
+    # So that calls there do not count as leaving, and a failure is told until the replica is gone.
     ledger = InflightCounts(lambda: 1.0, {})
     ledger.enter_replica(None, REPLICA, "req-1")
     ledger.record_failure(REPLICA)

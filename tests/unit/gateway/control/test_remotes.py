@@ -59,11 +59,6 @@ def test_a_status_is_an_outage_a_refused_key_a_limit_or_well(status: int, verdic
     assert judge_status(status) is verdict
 
 
-def test_a_remote_that_answers_every_third_probe_with_429_stays_well() -> None:
-    assert verdicts(*(WELL, WELL, LIMITED) * 4) == [True] * 12
-    assert verdicts(LIMITED, LIMITED, LIMITED, LIMITED) == [True] * 4
-
-
 @pytest.mark.parametrize("bad", [DOWN, REFUSED_KEY])
 def test_three_failures_in_a_row_or_a_refused_connection_are_a_failed_remote(bad: ProbeOutcome) -> None:
     assert verdicts(WELL, bad, bad, WELL, bad, bad, bad, bad, WELL) == [True] * 6 + [False, False, True]
@@ -73,19 +68,18 @@ def test_three_failures_in_a_row_or_a_refused_connection_are_a_failed_remote(bad
     assert verdicts(WELL, REFUSED, REFUSED, WELL) == [True, False, False, True]
 
 
-def test_an_error_is_told_once_it_is_decided_and_is_the_last_one() -> None:
+def test_an_error_is_told_once_it_is_decided() -> None:
     assert after(WELL, DOWN, DOWN).error is None
     assert after(WELL, DOWN, DOWN, DOWN).error == DOWN.message
     failed = after(WELL, DOWN, DOWN, DOWN, REFUSED_KEY)
     assert (failed.error, failed.is_key_refused) == (REFUSED_KEY.message, True)
     assert after(*[DOWN] * FAILURES, WELL).error is None
-
-
-def test_429_ends_an_outage_and_says_nothing_of_a_refused_key() -> None:
     assert after(REFUSED, LIMITED).is_well
     limited = after(*[REFUSED_KEY] * FAILURES, LIMITED)
     assert (limited.is_well, limited.is_key_refused, limited.error) == (False, True, REFUSED_KEY.message)
     assert after(*[REFUSED_KEY] * FAILURES, LIMITED, WELL).is_well
+    assert verdicts(*(WELL, WELL, LIMITED) * 4) == [True] * 12
+    assert verdicts(LIMITED, LIMITED, LIMITED, LIMITED) == [True] * 4
 
 
 def test_what_is_well_is_asked_ever_more_rarely_up_to_once_a_minute() -> None:

@@ -52,13 +52,11 @@ def call_on(client: FakeConnection, *, keep_alive: bool = True, chunked: bool = 
 
 @pytest.fixture
 def client() -> FakeConnection:
-    """Nobody yet."""
     return FakeConnection()
 
 
 @pytest.fixture
 def answer(client: FakeConnection) -> ClientResponse:
-    """An answer to a chat completion."""
     return ClientResponse(call_on(client), CHAT, "req-1", lambda: 7.0)
 
 

@@ -215,6 +215,10 @@ async def test_each_attempt_is_prepared_anew(site: Site) -> None:
     site.engine_call.listener.engine_failed(EngineRefusedError("refused"))
     assert [call.replica for call in site.engines.calls] == ["m-0", "m-1"]
     assert seen == [*BEFORE_THE_ENGINE, "before_send in SENT", "shape_answer in SENT"]
+    seen: list[str] = []
+    client = site.open(ExchangeHooks(on_end=(refuse, *recording(seen).on_end)))
+    client.exchange.fail_request(REFUSED)
+    assert seen == ["on_end in ENDED"]
 
 
 async def test_what_admission_refuses_is_not_noted_as_admitted(site: Site) -> None:
@@ -229,7 +233,6 @@ async def test_what_admission_refuses_is_not_noted_as_admitted(site: Site) -> No
 
 
 def refuse(*_: Any) -> Any:
-    """A hook."""
     raise REFUSED
 
 
@@ -239,13 +242,6 @@ async def test_a_hook_may_refuse(site: Site, kind: str) -> None:
     client = site.open(ExchangeHooks(**{kind: (refuse,)}) + ExchangeHooks(on_end=recording(seen).on_end))
     assert (client.error_code, seen, site.engines.calls) == ("invalid_request", ["on_end in ENDED"], [])
     assert not site.services.admission.slots_in_use
-
-
-async def test_a_hook_that_fails_at_the_end_hinders_no_other(site: Site) -> None:
-    seen: list[str] = []
-    client = site.open(ExchangeHooks(on_end=(refuse, *recording(seen).on_end)))
-    client.exchange.fail_request(REFUSED)
-    assert seen == ["on_end in ENDED"]
 
 
 async def test_a_hook_answers_instead_of_an_engine(site: Site) -> None:
@@ -264,7 +260,6 @@ async def test_a_hook_answers_instead_of_an_engine(site: Site) -> None:
 
 
 def pause_on(future: asyncio.Future[Any], then: Any = None) -> Any:
-    """A hook that waits for `future`."""
     return lambda *_: Pause(future, then)
 
 
@@ -394,7 +389,7 @@ async def test_an_exchange_that_outlives_its_client_goes_on(site: Site) -> None:
     assert kept[0].endswith(b"data: [DONE]\n\n")
 
 
-async def test_hooks_that_a_hook_adds_are_called_in_their_turn(site: Site) -> None:
+async def test_hooks_that_a_hook_adds_are_called_in_their_turn_and_a_request_is_counted_once(site: Site) -> None:
     seen: list[str] = []
 
     def add(exchange: Exchange, _: ModelRoute) -> None:
@@ -404,9 +399,6 @@ async def test_hooks_that_a_hook_adds_are_called_in_their_turn(site: Site) -> No
     assert seen == BEFORE_THE_ENGINE[1:], "the time of on_request has come"
     client.exchange.client_gone()
     assert seen[-1] == "on_end in ENDED"
-
-
-async def test_a_request_is_counted_once(site: Site) -> None:
     counted = list[float]()
 
     def count(exchange: Exchange, _: ModelRoute) -> None:

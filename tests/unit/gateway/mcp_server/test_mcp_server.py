@@ -66,7 +66,6 @@ LEFT_OUT = " earlier bytes are left out: ask for fewer `lines`, or one `replica`
 
 
 def size_of(value: Any) -> int:
-    """In bytes of JSON."""
     return len(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
 
 

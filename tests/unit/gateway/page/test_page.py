@@ -36,7 +36,6 @@ def read(folder: Path) -> PageFiles:
 
 
 def found(files: PageFiles, path: str) -> Any:
-    """A file that must be there."""
     return present(files.find_file(path))
 
 

@@ -92,13 +92,9 @@ def test_a_stream_without_its_end_is_not_complete(dialect: Dialect, rest: bytes)
 
 
 @pytest.mark.parametrize("dialect", FAMILIES)
-def test_a_chunk_of_whole_events_is_not_even_copied(dialect: Dialect) -> None:
+def test_a_chunk_of_whole_events_is_not_even_copied_and_an_endless_event_is_an_error(dialect: Dialect) -> None:
     part = PARTS[dialect]
     assert stream_of(dialect).feed_data(part) is part
-
-
-@pytest.mark.parametrize("dialect", FAMILIES)
-def test_an_endless_event_is_an_error(dialect: Dialect) -> None:
     events = stream_of(dialect)
     assert events.feed_data(b"x" * HOLD_LIMIT) == b""
     with pytest.raises(EventTooLongError):
@@ -108,24 +104,20 @@ def test_an_endless_event_is_an_error(dialect: Dialect) -> None:
 LLAMA_ERROR = {"code": 500, "message": "Compute error", "type": "server_error"}
 
 
-def test_chat_errors_get_every_field_and_then_done() -> None:
+def test_engines_errors_get_the_familys_form_and_are_the_end() -> None:
     events = stream_of(CHAT)
     error, done, _ = passed(events, PARTS[CHAT], data(error=LLAMA_ERROR)).split(b"\n\n")[1:]
     assert told(error)["error"].items() >= {"code": "engine_error", "status": 500, "message": "Compute error"}.items()
     assert done + b"\n\n" == DONE
     assert events.is_complete
     assert events.fail_stream(LOST, "r") == DONE
-
-
-def test_native_errors_are_the_end() -> None:
+    # Native errors are the end.
     for error in (data(error=LLAMA_ERROR), b"error: " + json.dumps(LLAMA_ERROR).encode() + b"\n\n"):
         events = stream_of(NATIVE)
         out = passed(events, PARTS[NATIVE], error)
         assert told(out.removeprefix(PARTS[NATIVE]))["error"]["code"] == "engine_error"
         assert events.is_complete
-
-
-def test_llama_servers_errors_of_messages_become_the_familys() -> None:
+    # Llama servers errors of messages become the familys.
     events = stream_of(MESSAGES)
     raw = b"event: error\ndata: " + json.dumps(LLAMA_ERROR).encode() + b"\n\n"
     out = passed(events, PARTS[MESSAGES], raw).removeprefix(PARTS[MESSAGES])
@@ -133,9 +125,7 @@ def test_llama_servers_errors_of_messages_become_the_familys() -> None:
     assert told(out)["type"] == "error"
     assert told(out)["error"].items() >= {"type": "api_error", "message": "Compute error"}.items()
     assert events.is_complete
-
-
-def test_failures_of_ours() -> None:
+    # Failures of ours.
     for dialect in (CHAT, COMPLETIONS):
         out = stream_of(dialect).fail_stream(LOST, "r")
         assert told(out) == LOST.build_envelope("r").model_dump()
@@ -160,7 +150,7 @@ def test_the_usage_event_is_taken_out_unless_the_client_asked() -> None:
     assert events.usage == Usage(7, 3)
 
 
-def test_usage_of_several_choices() -> None:
+def test_usage_in_streams() -> None:
     last = data(choices=[], usage=USAGE)
     events = stream_of(CHAT, n=2)
     passed(events, last, last, DONE)
@@ -176,9 +166,7 @@ def test_usage_of_several_choices() -> None:
     assert events.usage == Usage(7, 3)
     passed(events, last, DONE)
     assert events.usage == Usage(7, 3)
-
-
-def test_usage_of_the_other_families() -> None:
+    # Usage of the other families.
     events = stream_of(MESSAGES)
     start = {"usage": {"input_tokens": 4, "cache_read_input_tokens": 3, "output_tokens": 0}}
     events.feed_data(typed("message_start", message=start))
@@ -309,7 +297,7 @@ def test_a_chat_with_everything() -> None:
     }
 
 
-def test_calls_of_one_number_are_as_many_as_they_have_ids() -> None:
+def test_calls_of_one_number_and_usage_of_several_choices() -> None:
     calls = [
         {"index": 0, "id": "a", "function": {"name": "f", "arguments": "{"}},
         {"index": 0, "id": "a", "function": {"arguments": "}"}},
@@ -319,9 +307,6 @@ def test_calls_of_one_number_are_as_many_as_they_have_ids() -> None:
     result = present(made(CHAT, *(delta(tool_calls=[call]) for call in calls), delta(finish="tool_calls"), DONE))
     told = [(call["id"], call["function"]) for call in result[1]["choices"][0]["message"]["tool_calls"]]
     assert told == [("a", {"name": "f", "arguments": "{}"}), ("b", {"name": "g", "arguments": "[]"})]
-
-
-def test_the_usage_of_a_blocking_chat_is_the_first_choices() -> None:
     gathering = present(gathering_of(CHAT, n=2))
     for index, count in ((1, 5), (0, 3)):
         gathering.feed_data(delta(index, "stop"))
@@ -331,8 +316,6 @@ def test_the_usage_of_a_blocking_chat_is_the_first_choices() -> None:
     assert json.loads(result[1])["usage"]["completion_tokens"] == 3
     assert gathering.usage == Usage(9, 8)
 
-
-def test_probabilities_of_completions_are_joined() -> None:
     def piece(text: str, **logprobs: Any) -> bytes:
         return data(choices=[{"index": 0, "text": text, "logprobs": logprobs or None, "finish_reason": None}])
 
@@ -392,16 +375,13 @@ def test_a_message_with_everything() -> None:
     }
 
 
-def test_a_message_whose_start_was_left_out() -> None:
+def test_a_message_in_odd_forms() -> None:
     part = typed("content_block_delta", index=0, delta={"type": "text_delta", "text": "ü"})
     end = typed("message_delta", delta={"stop_reason": "end_turn"}, usage={"output_tokens": 2})
     result = present(made(MESSAGES, part, end, typed("message_stop")))
     assert result[1]["content"] == [{"type": "text", "text": "ü"}]
     assert result[1]["usage"] == {"input_tokens": 0, "output_tokens": 2}
     assert result[1]["model"] == "m"
-
-
-def test_parts_of_a_message_in_no_form_of_the_familys_are_passed_over() -> None:
     grown = {"type": "text_delta", "text": "a"}
     result = made(
         MESSAGES,
@@ -426,9 +406,6 @@ def test_parts_of_a_message_in_no_form_of_the_familys_are_passed_over() -> None:
             "usage": {"input_tokens": 0, "output_tokens": 2},
         },
     )
-
-
-def test_choices_in_no_form_of_the_familys_are_passed_over() -> None:
     part = {"index": 0, "delta": {"content": "a"}, "finish_reason": "stop"}
     result = made(CHAT, data(choices=["a", None, part]), data(choices=[]), DONE)
     choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "a"}}

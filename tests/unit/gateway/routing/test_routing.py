@@ -32,34 +32,25 @@ def test_every_state_but_loaded_has_its_code(state: ModelState, code: str) -> No
     assert "the file is missing" in error.message
 
 
-def test_a_model_that_is_not_loaded_says_why() -> None:
+def test_a_model_that_is_not_loaded_says_why_and_paths_are_for_those_who_may_see_them() -> None:
     unloaded = route("m", state=ModelState.UNLOADED).model_copy(update={"reason": "an operator unloaded it"})
     error = present(refusal_of(unloaded, NOW))
     assert error.message == "The model 'm' is not loaded: an operator unloaded it."
-
-
-def test_paths_of_the_server_are_for_those_who_may_see_them() -> None:
     failed = route("m", state=ModelState.FAILED, last_error="/srv/m.gguf at 10.0.0.1:80 is empty")
     hidden, shown = refusal_of(failed, NOW), refusal_of(failed, NOW, is_for_admin=True)
     assert hidden is not None
     assert shown is not None
     assert hidden.message == "The model 'm' could not be loaded: [path] at [address] is empty"
     assert shown.message == "The model 'm' could not be loaded: /srv/m.gguf at [address] is empty"
-
-
-def test_a_loaded_model_is_not_refused() -> None:
     assert refusal_of(route("m"), NOW) is None
+    error = present(refusal_of(route("m", state=ModelState.FAILED, retry_at=NOW + 30), NOW))
+    assert {(b"retry-after", b"30"), (b"x-should-retry", b"false")} <= set(error_headers(error))
 
 
 @pytest.mark.parametrize(("retry_at", "seconds"), [(None, "5"), (1042.0, "42"), (900.0, "1")])
 def test_retry_after_is_the_next_attempt(retry_at: float | None, seconds: str) -> None:
     error = present(refusal_of(route("m", state=ModelState.LOADING, retry_at=retry_at), NOW))
     assert (b"retry-after", seconds.encode()) in error_headers(error)
-
-
-def test_a_failed_model_names_its_next_attempt_and_asks_clients_not_to_retry_by_themselves() -> None:
-    error = present(refusal_of(route("m", state=ModelState.FAILED, retry_at=NOW + 30), NOW))
-    assert {(b"retry-after", b"30"), (b"x-should-retry", b"false")} <= set(error_headers(error))
 
 
 def test_a_remote_that_is_away_asks_clients_to_try_again_and_one_that_refuses_its_key_does_not() -> None:
@@ -108,25 +99,24 @@ def make_log(changes: int) -> ModelEventLog:
     return log
 
 
-def test_events_are_kept_in_order_and_without_gaps() -> None:
+def test_events_are_kept_in_order_and_without_gaps_up_to_a_bound() -> None:
     log = make_log(3)
     events = present(log.list_after(0))
     assert [each.id for each in events] == [1, 2, 3, 4, 5]
     assert [each.event for each in events] == ["models_reload", *["model_status"] * 4]
     assert log.list_after(5) == []
     assert [each.id for each in log.list_after(4) or ()] == [5]
-
-
-def test_the_oldest_kept_event_bounds_what_can_be_resumed() -> None:
     log = make_log(KEPT_EVENTS + 10)
     oldest = log.last_id - KEPT_EVENTS + 1
     whole = present(log.list_after(oldest - 1))
     assert [each.id for each in whole] == list(range(oldest, log.last_id + 1))
     assert log.list_after(oldest - 2) is None, "one event is gone"
     assert log.list_after(0) is None
+    log = make_log(1)
+    assert log.list_after(log.last_id + 1) is None
 
 
-def test_an_event_has_the_names_by_which_its_model_may_be_seen_and_nothing_else_of_it() -> None:
+def test_what_events_tell() -> None:
     log = ModelEventLog("a1")
     log.follow_table({"m": route("m", aliases=("n",))})
     log.follow_table({})
@@ -138,6 +128,15 @@ def test_an_event_has_the_names_by_which_its_model_may_be_seen_and_nothing_else_
         ("model_remove", of_model),
         ("models_reload", ()),
     ]
+    log = ModelEventLog("a1")
+    log.follow_downloads([])
+    log.follow_table({"m": route("m", state=ModelState.UNLOADED, source="hf:a/b")})
+    error = RoundhouseError("models_disk_full", "/srv/models of 10.0.0.1:80 is full.").build_envelope().error
+    log.follow_downloads(
+        [Download(id="1", reference="hf:a/b", pinned="hf:a/b", state="failed", error=error, created_at=1.0)]
+    )
+    [told] = [each.data for each in log.list_after(0) or () if each.event == "download_failed"]
+    assert told == {"error": "[path] of [address] is full."}
 
 
 def test_an_id_is_read_by_the_log_that_wrote_it_alone() -> None:
@@ -152,20 +151,3 @@ def test_an_id_is_read_by_the_log_that_wrote_it_alone() -> None:
 @pytest.mark.parametrize("text", ["", ".", "a1", "a1.", "a1.x", "a1.-1", "a1.1.1", "1", "a1.²", "a1." + "9" * 16])
 def test_what_is_no_id(text: str) -> None:
     assert make_log(1).read_id(text) is None
-
-
-def test_an_id_from_the_future_is_not_known() -> None:
-    log = make_log(1)
-    assert log.list_after(log.last_id + 1) is None
-
-
-def test_a_failed_download_tells_no_path_and_no_address() -> None:
-    log = ModelEventLog("a1")
-    log.follow_downloads([])
-    log.follow_table({"m": route("m", state=ModelState.UNLOADED, source="hf:a/b")})
-    error = RoundhouseError("models_disk_full", "/srv/models of 10.0.0.1:80 is full.").build_envelope().error
-    log.follow_downloads(
-        [Download(id="1", reference="hf:a/b", pinned="hf:a/b", state="failed", error=error, created_at=1.0)]
-    )
-    [told] = [each.data for each in log.list_after(0) or () if each.event == "download_failed"]
-    assert told == {"error": "[path] of [address] is full."}

@@ -79,17 +79,14 @@ class Bodies:
 
 @pytest.fixture
 def bodies() -> Bodies:
-    """Room for 10 bytes."""
     return Bodies(10)
 
 
-def test_what_fits_does_not_wait(bodies: Bodies) -> None:
+def test_what_does_not_fit_waits_in_order_and_small_bodies_do_not_pass(bodies: Bodies) -> None:
     bodies.come("a", 4)
     bodies.come("b", 6)
     assert (bodies.granted, bodies.let_in, bodies.budget.used_bytes) == ({"a", "b"}, [], 10)
-
-
-def test_others_wait_in_order_and_small_ones_do_not_pass(bodies: Bodies) -> None:
+    # Others wait in order and small ones do not pass.
     for name, size in (("a", 6), ("b", 6), ("c", 1)):
         bodies.come(name, size)
     assert bodies.granted == {"a"}
@@ -118,7 +115,7 @@ def test_who_gives_up_its_place_lets_others_pass(bodies: Bodies) -> None:
     assert bodies.budget.used_bytes == 0
 
 
-def test_what_is_held_has_half_of_the_room_at_most(bodies: Bodies) -> None:
+def test_what_is_held_has_half_of_the_room_and_waits_for_nobody(bodies: Bodies) -> None:
     budget = bodies.budget
     assert budget.max_held_bytes == 5
     assert [budget.hold(3), budget.hold(3), budget.hold(2), budget.hold(1)] == [True, False, True, False]
@@ -239,7 +236,6 @@ class Line:
 
 
 def call_on(line: Line, taker: Taker, *, chunked: bool = True) -> ClientCall:
-    """A call, its headers read."""
     return ClientCall(line, lambda _: taker, b"POST", b"/", b"", [], keep_alive=True, is_http_1_1=chunked)
 
 

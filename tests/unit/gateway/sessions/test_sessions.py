@@ -17,7 +17,6 @@ from tests.support.outcomes import present, refusal
 
 
 def context_of(**fields: Any) -> ResponseContext:
-    """A response's context."""
     return ResponseContext(id="resp_1", created_at=0, clock=lambda: 0.0, new_id=lambda kind: kind, **fields)
 
 
@@ -46,11 +45,8 @@ def test_the_first_name_that_is_there(
     assert find_session_name(fields, headers, context) == name
 
 
-def test_a_session_id_is_a_string() -> None:
+def test_names_and_keys_of_sessions() -> None:
     assert refusal(lambda: find_session_name({"session_id": 7}, [], None)) == ("invalid_request", "session_id")
-
-
-def test_a_key_is_its_tenants_and_its_models() -> None:
     keys = {
         derive_session_key(*names) for names in [("a", "m", "s"), ("b", "m", "s"), ("a", "n", "s"), ("am", "", "s")]
     }
@@ -61,7 +57,6 @@ def test_a_key_is_its_tenants_and_its_models() -> None:
 
 
 def claim_of(name: str, *messages: str, temperature: float | None = None) -> SessionClaim:
-    """A turn that asks with these messages."""
     return SessionClaim(name.encode(), Transcript(messages), Sampling(temperature=temperature))
 
 
@@ -82,14 +77,15 @@ def test_the_first_turn_is_new_and_the_next_finds_its_cache() -> None:
     assert sessions.decide(claim_of("b", "x"), is_known_elsewhere=False) == "new"
     session = present(sessions.find_session(b"a"))
     assert (session.tokens, session.used_at) == (70, 2.0)
-
-
-def test_another_beginning_or_another_replica_is_rebuilt() -> None:
     sessions = ReplicaSessions(4)
     turn(sessions, claim_of("a", "x", "y"))
     assert sessions.decide(claim_of("a", "z", "y"), is_known_elsewhere=False) == "rebuilt"
     assert sessions.decide(claim_of("a", "x"), is_known_elsewhere=False) == "rebuilt"
     assert sessions.decide(claim_of("b", "x"), is_known_elsewhere=True) == "rebuilt"
+    sessions = ReplicaSessions(4)
+    turn(sessions, claim_of("a", "x"))
+    sessions.begin_turn(claim_of("a", "x"), 1.0)
+    assert sessions.decide(claim_of("a", "x"), is_known_elsewhere=False) == "rebuilt"
 
 
 @pytest.mark.parametrize(("binds", "decision"), [(True, "rebuilt"), (False, "reused")])
@@ -98,24 +94,18 @@ def test_sampling_counts_where_the_engine_binds_it(binds: bool, decision: str) -
     turn(sessions, claim_of("a", "x", temperature=0.5))
     assert sessions.decide(claim_of("a", "x", "y", temperature=0.5), is_known_elsewhere=False) == "reused"
     assert sessions.decide(claim_of("a", "x", "y", temperature=0.6), is_known_elsewhere=False) == decision
-
-
-def test_the_sampling_of_a_request() -> None:
     fields = {"temperature": 0.5, "top_k": 3, "top_p": 1, "seed": 7, "max_tokens": 5}
     assert Sampling.of(fields) == (0.5, 3, 1, 7)
     assert Sampling.of({}) == Sampling()
 
 
-def test_the_session_used_longest_ago_makes_room() -> None:
+def test_the_session_used_longest_ago_makes_room_unless_it_has_a_turn_inside() -> None:
     sessions = ReplicaSessions(4)
     for name in "abcd":
         turn(sessions, claim_of(name, "x"))
     turn(sessions, claim_of("a", "x"))
     turn(sessions, claim_of("e", "x"))
     assert list(sessions) == [b"c", b"d", b"a", b"e"]
-
-
-def test_a_session_with_a_turn_inside_is_not_dropped() -> None:
     sessions = ReplicaSessions(1)
     first = claim_of("a", "x")
     sessions.begin_turn(first, 1.0)
@@ -128,14 +118,7 @@ def test_a_session_with_a_turn_inside_is_not_dropped() -> None:
     assert list(sessions) == [b"b"]
 
 
-def test_a_second_turn_at_the_same_time_finds_no_cache() -> None:
-    sessions = ReplicaSessions(4)
-    turn(sessions, claim_of("a", "x"))
-    sessions.begin_turn(claim_of("a", "x"), 1.0)
-    assert sessions.decide(claim_of("a", "x"), is_known_elsewhere=False) == "rebuilt"
-
-
-def test_a_turn_without_an_answer_leaves_what_was_there() -> None:
+def test_what_a_turn_without_an_answer_leaves() -> None:
     sessions = ReplicaSessions(4)
     turn(sessions, claim_of("a", "x"), tokens=None)
     assert len(sessions) == 0
@@ -145,6 +128,15 @@ def test_a_turn_without_an_answer_leaves_what_was_there() -> None:
     turn(sessions, claim_of("a", "x", "y"), tokens=0)
     session = present(sessions.find_session(b"a"))
     assert session.tokens == 10, "the engine has told no other count"
+    sessions = ReplicaSessions(4)
+    turn(sessions, claim_of("a", "x"), tokens=70)
+    for messages, decision, after in ((("x", "y"), "reused", "reused"), (("z",), "rebuilt", "rebuilt")):
+        failing = claim_of("a", *messages)
+        failing.decision = sessions.decide(failing, is_known_elsewhere=False)
+        assert failing.decision == decision
+        turn(sessions, failing, tokens=None)
+        assert sessions.decide(claim_of("a", "x", "y"), is_known_elsewhere=False) == after
+    assert sessions.count_cached(claim_of("a", "x", "y")) == 0
 
 
 def test_a_turn_of_a_session_that_is_gone_ends_unnoticed() -> None:
@@ -154,9 +146,6 @@ def test_a_turn_of_a_session_that_is_gone_ends_unnoticed() -> None:
     sessions.drop_session(claim.key)
     assert sessions.end_turn(claim, 2.0) is None
     assert len(sessions) == 0
-
-
-def test_a_turn_of_a_session_that_is_gone_ends_none_of_a_later_one_of_that_name() -> None:
     sessions = ReplicaSessions(1)
     older, newer = claim_of("a", "x"), claim_of("a", "z")
     sessions.begin_turn(older, 1.0)
@@ -180,20 +169,7 @@ def test_a_cache_counts_for_a_turn_that_goes_on_with_it() -> None:
     assert sessions.count_cached(claim_of("a", "x", "y")) == 0, "another turn has it"
 
 
-def test_a_turn_that_fails_after_it_began_anew_leaves_no_cache() -> None:
-    sessions = ReplicaSessions(4)
-    turn(sessions, claim_of("a", "x"), tokens=70)
-    for messages, decision, after in ((("x", "y"), "reused", "reused"), (("z",), "rebuilt", "rebuilt")):
-        failing = claim_of("a", *messages)
-        failing.decision = sessions.decide(failing, is_known_elsewhere=False)
-        assert failing.decision == decision
-        turn(sessions, failing, tokens=None)
-        assert sessions.decide(claim_of("a", "x", "y"), is_known_elsewhere=False) == after
-    assert sessions.count_cached(claim_of("a", "x", "y")) == 0
-
-
 def request_of(**fields: Any) -> InferenceRequest:
-    """A request with these fields."""
     return parse_request(json.dumps({"model": "m", **fields}).encode(), may_stream=True)
 
 
@@ -222,16 +198,15 @@ def test_messages_are_compared_up_to_those_seen(later: list[Any], continues: boo
     assert Transcript.of(request_of(messages=later)).begins_with(seen) is continues
 
 
-def test_a_prompt_is_compared_character_by_character() -> None:
+def test_a_prompt_is_compared_character_by_character_and_anthropics_system_prompt_comes_first() -> None:
     seen = Transcript.of(request_of(prompt="once upon")).whole()
     assert Transcript.of(request_of(prompt="once upon a time")).begins_with(seen)
     assert not Transcript.of(request_of(prompt="twice upon a time")).begins_with(seen)
-
-
-def test_anthropics_system_prompt_comes_first() -> None:
     seen = Transcript.of(request_of(system="short", messages=EARLIER)).whole()
     assert Transcript.of(request_of(system="short", messages=EARLIER)).begins_with(seen)
     assert not Transcript.of(request_of(system="long", messages=EARLIER)).begins_with(seen)
+    seen = Transcript.of(request_of(messages=said("a"))).whole()
+    assert (seen.length, seen.digest.hex()) == (1, "03d10c3caecabf3250216bcc1cddd7e0")
 
 
 def test_what_was_read_of_a_request_counts_without_its_places() -> None:
@@ -255,8 +230,3 @@ def test_what_was_read_of_a_request_counts_without_its_places() -> None:
     assert Transcript.of(later).begins_with(seen)
     later.prompt = Prompt(turns=(*moved[:2], Assistant(calls=(Call("c1", "f", "[]"),)), *moved[3:]))
     assert not Transcript.of(later).begins_with(seen)
-
-
-def test_a_digest_is_the_same_in_every_process() -> None:
-    seen = Transcript.of(request_of(messages=said("a"))).whole()
-    assert (seen.length, seen.digest.hex()) == (1, "03d10c3caecabf3250216bcc1cddd7e0")

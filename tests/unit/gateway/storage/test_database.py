@@ -42,7 +42,6 @@ def history(database: StateDatabase, previous: str, *, tenant: str = "t", bounds
 
 
 def refused(database: StateDatabase, previous: str, **more: Any) -> tuple[str, str]:
-    """Code and message."""
     with pytest.raises(RoundhouseError) as caught:
         history(database, previous, **more)
     assert caught.value.param == "previous_response_id"
@@ -61,14 +60,11 @@ def chain(database: StateDatabase, names: str) -> None:
         database.save_objects(stored(name, before))
 
 
-def test_what_is_saved_is_found_as_it_was(database: StateDatabase) -> None:
+def test_what_is_saved_is_found_as_it_was_the_last_of_each(database: StateDatabase) -> None:
     database.save_objects(stored("a", said="\ud800 é"))
     found = present(database.find_response("t", rid("a")))
     assert found == ("m", response("a", said="\ud800 é"))
     assert list(found.response) == list(response("a"))
-
-
-def test_a_later_save_takes_the_place_of_an_earlier_one(database: StateDatabase) -> None:
     database.save_objects(stored("a", status="queued"))
     database.save_objects(stored("a", said="at last"))
     found = present(database.find_response("t", rid("a")))
@@ -83,6 +79,9 @@ def test_a_conversation_is_told_from_its_beginning(database: StateDatabase) -> N
     assert history(database, "x") == ids("a", "x")
     made_of = present(database.list_input_items("t", rid("c")))
     assert [item["id"] for item in made_of[1]] == [*ids("a", "b"), iid("c", "in")]
+    chain(database, "abc")
+    size = sum(stored(name).items_size for name in "abc")
+    assert history(database, "c", bounds=HistoryBounds(size, items=6, responses=3)) == ids("a", "b", "c")
 
 
 def test_of_another_tenant_nothing_is_told_apart_from_nothing(database: StateDatabase) -> None:
@@ -153,12 +152,6 @@ def test_a_conversation_is_bounded(database: StateDatabase, bounds: HistoryBound
     assert history(database, "a", bounds=bounds) == ids("a")
 
 
-def test_a_conversation_of_just_as_much_is_continued(database: StateDatabase) -> None:
-    chain(database, "abc")
-    size = sum(stored(name).items_size for name in "abc")
-    assert history(database, "c", bounds=HistoryBounds(size, items=6, responses=3)) == ids("a", "b", "c")
-
-
 def test_what_nobody_continues_goes_after_its_time_and_what_is_used_stays(
     database: StateDatabase, clock: Clock
 ) -> None:
@@ -202,7 +195,9 @@ def test_what_was_used_longest_ago_makes_room(tmp_path: Path, clock: Clock) -> N
     assert (tmp_path / "responses.db").stat().st_size <= MIB
 
 
-def test_what_is_too_large_is_refused_and_costs_nobody_anything(tmp_path: Path, clock: Clock) -> None:
+def test_what_is_too_large_is_refused_and_costs_nobody_anything(
+    tmp_path: Path, clock: Clock
+) -> None:
     database = opened(tmp_path, clock, max_mib=1)
     database.save_objects(stored("a"))
     with pytest.raises(DatabaseFullError):
@@ -252,16 +247,13 @@ def test_what_ran_when_it_was_closed_has_failed(tmp_path: Path, clock: Clock) ->
     database.close()
 
 
-def test_the_file_is_its_owners_alone_and_one_process_at_a_time_has_it(tmp_path: Path, clock: Clock) -> None:
+def test_the_file_is_its_owners_alone_and_a_damaged_or_newer_one_is_left_alone(tmp_path: Path, clock: Clock) -> None:
     database = opened(tmp_path, clock)
     assert (tmp_path / "responses.db").stat().st_mode & 0o777 == 0o600
     with pytest.raises(sqlite3.OperationalError, match="locked"):
         opened(tmp_path, clock)
     database.close()
     opened(tmp_path, clock).close()
-
-
-def test_a_newer_file_is_left_alone(tmp_path: Path, clock: Clock) -> None:
     opened(tmp_path, clock).close()
     with sqlite3.connect(tmp_path / "responses.db") as other:
         other.execute("PRAGMA user_version = 99")
@@ -270,9 +262,6 @@ def test_a_newer_file_is_left_alone(tmp_path: Path, clock: Clock) -> None:
     with pytest.raises(NewerDatabaseError, match="schema version 99"):
         opened(tmp_path, clock)
     assert (tmp_path / "responses.db").read_bytes() == before
-
-
-def test_a_damaged_file_is_known_as_such(tmp_path: Path, clock: Clock) -> None:
     (tmp_path / "responses.db").write_bytes(b"this is no database" * 500)
     with pytest.raises(sqlite3.DatabaseError) as caught:
         opened(tmp_path, clock)
@@ -281,7 +270,6 @@ def test_a_damaged_file_is_known_as_such(tmp_path: Path, clock: Clock) -> None:
 
 
 def tables_of(path: Path) -> list[str]:
-    """The names of the file's tables."""
     with contextlib.closing(sqlite3.connect(path)) as db:
         return [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
 

@@ -25,13 +25,11 @@ from tests.support.wait import until
 
 
 def made(folder: Path, clock: Clock | None = None, *, max_bytes: int = 64 * MIB) -> StateStore:
-    """A store in this folder."""
     return StateStore(folder, max_bytes=max_bytes, retention_s=HOUR, clock=clock or Clock())
 
 
 @contextlib.asynccontextmanager
 async def opened(folder: Path, **more: Any) -> AsyncIterator[StateStore]:
-    """A store that is closed at the end."""
     store = made(folder, **more)
     try:
         yield store
@@ -51,7 +49,6 @@ def held(store: StateStore) -> Iterator[None]:
 
 
 async def found(store: StateStore, name: str) -> Any:
-    """The response object, or None."""
     answer = await store.find_response("t", rid(name))
     return answer and answer.response
 

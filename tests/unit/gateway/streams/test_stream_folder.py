@@ -243,9 +243,6 @@ def test_slow_writes_use_up_a_burst_and_then_the_disk_rests() -> None:
     assert pace.record_slow_write(0.1, 10.0)
     assert pace.rests_until == 10.0 + REST_S
     assert not pace.record_slow_write(0.1, 100.0), "it begins anew"
-
-
-def test_slow_writes_that_are_rare_are_borne() -> None:
     pace, now = DiskPace(), 0.0
     for _ in range(1000):
         assert not pace.record_slow_write(1.0, now)
@@ -296,14 +293,11 @@ def test_a_complete_stream_is_known_by_its_last_event(path: str, last: bytes, is
     assert is_complete(path, b"data: x\n\n" + last) is is_last
 
 
-def test_a_chat_ends_with_an_error_and_done() -> None:
+def test_a_chat_or_a_message_ends_with_an_error() -> None:
     events = end_events(CHAT, b"data: {}\n\n", gateway_restarted(), "req-1")
     assert events.endswith(b"\n\ndata: [DONE]\n\n")
     [data] = _data_of(events)
     assert (data["error"]["code"], data["error"]["request_id"]) == ("gateway_restarted", "req-1")
-
-
-def test_a_message_ends_with_an_error_event() -> None:
     events = end_events(MESSAGES, b"", gateway_restarted(), "req-1")
     assert events.startswith(b"event: error\n")
     [data] = _data_of(events)
@@ -319,9 +313,6 @@ def test_a_response_ends_with_the_next_numbers() -> None:
     assert failed["response"]["id"] == "resp_1"
     assert failed["response"]["error"]["reason"] == "gateway_restarted"
     assert is_complete(RESPONSES, events)
-
-
-def test_a_response_whose_beginning_is_gone_ends_with_the_error_alone() -> None:
     [error] = _data_of(end_events(RESPONSES, _event(41, "response.output_text.delta"), gateway_restarted(), "req-1"))
     assert error["sequence_number"] == 42
     [error] = _data_of(end_events(RESPONSES, b"", gateway_restarted(), "req-1"))

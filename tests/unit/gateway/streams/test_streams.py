@@ -29,10 +29,18 @@ def test_a_ring_tells_its_bytes_from_any_offset() -> None:
     for offset in range(13):
         assert ring.read(offset) == b"a: 1\n\nb: 2\n\n"[offset:]
     assert (ring.first_offset, ring.end_offset, ring.size) == (0, 12, 12)
+    ring = _ring(b"data: a\n\n", b"data: " + b"x" * 100 + b"\n\n")
+    ring.drop_oldest(60)
+    assert ring.read_all() == b"x" * 55 + b"\n\n"
+    assert (ring.first_offset, ring.end_offset) == (60, 117)
+    ring = _ring(b"data: a\n\n")
+    ring.clear()
+    assert (ring.first_offset, ring.end_offset, ring.size) == (9, 9, 0)
+    assert ring.read(9) == b""
 
 
 @pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n"])
-def test_a_read_ends_with_an_event_and_has_one_at_least(end: bytes) -> None:
+def test_a_read_ends_with_an_event_and_whole_events_are_dropped(end: bytes) -> None:
     first, second, third = b"data: a" + end, b"data: bb" + end, b"data: ccc" + end
     ring = _ring(first, second, third)
     assert ring.read(0, len(first) + len(second) + 1) == first + second
@@ -41,30 +49,12 @@ def test_a_read_ends_with_an_event_and_has_one_at_least(end: bytes) -> None:
     assert ring.read(3, 1) == first[3:]
     assert ring.read(len(first) - 1, 1) == first[-1:]
     assert ring.read(len(first), 1000) == second + third
-
-
-@pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n"])
-def test_whole_events_are_dropped(end: bytes) -> None:
     first, second = b"data: a" + end, b"data: bb" + end
     ring = _ring(first, second, first)
     ring.drop_oldest(1)
     assert (ring.first_offset, ring.read(ring.first_offset)) == (len(first), second + first)
     ring.drop_oldest(len(second))
     assert ring.read(ring.first_offset) == first
-
-
-def test_of_one_event_that_is_too_long_its_end_stays() -> None:
-    ring = _ring(b"data: a\n\n", b"data: " + b"x" * 100 + b"\n\n")
-    ring.drop_oldest(60)
-    assert ring.read_all() == b"x" * 55 + b"\n\n"
-    assert (ring.first_offset, ring.end_offset) == (60, 117)
-
-
-def test_a_cleared_ring_knows_how_long_it_was() -> None:
-    ring = _ring(b"data: a\n\n")
-    ring.clear()
-    assert (ring.first_offset, ring.end_offset, ring.size) == (9, 9, 0)
-    assert ring.read(9) == b""
 
 
 DONE = b"data: [DONE]\n\n"
@@ -87,7 +77,7 @@ def test_a_reader_gets_the_events_from_a_number_on(count: int) -> None:
     assert find_offset(ring, count) == find_offset(ring, count + 1000) == ring.end_offset - len(DONE)
 
 
-def test_comments_have_no_number() -> None:
+def test_what_the_ring_has_dropped_or_has_no_number_is_not_there() -> None:
     beat = b": ka\n\n"
     ring = _ring(beat, _event(0), beat, _event(1), beat)
     after_first = len(beat) + len(_event(0))
@@ -95,9 +85,6 @@ def test_comments_have_no_number() -> None:
     assert find_offset(ring, 1) == after_first
     assert find_offset(ring, 2) == ring.end_offset
     assert find_offset(ByteRing(), 5) == 0
-
-
-def test_what_the_ring_has_dropped_is_not_there() -> None:
     events = [_event(number) for number in range(6)]
     ring = _ring(*events)
     ring.drop_oldest(len(events[0]) + 1)
@@ -106,9 +93,6 @@ def test_what_the_ring_has_dropped_is_not_there() -> None:
     assert find_offset(ring, 2) == ring.first_offset, "the first one that is there"
     assert find_offset(ring, 4) == len(b"".join(events[:4]))
     assert find_offset(ring, 6) == ring.end_offset
-
-
-def test_an_event_of_which_a_part_is_dropped_is_not_there() -> None:
     ring = _ring(_event(0), _event(1, "y" * 500))
     ring.drop_oldest(300)
     assert find_offset(ring, 1) is None
@@ -137,11 +121,18 @@ def test_without_the_lines_the_bytes_are_the_streams(offset: int) -> None:
 HEADER = b"x-conversation-id"
 
 
-def test_an_id_is_the_headers_text() -> None:
+def test_an_id_is_the_headers_text_and_names_a_model() -> None:
     assert find_stream_id([(b"host", b"h"), (HEADER, b" conv/1::m \t")]) == "conv/1::m"
     assert find_stream_id([(HEADER, "häuser".encode())]) == "häuser"
     assert find_stream_id([(HEADER, b"  ")]) is None
     assert find_stream_id([(b"host", b"h")]) is None
+    assert name_model([(HEADER, b"conv::org/m:Q8_0")]) == "org/m:Q8_0"
+    assert name_model([(HEADER, b"conv::")]) is None
+    assert name_model([(HEADER, b"conv")]) is None
+    assert name_model([]) is None
+    assert list_prefixes("a::b::c") == ["a", "a::b"]
+    assert list_prefixes("a:b") == []
+    assert list_prefixes("::b") == []
 
 
 @pytest.mark.parametrize("value", [b"\xff", b"a\x01b", b"x" * (LONGEST_ID + 1)])
@@ -150,19 +141,6 @@ def test_what_cannot_be_an_id_is_refused(value: bytes) -> None:
         find_stream_id([(HEADER, value)])
     assert caught.value.entry.code == "invalid_request"
     assert caught.value.param == "X-Conversation-Id"
-
-
-def test_an_id_names_a_model_after_the_separator() -> None:
-    assert name_model([(HEADER, b"conv::org/m:Q8_0")]) == "org/m:Q8_0"
-    assert name_model([(HEADER, b"conv::")]) is None
-    assert name_model([(HEADER, b"conv")]) is None
-    assert name_model([]) is None
-
-
-def test_an_id_is_looked_up_by_what_stands_before_each_separator() -> None:
-    assert list_prefixes("a::b::c") == ["a", "a::b"]
-    assert list_prefixes("a:b") == []
-    assert list_prefixes("::b") == []
 
 
 HEAD = (200, b"x: y\r\n")
@@ -182,13 +160,11 @@ class Call:
         self.feed: ClientFeed
 
     def start_response(self, status: int, lines: bytes, first_part: bytes) -> None:
-        """See ClientCall."""
         assert self.head is None
         self.head = (status, lines)
         self.send_part(first_part)
 
     def send_part(self, part: bytes) -> None:
-        """See ClientCall."""
         assert not self.is_ended
         assert part
         self.parts.append(part)
@@ -196,7 +172,6 @@ class Call:
             self.feed.client_full()
 
     def end_response(self, last_part: bytes = b"") -> None:
-        """See ClientCall."""
         assert not self.is_ended
         self.is_ended = True
         if last_part:
@@ -249,16 +224,13 @@ def test_a_client_that_was_too_slow_is_told_so() -> None:
     registry.end_stream(stream, StreamState.DONE, 2.0, 2.0)
 
 
-def test_a_client_that_leaves_ends_nothing() -> None:
+def test_a_client_that_leaves_ends_nothing_and_one_that_was_sent_the_beginning_is_sent_the_rest() -> None:
     call = Call()
     _, stream, told = _open(call)
     call.feed.client_gone()
     stream.append(EVENT % 1)
     assert (call.parts, call.is_ended, told) == ([EVENT % 0], False, ["gone"])
     assert stream.state is StreamState.LIVE
-
-
-def test_a_client_that_was_sent_the_beginning_is_sent_the_rest() -> None:
     call = Call()
     _, stream, _ = _open(call, sent_bytes=len(EVENT % 0))
     stream.append(EVENT % 1)

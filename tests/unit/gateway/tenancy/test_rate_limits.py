@@ -136,15 +136,6 @@ def test_reading_counts_among_the_requests_at_a_time() -> None:
     assert limits.count_inflight("ci") == 1
 
 
-def test_a_key_that_is_gone_is_forgotten_when_its_reading_ends() -> None:
-    limits, who = RateLimits(), caller(concurrency=2)
-    entry = limits.admit_read(who, 0.0)
-    limits.follow_keys(KeyRing.of(()), 0.0)
-    assert limits.count_inflight("ci") == 1
-    entry.release_request(0.0, 0)
-    assert not limits._states
-
-
 def test_the_bound_of_reading_follows_an_edit() -> None:
     limits, keys = RateLimits(), ring(requests_per_minute=6)
     for _ in range(READS_PER_MINUTE):
@@ -195,12 +186,6 @@ def test_tokens_are_settled_when_they_are_known() -> None:
     limits.admit_request(who, 10, 61.0)
 
 
-def test_what_comes_in_while_a_request_runs_pays_for_none_of_it_beyond_a_minutes_worth() -> None:
-    limits, who = RateLimits(), caller(tokens_per_minute=600)
-    limits.admit_request(who, 0, 0.0).release_request(600.0, 200)
-    assert left(limits, who, 600.0)["remaining-tokens"] == "400"
-
-
 def test_rounding_costs_nobody_a_request() -> None:
     limits, who = RateLimits(), caller(requests_per_minute=7)
     for _ in range(7):
@@ -237,6 +222,9 @@ def test_the_limit_that_lasts_longest_is_the_one_that_is_named() -> None:
     limits.admit_request(who, 60, 120.0).release_request(120.0, 600)
     error = refused(limits, who, 10, now=120.0)
     assert ("60 token(s) per minute" in error.message, error.retry_after_s) == (True, 550)
+    limits, who = RateLimits(), caller(requests_per_minute=1, tokens_per_minute=1)
+    limits.admit_request(who, 1, 0.0)
+    assert "1 request(s) per minute" in refused(limits, who, 1).message
 
 
 def test_headers() -> None:
@@ -252,6 +240,8 @@ def test_headers() -> None:
     }
     assert set(left(RateLimits(), caller(tokens_per_minute=5))) == {"limit-tokens", "remaining-tokens", "reset-tokens"}
     assert RateLimits().response_headers(caller(concurrency=5), 0.0) == []
+    assert client_headers(caller()) == [(b"x-ratelimit-client", b"ci")]
+    assert client_headers(ANONYMOUS) == []
 
 
 @pytest.mark.parametrize("who", [ANONYMOUS, caller()])
@@ -263,12 +253,7 @@ def test_without_limits_nothing_is_counted(who: Caller) -> None:
     assert (limits.response_headers(who, 0.0), limits._states) == ([], {})
 
 
-def test_a_429_names_the_key() -> None:
-    assert client_headers(caller()) == [(b"x-ratelimit-client", b"ci")]
-    assert client_headers(ANONYMOUS) == []
-
-
-def test_changed_limits_hold_at_once() -> None:
+def test_changed_limits_hold_at_once_and_leave_the_others_as_used_as_they_are() -> None:
     limits, old = RateLimits(), ring(requests_per_minute=10, concurrency=5)
     limits.follow_keys(old, 0.0)
     for _ in range(5):
@@ -286,6 +271,12 @@ def test_changed_limits_hold_at_once() -> None:
         "remaining-requests": "2",
         "reset-requests": "30s",
     }
+    limits, old = RateLimits(), ring(tokens_per_minute=600, requests_per_minute=10)
+    limits.admit_request(old.by_name["ci"], 200, 0.0)
+    new = ring(tokens_per_minute=600, requests_per_minute=20)
+    limits.follow_keys(new, 0.0)
+    shown = left(limits, new.by_name["ci"])
+    assert (shown["remaining-tokens"], shown["remaining-requests"]) == ("400", "18")
 
 
 def test_a_key_that_vanished_is_forgotten_when_nothing_of_it_runs() -> None:
@@ -300,9 +291,12 @@ def test_a_key_that_vanished_is_forgotten_when_nothing_of_it_runs() -> None:
     assert limits.count_inflight("ci") == 1
     second.release_request(1.0, 1)
     assert limits._states == {}
-
-
-def test_a_key_that_came_back_is_the_same() -> None:
+    limits, who = RateLimits(), caller(concurrency=2)
+    entry = limits.admit_read(who, 0.0)
+    limits.follow_keys(KeyRing.of(()), 0.0)
+    assert limits.count_inflight("ci") == 1
+    entry.release_request(0.0, 0)
+    assert not limits._states
     limits, keys = RateLimits(), ring(requests_per_minute=10)
     who = keys.by_name["ci"]
     running = limits.admit_request(who, 0, 0.0)
@@ -348,28 +342,13 @@ def test_what_is_given_back_is_at_most_what_a_minute_holds() -> None:
         0.0, None, was_sent=False, is_failed=False, passed_tokens=0
     )
     assert left(limits, only_tokens) == {"limit-tokens": "60", "remaining-tokens": "60", "reset-tokens": "0ms"}
-
-
-def test_an_answer_that_took_less_than_expected_fills_the_bucket_and_no_more() -> None:
     limits, who = RateLimits(), caller(tokens_per_minute=600)
     limits.admit_request(who, 500, 0.0).release_request(60.0, 0)
     limits.admit_request(who, 600, 60.0)
     assert refused(limits, who, 60, now=60.0).retry_after_s == 6
-
-
-def test_an_edit_of_one_limit_leaves_the_others_as_used_as_they_are() -> None:
-    limits, old = RateLimits(), ring(tokens_per_minute=600, requests_per_minute=10)
-    limits.admit_request(old.by_name["ci"], 200, 0.0)
-    new = ring(tokens_per_minute=600, requests_per_minute=20)
-    limits.follow_keys(new, 0.0)
-    shown = left(limits, new.by_name["ci"])
-    assert (shown["remaining-tokens"], shown["remaining-requests"]) == ("400", "18")
-
-
-def test_of_two_limits_that_last_as_long_the_requests_are_named() -> None:
-    limits, who = RateLimits(), caller(requests_per_minute=1, tokens_per_minute=1)
-    limits.admit_request(who, 1, 0.0)
-    assert "1 request(s) per minute" in refused(limits, who, 1).message
+    limits, who = RateLimits(), caller(tokens_per_minute=600)
+    limits.admit_request(who, 0, 0.0).release_request(600.0, 200)
+    assert left(limits, who, 600.0)["remaining-tokens"] == "400"
 
 
 @pytest.mark.parametrize(
@@ -511,19 +490,16 @@ def test_text_is_text_whatever_it_looks_like(content: object) -> None:
     assert of(content) > 1_000_000
 
 
-def test_the_search_for_media_is_bounded_and_what_it_misses_counts() -> None:
+def test_small_bodies_are_not_searched_and_the_search_is_bounded() -> None:
+    fields = {"image_data": [{"data": "A" * 4000}]}
+    assert estimated_tokens(LARGE_BODY_BYTES, fields) == LARGE_BODY_BYTES // 4
+    assert estimated_tokens(LARGE_BODY_BYTES + 4, fields) == (LARGE_BODY_BYTES + 4 - 4000) // 4
     fields = {"messages": [[[]] * 1000] * 1000, "image_data": [{"data": LETTERS}]}
     assert estimated_tokens(8_000_000, fields) >= 1_000_000
     nested: list[Any] = []
     for _ in range(MOST_LOOKS * 2):
         nested = [nested]
     assert estimated_tokens(100_000, {"messages": nested}) == 25_000
-
-
-def test_small_bodies_are_not_searched() -> None:
-    fields = {"image_data": [{"data": "A" * 4000}]}
-    assert estimated_tokens(LARGE_BODY_BYTES, fields) == LARGE_BODY_BYTES // 4
-    assert estimated_tokens(LARGE_BODY_BYTES + 4, fields) == (LARGE_BODY_BYTES + 4 - 4000) // 4
 
 
 @pytest.mark.parametrize("beside", [0, 3000])

@@ -34,9 +34,14 @@ def refusal(schema: dict[str, Any], arguments: dict[str, Any]) -> RoundhouseErro
     return caught.value
 
 
-def test_what_fits_passes() -> None:
+def test_what_fits_passes_in_an_older_dialect_too() -> None:
     ArgumentCheck(SCHEMA).check({"a": 1, "b": ["abc"]})
     ArgumentCheck({}).check({"anything": [1, {"x": None}]})
+    schema = {"$schema": "http://json-schema.org/draft-04/schema#", "properties": {"a": {"minimum": 1}}}
+    ArgumentCheck(schema).check({"a": 1})
+    assert refusal(schema, {"a": 0}).param == "params.a"
+    for reference in ("http://127.0.0.1:9/schema", "file:///etc/passwd", "#/$defs/nothing"):
+        assert refusal({"properties": {"a": {"$ref": reference}}}, {"a": 1}).entry.code == "tool_failed"
 
 
 @pytest.mark.parametrize(
@@ -52,12 +57,6 @@ def test_what_fits_passes() -> None:
 def test_what_does_not_is_refused_with_its_place(arguments: dict[str, Any], param: str) -> None:
     error = refusal(SCHEMA, arguments)
     assert (error.entry.code, error.param) == ("tool_arguments_invalid", param)
-
-
-def test_an_older_dialect_of_schemas_is_read() -> None:
-    schema = {"$schema": "http://json-schema.org/draft-04/schema#", "properties": {"a": {"minimum": 1}}}
-    ArgumentCheck(schema).check({"a": 1})
-    assert refusal(schema, {"a": 0}).param == "params.a"
 
 
 @pytest.mark.parametrize(
@@ -79,25 +78,14 @@ def test_expressions_of_a_schema_are_not_run() -> None:
     ArgumentCheck(schema).check({"a": "x" * 50 + "!", "y" * 50 + "!": "text"})
 
 
-def test_references_lead_nowhere_else() -> None:
-    for reference in ("http://127.0.0.1:9/schema", "file:///etc/passwd", "#/$defs/nothing"):
-        assert refusal({"properties": {"a": {"$ref": reference}}}, {"a": 1}).entry.code == "tool_failed"
-
-
-def test_a_schema_that_multiplies_itself_is_given_up() -> None:
+def test_schemas_and_arguments_have_bounds() -> None:
     definitions = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(40)}
     schema = {"$ref": "#/$defs/d0", "$defs": {**definitions, "d40": {}}}
     assert refusal(schema, {}).entry.code == "tool_failed"
     assert refusal({"$ref": "#"}, {}).entry.code == "tool_failed"
-
-
-def test_unique_elements_are_found_in_linear_time() -> None:
     schema = {"properties": {"a": {"uniqueItems": True}}}
     ArgumentCheck(schema).check({"a": [{"x": n} for n in range(4000)]})
     assert refusal(schema, {"a": [{"x": 1, "y": 2}, {"y": 2, "x": 1}]}).param == "params.a"
-
-
-def test_arguments_have_bounds() -> None:
     deep: dict[str, Any] = {}
     for _ in range(40):
         deep = {"x": deep}
@@ -143,18 +131,12 @@ def test_secrets_are_masked(arguments: dict[str, Any], text: str) -> None:
     assert redact_arguments(arguments) == text
 
 
-def test_what_is_long_is_cut() -> None:
+def test_what_is_long_is_cut_and_what_the_controller_masks_is_not() -> None:
     text = redact_arguments({"content": "x" * 10_000_000, "more": list(range(100_000))})
     assert text == '{"content": "' + "x" * (4096 - len('{"content": "' + "...")) + "..."
     assert redact_arguments({"more": list(range(100_000))}) == '{"more": [' + ", ".join(map(str, range(200))) + "]}"
-
-
-def test_what_the_controller_masks_is_not_cut() -> None:
     secret = "of the server alone, which this gateway does not know"
     assert secret in redact_arguments({"x": "y" * 180 + secret})
-
-
-def test_a_secret_at_the_cut_is_masked_whole() -> None:
     for length in range(4040, 4096):
         text = redact_arguments({"x": "y" * length + " sk-abcdefghijklmnopqrstuvwxyz"})
         assert "sk-abc" not in text
@@ -186,7 +168,6 @@ WAIT = (sys.executable, "-ISc", "import time; time.sleep(600)")
 
 
 def call() -> ToolCall:
-    """A call of a tool."""
     return ToolCall(ANONYMOUS, "anonymous", {}, "req-1", 30.0, 64 * 1024)
 
 

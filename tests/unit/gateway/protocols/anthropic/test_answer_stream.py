@@ -172,20 +172,11 @@ def test_how_a_stream_ends(last: bytes, usage: Fields | None, expected: tuple[Fi
     assert out == lines(BEGUN, started(0, **TEXT), grew(0, "text_delta", text="a"), stopped(0), *expected)
 
 
-def test_calls_that_end_with_stop_are_calls() -> None:
+def test_other_streams() -> None:
     assert streamed(chunk(call(0, "{}", "f")), chunk({}, "stop")).endswith(lines(*ended("tool_use")))
-
-
-def test_a_refusal_is_text_and_the_reason() -> None:
     out = streamed(chunk({"refusal": "No."}), chunk({}, "stop"))
     assert out == lines(BEGUN, started(0, **TEXT), grew(0, "text_delta", text="No."), stopped(0), *ended("refusal"))
-
-
-def test_an_empty_answer_has_no_blocks() -> None:
     assert streamed(chunk({}), chunk({}, "stop")) == lines(BEGUN, *ended("end_turn"))
-
-
-def test_of_several_answers_the_first_counts() -> None:
     out = streamed(
         chunk({"content": "a"}), chunk({"content": "b"}, index=1), chunk({}, "length", index=1), chunk({}, "stop")
     )
@@ -211,9 +202,7 @@ def test_an_answer_goes_on_without_what_llama_server_repeats() -> None:
     out = streamed(*map(chunk, parts), chunk({}, "stop"), **PREFILLED)
     assert texts_of(out) == ["[H", "m.", "", "[1,2]", ",[3]]"]
     assert texts_of(streamed(chunk({"content": "[[1,2]"}), chunk({}, "stop"), **PREFILLED)) == ["[1,2]"]
-
-
-def test_an_answer_that_begins_as_it_was_begun_is_whole() -> None:
+    # An answer that begins as it was begun is whole.
     other = route("m")
     assert "echo" not in json.loads(
         MESSAGES_VIA_CHAT.engine_body(request_of(other, **PREFILLED), other, as_stream=False)
@@ -266,7 +255,6 @@ def test_an_engines_error_that_is_called_a_success_is_an_error(error: Any) -> No
 
 
 def whole(message: Fields, finish: str = "stop", usage: Fields | None = USAGE, **fields: Any) -> Fields:
-    """What the client gets of a blocking answer."""
     answer: Fields = {"id": "chatcmpl-7", "choices": [{"index": 0, "message": message, "finish_reason": finish}]}
     translate = present(MESSAGES_VIA_CHAT.get_body_converter(request_of(**fields)))
     made: Fields = json.loads(translate(json.dumps(answer | ({} if usage is None else {"usage": usage})).encode()))
@@ -299,14 +287,11 @@ def test_a_whole_message() -> None:
     }
 
 
-def test_other_whole_messages() -> None:
+def test_other_whole_messages_and_counts() -> None:
     assert whole({"content": "a"}, "length")["stop_reason"] == "max_tokens"
     assert whole({"content": "", "refusal": "No."})["content"] == [{"type": "text", "text": "No."}]
     assert whole({"content": None, "refusal": "No."})["stop_reason"] == "refusal"
     assert whole({"content": ""}, usage=None)["usage"] == NONE_TOLD
-
-
-def test_a_count() -> None:
     translate = present(MESSAGES_COUNTED_VIA_CHAT.get_body_converter(request_of()))
     assert translate(b'{"object":"response.input_tokens","input_tokens":12}') == b'{"input_tokens":12}'
     for wrong in (b"{}", b'{"input_tokens":true}', b"[]", b"x"):

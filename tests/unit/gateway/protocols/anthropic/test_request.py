@@ -33,7 +33,6 @@ ANYTHING = Capabilities(
 
 
 def chat_fields(fields: Fields, *, counts: bool = False, capabilities: Capabilities = ANYTHING, **model: Any) -> Fields:
-    """What the engine is asked for."""
     dialect = MESSAGES_COUNTED_VIA_CHAT if counts else MESSAGES_VIA_CHAT
     to = route("m", served_name="inner", capabilities=capabilities, **model)
     request = parse_request(json.dumps(fields).encode(), may_stream=not counts)
@@ -43,7 +42,6 @@ def chat_fields(fields: Fields, *, counts: bool = False, capabilities: Capabilit
 
 
 def user(*content: Any) -> Fields:
-    """A request with one message of these blocks."""
     return {**ASKED, "messages": [{"role": "user", "content": list(content)}]}
 
 
@@ -230,37 +228,31 @@ def test_thinking(thinking: Any, more: Fields) -> None:
     assert chat_fields({**ASKED, "thinking": thinking}, **switch) == {**SAID, **more}
 
 
-def test_the_object_is_a_wish_and_the_word_is_an_order() -> None:
+def test_a_thinking_object_is_a_wish_and_the_word_is_an_order() -> None:
     for thinking in ({"type": "enabled", "budget_tokens": 2048}, {"type": "disabled"}):
         assert chat_fields({**ASKED, "thinking": thinking}, capabilities=Capabilities()) == SAID
     for word in ("enabled", "disabled"):
         with pytest.raises(RoundhouseError) as refused:
             chat_fields({**ASKED, "thinking": word}, capabilities=Capabilities())
         assert (refused.value.entry.code, refused.value.param) == ("thinking_unsupported", "thinking")
-
-
-def test_llama_server_is_asked_for_more() -> None:
+    # Llama server is asked for more.
     fields = {**ASKED, "stop_sequences": ["x"], "thinking": {"type": "enabled", "budget_tokens": 2048}}
     to = route("m", served_name="inner", capabilities=ANYTHING).model_copy(update={"backend": "llama_server"})
     request = parse_request(json.dumps(fields).encode(), may_stream=True)
     MESSAGES_VIA_CHAT.check_request(request, to)
     made = json.loads(MESSAGES_VIA_CHAT.engine_body(request, to, as_stream=False))
     assert made == {**SAID, "stop": ["x"], "verbose": True, "thinking_budget_tokens": 2048}
-
-
-def test_counting_needs_no_limit() -> None:
+    # Counting needs no limit.
     assert chat_fields({"model": "m", "messages": HI}, counts=True) == {"model": "inner", "messages": HI}
     with pytest.raises(RoundhouseError, match="max_tokens"):
         chat_fields({"model": "m", "messages": HI})
 
 
 def block(**fields: Any) -> Fields:
-    """A request with one block of the user's."""
     return user(fields)
 
 
 def reply(**fields: Any) -> Fields:
-    """A request with one block of the assistant's."""
     return {**ASKED, "messages": [*HI, {"role": "assistant", "content": [fields]}]}
 
 

@@ -29,7 +29,6 @@ HI: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
 
 
 def to(backend: str, control: ThinkingControl | None = None, capabilities: Capabilities = SWITCHED) -> ModelRoute:
-    """A model of that backend."""
     made = route("m", ["http://x"], capabilities=capabilities)
     return made.model_copy(update={"backend": backend, "thinking_control": control})
 
@@ -91,13 +90,10 @@ def test_thinking(fields: dict[str, Any], control: ThinkingControl | None, expec
     assert sent(fields, to("vllm_serve", control)) == HI | expected
 
 
-def test_an_effort_of_none_is_the_engines_where_the_model_cannot_be_told() -> None:
+def test_what_is_left_alone() -> None:
     only_on = Capabilities(thinking_modes=("default", "enabled"))
     fields = {"reasoning_effort": "none"}
     assert sent(fields, to("llama_server", "chat_template_kwargs", only_on)) == HI | fields
-
-
-def test_completions_are_left_alone() -> None:
     raw = b'{"model": "m", "prompt": "Hi", "thinking": "disabled", "reasoning_effort": "none"}'
     request = parse_request(raw, may_stream=True)
     assert COMPLETIONS.engine_body(request, to("llama_server", "chat_template_kwargs"), as_stream=False) == raw
@@ -128,7 +124,6 @@ def test_other_messages_stay(message: Any) -> None:
 
 
 def tool(name: str) -> dict[str, Any]:
-    """A tool of that name."""
     return {"type": "function", "function": {"name": name, "parameters": {}}}
 
 
@@ -137,7 +132,6 @@ ONE = {"type": "function", "function": {"name": "b"}}
 
 
 def allowed(mode: str, *names: str) -> dict[str, Any]:
-    """A choice among these."""
     tools = [{"type": "function", "function": {"name": name}} for name in names]
     return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
 
@@ -191,22 +185,18 @@ IMAGE: Message = {"type": "image_url", "image_url": {"url": "data:image/png;base
 
 
 def system(text: Any = "rule") -> Message:
-    """A message of the system."""
     return {"role": "system", "content": text}
 
 
 def user(content: Any = "ask") -> Message:
-    """A message of the user."""
     return {"role": "user", "content": content}
 
 
 def assistant(text: str = "answer") -> Message:
-    """A message of the model."""
     return {"role": "assistant", "content": text}
 
 
 def result(text: Any = "found") -> Message:
-    """A result of a tool."""
     return {"role": "tool", "tool_call_id": "c", "content": text}
 
 
@@ -292,7 +282,6 @@ def event(fields: dict[str, Any], processed: int | None = None, total: int = 100
 
 
 def choice(index: int = 0, **fields: Any) -> dict[str, Any]:
-    """A chunk of a chat."""
     return {"choices": [{"index": index, "finish_reason": None, **fields}]}
 
 
@@ -303,7 +292,6 @@ DONE = b"data: [DONE]\n\n"
 
 
 def parsed(**fields: Any) -> InferenceRequest:
-    """A request."""
     return parse_request(json.dumps({"model": "m", "stream": True, **fields}).encode(), may_stream=True)
 
 
@@ -328,13 +316,23 @@ def test_the_progress_is_told_and_dropped_wherever_the_stream_is_cut(size: int) 
     assert fed(WHOLE, size=size) == (REST, TOLD)
 
 
-def test_a_client_that_asked_itself_gets_it_too() -> None:
+def test_a_client_that_asked_itself_gets_the_progress_too() -> None:
     assert fed(WHOLE, drops=False) == (WHOLE, TOLD)
-
-
-def test_a_stream_without_progress_passes_byte_for_byte() -> None:
+    # A stream without progress passes byte for byte.
     assert fed(REST) == (REST, [])
     assert fed(REST.removesuffix(b"\n\n"), size=7) == (REST, [])
+    # Several prompts are told of together.
+    stream = event(choice(0, text=""), 50) + event(choice(1, text=""), 10, 300) + event(choice(1, text=""), 300, 300)
+    assert fed(stream + DONE)[1] == [
+        PromptProgress(100, 10, 50),
+        PromptProgress(400, 20, 60),
+        PromptProgress(400, 20, 350),
+    ]
+    # A translated request asks.
+    request = parsed(prompt="Hi")
+    request.prompt = COMPLETIONS_VIA_CHAT.read_request(request)
+    asking = ask_for_progress(request)
+    assert json.loads(COMPLETIONS_VIA_CHAT.engine_body(asking, LLAMA, as_stream=False))["return_progress"] is True
 
 
 @pytest.mark.parametrize(
@@ -357,15 +355,6 @@ def test_an_event_that_holds_a_part_of_the_answer_loses_the_progress_alone(field
 )
 def test_an_event_of_the_progress_alone_is_dropped(fields: Any) -> None:
     assert fed(event(fields, 100) + DONE)[0] == DONE
-
-
-def test_several_prompts_are_told_of_together() -> None:
-    stream = event(choice(0, text=""), 50) + event(choice(1, text=""), 10, 300) + event(choice(1, text=""), 300, 300)
-    assert fed(stream + DONE)[1] == [
-        PromptProgress(100, 10, 50),
-        PromptProgress(400, 20, 60),
-        PromptProgress(400, 20, 350),
-    ]
 
 
 @pytest.mark.parametrize("told", ["null", "[]", '"x"', "{}", '{"total": "x", "processed": -1, "cache": true}'])
@@ -393,13 +382,6 @@ def test_a_request_asks(asked: dict[str, Any]) -> None:
     }
     assert asking.outline_fields["return_progress"] is True
     assert ask_for_progress(asking) is asking
-
-
-def test_a_translated_request_asks() -> None:
-    request = parsed(prompt="Hi")
-    request.prompt = COMPLETIONS_VIA_CHAT.read_request(request)
-    asking = ask_for_progress(request)
-    assert json.loads(COMPLETIONS_VIA_CHAT.engine_body(asking, LLAMA, as_stream=False))["return_progress"] is True
 
 
 @pytest.mark.parametrize(

@@ -21,12 +21,10 @@ NAMES = ("reasoning", "reasoning_content")
 
 
 def event(text: str) -> bytes:
-    """A chunk with that delta."""
     return b'data: {"id":"c","choices":[{"index":0,"delta":%b,"finish_reason":null}]}\n\n' % text.encode()
 
 
 def deltas(events: bytes) -> list[dict[str, Any]]:
-    """Of each event."""
     lines = [line for line in events.decode().split("\n") if line.startswith("data: {")]
     return [choice["delta"] for line in lines for choice in json.loads(line[6:])["choices"]]
 
@@ -63,35 +61,25 @@ def test_a_name_that_is_null_is_given_the_thought(first: str) -> None:
     assert passed.count(b"\n\n") == 3
 
 
-def test_choices_of_one_event_keep_their_own_thoughts() -> None:
+def test_thoughts_of_several_choices_and_events() -> None:
     chunk = b'data: {"choices":[{"delta":{"reasoning":"a"}},{"delta":{"reasoning_content":null}}]}\n\n'
     passed = CHAT.open_stream(REQUEST).feed_data(chunk)
     assert deltas(passed) == [dict.fromkeys(NAMES, "a"), {"reasoning_content": None}]
-
-
-def test_both_names_in_different_events_of_a_chunk() -> None:
     passed = CHAT.open_stream(REQUEST).feed_data(event('{"reasoning":"a"}') + event('{"reasoning_content":"b"}'))
     assert deltas(passed) == [dict.fromkeys(NAMES, "a"), dict.fromkeys(NAMES, "b")]
-
-
-def test_completions_have_no_thoughts() -> None:
     chunk = b'data: {"choices":[{"text":"x","reasoning":"y"}]}\n\n'
     assert COMPLETIONS.open_stream(REQUEST).feed_data(chunk) == chunk
     assert COMPLETIONS.get_body_converter(REQUEST) is None
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_blocking_answer_has_both(name: str) -> None:
+def test_a_blocking_or_gathered_answer_has_both(name: str) -> None:
     change = present(CHAT.get_body_converter(REQUEST))
     body = b'{\n "choices": [{"message": {"%b": "so",\n "content": "x"}}],"usage":{"d":{"reasoning_tokens":1}}}'
     answer = change(body % name.encode())
     assert json.loads(answer)["choices"][0]["message"] == {"content": "x"} | dict.fromkeys(NAMES, "so")
     assert change(b'{"choices":[{"message":{"content":"x"}}]}') == b'{"choices":[{"message":{"content":"x"}}]}'
     assert change(b'{"choices":7,"reasoning":null,"reasoning_content":1}').startswith(b'{"choices":7')
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_gathered_answer_has_both(name: str) -> None:
     gathering = present(CHAT.open_collector(REQUEST))
     gathering.feed_data(event(f'{{"{name}":"so "}}') + event(f'{{"{name}":"on"}}') + event('{"content":"x"}') + DONE)
     result = present(gathering.build_result())

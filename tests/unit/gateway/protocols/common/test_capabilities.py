@@ -55,12 +55,10 @@ def refused(fields: dict[str, Any], capabilities: Capabilities) -> tuple[str, st
 
 
 def asks(*contents: Any) -> dict[str, Any]:
-    """A request with one user message of each content."""
     return {"messages": [{"role": "user", "content": content} for content in contents]}
 
 
 def turns(*roles: str) -> dict[str, Any]:
-    """A request with one message of each role."""
     return {"messages": [{"role": role, "content": "x"} for role in roles]}
 
 
@@ -102,16 +100,15 @@ def test_audio_only_for_models_that_take_it(kind: str) -> None:
     assert refused(request, HEARS) is None
 
 
-def test_a_part_without_a_type_is_what_it_holds() -> None:
+def test_parts_and_roles_of_odd_forms() -> None:
     assert refused(asks([{"image_url": IMAGE["image_url"]}]), TEXT) == (
         "modality_unsupported",
         "messages[0].content[0]",
     )
-
-
-def test_the_refusal_names_what_the_model_takes() -> None:
     with pytest.raises(RoundhouseError, match="takes no audio; it takes text, image"):
         check_capabilities(asks([AUDIO]), SEES, "m")
+    messages = [{"role": "user", "content": "x"}, {"role": ["user"], "content": "x"}, {"role": {}, "content": "x"}]
+    assert refused({"messages": messages}, ONE_TURN) is None
 
 
 @pytest.mark.parametrize(
@@ -150,11 +147,6 @@ def test_what_is_not_of_the_known_shape_is_the_engines_to_refuse(fields: dict[st
 def test_a_conversation_only_for_models_that_take_it(roles: tuple[str, ...], param: str | None) -> None:
     assert refused(turns(*roles), ONE_TURN) == (None if param is None else ("multi_turn_unsupported", param))
     assert refused(turns(*roles), TEXT) is None
-
-
-def test_a_role_that_is_no_text_is_left_to_the_engine() -> None:
-    messages = [{"role": "user", "content": "x"}, {"role": ["user"], "content": "x"}, {"role": {}, "content": "x"}]
-    assert refused({"messages": messages}, ONE_TURN) is None
 
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
@@ -244,7 +236,6 @@ def test_images_in_blocks_of_anthropics(block: dict[str, Any], param: str | None
 
 
 def refused_prompt(prompt: Prompt, capabilities: Capabilities) -> tuple[str, str | None] | None:
-    """The same of a request that was read."""
     try:
         check_prompt(prompt, capabilities, "m")
     except RoundhouseError as error:

@@ -57,7 +57,7 @@ def test_an_engines_error_gets_every_field_and_keeps_its_own(dialect: Dialect) -
     }
 
 
-def test_an_engines_own_code_stays_if_it_is_text() -> None:
+def test_an_envelope_of_ours_and_an_engines_own_code_stay() -> None:
     theirs = b'{"error":{"message":"x","type":null,"code":"context_length_exceeded","param":"messages"}}'
     error = body(CHAT.engine_error_body(400, theirs, "r"))["error"]
     assert (error["code"], error["param"], error["type"]) == (
@@ -67,9 +67,6 @@ def test_an_engines_own_code_stays_if_it_is_text() -> None:
     )
     ours = body(CHAT.engine_error_body(501, b'{"error":{"message":"x","code":"not_supported"}}', "r"))["error"]
     assert ours["next_steps"] == list(ERROR_CODES["not_supported"].next_steps)
-
-
-def test_an_envelope_of_ours_passes_as_it_is() -> None:
     envelope = BUSY.json_bytes("r0")
     assert CHAT.engine_error_body(429, envelope, "r1") is envelope
 
@@ -151,11 +148,6 @@ def test_the_status_that_an_error_tells(error: Any, status: int) -> None:
     assert errors.status_of(error) == status
 
 
-def test_half_a_surrogate_pair_can_be_written() -> None:
-    assert json.loads(errors.encode_json({"x": "\ud83d"})) == {"x": "\ud83d"}
-    assert json.loads(errors.encode_json("ü")) == "ü"
-
-
 @pytest.mark.parametrize(
     ("body", "message"),
     [
@@ -180,9 +172,13 @@ def test_the_engines_message_is_kept(body: bytes, message: str) -> None:
     assert (error.status, error.code, error.type, error.request_id) == (500, "engine_error", "server_error", "req-1")
 
 
-def test_a_client_error_stays_one() -> None:
+def test_a_client_error_stays_one_and_a_long_message_is_cut() -> None:
     error = json.loads(engine_body(422, b"nope", "req-1"))["error"]
     assert (error["type"], error["status"]) == ("invalid_request_error", 422)
+    error = ErrorEnvelope.model_validate_json(engine_body(500, b"x" * 10_000_000, "req-1")).error
+    assert len(error.message) == 1000
+    assert json.loads(errors.encode_json({"x": "\ud83d"})) == {"x": "\ud83d"}
+    assert json.loads(errors.encode_json("ü")) == "ü"
 
 
 @pytest.mark.parametrize(
@@ -200,11 +196,6 @@ def test_the_place_of_an_error(told: str | None, place: str | None) -> None:
     body = {"error": {"message": "m", "type": "Bad Request", "param": told, "code": 400}}
     error = ErrorEnvelope.model_validate_json(engine_body(400, json.dumps(body).encode(), "req-1")).error
     assert (error.param, error.code, error.status) == (place, "engine_error", 400)
-
-
-def test_a_long_message_is_cut() -> None:
-    error = ErrorEnvelope.model_validate_json(engine_body(500, b"x" * 10_000_000, "req-1")).error
-    assert len(error.message) == 1000
 
 
 @pytest.mark.parametrize(("status", "sent"), [(200, 200), (201, 201), (400, 400), (503, 503), (307, 502), (304, 502)])
@@ -329,9 +320,7 @@ def test_an_engine_that_speaks_anthropics_form_is_told_in_its_words_too() -> Non
     stream = MESSAGES.open_stream(InferenceRequest(b"", {}, "m", stream=True, wants_usage=False))
     event = b"event: error\ndata: " + json.dumps(vllm).encode() + b"\n\n"
     assert b"prompt is too long: 600 tokens > 512 maximum" in stream.feed_data(event) + stream.finish_stream()
-
-
-def test_without_numbers_the_engines_words_stay() -> None:
+    # Without numbers the engines words stay.
     told = {
         "error": {"message": "Your input exceeds the context window of this model.", "code": "context_length_exceeded"}
     }
@@ -341,6 +330,10 @@ def test_without_numbers_the_engines_words_stay() -> None:
     error = read(MESSAGES.engine_error_body(400, json.dumps(told).encode(), "r"))
     assert error["message"].startswith("prompt is too long: ")
     assert ContextOverflow().describe_for_anthropic() == "prompt is too long."
+    # An overflow that is told as plain text has one status.
+    for body in (ENGINES["vllm"].encode(), b"[" * 500 + ENGINES["vllm"].encode()):
+        assert errors.answer_status(500, body) == read(CHAT.engine_error_body(500, body, "r"))["status"]
+    assert errors.answer_status(500, ENGINES["vllm"].encode()) == 400
 
 
 @pytest.mark.parametrize(
@@ -358,12 +351,6 @@ def test_the_status_is_that_of_both_families(status: int, body: dict[str, Any], 
     encoded = json.dumps(body).encode()
     assert errors.answer_status(status, encoded) == told
     assert read(CHAT.engine_error_body(status, encoded, "r"))["status"] == told
-
-
-def test_an_overflow_that_is_told_as_plain_text_has_one_status() -> None:
-    for body in (ENGINES["vllm"].encode(), b"[" * 500 + ENGINES["vllm"].encode()):
-        assert errors.answer_status(500, body) == read(CHAT.engine_error_body(500, body, "r"))["status"]
-    assert errors.answer_status(500, ENGINES["vllm"].encode()) == 400
 
 
 def test_a_stream_of_a_response_is_told_by_events() -> None:
@@ -389,7 +376,6 @@ def test_a_stream_of_a_response_is_told_by_events() -> None:
 
 
 def read(body: bytes) -> dict[str, Any]:
-    """The error object."""
     error: dict[str, Any] = json.loads(body)["error"]
     return error
 

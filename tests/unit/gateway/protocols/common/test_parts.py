@@ -20,7 +20,6 @@ DOCUMENTS = [f"document {number}" for number in range(40)]
 
 
 def pieced(path: str, name: str, fields: dict[str, Any], **how: Any) -> PiecedAnswer:
-    """The answer to a request that is cut into pieces."""
     split = present(plan_split(fields, (name,), route("m", target_inflight=2, **how)))
     return PiecedAnswer(ANSWER_FORMS[path], split, fields)
 
@@ -170,7 +169,7 @@ def test_pdfs_are_found_wherever_content_has_parts(fields: dict[str, Any], place
     assert not has_changed
 
 
-def test_their_texts_take_their_places() -> None:
+def test_texts_take_the_places_of_files() -> None:
     named = {"type": "input_file", "filename": "a.pdf", "file_data": URL}
     asked = {"input": [user(named, {"type": "input_file", "file_data": URL})]}
     chat = {"messages": [user({"type": "file", "file": {"filename": "a.pdf", "file_data": URL}})]}
@@ -184,9 +183,7 @@ def test_their_texts_take_their_places() -> None:
     ]
     assert chat["messages"][0]["content"] == [{"type": "text", "text": "Text of the file a.pdf:\n\nHello."}]
     assert message["messages"][0]["content"] == [document(type="text", media_type="text/plain", data="Hello.")]
-
-
-def test_texts_in_chats_are_read_where_they_stand() -> None:
+    # Texts in chats are read where they stand.
     fields = {"messages": [user({"type": "file", "file": {"file_data": TEXT_URL}})]}
     assert find_files(fields) == ([], True)
     assert fields["messages"][0]["content"] == [{"type": "text", "text": "# ü"}]

@@ -88,9 +88,17 @@ def test_a_wrong_field_is_named(raw: bytes, param: str) -> None:
 def test_the_original_bytes_are_forwarded_where_nothing_must_change() -> None:
     raw = b'{ "model":"m",  "messages": [], "n": 1.50, "unknown": {"model": "x"} }'
     assert CHAT.engine_body(parse_request(raw, may_stream=True), route("m"), as_stream=False) == raw
-
-
-def test_asking_for_usage_inserts_and_leaves_the_rest_alone() -> None:
+    # An api without streams passes the field on and stays blocking.
+    raw = b'{"model":"m","stream":true}'
+    request = parse_request(raw, may_stream=False)
+    assert not request.stream
+    assert JSON_DIALECT.engine_body(request, route("m"), as_stream=False) == raw
+    # A client that asks for usage itself changes nothing.
+    raw = b'{"model":"m","stream":true,"stream_options":{"include_usage":true}}'
+    request = parse_request(raw, may_stream=True)
+    assert request.wants_usage
+    assert CHAT.engine_body(request, route("m"), as_stream=False) == raw
+    # Asking for usage inserts and leaves the rest alone.
     raw = b' {"model":"m","stream":true,"temperature":1.0e0,"s":"\\ud83d"}'
     body = CHAT.engine_body(parse_request(raw, may_stream=True), route("m"), as_stream=False)
     assert (
@@ -108,25 +116,29 @@ def test_asking_for_usage_keeps_other_stream_options(options: dict[str, object] 
     assert sent["stream_options"] == (options or {}) | {"include_usage": True}
 
 
-def test_a_client_that_asks_for_usage_itself_changes_nothing() -> None:
-    raw = b'{"model":"m","stream":true,"stream_options":{"include_usage":true}}'
-    request = parse_request(raw, may_stream=True)
-    assert request.wants_usage
-    assert CHAT.engine_body(request, route("m"), as_stream=False) == raw
-
-
-def test_an_alias_is_rewritten_and_every_other_field_kept() -> None:
+def test_what_is_rewritten_keeps_every_other_field() -> None:
     fields = {"model": "alias", "messages": [{"role": "user", "content": "Grüße \U0001f600"}], "seed": 2**60, "x": None}
     sent = JSON_DIALECT.engine_body(
         parse_request(json.dumps(fields).encode(), may_stream=True), route("real/name:1"), as_stream=False
     )
     assert json.loads(sent) == fields | {"model": "real/name:1"}
-
-
-def test_a_lone_surrogate_survives_rewriting() -> None:
+    # A lone surrogate survives rewriting.
     raw = b'{"model":"alias","prompt":"\\ud800"}'
     sent = JSON_DIALECT.engine_body(parse_request(raw, may_stream=True), route("m"), as_stream=False)
     assert json.loads(sent)["prompt"] == "\ud800"
+    # Numbers of any size and half characters are written as they were.
+    raw = (
+        b'{"model":"alias","seed":123456789012345678901234567890,"prompt":"\\ud83d","stream_options":{},"stream":true}'
+    )
+    sent = json.loads(CHAT.engine_body(parse_request(raw, may_stream=True), route("m"), as_stream=False))
+    assert (sent["seed"], sent["prompt"]) == (123456789012345678901234567890, "\ud83d")
+    # Bytes that must not change stay when the model is renamed.
+    assert asked(CHAT, b'{"x":1.50, "model": "m"}', "n") == b'{"x":1.50, "model":"n"}'
+    # An alias that query and body name is rewritten in the body.
+    sent = JSON_DIALECT.engine_body(
+        native(b"model=alias", {"model": "alias", "content": "x"}), route("real"), as_stream=False
+    )
+    assert json.loads(sent) == {"model": "real", "content": "x"}
 
 
 def test_a_number_that_json_cannot_write_again_is_refused() -> None:
@@ -134,21 +146,6 @@ def test_a_number_that_json_cannot_write_again_is_refused() -> None:
     with pytest.raises(RoundhouseError, match="1e999") as caught:
         parse_request(raw, may_stream=True)
     assert caught.value.entry.code == "invalid_request"
-
-
-def test_numbers_of_any_size_and_half_characters_are_written_as_they_were() -> None:
-    raw = (
-        b'{"model":"alias","seed":123456789012345678901234567890,"prompt":"\\ud83d","stream_options":{},"stream":true}'
-    )
-    sent = json.loads(CHAT.engine_body(parse_request(raw, may_stream=True), route("m"), as_stream=False))
-    assert (sent["seed"], sent["prompt"]) == (123456789012345678901234567890, "\ud83d")
-
-
-def test_an_api_without_streams_passes_the_field_on_and_stays_blocking() -> None:
-    raw = b'{"model":"m","stream":true}'
-    request = parse_request(raw, may_stream=False)
-    assert not request.stream
-    assert JSON_DIALECT.engine_body(request, route("m"), as_stream=False) == raw
 
 
 def native(query: bytes, fields: object, *, sole: str | None = "sole") -> InferenceRequest:
@@ -184,13 +181,6 @@ def test_a_request_that_names_two_models_is_refused(query: bytes, fields: object
 def test_where_a_native_request_names_its_model(query: bytes, fields: object, model: str, names_model: bool) -> None:
     request = native(query, fields)
     assert (request.model, request.names_model, request.target) == (model, names_model, "/tokenize?x=1")
-
-
-def test_an_alias_that_query_and_body_name_is_rewritten_in_the_body() -> None:
-    sent = JSON_DIALECT.engine_body(
-        native(b"model=alias", {"model": "alias", "content": "x"}), route("real"), as_stream=False
-    )
-    assert json.loads(sent) == {"model": "real", "content": "x"}
 
 
 def test_a_native_request_that_names_no_model_where_there_are_several_is_refused() -> None:
@@ -260,10 +250,6 @@ def test_the_model_gets_the_name_that_its_engine_knows(raw: bytes) -> None:
     assert json.loads(asked(JSON_DIALECT, raw, "ü\\")) == json.loads(raw) | {"model": "ü\\"}
 
 
-def test_bytes_that_must_not_change_stay_when_the_model_is_renamed() -> None:
-    assert asked(CHAT, b'{"x":1.50, "model": "m"}', "n") == b'{"x":1.50, "model":"n"}'
-
-
 def test_a_native_request_whose_model_is_in_the_query_gets_no_name() -> None:
     for raw in (b'{"input_prefix":"a"}', b"{ }", b'{"model":7}'):
         request = parse_native(raw, b"model=m", "/infill", None, body="object")
@@ -278,7 +264,6 @@ ASKED: dict[str, Any] = {"model": "m", "messages": [], "top_k": 3, "client_metad
 
 
 def remote(*extra_fields: str, **more: Any) -> ModelRoute:
-    """A model that is served elsewhere."""
     return route("m", ["http://x"], extra_fields=extra_fields, **more)
 
 
@@ -302,19 +287,13 @@ def test_a_familys_fields_are_those_of_its_own_package(known: Set[str], declared
     assert known - names <= {"temperature", "top_p", "top_k"}
 
 
-def test_an_engine_of_ours_gets_every_field() -> None:
+def test_what_a_remote_gets() -> None:
     assert drop_foreign_fields(ASKED, CHAT_FIELDS, route("m", ["http://x"])) is ASKED
-
-
-def test_a_remote_gets_what_the_family_knows_and_what_it_lists() -> None:
     asked = dict(ASKED)
     assert drop_foreign_fields(asked, CHAT_FIELDS, remote()) == {"model": "m", "messages": []}
     assert drop_foreign_fields(asked, CHAT_FIELDS, remote("top_k")) == {"model": "m", "messages": [], "top_k": 3}
     assert asked == ASKED
     assert drop_foreign_fields(asked, CHAT_FIELDS, remote("top_k", "client_metadata")) is asked
-
-
-def test_a_remote_gets_the_field_that_tells_it_to_think() -> None:
     asked = {"model": "m", "chat_template_kwargs": {"enable_thinking": False}, "thinking": "disabled"}
     kept = drop_foreign_fields(asked, CHAT_FIELDS, remote(thinking_control="chat_template_kwargs"))
     assert kept.keys() == {"model", "chat_template_kwargs"}
@@ -339,19 +318,13 @@ def _request(**fields: Any) -> InferenceRequest:
     return parse_request(json_bytes({"model": "m", "messages": [], **fields}), may_stream=True)
 
 
-def test_the_module_s_name_is_the_engine_s_name_for_the_model() -> None:
+def test_the_name_of_a_lora_module_is_the_engines_name_for_the_model() -> None:
     chosen = route_to_module(_request(lora="terse"), MODEL)
     assert chosen == MODEL.model_copy(update={"served_name": "terse"})
     assert MODEL.served_name == "inner"
-
-
-def test_without_a_module_the_model_itself_answers() -> None:
     for model in (MODEL, route("m", lora_modules=())):
         assert route_to_module(_request(), model) is model
         assert route_to_module(_request(lora=None), model) is model
-
-
-def test_an_engine_that_reads_the_field_itself_gets_any() -> None:
     own = route("m")
     for value in ("french", [{"id": 0, "scale": 1}], 3):
         assert route_to_module(_request(lora=value), own) is own
@@ -380,7 +353,6 @@ TEXTS = {
 
 
 def large_body(raw: bytes, part_bytes: int = 100_000) -> LargeBody:
-    """As it comes in parts."""
     body = LargeBody()
     for start in range(0, len(raw), part_bytes):
         body.add_part(raw[start : start + part_bytes])
@@ -424,13 +396,6 @@ def test_what_was_left_out_may_move_into_json_within_json(kind: str) -> None:
         assert filled == fields, depth
 
 
-def test_media_are_counted_apart_from_text() -> None:
-    image, text = (large_body(json.dumps(chat(TEXTS[kind])).encode()) for kind in ("base64", "prose"))
-    assert image.text_bytes < 32 * 1024
-    assert image.text_bytes + image.media_bytes == image.size
-    assert text.text_bytes == text.size
-
-
 @pytest.mark.parametrize(
     "fields",
     [
@@ -463,21 +428,22 @@ def test_keys_of_objects_are_filled_in_their_order() -> None:
     assert json.dumps(outline) == json.dumps({"model": "m", "tools": [{**fields["tools"][0], "data": tool["data"]}]})
 
 
-def test_equal_beginnings_have_equal_outlines_however_they_came() -> None:
+def test_an_outline_is_the_same_however_its_body_came() -> None:
     raw = json.dumps(chat(TEXTS["code"])).encode()
     outlines = {large_body(raw, part_bytes).outline for part_bytes in (999, 65536, 262144, len(raw))}
     assert len(outlines) == 1
-
-
-def test_a_body_that_holds_what_looks_like_a_mark_is_read_whole() -> None:
+    # Media are counted apart from text.
+    image, text = (large_body(json.dumps(chat(TEXTS[kind])).encode()) for kind in ("base64", "prose"))
+    assert image.text_bytes < 32 * 1024
+    assert image.text_bytes + image.media_bytes == image.size
+    assert text.text_bytes == text.size
+    # A body that holds what looks like a mark is read whole.
     text = "\x01roundhouse-left-out-000000; and \\u0001roundhouse-left-out-000000;"
     raw = json.dumps(chat(text + TEXTS["prose"])).encode()
     body = large_body(raw)
     assert body.outline == raw
     assert b"".join(body.fill(raw)) == raw
-
-
-def test_whoever_asks_for_the_whole_body_gets_it() -> None:
+    # Whoever asks for the whole body gets it.
     fields = chat(TEXTS["code"])
     raw = json.dumps(fields).encode()
     request = parse_request(large_body(raw), may_stream=True)
@@ -527,7 +493,6 @@ ROUTE = route("m", context_length=LIMIT, longest_token=LONGEST)
 
 
 def request(**fields: Any) -> InferenceRequest:
-    """One with these fields."""
     return InferenceRequest(json.dumps(fields).encode(), fields, "m", stream=False, wants_usage=False)
 
 
@@ -541,7 +506,6 @@ def refusal(**fields: Any) -> RoundhouseError | None:
 
 
 def user(content: Any) -> list[dict[str, Any]]:
-    """Messages."""
     return [{"role": "user", "content": content}]
 
 

@@ -16,12 +16,8 @@ NO_OBJECTS: list[Any] = [None, 7, "7", [7], True]
 
 
 @pytest.mark.parametrize("value", NO_OBJECTS)
-def test_what_is_no_object_tells_no_usage(value: Any) -> None:
+def test_what_is_no_object_tells_no_usage_and_changes_none(value: Any) -> None:
     assert usage_of(value) is None
-
-
-@pytest.mark.parametrize("value", NO_OBJECTS)
-def test_an_event_that_tells_no_usage_changes_none(value: Any) -> None:
     tally, told = UsageTally(), []
     for before in (None, COUNTS, COUNTS | {"completion_tokens": 4}):
         tally.note_usage(before, [])
@@ -85,12 +81,9 @@ def test_events_with_text_are_tokens(stream: bytes, tokens: int) -> None:
     assert count(stream, 10_000) == tokens
 
 
-def test_text_of_the_model_is_no_key() -> None:
+def test_text_of_the_model_is_no_key_and_a_long_beginning_is_not_kept() -> None:
     stream = ROLE + delta(content='"content": "x" and "predicted_n": 900') + TOKENS[0]
     assert count(stream, 10_000) == 2
-
-
-def test_a_long_beginning_without_text_is_not_kept() -> None:
     counter = TokenEventCounter()
     for _ in range(300):
         counter.take_data(b": " + b"x" * 1022 + b"\n\n")

@@ -37,7 +37,6 @@ def checked(of: ModelRoute = SWITCHED, **fields: Any) -> InferenceRequest:
 
 
 def sent(*, as_stream: bool = False, **fields: Any) -> Any:
-    """What the engine is asked."""
     return json.loads(COMPLETIONS_VIA_CHAT.engine_body(checked(**fields), SWITCHED, as_stream=as_stream))
 
 
@@ -47,7 +46,6 @@ def chunk(delta: dict[str, Any], finish: str | None = None, **more: Any) -> byte
 
 
 def streamed(*events: bytes, **fields: Any) -> bytes:
-    """What the client gets of a stream."""
     made = COMPLETIONS_VIA_CHAT.open_stream(checked(stream=True, **fields))
     out = b"".join(made.feed_data(event) for event in events) + made.finish_stream()
     assert made.is_complete
@@ -73,7 +71,7 @@ def test_the_native_way_is_the_better_one() -> None:
     assert caught.value.entry.code == "not_supported"
 
 
-def test_the_prompt_is_what_a_user_says() -> None:
+def test_the_prompt_is_what_a_user_says_and_nothing_else_is_sent() -> None:
     said = {"model": "inner", "messages": [{"role": "user", "content": "Hi"}]}
     assert sent() == said
     assert sent(prompt=["Hi"]) == said
@@ -89,9 +87,6 @@ def test_the_prompt_is_what_a_user_says() -> None:
     assert sent(stop="a")["stop"] == ["a"]
     options = {"stream": True, "stream_options": {"include_usage": True}}
     assert sent(stream=True) == sent(as_stream=True) == said | options
-
-
-def test_what_asks_for_nothing_is_left_out() -> None:
     nothing: dict[str, Any] = {
         "echo": False,
         "suffix": "",
@@ -102,9 +97,6 @@ def test_what_asks_for_nothing_is_left_out() -> None:
         "max_tokens": None,
     }
     assert sent(**nothing) == sent()
-
-
-def test_thinking_is_told_in_the_engines_words() -> None:
     assert sent(thinking="disabled")["chat_template_kwargs"] == {"enable_thinking": False}
     assert sent(thinking="default") == sent()
     assert sent(thinking={"own": 1})["thinking"] == {"own": 1}
@@ -161,11 +153,6 @@ def test_a_stream() -> None:
         Completion.model_validate_json(event.removeprefix(b"data: ").replace(b'reason":null', b'reason":"stop"'))
 
 
-def test_half_a_surrogate_pair_can_be_written() -> None:
-    made = streamed(chunk({"content": "\ud83d"}, "stop"), b"data: [DONE]\n\n")
-    assert b'"text":"\\ud83d"' in made
-
-
 def test_a_stream_that_fails_ends_with_the_error() -> None:
     made = streamed(chunk({"content": "a"}), b'data: {"error":{"message":"no cells","code":500}}\n\n')
     failed, done = made.removeprefix(part("a")).split(b"\n\n", 1)
@@ -173,6 +160,8 @@ def test_a_stream_that_fails_ends_with_the_error() -> None:
     assert (error["message"], error["code"], error["status"]) == ("no cells", "engine_error", 500)
     assert error["request_id"] == "req-ab-1"
     assert done == b"data: [DONE]\n\n"
+    made = streamed(chunk({"content": "\ud83d"}, "stop"), b"data: [DONE]\n\n")
+    assert b'"text":"\\ud83d"' in made
 
 
 WHOLE = {
@@ -195,12 +184,9 @@ def given(told: Any, **fields: Any) -> Any:
     return made
 
 
-def test_a_blocking_answer() -> None:
+def test_a_blocking_answer_holds_what_the_engine_tells() -> None:
     choice = {"index": 0, "text": "Hi!", "logprobs": None, "finish_reason": "stop"}
     assert given(WHOLE) == {**TOP, "choices": [choice], "usage": WHOLE["usage"]}
-
-
-def test_what_the_engine_does_not_tell_is_not_made_up() -> None:
     done, options = b"data: [DONE]\n\n", {"stream_options": {"include_usage": True}}
     told: list[dict[str, Any]] = [{}, {"usage": None}, {"usage": {}}]
     for usage in told:

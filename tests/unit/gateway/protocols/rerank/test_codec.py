@@ -37,31 +37,20 @@ def checked(dialect: RerankDialect = RERANK, **fields: Any) -> InferenceRequest:
 
 
 def sent(dialect: RerankDialect = RERANK, **fields: Any) -> Any:
-    """What the engine is asked."""
     return json.loads(dialect.engine_body(checked(dialect, **fields), MODEL, as_stream=False))
 
 
 def given(told: Any, dialect: RerankDialect = RERANK, **fields: Any) -> Any:
-    """What the client is answered."""
     translate = present(dialect.get_body_converter(checked(dialect, **fields)))
     return json.loads(translate(json.dumps(told).encode()))
 
 
-def test_the_engine_is_asked_for_all_of_the_texts() -> None:
+def test_what_the_engine_is_sent() -> None:
     asked = {**PLAIN, "top_n": 1, "return_documents": True, "max_chunks_per_doc": 3, "user": "u", "priority": None}
     assert sent(**asked) == {"model": "inner", **PLAIN, "max_chunks_per_doc": 3, "user": "u"}
     assert sent(RERANK_V2, **PLAIN, max_tokens_per_doc=9) == {"model": "inner", **PLAIN, "max_tokens_per_doc": 9}
-
-
-def test_an_engine_is_not_led_to_another_form_of_answer() -> None:
     assert sent(**PLAIN, texts=["x"]) == {"model": "inner", **PLAIN}
-
-
-def test_objects_are_compared_by_their_text() -> None:
     assert sent(query="q", documents=OBJECTS)["documents"] == ["a", "b", ""]
-
-
-def test_objects_are_compared_by_the_fields_that_are_named_in_that_order() -> None:
     documents = [{"text": "a", "title": "T"}, "b", {"text": "c"}]
     asked = sent(query="q", documents=documents, rank_fields=["title", "text"])
     assert asked == {"model": "inner", "query": "q", "documents": ["T\na", "b", "c"]}
@@ -80,9 +69,6 @@ def test_jinas_answer_has_what_coheres_clients_read() -> None:
         "model": "inner",
         "usage": {"prompt_tokens": 9, "total_tokens": 9},
     }
-
-
-def test_coheres_second_version() -> None:
     asked = {**PLAIN, "top_n": 2, "return_documents": True, "rank_fields": ["x"]}
     assert given(SCORED, RERANK_V2, **asked) == {
         "id": "req-1",
@@ -91,25 +77,19 @@ def test_coheres_second_version() -> None:
     }
 
 
-def test_documents_come_back_as_they_were_where_asked_for() -> None:
+def test_results_have_documents_only_where_they_were_requested() -> None:
     made = given(SCORED, query="q", documents=OBJECTS, return_documents=True)
     assert [result["document"] for result in made["results"]] == [OBJECTS[2], OBJECTS[0], {"text": "b"}]
     assert "document" not in given(SCORED, **PLAIN, return_documents=False)["results"][0]
-
-
-def test_what_the_engine_adds_of_its_own_is_not_taken_for_the_clients_document() -> None:
+    # What the engine adds of its own is not taken for the clients document.
     told = {"results": [{"index": 0, "relevance_score": 1, "document": {"text": "x", "multi_modal": None}}]}
     assert given(told, **PLAIN)["results"] == [{"index": 0, "relevance_score": 1}]
-
-
-def test_what_the_engine_does_not_tell_is_not_made_up() -> None:
+    # What the engine does not tell is not made up.
     made = given({"results": SCORED["results"]}, **PLAIN)
     assert "usage" not in made
     assert made["model"] == "alias"
     assert made["meta"] == {"api_version": {"version": "1"}}
-
-
-def test_equal_scores_keep_the_clients_order() -> None:
+    # Equal scores keep the clients order.
     results = [{"index": index, "relevance_score": 0.5} for index in (2, 0, 1)]
     assert [result["index"] for result in given({"results": results}, **PLAIN, top_n=2)["results"]] == [0, 1]
 

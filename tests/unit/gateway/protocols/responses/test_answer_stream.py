@@ -51,7 +51,7 @@ def test_transcripts(name: str, is_open: bool) -> None:
     assert folded(out, is_open=is_open) == request.state.response
 
 
-def test_what_was_asked_for_is_told_again() -> None:
+def test_what_was_requested_is_told_again() -> None:
     asked: Fields = {
         "background": True,
         "instructions": "Be brief.",
@@ -82,9 +82,6 @@ def test_what_was_asked_for_is_told_again() -> None:
     ]
     assert (response["store"], response["model"]) == (True, "m")
     check_response(response)
-
-
-def test_what_was_not_asked_for_has_its_default() -> None:
     response = writer(metadata=None, tools=None, text=None, temperature=None).build_answer(Answer(text="Hi"))
     check_response(response)
     told = ("temperature", "top_p", "tool_choice", "truncation", "store", "metadata", "service_tier", "text")
@@ -219,6 +216,15 @@ def test_thoughts_between_texts_are_items_between_items() -> None:
     response = folded(stream)
     assert [item["type"] for item in response["output"]] == ["message", "reasoning", "message"]
     assert [part["type"] for part in response["output"][2]["content"]] == ["output_text", "refusal"]
+    half = writer()
+    stream = (
+        half.begin_answer("x")
+        + half.write_text("\ud83d", None)
+        + half.write_text("ü", None)
+        + half.end_answer("stop", None, None)
+    )
+    assert "ü".encode() in stream
+    assert json.dumps(folded(stream)["output"][0]["content"][0]["text"]) == '"\\ud83d\\u00fc"'
 
 
 @pytest.mark.parametrize(
@@ -255,18 +261,6 @@ def test_an_error_while_a_stream_waits_for_its_engine_is_a_whole_stream_too() ->
     assert response["error"]["reason"] == "queue_full"
 
 
-def test_half_a_surrogate_pair_can_be_said() -> None:
-    half = writer()
-    stream = (
-        half.begin_answer("x")
-        + half.write_text("\ud83d", None)
-        + half.write_text("ü", None)
-        + half.end_answer("stop", None, None)
-    )
-    assert "ü".encode() in stream
-    assert json.dumps(folded(stream)["output"][0]["content"][0]["text"]) == '"\\ud83d\\u00fc"'
-
-
 def test_a_stream_that_somebody_ends_is_cancelled() -> None:
     made = context()
     cut = writer(made)
@@ -288,11 +282,10 @@ USAGE = {"input_tokens": 3, "output_tokens": 4}
 
 
 def response(*names: str) -> dict[str, Any]:
-    """A complete response with these items."""
     return {"id": "resp_1", "model": "m", "usage": USAGE, "output": [{"id": name} for name in names]}
 
 
-def test_each_item_takes_until_the_next_and_the_last_has_the_figures() -> None:
+def test_times_of_items() -> None:
     times = AnswerTimes(100.0)
     times.begin_item(100.5, is_said=False)
     times.begin_item(101.25, is_said=True)
@@ -304,9 +297,6 @@ def test_each_item_takes_until_the_next_and_the_last_has_the_figures() -> None:
         {"response_id": "resp_1", "took_ms": 1750, "figures": None},
         {"response_id": "resp_1", "took_ms": 500, "figures": figures},
     ]
-
-
-def test_of_an_answer_that_was_no_stream_only_the_whole_time_is_known() -> None:
     times = AnswerTimes(100.0, ended_at=102.0)
     figures = {"model": "m", "usage": USAGE, "first_token_ms": None, "total_ms": 2000}
     assert times.describe_items(response("thought", "text")) == [
@@ -314,9 +304,6 @@ def test_of_an_answer_that_was_no_stream_only_the_whole_time_is_known() -> None:
         {"response_id": "resp_1", "took_ms": None, "figures": figures},
     ]
     assert times.describe_items(response()) == []
-
-
-def test_an_attempt_of_which_nothing_came_is_forgotten_and_a_clock_that_was_set_back_counts_as_none() -> None:
     times = AnswerTimes(100.0)
     times.begin_item(100.1, is_said=True)
     times.restart()

@@ -56,12 +56,9 @@ def refused(**fields: Any) -> RoundhouseError:
     return caught.value
 
 
-def test_a_text_is_the_users() -> None:
+def test_a_text_is_the_users_and_what_came_before_comes_first() -> None:
     assert prompt() == Prompt(turns=(User((Text("Hi"),)),))
     assert prompt(instructions="Be brief.").turns == (System("Be brief."), User((Text("Hi"),)))
-
-
-def test_what_came_before_comes_first_and_instructions_before_all() -> None:
     before = ({"type": "message", "role": "developer", "content": "Old."}, {"role": "user", "content": "One"})
     asked = prompt(context(history=before), instructions="New.", previous_response_id="resp_0")
     assert asked.turns == (System("New."), System("Old."), User((Text("One"),)), User((Text("Hi"),)))
@@ -70,6 +67,14 @@ def test_what_came_before_comes_first_and_instructions_before_all() -> None:
     for nothing in empty:
         alone = prompt(context(history=before), input=nothing, previous_response_id="resp_0")
         assert alone.turns == (System("Old."), User((Text("One"),)))
+    before = ({"id": "msg_1", "type": "message", "role": "user", "content": "One"},)
+    asked = prompt(context(history=before, conversation_id="conv_1"), conversation="conv_1", input=[])
+    assert asked.turns == (User((Text("One"),)),)
+    assert [turn.place for turn in asked.turns] == ["conversation"]
+    with pytest.raises(RoundhouseError, match="the conversation has no items yet"):
+        prompt(context(conversation_id="conv_1"), conversation="conv_1", input=[])
+    nothing: Fields = {"conversation": None, "prompt": None, "n": 1, "tools": None, "tool_choice": None, "text": {}}
+    assert prompt(**nothing, reasoning=None, metadata=None, truncation=None).turns == (User((Text("Hi"),)),)
 
 
 def test_what_the_model_said_in_a_row_is_one_turn() -> None:
@@ -112,7 +117,7 @@ def test_a_message_that_was_cut_off_is_continued_by_the_next_one() -> None:
         assert prompt(input=items).turns == tuple(turns)
 
 
-def test_an_item_that_is_referred_to_is_read_in_its_place() -> None:
+def test_an_item_that_is_referred_to_and_a_file_are_read_in_their_places() -> None:
     stored = {"i": {"type": "message", "id": "i", "role": "user", "content": "Old"}}
     for reference in ({"type": "item_reference", "id": "i"}, {"id": "i"}, {"id": "i", "type": None}):
         made = context(referenced_items=stored, stores=True)
@@ -120,9 +125,6 @@ def test_an_item_that_is_referred_to_is_read_in_its_place() -> None:
         assert [item["id"] for item in made.input_items] == ["i"]
     error = refused(input=[{"type": "item_reference", "id": "other"}])
     assert (error.entry.code, error.param) == ("invalid_request", "input[0].id")
-
-
-def test_files_that_are_texts() -> None:
     plain = base64.b64encode("Grüße".encode()).decode()
     for data in (plain, f"data:text/plain;base64,{plain}", f"data:TEXT/markdown;charset=utf-8;base64,{plain}"):
         item = {"role": "user", "content": [{"type": "input_file", "filename": "a.txt", "file_data": data}]}
@@ -138,13 +140,10 @@ def test_what_runs_elsewhere_is_left_out_beside_own_tools() -> None:
     assert custom_names(asked) == frozenset()
 
 
-def test_a_grammar_of_a_custom_tool_is_told_to_the_model() -> None:
+def test_custom_tools_are_functions_of_a_text() -> None:
     form = {"type": "grammar", "syntax": "lark", "definition": "start: WORD"}
     (tool,) = prompt(tools=[{"type": "custom", "name": "sh", "description": "d", "format": form}]).tools
     assert tool.description == "d\n\nThe input follows this lark grammar:\nstart: WORD"
-
-
-def test_custom_tools_are_functions_of_a_text() -> None:
     (tool,) = prompt(tools=[{"type": "custom", "name": "sh", "description": "d", "format": {"type": "text"}}]).tools
     assert (tool.name, tool.description) == ("sh", "d")
     assert tool.parameters is not None
@@ -302,20 +301,6 @@ def test_files_that_are_no_texts_are_refused(data: str) -> None:
     assert (error.entry.code, error.param) == ("modality_unsupported", "input[0].content[1].file_data")
 
 
-def test_a_conversation_comes_before_the_input_which_may_be_empty() -> None:
-    before = ({"id": "msg_1", "type": "message", "role": "user", "content": "One"},)
-    asked = prompt(context(history=before, conversation_id="conv_1"), conversation="conv_1", input=[])
-    assert asked.turns == (User((Text("One"),)),)
-    assert [turn.place for turn in asked.turns] == ["conversation"]
-    with pytest.raises(RoundhouseError, match="the conversation has no items yet"):
-        prompt(context(conversation_id="conv_1"), conversation="conv_1", input=[])
-
-
-def test_what_is_only_refused_where_it_says_something() -> None:
-    nothing: Fields = {"conversation": None, "prompt": None, "n": 1, "tools": None, "tool_choice": None, "text": {}}
-    assert prompt(**nothing, reasoning=None, metadata=None, truncation=None).turns == (User((Text("Hi"),)),)
-
-
 def test_input_is_listed_with_ids_where_it_is_kept() -> None:
     items = [
         {"role": "user", "content": "Hi"},
@@ -360,7 +345,6 @@ ELSEWHERE: Fields = {"type": "mcp", "server_label": "docs", "server_url": "https
 
 
 def functions(**asked: Any) -> list[str]:
-    """Names of the functions that the model gets."""
     fields: Fields = {"model": "m", "input": "Hi", **asked}
     return [tool.name for tool in read_prompt(fields, context(mcp=servers_of(**fields))).tools]
 
@@ -378,6 +362,17 @@ def test_tools_of_a_server_are_functions_in_its_place() -> None:
     assert [mcp.split_function(name) for name in ("roundhouse__x", "weather__a__b", "c")] == [
         *(("roundhouse", "x"), ("weather", "a__b"), ("weather", "c"))
     ]
+    time: Fields = {"type": "mcp", "server_label": "roundhouse"}
+    assert functions(tools=[WEATHER, time], tool_choice={"type": "mcp", "server_label": "roundhouse"}) == [
+        "roundhouse__current_time"
+    ]
+    both = [{"type": "mcp", "server_label": "weather", "name": "set"}, {"type": "function", "name": "own"}]
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": both}
+    assert functions(tools=[WEATHER, time, OWN], tool_choice=choice) == ["weather__set", "own"]
+    for others in ([OWN], [WEATHER], [{"type": "file_search", "vector_store_ids": ["vs"]}]):
+        assert "docs" not in str(functions(tools=[*others, ELSEWHERE]))
+    assert servers_of(tools=[OWN, ELSEWHERE]) is None
+    assert servers_of() is servers_of(tools=[OWN]) is None
 
 
 @pytest.mark.parametrize(
@@ -417,13 +412,6 @@ def test_calls_need_an_approval_unless_the_request_says_never(approval: Any, una
         del tool["require_approval"]
     mcp = present(servers_of(tools=[tool]))
     assert [name for name in ("weather__get", "weather__set") if mcp.needs_approval(name)] == unapproved
-
-
-def test_a_server_elsewhere_is_ignored_beside_other_tools() -> None:
-    for others in ([OWN], [WEATHER], [{"type": "file_search", "vector_store_ids": ["vs"]}]):
-        assert "docs" not in str(functions(tools=[*others, ELSEWHERE]))
-    assert servers_of(tools=[OWN, ELSEWHERE]) is None
-    assert servers_of() is servers_of(tools=[OWN]) is None
 
 
 @pytest.mark.parametrize(
@@ -470,17 +458,7 @@ def test_choices_of_what_there_is_not(choice: Fields, place: str) -> None:
     assert caught.value.param == "tool_choice.server_label"
 
 
-def test_a_choice_narrows_the_tools_to_one_server() -> None:
-    time: Fields = {"type": "mcp", "server_label": "roundhouse"}
-    assert functions(tools=[WEATHER, time], tool_choice={"type": "mcp", "server_label": "roundhouse"}) == [
-        "roundhouse__current_time"
-    ]
-    both = [{"type": "mcp", "server_label": "weather", "name": "set"}, {"type": "function", "name": "own"}]
-    choice = {"type": "allowed_tools", "mode": "auto", "tools": both}
-    assert functions(tools=[WEATHER, time, OWN], tool_choice=choice) == ["weather__set", "own"]
-
-
-def test_the_response_repeats_no_more_than_what_was_asked_for() -> None:
+def test_what_is_repeated_and_told_of_tools() -> None:
     asked: Fields = {**WEATHER, "server_url": None, "allowed_tools": ["get"], "server_description": "Weather."}
     assert echo_mcp(asked) == {
         "type": "mcp",
@@ -489,15 +467,9 @@ def test_the_response_repeats_no_more_than_what_was_asked_for() -> None:
         "allowed_tools": ["get"],
         "require_approval": "never",
     }
-
-
-def test_what_a_model_is_told_of_errors() -> None:
     assert text_of_error(invalid_call("No.")) == text_of_error(failed_server(502, "No.")) == "No."
     assert text_of_error(failed_tool("No.")) == text_of_error("No.") == "No."
     assert text_of_error(None) == text_of_error({"content": [{"type": "image"}]}) == "The call was not run."
-
-
-def test_arguments() -> None:
     assert [read_arguments(text) for text in ("", " ", '{"a": 1}', "[]", '{"a"', "[" * 100_000)] == [
         *({}, {}, {"a": 1}),
         *(None, None, None),

@@ -133,6 +133,9 @@ def test_a_tool_that_failed_is_told_to_the_model() -> None:
         "content": [{"type": "text", "text": "No such city."}],
     }
     assert played.prompts[1].turns[-1] == ToolResult("c0", (Text("No such city."),))
+    played = play(SAYS, history=asked_before(), input="Never mind.", tools=[ALWAYS])
+    assert not played.ran
+    assert [type(turn).__name__ for turn in played.prompts[0].turns] == ["User", "User"]
 
 
 def test_endless_calls_end_with_a_round_without_tools() -> None:
@@ -150,7 +153,7 @@ def test_endless_calls_end_with_a_round_without_tools() -> None:
     ]
 
 
-def test_a_request_may_limit_its_calls() -> None:
+def test_a_request_may_limit_its_calls_and_tokens() -> None:
     both = Round(calls=[("weather__get", BONN), ("weather__set", BONN)])
     played = play(both, SAYS, max_tool_calls=1)
     assert folded(played.stream) == played.response
@@ -160,9 +163,6 @@ def test_a_request_may_limit_its_calls() -> None:
         "The call was not run: the response may have no more calls (`max_tool_calls`).",
     ]
     assert played.prompts[1].tool_choice == ToolChoice("none")
-
-
-def test_tokens_count_over_all_rounds() -> None:
     played = play(ASKS, SAYS, max_output_tokens=7)
     assert [asked["max_output_tokens"] for asked in played.fields] == [7, 2]
     assert played.response["max_output_tokens"] == 7
@@ -299,12 +299,6 @@ def test_what_the_client_approves_is_run_and_what_it_refuses_is_told(in_input: b
     assert not later.ran
     calls = [turn.calls for turn in later.prompts[0].turns if isinstance(turn, Assistant)]
     assert [[call.name for call in each] for each in calls] == [["weather__set", "weather__get"], []]
-
-
-def test_an_approval_that_is_never_given_is_forgotten() -> None:
-    played = play(SAYS, history=asked_before(), input="Never mind.", tools=[ALWAYS])
-    assert not played.ran
-    assert [type(turn).__name__ for turn in played.prompts[0].turns] == ["User", "User"]
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,6 @@ def read(dialect: Dialect, fields: dict[str, Any], model: ModelRoute) -> Inferen
 
 
 def sent(dialect: Dialect, request: InferenceRequest, model: ModelRoute) -> dict[str, Any]:
-    """Return what the engine gets."""
     body = request.fill(dialect.engine_body(request, model, as_stream=False))
     fields: dict[str, Any] = json.loads(body if isinstance(body, bytes) else b"".join(body))
     return fields

@@ -49,12 +49,10 @@ def database(tmp_path: Path, clock: Clock) -> Iterator[StateDatabase]:
 
 
 def items(*names: str, size: int = 1) -> tuple[NewItem, ...]:
-    """Messages with these ids."""
     return encode_items([message(name, name * size) for name in names])
 
 
 def begin(database: StateDatabase, *names: str, conversation: str = "conv_a", tenant: str = "t") -> None:
-    """A conversation with these items."""
     with database.transaction():
         database.conversations.create(tenant, conversation, {}, items(*names))
 
@@ -69,7 +67,6 @@ def add(
 
 
 def active(database: StateDatabase, conversation: str = "conv_a") -> list[str]:
-    """Ids of the active branch."""
     return [item["id"] for item in database.conversations.list_items("t", conversation, ALL)["data"]]
 
 
@@ -225,16 +222,13 @@ def test_what_new_items_follow(
     assert find_outer_parents(items, parents) == outer
 
 
-def test_branches_are_measured_to_the_items_that_are_wanted() -> None:
+def test_branches_are_measured_by_items_and_bytes_each_for_itself() -> None:
     assert measure_branches(STORED, ["c", "b", "x", "gone"]) == {
         "c": BranchSize(3, 7),
         "b": BranchSize(2, 3),
         "x": BranchSize(1, 8),
     }
     assert measure_branches(STORED, []) == {}
-
-
-def test_the_longest_branch_counts_items_and_bytes_each_for_itself() -> None:
     stored = measure_branches(STORED, ["c", "x"])
     items = [new("d", size=1), new("e", BranchStart("x"), size=9), new("f", BranchStart("c"), size=2)]
     assert longest_branch(items, ["c", "x", "c"], stored) == BranchSize(4, 17)
@@ -334,12 +328,9 @@ def test_where_a_text_has_what_is_searched(text: str, words: str, hit: Hit | Non
     assert find_hit(text, fold_words(words)) == hit
 
 
-def test_a_hit_shows_a_part_of_a_long_text() -> None:
+def test_hits_and_words() -> None:
     text = "a" * 1000 + "needle" + "b" * 1000
     assert find_hit(text, fold_words("NEEDLE")) == Hit("a" * 80, "needle", "b" * 80)
-
-
-def test_words_are_folded_and_counted_once() -> None:
     assert fold_words(" A  b\u3000a\tB\n") == (b"a", b"b")
     assert fold_words(" \n") == ()
     assert fold_text("\ud800") == b"\xed\xa0\x80"

@@ -22,7 +22,6 @@ from tests.support.stored import message
 
 
 def refused(fields: dict[str, Any], *, keeps: bool = True) -> tuple[str | None, str]:
-    """The place, and the message."""
     with pytest.raises(RoundhouseError) as caught:
         RequestOptions.of(fields, can_store=keeps)
     assert caught.value.entry.code == "invalid_request"
@@ -59,7 +58,7 @@ def test_a_field_of_another_kind_is_refused(field: str) -> None:
     assert refused({field: 1})[0] == field
 
 
-def test_references_are_found_where_they_are() -> None:
+def test_references_are_found_where_they_are_and_bounded() -> None:
     items = [
         {"type": "item_reference", "id": "a"},
         {"id": "b"},
@@ -75,6 +74,9 @@ def test_references_are_found_where_they_are() -> None:
     assert asked == RequestOptions("resp_1", ("a", "b", "c"))
     assert asked.needs_stored
     assert not RequestOptions.of_references({"input": "id"}).needs_stored
+    items = [{"type": "item_reference", "id": str(number)} for number in range(MOST_REFERENCES + 1)]
+    assert refused({"input": items})[0] == "input"
+    assert len(RequestOptions.of({"input": items[1:]}, can_store=True).references) == MOST_REFERENCES
 
 
 @pytest.mark.parametrize("strange", ["\ud800", "resp_1'", "", "x" * 129, "../x", "é"])
@@ -106,12 +108,6 @@ def test_what_names_no_conversation_is_refused(value: Any, code: str, place: str
     assert refusal(lambda: RequestOptions.of_references({"conversation": value})) == (code, place)
 
 
-def test_references_are_bounded() -> None:
-    items = [{"type": "item_reference", "id": str(number)} for number in range(MOST_REFERENCES + 1)]
-    assert refused({"input": items})[0] == "input"
-    assert len(RequestOptions.of({"input": items[1:]}, can_store=True).references) == MOST_REFERENCES
-
-
 ITEMS = [{"id": name} for name in "abcab"] + [{"type": "message"}, {"id": "d"}]
 
 
@@ -122,20 +118,14 @@ def listed(after: str | None = None, limit: int = 20, *, is_ascending: bool = Tr
     return [item.get("id") for item in found["data"]], found["first_id"], found["last_id"], found["has_more"]
 
 
-def test_items_are_listed_once_in_either_order() -> None:
+def test_items_are_listed_once_in_either_order_page_by_page() -> None:
     assert listed() == (["a", "b", "c", None, "d"], "a", "d", False)
     assert listed(is_ascending=False) == (["d", None, "c", "b", "a"], "d", "a", False)
-
-
-def test_pages_follow_each_other() -> None:
     assert listed(limit=2) == (["a", "b"], "a", "b", True)
     assert listed("b", 3) == (["c", None, "d"], "c", "d", False)
     assert listed("d") == ([], None, None, False)
     assert listed("c", 1, is_ascending=False) == (["b"], "b", "b", True)
     assert paginate_items([], ListQuery(None, 5, is_ascending=True))["data"] == []
-
-
-def test_a_page_after_nothing_is_refused() -> None:
     assert refusal(lambda: listed("z")) == ("invalid_request", "after")
 
 
