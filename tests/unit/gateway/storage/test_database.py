@@ -195,9 +195,7 @@ def test_what_was_used_longest_ago_makes_room(tmp_path: Path, clock: Clock) -> N
     assert (tmp_path / "responses.db").stat().st_size <= MIB
 
 
-def test_what_is_too_large_is_refused_and_costs_nobody_anything(
-    tmp_path: Path, clock: Clock
-) -> None:
+def test_what_is_too_large_is_refused_and_costs_nobody_anything(tmp_path: Path, clock: Clock) -> None:
     database = opened(tmp_path, clock, max_mib=1)
     database.save_objects(stored("a"))
     with pytest.raises(DatabaseFullError):

@@ -116,41 +116,24 @@ HOSTS = PageHosts(("docs.python.org", "*.example.org", "wiki:8080"))
 
 
 @pytest.mark.parametrize(
-    ("scheme", "host", "port"),
-    [
-        ("https", "docs.python.org", 443),
-        ("http", "docs.python.org", 80),
-        ("https", "docs.python.org.", 443),
-        ("https", "a.example.org", 443),
-        ("https", "a.b.example.org", 80),
-        ("http", "wiki", 8080),
-    ],
-)
-def test_allowed(scheme: str, host: str, port: int) -> None:
-    assert HOSTS.find_refusal(scheme, host, port) is None
-
-
-@pytest.mark.parametrize(
     ("scheme", "host", "port", "reason"),
     [
+        *((scheme, "docs.python.org", port, None) for scheme, port in (("https", 443), ("http", 80))),
+        *(("https", host, 443, None) for host in ("docs.python.org.", "a.example.org")),
+        ("https", "a.b.example.org", 80, None),
+        ("http", "wiki", 8080, None),
         ("ftp", "docs.python.org", 21, "ftp: is not a scheme of pages"),
         ("https", "docs.python.org", 8443, "port 8443 is not among those that are allowed"),
         ("https", "a.example.org", 22, "port 22 is not among those that are allowed"),
-        ("https", "example.org", 443, "the host is not among those that are allowed"),
-        ("https", "notexample.org", 443, "the host is not among those that are allowed"),
-        ("https", "a.docs.python.org", 443, "the host is not among those that are allowed"),
-        ("https", "wiki", 443, "the host is not among those that are allowed"),
-        ("https", "", 443, "the host is not among those that are allowed"),
+        *(("https", host, 443, "the host is not among those that are allowed")
+          for host in ("example.org", "notexample.org", "a.docs.python.org", "wiki", "")),
     ],
-)
-def test_refused(scheme: str, host: str, port: int, reason: str) -> None:
+)  # fmt: skip
+def test_hosts_of_pages(scheme: str, host: str, port: int, reason: str | None) -> None:
     assert HOSTS.find_refusal(scheme, host, port) == reason
-
-
-def test_only_whole_names_may_be_private() -> None:
-    assert HOSTS.literal.has("docs.python.org", 443)
-    assert HOSTS.literal.has("wiki", 8080)
-    assert not HOSTS.literal.has("a.example.org", 443)
+    # Only whole names may be private.
+    private = [("docs.python.org", 443), ("wiki", 8080), ("a.example.org", 443)]
+    assert [HOSTS.literal.has(*each) for each in private] == [True, True, False]
 
 
 @pytest.mark.parametrize(
@@ -206,9 +189,6 @@ async def test_the_event_loop_goes_on_in_between() -> None:
     await decode_text(bytes(4 * SLICE_BYTES), "utf-8")
     counting.cancel()
     assert turns == 4
-
-
-async def test_an_unknown_encoding_is_an_error() -> None:
     with pytest.raises(LookupError):
         await decode_text(b"x", "martian")
 
@@ -246,11 +226,11 @@ def replace_by_link(path: Path, target: Path) -> None:
 
 
 def test_a_folder_that_becomes_a_link_is_not_followed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder.parent / "link").symlink_to(folder)
+    assert read(folder.parent / "link", "a/b/file") == "inside", "the declared folder may be a link"
     swap_before(monkeypatch, "a", lambda: replace_by_link(folder / "a", folder.parent / "outside"))
     with pytest.raises(FileProblem, match="links are not followed"):
         read(folder, "a/b/file")
-    (folder.parent / "link").symlink_to(folder)
-    assert read(folder.parent / "link", "a/b/file") == "inside"
 
 
 def test_a_folder_that_becomes_a_link_after_it_was_opened_is_the_one_before(
@@ -260,23 +240,22 @@ def test_a_folder_that_becomes_a_link_after_it_was_opened_is_the_one_before(
     assert read(folder, "a/b/file") == "inside"
 
 
-def test_a_file_that_becomes_a_link_is_not_followed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("becomes", ["link", "pipe"])
+def test_a_file_that_becomes_a_link_or_a_pipe_is_not_opened(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, becomes: str
+) -> None:
     """After it was looked at, and before it is opened."""
-    file = folder / "a" / "b" / "file"
-    swap_before(monkeypatch, "file", lambda: replace_by_link(file, folder.parent / "outside" / "b" / "file"))
-    with pytest.raises(FileProblem, match="links are not followed"):
-        read(folder, "a/b/file")
-
-
-def test_a_file_that_becomes_a_pipe_is_not_waited_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = folder / "a" / "b" / "file"
 
     def swap() -> None:
         file.unlink()
-        os.mkfifo(file)
+        if becomes == "pipe":
+            os.mkfifo(file)
+        else:
+            file.symlink_to(folder.parent / "outside" / "b" / "file")
 
     swap_before(monkeypatch, "file", swap)
-    with pytest.raises(FileProblem, match="no regular file"):
+    with pytest.raises(FileProblem, match="no regular file" if becomes == "pipe" else "links are not followed"):
         read(folder, "a/b/file")
 
 

@@ -15,7 +15,7 @@ from gateway.protocols.api_matrix import serving_option
 from gateway.protocols.common.request import InferenceRequest, parse_request
 from gateway.protocols.completions.via_chat import COMPLETIONS_VIA_CHAT
 from tests.fakes.fake_controller import route
-from tests.support.outcomes import present
+from tests.support.outcomes import error_of, present
 
 CHAT = "/v1/chat/completions"
 TOP = {"id": "cmpl-ab-1", "object": "text_completion", "created": 1700000000, "model": "alias"}
@@ -53,12 +53,8 @@ def streamed(*events: bytes, **fields: Any) -> bytes:
 
 
 def part(text: str, finish: str | None = None, **more: Any) -> bytes:
-    choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": finish}
-    return (
-        b"data: "
-        + json.dumps({**TOP, "choices": [choice], **more}, separators=(",", ":"), ensure_ascii=False).encode()
-        + b"\n\n"
-    )
+    fields = {**TOP, "choices": [{"index": 0, "text": text, "logprobs": None, "finish_reason": finish}], **more}
+    return b"data: %b\n\n" % json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def test_the_native_way_is_the_better_one() -> None:
@@ -73,63 +69,33 @@ def test_the_native_way_is_the_better_one() -> None:
 
 def test_the_prompt_is_what_a_user_says_and_nothing_else_is_sent() -> None:
     said = {"model": "inner", "messages": [{"role": "user", "content": "Hi"}]}
-    assert sent() == said
-    assert sent(prompt=["Hi"]) == said
-    asked: dict[str, Any] = {
-        "max_tokens": 5,
-        "stop": ["a", "b"],
-        "temperature": 0,
-        "seed": 1,
-        "user": "u",
-        "own": {"x": 1},
-    }
-    assert sent(**asked, tools=[{}], messages=[1]) == said | asked
+    nothing = {"echo": False, "suffix": "", "logprobs": None, "best_of": 1, "n": 1, "stop": None, "max_tokens": None}
+    assert sent() == sent(prompt=["Hi"]) == sent(**nothing) == sent(thinking="default") == said
+    fields: dict[str, Any] = {"max_tokens": 5, "stop": ["a", "b"], "temperature": 0, "seed": 1, "user": "u", "own": {}}
+    assert sent(**fields, tools=[{}], messages=[1]) == said | fields
     assert sent(stop="a")["stop"] == ["a"]
     options = {"stream": True, "stream_options": {"include_usage": True}}
     assert sent(stream=True) == sent(as_stream=True) == said | options
-    nothing: dict[str, Any] = {
-        "echo": False,
-        "suffix": "",
-        "logprobs": None,
-        "best_of": 1,
-        "n": 1,
-        "stop": None,
-        "max_tokens": None,
-    }
-    assert sent(**nothing) == sent()
     assert sent(thinking="disabled")["chat_template_kwargs"] == {"enable_thinking": False}
-    assert sent(thinking="default") == sent()
     assert sent(thinking={"own": 1})["thinking"] == {"own": 1}
 
 
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"echo": True}, "echo"),
-        ({"suffix": "b"}, "suffix"),
-        ({"logprobs": 0}, "logprobs"),
-        ({"logprobs": 5}, "logprobs"),
-        ({"best_of": 2}, "best_of"),
-        ({"n": 2}, "n"),
-        ({"prompt": None}, "prompt"),
-        ({"prompt": ""}, "prompt"),
-        ({"prompt": [""]}, "prompt"),
-        ({"prompt": []}, "prompt"),
-        ({"prompt": [1, 2]}, "prompt"),
-        ({"prompt": [[1, 2]]}, "prompt"),
-        ({"prompt": ["a", "b"]}, "prompt"),
-        ({"max_tokens": "5"}, "max_tokens"),
-        ({"max_tokens": -1}, "max_tokens"),
+        *(({name: value}, name) for name, value in (("echo", True), ("suffix", "b"), ("best_of", 2), ("n", 2))),
+        *(({"logprobs": value}, "logprobs") for value in (0, 5)),
+        *(({"prompt": value}, "prompt") for value in (None, "", [""], [], [1, 2], [[1, 2]], ["a", "b"])),
+        *(({"max_tokens": value}, "max_tokens") for value in ("5", -1)),
         ({"stop": 5}, "stop"),
         ({"stop": ["a", 5]}, "stop[1]"),
         ({"thinking": "maybe"}, "thinking"),
     ],
 )
 def test_what_a_chat_cannot_answer_is_refused_by_its_field(fields: dict[str, Any], param: str) -> None:
-    with pytest.raises(RoundhouseError) as caught:
-        checked(**fields)
-    assert (caught.value.entry.code, caught.value.param) == ("invalid_request", param)
-    assert f"`{param}`" in caught.value.message
+    error = error_of(lambda: checked(**fields))
+    assert (error.entry.code, error.param) == ("invalid_request", param)
+    assert f"`{param}`" in error.message
 
 
 def test_a_stream() -> None:

@@ -15,7 +15,7 @@ from controller.schema.routing import ModelRoute
 from gateway.protocols.common.request import InferenceRequest, parse_request
 from gateway.protocols.embeddings.dialect import EMBEDDINGS
 from tests.fakes.fake_controller import route
-from tests.support.outcomes import present
+from tests.support.outcomes import error_of, present
 
 OWN = [3.0, 4.0, 12.0]
 OTHER = [0.0, 0.0, 1.0]
@@ -72,33 +72,18 @@ def test_what_is_sent_of_an_input() -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"input": None}, "input"),
-        ({"input": ""}, "input"),
-        ({"input": []}, "input"),
-        ({"input": {}}, "input"),
-        ({"input": 5}, "input"),
-        ({"input": True}, "input"),
-        ({"input": ["a", ""]}, "input[1]"),
-        ({"input": ["a", None]}, "input[1]"),
-        ({"input": [1, 2.5]}, "input[1]"),
-        ({"input": [1, True]}, "input[1]"),
-        ({"input": [[1], []]}, "input[1]"),
+        *(({"input": value}, "input") for value in (None, "", [], {}, 5, True)),
+        *(({"input": value}, "input[1]") for value in (["a", ""], ["a", None], [1, 2.5], [1, True], [[1], []])),
         ({"input": [[1], [2, 3.5]]}, "input[1][1]"),
         ({"input": [[1], [[2]]]}, "input[1][0]"),
-        ({"encoding_format": "int8"}, "encoding_format"),
-        ({"encoding_format": 3}, "encoding_format"),
-        ({"dimensions": 0}, "dimensions"),
-        ({"dimensions": -1}, "dimensions"),
-        ({"dimensions": True}, "dimensions"),
-        ({"dimensions": 2.0}, "dimensions"),
-        ({"dimensions": "2"}, "dimensions"),
+        *(({"encoding_format": value}, "encoding_format") for value in ("int8", 3)),
+        *(({"dimensions": value}, "dimensions") for value in (0, -1, True, 2.0, "2")),
     ],
 )
 def test_what_is_no_request_for_embeddings_is_refused_at_its_place(fields: dict[str, Any], param: str) -> None:
-    with pytest.raises(RoundhouseError) as caught:
-        checked(route("m", takes_dimensions=True), **fields)
-    assert (caught.value.entry.code, caught.value.param) == ("invalid_request", param)
-    assert f"`{param}`" in caught.value.message
+    error = error_of(lambda: checked(route("m", takes_dimensions=True), **fields))
+    assert (error.entry.code, error.param) == ("invalid_request", param)
+    assert f"`{param}`" in error.message
 
 
 def test_dimensions_never_reach_an_engine_that_may_overlook_them() -> None:
@@ -160,9 +145,7 @@ def test_the_models_own_length_is_not_touched(shortens: bool) -> None:
 @pytest.mark.parametrize("told", [answer(OWN), answer(packed(OWN))], ids=["float", "base64"])
 def test_what_cannot_be_had_is_refused_and_names_the_models_own(shortens: bool, dimensions: int, told: Any) -> None:
     request = checked(route("m", shortens_embeddings=shortens), dimensions=dimensions)
-    with pytest.raises(RoundhouseError) as caught:
-        given(request, told)
-    error = caught.value
+    error = error_of(lambda: given(request, told))
     assert (error.entry.code, error.entry.status, error.param) == ("dimensions_unsupported", 400, "dimensions")
     own = "at most 3" if shortens else "3"
     assert error.message == f"`dimensions` is {dimensions}; the model 'm' gives embeddings of {own}."
@@ -171,26 +154,19 @@ def test_what_cannot_be_had_is_refused_and_names_the_models_own(shortens: bool, 
 @pytest.mark.parametrize(
     "told",
     [
-        [],
-        {"data": []},
-        {"data": {}},
-        {"data": [3]},
-        {"data": [{}]},
-        {"data": [{"embedding": []}]},
-        {"data": [{"embedding": [[1.0, 2.0, 3.0]]}]},
-        {"data": [{"embedding": [1.0, None, 3.0]}]},
-        {"data": [{"embedding": "%%%"}]},
-        {"data": [{"embedding": "ü"}]},
-        {"data": [{"embedding": packed([1.0, math.nan, 3.0])}]},
-        {"data": [{"embedding": "%" + packed(OWN)}]},
-        {"data": [{"embedding": ""}]},
-        {"data": [{"embedding": base64.b64encode(b"12345").decode()}]},
+        *([], {"data": []}, {"data": {}}, {"data": [3]}, {"data": [{}]}),
+        *(
+            {"data": [{"embedding": value}]}
+            for value in (
+                *([], [[1.0, 2.0, 3.0]], [1.0, None, 3.0], "%%%", "ü", "", packed([1.0, math.nan, 3.0])),
+                *("%" + packed(OWN), base64.b64encode(b"12345").decode()),
+            )
+        ),
     ],
 )
 def test_what_is_no_answer_of_embeddings_is_the_engines_failure(told: Any) -> None:
-    with pytest.raises(RoundhouseError) as caught:
-        given(checked(route("m", shortens_embeddings=True), dimensions=2), told)
-    assert caught.value.entry.code == "engine_disconnected"
+    request = checked(route("m", shortens_embeddings=True), dimensions=2)
+    assert error_of(lambda: given(request, told)).entry.code == "engine_disconnected"
 
 
 @pytest.mark.parametrize("dimensions", [2, 3])

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from controller.schema.errors import RoundhouseError
 from gateway.protocols.common.request import InferenceRequest, parse_request
 from gateway.protocols.rerank.dialect import RERANK, RERANK_V2, RerankDialect
 from tests.fakes.fake_controller import route
@@ -97,25 +96,16 @@ def test_results_have_documents_only_where_they_were_requested() -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"query": None}, "query"),
-        ({"query": ""}, "query"),
-        ({"query": {"text": "q"}}, "query"),
-        ({"documents": None}, "documents"),
-        ({"documents": "a"}, "documents"),
-        ({"documents": []}, "documents"),
-        ({"documents": ["a", 5]}, "documents[1]"),
-        ({"documents": ["a", None]}, "documents[1]"),
+        *(({"query": value}, "query") for value in (None, "", {"text": "q"})),
+        *(({"documents": value}, "documents") for value in (None, "a", [])),
+        *(({"documents": value}, "documents[1]") for value in (["a", 5], ["a", None])),
         ({"documents": [{"image": "x"}]}, "documents[0]"),
         ({"documents": [{"text": 5}]}, "documents[0].text"),
         ({"documents": [{"text": "a"}], "rank_fields": ["title"]}, "documents[0]"),
         ({"documents": [{"title": {}}], "rank_fields": ["title"]}, "documents[0].title"),
-        ({"rank_fields": "text"}, "rank_fields"),
-        ({"rank_fields": []}, "rank_fields"),
+        *(({"rank_fields": value}, "rank_fields") for value in ("text", [])),
         ({"rank_fields": ["text", 5]}, "rank_fields[1]"),
-        ({"top_n": 0}, "top_n"),
-        ({"top_n": -1}, "top_n"),
-        ({"top_n": "1"}, "top_n"),
-        ({"top_n": True}, "top_n"),
+        *(({"top_n": value}, "top_n") for value in (0, -1, "1", True)),
         ({"return_documents": "yes"}, "return_documents"),
         ({"max_chunks_per_doc": 0}, "max_chunks_per_doc"),
         ({"max_tokens_per_doc": 1.5}, "max_tokens_per_doc"),
@@ -123,28 +113,17 @@ def test_results_have_documents_only_where_they_were_requested() -> None:
 )
 def test_what_is_wrong_is_refused_at_its_place(fields: dict[str, Any], param: str) -> None:
     assert refusal(lambda: checked(**PLAIN | fields)) == ("invalid_request", param)
-
-
-def test_the_second_version_takes_texts_alone() -> None:
-    with pytest.raises(RoundhouseError) as caught:
-        checked(RERANK_V2, query="q", documents=["a", {"text": "b"}])
-    assert caught.value.param == "documents[1]"
-    assert "must be a string;" in caught.value.message
+    error = error_of(lambda: checked(RERANK_V2, query="q", documents=["a", {"text": "b"}]))
+    assert error.param == "documents[1]", "the second version takes texts alone"
+    assert "must be a string;" in error.message
 
 
 @pytest.mark.parametrize(
     "told",
     [
-        [],
-        {"results": None},
-        {"results": []},
-        {"results": [3]},
-        {"results": [{"index": 0}]},
-        {"results": [{"index": 0, "relevance_score": None}]},
-        {"results": [{"index": 0, "relevance_score": True}]},
-        {"results": [{"index": 3, "relevance_score": 1.0}]},
-        {"results": [{"index": -1, "relevance_score": 1.0}]},
-        {"results": [{"index": "0", "relevance_score": 1.0}]},
+        *([], {"results": None}, {"results": []}, {"results": [3]}, {"results": [{"index": 0}]}),
+        *({"results": [{"index": 0, "relevance_score": score}]} for score in (None, True)),
+        *({"results": [{"index": index, "relevance_score": 1.0}]} for index in (3, -1, "0")),
         {"results": [{"index": 0, "relevance_score": 1.0}, {"index": 1}]},
     ],
 )
