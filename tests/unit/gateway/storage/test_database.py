@@ -18,7 +18,7 @@ from gateway.storage import schema
 from gateway.storage.database import FREE_PAGES, RESTARTED, StateDatabase
 from gateway.storage.responses.records import HistoryBounds
 from gateway.storage.table_file import DatabaseFullError
-from tests.support.outcomes import present
+from tests.support.outcomes import error_of, present
 from tests.support.stored import HOUR, MIB, Clock, iid, message, opened, response, rid, stored
 
 BOUNDS = HistoryBounds(MIB)
@@ -42,10 +42,9 @@ def history(database: StateDatabase, previous: str, *, tenant: str = "t", bounds
 
 
 def refused(database: StateDatabase, previous: str, **more: Any) -> tuple[str, str]:
-    with pytest.raises(RoundhouseError) as caught:
-        history(database, previous, **more)
-    assert caught.value.param == "previous_response_id"
-    return caught.value.entry.code, caught.value.message
+    error = error_of(lambda: history(database, previous, **more))
+    assert error.param == "previous_response_id"
+    return error.entry.code, error.message
 
 
 def ids(*names: str) -> list[str]:

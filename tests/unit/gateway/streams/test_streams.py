@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-from controller.schema.errors import RoundhouseError
 from gateway.server.call import Handler
 from gateway.streams.client_feed import ClientFeed
 from gateway.streams.event_ids import add_ids
@@ -15,6 +14,7 @@ from gateway.streams.ring import ByteRing
 from gateway.streams.sequence_numbers import find_offset
 from gateway.streams.stream import ResumableStream, StreamState
 from gateway.streams.stream_ids import LONGEST_ID, find_stream_id, list_prefixes, name_model
+from tests.support.outcomes import refusal
 
 
 def _ring(*events: bytes) -> ByteRing:
@@ -137,10 +137,7 @@ def test_an_id_is_the_headers_text_and_names_a_model() -> None:
 
 @pytest.mark.parametrize("value", [b"\xff", b"a\x01b", b"x" * (LONGEST_ID + 1)])
 def test_what_cannot_be_an_id_is_refused(value: bytes) -> None:
-    with pytest.raises(RoundhouseError) as caught:
-        find_stream_id([(HEADER, value)])
-    assert caught.value.entry.code == "invalid_request"
-    assert caught.value.param == "X-Conversation-Id"
+    assert refusal(lambda: find_stream_id([(HEADER, value)])) == ("invalid_request", "X-Conversation-Id")
 
 
 HEAD = (200, b"x: y\r\n")

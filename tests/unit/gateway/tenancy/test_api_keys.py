@@ -17,6 +17,7 @@ from gateway.tenancy.clients import LONGEST_CLIENT_ID, ClientDirectory, ClientLi
 from gateway.tenancy.name_patterns import NamePatterns
 from gateway.tenancy.rate_limits import REMEMBERED_CLIENTS, RateLimits, client_headers
 from tests.fakes.fake_controller import route
+from tests.support.outcomes import error_of
 from tests.support.queueing import key as tool_key
 
 SECRET, OTHER = b"rh-" + b"s" * 43, b"rh-" + b"o" * 43
@@ -211,10 +212,9 @@ def test_models_of_a_key(models: tuple[str, ...] | None, name: str, aliases: tup
         if allowed:
             caller.require_model(model)
             continue
-        with pytest.raises(RoundhouseError) as raised:
-            caller.require_model(model)
-        assert (raised.value.entry.code, raised.value.param) == ("model_not_allowed", "model")
-        assert name not in raised.value.message
+        error = error_of(lambda: caller.require_model(model))
+        assert (error.entry.code, error.param) == ("model_not_allowed", "model")
+        assert name not in error.message
 
 
 def test_what_is_remembered_follows_the_aliases_and_has_a_bound() -> None:

@@ -21,6 +21,7 @@ from gateway.tenancy.rate_limits import (
     duration_text,
     estimated_tokens,
 )
+from tests.support.outcomes import error_of
 
 
 def ring(name: str = "ci", **limits: int) -> KeyRing:
@@ -32,10 +33,9 @@ def caller(**limits: int) -> Caller:
 
 
 def refused(limits: RateLimits, who: Caller, tokens: int = 0, now: float = 0.0) -> RoundhouseError:
-    with pytest.raises(RoundhouseError) as raised:
-        limits.admit_request(who, tokens, now)
-    assert raised.value.entry.code == "rate_limit_exceeded"
-    return raised.value
+    error = error_of(lambda: limits.admit_request(who, tokens, now))
+    assert error.entry.code == "rate_limit_exceeded"
+    return error
 
 
 def left(limits: RateLimits, who: Caller, now: float = 0.0) -> dict[str, str]:
@@ -59,10 +59,9 @@ def test_requests_per_minute_are_refilled_all_the_time() -> None:
 
 
 def refused_read(limits: RateLimits, who: Caller, now: float = 0.0) -> RoundhouseError:
-    with pytest.raises(RoundhouseError) as raised:
-        limits.admit_read(who, now)
-    assert raised.value.entry.code == "rate_limit_exceeded"
-    return raised.value
+    error = error_of(lambda: limits.admit_read(who, now))
+    assert error.entry.code == "rate_limit_exceeded"
+    return error
 
 
 def test_reading_takes_nothing_of_the_other_limits_and_is_not_bound_by_them() -> None:

@@ -17,6 +17,7 @@ from gateway.tools.call_records import redact_arguments
 from gateway.tools.files import job_runner
 from gateway.tools.files.job_runner import AT_ONCE, JobRunner
 from gateway.tools.spec import ToolCall, cut_text
+from tests.support.outcomes import error_of
 from tests.support.wait import DEADLINE_S
 
 SCHEMA: dict[str, Any] = {
@@ -29,9 +30,7 @@ SCHEMA: dict[str, Any] = {
 
 
 def refusal(schema: dict[str, Any], arguments: dict[str, Any]) -> RoundhouseError:
-    with pytest.raises(RoundhouseError) as caught:
-        ArgumentCheck(schema).check(arguments)
-    return caught.value
+    return error_of(lambda: ArgumentCheck(schema).check(arguments))
 
 
 def test_what_fits_passes_in_an_older_dialect_too() -> None:

@@ -12,7 +12,7 @@ from controller.schema.errors import RoundhouseError
 from gateway.protocols.anthropic.via_chat import MESSAGES_COUNTED_VIA_CHAT, MESSAGES_VIA_CHAT
 from gateway.protocols.common.request import parse_request
 from tests.fakes.fake_controller import route
-from tests.support.outcomes import refusal
+from tests.support.outcomes import error_of, refusal
 
 Fields = dict[str, Any]
 
@@ -312,10 +312,9 @@ REFUSED: list[tuple[Fields, str]] = [
 
 @pytest.mark.parametrize(("asked", "param"), REFUSED)
 def test_what_cannot_be_done_is_refused_by_its_place(asked: Fields, param: str) -> None:
-    with pytest.raises(RoundhouseError) as refused:
-        chat_fields(asked)
-    assert (refused.value.entry.code, refused.value.param) == ("invalid_request", param)
-    assert f"`{param}`" in str(refused.value)
+    error = error_of(lambda: chat_fields(asked))
+    assert (error.entry.code, error.param) == ("invalid_request", param)
+    assert f"`{param}`" in str(error)
 
 
 UNFIT: list[tuple[Fields, Fields, str, str]] = [

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from controller.schema.errors import RoundhouseError
 from gateway.protocols.common.fan_out import ANSWER_FORMS, PiecedAnswer, add_counts, count_images, plan_split
 from gateway.protocols.common.file_parts import find_files, holds_files
 from gateway.protocols.common.grounding import add_passages
@@ -200,9 +199,8 @@ def test_texts_take_the_places_of_files() -> None:
     ],
 )
 def test_other_files_in_chats_are_refused(file: dict[str, Any], code: str, place: str) -> None:
-    with pytest.raises(RoundhouseError) as caught:
-        find_files({"messages": [user({"type": "file", "file": file})]})
-    assert (caught.value.entry.code, caught.value.param) == (code, f"messages[0].content[0].file.{place}")
+    error = error_of(lambda: find_files({"messages": [user({"type": "file", "file": file})]}))
+    assert (error.entry.code, error.param) == (code, f"messages[0].content[0].file.{place}")
 
 
 def test_whether_there_are_any() -> None:

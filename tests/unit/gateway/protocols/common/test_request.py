@@ -36,13 +36,11 @@ from gateway.protocols.common.prompt_length import check_length
 from gateway.protocols.common.request import InferenceRequest, parse_native, parse_request
 from gateway.protocols.llama_native.dialect import NATIVE
 from tests.fakes.fake_controller import route
-from tests.support.outcomes import present
+from tests.support.outcomes import error_of, present
 
 
 def refused(raw: bytes) -> RoundhouseError:
-    with pytest.raises(RoundhouseError) as caught:
-        parse_request(raw, may_stream=True)
-    return caught.value
+    return error_of(lambda: parse_request(raw, may_stream=True))
 
 
 @pytest.mark.parametrize(
@@ -302,10 +300,9 @@ def test_what_a_remote_gets() -> None:
 @pytest.mark.parametrize("name", ["guided_json", "grammar", "json_schema", "structured_outputs"])
 def test_a_form_that_would_not_reach_a_remote_is_refused(name: str) -> None:
     asked = {**ASKED, name: {"type": "object"}}
-    with pytest.raises(RoundhouseError) as caught:
-        check_foreign_fields(asked, CHAT_FIELDS, remote())
-    assert (caught.value.entry.code, caught.value.param) == ("structured_output_unsupported", name)
-    assert "remote_fields" in str(caught.value)
+    error = error_of(lambda: check_foreign_fields(asked, CHAT_FIELDS, remote()))
+    assert (error.entry.code, error.param) == ("structured_output_unsupported", name)
+    assert "remote_fields" in str(error)
     check_foreign_fields(asked, CHAT_FIELDS, remote(name))
     check_foreign_fields({**ASKED, name: None}, CHAT_FIELDS, remote())
     check_foreign_fields(asked, CHAT_FIELDS, route("m", ["http://x"]))
@@ -521,9 +518,8 @@ def test_the_text_of_a_large_body_counts_though_it_is_read_by_its_outline(text: 
     assert len(asked.outline) < len(raw) // 10
     limit = count * size // LONGEST
     check_length(asked, route("m", context_length=limit, longest_token=LONGEST))
-    with pytest.raises(RoundhouseError) as refused:
-        check_length(asked, route("m", context_length=limit - 1, longest_token=LONGEST))
-    assert refused.value.entry.code == "context_length_exceeded"
+    error = error_of(lambda: check_length(asked, route("m", context_length=limit - 1, longest_token=LONGEST)))
+    assert error.entry.code == "context_length_exceeded"
 
 
 @pytest.mark.parametrize(

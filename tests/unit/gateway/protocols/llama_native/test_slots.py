@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from controller.schema.errors import RoundhouseError
 from gateway.protocols.common.json_bytes import json_bytes
 from gateway.protocols.common.request import parse_native
 from gateway.protocols.llama_native.slots import SLOTS
 from tests.fakes.fake_controller import route
+from tests.support.outcomes import error_of
 
 
 def _check(query: bytes, body: bytes) -> None:
@@ -18,10 +18,9 @@ def _check(query: bytes, body: bytes) -> None:
 
 
 def _refused_param(query: bytes, body: bytes) -> str | None:
-    with pytest.raises(RoundhouseError) as caught:
-        _check(query, body)
-    assert caught.value.entry.code == "invalid_request"
-    return caught.value.param
+    error = error_of(lambda: _check(query, body))
+    assert error.entry.code == "invalid_request"
+    return error.param
 
 
 @pytest.mark.parametrize("name", ["a", "talk.bin", "0_x-Y.9..z", "x" * 200])

@@ -37,7 +37,7 @@ from gateway.protocols.responses.request import read_prompt
 from gateway.protocols.responses.tools import custom_names, echo_tools
 from gateway.protocols.responses.via_chat import RESPONSES_VIA_CHAT
 from tests.fakes.fake_controller import route
-from tests.support.outcomes import present, refusal
+from tests.support.outcomes import error_of, present, refusal
 from tests.support.responses import Fields, context
 from tests.support.tool_rounds import CITY, OWN, WEATHER, servers_of
 
@@ -51,9 +51,7 @@ def prompt(made: Any = None, **fields: Any) -> Prompt:
 
 
 def refused(**fields: Any) -> RoundhouseError:
-    with pytest.raises(RoundhouseError) as caught:
-        prompt(**fields)
-    return caught.value
+    return error_of(lambda: prompt(**fields))
 
 
 def test_a_text_is_the_users_and_what_came_before_comes_first() -> None:
@@ -433,11 +431,10 @@ def test_calls_need_an_approval_unless_the_request_says_never(approval: Any, una
     ],
 )  # fmt: skip
 def test_what_is_refused(tools: list[Fields], place: str, says: str) -> None:
-    with pytest.raises(RoundhouseError) as caught:
-        functions(tools=tools)
-    assert caught.value.entry.code == "invalid_request"
-    assert (caught.value.param or "").startswith(place)
-    assert says in caught.value.message
+    error = error_of(lambda: functions(tools=tools))
+    assert error.entry.code == "invalid_request"
+    assert (error.param or "").startswith(place)
+    assert says in error.message
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
-from controller.schema.errors import RoundhouseError
 from gateway.protocols.common.conversation import Assistant, Call, Text, Tokens, ToolChoice, ToolResult, Turn, User
 from gateway.protocols.responses.context import ResponseContext
 from gateway.protocols.responses.mcp_items import REFUSED, failed_tool, mark_round, round_of
 from gateway.protocols.responses.replayed_events import replay_events
 from gateway.protocols.responses.rounds_writer import ROUND_OVER, RoundsWriter, RoundWriter, RunCall
 from gateway.protocols.responses.tool_rounds import MOST_ROUNDS, CallResult
-from tests.support.outcomes import present
+from tests.support.outcomes import error_of, present
 from tests.support.responses import NOW, Fields, context, events_in, folded
 from tests.support.tool_rounds import BONN, OWN, WEATHER, Played, play, servers_of
 from tests.support.tool_rounds import Turn as Round
@@ -315,9 +314,8 @@ def test_what_the_client_approves_is_run_and_what_it_refuses_is_told(in_input: b
     ],
 )
 def test_answers_that_cannot_be(fields: Fields, place: str) -> None:
-    with pytest.raises(RoundhouseError) as caught:
-        play(SAYS, history=asked_before(), **{"tools": [ALWAYS], **fields})
-    assert (caught.value.entry.code, caught.value.param) == ("invalid_request", place)
+    error = error_of(lambda: play(SAYS, history=asked_before(), **{"tools": [ALWAYS], **fields}))
+    assert (error.entry.code, error.param) == ("invalid_request", place)
 
 
 def test_without_a_stream_nobody_is_told_before_the_end() -> None:

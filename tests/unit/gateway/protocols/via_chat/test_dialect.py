@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from controller.schema.admin import Capabilities
-from controller.schema.errors import RoundhouseError
 from controller.schema.routing import ModelRoute
 from gateway.protocols.anthropic.via_chat import MESSAGES_COUNTED_VIA_CHAT, MESSAGES_VIA_CHAT
 from gateway.protocols.common.dialect import Dialect
@@ -16,7 +15,7 @@ from gateway.protocols.common.large_body import LARGE_BYTES, LargeBody
 from gateway.protocols.common.request import InferenceRequest, parse_request
 from gateway.protocols.completions.via_chat import COMPLETIONS_VIA_CHAT
 from tests.fakes.fake_controller import route
-from tests.support.outcomes import present
+from tests.support.outcomes import error_of, present
 
 MESSAGE: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}
 PROMPT: dict[str, Any] = {"prompt": "Hi"}
@@ -84,10 +83,9 @@ def test_constraints_of_a_large_body_are_read_whole(
 def test_two_constraints_are_refused_before_the_request_waits(
     dialect: Dialect, asked: dict[str, Any], place: str, name: str
 ) -> None:
-    with pytest.raises(RoundhouseError) as caught:
-        read(dialect, {**asked, name: '{"type": "string"}'}, backend("llama_server"))
-    assert (caught.value.entry.code, caught.value.param) == ("invalid_request", place)
-    assert f"`{name}` and `{place}`" in caught.value.message
+    error = error_of(lambda: read(dialect, {**asked, name: '{"type": "string"}'}, backend("llama_server")))
+    assert (error.entry.code, error.param) == ("invalid_request", place)
+    assert f"`{name}` and `{place}`" in error.message
 
 
 @pytest.mark.parametrize("dialect", [MESSAGES_VIA_CHAT, MESSAGES_COUNTED_VIA_CHAT], ids=["messages", "token count"])
@@ -104,9 +102,8 @@ def test_a_wish_to_think_is_kept_for_a_model_that_changes_while_the_request_wait
         dialect.check_request(request, model)
         fields = sent(dialect, request, model)
         assert {name: fields[name] for name in told if name in fields} == wish
-    with pytest.raises(RoundhouseError) as caught:
-        read(dialect, {**MESSAGE, "thinking": "enabled"}, plain)
-    assert caught.value.entry.code == "thinking_unsupported"
+    error = error_of(lambda: read(dialect, {**MESSAGE, "thinking": "enabled"}, plain))
+    assert error.entry.code == "thinking_unsupported"
 
 
 BEGUN = {"role": "assistant", "content": "Well"}

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from controller.schema.errors import RoundhouseError
 from gateway.protocols.responses.context import ResponseContext
 from gateway.storage.pagination import ListQuery, paginate_items
 from gateway.storage.responses import event_log
@@ -16,16 +15,15 @@ from gateway.storage.responses.event_log import DONE, EventLog, count_events, fo
 from gateway.storage.responses.recent_response import RecentResponse
 from gateway.storage.responses.records import TOKEN_LENGTH, HistoryBounds, id_of, item_ids, response_of
 from gateway.storage.responses.request_options import MOST_REFERENCES, RequestOptions
-from tests.support.outcomes import present, refusal
+from tests.support.outcomes import error_of, present, refusal
 from tests.support.responses import Fields, context
 from tests.support.stored import message
 
 
 def refused(fields: dict[str, Any], *, keeps: bool = True) -> tuple[str | None, str]:
-    with pytest.raises(RoundhouseError) as caught:
-        RequestOptions.of(fields, can_store=keeps)
-    assert caught.value.entry.code == "invalid_request"
-    return caught.value.param, caught.value.message
+    error = error_of(lambda: RequestOptions.of(fields, can_store=keeps))
+    assert error.entry.code == "invalid_request"
+    return error.param, error.message
 
 
 @pytest.mark.parametrize(
@@ -81,9 +79,8 @@ def test_references_are_found_where_they_are_and_bounded() -> None:
 
 @pytest.mark.parametrize("strange", ["\ud800", "resp_1'", "", "x" * 129, "../x", "é"])
 def test_what_cannot_be_an_id_is_nobodys(strange: str) -> None:
-    with pytest.raises(RoundhouseError) as caught:
-        RequestOptions.of_references({"previous_response_id": strange})
-    assert caught.value.entry.code == "previous_response_not_found"
+    error = error_of(lambda: RequestOptions.of_references({"previous_response_id": strange}))
+    assert error.entry.code == "previous_response_not_found"
     assert RequestOptions.of_references({"input": [{"id": strange}]}).references == ()
 
 
