@@ -22,6 +22,7 @@ from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
 from tests.fakes.mock_engine import MockEngine
 from tests.support.access_table import list_expected
 from tests.support.campaign import campaign_count
+from tests.support.outcomes import error_of
 from tests.support.queueing import key
 from tests.support.raw_http import Answer, raw, request
 

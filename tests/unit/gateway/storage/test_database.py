@@ -112,15 +112,11 @@ def test_what_lost_a_part_of_its_beginning_cannot_be_continued(database: StateDa
 
 @pytest.mark.parametrize("status", ["queued", "in_progress", "failed", "cancelled"])
 def test_what_has_no_answer_cannot_be_continued(database: StateDatabase, status: str) -> None:
-    database.save_objects(stored("a", status=status))
+    database.save_objects(stored("a", status=status), stored("b", status="incomplete"))
     code, said = refused(database, "a")
     assert code == "invalid_request"
     assert f"it is {status}" in said
-
-
-def test_what_was_cut_can_be_continued(database: StateDatabase) -> None:
-    database.save_objects(stored("a", status="incomplete"))
-    assert history(database, "a") == ids("a")
+    assert history(database, "b") == ids("b"), "what was cut can be"
 
 
 def test_items_are_found_by_their_ids_the_newest_of_each(database: StateDatabase) -> None:
@@ -194,22 +190,16 @@ def test_what_was_used_longest_ago_makes_room(tmp_path: Path, clock: Clock) -> N
     assert (tmp_path / "responses.db").stat().st_size <= MIB
 
 
-def test_what_is_too_large_is_refused_and_costs_nobody_anything(tmp_path: Path, clock: Clock) -> None:
-    database = opened(tmp_path, clock, max_mib=1)
-    database.save_objects(stored("a"))
-    with pytest.raises(DatabaseFullError):
-        database.save_objects(stored("b", asked="x" * MIB))
-    assert database.find_response("t", rid("a")) is not None
-    assert database.find_response("t", rid("b")) is None
-    database.close()
-
-
-def test_what_runs_makes_no_room(tmp_path: Path, clock: Clock) -> None:
+def test_what_is_too_large_is_refused_and_costs_nobody_anything_and_what_runs_makes_no_room(
+    tmp_path: Path, clock: Clock
+) -> None:
     database = opened(tmp_path, clock, max_mib=1)
     for name in ("a", "b"):
         database.save_objects(stored(name, status="queued", asked="x" * 400_000))
-    with pytest.raises(DatabaseFullError):
-        database.save_objects(stored("c", asked="x" * 400_000))
+    for size in (400_000, MIB):
+        with pytest.raises(DatabaseFullError):
+            database.save_objects(stored("c", asked="x" * size))
+    assert database.find_response("t", rid("c")) is None
     clock.now += 2 * HOUR
     database.sweep_expired()
     assert database.count_stored().responses == 2
@@ -266,11 +256,6 @@ def test_the_file_is_its_owners_alone_and_a_damaged_or_newer_one_is_left_alone(t
     assert not is_damaged(sqlite3.OperationalError("disk I/O error"))
 
 
-def tables_of(path: Path) -> list[str]:
-    with contextlib.closing(sqlite3.connect(path)) as db:
-        return [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-
-
 @pytest.mark.parametrize("version", range(1, RESPONSES_SCHEMA_VERSION))
 def test_a_file_of_before_the_first_release_is_refused_and_stays(tmp_path: Path, version: int) -> None:
     path = tmp_path / "responses.db"
@@ -284,18 +269,18 @@ def test_a_file_of_before_the_first_release_is_refused_and_stays(tmp_path: Path,
         f"a Roundhouse of before 0.1.0 wrote it (schema version {version}, this one reads {RESPONSES_SCHEMA_VERSION}): "
         "run that one, or move the file away"
     )
-    assert not is_damaged(caught.value)
-    assert path.read_bytes() == before
-    path.rename(tmp_path / "away.db")
-    opened(tmp_path, Clock()).close()
+    assert (is_damaged(caught.value), path.read_bytes()) == (False, before)
 
 
 def test_tables_that_are_not_all_made_leave_the_file_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "responses.db"
+    def list_tables() -> list[str]:
+        with contextlib.closing(sqlite3.connect(tmp_path / "responses.db")) as db:
+            return [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+
     with monkeypatch.context() as patch:
         patch.setattr(schema, "_TABLES", schema._TABLES + "CREATE TABLE completions (number INTEGER);\n")
         with pytest.raises(sqlite3.OperationalError, match="already exists"):
             opened(tmp_path, Clock())
-    assert tables_of(path) == []
+    assert list_tables() == []
     opened(tmp_path, Clock()).close()
-    assert "completions" in tables_of(path)
+    assert "completions" in list_tables()

@@ -505,7 +505,7 @@ def adapted(backend: str, *, is_chat: bool = True, **fields: Any) -> dict[str, A
     return adapt_constraints(fields, made, is_chat=is_chat)
 
 
-def constraint_refusal(backend: str, *, is_chat: bool = True, **fields: Any) -> tuple[str, str | None]:
+def refused_form(backend: str, *, is_chat: bool = True, **fields: Any) -> tuple[str, str | None]:
     return refusal(lambda: adapted(backend, is_chat=is_chat, **fields))
 
 
@@ -546,11 +546,11 @@ def test_a_completions_response_format_is_a_schema_to_llama_cpp(backend: str) ->
     }
     assert adapted(backend, is_chat=False, response_format={"type": "text"}) == {"response_format": {"type": "text"}}
     assert adapted(backend, is_chat=True, response_format=FORMAT) == {"response_format": FORMAT}
-    assert constraint_refusal(backend, is_chat=False, response_format={"type": "x"}) == (
+    assert refused_form(backend, is_chat=False, response_format={"type": "x"}) == (
         "invalid_request",
         "response_format",
     )
-    assert constraint_refusal(backend, is_chat=False, response_format="x") == ("invalid_request", "response_format")
+    assert refused_form(backend, is_chat=False, response_format="x") == ("invalid_request", "response_format")
 
 
 @pytest.mark.parametrize("backend", LLAMA)
@@ -573,8 +573,8 @@ def test_a_completions_response_format_is_a_schema_to_llama_cpp(backend: str) ->
     ],
 )
 def test_what_llama_cpp_cannot_be_told(backend: str, fields: dict[str, Any], code: str, param: str) -> None:
-    assert constraint_refusal(backend, **fields) == (code, param)
-    assert constraint_refusal(backend, is_chat=False, **fields) == (code, param)
+    assert refused_form(backend, **fields) == (code, param)
+    assert refused_form(backend, is_chat=False, **fields) == (code, param)
 
 
 @pytest.mark.parametrize("backend", VLLM)
@@ -601,7 +601,7 @@ def test_vllms_newer_words(backend: str, fields: dict[str, Any], words: dict[str
 
 def test_vllm_is_told_one_form_and_any_other_engine_what_the_client_said() -> None:
     for backend in VLLM:
-        told = constraint_refusal(backend, guided_json=SCHEMA, structured_outputs={"regex": "a"})
+        told = refused_form(backend, guided_json=SCHEMA, structured_outputs={"regex": "a"})
         assert told == ("invalid_request", "structured_outputs")
     fields: dict[str, Any] = dict.fromkeys(CONSTRAINT_FIELDS, "x")
     assert adapted("openai_remote", **fields) == fields

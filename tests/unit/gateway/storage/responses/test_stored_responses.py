@@ -29,12 +29,9 @@ def refused(fields: dict[str, Any], *, keeps: bool = True) -> tuple[str | None, 
 @pytest.mark.parametrize(
     ("fields", "keeps", "stores"),
     [
-        ({}, True, True),
-        ({"store": None}, True, True),
-        ({"store": True}, True, True),
+        *((fields, True, True) for fields in ({}, {"store": None}, {"store": True})),
         ({"store": False}, True, False),
-        ({}, False, False),
-        ({"store": True}, False, False),
+        *((fields, False, False) for fields in ({}, {"store": True})),
     ],
 )
 def test_a_response_is_stored_unless_somebody_says_no(fields: dict[str, Any], keeps: bool, stores: bool) -> None:
@@ -43,17 +40,13 @@ def test_a_response_is_stored_unless_somebody_says_no(fields: dict[str, Any], ke
 
 
 def test_what_goes_on_without_its_client_must_be_stored() -> None:
-    assert RequestOptions.of({"background": True}, can_store=True) == RequestOptions(
-        None, (), is_stored=True, is_background=True
-    )
+    kept = RequestOptions(None, (), is_stored=True, is_background=True)
+    assert RequestOptions.of({"background": True}, can_store=True) == kept
     assert RequestOptions.of({"background": False, "store": False}, can_store=True) == RequestOptions(None, ())
     assert refused({"background": True, "store": False})[0] == "background"
     assert "this gateway stores none" in refused({"background": True}, keeps=False)[1]
-
-
-@pytest.mark.parametrize("field", ["store", "background", "previous_response_id"])
-def test_a_field_of_another_kind_is_refused(field: str) -> None:
-    assert refused({field: 1})[0] == field
+    for field in ("store", "background", "previous_response_id"):
+        assert refused({field: 1})[0] == field, "another kind of value"
 
 
 def test_references_are_found_where_they_are_and_bounded() -> None:
@@ -173,15 +166,12 @@ def test_last_events_are_stored_before_readers_get_them(before: int) -> None:
     assert stored.read_block(before) == events(before, 2)
 
 
-def test_it_takes_little_room() -> None:
+async def test_it_takes_little_room_and_a_reader_of_what_is_over_ends() -> None:
     log = EventLog()
     head = b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta","item_id":"msg_0123456789"'
     for number in range(5000):
         log.append_events(head + b',"content_index":0,"delta":"word","sequence_number":%d}\n\n' % number)
     assert len(log.to_stored()) < 20 * 5000
-
-
-async def test_a_reader_of_what_is_over_ends() -> None:
     log = EventLog(5)
     log.append_events(events(5, 2))
     log.end()
@@ -217,16 +207,14 @@ def test_the_last_one_is_remembered_with_all_that_it_continues() -> None:
     assert recent.find_history("b") is None
 
 
-def go_on(recent: RecentResponse) -> None:
-    """Twelve responses, each continuing the one before."""
-    for before, name in itertools.pairwise([None, *"abcdefghijkl"]):
-        assert name is not None
-        made(name, recent, before)
-
-
 @pytest.mark.parametrize("bounds", [HistoryBounds(1_000), HistoryBounds(10_000, items=5)])
 def test_a_conversation_that_is_too_long_goes_no_further(bounds: HistoryBounds) -> None:
     recent = RecentResponse(bounds)
-    assert refusal(lambda: go_on(recent)) == ("invalid_request", "previous_response_id")
+
+    def go_on() -> None:
+        for before, name in itertools.pairwise([None, *"abcdefghijkl"]):
+            made(present(name), recent, before)
+
+    assert refusal(go_on) == ("invalid_request", "previous_response_id")
     made("another", recent)
     assert recent.find_history("another") is not None
