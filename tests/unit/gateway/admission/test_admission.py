@@ -52,23 +52,13 @@ def test_the_least_taken_replica_then_the_one_with_the_same_beginning_then_the_o
 
 
 @pytest.mark.parametrize(("texts", "places"), [("uvwxyz", "ababab"), ("uuuvvvuv", "aaabbbab")])
-def test_what_begins_alike_stays_where_its_cache_is_and_a_system_prompt_alone_does_not_count(
-    texts: str, places: str
-) -> None:
+def test_what_begins_alike_stays_where_its_cache_is(texts: str, places: str) -> None:
     harness = harness_of("ab", target=2)
     for text, place in zip(texts, places, strict=True):
         messages = [{"role": "system", "content": "be nice"}, {"role": "user", "content": text}]
         ticket = harness.come(prefix=prefix_keys({"messages": messages}))
         assert where(ticket) == place
         harness.leave(ticket)
-
-
-def test_of_two_the_one_that_had_the_same_beginning_also_for_who_waited() -> None:
-    harness = harness_of("ab")
-    assert [where(harness.come(prefix=[number])) for number in (1, 2)] == ["a", "b"]
-    waiting = harness.come(prefix=[2])
-    assert waiting.state == "waiting", "the one that it prefers is full, as the other one is"
-    assert who(harness.table(route_of("m", ["a", "b"], target=2))) == [(waiting, "b")]
 
 
 @pytest.mark.parametrize(("before", "after"), [("a", "ab"), ("ab", "bc")], ids=["the only one", "gone"])
@@ -79,11 +69,23 @@ def test_what_the_only_replica_or_one_that_is_gone_has_served_is_not_remembered(
     assert where(harness.come(prefix=[1])) == "b"
 
 
-def test_the_slot_that_is_freed_goes_to_who_waits_not_to_who_comes() -> None:
+def test_the_slot_that_is_freed_goes_to_who_waits() -> None:
     harness = harness_of("a")
     inside, waiting = harness.come(), harness.come()
     assert who(harness.leave(inside)) == [(waiting, "a")]
     assert harness.come().state == "waiting"
+    # Of two the one that had the same beginning also for who waited.
+    harness = harness_of("ab")
+    assert [where(harness.come(prefix=[number])) for number in (1, 2)] == ["a", "b"]
+    waiting = harness.come(prefix=[2])
+    assert waiting.state == "waiting", "the one that it prefers is full, as the other one is"
+    assert who(harness.table(route_of("m", ["a", "b"], target=2))) == [(waiting, "b")]
+    # A smaller table takes nothing away and admits nobody until there is room.
+    harness = harness_of("a", target=3)
+    tickets = [harness.come() for _ in range(5)]
+    assert harness.table(route_of("m", ["a"], target=1)) == []
+    assert [harness.leave(tickets[0]), harness.leave(tickets[1])] == [[], []]
+    assert who(harness.leave(tickets[2])) == [(tickets[3], "a")]
 
 
 def test_places_count_who_is_served_as_the_first() -> None:
@@ -95,6 +97,15 @@ def test_places_count_who_is_served_as_the_first() -> None:
     harness.leave(first[0])
     assert harness.come().place == QueuePlace(3, 3, 4000)
     assert harness.come("bob").place == QueuePlace(2, 4, 2000), "bob has had nothing yet"
+    # Service times of requests that were retried are no history.
+    harness = harness_of("ab")
+    ticket = harness.come()
+    harness.admission.retry_ticket(ticket, harness.now, is_refused=True)
+    harness.now += 100
+    harness.leave(ticket)
+    harness.come()
+    harness.come()
+    assert harness.come().place == QueuePlace(2, 2, None)
 
 
 def test_a_model_that_is_being_loaded_lets_them_wait_until_it_is() -> None:
@@ -145,8 +156,8 @@ def test_beyond_the_bound_nobody_waits(
 
 def test_who_is_refused_for_the_bound_is_told_the_place_and_the_wait_that_it_would_have_had() -> None:
     harness = harness_of("a", target=2, queue_limit=3)
+    assert Ticket(None, "m", "alice", 1.0, 1).place is None
     first, late = harness.come(), Ticket(None, "m", "alice", 1.0, 1)
-    assert late.place is None
     harness.now += 10
     harness.leave(first)
     for _ in range(5):
@@ -168,14 +179,6 @@ def test_leaving_is_idempotent_wherever_one_is() -> None:
     assert (harness.admission.slots_in_use, harness.admission.slots_in_use_by_model) == ({"a": 1}, {"m": 1})
     harness.leave(other)
     assert [harness.admission.slots_in_use, harness.admission.slots_in_use_by_model, depths] == [{}, {}, {}]
-
-
-def test_a_smaller_table_takes_nothing_away_and_admits_nobody_until_there_is_room() -> None:
-    harness = harness_of("a", target=3)
-    tickets = [harness.come() for _ in range(5)]
-    assert harness.table(route_of("m", ["a"], target=1)) == []
-    assert [harness.leave(tickets[0]), harness.leave(tickets[1])] == [[], []]
-    assert who(harness.leave(tickets[2])) == [(tickets[3], "a")]
 
 
 def test_a_table_without_a_replica_or_model_keeps_who_is_inside_and_who_waits() -> None:
@@ -205,9 +208,7 @@ def test_a_loaded_model_without_a_replica_is_unreachable() -> None:
         harness.come()
     assert error.value.retry_after_s is None
     assert harness.leave(inside) == []
-
-
-def test_requests_without_a_slot_go_where_the_least_is_inside() -> None:
+    # Requests without a slot go where the least is inside.
     harness = harness_of("ab")
     route = harness.routes.models["m"]
     chosen = [harness.admission.choose_replica(route, harness.now).replica for _ in range(3)]
@@ -220,18 +221,16 @@ def test_requests_without_a_slot_go_where_the_least_is_inside() -> None:
         harness.admission.choose_replica(harness.routes.models["m"], harness.now)
 
 
-def test_service_times_of_requests_that_were_retried_are_no_history() -> None:
-    harness = harness_of("ab")
-    ticket = harness.come()
-    harness.admission.retry_ticket(ticket, harness.now, is_refused=True)
-    harness.now += 100
-    harness.leave(ticket)
-    harness.come()
-    harness.come()
-    assert harness.come().place == QueuePlace(2, 2, None)
-
-
-def test_nobody_owes_anything_for_what_was_served_while_nobody_else_came() -> None:
+def test_who_owes_goes_on_owing_while_somebody_is_inside_and_no_longer() -> None:
+    harness = harness_of("a", target=2)
+    greedy, steady = harness.come("alice"), harness.come("bob")
+    harness.now += 1_000
+    harness.leave(greedy)
+    filler = harness.come("carol")
+    waiting = {tenant: harness.come(tenant) for tenant in ("alice", "dave")}
+    assert who(harness.leave(filler)) == [(waiting["dave"], "a")]
+    assert who(harness.leave(steady)) == [(waiting["alice"], "a")]
+    # Nobody owes anything for what was served while nobody else came.
     harness = harness_of("a")
     greedy = harness.come("alice")
     harness.now += 10_000
@@ -246,17 +245,6 @@ def test_nobody_owes_anything_for_what_was_served_while_nobody_else_came() -> No
     assert order == ["alice", "bob", "alice", "bob"]
 
 
-def test_who_owes_goes_on_owing_while_somebody_is_inside() -> None:
-    harness = harness_of("a", target=2)
-    greedy, steady = harness.come("alice"), harness.come("bob")
-    harness.now += 1_000
-    harness.leave(greedy)
-    filler = harness.come("carol")
-    waiting = {tenant: harness.come(tenant) for tenant in ("alice", "dave")}
-    assert who(harness.leave(filler)) == [(waiting["dave"], "a")]
-    assert who(harness.leave(steady)) == [(waiting["alice"], "a")]
-
-
 def test_a_storm_leaks_nothing() -> None:
     admission = Admission(queue_limit=10_000)
     harness = AdmissionHarness(admission)
@@ -266,9 +254,7 @@ def test_a_storm_leaks_nothing() -> None:
     for ticket in reversed(tickets):
         harness.leave(ticket)
     assert (admission.depths, admission.slots_in_use, repr(admission)) == ({}, {}, "Admission(m: a 0/2, b 0/2)")
-
-
-def test_a_grant_names_whose_ticket_it_is() -> None:
+    # A grant names whose ticket it is.
     harness = harness_of("a")
     inside, owner = harness.come(), object()
     waiting = Ticket(owner, "m", "alice", 1.0, 1)
@@ -349,7 +335,7 @@ def test_one_that_broke_is_not_tried_again_while_another_is_left_though_it_is_bu
     assert who(full.leave(other)) == [(ticket, "b")]
 
 
-def test_another_replica_is_one_that_is_routed_and_not_left_out_though_it_is_full() -> None:
+def test_other_replicas() -> None:
     harness = AdmissionHarness()
     harness.table(route_of("m", ["a"]), route_of("other", ["o"]))
     assert not harness.admission.has_other_replica("m", "a", harness.now)
@@ -359,9 +345,7 @@ def test_another_replica_is_one_that_is_routed_and_not_left_out_though_it_is_ful
     assert harness.admission.has_other_replica("m", "a", harness.now)
     _leave_out(harness, "b")
     assert not harness.admission.has_other_replica("m", "a", harness.now)
-
-
-def test_a_request_without_a_slot_is_tried_elsewhere_and_where_it_broke_only_if_no_other_is_left() -> None:
+    # A request without a slot is tried elsewhere and where it broke only if no other is left.
     harness = harness_of("ab", target=2)
     route = harness.routes.models["m"]
     harness.come(), harness.come(), harness.come()
@@ -500,11 +484,21 @@ def test_who_waits_for_a_trial_that_fails_is_told(refused: bool) -> None:
     assert harness.leave(trial) == []
 
 
-def test_a_trial_that_ends_without_an_answer_makes_the_next_one_the_trial() -> None:
+def test_trials_that_end_without_an_answer_or_fail() -> None:
     harness = on_trial("a", target=3)
     trial, *waiting = [harness.come() for _ in range(3)]
     assert who(harness.leave(trial)) == [(waiting[0], "a")]
     assert waiting[1].state == "waiting"
+    # A trial that fails sends its request elsewhere.
+    harness = harness_of("ab", target=2)
+    harness.come(), harness.come()
+    _leave_out(harness, "a")
+    harness.now += FIRST_PAUSE_S
+    trial = harness.come()
+    assert where(trial) == "a"
+    assert _again(harness, trial, refused=True) == "b"
+    harness.now += FIRST_PAUSE_S
+    assert harness.come().state == "waiting", "the pause has doubled"
 
 
 def test_a_retry_does_not_wait_for_a_trial_where_it_may_try_now_and_may_be_the_trial() -> None:
@@ -519,18 +513,6 @@ def test_a_retry_does_not_wait_for_a_trial_where_it_may_try_now_and_may_be_the_t
     assert _again(harness, ticket, refused=True) == "b"
 
 
-def test_a_trial_that_fails_sends_its_request_elsewhere() -> None:
-    harness = harness_of("ab", target=2)
-    harness.come(), harness.come()
-    _leave_out(harness, "a")
-    harness.now += FIRST_PAUSE_S
-    trial = harness.come()
-    assert where(trial) == "a"
-    assert _again(harness, trial, refused=True) == "b"
-    harness.now += FIRST_PAUSE_S
-    assert harness.come().state == "waiting", "the pause has doubled"
-
-
 def test_what_is_held_against_a_replica_goes_with_it_and_it_is_not_preferred_meanwhile() -> None:
     harness = harness_of("ab")
     harness.leave(harness.come(prefix=[1]))
@@ -543,7 +525,7 @@ def test_what_is_held_against_a_replica_goes_with_it_and_it_is_not_preferred_mea
     assert {where(harness.come()) for _ in range(2)} == {"a", "b"}
 
 
-def test_a_request_takes_as_many_slots_as_it_asks_for_answers() -> None:
+def test_a_request_takes_as_many_slots_as_it_has_choices() -> None:
     harness = harness_of("ab", target=4)
     three = harness.come(slots=3)
     assert where(three) == "a"
@@ -554,15 +536,20 @@ def test_a_request_takes_as_many_slots_as_it_asks_for_answers() -> None:
     assert harness.leave(three) == [(two, two.replica.endpoint)]
     assert where(two) == "a"
     assert harness.admission.slots_in_use == {"a": 2, "b": 4}, "requests, however many slots they take"
-
-
-def test_more_than_a_replica_has_is_all_that_it_has() -> None:
+    # More than a replica has is all that it has.
     harness = harness_of("a", target=2)
     large = harness.come(slots=4)
     assert (where(large), harness.come().state) == ("a", "waiting")
     harness.table(route_of("m", ["a"], target=4))
     assert len(harness.leave(large)) == 0, "it was let in by the table"
     assert harness.admission.slots_in_use == {"a": 1}
+    # Slots are what tenants pay for.
+    harness = harness_of("a", target=4, queue_limit=100)
+    first = harness.come("alice", slots=4)
+    queue = [harness.come(name, slots=slots) for _ in range(4) for name, slots in (("alice", 4), ("bob", 1))]
+    harness.now += 10
+    harness.leave(first)
+    assert [ticket.tenant for ticket in queue if ticket.state == "inside"] == ["bob"] * 4
 
 
 def test_a_large_request_is_overtaken_eight_times_and_then_waited_for() -> None:
@@ -578,9 +565,7 @@ def test_a_large_request_is_overtaken_eight_times_and_then_waited_for() -> None:
         inside += [grant for grant, _ in harness.leave(inside.pop(0)) if grant is not large]
     assert overtaken == 8
     assert harness.admission.slots_in_use == {"a": 1}, "it is alone, because nobody went in once it was kept for it"
-
-
-def test_nothing_is_kept_for_a_large_request_that_left_the_queue() -> None:
+    # Nothing is kept for a large request that left the queue.
     harness = harness_of("a", target=4, queue_limit=100)
     inside = [harness.come() for _ in range(3)]
     large = harness.come("bob", slots=4)
@@ -606,15 +591,6 @@ def test_of_several_replicas_one_is_kept_for_it_and_the_others_go_on() -> None:
     assert sum(entered_per_round) - 1 > 8, "the other replica was not kept from anybody"
     assert harness.admission.slots_in_use[kept] == 1
     assert harness.admission.slots_in_use[other] >= 3
-
-
-def test_slots_are_what_tenants_pay_for() -> None:
-    harness = harness_of("a", target=4, queue_limit=100)
-    first = harness.come("alice", slots=4)
-    queue = [harness.come(name, slots=slots) for _ in range(4) for name, slots in (("alice", 4), ("bob", 1))]
-    harness.now += 10
-    harness.leave(first)
-    assert [ticket.tenant for ticket in queue if ticket.state == "inside"] == ["bob"] * 4
 
 
 def _open() -> CircuitBreaker:

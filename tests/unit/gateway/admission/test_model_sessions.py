@@ -74,17 +74,6 @@ def test_turns_go_home_whoever_had_the_last_request() -> None:
     assert (present(ticket.session).decision, ticket.engine_slot) == (None, None), "a model that keeps no sessions"
 
 
-def test_a_slot_is_named_by_everybody_in_a_replica_with_sessions_and_nobody_else() -> None:
-    assert harness("m-0").come().engine_slot is None
-    gateway = harness("m-0")
-    first = gateway.come(session=claim_of("a"))
-    stranger = gateway.come()
-    assert (first.engine_slot, stranger.engine_slot) == (1, 0)
-    gateway.leave(first)
-    assert gateway.come(slots=2).state == "waiting"
-    gateway.leave(stranger)
-
-
 def test_who_takes_several_slots_names_none_and_nobody_does_meanwhile() -> None:
     gateway = harness("m-0", target=3)
     gateway.leave(gateway.come(session=claim_of("a")))
@@ -95,9 +84,7 @@ def test_who_takes_several_slots_names_none_and_nobody_does_meanwhile() -> None:
     gateway.leave(several)
     gateway.leave(ticket)
     assert gateway.come(session=claim_of("a")).engine_slot == 2
-
-
-def test_a_request_that_was_inside_before_the_first_session_has_an_unknown_slot() -> None:
+    # A request that was inside before the first session has an unknown slot.
     gateway = harness("m-0")
     earlier, ticket = gateway.come(), gateway.come(session=claim_of("a"))
     assert ticket.engine_slot is None
@@ -105,9 +92,18 @@ def test_a_request_that_was_inside_before_the_first_session_has_an_unknown_slot(
     gateway.leave(ticket)
     again = gateway.come(session=claim_of("a"))
     assert (again.engine_slot, present(again.session).decision) == (1, "rebuilt"), "it may be in any slot"
+    # A slot is named by everybody in a replica with sessions and nobody else.
+    assert harness("m-0").come().engine_slot is None
+    gateway = harness("m-0")
+    first = gateway.come(session=claim_of("a"))
+    stranger = gateway.come()
+    assert (first.engine_slot, stranger.engine_slot) == (1, 0)
+    gateway.leave(first)
+    assert gateway.come(slots=2).state == "waiting"
+    gateway.leave(stranger)
 
 
-def test_a_fifth_session_drops_the_one_used_longest_ago_and_there_are_no_more_than_slots() -> None:
+def test_which_sessions_lose_their_slots() -> None:
     gateway = harness("m-0", target=5)
     for name in "abcde":
         assert turn(gateway, name, "x") == ("m-0", "new")
@@ -118,9 +114,7 @@ def test_a_fifth_session_drops_the_one_used_longest_ago_and_there_are_no_more_th
     for name in "abc":
         turn(gateway, name, "x")
     assert [turn(gateway, name, "x", "y")[1] for name in "cba"] == ["reused", "reused", "new"]
-
-
-def test_a_stranger_takes_the_slot_of_the_session_that_paused_for_longest_only_if_it_must() -> None:
+    # A stranger takes the slot of the session that paused for longest only if it must.
     gateway = harness("m-0", target=3)
     for name in "ab":
         turn(gateway, name, "x")
@@ -133,7 +127,7 @@ def test_a_stranger_takes_the_slot_of_the_session_that_paused_for_longest_only_i
     assert all(ticket.state == "inside" for ticket in inside)
 
 
-def test_sessions_of_a_replica_that_goes_are_rebuilt_elsewhere() -> None:
+def test_sessions_of_replicas_that_go() -> None:
     gateway = harness()
     (name,) = at_home_in("m-1")
     assert turn(gateway, name, "x") == ("m-1", "new")
@@ -142,6 +136,23 @@ def test_sessions_of_a_replica_that_goes_are_rebuilt_elsewhere() -> None:
     assert turn(gateway, name, "x", "y", "z") == ("m-0", "reused")
     gateway.table(route_with_sessions(["m-0", "m-1"]))
     assert turn(gateway, name, "x", "y", "z") == ("m-0", "reused"), "a new replica takes no cache away"
+    # A replica that is left out is nobodys home.
+    gateway = harness()
+    (name,) = at_home_in("m-1")
+    turn(gateway, name, "x")
+    for _ in range(3):
+        gateway.admission.record_failure("m-1", gateway.now + 1)
+    assert turn(gateway, name, "x", "y") == ("m-0", "rebuilt")
+    gateway.now += 60
+    gateway.admission.record_answer("m-1", gateway.now)
+    assert turn(gateway, name, "x", "y", "z") == ("m-1", "reused"), "it has the beginning still"
+    # An unload drops sessions and a crash does not.
+    for state, decision in ((ModelState.UNLOADED, "new"), (ModelState.FAILED, "rebuilt")):
+        gateway = harness("m-0")
+        turn(gateway, "a", "x")
+        gateway.table(route_with_sessions((), state=state))
+        gateway.table(route_with_sessions(["m-0"]))
+        assert turn(gateway, "a", "x", "y") == ("m-0", decision)
 
 
 def test_a_session_stays_where_its_last_turn_took_it() -> None:
@@ -154,27 +165,6 @@ def test_a_session_stays_where_its_last_turn_took_it() -> None:
     for stranger in strangers:
         gateway.leave(stranger)
     assert turn(gateway, name, "x", "y", "z", tokens=3_000) == (elsewhere, "reused")
-
-
-def test_an_unload_drops_sessions_and_a_crash_does_not() -> None:
-    for state, decision in ((ModelState.UNLOADED, "new"), (ModelState.FAILED, "rebuilt")):
-        gateway = harness("m-0")
-        turn(gateway, "a", "x")
-        gateway.table(route_with_sessions((), state=state))
-        gateway.table(route_with_sessions(["m-0"]))
-        assert turn(gateway, "a", "x", "y") == ("m-0", decision)
-
-
-def test_a_replica_that_is_left_out_is_nobodys_home() -> None:
-    gateway = harness()
-    (name,) = at_home_in("m-1")
-    turn(gateway, name, "x")
-    for _ in range(3):
-        gateway.admission.record_failure("m-1", gateway.now + 1)
-    assert turn(gateway, name, "x", "y") == ("m-0", "rebuilt")
-    gateway.now += 60
-    gateway.admission.record_answer("m-1", gateway.now)
-    assert turn(gateway, name, "x", "y", "z") == ("m-1", "reused"), "it has the beginning still"
 
 
 def busy_home(gateway: AdmissionHarness, *, tokens: int = 20_000, slots: int = 2) -> list[Ticket]:
@@ -200,9 +190,7 @@ def test_a_turn_waits_for_its_full_home_as_long_as_that_costs_less() -> None:
     assert ticket.state == "waiting", "20 s to compute again, and 8 s to wait at most"
     assert who(gateway.leave(inside[0])) == [(ticket, "m-1")]
     assert present(ticket.session).decision == "reused"
-
-
-def test_a_turn_that_has_waited_as_long_as_computing_takes_goes_elsewhere() -> None:
+    # A turn that has waited as long as computing takes goes elsewhere.
     gateway = harness(session_binding=None)
     busy_home(gateway)
     ticket = gateway.come(session=claim_of(AT_HOME, ("x", "y")))
@@ -258,9 +246,7 @@ def test_the_slot_of_the_session_that_has_paused_for_longest_goes_first() -> Non
     assert session(slots, b"c", None, 2.0) == (1, b"a")
     assert slots.place_stranger((), 3.0) == (0, b"b")
     assert session(slots, b"d", None, 4.0) == (1, b"c")
-
-
-def test_a_session_is_protected_from_strangers_for_a_while() -> None:
+    # A session is protected from strangers for a while.
     slots = EngineSlots(2, 0)
     session(slots, b"a", None, 0.0)
     assert [stranger(slots, at) for at in (1.0, PROTECTED_S - 1)] == [0, 0]
@@ -293,7 +279,7 @@ def choose_home(key: bytes, replicas: list[str]) -> str:
     return max(replicas, key=lambda replica: rendezvous_score(key, replica))
 
 
-def test_sessions_are_spread_and_only_those_of_a_replica_that_goes_move() -> None:
+def test_sessions_are_spread_the_same_in_every_gateway_and_only_those_of_a_replica_that_goes_move() -> None:
     keys = [number.to_bytes(16, "big") for number in range(400)]
     replicas = ["m-0", "m-1", "m-2", "m-3"]
     before = {key: choose_home(key, replicas) for key in keys}
@@ -301,9 +287,6 @@ def test_sessions_are_spread_and_only_those_of_a_replica_that_goes_move() -> Non
     after = {key: choose_home(key, replicas[:-1]) for key in keys}
     assert all(after[key] == home for key, home in before.items() if home != "m-3")
     assert {home for key, home in after.items() if before[key] == "m-3"} == {"m-0", "m-1", "m-2"}
-
-
-def test_a_home_is_the_same_in_every_gateway() -> None:
     assert choose_home(bytes(16), ["m-3", "m-1", "m-0", "m-2"]) == choose_home(bytes(16), ["m-0", "m-1", "m-2", "m-3"])
     assert rendezvous_score(bytes(16), "m-0") == 15899497991274220434
 
@@ -330,7 +313,7 @@ SLOTS, MEAN_S, TOKEN_S = 4, 8.0, 0.001
         (2, 3, 0, 0, 0.0, False),
     ],
 )
-def test_a_turn_leaves_home_when_waiting_costs_more_than_computing_again(
+def test_when_a_turn_leaves_home(
     taken: int, other_taken: int, tokens: int, other_tokens: int, waited_s: float, leaves: bool
 ) -> None:
     home = ReplicaLoad(taken, taken < SLOTS, tokens)

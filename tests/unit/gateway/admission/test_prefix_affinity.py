@@ -56,7 +56,7 @@ def test_parts_tools_and_roles_count() -> None:
     assert [prefix_keys(body)[0] for body in bodies] == keys
 
 
-def test_a_key_of_the_clients_own_comes_first() -> None:
+def test_what_comes_first() -> None:
     plain = prefix_keys(_said("hello"))
     keyed = prefix_keys(_said("hello") | {"prompt_cache_key": "agent-7"})
     other = prefix_keys({"input": "good-bye", "prompt_cache_key": "agent-7"})
@@ -65,6 +65,12 @@ def test_a_key_of_the_clients_own_comes_first() -> None:
     assert prefix_keys({"prompt_cache_key": "agent-8"}) != other
     for nothing in ("", None, 7, ["a"]):
         assert prefix_keys(_said("hello") | {"prompt_cache_key": nothing}) == plain
+    # Anthropics system is a part of every beginning.
+    plain = prefix_keys(_said("hello"))
+    first, second = (prefix_keys(_said("hello") | {"system": text}) for text in ("be nice", "be rude"))
+    assert len(first) == len(second) == 1
+    assert len({*plain, *first, *second}) == 3
+    assert prefix_keys(_said("hello", "more") | {"system": "be nice"})[1:] == first
 
 
 def test_what_a_translation_has_read_has_a_key_for_each_turn() -> None:
@@ -89,14 +95,6 @@ def test_what_a_translation_has_read_has_a_key_for_each_turn() -> None:
         read(system, Assistant("", calls=(Call("c", "f", "{}"),))),
     ]
     assert len({key for keys in [before, *others] for key in keys}) == len(others) + 1
-
-
-def test_anthropics_system_is_a_part_of_every_beginning() -> None:
-    plain = prefix_keys(_said("hello"))
-    first, second = (prefix_keys(_said("hello") | {"system": text}) for text in ("be nice", "be rude"))
-    assert len(first) == len(second) == 1
-    assert len({*plain, *first, *second}) == 3
-    assert prefix_keys(_said("hello", "more") | {"system": "be nice"})[1:] == first
 
 
 SYSTEM = {"role": "system", "content": "be nice"}
@@ -124,7 +122,7 @@ def test_what_is_alike_in_its_system_prompt_alone_shares_no_key(ask: Any) -> Non
     assert ask("hello") == first
 
 
-def test_a_system_prompt_alone_has_no_key_and_a_later_one_is_a_message_like_others() -> None:
+def test_system_prompts_have_no_keys() -> None:
     assert prefix_keys({"messages": [SYSTEM, DEVELOPER]}) == []
     assert prefix_keys({"messages": [], "system": "be nice"}) == []
     said = {"role": "user", "content": "hello"}
@@ -132,9 +130,7 @@ def test_a_system_prompt_alone_has_no_key_and_a_later_one_is_a_message_like_othe
     assert len(keys) == 3
     assert keys[2:] == prefix_keys({"messages": [SYSTEM, said]})
     assert keys[2:] != prefix_keys({"messages": [said]}), "what it is a beginning of"
-
-
-def test_a_long_system_prompt_leaves_the_most_keys_to_what_follows() -> None:
+    # A long system prompt leaves the most keys to what follows.
     said = [{"role": "user", "content": str(number)} for number in range(MOST_KEYS)]
     assert len(prefix_keys({"messages": [SYSTEM, *said]})) == MOST_KEYS - 1
     assert prefix_keys({"messages": [SYSTEM] * MOST_KEYS + said}) == []
@@ -146,9 +142,7 @@ def test_a_long_system_prompt_leaves_the_most_keys_to_what_follows() -> None:
     st.lists(st.text(max_size=5), min_size=1, max_size=5),
     st.lists(st.text(max_size=5), min_size=1, max_size=5),
 )
-def test_conversations_share_as_many_keys_as_they_share_messages_that_follow_the_system_prompt(
-    system: list[dict[str, Any]], first: list[str], second: list[str]
-) -> None:
+def test_conversations_share_keys(system: list[dict[str, Any]], first: list[str], second: list[str]) -> None:
     keys = [prefix_keys({"messages": [*system, *_said(*texts)["messages"]]})[::-1] for texts in (first, second)]
     shared = 0
     while shared < min(len(first), len(second)) and first[shared] == second[shared]:
@@ -158,13 +152,15 @@ def test_conversations_share_as_many_keys_as_they_share_messages_that_follow_the
     assert not {*keys[0][shared:]} & {*keys[1][shared:]}
 
 
-def test_a_prompt_has_a_key_for_each_whole_block() -> None:
+def test_a_prompt_has_a_key_for_each_whole_block_up_to_a_bound() -> None:
     text = "".join(chr(97 + number % 26) for number in range(BLOCK * 3 + 5))
     keys = prefix_keys({"prompt": text})
     assert len(keys) == 3
     assert prefix_keys({"prompt": text[: BLOCK * 2] + "!" * BLOCK})[1:] == keys[1:]
     assert prefix_keys({"prompt": text[: BLOCK * 2] + "!" * BLOCK})[0] != keys[0]
     assert prefix_keys({"prompt": "!" + text}) != keys
+    assert len(prefix_keys(_said(*map(str, range(10_000))))) == MOST_KEYS
+    assert len(prefix_keys({"prompt": "x" * 5_000_000})) == MOST_KEYS
 
 
 @pytest.mark.parametrize(
@@ -172,11 +168,6 @@ def test_a_prompt_has_a_key_for_each_whole_block() -> None:
 )
 def test_other_shapes_have_none(fields: dict[str, Any]) -> None:
     assert prefix_keys(fields) == []
-
-
-def test_keys_are_bounded() -> None:
-    assert len(prefix_keys(_said(*map(str, range(10_000))))) == MOST_KEYS
-    assert len(prefix_keys({"prompt": "x" * 5_000_000})) == MOST_KEYS
 
 
 class _Watched(list[Any]):

@@ -41,11 +41,21 @@ def test_the_greatest_limit_of_an_answer_counts(fields: dict[str, Any], max_toke
     assert read_demand(100, 100, fields, 2) == TokenDemand(100, False, max_tokens, 2)
 
 
-def test_media_are_no_text() -> None:
+def test_media_are_no_text_and_learned_apart() -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 20_000}}
     fields = {"messages": [{"role": "user", "content": [image]}]}
     assert read_demand(20_100, 20_100, fields, 1) == TokenDemand(20_100 - 20_022, True, None, 1)
     assert read_demand(1_000_000, 2_000, {}, 1) == TokenDemand(2_000, True, None, 1), "a large body's are left out"
+    estimator = TokenEstimator()
+    with_media = TokenDemand(1000, True, None, 1)
+    estimator.record_usage(demand(1000), 250, 10)
+    text = estimator.estimate_prompt(demand(1000))
+    before = estimator.estimate_prompt(with_media)
+    assert before > text + 1024
+    for _ in range(200):
+        estimator.record_usage(with_media, text + 300, 10)
+    assert estimator.estimate_prompt(with_media) == pytest.approx(text + 300 * MARGIN, rel=0.02)
+    assert estimator.estimate_prompt(demand(1000)) == text
 
 
 def test_of_an_unknown_model_a_byte_is_a_token() -> None:
@@ -69,19 +79,6 @@ def test_then_the_densest_prompt_of_about_that_size_counts_with_a_margin() -> No
     assert estimator.estimate_prompt(demand(1000)) == pytest.approx(100 * MARGIN + TEMPLATE_TOKENS, rel=0.05)
 
 
-def test_media_are_learned_apart() -> None:
-    estimator = TokenEstimator()
-    with_media = TokenDemand(1000, True, None, 1)
-    estimator.record_usage(demand(1000), 250, 10)
-    text = estimator.estimate_prompt(demand(1000))
-    before = estimator.estimate_prompt(with_media)
-    assert before > text + 1024
-    for _ in range(200):
-        estimator.record_usage(with_media, text + 300, 10)
-    assert estimator.estimate_prompt(with_media) == pytest.approx(text + 300 * MARGIN, rel=0.02)
-    assert estimator.estimate_prompt(demand(1000)) == text
-
-
 def test_an_overrun_raises_estimates_once_and_what_goes_well_lowers_them() -> None:
     estimator = TokenEstimator()
     estimator.record_usage(demand(1000), 250, 10)
@@ -97,7 +94,7 @@ def test_an_overrun_raises_estimates_once_and_what_goes_well_lowers_them() -> No
     assert estimator.estimate_prompt(demand(1000)) == before
 
 
-def test_nine_of_ten_answers_that_ended_by_themselves_took_no_more() -> None:
+def test_a_limit_is_reserved_where_it_is_one_and_nine_of_ten_answers_took_no_more() -> None:
     estimator = TokenEstimator()
     for tokens in range(1, 101):
         estimator.record_usage(demand(max_tokens=1000), 100, tokens)
@@ -172,7 +169,7 @@ def test_what_fits_goes_in_and_what_is_too_large_goes_in_alone() -> None:
     assert repr(pool) == f"0 of 0/{USABLE} tokens"
 
 
-def test_an_answer_with_a_limit_is_never_asked_about() -> None:
+def test_answers_with_a_limit_and_without() -> None:
     pool = TokenPool(CAPACITY)
     bounded, unbounded, unseen = ticket_of(100, answer=400), ticket_of(100), ticket_of(100)
     for ticket in (bounded, unbounded, unseen):
@@ -182,9 +179,7 @@ def test_an_answer_with_a_limit_is_never_asked_about() -> None:
     assert pool.begin_answer(unseen, is_counted=False) == NEVER
     assert pool.granted == 500 + 164 + 400
     assert pool.reserved == 500 + 400 + 400
-
-
-def test_an_answer_that_is_longer_than_expected_gets_more_while_there_is_room() -> None:
+    # An answer that is longer than expected gets more while there is room.
     pool = TokenPool(CAPACITY)
     ticket, other = ticket_of(100), ticket_of(100)
     enter(pool, ticket, other)

@@ -45,7 +45,7 @@ def schema_of(merged: dict[str, Any], path: str) -> Any:
 OWN = document({"/v1/models": answer(ref("Error"))}, {"Error": {"type": "object"}}, tags=[{"name": "models"}])
 
 
-def test_only_admin_paths_come_over_and_only_what_they_use() -> None:
+def test_only_admin_paths_come_over_and_neither_document_is_changed() -> None:
     controller = document(
         {
             "/v1/admin/models": answer(ref("List")),
@@ -64,9 +64,7 @@ def test_only_admin_paths_come_over_and_only_what_they_use() -> None:
         tags=[{"name": "internal"}, {"name": "admin", "description": "d"}, {"name": "models", "description": "other"}],
     )
     assert merge_documents(OWN, controller)["tags"] == [{"name": "models"}, {"name": "admin", "description": "d"}]
-
-
-def test_neither_document_is_changed() -> None:
+    # Neither document is changed.
     controller = document({"/v1/admin/models": answer(ref("Error"))}, {"Error": {"type": "string"}})
     before = copy.deepcopy((OWN, controller))
     merge_documents(OWN, controller)

@@ -39,9 +39,7 @@ def test_judge(new: RoutingTable, first: bool, verdict: TableVerdict) -> None:
     assert judge_table(None, new, first_of_connection=first) is TableVerdict.APPLY, "the first table of all"
 
 
-def test_a_newer_schema_is_refused_in_plain_words_and_a_newer_field_is_ignored(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_newer_schema_is_refused_and_a_newer_field_ignored(caplog: pytest.LogCaptureFixture) -> None:
     fields = json.loads(table(1, 1).model_dump_json())
     assert read_message(json.dumps(fields | {"colour": "green"})) == table(1, 1)
     with caplog.at_level(logging.ERROR):
@@ -56,16 +54,13 @@ def test_what_is_no_table_is_ignored(text: str) -> None:
     assert read_message(text) is None
 
 
-def test_what_is_wrong_with_a_table_is_told_without_what_it_holds(caplog: pytest.LogCaptureFixture) -> None:
+def test_how_often_links_are_tried_and_what_is_wrong_with_a_table(caplog: pytest.LogCaptureFixture) -> None:
     endpoint = {"replica": "m-0", "base_url": 7, "token": ["engine-secret"]}
     models = [route("m").model_dump(mode="json") | {"endpoints": [endpoint] * 20}]
     assert read_message(json.dumps(json.loads(table(1, 1).model_dump_json()) | {"models": models})) is None
     assert "models.0.endpoints.0.base_url: " in caplog.text
     assert "; and 35 more" in caplog.text
     assert "engine-secret" not in caplog.text
-
-
-def test_retries_start_soon_and_never_wait_long() -> None:
     delays = [retry_delay(attempt, 0.999) for attempt in range(50)]
     assert delays == sorted(delays)
     assert 0.05 <= retry_delay(0, 0.0) <= retry_delay(0, 0.999) <= 0.1
@@ -115,7 +110,7 @@ def test_a_server_is_no_model_and_the_table_routes_to_it() -> None:
     assert ledger.make_report("gw", routes("rh-i-mcp-time-0-b")).failed == {}
 
 
-def test_the_id_stays_and_starts_are_counted(tmp_path: Path) -> None:
+def test_the_id_stays_and_a_damaged_file_is_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = tmp_path / "state"
     assert take_identity(folder).epoch == 0
     assert not folder.exists(), "a gateway that stores nothing has none"
@@ -125,6 +120,12 @@ def test_the_id_stays_and_starts_are_counted(tmp_path: Path) -> None:
     assert first.id == second.id
     assert take_identity(tmp_path).id != first.id
     assert (folder / "gateway.json").stat().st_mode & 0o777 == 0o600
+    # A damaged file is replaced.
+    (tmp_path / "gateway.json").write_text('{"id": "gw-1"}')
+    with caplog.at_level(logging.WARNING):
+        first, second = take_identity(tmp_path), take_identity(tmp_path)
+    assert (first.id, first.epoch, second.epoch) == (second.id, 1, 2)
+    assert caplog.text.count("gateway.json is damaged") == 1
 
 
 def test_a_full_disk_changes_no_id(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -138,14 +139,6 @@ def test_a_full_disk_changes_no_id(tmp_path: Path, caplog: pytest.LogCaptureFixt
         assert (epochs, len(ids)) == ([1, 2, 3, 4, 5], 1)
         assert [path.name for path in disk.folder.iterdir()] == ["gateway.json"]
     assert not caplog.text
-
-
-def test_a_damaged_file_is_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "gateway.json").write_text('{"id": "gw-1"}')
-    with caplog.at_level(logging.WARNING):
-        first, second = take_identity(tmp_path), take_identity(tmp_path)
-    assert (first.id, first.epoch, second.epoch) == (second.id, 1, 2)
-    assert caplog.text.count("gateway.json is damaged") == 1
 
 
 def test_without_a_folder_each_start_is_a_gateway_of_its_own(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -82,16 +82,14 @@ def test_an_error_is_told_once_it_is_decided() -> None:
     assert verdicts(LIMITED, LIMITED, LIMITED, LIMITED) == [True] * 4
 
 
-def test_what_is_well_is_asked_ever_more_rarely_up_to_once_a_minute() -> None:
+def test_how_often_remotes_are_probed() -> None:
     gaps = [after(*[WELL] * count).gap_s for count in range(1, 9)]
     assert gaps == [2, 4, 8, 16, 32, 60, 60, 60]
     probes, health = 0, RemoteHealth()
     while health.next_probe_at < DAY_S:
         health, probes = after(WELL, health=health), probes + 1
     assert probes < 1450, "43,200 a day at two seconds"
-
-
-def test_what_fails_is_asked_at_once_again_and_then_more_rarely() -> None:
+    # What fails is asked at once again and then more rarely.
     health = after(*[WELL] * 8)
     gaps = []
     for _ in range(8):

@@ -86,12 +86,9 @@ def test_wrong_settings_are_refused_with_the_reason(monkeypatch: pytest.MonkeyPa
         GatewaySettings()
 
 
-def test_interfaces_to_containers_are_known_by_name() -> None:
+def test_interfaces_and_containers_are_known_by_their_marks(tmp_path: Path) -> None:
     names = ("docker0", "br-0123456789ab", "veth12ab", "virbr0", "eth0", "br-lan", "wlp3s0", "lo")
     assert [name for name in names if is_container_interface(name)] == list(names[:4])
-
-
-def test_a_container_is_known_by_its_mark(tmp_path: Path) -> None:
     mark = tmp_path / ".dockerenv"
     assert not is_in_container([mark])
     mark.touch()

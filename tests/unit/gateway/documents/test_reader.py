@@ -37,9 +37,14 @@ async def refused(reader: DocumentReader, data: bytes | str) -> str:
     return caught.value.message
 
 
-async def test_pages_are_told_in_order() -> None:
+async def test_pages_are_told_in_order_and_a_process_that_does_not_start_gives_its_place_back() -> None:
     texts = await DocumentReader().read_texts([part(make_pdf("One.", "", "Two.")), part(make_pdf("Three."))])
     assert texts == ["One.\n\nTwo.", "Three."]
+    # A process that does not start gives its place back.
+    reader = DocumentReader(("/nowhere/at-all",))
+    for _ in range(AT_ONCE + 1):
+        with pytest.raises(FileNotFoundError):
+            await asyncio.wait_for(reader.read_texts([part(b"x")]), DEADLINE_S)
 
 
 @pytest.mark.parametrize(
@@ -111,9 +116,7 @@ async def test_the_event_loop_goes_on_while_a_process_is_started(monkeypatch: py
     assert went_on.is_set()
 
 
-async def test_a_reading_that_is_cancelled_while_its_process_starts_leaves_none(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_cancelled_reading_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     reader, may_start, is_asked = DocumentReader(WAITS), threading.Event(), asyncio.Event()
     loop, start, started = asyncio.get_running_loop(), subprocess.Popen, []
 
@@ -132,10 +135,3 @@ async def test_a_reading_that_is_cancelled_while_its_process_starts_leaves_none(
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(task, DEADLINE_S)
     assert started[0].returncode == -signal.SIGKILL
-
-
-async def test_a_process_that_does_not_start_gives_its_place_back() -> None:
-    reader = DocumentReader(("/nowhere/at-all",))
-    for _ in range(AT_ONCE + 1):
-        with pytest.raises(FileNotFoundError):
-            await asyncio.wait_for(reader.read_texts([part(b"x")]), DEADLINE_S)

@@ -81,7 +81,7 @@ def test_an_error_in_a_stream_is_its_last_event(client: FakeConnection, answer: 
     assert len(client.complete) == 1
 
 
-def test_a_heartbeat_is_of_the_family_and_commits_the_answer(client: FakeConnection) -> None:
+def test_heartbeats_are_of_the_family(client: FakeConnection) -> None:
     answer = ClientResponse(call_on(client), MESSAGES, "req-1", lambda: 7.0)
     answer.send_heartbeat(7.0)
     assert client.body == b'event: ping\ndata: {"type": "ping"}\n\n'
@@ -89,6 +89,14 @@ def test_a_heartbeat_is_of_the_family_and_commits_the_answer(client: FakeConnect
     assert client.status == 200
     assert b"event: error\n" in client.body
     assert b"[DONE]" not in client.body
+    # An old client gets no chunks and its connection ends the answer.
+    client = FakeConnection()
+    answer = ClientResponse(call_on(client, keep_alive=False, chunked=False), CHAT, "req-1", lambda: 7.0)
+    answer.send_events(b"data: 1\n\n")
+    answer.end_response(b"data: 2\n\n")
+    assert client.body == b"data: 1\n\ndata: 2\n\n"
+    assert client.head["connection"] == "close"
+    assert "transfer-encoding" not in client.head
 
 
 def test_a_whole_answer_to_a_stream_that_has_begun_is_one_event(client: FakeConnection, answer: ClientResponse) -> None:
@@ -99,9 +107,7 @@ def test_a_whole_answer_to_a_stream_that_has_begun_is_one_event(client: FakeConn
     assert json.loads(event.removeprefix(b"data: ")) == {"error": {"message": "no"}}
 
 
-def test_an_answer_that_flows_and_fails_stays_visibly_unfinished(
-    client: FakeConnection, answer: ClientResponse
-) -> None:
+def test_a_flowing_answer_that_fails_stays_unfinished(client: FakeConnection, answer: ClientResponse) -> None:
     answer.send_part(200, JSON_LINE, b"part")
     answer.send_error(ERROR)
     assert client.written.endswith(b"part\r\n")  # no last chunk
@@ -121,15 +127,6 @@ def test_what_is_no_stream_cannot_flow_into_one(client: FakeConnection, answer: 
     whole.send_whole(200, JSON_LINE, b"{}")
     whole.send_error(ERROR)
     assert ended.body == b"{}", "after the end a failure says nothing"
-
-
-def test_an_old_client_gets_no_chunks_and_its_connection_ends_the_answer(client: FakeConnection) -> None:
-    answer = ClientResponse(call_on(client, keep_alive=False, chunked=False), CHAT, "req-1", lambda: 7.0)
-    answer.send_events(b"data: 1\n\n")
-    answer.end_response(b"data: 2\n\n")
-    assert client.body == b"data: 1\n\ndata: 2\n\n"
-    assert client.head["connection"] == "close"
-    assert "transfer-encoding" not in client.head
 
 
 M = route("m")
@@ -204,7 +201,7 @@ def read(processed: int, total: int = 100) -> Progress:
     return prefill_progress("m", PromptProgress(total, 0, processed))
 
 
-def test_a_change_within_a_stage_waits_for_its_time_and_the_newest_is_told() -> None:
+def test_changes_wait_for_their_time_and_are_told_once() -> None:
     pace = ProgressPace()
     assert pace.change(prefill_progress("m"), 1.0) is not None
     assert pace.change(read(0), 1.0) is not None, "the first share"
@@ -213,6 +210,13 @@ def test_a_change_within_a_stage_waits_for_its_time_and_the_newest_is_told() -> 
     assert pace.next_comment(1.0 + TOLD_EVERY_S / 2) is None
     assert pace.next_comment(1.0 + TOLD_EVERY_S) == progress_comment(read(20))
     assert pace.next_comment(9.0) is None, "nothing has changed"
+    # What was told or is over is not told later.
+    pace = ProgressPace()
+    assert [pace.change(read(tokens), 1.0) is not None for tokens in (5, 6, 5)] == [True, False, False]
+    assert pace.next_comment(9.0) is None
+    pace.change(read(6), 1.0)
+    pace.drop()
+    assert pace.next_comment(9.0) is None
 
 
 def test_a_new_stage_a_new_state_and_the_end_of_a_prompt_are_told_at_once() -> None:
@@ -227,15 +231,6 @@ def test_a_new_stage_a_new_state_and_the_end_of_a_prompt_are_told_at_once() -> N
         read(100),
     )
     assert [pace.change(step, 1.0) for step in steps] == [progress_comment(step) for step in steps]
-
-
-def test_what_was_told_or_is_over_is_not_told_later() -> None:
-    pace = ProgressPace()
-    assert [pace.change(read(tokens), 1.0) is not None for tokens in (5, 6, 5)] == [True, False, False]
-    assert pace.next_comment(9.0) is None
-    pace.change(read(6), 1.0)
-    pace.drop()
-    assert pace.next_comment(9.0) is None
 
 
 OWN = "chatcmpl-own"

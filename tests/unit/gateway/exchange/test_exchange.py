@@ -267,7 +267,7 @@ def new_future() -> asyncio.Future[Any]:
     return asyncio.get_running_loop().create_future()
 
 
-async def test_the_request_goes_on_after_the_pauses_of_its_preparation(site: Site) -> None:
+async def test_pauses_of_preparation_and_before_sending(site: Site) -> None:
     first, second, seen = new_future(), new_future(), list[Any]()
     hooks = ExchangeHooks(on_request=(pause_on(first, seen.append), pause_on(second, seen.append)))
     client = site.open(hooks)
@@ -276,6 +276,7 @@ async def test_the_request_goes_on_after_the_pauses_of_its_preparation(site: Sit
         future.set_result(result)
         await asyncio.sleep(0)
     assert (client.exchange.state, seen) == (ExchangeState.SENT, [1, 2])
+    # A slot is held while a hook waits before sending.
 
 
 async def test_a_slot_is_held_while_a_hook_waits_before_sending(site: Site) -> None:
@@ -305,9 +306,7 @@ async def test_a_pause_ends_with_the_model_as_it_is_then(site: Site, kind: str) 
     [(RoundhouseError("response_not_found", "Gone."), "response_not_found"), (None, "invalid_request")],
     ids=["the pause", "what follows it"],
 )
-async def test_an_error_of_a_pause_or_of_what_follows_it_ends_the_request(
-    site: Site, error: RoundhouseError | None, code: str
-) -> None:
+async def test_an_error_of_a_pause_ends_the_request(site: Site, error: RoundhouseError | None, code: str) -> None:
     future = new_future()
     client = site.open(ExchangeHooks(on_request=(pause_on(future, refuse),)))
     future.set_exception(error) if error else future.set_result(None)

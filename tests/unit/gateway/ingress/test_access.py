@@ -87,9 +87,7 @@ def test_who_may_do_what_where(
         (None, "admin_not_here"),
     ],
 )
-def test_admin_requests_are_taken_where_they_are_meant_to_arrive(
-    who: Caller, local_address: str | None, answer: str
-) -> None:
+def test_where_admin_requests_arrive(who: Caller, local_address: str | None, answer: str) -> None:
     assert verdict(MEANT, who, "admin", local_address) == answer
     assert verdict(OPEN, who, "admin", local_address) == "accepted"
 

@@ -92,9 +92,7 @@ ROUTE = "/v1/chat/completions"
         ("engine_connections", {"state": "busy"}, 2),
     ],
 )
-def test_what_a_request_and_the_state_were_is_counted_under_its_labels(
-    name: str, labels: dict[str, str], value: float
-) -> None:
+def test_what_is_counted(name: str, labels: dict[str, str], value: float) -> None:
     assert sample(everything(), name, **labels) == value
     assert sample(Metrics(), name, **labels) in (None, 0), "two gateways in one process do not share"
 
@@ -119,7 +117,7 @@ def test_routes_of_a_model_share_its_tokens_and_a_key_is_counted_by_its_name() -
     assert sample(metrics, "client_requests_total", client="anonymous") == 3, "by their cleaned name"
 
 
-def test_ten_thousand_clients_make_a_bounded_number_of_series() -> None:
+def test_series_are_bounded() -> None:
     metrics = Metrics()
     for number in range(10_000):
         metrics.client_series_of(b"agent/%d \xff" % number).count_finished(0.5)
@@ -131,6 +129,14 @@ def test_ten_thousand_clients_make_a_bounded_number_of_series() -> None:
     assert counts["other"] == 10_000 - MAX_CLIENTS
     assert counts["agent/1"] == 10_001
     assert len(metrics._clients) == MAX_CLIENTS
+    # MCP servers name their tools as they like, and may name them anew.
+    metrics = Metrics()
+    for number in range(250):
+        metrics.count_tool_call(f"server__{number}", "ok")
+    assert sample(metrics, "tool_calls_total", tool="server__0", outcome="ok") == 1
+    assert sample(metrics, "tool_calls_total", tool="server__199", outcome="ok") == 1
+    assert sample(metrics, "tool_calls_total", tool="server__200", outcome="ok") is None
+    assert sample(metrics, "tool_calls_total", tool="other", outcome="ok") == 50
 
 
 def test_speed_is_counted_of_complete_streams_alone() -> None:
@@ -191,17 +197,6 @@ def samples(registry: CollectorRegistry, name: str) -> list[object]:
         if family.name == name
         for found in family.samples
     ]
-
-
-def test_tools_have_a_bounded_number_of_series() -> None:
-    """MCP servers name their tools as they like, and may name them anew."""
-    metrics = Metrics()
-    for number in range(250):
-        metrics.count_tool_call(f"server__{number}", "ok")
-    assert sample(metrics, "tool_calls_total", tool="server__0", outcome="ok") == 1
-    assert sample(metrics, "tool_calls_total", tool="server__199", outcome="ok") == 1
-    assert sample(metrics, "tool_calls_total", tool="server__200", outcome="ok") is None
-    assert sample(metrics, "tool_calls_total", tool="other", outcome="ok") == 50
 
 
 NAMES = {
@@ -318,6 +313,11 @@ def test_each_sample_says_whose_it_is() -> None:
         assert ("roundhouse_engine_scrape_seconds", labels, 0.25) in found
     text = merge_pages([page(LLAMA, "m", "m-0"), page(LLAMA, "n", "n-0")])
     assert text.count("# TYPE llamacpp:requests_processing gauge") == 1
+    # An engine that could not be read costs its own part.
+    found = families(page(LLAMA, "m", "m-0"), page(None, "n", "n-0"))
+    up = {each.labels["replica"]: each.value for each in found["roundhouse_engine_up"].samples}
+    assert up == {"m-0": 1, "n-0": 0}
+    assert {each.labels["replica"] for each in found["llamacpp:prompt_tokens"].samples} == {"m-0"}
 
 
 def test_our_own_metrics_of_engines_and_old_names_are_documented() -> None:
@@ -329,13 +329,6 @@ def test_our_own_metrics_of_engines_and_old_names_are_documented() -> None:
     }
     told = set(re.findall(r"^\| `(vllm:\w+)` \| `(vllm:\w+)` \|$", text, re.MULTILINE))
     assert {(old.removesuffix("_total"), new.removesuffix("_total")) for old, new in told} == set(RENAMED.items())
-
-
-def test_an_engine_that_could_not_be_read_costs_its_own_part() -> None:
-    found = families(page(LLAMA, "m", "m-0"), page(None, "n", "n-0"))
-    up = {each.labels["replica"]: each.value for each in found["roundhouse_engine_up"].samples}
-    assert up == {"m-0": 1, "n-0": 0}
-    assert {each.labels["replica"] for each in found["llamacpp:prompt_tokens"].samples} == {"m-0"}
 
 
 def test_old_names_of_vllm_are_served_as_the_new_ones() -> None:

@@ -220,9 +220,7 @@ def test_usage_of_blocking_answers(dialect: Dialect, body: Any, usage: Usage | N
         ({"prompt": ["a", "b c"], "n": 2}, (9,), 9),  # of a long answer's first part
     ],
 )
-def test_usage_of_a_native_answer_is_that_of_all_prompts(
-    fields: dict[str, Any], evaluated: tuple[int, ...], prompt_tokens: int
-) -> None:
+def test_usage_of_native_answers(fields: dict[str, Any], evaluated: tuple[int, ...], prompt_tokens: int) -> None:
     answers = [{"tokens_predicted": 3, "tokens_evaluated": tokens} for tokens in evaluated]
     usage = NATIVE.find_usage(json.dumps(answers).encode(), request_of(**fields))
     assert usage == Usage(prompt_tokens, 3 * len(evaluated))
@@ -320,12 +318,13 @@ def test_calls_of_one_number_and_usage_of_several_choices() -> None:
         return data(choices=[{"index": 0, "text": text, "logprobs": logprobs or None, "finish_reason": None}])
 
     end = data(object="text_completion", choices=[{"index": 0, "text": "", "logprobs": None, "finish_reason": "stop"}])
-    result = made(
-        COMPLETIONS, piece("a", tokens=["a"], text_offset=[0]), piece("b", tokens=["b"], text_offset=[1]), end, DONE
+    joined = present(
+        made(
+            COMPLETIONS, piece("a", tokens=["a"], text_offset=[0]), piece("b", tokens=["b"], text_offset=[1]), end, DONE
+        )
     )
-    assert result is not None
     logprobs = {"tokens": ["a", "b"], "text_offset": [0, 1]}
-    assert result[1]["choices"] == [{"index": 0, "text": "ab", "logprobs": logprobs, "finish_reason": "stop"}]
+    assert joined[1]["choices"] == [{"index": 0, "text": "ab", "logprobs": logprobs, "finish_reason": "stop"}]
 
 
 def test_a_message_with_everything() -> None:
@@ -383,16 +382,18 @@ def test_a_message_in_odd_forms() -> None:
     assert result[1]["usage"] == {"input_tokens": 0, "output_tokens": 2}
     assert result[1]["model"] == "m"
     grown = {"type": "text_delta", "text": "a"}
-    result = made(
-        MESSAGES,
-        typed("content_block_delta", index=0, delta=grown),
-        typed("content_block_delta", index="0", delta=grown),
-        typed("content_block_delta", delta=grown),
-        typed("content_block_delta", index=0, delta="a"),
-        typed("content_block_delta", index=1),
-        typed("message_delta", delta={"stop_reason": "end_turn"}),
-        typed("message_delta", delta=None, usage={"output_tokens": 2}),
-        typed("message_stop"),
+    result = present(
+        made(
+            MESSAGES,
+            typed("content_block_delta", index=0, delta=grown),
+            typed("content_block_delta", index="0", delta=grown),
+            typed("content_block_delta", delta=grown),
+            typed("content_block_delta", index=0, delta="a"),
+            typed("content_block_delta", index=1),
+            typed("message_delta", delta={"stop_reason": "end_turn"}),
+            typed("message_delta", delta=None, usage={"output_tokens": 2}),
+            typed("message_stop"),
+        )
     )
     assert result == (
         200,
@@ -406,8 +407,8 @@ def test_a_message_in_odd_forms() -> None:
             "usage": {"input_tokens": 0, "output_tokens": 2},
         },
     )
-    part = {"index": 0, "delta": {"content": "a"}, "finish_reason": "stop"}
-    result = made(CHAT, data(choices=["a", None, part]), data(choices=[]), DONE)
+    odd = ["a", None, {"index": 0, "delta": {"content": "a"}, "finish_reason": "stop"}]
+    result = present(made(CHAT, data(choices=odd), data(choices=[]), DONE))
     choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "a"}}
     assert result == (200, {"object": "chat.completion", "choices": [choice]})
 

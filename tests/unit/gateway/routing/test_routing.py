@@ -53,16 +53,6 @@ def test_retry_after_is_the_next_attempt(retry_at: float | None, seconds: str) -
     assert (b"retry-after", seconds.encode()) in error_headers(error)
 
 
-def test_a_remote_that_is_away_asks_clients_to_try_again_and_one_that_refuses_its_key_does_not() -> None:
-    probe = RemoteProbe(url="http://h.example/models", spec="h")
-    failed = route("m", state=ModelState.FAILED, last_error="it answers HTTP 503", remote_probe=probe)
-    away = present(refusal_of(failed.model_copy(update={"retry_at": NOW + 8}), NOW))
-    assert (away.entry.code, away.message) == ("model_failed", "The model 'm' is not available: it answers HTTP 503")
-    assert dict(error_headers(away)) == {b"content-type": b"application/json", b"retry-after": b"8"}
-    refused = present(refusal_of(failed, NOW))
-    assert dict(error_headers(refused)) == {b"content-type": b"application/json", b"x-should-retry": b"false"}
-
-
 @pytest.mark.parametrize(
     ("state", "autoload", "waits"),
     [
@@ -78,7 +68,7 @@ def test_only_what_demand_can_load_is_waited_for(state: ModelState, autoload: bo
     assert is_worth_waiting(route("m", state=state, autoload=autoload)) is waits
 
 
-def test_a_model_that_waits_for_room_says_for_which() -> None:
+def test_models_that_wait_or_remotes_that_are_away_say_for_what() -> None:
     waits = route("m", state=ModelState.LOADING, autoload=True, reason="waiting for room: a is ending")
     refusal = present(refusal_of(waits, 1.0))
     assert refusal.message == "The model 'm' is being loaded: waiting for room: a is ending."
@@ -87,6 +77,13 @@ def test_a_model_that_waits_for_room_says_for_which() -> None:
     late = not_loaded_in_time("m", 5.0, waits)
     assert late.message == "The model 'm' was not loaded within 5 s: waiting for room: a is ending."
     assert not_loaded_in_time("m", 5.0, None).message == "The model 'm' was not loaded within 5 s."
+    probe = RemoteProbe(url="http://h.example/models", spec="h")
+    failed = route("m", state=ModelState.FAILED, last_error="it answers HTTP 503", remote_probe=probe)
+    away = present(refusal_of(failed.model_copy(update={"retry_at": NOW + 8}), NOW))
+    assert (away.entry.code, away.message) == ("model_failed", "The model 'm' is not available: it answers HTTP 503")
+    assert dict(error_headers(away)) == {b"content-type": b"application/json", b"retry-after": b"8"}
+    refused = present(refusal_of(failed, NOW))
+    assert dict(error_headers(refused)) == {b"content-type": b"application/json", b"x-should-retry": b"false"}
 
 
 def make_log(changes: int) -> ModelEventLog:
@@ -135,8 +132,8 @@ def test_what_events_tell() -> None:
     log.follow_downloads(
         [Download(id="1", reference="hf:a/b", pinned="hf:a/b", state="failed", error=error, created_at=1.0)]
     )
-    [told] = [each.data for each in log.list_after(0) or () if each.event == "download_failed"]
-    assert told == {"error": "[path] of [address] is full."}
+    [failed] = [each.data for each in log.list_after(0) or () if each.event == "download_failed"]
+    assert failed == {"error": "[path] of [address] is full."}
 
 
 def test_an_id_is_read_by_the_log_that_wrote_it_alone() -> None:

@@ -397,9 +397,7 @@ async def test_the_request_that_is_served_hears_of_the_end_while_another_waits_b
 
 
 @pytest.mark.parametrize(("breaks", "did"), [(False, ["write", "write_eof"]), (True, ["write"])])
-async def test_a_refusal_lingers_only_where_it_could_be_written(
-    monkeypatch: pytest.MonkeyPatch, breaks: bool, did: list[str]
-) -> None:
+async def test_a_refusal_lingers(monkeypatch: pytest.MonkeyPatch, breaks: bool, did: list[str]) -> None:
     wire = Wire(breaks=breaks)
     connection = connected(wire, App())
     later: list[tuple[float, object]] = []

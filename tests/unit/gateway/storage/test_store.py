@@ -82,7 +82,7 @@ async def test_later_jobs_see_what_was_saved_before_and_all_are_done_before_it_c
         assert await found(store, "r49") == response("r49")
 
 
-async def test_a_database_that_hangs_does_not_keep_the_gateway_from_ending(
+async def test_a_hanging_database_lets_the_gateway_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(stores, "CLOSE_WITHIN_S", 0.05)
@@ -107,7 +107,7 @@ async def test_who_does_not_wait_any_more_disturbs_nobody(tmp_path: Path, caplog
     assert f"the response {rid('b')} is not stored: it is larger than all that may be stored" in caplog.text
 
 
-async def test_a_database_that_hangs_is_given_only_so_much(
+async def test_a_hanging_database_is_given_only_so_much(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(stores, "MOST_UNWRITTEN_BYTES", 2 * stored("a").size)
@@ -126,9 +126,7 @@ async def test_a_database_that_hangs_is_given_only_so_much(
     assert store.failures == 2
 
 
-async def test_a_full_disk_costs_what_does_not_fit_and_nothing_else(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_full_disk_costs_what_does_not_fit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with opened(tmp_path) as store:
         await store.save_new_response(stored("a"))
         database: Any = store._file._database
@@ -145,9 +143,7 @@ async def test_a_full_disk_costs_what_does_not_fit_and_nothing_else(
     assert store.failures == 2
 
 
-async def test_on_a_full_disk_it_is_opened_as_soon_as_there_is_room(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_it_is_opened_as_soon_as_there_is_room(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with mount_small_disk(tmp_path / "state") as disk:
         disk.fill()
         async with opened(disk.folder) as store:
@@ -173,9 +169,7 @@ async def test_many_that_come_at_once_are_all_written_the_last_of_each(tmp_path:
     assert store._bytes_asked == store._bytes_done
 
 
-async def test_a_damaged_file_is_put_aside_when_it_is_opened_or_when_it_shows(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_damaged_file_is_put_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     damage, path, aside = b"this is no database" * 500, tmp_path / "responses.db", tmp_path / "responses.db.damaged"
     path.write_bytes(damage)
     (tmp_path / "responses.db-wal").write_bytes(damage)
@@ -286,9 +280,7 @@ def test_a_database_of_another_version_is_left_alone(tmp_path: Path, version: in
         made(tmp_path)
 
 
-async def test_it_tidies_up_by_itself_and_tells_how_much_there_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_it_tidies_up_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stores, "SWEEP_EVERY_S", 0.02)
     clock = Clock()
     async with opened(tmp_path, clock=clock) as store:
@@ -301,9 +293,7 @@ async def test_it_tidies_up_by_itself_and_tells_how_much_there_is(
         assert store.totals.bytes < 250 * 2000
 
 
-async def test_another_process_can_read_the_file_while_it_is_written_and_another_gateway_does_not_use_it(
-    tmp_path: Path,
-) -> None:
+async def test_another_process_can_read_the_file_and_another_gateway_does_not_use_it(tmp_path: Path) -> None:
     async with opened(tmp_path) as store:
         await store.save_new_response(stored("a"))
         with pytest.raises(StoreError, match="another gateway uses it"):

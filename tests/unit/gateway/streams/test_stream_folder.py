@@ -96,9 +96,7 @@ def test_a_long_stream_is_written_anew_with_what_is_kept(tmp_path: Path, folder:
     assert RING_BYTES - 200 < ring.size <= RING_BYTES
 
 
-def test_a_disk_without_room_ends_the_promise_and_says_so(
-    tmp_path: Path, folder: StreamFolder, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_disk_without_room_is_said(tmp_path: Path, folder: StreamFolder, caplog: pytest.LogCaptureFixture) -> None:
     registry = _registry()
     streams = [_open(folder, registry, name) for name in ("a", "b")]
     for stream in streams:
@@ -119,7 +117,7 @@ def test_a_disk_without_room_ends_the_promise_and_says_so(
     assert later.has_file
 
 
-def test_a_disk_that_holds_the_gateway_up_is_left_alone_for_a_while(
+def test_a_slow_disk_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Slow:
@@ -163,9 +161,7 @@ def test_a_disk_that_holds_the_gateway_up_is_left_alone_for_a_while(
         ),
     ],
 )
-def test_a_file_that_is_none_of_ours_is_removed(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, content: Any
-) -> None:
+def test_foreign_files_are_removed(tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, content: Any) -> None:
     (tmp_path / "streams").mkdir()
     line = content if isinstance(content, bytes) else json.dumps(content).encode() + b"\n"
     (tmp_path / "streams" / name).write_bytes(line)
@@ -226,9 +222,7 @@ def test_an_end_that_cannot_be_written_is_told_all_the_same(tmp_path: Path, fold
     assert b"gateway_restarted" in recovered.stream.ring.read_all()
 
 
-def test_a_stream_whose_end_cannot_be_recorded_is_no_longer_kept_in_a_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_end_that_cannot_be_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, registry = StreamFolder(tmp_path, RING_BYTES), _registry()
     stream = _open(folder, registry)
     stream.append(EVENT % 1)
@@ -308,7 +302,7 @@ def test_a_complete_stream_is_known_by_its_last_event(path: str, last: bytes, is
     assert is_complete(path, b"data: x\n\n" + last) is is_last
 
 
-def test_a_chat_or_a_message_ends_with_an_error() -> None:
+def test_interrupted_streams_end_with_an_error() -> None:
     events = end_events(CHAT, b"data: {}\n\n", gateway_restarted(), "req-1")
     assert events.endswith(b"\n\ndata: [DONE]\n\n")
     [data] = _data_of(events)
@@ -317,9 +311,6 @@ def test_a_chat_or_a_message_ends_with_an_error() -> None:
     assert events.startswith(b"event: error\n")
     [data] = _data_of(events)
     assert (data["type"], data["error"]["code"]) == ("error", "gateway_restarted")
-
-
-def test_a_response_ends_with_the_next_numbers() -> None:
     sent = _event(0, "response.created", response=RESPONSE) + _event(1, "response.output_text.delta", delta="x")
     events = end_events(RESPONSES, sent + b": ka\n\n", gateway_restarted(), "req-1")
     error, failed = _data_of(events)

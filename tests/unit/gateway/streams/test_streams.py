@@ -187,7 +187,7 @@ def _open(
     return registry, stream, told
 
 
-def test_a_client_gets_the_head_every_event_and_the_end() -> None:
+def test_a_client_gets_the_head_every_event_and_the_end_and_is_told_why() -> None:
     call = Call()
     registry, stream, told = _open(call)
     stream.append(EVENT % 1)
@@ -196,9 +196,14 @@ def test_a_client_gets_the_head_every_event_and_the_end() -> None:
     assert call.is_ended
     call.feed.client_gone()
     assert (stream.readers, told) == (set(), [])
+    for told_events, last in ((b"data: why\n\n", b"data: why\n\n"), (b"", LOST)):
+        call = Call()
+        registry, stream, _ = _open(call)
+        registry.remove_stream(stream, told_events)
+        assert (call.parts, call.is_ended) == ([EVENT % 0, last], True)
 
 
-def test_a_full_client_is_sent_nothing_and_then_the_rest_at_once() -> None:
+def test_slow_clients() -> None:
     call = Call(most=1)
     registry, stream, _ = _open(call)
     for number in range(1, 5):
@@ -209,9 +214,6 @@ def test_a_full_client_is_sent_nothing_and_then_the_rest_at_once() -> None:
     call.feed.client_ready()
     assert b"".join(call.parts) == b"".join(EVENT % number for number in range(5))
     assert call.is_ended
-
-
-def test_a_client_that_was_too_slow_is_told_so() -> None:
     call = Call(most=1)
     registry, stream, _ = _open(call, ring_bytes=40)
     for number in range(1, 50):
@@ -232,14 +234,6 @@ def test_a_client_that_leaves_ends_nothing_and_one_that_was_sent_the_beginning_i
     _, stream, _ = _open(call, sent_bytes=len(EVENT % 0))
     stream.append(EVENT % 1)
     assert (call.head, call.parts) == (None, [EVENT % 1])
-
-
-def test_a_client_of_a_removed_stream_is_told_why() -> None:
-    for told_events, last in ((b"data: why\n\n", b"data: why\n\n"), (b"", LOST)):
-        call = Call()
-        registry, stream, _ = _open(call)
-        registry.remove_stream(stream, told_events)
-        assert (call.parts, call.is_ended) == ([EVENT % 0, last], True)
 
 
 def test_a_client_that_keeps_up_is_sent_the_events_themselves_and_one_that_lags_reads_the_ring() -> None:

@@ -65,12 +65,17 @@ def test_nothing_but_blanks_is_cut_off_a_secret(secret: bytes) -> None:
         assert ring.authenticate_key([header], NOON).name == "ci"
 
 
-def test_a_caller_is_what_its_key_says() -> None:
+def test_what_a_key_says() -> None:
     limits = {"requests_per_minute": 1, "tokens_per_minute": 2, "concurrency": 3}
     caller = Caller.of(key().model_copy(update={"tenant": "team", "weight": 2.5, "expires_at": NOON} | limits))
     assert (caller.name, caller.client_id, caller.tenant, caller.weight) == ("ci", b"ci", "team", 2.5)
     assert (caller.requests_per_minute, caller.tokens_per_minute, caller.concurrency) == (1, 2, 3)
     assert (caller.expires_at, caller.sha256) == (NOON, sha256(SECRET).digest())
+    assert not Caller.of(tool_key("alice")).may_call_tool("calculate")
+    assert ANONYMOUS.may_call_tool("calculate")
+    assert NamePatterns(["a*c"]).matches("abc")
+    assert not NamePatterns(["ab*b"]).matches("ab"), "its pieces do not overlap"
+    assert NamePatterns(["ab*b"]).matches("abb")
 
 
 @pytest.mark.parametrize("limit", ["requests_per_minute", "tokens_per_minute", "concurrency"])
@@ -260,20 +265,10 @@ def test_tiers(tiers: list[ServiceTier], ranks: list[int]) -> None:
         (("a" + "*a" * 50,), ("a" * 51,), ("a" * 50, "a" * 5000 + "b")),
     ],
 )
-def test_a_key_calls_what_its_patterns_match(
-    patterns: tuple[str, ...], allowed: tuple[str, ...], refused: tuple[str, ...]
-) -> None:
+def test_patterns(patterns: tuple[str, ...], allowed: tuple[str, ...], refused: tuple[str, ...]) -> None:
     caller = Caller.of(tool_key("alice", tools=patterns))
     assert [name for name in allowed if not caller.may_call_tool(name)] == []
     assert [name for name in refused if caller.may_call_tool(name)] == []
-
-
-def test_who_may_call_tools() -> None:
-    assert not Caller.of(tool_key("alice")).may_call_tool("calculate")
-    assert ANONYMOUS.may_call_tool("calculate")
-    assert NamePatterns(["a*c"]).matches("abc")
-    assert not NamePatterns(["ab*b"]).matches("ab"), "its pieces do not overlap"
-    assert NamePatterns(["ab*b"]).matches("abb")
 
 
 TWO = ClientLimits(requests_per_minute=2)
@@ -330,7 +325,7 @@ def test_each_client_has_limits_of_its_own(client_limits: ClientLimits, words: s
         assert refused.value.message == f"The client '{name}' has reached its limit of {words}."
 
 
-def test_counts_outlive_a_table_without_keys_and_end_with_one_that_has_some() -> None:
+def test_counts_outlive_a_table_without_keys_and_have_a_bound() -> None:
     limits, clients = RateLimits(), ClientDirectory(ClientLimits(concurrency=1))
     entry = limits.admit_request(clients.find_caller(headers("a")), 0, 0.0)
     limits.follow_keys(NO_KEYS, 0.0)
@@ -341,9 +336,6 @@ def test_counts_outlive_a_table_without_keys_and_end_with_one_that_has_some() ->
     limits.follow_keys(NO_KEYS, 0.0)
     limits.admit_request(clients.find_caller(headers("a")), 0, 0.0)
     entry.release_request(0.0, 0)
-
-
-def test_names_without_end_are_not_remembered_without_end() -> None:
     limits, clients = RateLimits(), ClientDirectory(ClientLimits(requests_per_minute=1, concurrency=2))
     staying = clients.find_caller(headers("stays"))
     entry = limits.admit_request(staying, 0, 0.0)

@@ -56,6 +56,14 @@ def test_requests_per_minute_are_refilled_all_the_time() -> None:
     assert refused(limits, who, now=9.9).build_headers() == {"retry-after": "1"}
     limits.admit_request(who, 0, 10.0)
     assert refused(limits, who, now=10.1).retry_after_s == 10
+    limits, who = RateLimits(), caller(requests_per_minute=7)
+    for _ in range(7):
+        limits.admit_request(who, 0, 0.0)
+    for step in range(1, 7 * 60 + 1):
+        shown = left(limits, who, step / 7)["remaining-requests"]
+        assert shown == str(min(7, step // 60))
+    for _ in range(7):
+        limits.admit_request(who, 0, 60.0)
 
 
 def refused_read(limits: RateLimits, who: Caller, now: float = 0.0) -> RoundhouseError:
@@ -64,7 +72,7 @@ def refused_read(limits: RateLimits, who: Caller, now: float = 0.0) -> Roundhous
     return error
 
 
-def test_reading_takes_nothing_of_the_other_limits_and_is_not_bound_by_them() -> None:
+def test_reading_is_counted_among_the_requests_at_a_time_alone() -> None:
     limits, who = RateLimits(), caller(requests_per_minute=1, tokens_per_minute=60)
     for _ in range(9):
         limits.admit_read(who, 0.0).release_request(0.0, 0)
@@ -75,9 +83,21 @@ def test_reading_takes_nothing_of_the_other_limits_and_is_not_bound_by_them() ->
     refused(limits, who)
     limits.admit_read(who, 0.0).release_request(0.0, 0)
     assert left(limits, who)["reset-tokens"] == "10m0s"
+    limits, who = RateLimits(), caller(concurrency=2)
+    first = limits.admit_read(who, 0.0)
+    limits.admit_request(who, 0, 0.0)
+    assert refused_read(limits, who).message == "The key ci has reached its limit of 2 request(s) at a time."
+    refused(limits, who)
+    first.release_request(0.0, 0)
+    assert limits.count_inflight("ci") == 1
+    limits = RateLimits()
+    for who in (caller(tokens_per_minute=1), caller(), ANONYMOUS):
+        for _ in range(READS_PER_MINUTE + 2):
+            limits.admit_read(who, 0.0).release_request(0.0, 0)
+    assert limits.count_inflight("ci") == 0
 
 
-def test_reading_has_a_bound_of_its_own() -> None:
+def test_reading_has_a_bound_of_its_own_that_follows_an_edit() -> None:
     limits, who = RateLimits(), caller(requests_per_minute=6)
     for _ in range(READS_PER_MINUTE):
         limits.admit_read(who, 0.0).release_request(0.0, 0)
@@ -90,6 +110,16 @@ def test_reading_has_a_bound_of_its_own() -> None:
     limits.admit_request(who, 0, 0.0).release_request(0.0, 0)
     limits.admit_read(who, 60 / READS_PER_MINUTE)
     refused_read(limits, who, 60 / READS_PER_MINUTE)
+    limits, keys = RateLimits(), ring(requests_per_minute=6)
+    for _ in range(READS_PER_MINUTE):
+        limits.admit_read(keys.by_name["ci"], 0.0).release_request(0.0, 0)
+    wider = ring(requests_per_minute=2 * READS_PER_MINUTE)
+    limits.follow_keys(wider, 0.0)
+    refused_read(limits, wider.by_name["ci"])
+    limits.admit_read(wider.by_name["ci"], 30 / READS_PER_MINUTE)
+    free = ring(tokens_per_minute=6)
+    limits.follow_keys(free, 30 / READS_PER_MINUTE)
+    limits.admit_read(free.by_name["ci"], 30 / READS_PER_MINUTE)
 
 
 @pytest.mark.parametrize("requests", [READS_PER_MINUTE - 1, READS_PER_MINUTE, READS_PER_MINUTE + 5])
@@ -115,48 +145,6 @@ def test_what_is_about_a_request_under_way_is_none_of_those_at_a_time() -> None:
         limits.admit_request(who, 0, 0.0)
     instead.release_request(0.0, 0)
     limits.admit_request(who, 0, 0.0)
-
-
-def test_without_requests_per_minute_reading_has_no_bound() -> None:
-    limits = RateLimits()
-    for who in (caller(tokens_per_minute=1), caller(), ANONYMOUS):
-        for _ in range(READS_PER_MINUTE + 2):
-            limits.admit_read(who, 0.0).release_request(0.0, 0)
-    assert limits.count_inflight("ci") == 0
-
-
-def test_reading_counts_among_the_requests_at_a_time() -> None:
-    limits, who = RateLimits(), caller(concurrency=2)
-    first = limits.admit_read(who, 0.0)
-    limits.admit_request(who, 0, 0.0)
-    assert refused_read(limits, who).message == "The key ci has reached its limit of 2 request(s) at a time."
-    refused(limits, who)
-    first.release_request(0.0, 0)
-    assert limits.count_inflight("ci") == 1
-
-
-def test_the_bound_of_reading_follows_an_edit() -> None:
-    limits, keys = RateLimits(), ring(requests_per_minute=6)
-    for _ in range(READS_PER_MINUTE):
-        limits.admit_read(keys.by_name["ci"], 0.0).release_request(0.0, 0)
-    wider = ring(requests_per_minute=2 * READS_PER_MINUTE)
-    limits.follow_keys(wider, 0.0)
-    refused_read(limits, wider.by_name["ci"])
-    limits.admit_read(wider.by_name["ci"], 30 / READS_PER_MINUTE)
-    free = ring(tokens_per_minute=6)
-    limits.follow_keys(free, 30 / READS_PER_MINUTE)
-    limits.admit_read(free.by_name["ci"], 30 / READS_PER_MINUTE)
-
-
-def test_who_comes_back_when_told_is_let_in() -> None:
-    limits, who = RateLimits(), caller(requests_per_minute=7, tokens_per_minute=1000)
-    now, refusals = 0.0, 0
-    while refusals < 100:
-        try:
-            limits.admit_request(who, 333, now)
-        except RoundhouseError as error:
-            refusals, now = refusals + 1, now + (error.retry_after_s or 0.0)
-            limits.admit_request(who, 333, now)
 
 
 def test_requests_at_a_time() -> None:
@@ -185,32 +173,26 @@ def test_tokens_are_settled_when_they_are_known() -> None:
     limits.admit_request(who, 10, 61.0)
 
 
-def test_rounding_costs_nobody_a_request() -> None:
-    limits, who = RateLimits(), caller(requests_per_minute=7)
-    for _ in range(7):
-        limits.admit_request(who, 0, 0.0)
-    for step in range(1, 7 * 60 + 1):
-        shown = left(limits, who, step / 7)["remaining-requests"]
-        assert shown == str(min(7, step // 60))
-    for _ in range(7):
-        limits.admit_request(who, 0, 60.0)
-
-
-def test_a_request_larger_than_the_limit_passes_when_nothing_was_used() -> None:
-    limits, who = RateLimits(), caller(tokens_per_minute=60)
-    limits.admit_request(who, 1, 0.0).release_request(0.0, 1)
-    assert refused(limits, who, 500).retry_after_s == 1
-    limits.admit_request(who, 500, 1.0)
-    assert refused(limits, who, 1, now=1.0).retry_after_s == 441
-
-
-def test_a_refused_request_uses_nothing_up() -> None:
+def test_refused_requests_use_nothing_up_and_come_back_when_told() -> None:
     limits, who = RateLimits(), caller(requests_per_minute=5, tokens_per_minute=100, concurrency=3)
     limits.admit_request(who, 90, 0.0)
     before = left(limits, who)
     for _ in range(10):
         refused(limits, who, 50)
     assert (left(limits, who), limits.count_inflight("ci")) == (before, 1)
+    limits, who = RateLimits(), caller(requests_per_minute=7, tokens_per_minute=1000)
+    now, refusals = 0.0, 0
+    while refusals < 100:
+        try:
+            limits.admit_request(who, 333, now)
+        except RoundhouseError as error:
+            refusals, now = refusals + 1, now + (error.retry_after_s or 0.0)
+            limits.admit_request(who, 333, now)
+    limits, who = RateLimits(), caller(tokens_per_minute=60)
+    limits.admit_request(who, 1, 0.0).release_request(0.0, 1)
+    assert refused(limits, who, 500).retry_after_s == 1
+    limits.admit_request(who, 500, 1.0)
+    assert refused(limits, who, 1, now=1.0).retry_after_s == 441
 
 
 def test_the_limit_that_lasts_longest_is_the_one_that_is_named() -> None:
@@ -490,7 +472,7 @@ def test_text_is_text_whatever_it_looks_like(content: object) -> None:
 
 
 def test_small_bodies_are_not_searched_and_the_search_is_bounded() -> None:
-    fields = {"image_data": [{"data": "A" * 4000}]}
+    fields: dict[str, Any] = {"image_data": [{"data": "A" * 4000}]}
     assert estimated_tokens(LARGE_BODY_BYTES, fields) == LARGE_BODY_BYTES // 4
     assert estimated_tokens(LARGE_BODY_BYTES + 4, fields) == (LARGE_BODY_BYTES + 4 - 4000) // 4
     fields = {"messages": [[[]] * 1000] * 1000, "image_data": [{"data": LETTERS}]}

@@ -233,17 +233,13 @@ def test_a_folder_that_becomes_a_link_is_not_followed(folder: Path, monkeypatch:
         read(folder, "a/b/file")
 
 
-def test_a_folder_that_becomes_a_link_after_it_was_opened_is_the_one_before(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_becomes_a_link_later_is_the_one_before(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     swap_before(monkeypatch, "b", lambda: replace_by_link(folder / "a", folder.parent / "outside"))
     assert read(folder, "a/b/file") == "inside"
 
 
 @pytest.mark.parametrize("becomes", ["link", "pipe"])
-def test_a_file_that_becomes_a_link_or_a_pipe_is_not_opened(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, becomes: str
-) -> None:
+def test_a_file_that_becomes_another_is_not_opened(folder: Path, monkeypatch: pytest.MonkeyPatch, becomes: str) -> None:
     """After it was looked at, and before it is opened."""
     file = folder / "a" / "b" / "file"
 
@@ -259,9 +255,7 @@ def test_a_file_that_becomes_a_link_or_a_pipe_is_not_opened(
         read(folder, "a/b/file")
 
 
-def test_a_link_that_appears_where_a_file_is_written_is_replaced_itself(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_link_where_a_file_is_written_is_replaced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     secret = folder.parent / "outside" / "b" / "file"
     replaced = os.replace
 
@@ -276,7 +270,17 @@ def test_a_link_that_appears_where_a_file_is_written_is_replaced_itself(
     assert (folder / "new").read_text() == "written"
 
 
-def test_a_write_that_fails_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_fails_leaves_nothing_and_no_descriptor_stays_open(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = sorted(each.name for each in Path("/proc/self/fd").iterdir())
+    read(folder, "a/b/file")
+    for path in ("a/b", "a/x/y", "a/b/file/x"):
+        with pytest.raises(FileProblem):
+            read(folder, path)
+    ConfinedFolder(str(folder)).write_file(["n", "m"], b"x", may_replace=False)
+    assert sorted(each.name for each in Path("/proc/self/fd").iterdir()) == before
+
     def fail(_: int) -> None:
         raise OSError(28, "No space left on device")
 
@@ -285,16 +289,6 @@ def test_a_write_that_fails_leaves_nothing(folder: Path, monkeypatch: pytest.Mon
         ConfinedFolder(str(folder)).write_file(["a", "b", "file"], b"new", may_replace=True)
     assert (folder / "a" / "b" / "file").read_text() == "inside"
     assert [each.name for each in (folder / "a" / "b").iterdir()] == ["file"]
-
-
-def test_no_descriptor_stays_open(folder: Path) -> None:
-    before = sorted(each.name for each in Path("/proc/self/fd").iterdir())
-    read(folder, "a/b/file")
-    for path in ("a/b", "a/x/y", "a/b/file/x"):
-        with pytest.raises(FileProblem):
-            read(folder, path)
-    ConfinedFolder(str(folder)).write_file(["n", "m"], b"x", may_replace=False)
-    assert sorted(each.name for each in Path("/proc/self/fd").iterdir()) == before
 
 
 def test_a_hard_link_is_neither_read_nor_replaced_nor_searched(folder: Path) -> None:

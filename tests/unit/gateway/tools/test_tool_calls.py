@@ -201,7 +201,7 @@ async def test_calls_that_are_cancelled_give_their_places_back(monkeypatch: pyte
             assert not (await jobs.run_job(call(), "html_text", {"charset": "utf-8"}, data=b"x")).is_error
 
 
-async def test_a_process_that_does_not_start_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_does_not_start_or_ends_early_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = JobRunner()
     with monkeypatch.context() as patched:
         patched.setattr(job_runner, "_PROGRAM", ("/nowhere/at-all",))
@@ -210,9 +210,6 @@ async def test_a_process_that_does_not_start_is_said(monkeypatch: pytest.MonkeyP
                 await jobs.run_job(call(), "html_text", {})
             assert raised.value.entry.code == "tool_failed"
     assert not (await jobs.run_job(call(), "html_text", {"charset": "utf-8"}, data=b"x")).is_error
-
-
-async def test_an_answer_that_ends_early_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     for said in ("", "{", '{"text_bytes": 5}\nCoal', "Coal"):
         monkeypatch.setattr(job_runner, "_PROGRAM", (sys.executable, "-ISc", f"print({said!r}, end='')"))
         with pytest.raises(RoundhouseError, match="ended at its limits"):

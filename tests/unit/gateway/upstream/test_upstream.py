@@ -102,7 +102,7 @@ def test_a_token_that_cannot_be_used(token: str) -> None:
     assert token not in str(refused.value)
 
 
-def test_the_token() -> None:
+def test_tokens_and_origins() -> None:
     with_token = target_of(endpoint("http://h", token=SecretStr("t-1")))
     assert b"\r\nauthorization: Bearer t-1\r\n" in head_of(with_token, "GET", "/")
     assert b"authorization" not in head_of(target_of(endpoint("http://h")), "GET", "/")

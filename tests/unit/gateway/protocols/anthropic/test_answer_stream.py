@@ -76,9 +76,7 @@ def progress(delta: Fields, total: Any, cached: Any = 0) -> bytes:
     ],
     ids=["progress", "progress-with-text", "no-numbers", "usage"],
 )
-def test_what_the_engine_counts_before_its_first_token_is_told_at_once(
-    first: list[bytes], usage: tuple[int, int]
-) -> None:
+def test_counts_before_the_first_token(first: list[bytes], usage: tuple[int, int]) -> None:
     events = checked_events(streamed(*first, chunk({"content": "Hi"}), chunk({}, "stop")))
     input_tokens, cached_tokens = usage
     told = {"input_tokens": input_tokens, "cache_read_input_tokens": cached_tokens, "output_tokens": 0}

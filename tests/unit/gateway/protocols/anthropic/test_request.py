@@ -339,7 +339,5 @@ UNFIT: list[tuple[Fields, Fields, str, str]] = [
 
 
 @pytest.mark.parametrize(("asked", "lacks", "code", "param"), UNFIT)
-def test_what_the_model_does_not_take_is_refused_by_its_place(
-    asked: Fields, lacks: Fields, code: str, param: str
-) -> None:
+def test_what_the_model_does_not_take(asked: Fields, lacks: Fields, code: str, param: str) -> None:
     assert refusal(lambda: chat_fields(asked, capabilities=Capabilities(**lacks))) == (code, param)

@@ -101,9 +101,7 @@ DELTAS = st.fixed_dictionaries(
 
 @settings(max_examples=campaign_count(40, 2_000))
 @given(st.lists(DELTAS, min_size=1, max_size=4), st.booleans(), st.booleans())
-def test_whatever_is_said_both_names_hold_the_thought_and_nothing_else_changes(
-    said: list[dict[str, Any]], ascii_only: bool, spaced: bool
-) -> None:
+def test_both_names_hold_the_thought(said: list[dict[str, Any]], ascii_only: bool, spaced: bool) -> None:
     separators = (", ", ": ") if spaced else (",", ":")
     chunk = b"".join(event(json.dumps(delta, ensure_ascii=ascii_only, separators=separators)) for delta in said)
     passed = reasoning.alias_in_events(chunk)

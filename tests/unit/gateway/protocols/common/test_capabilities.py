@@ -186,9 +186,7 @@ FORCED_CHOICES: list[Any] = [
         (CALLS_FREELY, FUNCTIONS | {"function_call": "auto"}, None),
     ],
 )
-def test_tools_and_forms_only_for_models_that_have_them(
-    lacks: Capabilities, fields: dict[str, Any], param: str | None
-) -> None:
+def test_tools_and_forms(lacks: Capabilities, fields: dict[str, Any], param: str | None) -> None:
     code = "structured_output_unsupported" if lacks is FREE_ONLY else "tools_unsupported"
     for request in (fields | asks("Hi"), fields | {"input": "Hi"}, fields | {"prompt": "Hi"}):
         assert refused(request, lacks) == (None if param is None else (code, param))
@@ -292,7 +290,7 @@ PLACED_IMAGE = Image("data:", place="input[1].content[1]")
         (ONE_TURN, TEXT, (SAID, ToolResult("c", (Text("x"),), place="input[2]")), "input[2]"),
     ],
 )
-def test_media_and_turns_of_a_request_that_was_read(
+def test_media_and_turns_that_were_read(
     lacks: Capabilities, takes: Capabilities, turns_: tuple[Turn, ...], param: str | None
 ) -> None:
     code = "multi_turn_unsupported" if lacks is ONE_TURN else "modality_unsupported"

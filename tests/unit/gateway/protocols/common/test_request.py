@@ -139,11 +139,13 @@ def test_what_is_rewritten_keeps_every_other_field() -> None:
     assert json.loads(sent) == {"model": "real", "content": "x"}
 
 
-def test_a_number_that_json_cannot_write_again_is_refused() -> None:
+def test_numbers_and_models_that_are_refused() -> None:
     raw = b'{"model":"alias","temperature":1e999,"stream":true,"stream_options":{}}'
     with pytest.raises(RoundhouseError, match="1e999") as caught:
         parse_request(raw, may_stream=True)
     assert caught.value.entry.code == "invalid_request"
+    with pytest.raises(RoundhouseError, match="names no model"):
+        native(b"", {}, sole=None)
 
 
 def native(query: bytes, fields: object, *, sole: str | None = "sole") -> InferenceRequest:
@@ -179,11 +181,6 @@ def test_a_request_that_names_two_models_is_refused(query: bytes, fields: object
 def test_where_a_native_request_names_its_model(query: bytes, fields: object, model: str, names_model: bool) -> None:
     request = native(query, fields)
     assert (request.model, request.names_model, request.target) == (model, names_model, "/tokenize?x=1")
-
-
-def test_a_native_request_that_names_no_model_where_there_are_several_is_refused() -> None:
-    with pytest.raises(RoundhouseError, match="names no model"):
-        native(b"", {}, sole=None)
 
 
 USAGE = {"include_usage": True}
@@ -463,16 +460,13 @@ def test_the_place_of_what_is_wrong_is_the_bodys(raw: bytes, words: str) -> None
     assert caught.value.entry.code == "invalid_json"
 
 
-def test_text_that_turns_out_to_be_no_utf_8_is_refused_where_it_is_read() -> None:
+def test_text_that_is_no_utf_8_is_refused_where_it_is_read_and_memory_goes_back_once() -> None:
     raw = json.dumps(chat(TEXTS["prose"])).encode()
     middle = BLOCK_BYTES // 2
     body = large_body(raw[:middle] + b"\xff" + raw[middle + 1 :])
     with pytest.raises(RoundhouseError, match="not JSON's") as caught:
         body.fill_fields(json.loads(body.outline), kept_names=())
     assert caught.value.entry.code == "invalid_json"
-
-
-def test_its_memory_goes_back_once() -> None:
     freed: list[bool] = []
     body = LargeBody(lambda: freed.append(True))
     body.add_part(b"x" * BLOCK_BYTES)

@@ -169,13 +169,23 @@ def test_an_answer_that_was_cut_is_incomplete_and_so_is_its_last_item(finish: An
     assert writer().build_answer(Answer(finish=finish)) == empty
 
 
-def test_a_conversation_in_which_nothing_is_said_goes_to_the_engine() -> None:
+def test_what_is_asked_of_engines_and_errors_of_streams() -> None:
     fields = {"model": "m", "input": [{"type": "reasoning", "summary": []}]}
     request = InferenceRequest(b"", fields, "m", stream=False, wants_usage=False, state=context())
     engine = route("m").model_copy(update={"backend": "llama_server"})
     RESPONSES_VIA_CHAT.check_request(request, engine)
     assert RESPONSES_VIA_CHAT.open_collector(request) is not None
     assert json.loads(RESPONSES_VIA_CHAT.engine_body(request, engine, as_stream=False))["messages"] == []
+    told = RoundhouseError("queue_full", "No.").json_bytes("r")
+    request = InferenceRequest(b"", {"model": "m", "input": "Hi"}, "m", stream=True, wants_usage=False)
+    request.state = context()
+    # What could not be read has no response.
+    alone = events_in(RESPONSES_VIA_CHAT.error_as_events(told, request))
+    assert [(event["type"], event["sequence_number"]) for event in alone] == [("error", 0)]
+    request.prompt = RESPONSES_VIA_CHAT.read_request(request)
+    response = folded(RESPONSES_VIA_CHAT.error_as_events(told, request))
+    assert response == request.state.response
+    assert response["error"]["reason"] == "queue_full"
 
 
 @pytest.mark.parametrize("stop", ["x", ["x"]])
@@ -246,19 +256,6 @@ def test_an_error_before_anything_began_is_a_whole_stream(code: str, told: str) 
     failed = {"code": told, "message": "No.", "type": error["type"], "param": "input", "reason": code}
     assert response["error"] == failed
     assert made.response == response
-
-
-def test_an_error_while_a_stream_waits_for_its_engine_is_a_whole_stream_too() -> None:
-    told = RoundhouseError("queue_full", "No.").json_bytes("r")
-    request = InferenceRequest(b"", {"model": "m", "input": "Hi"}, "m", stream=True, wants_usage=False)
-    request.state = context()
-    # What could not be read has no response.
-    alone = events_in(RESPONSES_VIA_CHAT.error_as_events(told, request))
-    assert [(event["type"], event["sequence_number"]) for event in alone] == [("error", 0)]
-    request.prompt = RESPONSES_VIA_CHAT.read_request(request)
-    response = folded(RESPONSES_VIA_CHAT.error_as_events(told, request))
-    assert response == request.state.response
-    assert response["error"]["reason"] == "queue_full"
 
 
 def test_a_stream_that_somebody_ends_is_cancelled() -> None:

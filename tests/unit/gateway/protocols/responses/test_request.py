@@ -129,13 +129,19 @@ def test_an_item_that_is_referred_to_and_a_file_are_read_in_their_places() -> No
         assert prompt(input=[item]).turns == (User((Text("Grüße"),)),)
 
 
-def test_what_runs_elsewhere_is_left_out_beside_own_tools() -> None:
+def test_what_runs_elsewhere_is_left_out_and_what_means_the_same_passes() -> None:
     agents = [{"type": "web_search", "external_web_access": False}, F, {"type": "namespace", "name": "x", "tools": []}]
     asked: Fields = {"model": "m", "input": "Hi", "tools": agents}
     assert [tool.name for tool in read_prompt(asked, context()).tools] == ["f"]
     tools, choice = echo_tools(asked, None)
     assert ([tool["name"] for tool in tools], choice) == (["f"], "auto")
     assert custom_names(asked) == frozenset()
+    passed = {"temperature": 0.5, "top_p": 1, "user": "u", "safety_identifier": "s", "prompt_cache_key": "k",
+              "service_tier": "flex", "seed": 3, "source_lang_code": "auto", "target_lang_code": "de",
+              "thinking": {"type": "enabled"}, "presence_penalty": None}  # fmt: skip
+    stays = {"metadata": {"a": "b"}, "store": False, "background": False, "truncation": "disabled", "max_tool_calls": 2,
+             "stream": True, "stream_options": {"include_obfuscation": False}, "messages": []}  # fmt: skip
+    assert prompt(**passed, **stays).passed_fields == passed
 
 
 def test_custom_tools_are_functions_of_a_text() -> None:
@@ -175,15 +181,6 @@ def test_what_a_chat_completion_calls_otherwise_is_written_so() -> None:
     assert {**expected, "top_logprobs": 3, "parallel_tool_calls": False}.items() <= written.items()
     assert prompt(top_logprobs=2).passed_fields == {"logprobs": True, "top_logprobs": 2}
     assert prompt(top_logprobs=0).passed_fields == prompt(include=[]).passed_fields == {}
-
-
-def test_what_means_the_same_passes_and_the_rest_stays() -> None:
-    passed = {"temperature": 0.5, "top_p": 1, "user": "u", "safety_identifier": "s", "prompt_cache_key": "k",
-              "service_tier": "flex", "seed": 3, "source_lang_code": "auto", "target_lang_code": "de",
-              "thinking": {"type": "enabled"}, "presence_penalty": None}  # fmt: skip
-    stays = {"metadata": {"a": "b"}, "store": False, "background": False, "truncation": "disabled", "max_tool_calls": 2,
-             "stream": True, "stream_options": {"include_obfuscation": False}, "messages": []}  # fmt: skip
-    assert prompt(**passed, **stays).passed_fields == passed
 
 
 @pytest.mark.parametrize(("asked", "thinking"), [("enabled", "enabled"), ("disabled", "disabled"), ("default", None)])

@@ -325,6 +325,15 @@ def test_without_a_stream_nobody_is_told_before_the_end() -> None:
         writer = RoundsWriter({"model": "m", "tools": [WEATHER], "background": background}, made, is_stream=False)
         writer.begin_answer("")
         assert (made.response is not None, made.cancel) == (background, None)
+    mcp = present(servers_of(tools=[WEATHER]))
+    made = context(mcp=mcp)
+    rounds = RoundsWriter({"model": "m", "tools": [WEATHER]}, made, is_stream=True)
+    writer = RoundWriter(rounds, mcp, ())
+    error: Fields = {"message": "No.", "type": "server_error", "code": "engine_error", "param": None, "status": 502}
+    stream = writer.begin_answer("") + writer.write_text("Well", None)
+    assert (writer.fail_answer(error), writer.error) == (ROUND_OVER, error)
+    stream += rounds.fail_answer(error)
+    assert folded(stream) == made.response
 
 
 def test_one_that_is_cancelled_in_the_middle_of_a_call() -> None:
@@ -342,18 +351,6 @@ def test_one_that_is_cancelled_in_the_middle_of_a_call() -> None:
     assert made.response is not None
     assert folded(stream) == made.response
     assert [item["status"] for item in made.response["output"][1:]] == ["failed", "incomplete"]
-
-
-def test_an_error_in_a_round_is_kept_and_fails_the_response() -> None:
-    mcp = present(servers_of(tools=[WEATHER]))
-    made = context(mcp=mcp)
-    rounds = RoundsWriter({"model": "m", "tools": [WEATHER]}, made, is_stream=True)
-    writer = RoundWriter(rounds, mcp, ())
-    error: Fields = {"message": "No.", "type": "server_error", "code": "engine_error", "param": None, "status": 502}
-    stream = writer.begin_answer("") + writer.write_text("Well", None)
-    assert (writer.fail_answer(error), writer.error) == (ROUND_OVER, error)
-    stream += rounds.fail_answer(error)
-    assert folded(stream) == made.response
 
 
 @pytest.mark.parametrize(
@@ -457,9 +454,7 @@ SET = ("ToolResult", f"set {ULM}")
         ),
     ],
 )
-def test_a_later_request_reads_what_the_last_round_was_asked(
-    rounds: tuple[Round, ...], expected: list[tuple[Any, ...]]
-) -> None:
+def test_a_later_request_reads_the_rounds(rounds: tuple[Round, ...], expected: list[tuple[Any, ...]]) -> None:
     played = respond(*rounds)
     whole = [("User", "Weather?"), *expected]
     assert transcript(played.prompts[-1].turns) == whole
@@ -481,9 +476,17 @@ def test_the_ids_of_what_is_read_back_are_those_of_the_items() -> None:
 
 
 def test_results_are_told_in_the_order_of_their_calls() -> None:
-    """Whichever call ends first, so that the engine's cache holds for what is read back."""
+    # Whichever call ends first, so that the engine's cache holds for what is read back.
     played = respond(BOTH, RAINS, ends_last_first=True)
     assert transcript(played.prompts[-1].turns)[2:] == [GOT, SET]
+    token = "0123456789abcdef" * 3
+    ids = [mark_round(f"{prefix}_{token}{number}", 12) for prefix, number in (("mcp", "0001"), ("fc", "00ff"))]
+    assert [round_of({"id": each}) for each in ids] == [f"{token}r12"] * 2
+    other = {"id": mark_round(f"mcp_{token}0003", 2), "approval_request_id": mark_round(f"mcpr_{'f' * 48}0003", 3)}
+    assert round_of(other) == "f" * 48 + "r3"
+    for unmarked in (f"mcp_{token}0001", "", "r1", "mcp_", f"mcp_{token}0001r", 7, None, f"mcp_{token}0001r1x"):
+        assert round_of({"id": unmarked}) is None
+    assert round_of({}) is None
 
 
 @pytest.mark.parametrize("keeps_ids", [True, False])
@@ -570,14 +573,3 @@ def test_calls_without_a_mark_are_turns_of_their_own() -> None:
         ("assistant", "", ("weather__set", ULM)),
         SET,
     ]
-
-
-def test_the_mark_of_an_id() -> None:
-    token = "0123456789abcdef" * 3
-    ids = [mark_round(f"{prefix}_{token}{number}", 12) for prefix, number in (("mcp", "0001"), ("fc", "00ff"))]
-    assert [round_of({"id": each}) for each in ids] == [f"{token}r12"] * 2
-    other = {"id": mark_round(f"mcp_{token}0003", 2), "approval_request_id": mark_round(f"mcpr_{'f' * 48}0003", 3)}
-    assert round_of(other) == "f" * 48 + "r3"
-    for unmarked in (f"mcp_{token}0001", "", "r1", "mcp_", f"mcp_{token}0001r", 7, None, f"mcp_{token}0001r1x"):
-        assert round_of({"id": unmarked}) is None
-    assert round_of({}) is None

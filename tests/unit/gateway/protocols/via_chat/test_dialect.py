@@ -80,9 +80,7 @@ def test_constraints_of_a_large_body_are_read_whole(
         (COMPLETIONS_VIA_CHAT, {**PROMPT, "response_format": {"type": "json_object"}}, "response_format"),
     ],
 )
-def test_two_constraints_are_refused_before_the_request_waits(
-    dialect: Dialect, asked: dict[str, Any], place: str, name: str
-) -> None:
+def test_two_constraints_are_refused(dialect: Dialect, asked: dict[str, Any], place: str, name: str) -> None:
     error = error_of(lambda: read(dialect, {**asked, name: '{"type": "string"}'}, backend("llama_server")))
     assert (error.entry.code, error.param) == ("invalid_request", place)
     assert f"`{name}` and `{place}`" in error.message
@@ -125,7 +123,7 @@ GOES_ON = {"continue_final_message": True, "add_generation_prompt": False}
         ("openai_remote", [BEGUN], {}, {}),
     ],
 )
-def test_vllm_is_told_to_continue_the_last_text_of_the_model(
+def test_vllm_continues_the_last_text(
     dialect: Dialect, name: str, messages: list[Any], extra: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     model = backend(name)

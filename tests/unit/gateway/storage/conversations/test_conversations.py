@@ -93,9 +93,7 @@ def test_items_follow_each_other_or_begin_a_branch(database: StateDatabase) -> N
     ("deleted", "left"),
     [("a", ["b", "c", "e"]), ("b", ["a", "c", "e"]), ("c", ["a", "b", "e"]), ("e", ["a", "b", "c"])],
 )
-def test_what_came_after_a_deleted_item_comes_after_its_parent(
-    database: StateDatabase, deleted: str, left: list[str]
-) -> None:
+def test_items_after_a_deleted_one(database: StateDatabase, deleted: str, left: list[str]) -> None:
     begin(database, "a", "b", "c", "d")
     add(database, "e", start=BranchStart("c"))
     with database.transaction():
@@ -138,7 +136,7 @@ def test_turns_of_one_write_follow_each_other_and_items_keep_apart(database: Sta
         add(database, "b")
 
 
-def test_a_branch_is_bounded_by_its_items_and_bytes(database: StateDatabase) -> None:
+def test_a_branch_is_bounded_and_a_conversation_goes_with_all_its_items(database: StateDatabase) -> None:
     begin(database, "a", "b")
     too_long = "longer than what may be continued"
     for bounds in (HistoryBounds(MIB, items=2), HistoryBounds(150)):
