@@ -126,14 +126,8 @@ def test_a_model_that_is_being_loaded_lets_them_wait_until_it_is() -> None:
 @pytest.mark.parametrize(
     ("setting", "limit", "replicas", "slots", "may_wait"),
     [
-        (None, None, 1, 1, 8),
-        (None, None, 1, 4, 32),
-        (None, None, 2, 64, 1024),
-        (5, None, 2, 4, 10),
-        (0, None, 1, 4, 0),
-        (5, 3, 2, 4, 6),
-        (None, 3, 2, 1, 6),
-        (None, 0, 2, 1, 0),
+        *((None, None, 1, 1, 8), (None, None, 1, 4, 32), (None, None, 2, 64, 1024), (5, None, 2, 4, 10)),
+        *((0, None, 1, 4, 0), (5, 3, 2, 4, 6), (None, 3, 2, 1, 6), (None, 0, 2, 1, 0)),
     ],
 )
 def test_beyond_the_bound_nobody_waits(

@@ -24,16 +24,9 @@ def demand(text_bytes: int = 1000, max_tokens: int | None = None, sequences: int
 @pytest.mark.parametrize(
     ("fields", "max_tokens"),
     [
-        ({}, None),
-        ({"max_tokens": 7}, 7),
-        ({"max_completion_tokens": 7}, 7),
-        ({"max_output_tokens": 7}, 7),
-        ({"n_predict": 7}, 7),
-        ({"n_predict": -1}, None),
-        ({"max_tokens": 0}, None),
-        ({"max_tokens": True}, None),
-        ({"max_tokens": "7"}, None),
-        ({"max_tokens": 10**9}, None),
+        *(({}, None), ({"max_tokens": 7}, 7), ({"max_completion_tokens": 7}, 7), ({"max_output_tokens": 7}, 7)),
+        *(({"n_predict": 7}, 7), ({"n_predict": -1}, None), ({"max_tokens": 0}, None)),
+        *(({"max_tokens": True}, None), ({"max_tokens": "7"}, None), ({"max_tokens": 10**9}, None)),
         ({"max_tokens": 5, "max_completion_tokens": 9}, 9),
     ],
 )

@@ -25,10 +25,8 @@ def table(epoch: int, seq: int, instance: str = "one") -> RoutingTable:
 @pytest.mark.parametrize(
     ("new", "first", "verdict"),
     [
-        (table(2, 6), False, TableVerdict.APPLY),
-        (table(3, 1), True, TableVerdict.APPLY),
-        (table(2, 5), True, TableVerdict.REPEATED),
-        (table(2, 4), False, TableVerdict.OLDER),
+        *((table(2, 6), False, TableVerdict.APPLY), (table(3, 1), True, TableVerdict.APPLY)),
+        *((table(2, 5), True, TableVerdict.REPEATED), (table(2, 4), False, TableVerdict.OLDER)),
         (table(1, 9), True, TableVerdict.OLDER),
         (table(1, 1, "two"), True, TableVerdict.APPLY),
         (table(9, 9, "two"), False, TableVerdict.OTHER_INSTANCE),

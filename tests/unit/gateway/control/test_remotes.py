@@ -45,14 +45,9 @@ def verdicts(*outcomes: ProbeOutcome) -> list[bool | None]:
 @pytest.mark.parametrize(
     ("status", "verdict"),
     [
-        (200, ProbeVerdict.WELL),
-        (204, ProbeVerdict.FAILED),
-        (302, ProbeVerdict.FAILED),
-        (401, ProbeVerdict.KEY_REFUSED),
-        (403, ProbeVerdict.KEY_REFUSED),
-        (404, ProbeVerdict.FAILED),
-        (429, ProbeVerdict.LIMITED),
-        (500, ProbeVerdict.FAILED),
+        *((200, ProbeVerdict.WELL), (204, ProbeVerdict.FAILED), (302, ProbeVerdict.FAILED)),
+        *((401, ProbeVerdict.KEY_REFUSED), (403, ProbeVerdict.KEY_REFUSED), (404, ProbeVerdict.FAILED)),
+        *((429, ProbeVerdict.LIMITED), (500, ProbeVerdict.FAILED)),
     ],
 )
 def test_a_status_is_an_outage_a_refused_key_a_limit_or_well(status: int, verdict: ProbeVerdict) -> None:
@@ -146,13 +141,8 @@ def test_an_answer_that_raises_a_doubt_brings_the_next_probe_forward(status: int
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [
-        (None, None),
-        ("7", 7.0),
-        ("Thu, 01 Jan 1970 00:02:00 GMT", 20.0),
-        ("Thu, 01 Jan 1970 00:00:00 GMT", 0.0),
-        ("soon", None),
-        ("-3", None),
-        ("", None),
+        *((None, None), ("7", 7.0), ("Thu, 01 Jan 1970 00:02:00 GMT", 20.0)),
+        *(("Thu, 01 Jan 1970 00:00:00 GMT", 0.0), ("soon", None), ("-3", None), ("", None)),
     ],
 )
 def test_retry_after_is_seconds_or_a_date(text: str | None, seconds: float | None) -> None:

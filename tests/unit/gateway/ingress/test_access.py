@@ -74,17 +74,10 @@ def test_who_may_do_what_where(
 @pytest.mark.parametrize(
     ("local_address", "answer"),
     [
-        ("10.0.0.1", "accepted"),
-        ("::ffff:10.0.0.1", "accepted"),
-        ("::1", "accepted"),
-        ("0:0:0:0:0:0:0:1", "accepted"),
-        ("10.0.0.2", "admin_not_here"),
-        ("::ffff:10.0.0.2", "admin_not_here"),
-        ("::2", "admin_not_here"),
-        ("127.0.0.1", "admin_not_here"),
-        ("", "admin_not_here"),
-        ("/run/gateway.sock", "admin_not_here"),
-        (None, "admin_not_here"),
+        *(("10.0.0.1", "accepted"), ("::ffff:10.0.0.1", "accepted"), ("::1", "accepted")),
+        *(("0:0:0:0:0:0:0:1", "accepted"), ("10.0.0.2", "admin_not_here")),
+        *(("::ffff:10.0.0.2", "admin_not_here"), ("::2", "admin_not_here"), ("127.0.0.1", "admin_not_here")),
+        *(("", "admin_not_here"), ("/run/gateway.sock", "admin_not_here"), (None, "admin_not_here")),
     ],
 )
 def test_where_admin_requests_arrive(who: Caller, local_address: str | None, answer: str) -> None:
@@ -103,11 +96,8 @@ def test_a_refusal_says_what_is_closed_and_no_address() -> None:
 @pytest.mark.parametrize(
     ("text", "address"),
     [
-        ("10.0.0.1", "10.0.0.1"),
-        ("::ffff:10.0.0.1", "10.0.0.1"),
-        ("::FFFF:a00:1", "10.0.0.1"),
-        ("fd00::1", "fd00::1"),
-        ("fe80::1%eth0", "fe80::1%eth0"),
+        *(("10.0.0.1", "10.0.0.1"), ("::ffff:10.0.0.1", "10.0.0.1"), ("::FFFF:a00:1", "10.0.0.1")),
+        *(("fd00::1", "fd00::1"), ("fe80::1%eth0", "fe80::1%eth0")),
         *((text, None) for text in ("", "localhost", "10.0.0", "/run/x.sock")),
     ],
 )
@@ -118,12 +108,8 @@ def test_addresses(text: str, address: str | None) -> None:
 @pytest.mark.parametrize(
     ("gate", "who", "local_address", "allows"),
     [
-        (OPEN, ANONYMOUS, None, True),
-        (CLOSED, ANONYMOUS, None, False),
-        (OPEN, USER, "10.0.0.1", False),
-        (CLOSED, BOSS, "10.0.0.9", True),
-        (MEANT, BOSS, "10.0.0.1", True),
-        (MEANT, BOSS, "10.0.0.2", False),
+        *((OPEN, ANONYMOUS, None, True), (CLOSED, ANONYMOUS, None, False), (OPEN, USER, "10.0.0.1", False)),
+        *((CLOSED, BOSS, "10.0.0.9", True), (MEANT, BOSS, "10.0.0.1", True), (MEANT, BOSS, "10.0.0.2", False)),
     ],
 )
 def test_who_may_administer(gate: AdminGate, who: Caller, local_address: str | None, allows: bool) -> None:
@@ -243,12 +229,8 @@ def test_a_question_without_decent_names_gets_the_usual_ones(wanted: bytes | Non
 @pytest.mark.parametrize(
     ("rule", "headers"),
     [
-        (OFF, asking(CHAT, METHOD)),
-        (NAMED, asking(EVIL, METHOD)),
-        (NAMED, asking(None, METHOD)),
-        (NAMED, asking(CHAT)),
-        (ALL, asking(None, METHOD)),
-        (ALL, asking(CHAT)),
+        *((OFF, asking(CHAT, METHOD)), (NAMED, asking(EVIL, METHOD)), (NAMED, asking(None, METHOD))),
+        *((NAMED, asking(CHAT)), (ALL, asking(None, METHOD)), (ALL, asking(CHAT))),
     ],
 )
 def test_what_is_no_question_of_one_that_may_read_is_not_answered(rule: Cors, headers: list[Header]) -> None:

@@ -75,9 +75,7 @@ ROUTE = "/v1/chat/completions"
 @pytest.mark.parametrize(
     ("name", "labels", "value"),
     [
-        ("inflight", {"model": "m"}, 1),
-        ("queued", {"model": "m"}, 1),
-        ("table_age_seconds", {}, 2),
+        *(("inflight", {"model": "m"}, 1), ("queued", {"model": "m"}, 1), ("table_age_seconds", {}, 2)),
         ("link_up", {}, 0),
         ("requests_total", {"model": "m", "route": ROUTE, "status": "200"}, 1),
         ("first_byte_seconds_sum", {"model": "m", "route": ROUTE}, 0.5),

@@ -56,12 +56,9 @@ def test_retry_after_is_the_next_attempt(retry_at: float | None, seconds: str) -
 @pytest.mark.parametrize(
     ("state", "autoload", "waits"),
     [
-        (ModelState.UNLOADED, True, True),
-        (ModelState.LOADING, True, True),
-        (ModelState.UNLOADING, True, True),
-        (ModelState.FAILED, True, False),
-        (ModelState.UNLOADED, False, False),
-        (ModelState.LOADING, False, False),
+        *((ModelState.UNLOADED, True, True), (ModelState.LOADING, True, True)),
+        *((ModelState.UNLOADING, True, True), (ModelState.FAILED, True, False)),
+        *((ModelState.UNLOADED, False, False), (ModelState.LOADING, False, False)),
     ],
 )
 def test_only_what_demand_can_load_is_waited_for(state: ModelState, autoload: bool, waits: bool) -> None:

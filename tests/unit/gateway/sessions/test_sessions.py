@@ -184,9 +184,7 @@ EARLIER = said("a", "b", "c")
 @pytest.mark.parametrize(
     ("later", "continues"),
     [
-        (said("a", "b", "c"), True),
-        (said("a", "b", "c", "d", "e"), True),
-        (said("a", "b"), False),
+        *((said("a", "b", "c"), True), (said("a", "b", "c", "d", "e"), True), (said("a", "b"), False)),
         (said("a", "B", "c", "d"), False),
         ([*said("a", "b"), {"role": "system", "content": "c"}], False),
         (said("ab", "c"), False),

@@ -259,12 +259,9 @@ def reply(**fields: Any) -> Fields:
 FIRST = "messages[0].content[0]"
 REFUSED: list[tuple[Fields, str]] = [
     ({"model": "m", "messages": HI}, "max_tokens"),
-    ({**ASKED, "max_tokens": -1}, "max_tokens"),
-    ({**ASKED, "max_tokens": "9"}, "max_tokens"),
-    ({**ASKED, "max_tokens": True}, "max_tokens"),
-    ({"model": "m", "max_tokens": 9}, "messages"),
-    ({**ASKED, "messages": []}, "messages"),
-    ({**ASKED, "messages": "Hi"}, "messages"),
+    *(({**ASKED, "max_tokens": -1}, "max_tokens"), ({**ASKED, "max_tokens": "9"}, "max_tokens")),
+    *(({**ASKED, "max_tokens": True}, "max_tokens"), ({"model": "m", "max_tokens": 9}, "messages")),
+    *(({**ASKED, "messages": []}, "messages"), ({**ASKED, "messages": "Hi"}, "messages")),
     ({**ASKED, "messages": ["Hi"]}, "messages[0]"),
     ({**ASKED, "messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
     ({**ASKED, "messages": [{"role": "user"}]}, "messages[0].content"),

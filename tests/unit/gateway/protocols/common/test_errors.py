@@ -134,14 +134,9 @@ def test_errors_as_the_last_events_of_a_stream() -> None:
 @pytest.mark.parametrize(
     ("error", "status"),
     [
-        ({"code": 400}, 400),
-        ({"code": "x", "status": 429}, 429),
-        ({"type": "overloaded_error"}, 503),
-        ({"type": "invalid_request_error"}, 400),
-        ({"code": 200}, 500),
-        ({"code": True}, 500),
-        ({"type": []}, 500),
-        ("text", 500),
+        *(({"code": 400}, 400), ({"code": "x", "status": 429}, 429), ({"type": "overloaded_error"}, 503)),
+        *(({"type": "invalid_request_error"}, 400), ({"code": 200}, 500), ({"code": True}, 500)),
+        *(({"type": []}, 500), ("text", 500)),
     ],
 )
 def test_the_status_that_an_error_tells(error: Any, status: int) -> None:

@@ -69,9 +69,7 @@ def test_a_body_that_is_no_object_is_refused(raw: bytes) -> None:
 @pytest.mark.parametrize(
     ("raw", "param"),
     [
-        (b"{}", "model"),
-        (b'{"model": 3}', "model"),
-        (b'{"model": ""}', "model"),
+        *((b"{}", "model"), (b'{"model": 3}', "model"), (b'{"model": ""}', "model")),
         (b'{"model": "m", "stream": 1}', "stream"),
         (b'{"model": "m", "stream": "yes"}', "stream"),
         (b'{"model": "m", "stream_options": []}', "stream_options"),
@@ -169,12 +167,9 @@ def test_a_request_that_names_two_models_is_refused(query: bytes, fields: object
 @pytest.mark.parametrize(
     ("query", "fields", "model", "names_model"),
     [
-        (b"model=m&x=1", {}, "m", False),
-        (b"model=m&x=1", {"model": None}, "m", False),
-        (b"x=1", {"model": "m"}, "m", True),
-        (b"model=m&x=1", {"model": "m"}, "m", True),
-        (b"model=&x=1", {"model": "m"}, "m", True),
-        (b"model=&x=1", {"model": ""}, "sole", False),
+        *((b"model=m&x=1", {}, "m", False), (b"model=m&x=1", {"model": None}, "m", False)),
+        *((b"x=1", {"model": "m"}, "m", True), (b"model=m&x=1", {"model": "m"}, "m", True)),
+        *((b"model=&x=1", {"model": "m"}, "m", True), (b"model=&x=1", {"model": ""}, "sole", False)),
         (b"x=1", {}, "sole", False),
     ],
 )
@@ -214,12 +209,8 @@ def test_other_families_tell_usage_unasked(dialect: Dialect) -> None:
 @pytest.mark.parametrize(
     "extra",
     [
-        {},
-        {"stream": False},
-        {"stream": None},
-        {"stream_options": {"y": 1}},
-        {"stream": False, "note": "stream"},
-        {"stream": False, "x": {"stream": False}},
+        *({}, {"stream": False}, {"stream": None}, {"stream_options": {"y": 1}}),
+        *({"stream": False, "note": "stream"}, {"stream": False, "x": {"stream": False}}),
         {"x": '\u0001 "stream": false'},
     ],
 )

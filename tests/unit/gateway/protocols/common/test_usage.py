@@ -61,11 +61,7 @@ def test_reads_may_be_cut_anywhere(size: int) -> None:
 @pytest.mark.parametrize(
     ("stream", "tokens"),
     [
-        (b"", 0),
-        (ROLE, 0),
-        (EMPTY_ROLE + TOKENS[0], 1),
-        (TOKENS[0], 1),
-        (ROLE + b"".join(TOKENS) + END, 9),
+        *((b"", 0), (ROLE, 0), (EMPTY_ROLE + TOKENS[0], 1), (TOKENS[0], 1), (ROLE + b"".join(TOKENS) + END, 9)),
         (ROLE + b"".join(TOKENS) + TOKENS[0][:-5], 9),
         (b": waiting\n\n" * 5 + ROLE + b"".join(TOKENS), 9),
         (event({"choices": [], "prompt_progress": {"total": 100, "processed": 10}}) * 4 + TOKENS[0], 1),

@@ -202,10 +202,8 @@ def user(*parts: Any) -> Fields:
 
 PDF = "data:application/pdf;base64,JVBERi0="
 REFUSED: list[tuple[Fields, str, str]] = [
-    ({"input": None}, "input", "missing"),
-    ({"input": ""}, "input", "not empty"),
-    ({"input": []}, "input", "not empty"),
-    ({"input": 3}, "input", "3"),
+    *(({"input": None}, "input", "missing"), ({"input": ""}, "input", "not empty")),
+    *(({"input": []}, "input", "not empty"), ({"input": 3}, "input", "3")),
     ({"input": 3, "previous_response_id": "r"}, "input", "3"),
     ({"input": None, "messages": []}, "input", "/v1/chat/completions"),
     ({"input": ["Hi"]}, "input[0]", "an object"),
@@ -373,11 +371,8 @@ def test_tools_of_a_server_are_functions_in_its_place() -> None:
 @pytest.mark.parametrize(
     ("allowed", "names"),
     [
-        (None, ["weather__get", "weather__set"]),
-        (["set", "other"], ["weather__set"]),
-        ([], []),
-        ({"tool_names": ["get"]}, ["weather__get"]),
-        ({"read_only": True}, ["weather__get"]),
+        *((None, ["weather__get", "weather__set"]), (["set", "other"], ["weather__set"]), ([], [])),
+        *(({"tool_names": ["get"]}, ["weather__get"]), ({"read_only": True}, ["weather__get"])),
         ({"read_only": False, "tool_names": ["get"]}, []),
         ({}, ["weather__get", "weather__set"]),
     ],
@@ -389,10 +384,8 @@ def test_a_request_may_allow_some_tools(allowed: Any, names: list[str]) -> None:
 @pytest.mark.parametrize(
     ("approval", "unapproved"),
     [
-        (..., ["weather__get", "weather__set"]),
-        (None, ["weather__get", "weather__set"]),
-        ("always", ["weather__get", "weather__set"]),
-        ("never", []),
+        *((..., ["weather__get", "weather__set"]), (None, ["weather__get", "weather__set"])),
+        *(("always", ["weather__get", "weather__set"]), ("never", [])),
         ({"never": {"tool_names": ["get"]}}, ["weather__set"]),
         ({"never": {"read_only": True}}, ["weather__set"]),
         ({"always": {"tool_names": ["set"]}}, ["weather__set"]),

@@ -51,13 +51,9 @@ def test_what_goes_on_without_its_client_must_be_stored() -> None:
 
 def test_references_are_found_where_they_are_and_bounded() -> None:
     items = [
-        {"type": "item_reference", "id": "a"},
-        {"id": "b"},
-        {"id": "c", "type": None},
-        {"type": "item_reference", "id": "a"},
-        {"type": "message", "id": "d"},
-        {"role": "user", "id": "e", "content": "x"},
-        {"type": "item_reference", "id": 7},
+        *({"type": "item_reference", "id": "a"}, {"id": "b"}, {"id": "c", "type": None}),
+        *({"type": "item_reference", "id": "a"}, {"type": "message", "id": "d"}),
+        *({"role": "user", "id": "e", "content": "x"}, {"type": "item_reference", "id": 7}),
         {"type": "item_reference"},
         "text",
     ]
