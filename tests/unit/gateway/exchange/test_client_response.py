@@ -134,47 +134,44 @@ WAITING = route("m", state=ModelState.LOADING, reason="waiting for room: a is en
 LOADING = route("m", state=ModelState.LOADING, progress=0.25004)
 
 
+UNLOADED = route("m", state=ModelState.UNLOADED, reason="no request")
+
+
+SECOND = QueuePlace(2, 2, None)
+
+
 @pytest.mark.parametrize(
-    ("progress", "comment"),
+    ("progress", "fields"),
     [
         (
             queue_progress(M, QueuePlace(3, 4, 1500), is_loading=False),
-            b': progress {"stage":"queue","model":"m","queue_position":3,"queue_depth":4,"estimated_wait_ms":1500}\n\n',
+            b'"stage":"queue","model":"m","queue_position":3,"queue_depth":4,"estimated_wait_ms":1500',
         ),
         (
-            queue_progress(M, QueuePlace(2, 2, None), is_loading=False),
-            b': progress {"stage":"queue","model":"m","queue_position":2,"queue_depth":2}\n\n',
+            queue_progress(M, SECOND, is_loading=False),
+            b'"stage":"queue","model":"m","queue_position":2,"queue_depth":2',
         ),
         (
-            queue_progress(LOADING, QueuePlace(2, 2, None), is_loading=True),
-            b': progress {"stage":"load","model":"m","state":"loading","progress":0.25,"queue_position":2,'
-            b'"queue_depth":2}\n\n',
+            queue_progress(LOADING, SECOND, is_loading=True),
+            b'"stage":"load","model":"m","state":"loading","progress":0.25,"queue_position":2,"queue_depth":2',
         ),
-        (
-            queue_progress(route("m", state=ModelState.UNLOADED, reason="no request"), None, is_loading=True),
-            b': progress {"stage":"load","model":"m","state":"unloaded"}\n\n',
-        ),
+        (queue_progress(UNLOADED, None, is_loading=True), b'"stage":"load","model":"m","state":"unloaded"'),
         (
             queue_progress(WAITING, None, is_loading=True),
-            b': progress {"stage":"load","model":"m","state":"loading","reason":"waiting for room: a is ending"}\n\n',
+            b'"stage":"load","model":"m","state":"loading","reason":"waiting for room: a is ending"',
         ),
-        (
-            prefill_progress("m", session="reused"),
-            b': progress {"stage":"prefill","model":"m","session":"reused"}\n\n',
-        ),
-        (prefill_progress("m"), b': progress {"stage":"prefill","model":"m"}\n\n'),
+        (prefill_progress("m", session="reused"), b'"stage":"prefill","model":"m","session":"reused"'),
+        (prefill_progress("m"), b'"stage":"prefill","model":"m"'),
         (
             prefill_progress("a\n\nb", PromptProgress(1606, 6, 256)),
-            b': progress {"stage":"prefill","model":"a\\n\\nb","progress":0.159,"prompt_tokens":1606,'
-            b'"cached_tokens":6,"processed_tokens":256}\n\n',
+            b'"stage":"prefill","model":"a\\n\\nb","progress":0.159,"prompt_tokens":1606,'
+            b'"cached_tokens":6,"processed_tokens":256',
         ),
     ],
 )
-def test_a_comment_is_one_line_of_json(progress: Progress, comment: bytes) -> None:
-    assert progress_comment(progress) == comment
-
-
-def test_the_comment_of_a_load_alone_has_the_form_that_it_always_had() -> None:
+def test_a_comment_is_one_line_of_json(progress: Progress, fields: bytes) -> None:
+    assert progress_comment(progress) == b": progress {%b}\n\n" % fields
+    # That of a load alone has the form that it always had.
     assert load_comment(LOADING) == b': load-progress {"model":"m","state":"loading","progress":0.25}\n\n'
     waits = b': load-progress {"model":"m","state":"loading","reason":"waiting for room: a is ending"}\n\n'
     assert load_comment(WAITING) == waits

@@ -39,21 +39,21 @@ from tests.support.messages_transcripts import (
 from tests.support.outcomes import present
 
 
+def block(index: int, *texts: str) -> list[Fields]:
+    """Events of a block of text."""
+    return [started(index, **TEXT), *(grew(index, "text_delta", text=text) for text in texts), stopped(index)]
+
+
+def called(index: int, call_id: str, name: str, *parts: str) -> list[Fields]:
+    """Events of a call."""
+    pieces = [grew(index, "input_json_delta", partial_json=part) for part in parts]
+    return [started(index, type="tool_use", id=call_id, name=name, input={}), *pieces, stopped(index)]
+
+
 def test_text() -> None:
-    out = streamed(
-        chunk({"role": "assistant", "content": None}),
-        chunk({"content": 'He said "ü'}),
-        chunk({"content": '€"\n'}),
-        chunk({}, "stop"),
-    )
-    assert out == lines(
-        BEGUN,
-        started(0, **TEXT),
-        grew(0, "text_delta", text='He said "ü'),
-        grew(0, "text_delta", text='€"\n'),
-        stopped(0),
-        *ended("end_turn"),
-    )
+    deltas: list[Fields] = [{"role": "assistant", "content": None}, {"content": 'He said "ü'}, {"content": '€"\n'}]
+    out = streamed(*map(chunk, deltas), chunk({}, "stop"))
+    assert out == lines(BEGUN, *block(0, 'He said "ü', '€"\n'), *ended("end_turn"))
 
 
 def progress(delta: Fields, total: Any, cached: Any = 0) -> bytes:
@@ -88,51 +88,26 @@ def test_counts_before_the_first_token(first: list[bytes], usage: tuple[int, int
 
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
 def test_thoughts_text_and_calls(name: str) -> None:
-    out = streamed(
-        chunk({name: "Hm"}),
-        chunk({name: "m."}),
-        chunk({"content": "Let me see."}),
-        chunk(call(0, "", "get_weather")),
-        chunk(call(0, '{"city":')),
-        chunk(call(0, '"Paris"}')),
-        chunk(call(1, "{}", "get_time")),
-        chunk({}, "tool_calls"),
-    )
-    assert out == lines(
+    deltas: list[Fields] = [{name: "Hm"}, {name: "m."}, {"content": "Let me see."}, call(0, "", "get_weather")]
+    deltas += [call(0, '{"city":'), call(0, '"Paris"}'), call(1, "{}", "get_time")]
+    assert streamed(*map(chunk, deltas), chunk({}, "tool_calls")) == lines(
         BEGUN,
         started(0, **THINKING),
         grew(0, "thinking_delta", thinking="Hm"),
         grew(0, "thinking_delta", thinking="m."),
         grew(0, "signature_delta", signature=""),
         stopped(0),
-        started(1, **TEXT),
-        grew(1, "text_delta", text="Let me see."),
-        stopped(1),
-        started(2, type="tool_use", id="id0", name="get_weather", input={}),
-        grew(2, "input_json_delta", partial_json='{"city":'),
-        grew(2, "input_json_delta", partial_json='"Paris"}'),
-        stopped(2),
-        started(3, type="tool_use", id="id1", name="get_time", input={}),
-        grew(3, "input_json_delta", partial_json="{}"),
-        stopped(3),
+        *block(1, "Let me see."),
+        *called(2, "id0", "get_weather", '{"city":', '"Paris"}'),
+        *called(3, "id1", "get_time", "{}"),
         *ended("tool_use"),
     )
 
 
 def test_thoughts_may_come_again() -> None:
-    kinds = [
-        event["content_block"]["type"]
-        for event in checked_events(
-            streamed(
-                chunk({"content": "a"}),
-                chunk({"reasoning": "b", "content": "c"}),
-                chunk(call(0, "{}", "f")),
-                chunk({"content": "d"}),
-                chunk({}, "stop"),
-            )
-        )
-        if event["type"] == "content_block_start"
-    ]
+    deltas: list[Fields] = [{"content": "a"}, {"reasoning": "b", "content": "c"}, call(0, "{}", "f"), {"content": "d"}]
+    events = checked_events(streamed(*map(chunk, deltas), chunk({}, "stop")))
+    kinds = [event["content_block"]["type"] for event in events if event["type"] == "content_block_start"]
     assert kinds == ["text", "thinking", "text", "tool_use", "text"]
 
 
@@ -167,13 +142,13 @@ ENDINGS: list[tuple[bytes, Fields | None, tuple[Fields, Fields]]] = [
 @pytest.mark.parametrize(("last", "usage", "expected"), ENDINGS)
 def test_how_a_stream_ends(last: bytes, usage: Fields | None, expected: tuple[Fields, Fields]) -> None:
     out = streamed(chunk({"content": "a"}), last, usage=usage)
-    assert out == lines(BEGUN, started(0, **TEXT), grew(0, "text_delta", text="a"), stopped(0), *expected)
+    assert out == lines(BEGUN, *block(0, "a"), *expected)
 
 
 def test_other_streams() -> None:
     assert streamed(chunk(call(0, "{}", "f")), chunk({}, "stop")).endswith(lines(*ended("tool_use")))
     out = streamed(chunk({"refusal": "No."}), chunk({}, "stop"))
-    assert out == lines(BEGUN, started(0, **TEXT), grew(0, "text_delta", text="No."), stopped(0), *ended("refusal"))
+    assert out == lines(BEGUN, *block(0, "No."), *ended("refusal"))
     assert streamed(chunk({}), chunk({}, "stop")) == lines(BEGUN, *ended("end_turn"))
     out = streamed(
         chunk({"content": "a"}), chunk({"content": "b"}, index=1), chunk({}, "length", index=1), chunk({}, "stop")
@@ -300,63 +275,27 @@ def test_other_whole_messages_and_counts() -> None:
 def test_what_follows_the_end_is_passed_over() -> None:
     events = MESSAGES_VIA_CHAT.open_stream(request_of(stream=True))
     out = events.feed_data(chunk({"content": "a"}) + chunk({}, "stop") + b"data: [DONE]\n\n")
-    begun = [BEGUN, started(0, **TEXT), grew(0, "text_delta", text="a"), stopped(0)]
-    assert (out, events.is_complete) == (lines(*begun, *ended("end_turn", NONE_TOLD)), True)
+    assert (out, events.is_complete) == (lines(BEGUN, *block(0, "a"), *ended("end_turn", NONE_TOLD)), True)
     late = json.dumps({"id": "x", "choices": [], "usage": USAGE}).encode()
     assert events.feed_data(chunk({"content": "b"}) + b"data: " + late + b"\n\n") == b""
     assert (events.finish_stream(), events.usage) == (b"", None)
 
 
 def test_calls_that_overlap_come_one_after_the_other() -> None:
-    out = streamed(
-        chunk(call(0, "", "f")),
-        chunk(call(1, "", "g")),
-        chunk(call(0, '{"x"')),
-        chunk(call(1, '{"y":')),
-        chunk(call(2, "{}", "h")),
-        chunk({"content": "So"}),
-        chunk({"content": "."}),
-        chunk(call(0, ":1}")),
-        chunk(call(1, "2}")),
-        chunk(call(0, "late")),
-        chunk({}, "tool_calls"),
-    )
-    assert out == lines(
+    deltas: list[Fields] = [call(0, "", "f"), call(1, "", "g"), call(0, '{"x"'), call(1, '{"y":'), call(2, "{}", "h")]
+    deltas += [{"content": "So"}, {"content": "."}, call(0, ":1}"), call(1, "2}"), call(0, "late")]
+    assert streamed(*map(chunk, deltas), chunk({}, "tool_calls")) == lines(
         BEGUN,
-        started(0, type="tool_use", id="id0", name="f", input={}),
-        grew(0, "input_json_delta", partial_json='{"x"'),
-        grew(0, "input_json_delta", partial_json=":1}"),
-        stopped(0),
-        started(1, type="tool_use", id="id1", name="g", input={}),
-        grew(1, "input_json_delta", partial_json='{"y":'),
-        grew(1, "input_json_delta", partial_json="2}"),
-        stopped(1),
-        started(2, type="tool_use", id="id2", name="h", input={}),
-        grew(2, "input_json_delta", partial_json="{}"),
-        stopped(2),
-        started(3, **TEXT),
-        grew(3, "text_delta", text="So."),
-        stopped(3),
+        *called(0, "id0", "f", '{"x"', ":1}"),
+        *called(1, "id1", "g", '{"y":', "2}"),
+        *called(2, "id2", "h", "{}"),
+        *block(3, "So."),
         *ended("tool_use"),
     )
-
-
-def test_what_waits_for_a_call_that_is_never_whole_comes_at_the_end() -> None:
-    out = streamed(
-        chunk(call(0, '{"cut', "f")), chunk(call(1, "", "g")), chunk(call(2, "[", "h")), chunk({}, "length"),
-    )  # fmt: skip
-    assert out == lines(
-        BEGUN,
-        started(0, type="tool_use", id="id0", name="f", input={}),
-        grew(0, "input_json_delta", partial_json='{"cut'),
-        stopped(0),
-        started(1, type="tool_use", id="id1", name="g", input={}),
-        stopped(1),
-        started(2, type="tool_use", id="id2", name="h", input={}),
-        grew(2, "input_json_delta", partial_json="["),
-        stopped(2),
-        *ended("max_tokens"),
-    )
+    # What waits for a call that is never whole comes at the end.
+    deltas = [call(0, '{"cut', "f"), call(1, "", "g"), call(2, "[", "h")]
+    blocks = (*called(0, "id0", "f", '{"cut'), *called(1, "id1", "g"), *called(2, "id2", "h", "["))
+    assert streamed(*map(chunk, deltas), chunk({}, "length")) == lines(BEGUN, *blocks, *ended("max_tokens"))
 
 
 @pytest.mark.parametrize("place", [{"index": 0}, {}])

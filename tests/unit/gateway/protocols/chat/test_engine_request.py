@@ -45,13 +45,16 @@ def sent(fields: dict[str, Any], model: ModelRoute) -> dict[str, Any]:
     return dict(made)
 
 
+ON, OFF = ({"chat_template_kwargs": {"enable_thinking": is_on}} for is_on in (True, False))
+NO_EFFORT = {"reasoning_effort": "none"}
+
+
 @pytest.mark.parametrize(
     ("fields", "control", "expected"),
     [
-        ({"thinking": "default"}, "chat_template_kwargs", {}),
-        ({"thinking": "default"}, None, {}),
-        ({"thinking": "enabled"}, "chat_template_kwargs", {"chat_template_kwargs": {"enable_thinking": True}}),
-        ({"thinking": "disabled"}, "chat_template_kwargs", {"chat_template_kwargs": {"enable_thinking": False}}),
+        *(({"thinking": "default"}, control, {}) for control in ("chat_template_kwargs", None)),
+        ({"thinking": "enabled"}, "chat_template_kwargs", ON),
+        ({"thinking": "disabled"}, "chat_template_kwargs", OFF),
         (
             {"thinking": "disabled", "chat_template_kwargs": {"a": 1, "enable_thinking": True}},
             "chat_template_kwargs",
@@ -60,30 +63,15 @@ def sent(fields: dict[str, Any], model: ModelRoute) -> dict[str, Any]:
         ({"thinking": "disabled"}, "thinking", {"thinking": "disabled"}),
         ({"thinking": "enabled"}, "reasoning_effort", {"reasoning_effort": "medium"}),
         ({"thinking": "enabled", "reasoning_effort": "high"}, "reasoning_effort", {"reasoning_effort": "high"}),
-        ({"thinking": "enabled", "reasoning_effort": "none"}, "reasoning_effort", {"reasoning_effort": "medium"}),
-        ({"thinking": "disabled", "reasoning_effort": "high"}, "reasoning_effort", {"reasoning_effort": "none"}),
-        (
-            {"thinking": "enabled", "reasoning_effort": "none"},
-            "chat_template_kwargs",
-            {"chat_template_kwargs": {"enable_thinking": True}},
-        ),
-        (
-            {"thinking": "enabled", "reasoning_effort": "low"},
-            "chat_template_kwargs",
-            {"chat_template_kwargs": {"enable_thinking": True}, "reasoning_effort": "low"},
-        ),
-        ({"reasoning_effort": "none"}, "chat_template_kwargs", {"chat_template_kwargs": {"enable_thinking": False}}),
-        ({"reasoning_effort": "none"}, "thinking", {"thinking": "disabled"}),
-        (
-            {"thinking": "default", "reasoning_effort": "none"},
-            "thinking",
-            {"thinking": "disabled"},
-        ),
-        ({"reasoning_effort": "none"}, "reasoning_effort", {"reasoning_effort": "none"}),
-        ({"reasoning_effort": "none"}, None, {"reasoning_effort": "none"}),
-        ({"reasoning_effort": "low"}, "chat_template_kwargs", {"reasoning_effort": "low"}),
+        ({"thinking": "enabled"} | NO_EFFORT, "reasoning_effort", {"reasoning_effort": "medium"}),
+        ({"thinking": "disabled", "reasoning_effort": "high"}, "reasoning_effort", NO_EFFORT),
+        ({"thinking": "enabled"} | NO_EFFORT, "chat_template_kwargs", ON),
+        ({"thinking": "enabled", "reasoning_effort": "low"}, "chat_template_kwargs", ON | {"reasoning_effort": "low"}),
+        (NO_EFFORT, "chat_template_kwargs", OFF),
+        *((fields | NO_EFFORT, "thinking", {"thinking": "disabled"}) for fields in ({}, {"thinking": "default"})),
+        *((NO_EFFORT, control, NO_EFFORT) for control in ("reasoning_effort", None)),
+        *((fields, "chat_template_kwargs", fields) for fields in ({"reasoning_effort": "low"}, {"thinking": None})),
         ({"thinking": {"type": "enabled"}}, "chat_template_kwargs", {"thinking": {"type": "enabled"}}),
-        ({"thinking": None}, "chat_template_kwargs", {"thinking": None}),
     ],
 )
 def test_thinking(fields: dict[str, Any], control: ThinkingControl | None, expected: dict[str, Any]) -> None:
@@ -201,8 +189,11 @@ def result(text: Any = "found") -> Message:
 
 
 def reminder(text: str = "rule") -> str:
-    """A system message as it stands in another message."""
     return f"<system-reminder>\n{text}\n</system-reminder>"
+
+
+def developer(text: str) -> Message:
+    return {"role": "developer", "content": text}
 
 
 @pytest.mark.parametrize(
@@ -248,8 +239,8 @@ def test_a_conversation_that_the_template_takes_stays_the_same_object(messages: 
         ),
         # Those at the beginning are one, whichever of both roles they have.
         ([system("a"), system("b"), user()], [system("a\n\nb"), user()]),
-        ([{"role": "developer", "content": "a"}, user()], [system("a"), user()]),
-        ([user(), {"role": "developer", "content": "a"}], [user(f"ask\n\n{reminder('a')}")]),
+        ([developer("a"), user()], [system("a"), user()]),
+        ([user(), developer("a")], [user(f"ask\n\n{reminder('a')}")]),
         # Parts.
         ([user([IMAGE]), system()], [user([IMAGE, {"type": "text", "text": reminder()}])]),
         ([assistant(), system(), user([IMAGE])], [assistant(), user([{"type": "text", "text": reminder()}, IMAGE])]),
@@ -369,17 +360,11 @@ def test_the_share(prompt: tuple[int, int, int], share: float) -> None:
 
 
 @pytest.mark.parametrize("asked", [{}, {"return_progress": False}, {"return_progress": None}])
-def test_a_request_asks(asked: dict[str, Any]) -> None:
-    request = parsed(messages=[], **asked)
-    asking = ask_for_progress(request)
+def test_a_request_for_progress(asked: dict[str, Any]) -> None:
+    asking = ask_for_progress(parsed(messages=[], **asked))
     sent = json.loads(CHAT.engine_body(asking, LLAMA, as_stream=False))
-    assert sent == {
-        "model": "m",
-        "stream": True,
-        "messages": [],
-        "return_progress": True,
-        "stream_options": {"include_usage": True},
-    }
+    options = {"return_progress": True, "stream_options": {"include_usage": True}}
+    assert sent == {"model": "m", "stream": True, "messages": [], **options}
     assert asking.outline_fields["return_progress"] is True
     assert ask_for_progress(asking) is asking
 

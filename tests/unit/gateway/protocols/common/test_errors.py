@@ -211,73 +211,68 @@ OVERFLOW = {
 }
 OPENAI_WORDS = "This model's maximum context length is 4096 tokens. However, your messages resulted in 10911 tokens. "
 """Up to the advice."""
+TOO_LONG = "This model's maximum context length is 512 tokens. However, your prompt contains "
+REDUCE = " Please reduce the length of the input prompt."
 ENGINES = {
     "vllm": (
-        "This model's maximum context length is 512 tokens. However, your prompt contains 600 input tokens, which "
-        "exceeds this limit even without any output tokens. Please reduce the length of the input prompt."
+        f"{TOO_LONG}600 input tokens, which exceeds this limit even without any output tokens.{REDUCE}",
+        (512, 600, False, None),
     ),
     "vllm, not counted to the end": (
-        "This model's maximum context length is 512 tokens. However, your prompt contains at least 513 input tokens, "
-        "which exceeds this limit even without any output tokens. Please reduce the length of the input prompt."
+        f"{TOO_LONG}at least 513 input tokens, which exceeds this limit even without any output tokens.{REDUCE}",
+        (512, 513, True, None),
     ),
     "vllm, not counted": (
-        "This model's maximum context length is 512 tokens. However, your prompt contains 99999 characters (more than "
-        "6656 characters, which is the upper bound for 512 input tokens). Please reduce the length of the input prompt."
+        f"{TOO_LONG}99999 characters (more than 6656 characters, which is the upper bound for 512 input tokens).{REDUCE}",
+        (512, 513, True, None),
     ),
     "vllm, one token of room": (
         "The decoder prompt (length 512) plus the number of requested output tokens (at least 1) is longer than the "
-        "maximum model length of 512. Make sure that `max_model_len` is no smaller than the number of text tokens."
+        "maximum model length of 512. Make sure that `max_model_len` is no smaller than the number of text tokens.",
+        (512, 512, False, None),
     ),
     "an earlier vllm": (
         "This model's maximum context length is 512 tokens. However, you requested 100 output tokens and your prompt "
-        "contains at least 413 input tokens, for a total of at least 513 tokens."
+        "contains at least 413 input tokens, for a total of at least 513 tokens.",
+        (512, 413, True, 100),
     ),
     "openai": (
         "This model's maximum context length is 4097 tokens. However, you requested 4927 tokens (927 in the messages, "
-        "4000 in the completion). Please reduce the length of the messages or completion."
+        "4000 in the completion). Please reduce the length of the messages or completion.",
+        (4097, 927, False, 4000),
     ),
     "openai, embeddings": (
         "This model's maximum context length is 8192 tokens, however you requested 10000 tokens (10000 in your prompt; "
-        "0 for the completion). Please reduce your prompt; or completion length."
+        "0 for the completion). Please reduce your prompt; or completion length.",
+        (8192, 10000, False, None),
     ),
-    "anthropic": "prompt is too long: 205148 tokens > 200000 maximum",
+    "anthropic": ("prompt is too long: 205148 tokens > 200000 maximum", (200000, 205148, False, None)),
     "anthropic, with the answer": (
         "input length and `max_tokens` exceed context limit: 188240 + 21333 > 200000, decrease input length or "
-        "`max_tokens` and try again"
+        "`max_tokens` and try again",
+        (200000, 188240, False, 21333),
     ),
-    "a worker": "The prompt has 5000 tokens, more than fit the context of 4096.",
+    "a worker": ("The prompt has 5000 tokens, more than fit the context of 4096.", (4096, 5000, False, None)),
     "llama-server, a text to embed": (
-        "input (600 tokens) is too large to process. increase the physical batch size (current batch size: 512)"
+        "input (600 tokens) is too large to process. increase the physical batch size (current batch size: 512)",
+        (512, 600, False, None),
     ),
 }
-FOUND = {
-    "vllm": (512, 600, False, None),
-    "vllm, not counted to the end": (512, 513, True, None),
-    "vllm, not counted": (512, 513, True, None),
-    "vllm, one token of room": (512, 512, False, None),
-    "an earlier vllm": (512, 413, True, 100),
-    "openai": (4097, 927, False, 4000),
-    "openai, embeddings": (8192, 10000, False, None),
-    "anthropic": (200000, 205148, False, None),
-    "anthropic, with the answer": (200000, 188240, False, 21333),
-    "a worker": (4096, 5000, False, None),
-    "llama-server, a text to embed": (512, 600, False, None),
-}
+"""What engines say of too long prompts: the limit, the tokens of the prompt, whether these are the least, those of the
+answer."""
+VLLM_WORDS = ENGINES["vllm"][0]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_what_engines_say_is_understood(engine: str) -> None:
-    found = present(find_overflow({"message": ENGINES[engine]}))
-    assert (found.limit, found.prompt_tokens, found.is_at_least, found.output_tokens) == FOUND[engine]
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_what_clients_are_told_is_understood_again_and_stays(engine: str) -> None:
-    found = present(find_overflow({"message": ENGINES[engine]}))
+def test_what_engines_say_is_understood_and_again_what_clients_are_told_of_it(engine: str) -> None:
+    words, expected = ENGINES[engine]
+    found = present(find_overflow({"message": words}))
+    assert (found.limit, found.prompt_tokens, found.is_at_least, found.output_tokens) == expected
     for message in (found.describe_for_openai(), found.describe_for_anthropic()):
         again = present(find_overflow({"message": message}))
         assert again.describe_for_anthropic() == found.describe_for_anthropic()
-    assert find_overflow({"message": found.describe_for_openai()}).describe_for_openai() == found.describe_for_openai()  # type: ignore[union-attr]
+    again = present(find_overflow({"message": found.describe_for_openai()}))
+    assert again.describe_for_openai() == found.describe_for_openai()
 
 
 @pytest.mark.parametrize(
@@ -311,10 +306,10 @@ def test_anthropics_clients_are_told_in_anthropics_words(dialect: Dialect) -> No
 
 
 def test_an_engine_that_speaks_anthropics_form_is_told_in_its_words_too() -> None:
-    vllm = {"type": "error", "error": {"type": "invalid_request_error", "message": ENGINES["vllm"]}}
+    vllm = {"type": "error", "error": {"type": "invalid_request_error", "message": VLLM_WORDS}}
     error = read(MESSAGES.engine_error_body(400, json.dumps(vllm).encode(), "r"))
     assert error["message"] == "prompt is too long: 600 tokens > 512 maximum"
-    own = json.dumps({"type": "error", "error": {"type": "x", "message": ENGINES["anthropic"]}}).encode()
+    own = json.dumps({"type": "error", "error": {"type": "x", "message": ENGINES["anthropic"][0]}}).encode()
     assert MESSAGES.engine_error_body(400, own, "r") is own
     stream = MESSAGES.open_stream(InferenceRequest(b"", {}, "m", stream=True, wants_usage=False))
     event = b"event: error\ndata: " + json.dumps(vllm).encode() + b"\n\n"
@@ -330,9 +325,9 @@ def test_an_engine_that_speaks_anthropics_form_is_told_in_its_words_too() -> Non
     assert error["message"].startswith("prompt is too long: ")
     assert ContextOverflow().describe_for_anthropic() == "prompt is too long."
     # An overflow that is told as plain text has one status.
-    for body in (ENGINES["vllm"].encode(), b"[" * 500 + ENGINES["vllm"].encode()):
+    for body in (VLLM_WORDS.encode(), b"[" * 500 + VLLM_WORDS.encode()):
         assert errors.answer_status(500, body) == read(CHAT.engine_error_body(500, body, "r"))["status"]
-    assert errors.answer_status(500, ENGINES["vllm"].encode()) == 400
+    assert errors.answer_status(500, VLLM_WORDS.encode()) == 400
 
 
 @pytest.mark.parametrize(
@@ -340,8 +335,8 @@ def test_an_engine_that_speaks_anthropics_form_is_told_in_its_words_too() -> Non
     [
         (400, {"error": OVERFLOW}, 400),
         (413, {"error": OVERFLOW}, 400),
-        (500, {"error": {"message": ENGINES["llama-server, a text to embed"], "code": 500}}, 400),
-        (400, {"message": ENGINES["vllm"]}, 400),
+        (500, {"error": {"message": ENGINES["llama-server, a text to embed"][0], "code": 500}}, 400),
+        (400, {"message": VLLM_WORDS}, 400),
         (500, {"error": {"message": "Context size has been exceeded."}}, 503),
         (302, {}, 502),
     ],

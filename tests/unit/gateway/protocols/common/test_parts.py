@@ -122,39 +122,29 @@ def document(**source: Any) -> dict[str, Any]:
     return {"type": "document", "title": "T", "source": source}
 
 
+FILE = {"type": "input_file", "file_data": URL}
+PDF_DOCUMENT = document(type="base64", media_type="application/pdf", data=PDF)
+
+
 @pytest.mark.parametrize(
     ("fields", "places"),
     [
-        ({"input": "a text", "messages": 7}, []),
-        ({"input": [user({"type": "input_text", "text": "x"}), 7]}, []),
-        ({"input": [user({"type": "input_file", "file_data": URL})]}, ["input[0].content[0].file_data"]),
-        ({"input": [user({"type": "input_file", "file_data": PDF})]}, ["input[0].content[0].file_data"]),
-        ({"input": [user({"type": "input_file", "file_data": TEXT_URL})]}, []),
-        ({"input": [user({"type": "input_file", "file_id": "f"})]}, []),
-        (
-            {"input": [{"type": "function_call_output", "output": [{"type": "input_file", "file_data": URL}]}]},
-            ["input[0].output[0].file_data"],
+        *(
+            ({"input": [user(part), 7]}, [])
+            for part in ({"type": "input_text", "text": "x"}, FILE | {"file_data": TEXT_URL})
         ),
+        ({"input": "a text", "messages": 7}, []),
+        ({"input": [user({"type": "input_file", "file_id": "f"})]}, []),
+        *(({"input": [user(FILE | {"file_data": data})]}, ["input[0].content[0].file_data"]) for data in (URL, PDF)),
+        ({"input": [{"type": "function_call_output", "output": [FILE]}]}, ["input[0].output[0].file_data"]),
         (
             {"messages": [user({"type": "text", "text": "x"}, {"type": "file", "file": {"file_data": URL}})]},
             ["messages[0].content[1].file.file_data"],
         ),
-        (
-            {"messages": [user(document(type="base64", media_type="application/pdf", data=PDF))]},
-            ["messages[0].content[0].source.data"],
-        ),
+        ({"messages": [user(PDF_DOCUMENT)]}, ["messages[0].content[0].source.data"]),
         ({"messages": [user(document(type="text", data="x")), user(document(type="url", url="x"))]}, []),
         (
-            {
-                "messages": [
-                    user(
-                        {
-                            "type": "tool_result",
-                            "content": [document(type="base64", media_type="application/pdf", data=PDF)],
-                        }
-                    )
-                ]
-            },
+            {"messages": [user({"type": "tool_result", "content": [PDF_DOCUMENT]})]},
             ["messages[0].content[0].content[0].source.data"],
         ),
     ],

@@ -199,18 +199,17 @@ def test_a_call_of_the_clients_ends_the_response() -> None:
     assert results == [ToolResult("mcp_0r1", (Text("get: rain"),)), ToolResult("c0", (Text("ok"),))]
 
 
+MCP_CHOICE = {"type": "mcp", "server_label": "weather"}
+
+
 @pytest.mark.parametrize(
     ("choice", "first", "later"),
     [
         ("required", ToolChoice("required"), ToolChoice("auto")),
-        ({"type": "mcp", "server_label": "weather"}, ToolChoice("required"), ToolChoice("auto")),
+        (MCP_CHOICE, ToolChoice("required"), ToolChoice("auto")),
+        (MCP_CHOICE | {"name": "get"}, ToolChoice("named", "weather__get"), ToolChoice("auto")),
         (
-            {"type": "mcp", "server_label": "weather", "name": "get"},
-            ToolChoice("named", "weather__get"),
-            ToolChoice("auto"),
-        ),
-        (
-            {"type": "allowed_tools", "mode": "required", "tools": [{"type": "mcp", "server_label": "weather"}]},
+            {"type": "allowed_tools", "mode": "required", "tools": [MCP_CHOICE]},
             ToolChoice("required"),
             ToolChoice("auto"),
         ),
@@ -376,11 +375,6 @@ BOTH = Round(calls=[("weather__get", BONN), ("weather__set", ULM)])
 ONE = Round(calls=[("weather__get", BONN)])
 OTHER = Round(calls=[("weather__set", ULM)])
 USER: Fields = {"role": "user", "content": "Weather?"}
-APPROVES_SET: Fields = {
-    "type": "mcp",
-    "server_label": "weather",
-    "require_approval": {"never": {"tool_names": ["get"]}},
-}
 
 
 def made(token: str, **fields: Any) -> ResponseContext:
@@ -420,38 +414,19 @@ def transcript(turns: tuple[Turn, ...]) -> list[tuple[Any, ...]]:
     return said
 
 
-GOT = ("ToolResult", f"get {BONN}")
-SET = ("ToolResult", f"set {ULM}")
+GOT, SET = ("ToolResult", f"get {BONN}"), ("ToolResult", f"set {ULM}")
+CALLS_GET, CALLS_SET = ("assistant", "", ("weather__get", BONN)), ("assistant", "", ("weather__set", ULM))
+CALLS_BOTH = ("assistant", "", ("weather__get", BONN), ("weather__set", ULM))
+MIXED: Fields = {**ALWAYS, "require_approval": {"never": {"tool_names": ["get"]}}}
 
 
 @pytest.mark.parametrize(
     ("rounds", "expected"),
     [
-        (
-            (ONE, OTHER, RAINS),
-            [("assistant", "", ("weather__get", BONN)), GOT, ("assistant", "", ("weather__set", ULM)), SET],
-        ),
-        ((BOTH, RAINS), [("assistant", "", ("weather__get", BONN), ("weather__set", ULM)), GOT, SET]),
-        (
-            (BOTH, ONE, RAINS),
-            [
-                ("assistant", "", ("weather__get", BONN), ("weather__set", ULM)),
-                GOT,
-                SET,
-                ("assistant", "", ("weather__get", BONN)),
-                GOT,
-            ],
-        ),
-        (
-            (ONE, BOTH, RAINS),
-            [
-                ("assistant", "", ("weather__get", BONN)),
-                GOT,
-                ("assistant", "", ("weather__get", BONN), ("weather__set", ULM)),
-                GOT,
-                SET,
-            ],
-        ),
+        ((ONE, OTHER, RAINS), [CALLS_GET, GOT, CALLS_SET, SET]),
+        ((BOTH, RAINS), [CALLS_BOTH, GOT, SET]),
+        ((BOTH, ONE, RAINS), [CALLS_BOTH, GOT, SET, CALLS_GET, GOT]),
+        ((ONE, BOTH, RAINS), [CALLS_GET, GOT, CALLS_BOTH, GOT, SET]),
     ],
 )
 def test_a_later_request_reads_the_rounds(rounds: tuple[Round, ...], expected: list[tuple[Any, ...]]) -> None:
@@ -499,7 +474,7 @@ def test_the_clients_own_call_of_a_later_round_comes_after_the_results(keeps_ids
     result = {"type": "function_call_output", "call_id": "c0", "output": "mine"}
     later = respond(RAINS, token="b" * 48, history=(USER, *output), input=[result], tools=tools)
     assert transcript(later.prompts[0].turns)[1:] == [
-        ("assistant", "", ("weather__get", BONN)),
+        CALLS_GET,
         GOT,
         ("assistant", "", ("own", "{}")),
         ("ToolResult", "mine"),
@@ -518,27 +493,27 @@ def test_the_clients_own_call_of_the_same_round_is_parallel(calls: list[tuple[st
 
 @pytest.mark.parametrize("approves", [True, False])
 def test_a_call_that_waited_for_its_approval_is_of_the_round_that_made_it(approves: bool) -> None:
-    asked = respond(ONE, BOTH, tools=[APPROVES_SET])
+    asked = respond(ONE, BOTH, tools=[MIXED])
     request = asked.response["output"][-1]
     assert (request["type"], request["name"]) == ("mcp_approval_request", "set")
     answer = {"type": "mcp_approval_response", "approval_request_id": request["id"], "approve": approves}
     told = SET if approves else ("ToolResult", "The user did not approve this call, so it was not run.")
     whole = [
         ("User", "Weather?"),
-        ("assistant", "", ("weather__get", BONN)),
+        CALLS_GET,
         GOT,
-        ("assistant", "", ("weather__get", BONN), ("weather__set", ULM)),
+        CALLS_BOTH,
         GOT,
         told,
     ]
     before = (USER, *asked.response["output"])
-    went_on = respond(ONE, RAINS, token="b" * 48, history=before, input=[answer], tools=[APPROVES_SET])
+    went_on = respond(ONE, RAINS, token="b" * 48, history=before, input=[answer], tools=[MIXED])
     assert transcript(went_on.prompts[0].turns) == whole
     items = (*before, answer, *went_on.response["output"])
-    later = respond(RAINS, token="c" * 48, history=items, input="And?", tools=[APPROVES_SET])
+    later = respond(RAINS, token="c" * 48, history=items, input="And?", tools=[MIXED])
     assert transcript(later.prompts[0].turns) == [
         *whole,
-        ("assistant", "", ("weather__get", BONN)),
+        CALLS_GET,
         GOT,
         ("assistant", "Rain."),
         ("User", "And?"),
@@ -552,9 +527,9 @@ def test_two_responses_have_no_round_in_common() -> None:
                      previous_response_id="resp_x").response["output"][:1]  # fmt: skip
     later = respond(RAINS, token="c" * 48, history=(USER, *first, *second), input="And?")
     assert transcript(later.prompts[0].turns)[1:5] == [
-        ("assistant", "", ("weather__get", BONN)),
+        CALLS_GET,
         GOT,
-        ("assistant", "", ("weather__set", ULM)),
+        CALLS_SET,
         SET,
     ]
 
@@ -568,8 +543,8 @@ def test_calls_without_a_mark_are_turns_of_their_own() -> None:
     ]
     later = respond(RAINS, token="b" * 48, history=(USER, *output), input="And?")
     assert transcript(later.prompts[0].turns)[1:5] == [
-        ("assistant", "", ("weather__get", BONN)),
+        CALLS_GET,
         GOT,
-        ("assistant", "", ("weather__set", ULM)),
+        CALLS_SET,
         SET,
     ]
