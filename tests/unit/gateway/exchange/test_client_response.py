@@ -117,11 +117,11 @@ def test_a_flowing_answer_that_fails_stays_unfinished(client: FakeConnection, an
 
 def test_what_is_no_stream_cannot_flow_into_one(client: FakeConnection, answer: ClientResponse) -> None:
     answer.send_heartbeat(7.0)
-    assert answer.first_byte_at is None, "the first byte is an event's and not a heartbeat's"
+    first_bytes = [answer.first_byte_at]
     with pytest.raises(RoundhouseError, match="something else"):
         answer.send_part(200, JSON_LINE, b"part")
     answer.send_events(b"data: 1\n\n")
-    assert answer.first_byte_at == 7.0
+    assert [*first_bytes, answer.first_byte_at] == [None, 7.0], "it is an event's and not a heartbeat's"
     ended = FakeConnection()
     whole = ClientResponse(call_on(ended), CHAT, "req-1", lambda: 7.0)
     whole.send_whole(200, JSON_LINE, b"{}")

@@ -215,7 +215,7 @@ async def test_each_attempt_is_prepared_anew(site: Site) -> None:
     site.engine_call.listener.engine_failed(EngineRefusedError("refused"))
     assert [call.replica for call in site.engines.calls] == ["m-0", "m-1"]
     assert seen == [*BEFORE_THE_ENGINE, "before_send in SENT", "shape_answer in SENT"]
-    seen: list[str] = []
+    seen.clear()  # a hook that fails at the end hinders no other
     client = site.open(ExchangeHooks(on_end=(refuse, *recording(seen).on_end)))
     client.exchange.fail_request(REFUSED)
     assert seen == ["on_end in ENDED"]
@@ -473,9 +473,8 @@ def test_the_pace_of_the_client_is_the_rounds() -> None:
     client.slow_round()
     assert (first.told, second.told) == (["client_full"], ["client_full", "client_ready"])
     client.client_gone()
-    assert exchange.told == ["client_gone"]
     client.let_go()
-    assert exchange.handler is None
+    assert (exchange.told, exchange.handler) == (["client_gone"], None)
     # Another handler of the call stays.
     client.follow_client()
     exchange.handler = other = object()

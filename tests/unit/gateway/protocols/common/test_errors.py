@@ -117,15 +117,13 @@ def test_errors_as_the_last_events_of_a_stream() -> None:
     pretty = json.dumps(BUSY.build_envelope("r").model_dump(), indent=1).encode()
     for dialect in (CHAT, COMPLETIONS, JSON_DIALECT):
         first, done, end = dialect.error_as_events(pretty).split(b"\n\n")
-        assert body(first.removeprefix(b"data: ")) == body(pretty)
-        assert (done, end) == (b"data: [DONE]", b"")
+        assert (body(first.removeprefix(b"data: ")), done, end) == (body(pretty), b"data: [DONE]", b"")
     assert NATIVE.error_as_events(pretty).count(b"\n") == 2
     assert body(NATIVE.error_as_events(pretty).removeprefix(b"data: ")) == body(pretty)
     name, data, *rest = RESPONSES_VIA_CHAT.error_as_events(pretty).split(b"\n")
     assert (name, rest) == (b"event: error", [b"", b"data: [DONE]", b"", b""])
-    told = body(data.removeprefix(b"data: "))
     openai = {"type": "error", "code": "queue_full", "message": "Full.", "param": None, "sequence_number": 0}
-    assert told == {**openai, **body(pretty)}
+    assert body(data.removeprefix(b"data: ")) == {**openai, **body(pretty)}
     name, data, *rest = MESSAGES.error_as_events(MESSAGES.error_body(BUSY, "r")).split(b"\n")
     assert (name, rest) == (b"event: error", [b"", b""])
     assert errors.is_anthropic(body(data.removeprefix(b"data: ")))
@@ -223,7 +221,8 @@ ENGINES = {
         (512, 513, True, None),
     ),
     "vllm, not counted": (
-        f"{TOO_LONG}99999 characters (more than 6656 characters, which is the upper bound for 512 input tokens).{REDUCE}",
+        f"{TOO_LONG}99999 characters (more than 6656 characters, which is the upper bound for 512 input tokens)."
+        f"{REDUCE}",
         (512, 513, True, None),
     ),
     "vllm, one token of room": (

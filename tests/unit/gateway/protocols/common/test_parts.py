@@ -13,7 +13,7 @@ from gateway.protocols.common.file_parts import find_files, holds_files
 from gateway.protocols.common.grounding import add_passages
 from gateway.protocols.common.passages import Passage
 from tests.fakes.fake_controller import route
-from tests.support.outcomes import error_of, present
+from tests.support.outcomes import error_of, present, refusal
 
 DOCUMENTS = [f"document {number}" for number in range(40)]
 
@@ -179,16 +179,15 @@ def test_texts_take_the_places_of_files() -> None:
 @pytest.mark.parametrize(
     ("file", "code", "place"),
     [
-        ({"file_id": "f"}, "invalid_request", "file_id"),
-        ({}, "invalid_request", "file_data"),
+        *(({"file_id": "f"}, "invalid_request", "file_id"), ({}, "invalid_request", "file_data")),
         ({"file_data": "%"}, "invalid_request", "file_data"),
-        ({"file_data": "data:image/png;base64,aGk="}, "modality_unsupported", "file_data"),
-        ({"file_data": base64.b64encode(b"\xff\x00").decode()}, "modality_unsupported", "file_data"),
+        *(({"file_data": data}, "modality_unsupported", "file_data")
+          for data in ("data:image/png;base64,aGk=", base64.b64encode(b"\xff\x00").decode())),
     ],
-)
+)  # fmt: skip
 def test_other_files_in_chats_are_refused(file: dict[str, Any], code: str, place: str) -> None:
-    error = error_of(lambda: find_files({"messages": [user({"type": "file", "file": file})]}))
-    assert (error.entry.code, error.param) == (code, f"messages[0].content[0].file.{place}")
+    told = refusal(lambda: find_files({"messages": [user({"type": "file", "file": file})]}))
+    assert told == (code, f"messages[0].content[0].file.{place}")
 
 
 def test_whether_there_are_any() -> None:
@@ -204,19 +203,16 @@ def test_whether_there_are_any() -> None:
 PASSAGE = Passage("d1", "a.md", chunk=0, start=0, end=4, page=None, score=1.0, text="Coal")
 
 
-@pytest.mark.parametrize(
-    ("content", "behind"), [("What burns?", "\n\nWhat burns?"), (None, ""), ([], [])], ids=["text", "null", "parts"]
-)
-def test_passages_stand_before_what_the_message_has(content: Any, behind: Any) -> None:
+@pytest.mark.parametrize(("content", "behind"), [("What burns?", "\n\nWhat burns?"), (None, ""), ([], None)])
+def test_passages_stand_before_what_the_message_has(content: Any, behind: str | None) -> None:
     fields: dict[str, Any] = {"messages": [{"role": "user", "content": content}], "rag": True}
     grounded = add_passages(fields, [PASSAGE])
     assert "rag" not in grounded
     [message] = grounded["messages"]
-    if isinstance(behind, list):
+    if behind is None:
         assert [part["type"] for part in message["content"]] == ["text"]
     else:
         head, _, tail = message["content"].rpartition("Coal")
-        assert head
-        assert tail.split("Question:") == ["\n\n", behind]
+        assert (bool(head), tail.split("Question:")) == (True, ["\n\n", behind])
         assert "None" not in message["content"]
     assert fields["messages"][0]["content"] == content, "the request's own fields stay"

@@ -22,6 +22,7 @@ from gateway.protocols.responses.replayed_events import replay_end, replay_event
 from gateway.protocols.responses.via_chat import RESPONSES_VIA_CHAT
 from tests.fakes.fake_controller import route
 from tests.fakes.fake_retrieval import file_hit
+from tests.support.outcomes import present
 from tests.support.responses import Fields, check_response, context, events_in, folded
 
 GOLDEN = Path(__file__).resolve().parents[4] / "golden" / "responses"
@@ -150,12 +151,8 @@ def said(text: str, refusal: str) -> list[Fields]:
 @pytest.mark.parametrize(("finish", "reason"), [("length", "max_output_tokens"), ("content_filter", "content_filter")])
 def test_an_answer_that_was_cut_is_incomplete_and_so_is_its_last_item(finish: Any, reason: str) -> None:
     cut = writer()
-    stream = (
-        cut.begin_answer("x")
-        + cut.write_reasoning("a")
-        + cut.write_text("b", None)
-        + cut.end_answer(finish, None, Tokens(1, 1))
-    )
+    stream = cut.begin_answer("x") + cut.write_reasoning("a") + cut.write_text("b", None)
+    stream += cut.end_answer(finish, None, Tokens(1, 1))
     response = folded(stream)
     assert events_in(stream)[-1]["type"] == "response.incomplete"
     assert response["incomplete_details"] == {"reason": reason}
@@ -199,14 +196,10 @@ def test_what_a_stream_would_lose_is_not_gathered(stop: Any) -> None:
 
 def test_calls_that_overlap_lose_nothing() -> None:
     both = writer()
-    stream = (
-        both.begin_answer("x") + both.write_tool_call(0, "a", "f", '{"x":') + both.write_tool_call(1, "b", "g", "{}")
-    )
-    stream += (
-        both.write_tool_call(0, None, None, "1}")
-        + both.write_tool_call(2, None, "h", "")
-        + both.write_tool_call(1, None, None, "late")
-    )
+    stream = both.begin_answer("x")
+    for call in ((0, "a", "f", '{"x":'), (1, "b", "g", "{}"), (0, None, None, "1}"), (2, None, "h", "")):
+        stream += both.write_tool_call(*call)
+    stream += both.write_tool_call(1, None, None, "late")
     stream += both.write_text("so", None) + both.end_answer("tool_calls", None, None)
     response = folded(stream)
     called = [(item["call_id"], item["arguments"]) for item in response["output"][:3]]
@@ -219,20 +212,14 @@ def test_calls_that_overlap_lose_nothing() -> None:
 
 def test_thoughts_between_texts_are_items_between_items() -> None:
     mixed = writer()
-    stream = (
-        mixed.begin_answer("x") + mixed.write_text("a", None) + mixed.write_reasoning("b") + mixed.write_text("c", None)
-    )
-    stream += mixed.write_refusal("d") + mixed.end_answer("stop", None, None)
+    stream = mixed.begin_answer("x") + mixed.write_text("a", None) + mixed.write_reasoning("b")
+    stream += mixed.write_text("c", None) + mixed.write_refusal("d") + mixed.end_answer("stop", None, None)
     response = folded(stream)
     assert [item["type"] for item in response["output"]] == ["message", "reasoning", "message"]
     assert [part["type"] for part in response["output"][2]["content"]] == ["output_text", "refusal"]
     half = writer()
-    stream = (
-        half.begin_answer("x")
-        + half.write_text("\ud83d", None)
-        + half.write_text("ü", None)
-        + half.end_answer("stop", None, None)
-    )
+    stream = half.begin_answer("x") + half.write_text("\ud83d", None) + half.write_text("ü", None)
+    stream += half.end_answer("stop", None, None)
     assert "ü".encode() in stream
     assert json.dumps(folded(stream)["output"][0]["content"][0]["text"]) == '"\\ud83d\\u00fc"'
 
@@ -261,14 +248,9 @@ def test_an_error_before_anything_began_is_a_whole_stream(code: str, told: str) 
 def test_a_stream_that_somebody_ends_is_cancelled() -> None:
     made = context()
     cut = writer(made)
-    stream = (
-        cut.begin_answer("x")
-        + cut.write_reasoning("a")
-        + cut.write_text("b", None)
-        + cut.write_tool_call(0, "c", "f", "{")
-    )
-    assert made.cancel is not None
-    response = folded(stream + made.cancel())
+    stream = cut.begin_answer("x") + cut.write_reasoning("a") + cut.write_text("b", None)
+    stream += cut.write_tool_call(0, "c", "f", "{")
+    response = folded(stream + present(made.cancel)())
     assert response is not made.response
     assert response == made.response
     assert response["status"] == "cancelled"

@@ -92,6 +92,6 @@ def test_what_is_told_of_a_completion_and_its_messages() -> None:
     assert (told["seed"], told["input_user"], told["top_p"], told["request_id"]) == (7, "Ann", None, "req_1")
     assert (told["id"], told["service_tier"], "top_k" in told) == ("x", "flex", False)
     parts = [{"type": "text", "text": "x"}]
-    told = list_messages("c", [{"role": "user", "content": "x"}, {"role": "user", "content": parts, "id": "y"}])
-    assert [each["id"] for each in told] == ["c-0", "c-1"]
-    assert [(each["content"], each["content_parts"]) for each in told] == [("x", None), (None, parts)]
+    messages = list_messages("c", [{"role": "user", "content": "x"}, {"role": "user", "content": parts, "id": "y"}])
+    assert [each["id"] for each in messages] == ["c-0", "c-1"]
+    assert [(each["content"], each["content_parts"]) for each in messages] == [("x", None), (None, parts)]
