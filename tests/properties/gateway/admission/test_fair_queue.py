@@ -98,9 +98,7 @@ def test_two_closed_groups_of_clients_get_the_same(slots: int, more: int) -> Non
 @given(
     st.integers(1, 4),
     st.lists(
-        st.tuples(st.sampled_from("abcd"), st.sampled_from((1.0, 2.0, 4.0)), st.integers(0, 2)),
-        min_size=1,
-        max_size=25,
+        st.tuples(st.sampled_from("abcd"), st.sampled_from((1.0, 2.0, 4.0)), st.integers(0, 2)), min_size=1, max_size=25
     ),
     st.integers(0, 12),
     st.sampled_from((0.5, 2.0)),

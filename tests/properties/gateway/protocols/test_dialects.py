@@ -24,7 +24,7 @@ FAMILIES: list[Dialect] = [CHAT, COMPLETIONS, MESSAGES, NATIVE]
 BLOCKING = b'{"model":"m"}'
 STREAM = b'{"model":"m","stream":true}'
 TRICKY = [
-    *('"usage":{"prompt_tokens":99}', "data: [DONE]", "\n\n", "\r\n\r\n", '{"error"', '"error":{}', "event: error\n"),
+    *('"usage":{"prompt_tokens":99}', "data: [DONE]", "\n\n", "\r\n\r\n", '{"error"', '"error":{}', "event: error\n")
 ]
 TRICKY += ['"type":"message_stop"', '"stop_type"', "Grüße 😀", "\ud83d", "\u2028", ": x", '"sequence_number":7']
 
@@ -162,14 +162,7 @@ names = st.sampled_from(
 )
 json_values = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(-2, 600), st.floats(), words),
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=3),
-        st.dictionaries(
-            names,
-            inner,
-            max_size=5,
-        ),
-    ),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(names, inner, max_size=5)),
     max_leaves=12,
 )
 types = st.sampled_from(["content_block_delta", "message_start", "message_delta", "message_stop", "response.completed"])

@@ -54,11 +54,7 @@ inserted = st.one_of(
     st.sampled_from([b"\r\n", b"\r\n\r\n", b"0\r\n\r\n", OK, b"connection: close\r\n", b"content-length: 3\r\n"]),
 )
 edits = st.builds(
-    Edit,
-    st.sampled_from(["delete", "duplicate", "flip", "insert"]),
-    st.integers(0, 400),
-    st.integers(1, 40),
-    inserted,
+    Edit, st.sampled_from(["delete", "duplicate", "flip", "insert"]), st.integers(0, 400), st.integers(1, 40), inserted
 )
 cuts = st.one_of(st.just(range(1000)), st.just(()), st.lists(st.integers(1, 250), max_size=12))
 thens: st.SearchStrategy[Then] = st.sampled_from(["close", "reset", "stall", "keep"])

@@ -157,10 +157,7 @@ def test_other_streams() -> None:
     assert out.endswith(lines(*ended("end_turn")))
 
 
-BEGUN_BEFORE = [
-    {"type": "thinking", "thinking": "[Hm", "signature": ""},
-    {"type": "text", "text": "["},
-]
+BEGUN_BEFORE = [{"type": "thinking", "thinking": "[Hm", "signature": ""}, {"type": "text", "text": "["}]
 PREFILLED: Fields = {"messages": [*ASKED["messages"], {"role": "assistant", "content": BEGUN_BEFORE}]}
 
 

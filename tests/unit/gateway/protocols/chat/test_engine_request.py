@@ -225,10 +225,7 @@ def test_a_conversation_that_the_template_takes_stays_the_same_object(messages: 
         # Behind an answer it waits for what comes next.
         ([user(), assistant(), system(), user("b")], [user(), assistant(), user(f"{reminder()}\n\nb")]),
         ([user(), assistant(), system()], [user(), assistant(), user(reminder())]),
-        (
-            [user(), assistant(), system(), assistant("b")],
-            [user(), assistant(), user(reminder()), assistant("b")],
-        ),
+        ([user(), assistant(), system(), assistant("b")], [user(), assistant(), user(reminder()), assistant("b")]),
         # Between a call and its result nothing may stand.
         ([user(), CALL, system(), result()], [user(), CALL, result(f"{reminder()}\n\nfound")]),
         # Several at once, in their order.

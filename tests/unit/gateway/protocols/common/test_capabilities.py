@@ -528,10 +528,7 @@ def test_a_completions_response_format_is_a_schema_to_llama_cpp(backend: str) ->
     }
     assert adapted(backend, is_chat=False, response_format={"type": "text"}) == {"response_format": {"type": "text"}}
     assert adapted(backend, is_chat=True, response_format=FORMAT) == {"response_format": FORMAT}
-    assert refused_form(backend, is_chat=False, response_format={"type": "x"}) == (
-        "invalid_request",
-        "response_format",
-    )
+    assert refused_form(backend, is_chat=False, response_format={"type": "x"}) == ("invalid_request", "response_format")
     assert refused_form(backend, is_chat=False, response_format="x") == ("invalid_request", "response_format")
 
 

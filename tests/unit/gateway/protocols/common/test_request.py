@@ -423,8 +423,8 @@ def test_an_outline_is_the_same_however_its_body_came() -> None:
     assert image.text_bytes + image.media_bytes == image.size
     assert text.text_bytes == text.size
     # A body that holds what looks like a mark is read whole.
-    text = "\x01roundhouse-left-out-000000; and \\u0001roundhouse-left-out-000000;"
-    raw = json.dumps(chat(text + TEXTS["prose"])).encode()
+    marks = "\x01roundhouse-left-out-000000; and \\u0001roundhouse-left-out-000000;"
+    raw = json.dumps(chat(marks + TEXTS["prose"])).encode()
     body = large_body(raw)
     assert body.outline == raw
     assert b"".join(body.fill(raw)) == raw

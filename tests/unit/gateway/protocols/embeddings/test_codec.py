@@ -46,8 +46,7 @@ def given(request: InferenceRequest, told: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "value",
-    ["a", ["a", "b"], [1, 2], [[1, 2], [3]], ["a", [1], {"content": []}], [1, "a"], {"prompt_string": "a"}],
+    "value", ["a", ["a", "b"], [1, 2], [[1, 2], [3]], ["a", [1], {"content": []}], [1, "a"], {"prompt_string": "a"}]
 )
 def test_inputs_of_every_kind_pass_as_they_are(value: Any) -> None:
     request = checked(route("m"), input=value, encoding_format="base64", user="u", own={"x": 1})

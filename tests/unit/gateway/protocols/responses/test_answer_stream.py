@@ -238,7 +238,7 @@ def test_an_error_before_anything_began_is_a_whole_stream(code: str, told: str) 
     stream = writer(made).fail_answer(error)
     response = folded(stream)
     assert [event["type"] for event in events_in(stream)] == [
-        *("response.created", "response.in_progress", "error", "response.failed"),
+        *("response.created", "response.in_progress", "error", "response.failed")
     ]
     failed = {"code": told, "message": "No.", "type": error["type"], "param": "input", "reason": code}
     assert response["error"] == failed

@@ -498,26 +498,13 @@ def test_a_call_that_waited_for_its_approval_is_of_the_round_that_made_it(approv
     assert (request["type"], request["name"]) == ("mcp_approval_request", "set")
     answer = {"type": "mcp_approval_response", "approval_request_id": request["id"], "approve": approves}
     told = SET if approves else ("ToolResult", "The user did not approve this call, so it was not run.")
-    whole = [
-        ("User", "Weather?"),
-        CALLS_GET,
-        GOT,
-        CALLS_BOTH,
-        GOT,
-        told,
-    ]
+    whole = [("User", "Weather?"), CALLS_GET, GOT, CALLS_BOTH, GOT, told]
     before = (USER, *asked.response["output"])
     went_on = respond(ONE, RAINS, token="b" * 48, history=before, input=[answer], tools=[MIXED])
     assert transcript(went_on.prompts[0].turns) == whole
     items = (*before, answer, *went_on.response["output"])
     later = respond(RAINS, token="c" * 48, history=items, input="And?", tools=[MIXED])
-    assert transcript(later.prompts[0].turns) == [
-        *whole,
-        CALLS_GET,
-        GOT,
-        ("assistant", "Rain."),
-        ("User", "And?"),
-    ]
+    assert transcript(later.prompts[0].turns) == [*whole, CALLS_GET, GOT, ("assistant", "Rain."), ("User", "And?")]
 
 
 def test_two_responses_have_no_round_in_common() -> None:
@@ -526,12 +513,7 @@ def test_two_responses_have_no_round_in_common() -> None:
     second = respond(OTHER, RAINS, token="b" * 48, history=(USER, *first), input=[],
                      previous_response_id="resp_x").response["output"][:1]  # fmt: skip
     later = respond(RAINS, token="c" * 48, history=(USER, *first, *second), input="And?")
-    assert transcript(later.prompts[0].turns)[1:5] == [
-        CALLS_GET,
-        GOT,
-        CALLS_SET,
-        SET,
-    ]
+    assert transcript(later.prompts[0].turns)[1:5] == [CALLS_GET, GOT, CALLS_SET, SET]
 
 
 def test_calls_without_a_mark_are_turns_of_their_own() -> None:
@@ -542,9 +524,4 @@ def test_calls_without_a_mark_are_turns_of_their_own() -> None:
         if item["type"] == "mcp_call"
     ]
     later = respond(RAINS, token="b" * 48, history=(USER, *output), input="And?")
-    assert transcript(later.prompts[0].turns)[1:5] == [
-        CALLS_GET,
-        GOT,
-        CALLS_SET,
-        SET,
-    ]
+    assert transcript(later.prompts[0].turns)[1:5] == [CALLS_GET, GOT, CALLS_SET, SET]

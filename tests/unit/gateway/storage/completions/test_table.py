@@ -10,12 +10,7 @@ from typing import Any
 import pytest
 
 from controller.schema.errors import RoundhouseError
-from gateway.storage.completions.records import (
-    CompletionFilter,
-    StoredCompletion,
-    describe_completion,
-    list_messages,
-)
+from gateway.storage.completions.records import CompletionFilter, StoredCompletion, describe_completion, list_messages
 from gateway.storage.database import StateDatabase
 from gateway.storage.pagination import ListQuery
 from tests.support.stored import HOUR, Clock, opened
