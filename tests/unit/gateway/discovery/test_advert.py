@@ -20,14 +20,6 @@ LOCAL = ("127.0.0.1", "192.168.1.20", "10.0.0.2", "::1", "fe80::1", "2001:db8::2
 ALL_IPV4, ALL = "0.0.0.0", "::"
 
 
-def chosen(
-    *bound: str, advertised: str | None = None, in_container: bool = False
-) -> tuple[tuple[str, ...], int] | None:
-    setting = None if advertised is None else AdvertisedAddress.parse(advertised)
-    advert = choose_advert(bound, LOCAL, 8080, advertised=setting, is_in_container=in_container)
-    return None if advert is None else (advert.ips, advert.port)
-
-
 @pytest.mark.parametrize(
     ("bound", "options", "advert"),
     [
@@ -43,7 +35,10 @@ def chosen(
     ],
 )
 def test_what_is_bound_is_advertised(bound: tuple[str, ...], options: dict[str, Any], advert: Any) -> None:
-    assert chosen(*bound, **options) == advert
+    setting = AdvertisedAddress.parse(options["advertised"]) if "advertised" in options else None
+    is_in_container = options.get("in_container", False)
+    chosen = choose_advert(bound, LOCAL, 8080, advertised=setting, is_in_container=is_in_container)
+    assert (chosen and (chosen.ips, chosen.port)) == advert
 
 
 def test_the_advert_goes_out_where_the_gateway_listens() -> None:

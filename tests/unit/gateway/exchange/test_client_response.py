@@ -314,10 +314,8 @@ PAIR = _model(("rh-m-1-aa-0", 1), ("rh-m-3-bb-0", 3))
 @pytest.mark.parametrize(
     ("query", "name"),
     [
-        (b"replica=1", "rh-m-1-aa-0"),
-        (b"action=save&replica=3&model=m", "rh-m-3-bb-0"),
-        (b"replica=rh-m-3-bb-0", "rh-m-3-bb-0"),
-        (b"replica=rh%2Dm-1-aa-0", "rh-m-1-aa-0"),
+        *((b"replica=1", "rh-m-1-aa-0"), (b"action=save&replica=3&model=m", "rh-m-3-bb-0")),
+        *((b"replica=rh-m-3-bb-0", "rh-m-3-bb-0"), (b"replica=rh%2Dm-1-aa-0", "rh-m-1-aa-0")),
         (b"replica=1&replica=3", "rh-m-3-bb-0"),
     ],
 )

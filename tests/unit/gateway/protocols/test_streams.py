@@ -213,9 +213,7 @@ def test_usage_of_blocking_answers(dialect: Dialect, body: Any, usage: Usage | N
 @pytest.mark.parametrize(
     ("fields", "evaluated", "prompt_tokens"),
     [
-        ({"n": 2}, (9, 9), 9),
-        ({"n_cmpl": None, "n": 2}, (9, 9), 9),
-        ({"prompt": ["a", "b c"]}, (9, 4), 13),
+        *(({"n": 2}, (9, 9), 9), ({"n_cmpl": None, "n": 2}, (9, 9), 9), ({"prompt": ["a", "b c"]}, (9, 4), 13)),
         ({"prompt": ["a", "b c"], "n": 2}, (9, 9, 4, 4), 13),
         ({"prompt": ["a", "b c"], "n": 2}, (9,), 9),  # of a long answer's first part
     ],

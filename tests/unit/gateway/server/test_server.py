@@ -76,7 +76,7 @@ def test_what_does_not_fit_waits_in_order_and_small_bodies_do_not_pass(bodies: B
     assert (bodies.let_in, bodies.budget.used_bytes) == (["b", "c"], 7)
 
 
-def test_what_would_never_fit_is_alone(bodies: Bodies) -> None:
+def test_what_would_never_fit_is_alone_and_who_gives_up_its_place_lets_others_pass(bodies: Bodies) -> None:
     bodies.come("a", 1)
     bodies.come("huge", 99)
     assert bodies.granted == {"a"}
@@ -84,16 +84,13 @@ def test_what_would_never_fit_is_alone(bodies: Bodies) -> None:
     bodies.come("b", 1)
     assert bodies.granted == {"huge"}
     bodies.leave("huge")
-    assert bodies.granted == {"b"}
-
-
-def test_who_gives_up_its_place_lets_others_pass(bodies: Bodies) -> None:
-    for name, size in (("a", 6), ("b", 6), ("c", 4)):
+    for name, size in (("c", 6), ("d", 6), ("e", 3)):
         bodies.come(name, size)
-    bodies.leave("b")
-    assert bodies.granted == {"a", "c"}
-    bodies.leave("a")
-    bodies.leave("c")
+    assert bodies.granted == {"b", "c"}
+    bodies.leave("d")
+    assert bodies.granted == {"b", "c", "e"}
+    for name in "bce":
+        bodies.leave(name)
     assert bodies.budget.used_bytes == 0
 
 
@@ -296,8 +293,7 @@ class Wire(asyncio.Transport):
 
     def __init__(self, *, breaks: bool = False) -> None:
         super().__init__()
-        self._breaks = breaks
-        self._is_closing = False
+        self._breaks, self._is_closing = breaks, False
         self.did: list[str] = []
 
     def write(self, data: Any) -> None:

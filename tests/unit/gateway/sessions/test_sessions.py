@@ -70,22 +70,20 @@ def turn(sessions: ReplicaSessions, claim: SessionClaim, *, tokens: int | None =
 
 def test_the_first_turn_is_new_and_the_next_finds_its_cache() -> None:
     sessions = ReplicaSessions(4)
-    assert sessions.decide(claim_of("a", "x"), is_known_elsewhere=False) == "new"
+
+    def decide(name: str, *messages: str, is_known_elsewhere: bool = False) -> str:
+        return sessions.decide(claim_of(name, *messages), is_known_elsewhere=is_known_elsewhere)
+
+    assert decide("a", "x") == "new"
     turn(sessions, claim_of("a", "x"), tokens=70)
-    assert sessions.decide(claim_of("a", "x", "y", "z"), is_known_elsewhere=False) == "reused"
-    assert sessions.decide(claim_of("a", "x"), is_known_elsewhere=False) == "reused", "asked again"
-    assert sessions.decide(claim_of("b", "x"), is_known_elsewhere=False) == "new"
+    assert [decide("a", "x", "y", "z"), decide("a", "x"), decide("b", "x")] == ["reused", "reused", "new"]
     session = present(sessions.find_session(b"a"))
     assert (session.tokens, session.used_at) == (70, 2.0)
-    sessions = ReplicaSessions(4)
+    # Another beginning or another replica is rebuilt, and so is a second turn at the same time.
     turn(sessions, claim_of("a", "x", "y"))
-    assert sessions.decide(claim_of("a", "z", "y"), is_known_elsewhere=False) == "rebuilt"
-    assert sessions.decide(claim_of("a", "x"), is_known_elsewhere=False) == "rebuilt"
-    assert sessions.decide(claim_of("b", "x"), is_known_elsewhere=True) == "rebuilt"
-    sessions = ReplicaSessions(4)
-    turn(sessions, claim_of("a", "x"))
-    sessions.begin_turn(claim_of("a", "x"), 1.0)
-    assert sessions.decide(claim_of("a", "x"), is_known_elsewhere=False) == "rebuilt"
+    assert [decide("a", "z", "y"), decide("a", "x"), decide("b", "x", is_known_elsewhere=True)] == ["rebuilt"] * 3
+    sessions.begin_turn(claim_of("a", "x", "y"), 1.0)
+    assert decide("a", "x", "y") == "rebuilt"
 
 
 @pytest.mark.parametrize(("binds", "decision"), [(True, "rebuilt"), (False, "reused")])
@@ -181,28 +179,29 @@ def said(*texts: str) -> list[dict[str, str]]:
 EARLIER = said("a", "b", "c")
 
 
+SYSTEM_C = {"role": "system", "content": "c"}
+
+
 @pytest.mark.parametrize(
-    ("later", "continues"),
+    ("earlier", "later", "continues"),
     [
-        *((said("a", "b", "c"), True), (said("a", "b", "c", "d", "e"), True), (said("a", "b"), False)),
-        (said("a", "B", "c", "d"), False),
-        ([*said("a", "b"), {"role": "system", "content": "c"}], False),
-        (said("ab", "c"), False),
-        ([], False),
+        *(({"messages": EARLIER}, {"messages": later}, True) for later in (EARLIER, said("a", "b", "c", "d", "e"))),
+        *(
+            ({"messages": EARLIER}, {"messages": later}, False)
+            for later in (said("a", "b"), said("a", "B", "c", "d"), said("ab", "c"), [], [*EARLIER[:2], SYSTEM_C])
+        ),
+        ({"prompt": "once upon"}, {"prompt": "once upon a time"}, True),
+        ({"prompt": "once upon"}, {"prompt": "twice upon a time"}, False),
+        *(({"system": "short", "messages": EARLIER}, {"system": text, "messages": EARLIER}, text == "short")
+          for text in ("short", "long")),
     ],
-)
-def test_messages_are_compared_up_to_those_seen(later: list[Any], continues: bool) -> None:
-    seen = Transcript.of(request_of(messages=EARLIER)).whole()
-    assert Transcript.of(request_of(messages=later)).begins_with(seen) is continues
+)  # fmt: skip
+def test_requests_are_compared_up_to_what_was_seen(earlier: Any, later: Any, continues: bool) -> None:
+    seen = Transcript.of(request_of(**earlier)).whole()
+    assert Transcript.of(request_of(**later)).begins_with(seen) is continues
 
 
-def test_a_prompt_is_compared_character_by_character_and_anthropics_system_prompt_comes_first() -> None:
-    seen = Transcript.of(request_of(prompt="once upon")).whole()
-    assert Transcript.of(request_of(prompt="once upon a time")).begins_with(seen)
-    assert not Transcript.of(request_of(prompt="twice upon a time")).begins_with(seen)
-    seen = Transcript.of(request_of(system="short", messages=EARLIER)).whole()
-    assert Transcript.of(request_of(system="short", messages=EARLIER)).begins_with(seen)
-    assert not Transcript.of(request_of(system="long", messages=EARLIER)).begins_with(seen)
+def test_a_digest_is_the_same_in_every_process() -> None:
     seen = Transcript.of(request_of(messages=said("a"))).whole()
     assert (seen.length, seen.digest.hex()) == (1, "03d10c3caecabf3250216bcc1cddd7e0")
 

@@ -46,11 +46,8 @@ def test_what_fits_passes_in_an_older_dialect_too() -> None:
 @pytest.mark.parametrize(
     ("arguments", "param"),
     [
-        ({}, "params"),
-        ({"a": "1"}, "params.a"),
-        ({"a": True}, "params.a"),
-        ({"a": 1, "b": ["abc", "abcd"]}, "params.b[1]"),
-        ({"a": 1, "c": 2}, "params"),
+        *(({}, "params"), ({"a": "1"}, "params.a"), ({"a": True}, "params.a")),
+        *(({"a": 1, "b": ["abc", "abcd"]}, "params.b[1]"), ({"a": 1, "c": 2}, "params")),
     ],
 )
 def test_what_does_not_is_refused_with_its_place(arguments: dict[str, Any], param: str) -> None:

@@ -25,12 +25,9 @@ def batches(draw: st.DrawFn) -> tuple[list[list[float]], int]:
     return vectors, draw(st.integers(1, own - 1))
 
 
-def answer(embeddings: list[Any]) -> dict[str, Any]:
-    return {"data": [{"index": number, "embedding": each} for number, each in enumerate(embeddings)], "usage": {}}
-
-
 def cut(embeddings: list[Any], dimensions: int) -> list[Any]:
-    made = present(shorten_vectors(answer(embeddings), Shortening(dimensions, is_declared=True, model="m")))
+    told = {"data": [{"index": number, "embedding": each} for number, each in enumerate(embeddings)], "usage": {}}
+    made = present(shorten_vectors(told, Shortening(dimensions, is_declared=True, model="m")))
     assert [item["index"] for item in made["data"]] == list(range(len(embeddings)))
     return [item["embedding"] for item in made["data"]]
 

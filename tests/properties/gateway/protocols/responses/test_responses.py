@@ -80,13 +80,14 @@ def turns(draw: st.DrawFn) -> list[Turn]:
         else:
             made = tuple(draw(st.lists(st.builds(Call, some, names, arguments), max_size=2)))
             calls += [call.id for call in made]
-            said.append(draw(st.builds(Assistant, words, words, st.just(made), words).filter(bool_of)))
+            said.append(
+                draw(
+                    st.builds(Assistant, words, words, st.just(made), words).filter(
+                        Assistant.__ne__.__get__(Assistant())
+                    )
+                )
+            )
     return said
-
-
-def bool_of(turn: Assistant) -> bool:
-    """Whether anything is said."""
-    return bool(turn.text or turn.thought or turn.calls or turn.refusal)
 
 
 def part_of(part: Part) -> Fields:
@@ -113,26 +114,18 @@ def items_of(turn: Turn, draw: Draw) -> list[Fields]:
     if isinstance(turn, ToolResult):
         output: Any = [part_of(part) for part in turn.parts]
         return [{"type": "function_call_output", "call_id": turn.call_id, "output": output}]
+    half = len(turn.thought) // 2  # two parts of one thought
+    thoughts = [{"type": "reasoning_text", "text": piece} for piece in (turn.thought[:half], turn.thought[half:])]
+    said = [{"type": "output_text", "text": turn.text}] if turn.text else []
+    refused = [{"type": "refusal", "refusal": turn.refusal}] if turn.refusal else []
     return [
-        *([{"type": "reasoning", "summary": [], "content": thoughts(turn.thought)}] if turn.thought else []),
-        *([{"role": "assistant", "content": said_in(turn)}] if turn.text or turn.refusal else []),
+        *([{"type": "reasoning", "summary": [], "content": thoughts}] if turn.thought else []),
+        *([{"role": "assistant", "content": said + refused}] if said or refused else []),
         *(
             {"type": "function_call", "call_id": call.id, "name": call.name, "arguments": call.arguments}
             for call in turn.calls
         ),
     ]
-
-
-def thoughts(text: str) -> list[Fields]:
-    """Two parts of one thought."""
-    half = len(text) // 2
-    return [{"type": "reasoning_text", "text": piece} for piece in (text[:half], text[half:])]
-
-
-def said_in(turn: Assistant) -> list[Fields]:
-    """A message's parts."""
-    refused = [{"type": "refusal", "refusal": turn.refusal}] if turn.refusal else []
-    return [*([{"type": "output_text", "text": turn.text}] if turn.text else []), *refused]
 
 
 def asked_for(prompt: Prompt, draw: Draw) -> Fields:

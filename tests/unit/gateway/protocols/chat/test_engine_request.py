@@ -369,10 +369,8 @@ def test_a_request_for_progress(asked: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("api", "backend", "tells"),
     [
-        ("/v1/chat/completions", "llama_server", True),
-        ("/completion", "llama_server", True),
-        ("/v1/messages", "llama_server", False),
-        ("/v1/chat/completions", "vllm_serve", False),
+        *(("/v1/chat/completions", "llama_server", True), ("/completion", "llama_server", True)),
+        *(("/v1/messages", "llama_server", False), ("/v1/chat/completions", "vllm_serve", False)),
         ("/v1/chat/completions", "openai_remote", False),
     ],
 )

@@ -31,11 +31,15 @@ def deltas(events: bytes) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_thought_in_a_stream_has_both_names_and_its_bytes(name: str) -> None:
-    text = r'"so\u00fc \"reasoning\": \\ \n ü€ \ud83d"'
-    chunk = event(f'{{"{name}" : {text},"content":null}}')
-    passed = CHAT.open_stream(REQUEST).feed_data(chunk)
     other = NAMES[1 - NAMES.index(name)]
+    text = r'"so\u00fc \"reasoning\": \\ \n ü€ \ud83d"'
+    passed = CHAT.open_stream(REQUEST).feed_data(event(f'{{"{name}" : {text},"content":null}}'))
     assert passed == event(f'{{"{name}" : {text},"{other}":{text},"content":null}}')
+    # A name that is null is given the thought.
+    chunk = event(f'{{"{other}":null,"{name}":"so"}}') + event('{"content":"x"}') + event(f'{{"{name}":"on"}}')
+    passed = CHAT.open_stream(REQUEST).feed_data(chunk)
+    assert deltas(passed) == [dict.fromkeys(NAMES, "so"), {"content": "x"}, dict.fromkeys(NAMES, "on")]
+    assert passed.count(b"\n\n") == 3
 
 
 @pytest.mark.parametrize(
@@ -50,15 +54,6 @@ def test_a_thought_in_a_stream_has_both_names_and_its_bytes(name: str) -> None:
 )
 def test_what_is_no_thought_or_has_both_names_stays(delta: str) -> None:
     assert CHAT.open_stream(REQUEST).feed_data(event(delta)) == event(delta)
-
-
-@pytest.mark.parametrize("first", NAMES)
-def test_a_name_that_is_null_is_given_the_thought(first: str) -> None:
-    other = NAMES[1 - NAMES.index(first)]
-    chunk = event(f'{{"{first}":null,"{other}":"so"}}') + event('{"content":"x"}') + event(f'{{"{other}":"on"}}')
-    passed = CHAT.open_stream(REQUEST).feed_data(chunk)
-    assert deltas(passed) == [dict.fromkeys(NAMES, "so"), {"content": "x"}, dict.fromkeys(NAMES, "on")]
-    assert passed.count(b"\n\n") == 3
 
 
 def test_thoughts_of_several_choices_and_events() -> None:

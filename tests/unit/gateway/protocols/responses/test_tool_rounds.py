@@ -11,7 +11,7 @@ from gateway.protocols.common.conversation import Assistant, Call, Text, Tokens,
 from gateway.protocols.responses.context import ResponseContext
 from gateway.protocols.responses.mcp_items import REFUSED, failed_tool, mark_round, round_of
 from gateway.protocols.responses.replayed_events import replay_events
-from gateway.protocols.responses.rounds_writer import ROUND_OVER, RoundsWriter, RoundWriter, RunCall
+from gateway.protocols.responses.rounds_writer import ROUND_OVER, RoundsWriter, RoundWriter
 from gateway.protocols.responses.tool_rounds import MOST_ROUNDS, CallResult
 from tests.support.outcomes import error_of, present
 from tests.support.responses import NOW, Fields, context, events_in, folded
@@ -26,12 +26,8 @@ ALWAYS: Fields = {"type": "mcp", "server_label": "weather"}
 
 def kinds(played: Played) -> list[str]:
     """Types of the events, with that of the item where one begins or ends."""
-    events = events_in(played.stream)
-    return [event["type"].removeprefix("response.") + _item_kind(event) for event in events]
-
-
-def _item_kind(event: Fields) -> str:
-    return f" {event['item']['type']}" if "item" in event else ""
+    events = [(event["type"].removeprefix("response."), event.get("item")) for event in events_in(played.stream)]
+    return [f"{kind} {item['type']}" if item else kind for kind, item in events]
 
 
 def items(played: Played) -> list[tuple[str, str | None]]:
@@ -389,15 +385,13 @@ def made(token: str, **fields: Any) -> ResponseContext:
     )
 
 
-def answered(call: RunCall) -> CallResult:
-    return CallResult(f"{call.name} {call.arguments}")
-
-
 def respond(*rounds: Round, token: str = "a" * 48, history: tuple[Fields, ...] = (), **asked: Any) -> Played:
     """A response whose ids begin with `token`."""
     tools = asked.setdefault("tools", [WEATHER])
     context = made(token, mcp=servers_of(tools=tools), history=history, stores=True)
-    return play(*rounds, history=history, run=answered, made=context, **asked)
+    return play(
+        *rounds, history=history, run=lambda call: CallResult(f"{call.name} {call.arguments}"), made=context, **asked
+    )
 
 
 def transcript(turns: tuple[Turn, ...]) -> list[tuple[Any, ...]]:

@@ -83,8 +83,7 @@ def test_a_conversation_is_named_by_its_id_or_an_object(value: Any) -> None:
 @pytest.mark.parametrize(
     ("value", "code", "place"),
     [
-        (7, "invalid_request", "conversation"),
-        ("", "invalid_request", "conversation"),
+        *((7, "invalid_request", "conversation"), ("", "invalid_request", "conversation")),
         ({"id": None}, "invalid_request", "conversation.id"),
         ("\ud800", "conversation_not_found", "conversation"),
         ({"id": "../x"}, "conversation_not_found", "conversation"),
