@@ -30,17 +30,6 @@ def test_the_longest_beginning_comes_first_and_the_longest_unused_is_forgotten()
     assert list(affinity.matching_replicas([4, 3, 2, 1])) == ["d", "c", "b"]
 
 
-def test_a_conversation_that_went_on_shares_the_keys_of_its_beginning() -> None:
-    before, after, other = (
-        prefix_keys(_said("be nice", "hello")),
-        prefix_keys(_said("be nice", "hello", "hi!", "and?")),
-        prefix_keys(_said("be nice", "good-bye", "hi!", "and?")),
-    )
-    assert (len(before), len(after)) == (2, 4)
-    assert after[2:] == before
-    assert set(after) & set(other) == {before[-1]}
-
-
 def test_parts_tools_and_roles_count() -> None:
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 100_000}}
     other = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 100_000 + "B"}}

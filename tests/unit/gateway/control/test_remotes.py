@@ -114,17 +114,15 @@ def test_an_interval_longer_than_a_minute_holds_and_a_limited_request_says_nothi
 
 @pytest.mark.parametrize("status", [200, 400, 404])
 def test_an_answer_to_a_request_stands_for_probes_once_a_minute(status: int) -> None:
-    first = after(WELL)
-    health = first
+    health = first = after(WELL)
     for now in range(50):
         health = apply_answer(health, status, float(now), INTERVAL_S)
     assert health.next_probe_at == first.probed_at + LONGEST_GAP_S, "it does not put the probe off for ever"
     assert after(WELL, health=health).gap_s == LONGEST_GAP_S
-    assert after(DOWN, DOWN, health=health).failure_count == 2
-    answered = apply_answer(after(DOWN, DOWN, health=health), status, 70.0, INTERVAL_S)
-    assert after(DOWN, DOWN, health=answered).is_well, "not in a row"
-    down = after(*[DOWN] * FAILURES)
-    assert apply_answer(down, status, 10.0, INTERVAL_S).is_well
+    failing = after(DOWN, DOWN, health=health)
+    assert failing.failure_count == 2
+    assert after(DOWN, DOWN, health=apply_answer(failing, status, 70.0, INTERVAL_S)).is_well, "not in a row"
+    assert apply_answer(after(*[DOWN] * FAILURES), status, 10.0, INTERVAL_S).is_well
 
 
 @pytest.mark.parametrize("status", [401, 403, 500, 503])
