@@ -1,4 +1,4 @@
-"""Whatever an engine answers as an error, the client gets one in its family's form, and no address that a text holds is left."""
+"""Whatever an engine answers as an error, the client gets one in its family's form, and no address is left in it."""
 
 from __future__ import annotations
 

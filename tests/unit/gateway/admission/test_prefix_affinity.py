@@ -120,9 +120,9 @@ def test_system_prompts_have_no_keys() -> None:
     assert keys[2:] == prefix_keys({"messages": [SYSTEM, said]})
     assert keys[2:] != prefix_keys({"messages": [said]}), "what it is a beginning of"
     # A long system prompt leaves the most keys to what follows.
-    said = [{"role": "user", "content": str(number)} for number in range(MOST_KEYS)]
-    assert len(prefix_keys({"messages": [SYSTEM, *said]})) == MOST_KEYS - 1
-    assert prefix_keys({"messages": [SYSTEM] * MOST_KEYS + said}) == []
+    many = [{"role": "user", "content": str(number)} for number in range(MOST_KEYS)]
+    assert len(prefix_keys({"messages": [SYSTEM, *many]})) == MOST_KEYS - 1
+    assert prefix_keys({"messages": [*[SYSTEM] * MOST_KEYS, *many]}) == []
 
 
 @settings(max_examples=campaign_count(50, 5_000))

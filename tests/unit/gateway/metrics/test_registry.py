@@ -312,10 +312,10 @@ def test_each_sample_says_whose_it_is() -> None:
     text = merge_pages([page(LLAMA, "m", "m-0"), page(LLAMA, "n", "n-0")])
     assert text.count("# TYPE llamacpp:requests_processing gauge") == 1
     # An engine that could not be read costs its own part.
-    found = families(page(LLAMA, "m", "m-0"), page(None, "n", "n-0"))
-    up = {each.labels["replica"]: each.value for each in found["roundhouse_engine_up"].samples}
+    by_name = families(page(LLAMA, "m", "m-0"), page(None, "n", "n-0"))
+    up = {each.labels["replica"]: each.value for each in by_name["roundhouse_engine_up"].samples}
     assert up == {"m-0": 1, "n-0": 0}
-    assert {each.labels["replica"] for each in found["llamacpp:prompt_tokens"].samples} == {"m-0"}
+    assert {each.labels["replica"] for each in by_name["llamacpp:prompt_tokens"].samples} == {"m-0"}
 
 
 def test_our_own_metrics_of_engines_and_old_names_are_documented() -> None:

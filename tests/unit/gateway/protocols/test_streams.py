@@ -475,11 +475,11 @@ INCLUDED: list[tuple[Dialect, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("dialect", "fields"), EXCLUDED)
-def test_what_a_stream_cannot_give_goes_as_it_is(dialect: Dialect, fields: dict[str, Any]) -> None:
-    assert gathering_of(dialect, **fields) is None
-
-
-@pytest.mark.parametrize(("dialect", "fields"), INCLUDED)
-def test_the_rest_is_gathered(dialect: Dialect, fields: dict[str, Any]) -> None:
-    assert gathering_of(dialect, **fields) is not None
+@pytest.mark.parametrize(
+    ("dialect", "fields", "is_gathered"),
+    [*((*each, False) for each in EXCLUDED), *((*each, True) for each in INCLUDED)],
+)
+def test_what_a_stream_cannot_give_goes_as_it_is_and_the_rest_is_gathered(
+    dialect: Dialect, fields: dict[str, Any], is_gathered: bool
+) -> None:
+    assert (gathering_of(dialect, **fields) is not None) is is_gathered

@@ -38,12 +38,8 @@ def body(content: bytes) -> Any:
 
 
 @pytest.mark.parametrize("dialect", OPENAI_FORM)
-def test_our_errors_in_openais_form(dialect: Dialect) -> None:
+def test_errors_in_openais_form_have_every_field(dialect: Dialect) -> None:
     assert body(dialect.error_body(BUSY, "r1")) == BUSY.build_envelope("r1").model_dump()
-
-
-@pytest.mark.parametrize("dialect", OPENAI_FORM)
-def test_an_engines_error_gets_every_field_and_keeps_its_own(dialect: Dialect) -> None:
     assert body(dialect.engine_error_body(400, LLAMA, "r1"))["error"] == {
         "code": "engine_error",
         "message": "no such slot",

@@ -50,17 +50,13 @@ def refused(raw: bytes) -> RoundhouseError:
         *((b"", "line 1 column 1"), (b'{"model": "m"', "line 1 column 14")),
         *((b'{"model": "m"} trailing', "line 1 column 16"), (b'{"model": "\xff"}', "byte 11")),
         *((b'{"model": "m", "temperature": NaN}', "NaN"), (b'{"a":' * 100_000, "nested too deeply")),
+        *((raw, "") for raw in (b"[]", b'"m"', b"3", b"null")),  # no objects
     ],
 )
 def test_malformed_json_names_the_place(raw: bytes, place: str) -> None:
     error = refused(raw)
     assert error.entry.code == "invalid_json"
     assert place in error.message
-
-
-@pytest.mark.parametrize("raw", [b"[]", b'"m"', b"3", b"null"])
-def test_a_body_that_is_no_object_is_refused(raw: bytes) -> None:
-    assert refused(raw).entry.code == "invalid_json"
 
 
 @pytest.mark.parametrize(
@@ -183,9 +179,10 @@ def asked(dialect: Dialect, raw: bytes, served: str = "m", *, as_stream: bool = 
 
 
 @pytest.mark.parametrize("dialect", [CHAT, MESSAGES, NATIVE, JSON_DIALECT])
-def test_a_blocking_body_is_the_clients_own(dialect: Dialect) -> None:
-    raw = b'{ "model":"m",\n "x": 1e3 }'
+def test_a_blocking_body_is_the_clients_own_and_other_families_tell_usage_unasked(dialect: Dialect) -> None:
+    raw, stream = b'{ "model":"m",\n "x": 1e3 }', b'{"model":"m","stream":true}'
     assert asked(dialect, raw) is raw
+    assert (asked(dialect, stream) is stream) is (dialect is not CHAT)
 
 
 def test_a_stream_of_openais_is_asked_for_usage() -> None:
@@ -195,12 +192,6 @@ def test_a_stream_of_openais_is_asked_for_usage() -> None:
     assert asked(CHAT, wanted) is wanted
     other = b'{"model":"m","stream":true,"stream_options":{"include_usage":false,"y":2}}'
     assert json.loads(asked(CHAT, other))["stream_options"] == {"include_usage": True, "y": 2}
-
-
-@pytest.mark.parametrize("dialect", [MESSAGES, NATIVE])
-def test_other_families_tell_usage_unasked(dialect: Dialect) -> None:
-    raw = b'{"model":"m","stream":true}'
-    assert asked(dialect, raw) is raw
 
 
 @pytest.mark.parametrize(

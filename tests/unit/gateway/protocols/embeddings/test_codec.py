@@ -71,7 +71,7 @@ def test_what_is_sent_of_an_input() -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        *(({"input": value}, "input") for value in (None, "", [], {}, 5, True)),
+        *(({"input": value}, "input") for value in (None, "", list[Any](), dict[str, Any](), 5, True)),
         *(({"input": value}, "input[1]") for value in (["a", ""], ["a", None], [1, 2.5], [1, True], [[1], []])),
         ({"input": [[1], [2, 3.5]]}, "input[1][1]"),
         ({"input": [[1], [[2]]]}, "input[1][0]"),
