@@ -136,7 +136,7 @@ def test_sessions_of_replicas_that_go() -> None:
     assert turn(gateway, name, "x", "y", "z") == ("m-0", "reused")
     gateway.table(route_with_sessions(["m-0", "m-1"]))
     assert turn(gateway, name, "x", "y", "z") == ("m-0", "reused"), "a new replica takes no cache away"
-    # A replica that is left out is nobodys home.
+    # A replica that is left out is nobody's home.
     gateway = harness()
     (name,) = at_home_in("m-1")
     turn(gateway, name, "x")

@@ -54,7 +54,7 @@ def test_what_comes_first() -> None:
     assert prefix_keys({"prompt_cache_key": "agent-8"}) != other
     for nothing in ("", None, 7, ["a"]):
         assert prefix_keys(_said("hello") | {"prompt_cache_key": nothing}) == plain
-    # Anthropics system is a part of every beginning.
+    # Anthropic's system is a part of every beginning.
     plain = prefix_keys(_said("hello"))
     first, second = (prefix_keys(_said("hello") | {"system": text}) for text in ("be nice", "be rude"))
     assert len(first) == len(second) == 1

@@ -106,7 +106,7 @@ def test_what_refers_to_something_else_is_not_the_same() -> None:
         "A",
         "B",
     }
-    # A discriminators mapping is renamed too.
+    # A discriminator's mapping is renamed too.
     union = {"oneOf": [ref("Error")], "discriminator": {"propertyName": "k", "mapping": {"e": ref("Error")["$ref"]}}}
     merged = merge_documents(OWN, document({"/v1/admin/x": answer(union)}, {"Error": {"type": "string"}}))
     assert schema_of(merged, "/v1/admin/x")["discriminator"]["mapping"] == {"e": ref("ControllerError")["$ref"]}

@@ -267,7 +267,7 @@ def new_future() -> asyncio.Future[Any]:
     return asyncio.get_running_loop().create_future()
 
 
-async def test_pauses_of_preparation_and_before_sending(site: Site) -> None:
+async def test_pauses_of_preparation(site: Site) -> None:
     first, second, seen = new_future(), new_future(), list[Any]()
     hooks = ExchangeHooks(on_request=(pause_on(first, seen.append), pause_on(second, seen.append)))
     client = site.open(hooks)
@@ -276,7 +276,6 @@ async def test_pauses_of_preparation_and_before_sending(site: Site) -> None:
         future.set_result(result)
         await asyncio.sleep(0)
     assert (client.exchange.state, seen) == (ExchangeState.SENT, [1, 2])
-    # A slot is held while a hook waits before sending.
 
 
 async def test_a_slot_is_held_while_a_hook_waits_before_sending(site: Site) -> None:

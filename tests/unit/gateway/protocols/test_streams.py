@@ -117,7 +117,7 @@ def test_engines_errors_get_the_familys_form_and_are_the_end() -> None:
         out = passed(events, PARTS[NATIVE], error)
         assert told(out.removeprefix(PARTS[NATIVE]))["error"]["code"] == "engine_error"
         assert events.is_complete
-    # Llama servers errors of messages become the familys.
+    # llama-server's errors of messages become the family's.
     events = stream_of(MESSAGES)
     raw = b"event: error\ndata: " + json.dumps(LLAMA_ERROR).encode() + b"\n\n"
     out = passed(events, PARTS[MESSAGES], raw).removeprefix(PARTS[MESSAGES])

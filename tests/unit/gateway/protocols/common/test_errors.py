@@ -309,7 +309,7 @@ def test_an_engine_that_speaks_anthropics_form_is_told_in_its_words_too() -> Non
     stream = MESSAGES.open_stream(InferenceRequest(b"", {}, "m", stream=True, wants_usage=False))
     event = b"event: error\ndata: " + json.dumps(vllm).encode() + b"\n\n"
     assert b"prompt is too long: 600 tokens > 512 maximum" in stream.feed_data(event) + stream.finish_stream()
-    # Without numbers the engines words stay.
+    # Without numbers the engine's words stay.
     told = {
         "error": {"message": "Your input exceeds the context window of this model.", "code": "context_length_exceeded"}
     }

@@ -77,7 +77,7 @@ def test_a_wrong_field_is_named(raw: bytes, param: str) -> None:
 def test_the_original_bytes_are_forwarded_where_nothing_must_change() -> None:
     raw = b'{ "model":"m",  "messages": [], "n": 1.50, "unknown": {"model": "x"} }'
     assert CHAT.engine_body(parse_request(raw, may_stream=True), route("m"), as_stream=False) == raw
-    # An api without streams passes the field on and stays blocking.
+    # An API without streams passes the field on and stays blocking.
     raw = b'{"model":"m","stream":true}'
     request = parse_request(raw, may_stream=False)
     assert not request.stream

@@ -96,7 +96,7 @@ def test_dimensions_never_reach_an_engine_that_may_overlook_them() -> None:
     request = checked(knows, dimensions=2)
     assert EMBEDDINGS.engine_body(request, knows, as_stream=False) is request.raw
     assert EMBEDDINGS.get_body_converter(request) is None
-    # What is declared of a model rules and a remote is asked in the clients words.
+    # What is declared of a model rules and a remote is asked in the client's words.
     remote = route("m", takes_dimensions=True, shortens_embeddings=True)
     for encoding in ("float", "base64"):
         request = checked(remote, dimensions=2, encoding_format=encoding)
@@ -118,7 +118,7 @@ def test_shorter_vectors_are_the_beginning_scaled_to_length_1() -> None:
         as_floats = checked(may, dimensions=2, **fields)
         assert given(as_floats, told) == answer([0.6, 0.8], [0.0, 0.0])
         assert given(as_floats, answer(OWN, OTHER)) == answer([0.6, 0.8], [0.0, 0.0]), "no base64, though asked for it"
-    # Fields of the engines own stay.
+    # Fields of the engine's own stay.
     told = answer(packed(OWN)) | {"timings": {"x": 1}}
     item = told["data"][0]
     item |= {"encoding_format": "base64", "own": 1}  # as llama-server tells it

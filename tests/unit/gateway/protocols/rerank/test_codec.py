@@ -80,7 +80,7 @@ def test_results_have_documents_only_where_they_were_requested() -> None:
     made = given(SCORED, query="q", documents=OBJECTS, return_documents=True)
     assert [result["document"] for result in made["results"]] == [OBJECTS[2], OBJECTS[0], {"text": "b"}]
     assert "document" not in given(SCORED, **PLAIN, return_documents=False)["results"][0]
-    # What the engine adds of its own is not taken for the clients document.
+    # What the engine adds of its own is not taken for the client's document.
     told = {"results": [{"index": 0, "relevance_score": 1, "document": {"text": "x", "multi_modal": None}}]}
     assert given(told, **PLAIN)["results"] == [{"index": 0, "relevance_score": 1}]
     # What the engine does not tell is not made up.
@@ -88,7 +88,7 @@ def test_results_have_documents_only_where_they_were_requested() -> None:
     assert "usage" not in made
     assert made["model"] == "alias"
     assert made["meta"] == {"api_version": {"version": "1"}}
-    # Equal scores keep the clients order.
+    # Equal scores keep the client's order.
     results = [{"index": index, "relevance_score": 0.5} for index in (2, 0, 1)]
     assert [result["index"] for result in given({"results": results}, **PLAIN, top_n=2)["results"]] == [0, 1]
 
