@@ -165,7 +165,7 @@ def test_foreign_files_are_removed(tmp_path: Path, caplog: pytest.LogCaptureFixt
     (tmp_path / "streams").mkdir()
     line = content if isinstance(content, bytes) else json.dumps(content).encode() + b"\n"
     (tmp_path / "streams" / name).write_bytes(line)
-    assert _recover(tmp_path, 1.0) == _files(tmp_path) == []
+    assert (_recover(tmp_path, 1.0), _files(tmp_path)) == ([], [])
     assert f"{name} is no stream of this version" in caplog.text or content in (
         HEADER,
         HEADER | {"path": "/v1/nothing"},

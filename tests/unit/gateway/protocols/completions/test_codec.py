@@ -67,7 +67,8 @@ def test_the_native_way_is_the_better_one() -> None:
 
 def test_the_prompt_is_what_a_user_says_and_nothing_else_is_sent() -> None:
     said = {"model": "inner", "messages": [{"role": "user", "content": "Hi"}]}
-    nothing = {"echo": False, "suffix": "", "logprobs": None, "best_of": 1, "n": 1, "stop": None, "max_tokens": None}
+    nothing: dict[str, Any] = {"echo": False, "suffix": "", "best_of": 1, "n": 1}
+    nothing |= {"logprobs": None, "stop": None, "max_tokens": None}
     assert sent() == sent(prompt=["Hi"]) == sent(**nothing) == sent(thinking="default") == said
     fields: dict[str, Any] = {"max_tokens": 5, "stop": ["a", "b"], "temperature": 0, "seed": 1, "user": "u", "own": {}}
     assert sent(**fields, tools=[{}], messages=[1]) == said | fields

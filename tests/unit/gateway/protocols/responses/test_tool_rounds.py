@@ -317,8 +317,8 @@ def test_without_a_stream_nobody_is_told_before_the_end() -> None:
     mcp = servers_of(tools=[WEATHER])
     for background in (False, True):
         made = context(mcp=mcp)
-        writer = RoundsWriter({"model": "m", "tools": [WEATHER], "background": background}, made, is_stream=False)
-        writer.begin_answer("")
+        rounds = RoundsWriter({"model": "m", "tools": [WEATHER], "background": background}, made, is_stream=False)
+        rounds.begin_answer("")
         assert (made.response is not None, made.cancel) == (background, None)
     mcp = present(servers_of(tools=[WEATHER]))
     made = context(mcp=mcp)
