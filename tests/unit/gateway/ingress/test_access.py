@@ -190,6 +190,8 @@ def test_which_origins_may_read(rule: Cors, is_on: bool, allowed: list[bytes]) -
 
 def test_an_answer_names_the_origin_that_may_read_it() -> None:
     headers = said(NAMED.response_headers(asking(CHAT)))
+    lines = [b"%b: %b\r\n" % header for header in headers.items()]
+    assert NAMED.header_lines(asking(CHAT)) == b"".join(lines)
     assert list(headers) == [b"access-control-allow-origin", b"access-control-expose-headers", b"vary"]
     assert (headers[b"access-control-allow-origin"], headers[b"vary"]) == (CHAT, b"origin")
     exposed = headers[b"access-control-expose-headers"].split(b", ")
@@ -204,6 +206,7 @@ def test_an_answer_names_the_origin_that_may_read_it() -> None:
 def test_to_others_an_answer_says_only_that_it_depends_on_the_origin(origin: bytes | None) -> None:
     assert NAMED.response_headers(asking(origin)) == [VARY]
     assert OFF.response_headers(asking(origin)) == []
+    assert NAMED.header_lines(asking(origin)) == b"vary: origin\r\n"
 
 
 @pytest.mark.parametrize(("rule", "origin"), [(NAMED, CHAT), (ALL, EVIL)])
